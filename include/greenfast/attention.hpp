@@ -1,0 +1,137 @@
+// The calls of the public API: run attention, plan it, and ask which variant would do it and why.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <greenfast/types.hpp>
+
+namespace greenfast {
+
+struct Options {
+  DeviceKind device = DeviceKind::cpu;
+  int device_index =
+      0;  ///< CUDA ordinal; must be the current device of the calling thread for a launch
+  void* stream = nullptr;  ///< cudaStream_t; null is the legacy default stream. Ignored on the CPU
+  std::string_view variant;  ///< force this variant id; empty: GREENFAST_VARIANT, else automatic
+  /// Selection, tile and split ignore B and the number of threads, so that a row's bits never
+  /// depend on its neighbours in the batch.
+  bool batch_invariant = false;
+  /// Caller's scratch, at least Plan::workspace_bytes, 256-byte aligned, on the device; null where
+  /// that is 0.
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+};
+
+/// Computes attention. Never allocates device memory, never synchronises a stream; on the CPU it
+/// returns when the output is written. The output must not overlap an input. Thread-safe.
+GREENFAST_API Status attention(const Problem& problem, const Tensors& tensors,
+                               const Options& options = {});
+
+/// The knobs of the convenience call; everything else is read off the tensors.
+struct AttentionParams {
+  std::optional<float> scale;  ///< default 1 / sqrt(D)
+  float softcap = 0.0f;
+  Mask mask;
+  float* lse = nullptr;
+  ScaleKind scales = ScaleKind::none;
+  const float* q_scale = nullptr;
+  const float* k_scale = nullptr;
+  const float* v_scale = nullptr;
+};
+
+/// Builds the Problem from views, checks that their shapes and types agree, then calls
+/// attention(problem, …).
+GREENFAST_API Status attention(const TensorView& q, const TensorView& k, const TensorView& v,
+                               const TensorView& o, const AttentionParams& params = {},
+                               const Options& options = {});
+
+/// Does what a first call would do (module loading, shared-memory opt-in, thread start), so that
+/// the next call is as fast as any and may be captured into a CUDA graph.
+GREENFAST_API Status prepare(const Problem& problem, const Options& options = {});
+
+/// What selection may know of a device: plain facts, so that plans for a GPU can be made without
+/// one.
+struct DeviceFacts {
+  DeviceKind kind = DeviceKind::cpu;
+  int index = 0;
+  std::string name;
+  int arch = 0;             ///< compute capability as 10 * major + minor, e.g. 90; 0 on the CPU
+  int multiprocessors = 1;  ///< SMs, or CPU threads the library will use
+  std::int64_t shared_per_block = 0;  ///< opt-in limit, bytes
+  std::int64_t l2_bytes = 0;          ///< L2, or the CPU's L2 per core
+  std::string isa;                    ///< CPU: best instruction set in use, e.g. "avx512bf16"
+  std::string driver;                 ///< CUDA driver version, e.g. "13.0"; empty on the CPU
+};
+
+/// Facts of a device of this machine; StatusCode::no_device with the reason where there is none.
+GREENFAST_API Result<DeviceFacts> device_facts(DeviceKind kind, int index = 0);
+/// Facts of a known GPU ("h200", "l4", "a100") or "cpu", for planning without it.
+GREENFAST_API Result<DeviceFacts> model_facts(std::string_view model);
+
+/// What a variant will do with a problem on a device. A pure function of its arguments.
+struct Plan {
+  std::string variant;
+  std::array<int, 3> grid{0, 0, 0};   ///< CPU: {tasks, 1, 1}
+  std::array<int, 3> block{0, 0, 0};  ///< CPU: {threads, 1, 1}
+  std::array<int, 3> cluster{1, 1, 1};
+  std::int64_t shared_bytes = 0;     ///< dynamic shared memory a block; CPU: arena bytes a thread
+  std::int64_t workspace_bytes = 0;  ///< scratch the caller provides
+  int tile_q = 0, tile_kv = 0;       ///< rows and keys of one tile
+  int stages = 1;
+  int splits = 1;      ///< parts the keys of one row are divided into
+  std::string kernel;  ///< name of the compiled kernel that will run, or the CPU instruction set
+  std::string note;    ///< one line on why this configuration
+};
+
+GREENFAST_API Result<Plan> plan(const Problem& problem, const DeviceFacts& facts,
+                                const Options& options = {});
+
+/// A toggle of a ladder variant and the value it was compiled with.
+struct Toggle {
+  std::string name;
+  int value = 0;
+};
+
+/// One row of the registry.
+struct VariantInfo {
+  std::string id;    ///< device.family.name
+  std::string idea;  ///< one line
+  DeviceKind device = DeviceKind::cpu;
+  int min_arch = 0;         ///< lowest compute capability, 0 on the CPU
+  bool built = true;        ///< compiled into this library
+  bool automatic = true;    ///< selection may choose it unasked; ladder rungs run by name only
+  std::string predecessor;  ///< ladder: the rung it is compared with
+  std::vector<Toggle> toggles;
+};
+/// Every variant, ladder order first to last.
+GREENFAST_API std::vector<VariantInfo> variants();
+
+/// One variant's answer to a problem.
+struct Candidate {
+  std::string variant;
+  bool accepted = false;
+  int rank = 0;        ///< higher is preferred; 0 when refused
+  std::string reason;  ///< why it can, or what it would need
+};
+/// What selection decided and why: the chosen id first in preference, then everybody's answer in
+/// registry order.
+struct Selection {
+  std::string chosen;  ///< empty when nothing fits
+  bool forced = false;
+  std::vector<Candidate> candidates;
+};
+GREENFAST_API Selection explain(const Problem& problem, const DeviceFacts& facts,
+                                const Options& options = {});
+
+/// Receives one line at a time; silent by default. Null turns it off. The callback may be called
+/// from any thread.
+using LogCallback = void (*)(const char* message, void* user);
+GREENFAST_API void set_log_callback(LogCallback callback, void* user) noexcept;
+
+/// "0.1.0".
+GREENFAST_API std::string_view version() noexcept;
+
+}  // namespace greenfast

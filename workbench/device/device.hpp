@@ -1,0 +1,67 @@
+// The workbench's own view of a device: memory it owns, a clock it trusts, telemetry. Shares no
+// code with the library's backends, so that a bug there cannot hide itself here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <greenfast/attention.hpp>
+
+namespace greenfast::workbench {
+
+/// Clocks, power and limits at one moment; absent where the device does not tell.
+struct Telemetry {
+  std::optional<double> sm_mhz, memory_mhz, watts, celsius;
+  std::vector<std::string> throttle_reasons;
+};
+
+/// Ceilings measured on this device in this run.
+struct Peak {
+  double flops = 0;             // FLOP/s for the dtype asked for
+  double bytes_per_second = 0;  // large copy, read plus write
+  std::string method;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual DeviceKind kind() const = 0;
+  virtual const DeviceFacts& facts() const = 0;
+
+  /// 256-byte aligned; null when exhausted. Freed by release.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void release(void* memory) = 0;
+  virtual void upload(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void download(void* to, const void* from, std::size_t bytes) = 0;
+  /// Ordered on the same stream as launches, so that a readback right after a launch sees a kernel
+  /// that escaped to another stream as unfinished.
+  virtual void download_on_stream(void* to, const void* from, std::size_t bytes) = 0;
+
+  virtual void* stream() = 0;
+  /// Waits for everything; the device's own error text on failure.
+  virtual Status synchronize() = 0;
+
+  /// Evicts inputs from every cache that a real caller would find cold, and resets persisting
+  /// lines.
+  virtual void flush_cache() = 0;
+  /// Seconds that `batch` calls of launch took on the device, measured around all of them.
+  virtual double time(const std::function<void()>& launch, int batch) = 0;
+  /// Resolution of time(), in seconds.
+  virtual double tick() const = 0;
+  /// "steady_clock", "cuda events", "cuda graph": recorded with each timing.
+  virtual std::string timer() const = 0;
+  virtual Telemetry telemetry() = 0;
+  /// Measures the ceiling for a dtype now; short enough (about 0.1 s) to bracket every round.
+  virtual Peak peak(DType dtype) = 0;
+};
+
+/// The machine's CPU or a GPU; StatusCode::no_device says what is missing.
+Result<std::unique_ptr<Device>> open_device(DeviceKind kind, int index = 0);
+
+}  // namespace greenfast::workbench

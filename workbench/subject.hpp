@@ -1,0 +1,35 @@
+// What the workbench can measure: a library variant, a mutant, later a plugin or a peer.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <greenfast/attention.hpp>
+
+namespace greenfast::workbench {
+
+class Subject {
+ public:
+  virtual ~Subject() = default;
+  virtual std::string id() const = 0;
+  virtual DeviceKind device() const = 0;
+  /// Why this subject cannot take the problem; nothing when it can.
+  virtual std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) = 0;
+  /// What it would do, where it can say.
+  virtual std::optional<Plan> plan(const Problem& problem, const DeviceFacts& facts) = 0;
+  virtual Status prepare(const Problem& problem, void* stream) = 0;
+  virtual Status launch(const Problem& problem, const Tensors& tensors, void* stream,
+                        void* workspace, std::size_t workspace_bytes) = 0;
+};
+
+/// A library variant through the public API.
+std::unique_ptr<Subject> make_library_subject(const VariantInfo& variant);
+
+/// Subjects for "cpu.flash,cuda.*", "ladder", "all", "auto"; mutants by "mutant.name". Errors list
+/// what exists.
+Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view selector);
+
+}  // namespace greenfast::workbench
