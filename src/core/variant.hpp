@@ -1,4 +1,4 @@
-// What a kernel file tells the library about itself. The registry lists these; nothing else does.
+// What a kernel file tells the library, and what the registry tells about a kernel.
 #pragma once
 
 #include <cstddef>
@@ -26,26 +26,38 @@ struct Context {
   Executor* executor = nullptr;  // CPU threads and their arenas; null on CUDA
 };
 
-/// One kernel in one configuration. All functions are pure but prepare and launch; all are
-/// thread-safe. Problems that reach any of them have passed check(), and are not empty (no output
-/// element, or Skv = 0, is answered before).
-struct Variant {
-  std::string_view id;    // device.family.name, never changes
-  std::string_view idea;  // one line for `list`
-  DeviceKind device = DeviceKind::cpu;
-  int min_arch = 0;
-  bool automatic = true;         // false: runs only by name (ladder rungs)
-  std::string_view predecessor;  // ladder rung it is compared with
-  std::string_view toggles;      // "USE_CP_ASYNC=1 USE_WMMA_PV=0"
-
+/// What a kernel file exports for each of its variants, constant-initialised:
+///   namespace greenfast::kernels {
+///   extern const core::Kernel cpu_flash{.rank = rank, .plan = plan, .launch = launch};
+///   }
+/// Names, idea and toggles stand in the registry's row, so that they exist in builds without the
+/// kernel. All functions are pure but prepare and launch; all are thread-safe. Problems that reach
+/// any of them have passed check(), are not empty (no output element, or Skv = 0, is answered
+/// before), and belong to a device of the row's kind and at least its min_arch.
+struct Kernel {
   // 0: refused; otherwise a preference, higher wins (10 reference, 100 general, 200+ specialised
   // and faster). When why is not null it receives the reason either way: for a refusal what was
   // asked, what is possible, what to change. Composes no string when why is null, because every
   // call asks.
   int (*rank)(const Problem&, const DeviceFacts&, Choice, std::string* why) = nullptr;
+  // Plan::variant is filled in by the caller.
   Plan (*plan)(const Problem&, const DeviceFacts&, Choice) = nullptr;
-  Status (*prepare)(const Problem&, const Context&) = nullptr;                 // may be null
-  Status (*launch)(const Problem&, const Tensors&, const Context&) = nullptr;  // null: not built
+  // Scratch that launch wants: plan().workspace_bytes without the plan's strings. Null: none.
+  std::int64_t (*workspace)(const Problem&, const DeviceFacts&, Choice) = nullptr;
+  Status (*prepare)(const Problem&, const Context&) = nullptr;  // may be null
+  Status (*launch)(const Problem&, const Tensors&, const Context&) = nullptr;
+};
+
+/// One row of the registry: one kernel in one configuration.
+struct Variant {
+  std::string_view id;    // device.family.name, never changes
+  std::string_view idea;  // one line for `list`
+  DeviceKind device = DeviceKind::cpu;
+  int min_arch = 0;                // lowest compute capability, 10 * major + minor
+  bool automatic = true;           // false: runs only by name (ladder rungs)
+  std::string_view predecessor;    // ladder rung it is compared with
+  std::string_view toggles;        // "USE_CP_ASYNC=1 USE_WMMA_PV=0"
+  const Kernel* kernel = nullptr;  // null: not built
 };
 
 }  // namespace greenfast::core

@@ -1,0 +1,47 @@
+// What a kind of device must offer so that the API can run on it. Implemented once per kind, in
+// src/backends.
+#pragma once
+
+#include <string>
+
+#include "core/executor.hpp"
+#include "core/variant.hpp"
+
+namespace greenfast::core {
+
+/// All functions are thread-safe and none of them prints. Every call of the public API passes
+/// through these, so facts, enter and executor allocate nothing once they have succeeded.
+struct Backend {
+  /// Usable devices now; 0 with the reason in *why (when not null) where there is none.
+  int (*count)(std::string* why) noexcept = nullptr;
+
+  /// Facts of a device, read once and kept until the process ends. Null with the reason in *why:
+  /// no_device for an index that does not exist, device_error when the driver fails.
+  const DeviceFacts* (*facts)(int index, Status* why) noexcept = nullptr;
+
+  /// Whether the calling thread may launch on the device; on CUDA: it is the current device. May
+  /// be null, meaning yes.
+  Status (*enter)(int index) noexcept = nullptr;
+
+  /// The answer where no query sees any key: writes 0 to every element of O and -inf to the LSE
+  /// when the problem asks for it. O has elements and any strides that check() accepts. On CUDA it
+  /// is enqueued on context.stream.
+  Status (*fill_empty)(const Problem&, const Tensors&, const Context&) = nullptr;
+
+  /// The CPU's threads; null function on devices that need none. Never returns null: a pool that
+  /// cannot start threads works on the caller alone, and one that a fork left without threads
+  /// starts anew.
+  Executor* (*executor)() noexcept = nullptr;
+};
+
+}  // namespace greenfast::core
+
+namespace greenfast::cpu {
+/// Defined in src/backends/cpu.
+extern const core::Backend backend;
+}  // namespace greenfast::cpu
+
+namespace greenfast::cuda {
+/// Defined in src/backends/cuda; referred to only where GREENFAST_HAVE_CUDA is 1.
+extern const core::Backend backend;
+}  // namespace greenfast::cuda
