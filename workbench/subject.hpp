@@ -27,9 +27,13 @@ class Subject {
 
 /// A library variant through the public API.
 std::unique_ptr<Subject> make_library_subject(const VariantInfo& variant);
+/// Whatever the library selects for a problem on a device: id "auto".
+std::unique_ptr<Subject> make_automatic_subject(DeviceKind device);
 
-/// Subjects for "cpu.flash,cuda.*", "ladder", "all", "auto"; mutants by "mutant.name". Errors list
-/// what exists.
+/// Subjects for a comma-separated selector: ids ("cpu.flash"), patterns ("cuda.*"), "all" (every
+/// variant), "ladder" (those that run by name only), "auto" (every variant that selection may
+/// choose), planted kernels by "mutant.name" and "honest.name". In the order asked, each once.
+/// Errors list what exists.
 Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view selector);
 
 }  // namespace greenfast::workbench

@@ -5,51 +5,61 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "workbench/device/device.hpp"
+#include "workbench/metrics.hpp"
+#include "workbench/oracle.hpp"
+#include "workbench/policy.hpp"
 #include "workbench/subject.hpp"
 #include "workbench/workload.hpp"
 
 namespace greenfast::workbench {
 
-/// Rows of the fp64 result that were computed: all of them, or as many as a budget allows, chosen
-/// by seed.
-struct Reference {
-  std::vector<std::int64_t> rows;  // (b * Hq + h) * Sq + i, ascending
-  std::int64_t total_rows = 0;
-  std::vector<double> o;    // rows.size() x D
-  std::vector<double> lse;  // rows.size(), natural log, -inf where no key is visible
-};
-
-/// Measures of one output against a reference.
-struct Metrics {
-  double max_err = 0, mean_err = 0;
-  double percent_bad = 0;         // % of elements above the policy's element threshold
-  double rel_fro = 0;             // ||o - r|| / ||r||, Frobenius
-  double max_row = 0;             // max over rows of ||o_i - r_i|| / ||r_i||
-  double bias = 0;                // mean(o - r) / rms(r), signed
-  double gain = 0;                // |<o, r> / <r, r> - 1|
-  double max_lse_err = 0;         // where LSE was asked for
-  std::int64_t nan_mismatch = 0;  // elements where exactly one side is NaN or Inf of that sign
-  std::int64_t worst_row = -1, worst_col = -1;
-};
-
 enum class Verdict { green, red, skipped };
+/// "GREEN", "RED", "SKIPPED".
+std::string_view name_of(Verdict verdict);
+
+/// The inputs of one case and what they should give: computed once, shared by every subject.
+struct CaseData {
+  Case test;
+  Inputs inputs;
+  Reference reference;
+  Metrics emulator;                      // of the emulator: m_base
+  std::map<std::string, double> limits;  // by metric
+  double element_threshold = 0;          // of percent_bad
+};
+/// Generates the inputs. StatusCode::out_of_memory where the machine cannot hold the case.
+Result<CaseData> prepare_case(const Case& c, const Policy& policy);
+/// With inputs of the caller's (files).
+Result<CaseData> prepare_case(const Case& c, Inputs inputs, const Policy& policy);
 
 struct CaseResult {
   std::string subject;
   Case test;
   Verdict verdict = Verdict::red;
-  std::string reason;  // first failed check in words, or why it was skipped
-  std::string
-      failed_metric;  // "max_row", "redzone", "inputs", "unwritten", "rerun", ...; empty when green
+  std::string reason;         // first failed check in words, or why it was skipped
+  std::string failed_metric;  // a metric's name, or "launch", "stream", "unwritten", "redzone",
+                              // "inputs", "rerun"; empty when green
   bool integrity = false;  // the failure is one of integrity (exit 21), not of numerics (exit 20)
   Metrics metrics, emulator;
   std::map<std::string, double> limits;
-  std::string output_sha256;
+  std::string output_sha256;  // of the elements of O in BHSD order, then LSE
   std::int64_t rows_checked = 0, rows_total = 0;
 };
+
+/// Runs the subject on the case and judges everything the policy asks for.
+CaseResult validate(Subject& subject, Device& device, const CaseData& data, const Policy& policy);
+
+/// Judges numbers alone: an output already on the host, in the layout of the problem. For timed
+/// launches, whose outputs are checked off the clock. Fills metrics, limits, verdict and reason.
+CaseResult judge_output(const CaseData& data, const void* o, const float* lse);
+
+/// Every problem x distribution of the policy x seed, problems outermost.
+std::vector<Case> make_cases(const std::vector<NamedProblem>& problems, const Policy& policy,
+                             std::span<const std::uint64_t> seeds);
 
 }  // namespace greenfast::workbench

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,18 +20,38 @@ struct NamedProblem {
   Problem problem;
 };
 
+/// Memory layouts that inputs are tried in; all have a contiguous last dimension.
+enum class LayoutKind {
+  bhsd,
+  bshd,
+  packed,  // Q, K, V as slices of one [B, S, Hq + 2 Hkv, D] projection; O dense BSHD
+  padded,  // BHSD with a gap after every row and head; gaps hold NaN, in O they must stay as found
+  broadcast,  // all KV heads read the same storage (stride 0); Q and O dense BHSD
+};
+struct LayoutRow {
+  LayoutKind id;
+  std::string_view name, use;
+};
+std::span<const LayoutRow> layout_table();
+std::optional<LayoutKind> parse_layout(std::string_view name);
+/// Sets the four layouts of a problem from its shape.
+void set_layout(Problem& problem, LayoutKind kind);
+
 /// Everything of a problem that the shape text does not say.
 struct ProblemDefaults {
   DType dtype = DType::f16;
   std::optional<DType> out_dtype;
-  Order order = Order::bhsd;
+  std::optional<ScaleKind> scales;  // default: per_head for e4m3, none otherwise
+  LayoutKind layout = LayoutKind::bhsd;
   Mask mask;
+  std::optional<float> scale;  // default: 1 / sqrt(D)
   float softcap = 0.0f;
   bool lse = false;
 };
 
-/// Parses "small,mission,4x32/8x1/8192x128": names of shapes and suites from the table, or BxHxSxD
-/// with Hq/Hkv and Sq/Skv. Errors name the offending item and what would be accepted.
+/// Parses "small,mission,4x32/8x1/8192x128": names of shapes and suites from the tables, or BxHxSxD
+/// with Hq/Hkv and Sq/Skv. Errors name the offending item and what would be accepted. A suite may
+/// bring its own mask ("v2c-a causal"); every other row takes the defaults'.
 Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
                                                const ProblemDefaults& defaults);
 
@@ -39,6 +60,12 @@ struct ShapeRow {
   std::string_view name, shape, use;
 };
 std::span<const ShapeRow> shape_table();
+
+/// A named list of shapes. `shapes` is what parse_shapes accepts, but an item may end in " causal".
+struct SuiteRow {
+  std::string_view name, shapes, use;
+};
+std::span<const SuiteRow> suite_table();
 
 /// Input distributions; each exists because some wrong kernel passes under all others.
 enum class Distribution {
@@ -55,6 +82,8 @@ struct DistributionRow {
   std::string_view name, catches;
 };
 std::span<const DistributionRow> distribution_table();
+std::string_view name_of(Distribution distribution);
+std::optional<Distribution> parse_distribution(std::string_view name);
 
 /// One thing to validate. Inputs are a pure function of it.
 struct Case {
@@ -62,7 +91,11 @@ struct Case {
   Problem problem;
   Distribution distribution = Distribution::normal;
   std::uint64_t seed = 0;
+  /// K and V of keys that no query can see hold NaN: such a slot must never reach the output.
+  bool poison_unseen = true;
 };
+/// "mission 1x8x512x64 fp16, permutation, seed 2".
+std::string to_string(const Case& c);
 
 /// Host copies of one case's inputs, in exactly the bits and the layout that a kernel reads.
 struct Inputs {
@@ -72,7 +105,17 @@ struct Inputs {
   // compares with them.
   std::vector<float> q_exact, k_exact, v_exact;
 };
+/// The same bytes on every machine, and for any layout the same values.
 Inputs generate(const Case& c);
+/// Inputs from values of the caller's, dense BHSD: converts to the problem's type (e4m3: with
+/// scales from the largest magnitude) and layout. Gaps hold NaN.
+Inputs make_inputs(const Problem& problem, std::vector<float> q, std::vector<float> k,
+                   std::vector<float> v);
+/// Lowercase hex SHA-256 over all of it, for records and tests.
+std::string digest(const Inputs& inputs);
+
+/// Host memory that validating a problem takes: inputs, outputs, reference. Saturates on overflow.
+std::uint64_t host_bytes(const Problem& problem);
 
 /// Bytes from the base address to the end of the last element of a strided [B, H, S, D] tensor.
 std::size_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,

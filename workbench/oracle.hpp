@@ -1,0 +1,37 @@
+// The reference: attention in fp64 on exactly the bits a kernel reads, by the definition, with no
+// tiling and no online softmax.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "workbench/policy.hpp"
+#include "workbench/workload.hpp"
+
+namespace greenfast::workbench {
+
+/// Rows of the fp64 result that were computed: all of them, or as many as a budget allows, chosen
+/// by seed.
+struct Reference {
+  std::vector<std::int64_t> rows;  // (b * Hq + h) * Sq + i, ascending
+  std::int64_t total_rows = 0;
+  std::vector<double> o;    // rows.size() x D
+  std::vector<double> lse;  // rows.size(), natural log, -inf where no key is visible
+  /// Some row sees a NaN or Inf among the inputs; then other rows of its tile may hold NaN too.
+  bool nonfinite_visible = false;
+};
+
+/// First visible key and one past the last for query i; empty when first >= last.
+struct KeyRange {
+  std::int64_t first = 0, last = 0;
+};
+KeyRange visible_keys(const Problem& problem, std::int64_t query);
+
+/// Rows to check within a budget of FLOP: all when it suffices, else first and last rows and rows
+/// at tile boundaries of every length in use (multiples of 16, 32, 64, 128), then others, by seed.
+std::vector<std::int64_t> choose_rows(const Case& c, double flop_budget);
+
+Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
+                            Policy::Source source = Policy::Source::decoded);
+
+}  // namespace greenfast::workbench
