@@ -1,0 +1,318 @@
+// What a problem and its tensors must be before any kernel sees them. Every refusal says what was
+// asked, what is possible and what to change.
+#include "core/check.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "core/text.hpp"
+
+namespace greenfast {
+namespace core {
+namespace {
+
+template <class... Pieces>
+Status invalid(const Pieces&... pieces) {
+  return Status(StatusCode::invalid_argument, concat(pieces...));
+}
+template <class... Pieces>
+Status unsupported(const Pieces&... pieces) {
+  return Status(StatusCode::unsupported, concat(pieces...));
+}
+
+Status check_shape(const Problem& p) {
+  const struct {
+    std::string_view name;
+    std::int64_t value, least, most;
+  } dims[] = {
+      {"batch", p.batch, 0, kMaxBatchHeads},       {"heads_q", p.heads_q, 1, kMaxBatchHeads},
+      {"heads_kv", p.heads_kv, 1, kMaxBatchHeads}, {"seq_q", p.seq_q, 0, kMaxLength},
+      {"seq_kv", p.seq_kv, 0, kMaxLength},
+  };
+  for (const auto& dim : dims) {
+    if (dim.value < dim.least || dim.value > dim.most)
+      return invalid(dim.name, " is ", dim.value, ": it may be ", dim.least, " to ", dim.most,
+                     "; correct the shape");
+  }
+  if (p.heads_q % p.heads_kv != 0)
+    return invalid("heads_q ", p.heads_q, " is not a multiple of heads_kv ", p.heads_kv,
+                   ": each KV head serves an equal number of query heads; choose a heads_kv that "
+                   "divides heads_q");
+  if (p.batch * p.heads_q > kMaxBatchHeads)
+    return invalid("batch ", p.batch, " times heads_q ", p.heads_q, " exceeds ", kMaxBatchHeads,
+                   "; split the batch over several calls");
+  if (p.head_dim < kMinHeadDim || p.head_dim > kMaxHeadDim || p.head_dim % kHeadDimStep != 0)
+    return unsupported("head_dim is ", p.head_dim, ": it may be ", kMinHeadDim, " to ", kMaxHeadDim,
+                       " in steps of ", kHeadDimStep,
+                       "; pad Q, K and V with zero columns up to the next step");
+  return {};
+}
+
+Status check_types(const Problem& p) {
+  if (size_of(p.dtype) == 0)
+    return invalid("dtype ", static_cast<std::int32_t>(p.dtype),
+                   " does not exist: use fp32, fp16, bf16 or e4m3");
+  if (size_of(p.out_dtype) == 0)
+    return invalid("out_dtype ", static_cast<std::int32_t>(p.out_dtype),
+                   " does not exist: use fp32, fp16 or bf16");
+  if (p.out_dtype == DType::e4m3)
+    return unsupported(
+        "out_dtype e4m3 is not offered: an output may be fp32, fp16 or bf16; ask for fp16 and "
+        "quantise it afterwards");
+  if (p.scales != ScaleKind::none && p.scales != ScaleKind::tensor &&
+      p.scales != ScaleKind::per_head)
+    return invalid("scales ", static_cast<std::int32_t>(p.scales),
+                   " does not exist: use none, tensor or per_head");
+  if (p.scales != ScaleKind::none && p.dtype != DType::e4m3)
+    return invalid("scales were given for ", name_of(p.dtype),
+                   " tensors: only e4m3 has them; set scales to none");
+  return {};
+}
+
+Status check_scores(const Problem& p) {
+  // Kernels multiply scale by log2(e) and divide it by softcap, in fp32.
+  constexpr float kLargest = 0x1p126f;
+  if (!(std::fabs(p.scale) <= kLargest))
+    return invalid("scale is ", p.scale,
+                   ": it must be finite and at most 2^126 in magnitude; 1/sqrt(head_dim) is usual");
+  if (!(p.softcap >= 0.0f && p.softcap <= kLargest))
+    return invalid("softcap is ", p.softcap,
+                   ": it must be 0 (off) or positive, finite and at most 2^126");
+  if (p.softcap > 0.0f && !(p.softcap >= 0x1p-126f && std::fabs(p.scale / p.softcap) <= kLargest))
+    return invalid("softcap ", p.softcap, " is too small for scale ", p.scale,
+                   ": their quotient overflows fp32; use 0 to turn it off, or a larger one");
+  if (p.mask.alignment != Alignment::top_left && p.mask.alignment != Alignment::bottom_right)
+    return invalid("mask alignment ", static_cast<std::int32_t>(p.mask.alignment),
+                   " does not exist: use top_left or bottom_right");
+  const struct {
+    std::string_view name;
+    std::int64_t value;
+  } bounds[] = {{"left", p.mask.left}, {"right", p.mask.right}};
+  for (const auto& bound : bounds) {
+    if (bound.value > kMaxLength)
+      return invalid("mask bound ", bound.name, " is ", bound.value, ": at most ", kMaxLength,
+                     " is possible; use -1 for no bound");
+  }
+  return {};
+}
+
+// Elements from the base to the last one, or nothing when that overflows.
+bool last_offset(const Layout& layout, const std::array<std::int64_t, 4>& shape,
+                 std::int64_t& offset) noexcept {
+  offset = 0;
+  for (int dim = 0; dim < 4; ++dim) {
+    std::int64_t step = 0;
+    if (__builtin_mul_overflow(shape[dim] - 1, layout.stride[dim], &step) ||
+        __builtin_add_overflow(offset, step, &offset))
+      return false;
+  }
+  return true;
+}
+
+constexpr std::array<std::string_view, 4> kDimName{"batch", "head", "sequence", "head_dim"};
+
+// Dimensions sorted by stride must each step over everything inside them. That refuses some exotic
+// interleavings that are free of overlap; an exact test takes time that every call would pay.
+Status check_distinct(std::string_view name, const Layout& layout,
+                      const std::array<std::int64_t, 4>& shape) {
+  std::array<int, 3> dims{0, 1, 2};
+  std::sort(dims.begin(), dims.end(),
+            [&](int a, int b) { return layout.stride[a] < layout.stride[b]; });
+  std::int64_t inside = shape[3];  // elements from the first to the last of the dimensions so far
+  for (const int dim : dims) {
+    if (shape[dim] <= 1) continue;
+    if (layout.stride[dim] < inside)
+      return invalid(name, "'s ", kDimName[dim], " stride is ", layout.stride[dim],
+                     ", less than the ", inside,
+                     " elements it must step over: output elements would share memory; use the "
+                     "strides of a tensor of its own");
+    inside += (shape[dim] - 1) * layout.stride[dim];
+  }
+  return {};
+}
+
+enum class Sharing { distinct, readable, broadcast };
+
+Status check_layout(std::string_view name, const Layout& layout, std::int64_t batch,
+                    std::int64_t heads, std::int64_t seq, std::int64_t head_dim, DType dtype,
+                    Sharing sharing) {
+  const std::array<std::int64_t, 4> shape{batch, heads, seq, head_dim};
+  const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+  if (layout.stride[3] != 1)
+    return invalid(name, "'s last stride is ", layout.stride[3],
+                   ": the head dimension must be contiguous (stride 1); copy ", name,
+                   " or transpose other dimensions only");
+  for (int dim = 0; dim < 3; ++dim) {
+    if (layout.stride[dim] < 0 || layout.stride[dim] > kMaxStride)
+      return invalid(name, "'s ", kDimName[dim], " stride is ", layout.stride[dim],
+                     ": it may be 0 to 2^48 elements; correct the strides");
+    if (layout.stride[dim] == 0 && shape[dim] > 1 && sharing != Sharing::broadcast)
+      return invalid(name, "'s ", kDimName[dim],
+                     " stride is 0: only K and V may be broadcast; give ", name,
+                     " memory for each element");
+  }
+  if (layout.alignment < bytes ||
+      !std::has_single_bit(static_cast<std::uint32_t>(layout.alignment)))
+    return invalid(name, "'s alignment is ", layout.alignment,
+                   " bytes: it must be a power of two and at least one element (", bytes, ")");
+  if (batch == 0 || seq == 0) return {};
+  std::int64_t last = 0;
+  if (!last_offset(layout, shape, last) || last >= kMaxBytes / bytes)
+    return invalid(name,
+                   " spans more than 2^62 bytes: no address reaches that far; correct its "
+                   "shape or strides");
+  if (sharing == Sharing::distinct) return check_distinct(name, layout, shape);
+  return {};
+}
+
+Status check_layouts(const Problem& p) {
+  const struct {
+    std::string_view name;
+    const Layout& layout;
+    std::int64_t heads, seq;
+    DType dtype;
+    Sharing sharing;
+  } tensors[] = {
+      {"Q", p.q, p.heads_q, p.seq_q, p.dtype, Sharing::readable},
+      {"K", p.k, p.heads_kv, p.seq_kv, p.dtype, Sharing::broadcast},
+      {"V", p.v, p.heads_kv, p.seq_kv, p.dtype, Sharing::broadcast},
+      {"O", p.o, p.heads_q, p.seq_q, p.out_dtype, Sharing::distinct},
+  };
+  for (const auto& t : tensors) {
+    Status status =
+        check_layout(t.name, t.layout, p.batch, t.heads, t.seq, p.head_dim, t.dtype, t.sharing);
+    if (!status) return status;
+  }
+  return {};
+}
+
+// Memory that a call reads or writes, as addresses.
+struct Span {
+  std::string_view name;
+  const void* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
+bool overlap(const Span& a, const Span& b) noexcept {
+  const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
+  const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
+  return a.bytes > 0 && b.bytes > 0 && a.data != nullptr && b.data != nullptr &&
+         begin_a < begin_b + static_cast<std::uint64_t>(b.bytes) &&
+         begin_b < begin_a + static_cast<std::uint64_t>(a.bytes);
+}
+
+}  // namespace
+
+std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,
+                          std::int64_t seq, std::int64_t head_dim, DType dtype) noexcept {
+  if (batch == 0 || heads == 0 || seq == 0 || head_dim == 0) return 0;
+  std::int64_t last = 0;
+  if (!last_offset(layout, {batch, heads, seq, head_dim}, last)) return kMaxBytes;
+  return (last + 1) * static_cast<std::int64_t>(size_of(dtype));
+}
+
+Status check_tensors(const Problem& p, const Tensors& t) {
+  if (writes_nothing(p)) return {};
+  const bool reads_keys = p.seq_kv > 0;
+  const bool scaled = p.scales != ScaleKind::none && reads_keys;
+  const auto in = static_cast<std::int64_t>(size_of(p.dtype));
+  const auto out = static_cast<std::int64_t>(size_of(p.out_dtype));
+  const auto values = [&p](std::int64_t heads) {
+    return p.scales == ScaleKind::per_head ? p.batch * heads * 4 : std::int64_t{4};
+  };
+  const std::int64_t kv_bytes[2] = {
+      extent_bytes(p.k, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype),
+      extent_bytes(p.v, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype)};
+  const struct {
+    Span span;
+    std::int64_t element;
+    bool needed;
+    std::string_view when;
+  } operands[] = {
+      {{"o", t.o, extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype)},
+       out,
+       true,
+       ""},
+      {{"lse", t.lse, p.lse ? p.batch * p.heads_q * p.seq_q * 4 : 0},
+       4,
+       p.lse,
+       " although the problem asks for it"},
+      {{"q", t.q, extent_bytes(p.q, p.batch, p.heads_q, p.seq_q, p.head_dim, p.dtype)},
+       in,
+       reads_keys,
+       ""},
+      {{"k", t.k, kv_bytes[0]}, in, reads_keys, ""},
+      {{"v", t.v, kv_bytes[1]}, in, reads_keys, ""},
+      {{"q_scale", t.q_scale, scaled ? values(p.heads_q) : 0},
+       4,
+       scaled,
+       " although the problem has scales"},
+      {{"k_scale", t.k_scale, scaled ? values(p.heads_kv) : 0},
+       4,
+       scaled,
+       " although the problem has scales"},
+      {{"v_scale", t.v_scale, scaled ? values(p.heads_kv) : 0},
+       4,
+       scaled,
+       " although the problem has scales"},
+  };
+  for (const auto& operand : operands) {
+    if (!operand.needed) continue;
+    const Span& span = operand.span;
+    if (span.data == nullptr)
+      return invalid(span.name, " is null", operand.when, ": pass a pointer to ", span.bytes,
+                     " bytes");
+    const auto address = reinterpret_cast<std::uintptr_t>(span.data);
+    if (address % static_cast<std::uintptr_t>(operand.element) != 0)
+      return invalid(span.name,
+                     " is not aligned to its elements: the address must be a multiple of ",
+                     operand.element, " bytes");
+    if (address + static_cast<std::uint64_t>(span.bytes) < address)
+      return invalid(span.name,
+                     " ends behind the last address: its pointer or its strides are "
+                     "wrong");
+  }
+  for (std::size_t written = 0; written < 2; ++written) {
+    for (std::size_t other = written + 1; other < std::size(operands); ++other) {
+      const Span& a = operands[written].span;
+      const Span& b = operands[other].span;
+      if (operands[written].needed && operands[other].needed && overlap(a, b))
+        return invalid(a.name, " overlaps ", b.name, ": they span ", a.bytes, " and ", b.bytes,
+                       " bytes; write to memory of its own");
+    }
+  }
+  return {};
+}
+
+void lower_alignment(Problem& p, const Tensors& t) noexcept {
+  const auto lower = [](Layout& layout, const void* data) {
+    const auto address = reinterpret_cast<std::uintptr_t>(data);
+    if (address == 0) return;
+    const std::uintptr_t has = address & (~address + 1);  // lowest set bit
+    if (has < static_cast<std::uintptr_t>(layout.alignment))
+      layout.alignment = static_cast<std::int32_t>(has);
+  };
+  lower(p.q, t.q);
+  lower(p.k, t.k);
+  lower(p.v, t.v);
+  lower(p.o, t.o);
+}
+
+}  // namespace core
+
+Status check(const Problem& problem) {
+  // Cheapest first; each relies on what those before it have established.
+  if (Status status = core::check_shape(problem); !status) return status;
+  if (Status status = core::check_types(problem); !status) return status;
+  if (Status status = core::check_scores(problem); !status) return status;
+  if (Status status = core::check_layouts(problem); !status) return status;
+  if (problem.lse && problem.seq_q > 0 &&
+      problem.batch * problem.heads_q > core::kMaxBytes / 4 / problem.seq_q)
+    return core::invalid(
+        "lse spans more than 2^62 bytes: no address reaches that far; correct the shape");
+  return {};
+}
+
+}  // namespace greenfast

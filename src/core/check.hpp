@@ -1,0 +1,34 @@
+// Checks behind the public API, and what follows from a problem that passed them.
+#pragma once
+
+#include <cstdint>
+
+#include <greenfast/types.hpp>
+
+namespace greenfast::core {
+
+// The limits of check(). With both lengths and mask bounds up to 2^30, every position that a mask
+// compares (i + shift - left, i + shift + right) fits a 32-bit integer.
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;            // Sq, Skv, mask bounds
+constexpr std::int64_t kMaxBatchHeads = (std::int64_t{1} << 31) - 1;  // B * Hq
+constexpr std::int64_t kMaxStride = std::int64_t{1} << 48;            // elements
+// Leaves room for a tile that begins inside a tensor and ends behind it.
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+constexpr std::int64_t kMinHeadDim = 8, kMaxHeadDim = 256, kHeadDimStep = 8;
+
+/// Bytes from the base address to the end of the last element; 0 when there is none. For layouts
+/// that check() accepts.
+std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,
+                          std::int64_t seq, std::int64_t head_dim, DType dtype) noexcept;
+
+/// No output element: the call writes nothing.
+constexpr bool writes_nothing(const Problem& p) noexcept { return p.batch == 0 || p.seq_q == 0; }
+
+/// Pointers that are needed are there and aligned to their elements; the output shares no memory
+/// with an input or with the LSE. For a problem that passed check().
+Status check_tensors(const Problem& problem, const Tensors& tensors);
+
+/// Lowers each Layout::alignment to what the pointers have. Null pointers leave it as it is.
+void lower_alignment(Problem& problem, const Tensors& tensors) noexcept;
+
+}  // namespace greenfast::core

@@ -1,0 +1,193 @@
+// Names, layouts and counts of the public types.
+#include <greenfast/types.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.hpp"
+#include "core/text.hpp"
+
+namespace greenfast {
+namespace {
+
+struct DTypeRow {
+  DType dtype;
+  std::size_t bytes;
+  std::string_view name;
+  std::string_view aliases;  // separated by spaces
+};
+constexpr DTypeRow kDTypes[] = {
+    {DType::f32, 4, "fp32", "f32 float32 float"},
+    {DType::f16, 2, "fp16", "f16 float16 half"},
+    {DType::bf16, 2, "bf16", "bfloat16"},
+    {DType::e4m3, 1, "e4m3", "fp8 fp8_e4m3 float8_e4m3 float8_e4m3fn"},
+};
+
+bool contains_word(std::string_view words, std::string_view word) noexcept {
+  while (!words.empty()) {
+    const std::size_t space = words.find(' ');
+    if (words.substr(0, space) == word) return true;
+    if (space == std::string_view::npos) return false;
+    words.remove_prefix(space + 1);
+  }
+  return false;
+}
+
+// Lengths may come unchecked, so products stop at the largest number instead of wrapping.
+std::int64_t saturating_product(std::int64_t a, std::int64_t b) noexcept {
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) return std::numeric_limits<std::int64_t>::max();
+  return product;
+}
+
+// Sum over y = 0 … last of min(y + 1, keys): pairs below a diagonal that starts at one key and is
+// cut off at `keys`. Fits 64 bits for last < 2^32, keys <= 2^30.
+std::int64_t staircase(std::int64_t last, std::int64_t keys) noexcept {
+  if (last < 0) return 0;
+  const std::int64_t rising = std::min(last + 1, keys);
+  return rising * (rising + 1) / 2 + (last + 1 - rising) * keys;
+}
+
+void append_mask(std::string& out, const Mask& mask) {
+  if (mask.is_none()) return;
+  const std::string_view corner =
+      mask.alignment == Alignment::top_left ? "top-left" : "bottom-right";
+  if (mask.left < 0 && mask.right == 0) {
+    out += core::concat(" causal(", corner, ")");
+    return;
+  }
+  const auto bound = [](std::int64_t value) {
+    return value < 0 ? std::string("inf") : core::concat(value);
+  };
+  out += core::concat(" window(", bound(mask.left), ",", bound(mask.right), ",", corner, ")");
+}
+
+}  // namespace
+
+std::size_t size_of(DType dtype) noexcept {
+  for (const DTypeRow& row : kDTypes)
+    if (row.dtype == dtype) return row.bytes;
+  return 0;
+}
+
+std::string_view name_of(DType dtype) noexcept {
+  for (const DTypeRow& row : kDTypes)
+    if (row.dtype == dtype) return row.name;
+  return "unknown";
+}
+
+std::optional<DType> parse_dtype(std::string_view text) noexcept {
+  for (const DTypeRow& row : kDTypes)
+    if (!text.empty() && (row.name == text || contains_word(row.aliases, text))) return row.dtype;
+  return std::nullopt;
+}
+
+std::string_view name_of(DeviceKind kind) noexcept {
+  switch (kind) {
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(StatusCode code) noexcept {
+  switch (code) {
+    case StatusCode::ok:
+      return "ok";
+    case StatusCode::invalid_argument:
+      return "invalid argument";
+    case StatusCode::unsupported:
+      return "unsupported";
+    case StatusCode::no_device:
+      return "no device";
+    case StatusCode::out_of_memory:
+      return "out of memory";
+    case StatusCode::device_error:
+      return "device error";
+    case StatusCode::internal:
+      return "internal error";
+  }
+  return "unknown";
+}
+
+Layout dense_layout(Order order, std::int64_t batch, std::int64_t heads, std::int64_t seq,
+                    std::int64_t head_dim) noexcept {
+  static_cast<void>(batch);  // the outermost dimension has no say in a dense layout
+  Layout layout;
+  const std::int64_t plane = saturating_product(saturating_product(seq, heads), head_dim);
+  if (order == Order::bshd) {
+    layout.stride = {plane, head_dim, saturating_product(heads, head_dim), 1};
+  } else {
+    layout.stride = {plane, saturating_product(seq, head_dim), head_dim, 1};
+  }
+  return layout;
+}
+
+float default_scale(std::int64_t head_dim) noexcept {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+}
+
+DType default_out_dtype(DType dtype) noexcept { return dtype == DType::e4m3 ? DType::f16 : dtype; }
+
+Problem make_problem(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
+                     std::int64_t seq_q, std::int64_t seq_kv, std::int64_t head_dim, DType dtype,
+                     Order order) noexcept {
+  Problem p;
+  p.batch = batch;
+  p.heads_q = heads_q;
+  p.heads_kv = heads_kv;
+  p.seq_q = seq_q;
+  p.seq_kv = seq_kv;
+  p.head_dim = head_dim;
+  p.dtype = dtype;
+  p.out_dtype = default_out_dtype(dtype);
+  p.scale = default_scale(head_dim);
+  p.q = p.o = dense_layout(order, batch, heads_q, seq_q, head_dim);
+  p.k = p.v = dense_layout(order, batch, heads_kv, seq_kv, head_dim);
+  return p;
+}
+
+std::string to_string(const Problem& p) {
+  std::string out = core::concat(p.batch, "x", p.heads_q);
+  if (p.heads_kv != p.heads_q) out += core::concat("/", p.heads_kv);
+  out += core::concat("x", p.seq_q);
+  if (p.seq_kv != p.seq_q) out += core::concat("/", p.seq_kv);
+  out += core::concat("x", p.head_dim, " ", name_of(p.dtype));
+  if (p.out_dtype != default_out_dtype(p.dtype)) out += core::concat("->", name_of(p.out_dtype));
+  if (p.scales == ScaleKind::tensor) out += " scales(tensor)";
+  if (p.scales == ScaleKind::per_head) out += " scales(per-head)";
+  append_mask(out, p.mask);
+  if (p.scale != default_scale(p.head_dim)) out += core::concat(" scale=", p.scale);
+  if (p.softcap != 0.0f) out += core::concat(" softcap=", p.softcap);
+  if (p.lse) out += " lse";
+  const auto is_dense = [&p](Order order) {
+    const auto q = dense_layout(order, p.batch, p.heads_q, p.seq_q, p.head_dim).stride;
+    const auto kv = dense_layout(order, p.batch, p.heads_kv, p.seq_kv, p.head_dim).stride;
+    return p.q.stride == q && p.o.stride == q && p.k.stride == kv && p.v.stride == kv;
+  };
+  if (!is_dense(Order::bhsd)) out += is_dense(Order::bshd) ? " bshd" : " strided";
+  return out;
+}
+
+std::int64_t visible_pairs(const Problem& p) noexcept {
+  if (p.batch <= 0 || p.heads_q <= 0 || p.seq_q <= 0 || p.seq_kv <= 0) return 0;
+  if (p.seq_q > core::kMaxLength || p.seq_kv > core::kMaxLength)
+    return std::numeric_limits<std::int64_t>::max();
+  // Query i stands at t = i + shift, t in [first, last], and sees the keys j <= t + right less the
+  // keys j < t - left. Each of the two is a staircase along t.
+  const std::int64_t first =
+      p.mask.alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : std::int64_t{0};
+  const std::int64_t last = first + p.seq_q - 1;
+  const auto keys_up_to = [&](std::int64_t offset) {
+    return staircase(last + offset, p.seq_kv) - staircase(first + offset - 1, p.seq_kv);
+  };
+  const std::int64_t right = std::min(p.mask.right, core::kMaxLength);
+  const std::int64_t left = std::min(p.mask.left, core::kMaxLength);
+  std::int64_t pairs = right < 0 ? p.seq_q * p.seq_kv : keys_up_to(right);
+  if (left >= 0) pairs -= keys_up_to(-left - 1);
+  return saturating_product(saturating_product(pairs, p.heads_q), p.batch);
+}
+
+}  // namespace greenfast
