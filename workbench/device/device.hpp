@@ -23,7 +23,7 @@ struct Telemetry {
 /// Ceilings measured on this device in this run.
 struct Peak {
   double flops = 0;             // FLOP/s for the dtype asked for
-  double bytes_per_second = 0;  // large copy, read plus write
+  double bytes_per_second = 0;  // the best of a large read and a large copy (read plus write)
   std::string method;
 };
 
@@ -47,6 +47,8 @@ class Device {
   /// Waits for everything; the device's own error text on failure.
   virtual Status synchronize() = 0;
 
+  /// Bytes of the outermost cache; 0 where unknown.
+  virtual std::size_t cache_bytes() const { return static_cast<std::size_t>(facts().l2_bytes); }
   /// Evicts inputs from every cache that a real caller would find cold, and resets persisting
   /// lines.
   virtual void flush_cache() = 0;
@@ -59,6 +61,9 @@ class Device {
   virtual Telemetry telemetry() = 0;
   /// Measures the ceiling for a dtype now; short enough (about 0.1 s) to bracket every round.
   virtual Peak peak(DType dtype) = 0;
+  /// A glance at the speed the device has now, a few milliseconds: FLOP/s of the same loop. 0 where
+  /// telemetry() tells it better.
+  virtual double pulse(DType /*dtype*/) { return 0; }
 };
 
 /// The machine's CPU or a GPU; StatusCode::no_device says what is missing.

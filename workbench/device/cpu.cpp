@@ -1,0 +1,371 @@
+// The CPU as the workbench sees it: memory of its own, steady_clock, caches flushed by writing past
+// them, and ceilings measured by loops of nothing but multiply-adds. Shares no code with the
+// library's CPU backend.
+#include "workbench/device/cpu.hpp"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace greenfast::workbench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// ---- multiply-add loops
+// ------------------------------------------------------------------------------------------- Each
+// returns a value that depends on every operation, so that none can be dropped. Independent
+// accumulators hide the latency (4 to 6 cycles at two issues a cycle): 16 of them leave registers
+// for the operands in every set.
+
+constexpr int kAccumulators = 16;
+using Loop = float (*)(std::int64_t iterations);
+
+// Vectors of the compiler's choice: NEON on aarch64, SSE on a bare x86-64.
+float fma_portable(std::int64_t iterations) {
+  typedef float Vector __attribute__((vector_size(16)));
+  Vector sum[kAccumulators];
+  for (int i = 0; i < kAccumulators; ++i) sum[i] = Vector{} + static_cast<float>(i);
+  const Vector a = Vector{} + 0.999f, b = Vector{} + 1e-3f;
+  for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kAccumulators; ++i) sum[i] = sum[i] * a + b;
+  }
+  Vector total = sum[0];
+  for (int i = 1; i < kAccumulators; ++i) total += sum[i];
+  return total[0] + total[1] + total[2] + total[3];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) float fma_avx2(std::int64_t iterations) {
+  constexpr int kLive = 12;  // of 16 registers
+  __m256 sum[kLive];
+  for (int i = 0; i < kLive; ++i) sum[i] = _mm256_set1_ps(static_cast<float>(i));
+  const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(1e-3f);
+  for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kLive; ++i) sum[i] = _mm256_fmadd_ps(sum[i], a, b);
+  }
+  __m256 total = sum[0];
+  for (int i = 1; i < kLive; ++i) total = _mm256_add_ps(total, sum[i]);
+  return _mm256_cvtss_f32(total);
+}
+constexpr double kAvx2Flops = 12 * 8 * 2;
+
+__attribute__((target("avx512f"))) float fma_avx512(std::int64_t iterations) {
+  __m512 sum[kAccumulators];
+  for (int i = 0; i < kAccumulators; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
+  const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
+  for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kAccumulators; ++i) sum[i] = _mm512_fmadd_ps(sum[i], a, b);
+  }
+  __m512 total = sum[0];
+  for (int i = 1; i < kAccumulators; ++i) total = _mm512_add_ps(total, sum[i]);
+  return _mm512_cvtss_f32(total);
+}
+
+__attribute__((target("avx512f,avx512bf16"))) float dot_avx512bf16(std::int64_t iterations) {
+  __m512 sum[kAccumulators];
+  for (int i = 0; i < kAccumulators; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
+  const __m512bh a = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5f), _mm512_set1_ps(0.25f));
+  const __m512bh b = _mm512_cvtne2ps_pbh(_mm512_set1_ps(-0.5f), _mm512_set1_ps(0.25f));
+  for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kAccumulators; ++i) sum[i] = _mm512_dpbf16_ps(sum[i], a, b);
+  }
+  __m512 total = sum[0];
+  for (int i = 1; i < kAccumulators; ++i) total = _mm512_add_ps(total, sum[i]);
+  return _mm512_cvtss_f32(total);
+}
+#endif
+
+struct Probe {
+  const char* isa;
+  DType dtype;  // fp32 for multiply-add, bf16 for dot products
+  Loop loop;
+  double flops;  // per iteration
+};
+
+std::vector<Probe> probes() {
+  std::vector<Probe> list;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512bf16")) {
+    list.push_back({"avx512bf16", DType::bf16, dot_avx512bf16, kAccumulators * 32 * 2});
+  }
+  if (__builtin_cpu_supports("avx512f")) {
+    list.push_back({"avx512", DType::f32, fma_avx512, kAccumulators * 16 * 2});
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    list.push_back({"avx2", DType::f32, fma_avx2, kAvx2Flops});
+  }
+#endif
+  list.push_back({"portable", DType::f32, fma_portable, kAccumulators * 4 * 2});
+  return list;
+}
+
+/// The loop that an honest kernel of this dtype cannot outrun: bf16 and e4m3 widen to bf16 exactly
+/// where the CPU multiplies it, fp16 only to fp32.
+Probe best_probe(DType dtype) {
+  const std::vector<Probe> list = probes();
+  for (const Probe& probe : list) {
+    if (probe.dtype == DType::bf16 && (dtype == DType::bf16 || dtype == DType::e4m3)) return probe;
+  }
+  for (const Probe& probe : list) {
+    if (probe.dtype == DType::f32) return probe;
+  }
+  return list.back();
+}
+
+// ---- threads
+// ------------------------------------------------------------------------------------------------------
+
+std::vector<int> affinity() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    }
+  }
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+/// Runs work(i) on one thread per CPU, pinned there, all starting together. Threads live only here,
+/// so nothing of the workbench's competes with the library's pool while that is timed.
+void on_each(const std::vector<int>& cpus, const std::function<void(int)>& work) {
+  std::barrier start(static_cast<std::ptrdiff_t>(cpus.size()));
+  std::vector<std::thread> threads;
+  threads.reserve(cpus.size());
+  for (int i = 0; i < static_cast<int>(cpus.size()); ++i) {
+    threads.emplace_back([&, i] {
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(cpus[static_cast<std::size_t>(i)], &set);
+      // A CPU taken offline meanwhile: the thread then runs where the system likes, which is slower
+      // and never wrong.
+      (void)pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+      start.arrive_and_wait();
+      work(i);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+double run_probe(const Probe& probe, const std::vector<int>& cpus, double seconds) {
+  std::vector<double> rates(cpus.size(), 0.0);
+  static std::atomic<float> sink;
+  on_each(cpus, [&](int i) {
+    // Chunks of about 50 us; the best quarter of them would flatter a busy machine, so all count.
+    const std::int64_t chunk = 10'000;
+    std::int64_t done = 0;
+    sink.store(probe.loop(chunk), std::memory_order_relaxed);
+    const auto begin = Clock::now();
+    double elapsed = 0;
+    do {
+      sink.store(probe.loop(chunk), std::memory_order_relaxed);
+      done += chunk;
+      elapsed = seconds_since(begin);
+    } while (elapsed < seconds);
+    rates[static_cast<std::size_t>(i)] = probe.flops * static_cast<double>(done) / elapsed;
+  });
+  double total = 0;
+  for (const double rate : rates) total += rate;
+  return total;
+}
+
+// ---- caches
+// -------------------------------------------------------------------------------------------------------
+
+/// Bytes of the outermost cache, from sysfs or sysconf; 32 MiB where neither tells.
+std::size_t outermost_cache() {
+  std::size_t largest = 0;
+  for (int index = 0; index < 8; ++index) {
+    std::ifstream file(fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/size", index));
+    std::size_t value = 0;
+    char unit = 0;
+    if (!(file >> value)) continue;
+    file >> unit;
+    largest = std::max(largest, value << (unit == 'M' ? 20 : unit == 'K' ? 10 : 0));
+  }
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  if (largest == 0) {
+    largest = static_cast<std::size_t>(std::max(0L, sysconf(_SC_LEVEL3_CACHE_SIZE)));
+  }
+#endif
+  return largest != 0 ? largest : std::size_t{32} << 20;
+}
+
+/// The shortest step that two readings of the clock can be apart.
+double measure_tick() {
+  double tick = 1;
+  for (int i = 0; i < 2000; ++i) {
+    const auto first = Clock::now();
+    auto second = Clock::now();
+    while (second == first) second = Clock::now();
+    tick = std::min(tick, std::chrono::duration<double>(second - first).count());
+  }
+  return tick;
+}
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(DeviceFacts facts) : facts_(std::move(facts)) {
+    cpus_ = affinity();
+    // As many threads as the library uses, on the first CPUs it may use.
+    const auto threads = static_cast<std::size_t>(std::max(1, facts_.multiprocessors));
+    if (cpus_.size() > threads) cpus_.resize(threads);
+    cache_bytes_ = outermost_cache();
+    tick_ = measure_tick();
+  }
+
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  const DeviceFacts& facts() const override { return facts_; }
+
+  void* allocate(std::size_t bytes) override {
+    // Rounded up as aligned_alloc asks, and never 0.
+    return std::aligned_alloc(256, (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256);
+  }
+  void release(void* memory) override { std::free(memory); }
+  void upload(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
+  void download(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
+  void download_on_stream(void* to, const void* from, std::size_t bytes) override {
+    copy(to, from, bytes);
+  }
+
+  void* stream() override { return nullptr; }
+  Status synchronize() override { return {}; }
+
+  std::size_t cache_bytes() const override { return cache_bytes_; }
+
+  void flush_cache() override {
+    // Twice the outermost cache, each thread its part, so that the private caches of every core are
+    // overwritten too.
+    if (flush_.empty()) flush_.resize(2 * cache_bytes_);
+    const std::size_t part = flush_.size() / cpus_.size();
+    const int value = ++flush_value_;
+    on_each(cpus_, [&](int i) {
+      std::memset(flush_.data() + static_cast<std::size_t>(i) * part, value, part);
+    });
+  }
+
+  double time(const std::function<void()>& launch, int batch) override {
+    const auto begin = Clock::now();
+    for (int i = 0; i < batch; ++i) launch();
+    return seconds_since(begin);
+  }
+  double tick() const override { return tick_; }
+  std::string timer() const override { return "steady_clock"; }
+
+  Telemetry telemetry() override {
+    // The clock that the kernel last set for the first CPU; absent in most virtual machines.
+    Telemetry now;
+    std::ifstream file(
+        fmt::format("/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq", cpus_.front()));
+    double khz = 0;
+    if (file >> khz) now.sm_mhz = khz * 1e-3;
+    return now;
+  }
+
+  double pulse(DType dtype) override { return run_probe(best_probe(dtype), cpus_, 0.004); }
+
+  Peak peak(DType dtype) override {
+    Peak peak;
+    const Probe probe = best_probe(dtype);
+    // Best of five: a ceiling is what the machine can do, not what a neighbour leaves.
+    for (int i = 0; i < 5; ++i) peak.flops = std::max(peak.flops, run_probe(probe, cpus_, 0.008));
+    peak.bytes_per_second = bandwidth();
+    peak.method = fmt::format(
+        "{} {} on {} pinned threads; best of a large read and a large copy", probe.isa,
+        probe.dtype == DType::bf16 ? "bf16 dot products" : "fp32 multiply-adds", cpus_.size());
+    return peak;
+  }
+
+ private:
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes != 0) std::memcpy(to, from, bytes);
+  }
+
+  double bandwidth() {
+    if (flush_.empty()) flush_cache();
+    const std::size_t part = flush_.size() / cpus_.size() / 128 * 128;
+    double best = 0;
+    for (int round = 0; round < 2; ++round) {
+      std::vector<double> reads(cpus_.size()), copies(cpus_.size());
+      static std::atomic<std::uint64_t> sink;
+      on_each(cpus_, [&](int i) {
+        unsigned char* base = flush_.data() + static_cast<std::size_t>(i) * part;
+        auto begin = Clock::now();
+        std::uint64_t sum = 0;
+        for (std::size_t offset = 0; offset < part; offset += 64) {
+          std::uint64_t words[8];
+          std::memcpy(words, base + offset, sizeof words);
+          for (const std::uint64_t word : words) sum += word;
+        }
+        sink.store(sum, std::memory_order_relaxed);
+        reads[static_cast<std::size_t>(i)] = static_cast<double>(part) / seconds_since(begin);
+        begin = Clock::now();
+        std::memcpy(base, base + part / 2, part / 2);
+        copies[static_cast<std::size_t>(i)] = static_cast<double>(part) / seconds_since(begin);
+      });
+      double read = 0, copied = 0;
+      for (const double rate : reads) read += rate;
+      for (const double rate : copies) copied += rate;
+      best = std::max({best, read, copied});
+    }
+    return best;
+  }
+
+  DeviceFacts facts_;
+  std::vector<int> cpus_;
+  std::size_t cache_bytes_ = 0;
+  double tick_ = 0;
+  std::vector<unsigned char> flush_;
+  int flush_value_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> cpu_probe_isas() {
+  std::vector<std::string> names;
+  for (const Probe& probe : probes()) names.emplace_back(probe.isa);
+  return names;
+}
+
+double probe_cpu_flops(const std::string& isa, DType dtype, const std::vector<int>& cpus,
+                       double seconds) {
+  for (const Probe& probe : probes()) {
+    if (isa == probe.isa && dtype == probe.dtype) return run_probe(probe, cpus, seconds);
+  }
+  return 0;
+}
+
+Result<std::unique_ptr<Device>> open_cpu_device() {
+  Result<DeviceFacts> facts = device_facts(DeviceKind::cpu);
+  if (!facts) return facts.status();
+  return std::unique_ptr<Device>(std::make_unique<CpuDevice>(*facts));
+}
+
+}  // namespace greenfast::workbench

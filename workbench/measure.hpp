@@ -1,0 +1,133 @@
+// FAST's raw material: times subjects side by side, in random order, in ticks long enough for the
+// timer, on inputs that are as cold or hot as asked, and checks off the clock that what was timed
+// did the work.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "workbench/device/device.hpp"
+#include "workbench/samples.hpp"
+#include "workbench/statistics.hpp"
+#include "workbench/subject.hpp"
+#include "workbench/workload.hpp"
+
+namespace greenfast::workbench {
+
+/// Device buffers for several calls of one problem, used in turn. With enough of them a call never
+/// finds its inputs in a cache. Contents are generate() of the case with seeds seed, seed + 1, ...
+/// ; after `distinct` of them they repeat in fresh memory.
+class Ring {
+ public:
+  struct Options {
+    std::size_t min_bytes = 0;  ///< of all slots together; 0: twice the device's outermost cache
+    int min_slots = 2;
+    int max_slots = 512;
+    int distinct = 4;
+    /// Source of the inputs; empty: workload's generate.
+    std::function<Inputs(const Case&)> generate;
+  };
+  /// Slots for cold timing of a case; StatusCode::out_of_memory says how much was asked for.
+  static Result<std::unique_ptr<Ring>> make(Device& device, const Case& first,
+                                            const Options& options);
+  static Result<std::unique_ptr<Ring>> make(Device& device, const Case& first) {
+    return make(device, first, Options{});
+  }
+  ~Ring();
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+
+  int slots() const noexcept { return static_cast<int>(slots_.size()); }
+  const Tensors& tensors(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  /// The case whose inputs a slot holds; slots with the same one have the same bits.
+  const Case& content(int slot) const;
+  int distinct() const noexcept { return static_cast<int>(cases_.size()); }
+  std::size_t output_bytes() const noexcept { return output_bytes_; }
+  std::size_t lse_bytes() const noexcept { return lse_bytes_; }
+  const Problem& problem() const noexcept { return cases_.front().problem; }
+  const std::string& name() const noexcept { return cases_.front().name; }
+
+  /// Overwrites a slot's output with a pattern that no right answer has (NaNs).
+  void poison(int slot);
+  /// A slot's output, then its LSE.
+  std::vector<std::byte> read_output(int slot);
+
+ private:
+  explicit Ring(Device& device) : device_(device) {}
+
+  Device& device_;
+  std::vector<Case> cases_;
+  std::vector<Tensors> slots_;
+  std::vector<void*> memory_;
+  std::size_t output_bytes_ = 0, lse_bytes_ = 0;
+  std::vector<std::byte> poison_;
+};
+
+/// Judges an output that differs from the one the subject gave before timing: nothing when it is
+/// right as well, else what is wrong with it.
+using Recheck =
+    std::function<std::optional<std::string>(const Case&, std::span<const std::byte> output)>;
+
+/// One contestant. All of a measurement share one ring, hence one problem.
+struct Timed {
+  Subject* subject = nullptr;
+  std::string label;  ///< the side's id; empty: the subject's. An A/A run times one subject under
+                      ///< two labels
+  Recheck recheck;    ///< empty: outputs must be bit for bit those from before timing
+};
+
+struct MeasureOptions {
+  int iters = 100;  ///< samples of each side, at most; two a block
+  int warmup = 10;  ///< untimed calls of each side first, within a tenth of the budget
+  std::uint64_t seed = 1;
+  CacheState mode = CacheState::cold;
+  double budget_seconds = 10;
+  /// Stop as soon as the p50 interval of every side's ratio to the first (of p50 itself for a
+  /// single side) is at most this wide to each side, relative. 0: take all iters.
+  double target_halfwidth = 0;
+  int min_blocks = 6;             ///< taken whatever the budget says
+  int min_ticks = 200;            ///< a sample is at least this many ticks long
+  double round_seconds = 0.3;     ///< blocks between two probes of the device's speed
+  double pulse_tolerance = 0.05;  ///< a round whose probe is this much below the median is dropped
+  bool verify = true;  ///< compare the outputs of timed calls with those from before timing
+  int process = 0;     ///< recorded with every block
+  std::function<void(int blocks, double seconds)> progress;
+};
+
+/// What was seen of one side besides its times.
+struct SideCheck {
+  std::string
+      failure;  ///< a launch failed, or an output of a timed call was wrong; empty when neither
+  bool integrity = false;  ///< the failure is a wrong output
+  double floor_seconds =
+      0;  ///< no honest call is faster: 0.95 * max(flops / peak, bytes / bandwidth)
+  bool impossible = false;  ///< p50 is below the floor, confirmed by a second look at the ceilings
+  std::vector<std::byte> output;  ///< on the ring's first contents
+};
+
+struct Measurement {
+  Samples samples;
+  Peak peak;  ///< the best seen while measuring
+  std::vector<SideCheck> checks;
+  std::string stopped;  ///< "width", "iters", "budget": why no more samples were taken
+};
+
+/// Times every contestant on the ring's problem. Contestants must accept the problem. Fails when
+/// the workspace cannot be had or the device reports an error that no side owns.
+Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,
+                            const MeasureOptions& options);
+
+/// FLOPs and the least bytes of memory traffic of one call.
+double flop_count(const Problem& problem);
+double byte_count(const Problem& problem);
+/// Seconds below which a time is IMPOSSIBLE. A hot call may find its inputs in a cache, so only
+/// arithmetic counts.
+double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode);
+
+}  // namespace greenfast::workbench
