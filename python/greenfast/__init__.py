@@ -1,0 +1,1 @@
+"""Greenfast attention from Python: a thin package over the C ABI."""
