@@ -1,13 +1,14 @@
-// A CUDA GPU as the workbench sees it: its own allocations, stream, graphs, cache flush and telemetry. Compiled only
-// where the CUDA toolkit is; cudart is linked statically, and NVML is opened at run time.
+// A CUDA GPU as the workbench sees it: its own allocations, stream, graphs, cache flush and
+// telemetry. Compiled only where the CUDA toolkit is; cudart is linked statically, and NVML is
+// opened at run time.
 #include "workbench/device/cuda.hpp"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
+#include <utility>
 
 #include "workbench/device/cuda_peak.hpp"
 
@@ -15,8 +16,8 @@ namespace greenfast::workbench {
 namespace {
 
 Status device_error(const char* what, cudaError_t error) {
-  const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::out_of_memory
-                                                             : StatusCode::device_error;
+  const StatusCode code =
+      error == cudaErrorMemoryAllocation ? StatusCode::out_of_memory : StatusCode::device_error;
   return {code, std::string(what) + ": " + cudaGetErrorName(error) + " (" +
                     cudaGetErrorString(error) + ")"};
 }
@@ -98,9 +99,12 @@ class CudaDevice final : public Device {
   }
 
   Status open() {
-    if (const cudaError_t e = cudaSetDevice(index_); e != cudaSuccess) return device_error("cudaSetDevice", e);
-    // Non-blocking: work that a kernel sends to the default stream must not be ordered with ours by accident.
-    if (const cudaError_t e = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); e != cudaSuccess) {
+    if (const cudaError_t e = cudaSetDevice(index_); e != cudaSuccess)
+      return device_error("cudaSetDevice", e);
+    // Non-blocking: work that a kernel sends to the default stream must not be ordered with ours by
+    // accident.
+    if (const cudaError_t e = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+        e != cudaSuccess) {
       return device_error("cudaStreamCreate", e);
     }
     cudaEventCreate(&begin_);
@@ -109,7 +113,8 @@ class CudaDevice final : public Device {
     cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, index_);
     flush_bytes_ = 2 * static_cast<std::size_t>(std::max(l2, 1 << 20));
     char bus_id[32] = {};
-    if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, index_) == cudaSuccess) nvml_device_ = nvml_.device(bus_id);
+    if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, index_) == cudaSuccess)
+      nvml_device_ = nvml_.device(bus_id);
     return {};
   }
 
@@ -161,17 +166,12 @@ class CudaDevice final : public Device {
   double time(const std::function<void()>& launch, int batch) override {
     cudaGraphExec_t graph = capture(launch, batch);
     if (graph == nullptr) return time_launches(launch, batch);
-    // The first replay uploads the graph and wakes the clocks.
-    keep(cudaGraphLaunch(graph, stream_));
+    // Uploaded, not replayed first: a replay would warm the caches that flush_cache has emptied.
+    keep(cudaGraphUpload(graph, stream_));
     const double seconds = between_events([&] { keep(cudaGraphLaunch(graph, stream_)); });
     cudaGraphExecDestroy(graph);
     return seconds;
   }
-  double time_cold(const std::function<void()>& launch) override {
-    flush_cache();
-    return between_events(launch);
-  }
-
   double tick() const override { return 0.5e-6; }  // documented resolution of cudaEventElapsedTime
   std::string timer() const override { return "cuda graph replay between events"; }
   Telemetry telemetry() override { return nvml_.read(nvml_device_); }
@@ -189,7 +189,8 @@ class CudaDevice final : public Device {
   }
 
   cudaGraphExec_t capture(const std::function<void()>& launch, int batch) {
-    if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return nullptr;
+    if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess)
+      return nullptr;
     for (int i = 0; i < batch; ++i) launch();
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -224,7 +225,8 @@ class CudaDevice final : public Device {
       keep(cudaMemsetAsync(from, 0x5a, bytes, stream_));
       const int rounds = 4;
       const double seconds = time_launches(
-          [&] { keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_)); }, rounds);
+          [&] { keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_)); },
+          rounds);
       rate = 2.0 * static_cast<double>(bytes) * rounds / seconds;
     }
     release(from);
@@ -247,7 +249,8 @@ class CudaDevice final : public Device {
 }  // namespace
 
 Result<std::unique_ptr<Device>> open_cuda_device(int index) {
-  // The library's facts are the ones its plans use; asking it also gives its wording for a missing driver.
+  // The library's facts are the ones its plans use; asking it also gives its wording for a missing
+  // driver.
   Result<DeviceFacts> facts = device_facts(DeviceKind::cuda, index);
   if (!facts) return facts.status();
   auto device = std::make_unique<CudaDevice>(index, *facts);

@@ -1,6 +1,7 @@
-// What the matrix units of this GPU sustain at its present clock and power: the denominator of "% of peak".
-// sm_90a: wgmma m64n128k16 from shared memory (measured 99.8% of 4096 FLOP/clk/SM for any n, H200, 2026-11-20);
-// others: mma.sync m16n8k16 from registers. Operands are random, because zeros draw less power and run faster.
+// What the matrix units of this GPU sustain at its present clock and power: the denominator of "%
+// of peak". sm_90a: wgmma m64n128k16 from shared memory (measured 99.8% of 4096 FLOP/clk/SM for any
+// n, H200, 2026-11-20); others: mma.sync m16n8k16 from registers. Operands are random, because
+// zeros draw less power and run faster.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -33,15 +34,18 @@ __device__ std::uint32_t random_pair(std::uint32_t index) {
 
 __global__ void __launch_bounds__(kWarpgroups * 128, 1) matrix_loop(int iterations, float* sink) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  // One 128-byte-swizzled K-major tile of A and of B; their content is random, so the swizzle does not matter.
+  // One 128-byte-swizzled K-major tile of A and of B; their content is random, so the swizzle does
+  // not matter.
   __shared__ alignas(1024) std::uint32_t operands[(kRows + kColumns) * 32];
-  for (int i = static_cast<int>(threadIdx.x); i < (kRows + kColumns) * 32; i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x); i < (kRows + kColumns) * 32;
+       i += static_cast<int>(blockDim.x)) {
     operands[i] = random_pair(static_cast<std::uint32_t>(i));
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   const auto base = static_cast<std::uint32_t>(__cvta_generic_to_shared(operands));
-  const std::uint64_t pattern = (std::uint64_t{1} << 62) | (std::uint64_t{64} << 32) | (std::uint64_t{1} << 16);
+  const std::uint64_t pattern =
+      (std::uint64_t{1} << 62) | (std::uint64_t{64} << 32) | (std::uint64_t{1} << 16);
   const std::uint64_t a = pattern | (base >> 4), b = pattern | ((base + kRows * 128) >> 4);
   float acc[64] = {};
   for (int i = 0; i < iterations; ++i) {
@@ -53,7 +57,8 @@ __global__ void __launch_bounds__(kWarpgroups * 128, 1) matrix_loop(int iteratio
           "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
           "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
           "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, 1, 1, 1, 0, 0;"
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, 1, 1, 1, 0, "
+          "0;"
           : GF_ACC16(0), GF_ACC16(16), GF_ACC16(32), GF_ACC16(48)
           : "l"(a + 2 * (k % 4)), "l"(b + 2 * (k % 4)));
     }
@@ -72,7 +77,8 @@ __global__ void __launch_bounds__(kWarpgroups * 128, 1) matrix_loop(int iteratio
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+          "{%8,%9}, {%0,%1,%2,%3};"
           : "+f"(acc[k][0]), "+f"(acc[k][1]), "+f"(acc[k][2]), "+f"(acc[k][3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
@@ -87,13 +93,14 @@ __global__ void __launch_bounds__(kWarpgroups * 128, 1) matrix_loop(int iteratio
 
 }  // namespace
 
-double measure_matrix_flops(const DeviceFacts& facts, DType dtype, void* stream, std::string& method) {
+double measure_matrix_flops(const DeviceFacts& facts, DType dtype, void* stream,
+                            std::string& method) {
   if (facts.arch < 80 || dtype == DType::f32) {
     method = "no matrix instruction for this type";
     return 0;
   }
-  // The PTX version tells which of the two loops this binary carries for the device: sm_90a code, or an older
-  // architecture's that was compiled again by the driver.
+  // The PTX version tells which of the two loops this binary carries for the device: sm_90a code,
+  // or an older architecture's that was compiled again by the driver.
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, matrix_loop) != cudaSuccess) {
     cudaGetLastError();
@@ -104,9 +111,8 @@ double measure_matrix_flops(const DeviceFacts& facts, DType dtype, void* stream,
   method = hopper ? "wgmma m64n128k16, fp16 operands" : "mma.sync m16n8k16, fp16 operands";
   const auto s = static_cast<cudaStream_t>(stream);
   const int blocks = facts.multiprocessors * (hopper ? 1 : 2);
-  const double per_iteration =
-      hopper ? 2.0 * kRows * kColumns * kDepth * kUnroll * kWarpgroups
-             : 2.0 * 16 * 8 * 16 * 8 * (kWarpgroups * 4);
+  const double per_iteration = hopper ? 2.0 * kRows * kColumns * kDepth * kUnroll * kWarpgroups
+                                      : 2.0 * 16 * 8 * 16 * 8 * (kWarpgroups * 4);
   float* sink = nullptr;
   cudaEvent_t begin = nullptr, end = nullptr;
   if (cudaMalloc(&sink, sizeof(float)) != cudaSuccess) return 0;
@@ -129,7 +135,9 @@ double measure_matrix_flops(const DeviceFacts& facts, DType dtype, void* stream,
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
   cudaFree(sink);
-  return cudaGetLastError() == cudaSuccess && seconds > 0 ? per_iteration * iterations * blocks / seconds : 0;
+  return cudaGetLastError() == cudaSuccess && seconds > 0
+             ? per_iteration * iterations * blocks / seconds
+             : 0;
 }
 
 }  // namespace greenfast::workbench
