@@ -1,10 +1,31 @@
-# Warnings and sanitizers, the same for every host target of the project.
+# Warnings and sanitizers, the same for every host target of the project; and a compiler cache where there is one.
 add_library(greenfast_options INTERFACE)
 target_compile_options(greenfast_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Werror>
   $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wpedantic -Werror>)
-if(GREENFAST_SANITIZE)
+
+if(GREENFAST_FUZZ AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  message(FATAL_ERROR "GREENFAST_FUZZ=ON needs clang for libFuzzer, this is ${CMAKE_CXX_COMPILER_ID}: use the preset sanitize.")
+endif()
+set(_greenfast_sanitizers ${GREENFAST_SANITIZE})
+if(GREENFAST_FUZZ)
+  # Coverage feedback for the fuzz targets, from everything they call.
+  list(APPEND _greenfast_sanitizers fuzzer-no-link)
+endif()
+if(_greenfast_sanitizers)
+  list(JOIN _greenfast_sanitizers "," _greenfast_sanitizers)
   target_compile_options(greenfast_options INTERFACE
-    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${GREENFAST_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g>)
-  target_link_options(greenfast_options INTERFACE -fsanitize=${GREENFAST_SANITIZE})
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${_greenfast_sanitizers} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  target_compile_definitions(greenfast_options INTERFACE _GLIBCXX_ASSERTIONS)
+  target_link_options(greenfast_options INTERFACE -fsanitize=${_greenfast_sanitizers})
+endif()
+
+option(GREENFAST_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
+find_program(GREENFAST_CCACHE_PROGRAM ccache)
+if(GREENFAST_CCACHE AND GREENFAST_CCACHE_PROGRAM)
+  foreach(language IN ITEMS C CXX CUDA)
+    if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER ${GREENFAST_CCACHE_PROGRAM})
+    endif()
+  endforeach()
 endif()
