@@ -1,0 +1,15 @@
+// The store counterpart of ldmatrix, sm_90 (PTX ISA, stmatrix).
+#pragma once
+
+#include <cstdint>
+
+namespace greenfast::cuda::ptx {
+
+/// Four 8x8 matrices of 16-bit elements; lane 8 * i + r gives the address of row r of matrix i.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+}  // namespace greenfast::cuda::ptx
