@@ -1,0 +1,22 @@
+# Writes OUT with the commit that SOURCE stands at and a digest of what differs from it; touches OUT only when that
+# changed, so that an unchanged tree rebuilds nothing.
+set(sha "")
+set(dirty false)
+set(diff "")
+if(GIT AND EXISTS ${SOURCE}/.git)
+  execute_process(COMMAND ${GIT} -C ${SOURCE} rev-parse HEAD
+    OUTPUT_VARIABLE sha OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  execute_process(COMMAND ${GIT} -C ${SOURCE} diff HEAD OUTPUT_VARIABLE changes ERROR_QUIET)
+  if(NOT changes STREQUAL "")
+    set(dirty true)
+    string(SHA256 diff "${changes}")
+  endif()
+endif()
+file(CONFIGURE OUTPUT ${OUT} @ONLY CONTENT [[
+// Generated at every build by git_state.cmake.
+#pragma once
+
+#define GREENFAST_GIT_SHA "@sha@"
+#define GREENFAST_GIT_DIRTY @dirty@
+#define GREENFAST_GIT_DIFF_SHA256 "@diff@"
+]])

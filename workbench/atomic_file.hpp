@@ -1,0 +1,50 @@
+// Files that exist whole or not at all.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <greenfast/types.hpp>
+
+namespace greenfast::workbench {
+
+/// Writes contents to a temporary file beside path, flushes it to the disk and renames it over
+/// path. On failure path is as it was and the temporary file is gone; the Status (code internal)
+/// names the path and the system's reason.
+Status write_file_atomically(const std::filesystem::path& path, std::string_view contents);
+
+/// "20261121T105533Z" of now.
+std::string utc_stamp();
+/// "2026-11-21T10:55:33Z" of now.
+std::string utc_time();
+
+/// Whether a file could be created at directory/name, found out without creating anything: an
+/// existing path that is no directory (invalid_argument), a parent without write permission
+/// (internal).
+Status check_output_directory(const std::filesystem::path& directory);
+
+/// A directory to write results into, which remembers what had to be created for it.
+class OutputDirectory {
+ public:
+  /// The directory itself, made with its parents where it does not exist.
+  static Result<OutputDirectory> open(const std::filesystem::path& directory);
+  /// A new directory parent/<stamp>, or parent/<stamp>-2, -3, … when that exists; two runs of one
+  /// second never share it.
+  static Result<OutputDirectory> open_unique(const std::filesystem::path& parent,
+                                             const std::string& stamp);
+
+  const std::filesystem::path& path() const { return path_; }
+  /// Writes path()/name atomically. On failure every directory created by open is removed again.
+  Status write(std::string_view name, std::string_view contents);
+
+ private:
+  Status create(const std::filesystem::path& directory);
+  void remove_created();
+
+  std::filesystem::path path_;
+  std::vector<std::filesystem::path> created_;  // outermost first
+};
+
+}  // namespace greenfast::workbench
