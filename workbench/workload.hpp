@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -77,7 +76,7 @@ enum class Distribution {
   large_logits,  // scores far beyond exp's range in fp16
   constant_v,    // only the normaliser is visible
   small_normal,  // N(0, 0.1^2): what the V2c originals used
-  file,          // read from files (Case::captured); in no policy and not in the table
+  file,          // read from files, not generated: in no policy and not in the table
 };
 struct DistributionRow {
   Distribution id;
@@ -87,8 +86,6 @@ std::span<const DistributionRow> distribution_table();
 std::string_view name_of(Distribution distribution);
 std::optional<Distribution> parse_distribution(std::string_view name);
 
-struct Inputs;
-
 /// One thing to validate. Inputs are a pure function of it.
 struct Case {
   std::string name;  // of the problem
@@ -97,8 +94,6 @@ struct Case {
   std::uint64_t seed = 0;
   /// K and V of keys that no query can see hold NaN: such a slot must never reach the output.
   bool poison_unseen = true;
-  /// Distribution::file: what generate returns, in the problem's dtype and layout.
-  std::shared_ptr<const Inputs> captured;
 };
 /// "mission 1x8x512x64 fp16, permutation, seed 2".
 std::string to_string(const Case& c);
