@@ -188,18 +188,47 @@ Status check_layouts(const Problem& p) {
   return {};
 }
 
-// Memory that a call reads or writes, as addresses.
-struct Span {
+// Memory that a call reads or writes.
+struct Operand {
   std::string_view name;
   const void* data = nullptr;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0;  // from data to the end of the last element
+  std::size_t element = 1;
+  bool needed = true;
+  std::string_view why = {};  // it is needed
 };
+constexpr std::size_t kWritten = 2;  // the first operands are outputs
+using Operands = std::array<Operand, 8>;
 
-bool overlap(const Span& a, const Span& b) noexcept {
+Operands operands_of(const Problem& p, const Tensors& t) noexcept {
+  const bool reads = p.seq_kv > 0;
+  const bool scaled = reads && p.scales != ScaleKind::none;
+  const std::size_t in = size_of(p.dtype), out = size_of(p.out_dtype);
+  const auto tensor = [&p](const Layout& layout, std::int64_t heads, std::int64_t seq, DType type) {
+    return extent_bytes(layout, p.batch, heads, seq, p.head_dim, type);
+  };
+  const auto scales = [&p](std::int64_t heads) {
+    return p.scales == ScaleKind::per_head ? p.batch * heads * 4 : std::int64_t{4};
+  };
+  constexpr std::string_view kLse = " although the problem asks for it";
+  constexpr std::string_view kScale = " although the problem has scales";
+  return {{
+      {"o", t.o, tensor(p.o, p.heads_q, p.seq_q, p.out_dtype), out, true, ""},
+      {"lse", t.lse, p.lse ? p.batch * p.heads_q * p.seq_q * 4 : 0, 4, p.lse, kLse},
+      {"q", t.q, tensor(p.q, p.heads_q, p.seq_q, p.dtype), in, reads, ""},
+      {"k", t.k, tensor(p.k, p.heads_kv, p.seq_kv, p.dtype), in, reads, ""},
+      {"v", t.v, tensor(p.v, p.heads_kv, p.seq_kv, p.dtype), in, reads, ""},
+      {"q_scale", t.q_scale, scales(p.heads_q), 4, scaled, kScale},
+      {"k_scale", t.k_scale, scales(p.heads_kv), 4, scaled, kScale},
+      {"v_scale", t.v_scale, scales(p.heads_kv), 4, scaled, kScale},
+  }};
+}
+
+bool overlap(const Operand& a, const Operand& b) noexcept {
+  if (!a.needed || !b.needed) return false;
   const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
   const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
-  return a.bytes > 0 && b.bytes > 0 && a.data != nullptr && b.data != nullptr &&
-         begin_a < begin_b + static_cast<std::uint64_t>(b.bytes) &&
+  return begin_a < begin_b + static_cast<std::uint64_t>(b.bytes) &&
          begin_b < begin_a + static_cast<std::uint64_t>(a.bytes);
 }
 
@@ -215,73 +244,47 @@ std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t
 
 Status check_tensors(const Problem& p, const Tensors& t) {
   if (writes_nothing(p)) return {};
-  const bool reads_keys = p.seq_kv > 0;
-  const bool scaled = p.scales != ScaleKind::none && reads_keys;
-  const auto in = static_cast<std::int64_t>(size_of(p.dtype));
-  const auto out = static_cast<std::int64_t>(size_of(p.out_dtype));
-  const auto values = [&p](std::int64_t heads) {
-    return p.scales == ScaleKind::per_head ? p.batch * heads * 4 : std::int64_t{4};
-  };
-  const std::int64_t kv_bytes[2] = {
-      extent_bytes(p.k, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype),
-      extent_bytes(p.v, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype)};
-  const struct {
-    Span span;
-    std::int64_t element;
-    bool needed;
-    std::string_view when;
-  } operands[] = {
-      {{"o", t.o, extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype)},
-       out,
-       true,
-       ""},
-      {{"lse", t.lse, p.lse ? p.batch * p.heads_q * p.seq_q * 4 : 0},
-       4,
-       p.lse,
-       " although the problem asks for it"},
-      {{"q", t.q, extent_bytes(p.q, p.batch, p.heads_q, p.seq_q, p.head_dim, p.dtype)},
-       in,
-       reads_keys,
-       ""},
-      {{"k", t.k, kv_bytes[0]}, in, reads_keys, ""},
-      {{"v", t.v, kv_bytes[1]}, in, reads_keys, ""},
-      {{"q_scale", t.q_scale, scaled ? values(p.heads_q) : 0},
-       4,
-       scaled,
-       " although the problem has scales"},
-      {{"k_scale", t.k_scale, scaled ? values(p.heads_kv) : 0},
-       4,
-       scaled,
-       " although the problem has scales"},
-      {{"v_scale", t.v_scale, scaled ? values(p.heads_kv) : 0},
-       4,
-       scaled,
-       " although the problem has scales"},
-  };
-  for (const auto& operand : operands) {
+  const Operands operands = operands_of(p, t);
+  for (const Operand& operand : operands) {
     if (!operand.needed) continue;
-    const Span& span = operand.span;
-    if (span.data == nullptr)
-      return invalid(span.name, " is null", operand.when, ": pass a pointer to ", span.bytes,
+    if (operand.data == nullptr)
+      return invalid(operand.name, " is null", operand.why, ": pass a pointer to ", operand.bytes,
                      " bytes");
-    const auto address = reinterpret_cast<std::uintptr_t>(span.data);
-    if (address % static_cast<std::uintptr_t>(operand.element) != 0)
-      return invalid(span.name,
+    const auto address = reinterpret_cast<std::uintptr_t>(operand.data);
+    if (address % operand.element != 0)
+      return invalid(operand.name,
                      " is not aligned to its elements: the address must be a multiple of ",
                      operand.element, " bytes");
-    if (address + static_cast<std::uint64_t>(span.bytes) < address)
-      return invalid(span.name,
-                     " ends behind the last address: its pointer or its strides are "
-                     "wrong");
+    if (address + static_cast<std::uint64_t>(operand.bytes) < address)
+      return invalid(operand.name,
+                     " ends behind the last address: its pointer or its strides are wrong");
   }
-  for (std::size_t written = 0; written < 2; ++written) {
-    for (std::size_t other = written + 1; other < std::size(operands); ++other) {
-      const Span& a = operands[written].span;
-      const Span& b = operands[other].span;
-      if (operands[written].needed && operands[other].needed && overlap(a, b))
-        return invalid(a.name, " overlaps ", b.name, ": they span ", a.bytes, " and ", b.bytes,
+  for (std::size_t written = 0; written < kWritten; ++written) {
+    for (std::size_t other = written + 1; other < operands.size(); ++other) {
+      if (overlap(operands[written], operands[other]))
+        return invalid(operands[written].name, " overlaps ", operands[other].name, ": they span ",
+                       operands[written].bytes, " and ", operands[other].bytes,
                        " bytes; write to memory of its own");
     }
+  }
+  return {};
+}
+
+Status check_workspace(const Problem& p, const Tensors& t, std::int64_t needed,
+                       const void* workspace, std::size_t given) {
+  if (needed <= 0) return {};
+  if (workspace == nullptr || given < static_cast<std::uint64_t>(needed))
+    return invalid("the workspace has ", workspace == nullptr ? 0 : given,
+                   " bytes: the plan needs ", needed,
+                   "; pass Options::workspace of Plan::workspace_bytes");
+  constexpr std::uintptr_t kWorkspaceAlignment = 256;
+  if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0)
+    return invalid("the workspace is not aligned: its address must be a multiple of ",
+                   kWorkspaceAlignment, " bytes");
+  const Operand scratch{.name = "the workspace", .data = workspace, .bytes = needed};
+  for (const Operand& operand : operands_of(p, t)) {
+    if (overlap(scratch, operand))
+      return invalid("the workspace overlaps ", operand.name, "; give it memory of its own");
   }
   return {};
 }

@@ -1,6 +1,7 @@
 // Checks behind the public API, and what follows from a problem that passed them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <greenfast/types.hpp>
@@ -27,6 +28,10 @@ constexpr bool writes_nothing(const Problem& p) noexcept { return p.batch == 0 |
 /// Pointers that are needed are there and aligned to their elements; the output shares no memory
 /// with an input or with the LSE. For a problem that passed check().
 Status check_tensors(const Problem& problem, const Tensors& tensors);
+
+/// The caller's scratch is there, large enough, aligned, and apart from every tensor.
+Status check_workspace(const Problem& problem, const Tensors& tensors, std::int64_t needed,
+                       const void* workspace, std::size_t given);
 
 /// Lowers each Layout::alignment to what the pointers have. Null pointers leave it as it is.
 void lower_alignment(Problem& problem, const Tensors& tensors) noexcept;

@@ -1,0 +1,220 @@
+// The calls of the public API: check, select, launch.
+#include <greenfast/attention.hpp>
+
+#include <cstdlib>
+#include <exception>
+#include <new>
+
+#include "api/devices.hpp"
+#include "core/check.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+#include "dispatch/registry.hpp"
+#include "dispatch/select.hpp"
+
+namespace greenfast {
+namespace {
+
+// Options::variant, else GREENFAST_VARIANT, which is read once: getenv beside a setenv of another
+// thread is a race.
+std::string_view forced_variant(const Options& options) {
+  if (!options.variant.empty()) return options.variant;
+  static const std::string from_environment = [] {
+    const char* value = std::getenv("GREENFAST_VARIANT");
+    return std::string(value == nullptr ? "" : value);
+  }();
+  return from_environment;
+}
+
+core::Choice choice_of(const Options& options) {
+  return {.batch_invariant = options.batch_invariant};
+}
+
+// A failure to allocate must reach the caller as a Status too. Its text fits a std::string without
+// memory.
+template <class Call>
+auto guarded(Call call) noexcept -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::out_of_memory, "out of memory");
+  } catch (const std::exception& error) {
+    try {
+      return Status(StatusCode::internal, error.what());
+    } catch (...) {
+      return Status(StatusCode::internal, "internal error");
+    }
+  }
+}
+
+struct Machine {
+  const core::Backend* backend = nullptr;
+  const DeviceFacts* facts = nullptr;
+};
+
+Status find_machine(const Options& options, Machine& machine) {
+  machine.backend = api::backend_of(options.device);
+  if (machine.backend == nullptr)
+    return {StatusCode::invalid_argument,
+            core::concat("Options::device ", static_cast<int>(options.device),
+                         " does not exist: use cpu (0) or cuda (1)")};
+  Status why;
+  machine.facts = machine.backend->facts(options.device_index, &why);
+  if (machine.facts == nullptr) return why;
+  if (machine.backend->enter != nullptr) return machine.backend->enter(options.device_index);
+  return {};
+}
+
+core::Context context_of(const Machine& machine, const Options& options) {
+  core::Context context;
+  context.facts = machine.facts;
+  context.choice = choice_of(options);
+  context.stream = options.stream;
+  context.workspace = options.workspace;
+  if (machine.backend->executor != nullptr) context.executor = machine.backend->executor();
+  return context;
+}
+
+Status run(const Problem& asked, const Tensors& tensors, const Options& options) {
+  if (Status status = check(asked); !status) return status;
+  if (Status status = core::check_tensors(asked, tensors); !status) return status;
+  const std::string_view forced = forced_variant(options);
+  if (core::writes_nothing(asked)) {
+    if (!forced.empty() && dispatch::find(dispatch::registry(), forced) == nullptr)
+      return {StatusCode::invalid_argument,
+              dispatch::unknown_variant(dispatch::registry(), forced)};
+    return {};
+  }
+
+  Machine machine;
+  if (Status status = find_machine(options, machine); !status) return status;
+  Problem problem = asked;
+  core::lower_alignment(problem, tensors);
+  const dispatch::Query query{problem, *machine.facts, choice_of(options), forced};
+  Status why;
+  const core::Variant* variant = dispatch::select(dispatch::registry(), query, &why);
+  if (variant == nullptr) return why;
+  if (core::logging())
+    core::log(core::concat("attention ", to_string(problem), " on ", machine.facts->name, ": ",
+                           variant->id));
+
+  if (problem.seq_kv == 0)
+    return machine.backend->fill_empty(problem, tensors, context_of(machine, options));
+  if (Status status =
+          core::check_workspace(problem, tensors, dispatch::workspace_bytes(*variant, query),
+                                options.workspace, options.workspace_bytes);
+      !status)
+    return status;
+  return variant->kernel->launch(problem, tensors, context_of(machine, options));
+}
+
+std::string text_of(const std::array<std::int64_t, 4>& shape) {
+  return core::concat("[", shape[0], ", ", shape[1], ", ", shape[2], ", ", shape[3], "]");
+}
+
+Status shape_error(std::string_view name, const TensorView& view,
+                   const std::array<std::int64_t, 4>& wanted, std::string_view why) {
+  return {StatusCode::invalid_argument, core::concat(name, "'s shape is ", text_of(view.shape),
+                                                     ": ", text_of(wanted), " is expected, ", why)};
+}
+
+Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
+                  const TensorView& o, const AttentionParams& params, Problem& problem) {
+  if (k.dtype != q.dtype || v.dtype != q.dtype)
+    return {StatusCode::invalid_argument,
+            core::concat("Q, K, V are ", name_of(q.dtype), ", ", name_of(k.dtype), ", ",
+                         name_of(v.dtype), ": they must have one type; convert them")};
+  const std::array<std::int64_t, 4> wanted_k{q.shape[0], k.shape[1], k.shape[2], q.shape[3]};
+  if (k.shape != wanted_k)
+    return shape_error("K", k, wanted_k, "[B, Hkv, Skv, D] with Q's batch and head_dim");
+  if (v.shape != k.shape) return shape_error("V", v, k.shape, "the shape of K");
+  if (o.shape != q.shape) return shape_error("O", o, q.shape, "the shape of Q");
+  problem.batch = q.shape[0];
+  problem.heads_q = q.shape[1];
+  problem.heads_kv = k.shape[1];
+  problem.seq_q = q.shape[2];
+  problem.seq_kv = k.shape[2];
+  problem.head_dim = q.shape[3];
+  problem.dtype = q.dtype;
+  problem.out_dtype = o.dtype;
+  problem.scales = params.scales;
+  problem.scale = params.scale.value_or(default_scale(q.shape[3]));
+  problem.softcap = params.softcap;
+  problem.mask = params.mask;
+  problem.lse = params.lse != nullptr;
+  problem.q.stride = q.stride;
+  problem.k.stride = k.stride;
+  problem.v.stride = v.stride;
+  problem.o.stride = o.stride;
+  return {};
+}
+
+}  // namespace
+
+Status attention(const Problem& problem, const Tensors& tensors, const Options& options) {
+  return guarded([&] { return run(problem, tensors, options); });
+}
+
+Status attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                 const AttentionParams& params, const Options& options) {
+  return guarded([&]() -> Status {
+    Problem problem;
+    if (Status status = problem_of(q, k, v, o, params, problem); !status) return status;
+    Tensors tensors;
+    tensors.q = q.data;
+    tensors.k = k.data;
+    tensors.v = v.data;
+    tensors.o = o.data;
+    tensors.lse = params.lse;
+    tensors.q_scale = params.q_scale;
+    tensors.k_scale = params.k_scale;
+    tensors.v_scale = params.v_scale;
+    return run(problem, tensors, options);
+  });
+}
+
+Status prepare(const Problem& problem, const Options& options) {
+  return guarded([&]() -> Status {
+    if (Status status = check(problem); !status) return status;
+    Machine machine;
+    if (Status status = find_machine(options, machine); !status) return status;
+    const dispatch::Query query{problem, *machine.facts, choice_of(options),
+                                forced_variant(options)};
+    Status why;
+    const core::Variant* variant = dispatch::select(dispatch::registry(), query, &why);
+    if (variant == nullptr) return why;
+    if (core::writes_nothing(problem) || problem.seq_kv == 0 || variant->kernel->prepare == nullptr)
+      return {};
+    return variant->kernel->prepare(problem, context_of(machine, options));
+  });
+}
+
+Result<Plan> plan(const Problem& problem, const DeviceFacts& facts, const Options& options) {
+  return guarded([&]() -> Result<Plan> {
+    if (Status status = check(problem); !status) return status;
+    return dispatch::plan(dispatch::registry(),
+                          {problem, facts, choice_of(options), forced_variant(options)});
+  });
+}
+
+Selection explain(const Problem& problem, const DeviceFacts& facts, const Options& options) {
+  const std::string_view forced = forced_variant(options);
+  if (Status status = check(problem); !status) {
+    Selection selection;
+    selection.forced = !forced.empty();
+    for (const core::Variant& row : dispatch::registry())
+      selection.candidates.push_back({std::string(row.id), false, 0, status.message()});
+    return selection;
+  }
+  return dispatch::explain(dispatch::registry(), {problem, facts, choice_of(options), forced});
+}
+
+std::vector<VariantInfo> variants() {
+  std::vector<VariantInfo> list;
+  for (const core::Variant& row : dispatch::registry()) list.push_back(dispatch::describe(row));
+  return list;
+}
+
+std::string_view version() noexcept { return GREENFAST_VERSION; }
+
+}  // namespace greenfast

@@ -1,0 +1,146 @@
+#include "dispatch/select.hpp"
+
+#include <string>
+
+#include "core/check.hpp"
+#include "core/text.hpp"
+#include "dispatch/registry.hpp"
+
+namespace greenfast::dispatch {
+namespace {
+
+// Compute capability as people write it: 89 is 8.9.
+std::string capability(int arch) { return core::concat(arch / 10, ".", arch % 10); }
+
+// No row of Q sees a key, or there is no row: the API answers without a kernel. Every variant of
+// the device takes such a problem, so that forcing one gives the same answer.
+bool is_empty(const Problem& p) noexcept { return core::writes_nothing(p) || p.seq_kv == 0; }
+
+// The questions that the row answers without asking its kernel. Writes the reason only for a
+// refusal.
+bool runs_here(const core::Variant& row, const DeviceFacts& facts, std::string* why) {
+  const auto refuse = [why](auto&&... pieces) {
+    if (why != nullptr) *why = core::concat(pieces...);
+    return false;
+  };
+  if (row.device != facts.kind)
+    return refuse("runs on ", name_of(row.device), ", and the device is ", name_of(facts.kind));
+  if (row.kernel == nullptr)
+    return refuse(
+        "not built: needs GREENFAST_CUDA=on and an architecture in GREENFAST_CUDA_ARCHS "
+        "that it can be compiled for (at least ",
+        row.min_arch, "); rebuild");
+  if (row.device != DeviceKind::cuda) return true;
+  if (facts.arch < row.min_arch)
+    return refuse("needs compute capability ", capability(row.min_arch), ", ", facts.name, " has ",
+                  capability(facts.arch));
+  if (facts.arch < row.lowest_code || (row.exact_code && facts.arch != row.lowest_code))
+    return refuse("this build has code for compute capability ", capability(row.lowest_code),
+                  row.exact_code ? " alone, " : " and later, ", facts.name, " has ",
+                  capability(facts.arch), "; add its architecture to GREENFAST_CUDA_ARCHS");
+  return true;
+}
+
+int rank(const core::Variant& row, const Query& query, std::string* why) {
+  if (!runs_here(row, query.facts, why)) return 0;
+  if (is_empty(query.problem)) {
+    if (why != nullptr) *why = "no query sees a key: O = 0, LSE = -inf, no kernel runs";
+    return 1;
+  }
+  return row.kernel->rank(query.problem, query.facts, query.choice, why);
+}
+
+std::string problem_on_device(const Query& query) {
+  return core::concat(to_string(query.problem), " on ", query.facts.name);
+}
+
+Status nothing_fits(std::span<const core::Variant> rows, const Query& query) {
+  std::string out = core::concat("no variant takes ", problem_on_device(query));
+  std::string by_name;
+  bool first = true;
+  for (const core::Variant& row : rows) {
+    if (row.device != query.facts.kind) continue;
+    std::string reason;
+    const int preference = rank(row, query, &reason);
+    if (row.automatic) {
+      out += core::concat(first ? ": " : "; ", row.id, ": ", reason);
+      first = false;
+    } else if (preference > 0) {
+      by_name += core::concat(by_name.empty() ? "" : ", ", row.id);
+    }
+  }
+  if (first) out += core::concat(": none for ", name_of(query.facts.kind), " is in this build");
+  if (!by_name.empty()) out += core::concat("; by name these take it: ", by_name);
+  return {StatusCode::unsupported, std::move(out)};
+}
+
+}  // namespace
+
+const core::Variant* select(std::span<const core::Variant> rows, const Query& query, Status* why) {
+  if (!query.forced.empty()) {
+    const core::Variant* row = find(rows, query.forced);
+    if (row == nullptr) {
+      if (why != nullptr)
+        *why = {StatusCode::invalid_argument, unknown_variant(rows, query.forced)};
+      return nullptr;
+    }
+    if (rank(*row, query, nullptr) > 0) return row;
+    if (why != nullptr) {
+      std::string reason;
+      rank(*row, query, &reason);
+      *why = {StatusCode::unsupported,
+              core::concat(row->id, " cannot take ", problem_on_device(query), ": ", reason)};
+    }
+    return nullptr;
+  }
+
+  const core::Variant* best = nullptr;
+  int best_rank = 0;
+  for (const core::Variant& row : rows) {
+    if (!row.automatic) continue;
+    const int preference = rank(row, query, nullptr);
+    if (preference > best_rank) {
+      best = &row;
+      best_rank = preference;
+    }
+  }
+  if (best == nullptr && why != nullptr) *why = nothing_fits(rows, query);
+  return best;
+}
+
+Selection explain(std::span<const core::Variant> rows, const Query& query) {
+  Selection selection;
+  selection.forced = !query.forced.empty();
+  for (const core::Variant& row : rows) {
+    Candidate candidate;
+    candidate.variant = row.id;
+    candidate.rank = rank(row, query, &candidate.reason);
+    candidate.accepted = candidate.rank > 0;
+    if (candidate.accepted && !row.automatic) candidate.reason += " (by name only)";
+    selection.candidates.push_back(std::move(candidate));
+  }
+  if (const core::Variant* chosen = select(rows, query, nullptr)) selection.chosen = chosen->id;
+  return selection;
+}
+
+Result<Plan> plan(std::span<const core::Variant> rows, const Query& query) {
+  Status why;
+  const core::Variant* row = select(rows, query, &why);
+  if (row == nullptr) return why;
+  Plan plan;
+  if (is_empty(query.problem)) {
+    plan.note = core::writes_nothing(query.problem) ? "the output has no element: nothing runs"
+                                                    : "no key: O = 0 and LSE = -inf are written";
+  } else {
+    plan = row->kernel->plan(query.problem, query.facts, query.choice);
+  }
+  plan.variant = row->id;
+  return plan;
+}
+
+std::int64_t workspace_bytes(const core::Variant& row, const Query& query) {
+  if (is_empty(query.problem) || row.kernel->workspace == nullptr) return 0;
+  return row.kernel->workspace(query.problem, query.facts, query.choice);
+}
+
+}  // namespace greenfast::dispatch
