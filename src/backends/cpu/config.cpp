@@ -1,0 +1,86 @@
+#include "backends/cpu/config.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "core/text.hpp"
+
+namespace greenfast::cpu {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+Status bad_variable(std::string_view name, std::string_view value, std::string_view possible) {
+  return {StatusCode::invalid_argument,
+          core::concat("environment variable ", name, "='", value, "': ", possible,
+                       "; correct or unset it")};
+}
+
+// The mask of the process rather than of the caller, whose thread another runtime may have bound
+// to one CPU.
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(getpid(), sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<std::size_t>(cpu), &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+}  // namespace
+
+Environment read_environment() noexcept {
+  return {.threads = std::getenv("GREENFAST_THREADS"),
+          .pin = std::getenv("GREENFAST_PIN"),
+          .isa = std::getenv("GREENFAST_ISA")};
+}
+
+Result<PoolConfig> pool_config(const Environment& environment) {
+  PoolConfig config;
+  config.cpus = allowed_cpus();
+  if (environment.threads != nullptr) {
+    const std::string_view text = environment.threads;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, config.threads);
+    if (error != std::errc{} || stop != end || config.threads < 1 || config.threads > kMaxThreads) {
+      return bad_variable("GREENFAST_THREADS", text,
+                          core::concat("a number of threads is 1 to ", kMaxThreads));
+    }
+  } else if (!config.cpus.empty()) {
+    config.threads = static_cast<int>(config.cpus.size());
+  } else {
+    config.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  }
+  if (environment.pin != nullptr) {
+    const std::string_view text = environment.pin;
+    if (text != "0" && text != "1") return bad_variable("GREENFAST_PIN", text, "it is 0 or 1");
+    config.pin = text == "1";
+  }
+  return config;
+}
+
+Result<Isa> chosen_isa(const Environment& environment) {
+  const Isa best = detect_isa();
+  if (environment.isa == nullptr) return best;
+  const std::string_view text = environment.isa;
+  const std::optional<Isa> wanted = parse_isa(text);
+  if (wanted && *wanted <= best) return *wanted;
+  std::string possible = "this machine has";
+  for (int i = 0; i <= static_cast<int>(best); ++i) {
+    core::append(possible, i == 0 ? " " : ", ");
+    core::append(possible, name_of(static_cast<Isa>(i)));
+  }
+  return bad_variable("GREENFAST_ISA", text, possible);
+}
+
+}  // namespace greenfast::cpu
