@@ -6,8 +6,9 @@
 
 namespace greenfast::core {
 
-/// Runs tasks on the pool's threads; the caller takes part. One run at a time per Executor;
-/// concurrent callers are queued. Implemented by src/backends/cpu.
+/// Runs tasks on the pool's threads; the caller takes part. Several callers may run at once and
+/// share the threads; a run from inside a task stays on its thread. Implemented by
+/// src/backends/cpu.
 class Executor {
  public:
   /// task(context, index, worker): index in [0, tasks), worker in [0, threads()).

@@ -18,10 +18,14 @@ struct Format {
 
 Format format_of(DType dtype) {
   switch (dtype) {
-    case DType::f16: return {5, 10};
-    case DType::bf16: return {8, 7};
-    case DType::e4m3: return {4, 3};
-    default: return {8, 23};
+    case DType::f16:
+      return {5, 10};
+    case DType::bf16:
+      return {8, 7};
+    case DType::e4m3:
+      return {4, 3};
+    default:
+      return {8, 23};
   }
 }
 
@@ -114,7 +118,8 @@ Case::Case(const Problem& given, std::uint64_t seed, double spread) : problem(gi
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t s = 0; s < seq; ++s) {
           if (!seen(s)) continue;
-          const std::int64_t at = b * layout.stride[0] + h * layout.stride[1] + s * layout.stride[2];
+          const std::int64_t at =
+              b * layout.stride[0] + h * layout.stride[1] + s * layout.stride[2];
           for (std::int64_t d = 0; d < p.head_dim; ++d) {
             encode(p.dtype, std::clamp(normal(random), -400.0, 400.0),
                    data.data() + static_cast<std::size_t>(at + d) * size);
@@ -195,8 +200,7 @@ std::string compare(const Case& call, double p_epsilon) {
       const std::vector<double> v = decode_head(call.v, p.v, b, h_kv);
       const std::int64_t group = p.heads_q / p.heads_kv;
       for (std::int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
-        const double scale = double{p.scale} *
-                             scale_of(call.q_scale, p.scales, b * p.heads_q + h) *
+        const double scale = double{p.scale} * scale_of(call.q_scale, p.scales, b * p.heads_q + h) *
                              scale_of(call.k_scale, p.scales, b * p.heads_kv + h_kv);
         const double v_scale = scale_of(call.v_scale, p.scales, b * p.heads_kv + h_kv);
         for (std::int64_t i = 0; i < p.seq_q; ++i) {
@@ -240,8 +244,8 @@ std::string compare(const Case& call, double p_epsilon) {
                    " i=" + std::to_string(i);
           };
           for (std::size_t d = 0; d < dim; ++d) {
-            const double got =
-                decode(p.out_dtype, call.o.data() + (static_cast<std::size_t>(o_at) + d) * out_size);
+            const double got = decode(
+                p.out_dtype, call.o.data() + (static_cast<std::size_t>(o_at) + d) * out_size);
             const double want = sees ? o[d] / sum : 0.0;
             const double limit = sees ? weight_epsilon * weight[d] / sum +
                                             out_epsilon * std::fabs(want) * 1.001 + 3.0e-8
@@ -255,7 +259,8 @@ std::string compare(const Case& call, double p_epsilon) {
           if (!p.lse) continue;
           const double got = call.lse[static_cast<std::size_t>((b * p.heads_q + h) * p.seq_q + i)];
           const double want = sees ? max + std::log(sum) : -kInf;
-          const bool same = sees ? std::fabs(got - want) <= (magnitude + 8.0) * 4.0e-7 : got == want;
+          const bool same =
+              sees ? std::fabs(got - want) <= (magnitude + 8.0) * 4.0e-7 : got == want;
           if (!same) {
             return "LSE is " + std::to_string(got) + ", not " + std::to_string(want) + where();
           }
@@ -282,10 +287,14 @@ Problem random_problem(std::uint64_t seed) {
   const auto chance = [&](int percent) { return pick(1, 100) <= percent; };
   const auto length = [&] {
     switch (pick(0, 3)) {
-      case 0: return pick(1, 8);
-      case 1: return pick(9, 70);
-      case 2: return std::int64_t{64} * pick(1, 4) + pick(-1, 1);
-      default: return pick(71, 420);
+      case 0:
+        return pick(1, 8);
+      case 1:
+        return pick(9, 70);
+      case 2:
+        return std::int64_t{64} * pick(1, 4) + pick(-1, 1);
+      default:
+        return pick(71, 420);
     }
   };
 
@@ -303,8 +312,12 @@ Problem random_problem(std::uint64_t seed) {
 
   const auto alignment = static_cast<Alignment>(pick(0, 1));
   switch (pick(0, 3)) {
-    case 0: p.mask = Mask::none(); break;
-    case 1: p.mask = Mask::causal(alignment); break;
+    case 0:
+      p.mask = Mask::none();
+      break;
+    case 1:
+      p.mask = Mask::causal(alignment);
+      break;
     default: {
       const std::int64_t longest = std::max(p.seq_q, p.seq_kv);
       p.mask = Mask::window(chance(20) ? -1 : pick(0, longest), chance(20) ? -1 : pick(0, longest),

@@ -114,7 +114,8 @@ const DeviceFacts* facts(int index, Status* why) noexcept {
   return nullptr;
 }
 
-Status fill_empty(const Problem& problem, const Tensors& tensors, const core::Context& /*context*/) {
+Status fill_empty(const Problem& problem, const Tensors& tensors,
+                  const core::Context& /*context*/) {
   // Zero is all zero bits in every output type.
   const std::size_t element = size_of(problem.out_dtype);
   const auto row_bytes = static_cast<std::size_t>(problem.head_dim) * element;

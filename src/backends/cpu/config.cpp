@@ -19,9 +19,8 @@ namespace {
 constexpr int kMaxThreads = 1024;
 
 Status bad_variable(std::string_view name, std::string_view value, std::string_view possible) {
-  return {StatusCode::invalid_argument,
-          core::concat("environment variable ", name, "='", value, "': ", possible,
-                       "; correct or unset it")};
+  return {StatusCode::invalid_argument, core::concat("environment variable ", name, "='", value,
+                                                     "': ", possible, "; correct or unset it")};
 }
 
 // The mask of the process rather than of the caller, whose thread another runtime may have bound

@@ -54,7 +54,7 @@ std::optional<Isa> parse_isa(std::string_view text) noexcept {
 // Bit numbers: Intel SDM volume 2A, CPUID.
 Isa detect_isa() noexcept {
 #if defined(__x86_64__)
-  constexpr int kFma = 12, kOsxsave = 27, kAvx = 28, kF16c = 29;  // leaf 1, ECX
+  constexpr int kFma = 12, kOsxsave = 27, kAvx = 28, kF16c = 29;   // leaf 1, ECX
   constexpr int kAvx2 = 5, kF = 16, kDq = 17, kBw = 30, kVl = 31;  // leaf 7.0, EBX
   constexpr int kVbmi = 1;                                         // leaf 7.0, ECX
   constexpr int kBf16 = 5;                                         // leaf 7.1, EAX

@@ -191,13 +191,12 @@ struct ThreadPool::Team {
       }
       const std::uint32_t seen = news.load(std::memory_order_relaxed);
       lock.unlock();
-      const bool changed =
-          spin_until([&] { return news.load(std::memory_order_relaxed) != seen; });
+      const bool changed = spin_until([&] { return news.load(std::memory_order_relaxed) != seen; });
       lock.lock();
       if (changed) continue;
       ++sleepers;
-      work_ready.wait(
-          lock, [&] { return stopping || news.load(std::memory_order_relaxed) != seen; });
+      work_ready.wait(lock,
+                      [&] { return stopping || news.load(std::memory_order_relaxed) != seen; });
       --sleepers;
     }
   }
@@ -212,8 +211,8 @@ struct ThreadPool::Team {
       while (*last != nullptr) last = &(*last)->next_job;
       *last = &job;
       news.fetch_add(1, std::memory_order_relaxed);
-      wake = static_cast<int>(
-          std::min<std::int64_t>({sleepers, job.max_threads - 1, job.tasks - 1}));
+      wake =
+          static_cast<int>(std::min<std::int64_t>({sleepers, job.max_threads - 1, job.tasks - 1}));
     }
     for (; wake > 0; --wake) work_ready.notify_one();
 

@@ -19,7 +19,7 @@ namespace greenfast::kernels {
 namespace {
 
 constexpr int kMaxHeadDim = 256;
-constexpr int kChunk = 256;   // scores held at once
+constexpr int kChunk = 256;  // scores held at once
 constexpr int kRowsPerTask = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -78,7 +78,8 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
     for (int j = 0; j < count; ++j) {
       load(k_head + (begin + j) * problem.k.stride[2], head_dim, kv);
       score[j] = scale * dot(q, kv, head_dim);
-      if (problem.softcap > 0.0f) score[j] = problem.softcap * std::tanh(score[j] / problem.softcap);
+      if (problem.softcap > 0.0f)
+        score[j] = problem.softcap * std::tanh(score[j] / problem.softcap);
       chunk_max = std::max(chunk_max, score[j]);
     }
     // Earlier chunks were weighted against a smaller maximum.
@@ -118,18 +119,25 @@ void attend_rows(void* context, std::int64_t task, int /*worker*/) {
 template <class In>
 core::Executor::Task task_for_output(DType out) {
   switch (out) {
-    case DType::f16: return attend_rows<In, F16>;
-    case DType::bf16: return attend_rows<In, Bf16>;
-    default: return attend_rows<In, float>;
+    case DType::f16:
+      return attend_rows<In, F16>;
+    case DType::bf16:
+      return attend_rows<In, Bf16>;
+    default:
+      return attend_rows<In, float>;
   }
 }
 
 core::Executor::Task task_for(DType in, DType out) {
   switch (in) {
-    case DType::f16: return task_for_output<F16>(out);
-    case DType::bf16: return task_for_output<Bf16>(out);
-    case DType::e4m3: return task_for_output<E4m3>(out);
-    default: return task_for_output<float>(out);
+    case DType::f16:
+      return task_for_output<F16>(out);
+    case DType::bf16:
+      return task_for_output<Bf16>(out);
+    case DType::e4m3:
+      return task_for_output<E4m3>(out);
+    default:
+      return task_for_output<float>(out);
   }
 }
 
