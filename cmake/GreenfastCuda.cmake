@@ -33,6 +33,7 @@ endif()
 # greenfast_cuda_kernel(NAME MIN 80|89|90a SOURCES file.cu...)
 # An OBJECT library compiled for every architecture of GREENFAST_CUDA_ARCHS at or above MIN. An 'a' suffix means
 # exactly that one: such machine code does not run on later GPUs. Others add PTX of the lowest architecture.
+# What ptxas says about registers and spills lies beside each object, for tools/ptxas_gate.
 function(greenfast_cuda_kernel name)
   cmake_parse_arguments(arg "" "MIN" "SOURCES" ${ARGN})
   set(codes "")
@@ -57,7 +58,9 @@ function(greenfast_cuda_kernel name)
     return()
   endif()
   add_library(${name} OBJECT ${arg_SOURCES})
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${codes}" CUDA_SEPARABLE_COMPILATION OFF)
+  set_target_properties(${name} PROPERTIES
+    CUDA_ARCHITECTURES "${codes}" CUDA_SEPARABLE_COMPILATION OFF
+    CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/tools/ptxas_log;${CMAKE_CUDA_COMPILER_LAUNCHER}")
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xptxas=-v,-warn-spills --expt-relaxed-constexpr>)
   set_property(GLOBAL APPEND PROPERTY GREENFAST_CUDA_OBJECTS $<TARGET_OBJECTS:${name}>)
@@ -74,4 +77,10 @@ function(greenfast_cuda_kernel name)
     "#define GREENFAST_LOWEST_ARCH_${name} ${lowest}\n"
     "#define GREENFAST_EXACT_ARCH_${name} ${exact}\n")
   set_property(GLOBAL APPEND_STRING PROPERTY GREENFAST_CUDA_BUILT_MACROS "${macros}")
+endfunction()
+
+# greenfast_cuda_list_objects(): after the last kernel, lists their objects for tools/ptxas_gate.
+function(greenfast_cuda_list_objects)
+  get_property(objects GLOBAL PROPERTY GREENFAST_CUDA_OBJECTS)
+  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/ptxas_objects.txt CONTENT "$<JOIN:${objects},\n>\n")
 endfunction()
