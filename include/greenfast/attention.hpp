@@ -10,6 +10,7 @@
 
 namespace greenfast {
 
+/// Where and how a call runs; the same for every problem.
 struct Options {
   DeviceKind device = DeviceKind::cpu;
   int device_index =
@@ -86,6 +87,8 @@ struct Plan {
   std::string note;    ///< one line on why this configuration
 };
 
+/// The plan of the variant that `attention` would launch; the refusal of every variant where none
+/// fits.
 GREENFAST_API Result<Plan> plan(const Problem& problem, const DeviceFacts& facts,
                                 const Options& options = {});
 
@@ -123,12 +126,14 @@ struct Selection {
   bool forced = false;
   std::vector<Candidate> candidates;
 };
+/// Runs selection without launching anything.
 GREENFAST_API Selection explain(const Problem& problem, const DeviceFacts& facts,
                                 const Options& options = {});
 
 /// Receives one line at a time; silent by default. Null turns it off. The callback may be called
 /// from any thread.
 using LogCallback = void (*)(const char* message, void* user);
+/// Sets the callback of the whole process; user is handed to it.
 GREENFAST_API void set_log_callback(LogCallback callback, void* user) noexcept;
 
 /// "0.1.0".

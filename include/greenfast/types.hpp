@@ -24,10 +24,12 @@ GREENFAST_API std::string_view name_of(DType dtype) noexcept;
 /// The inverse of name_of; also accepts "f32", "float32", "f16", "float16", "bfloat16", "fp8".
 GREENFAST_API std::optional<DType> parse_dtype(std::string_view text) noexcept;
 
+/// Where tensors lie and kernels run. Values are stable.
 enum class DeviceKind : std::int32_t { cpu = 0, cuda = 1 };
 /// "cpu" or "cuda".
 GREENFAST_API std::string_view name_of(DeviceKind kind) noexcept;
 
+/// Why a call failed. Values are stable.
 enum class StatusCode : std::int32_t {
   ok = 0,
   invalid_argument = 1,  ///< the call contradicts itself or points at memory it may not use
@@ -37,6 +39,7 @@ enum class StatusCode : std::int32_t {
   device_error = 5,  ///< the driver reported a failure
   internal = 6,
 };
+/// "ok", "invalid argument" and so on.
 GREENFAST_API std::string_view name_of(StatusCode code) noexcept;
 
 /// Outcome of a call. A failure's message names what was asked, what is possible and what to

@@ -1,0 +1,103 @@
+"""The ptxas gate on logs written by nvcc 13.0 -Xptxas=-v,-warn-spills, and the launcher that keeps them."""
+import pathlib
+import subprocess
+
+import pytest
+
+TOOLS = pathlib.Path(__file__).parents[2] / "tools"
+V8 = "_ZN9greenfast11cuda_v2c_v86kernelILi64EEEvPf"  # void greenfast::cuda_v2c_v8::kernel<64>(float*)
+
+
+def entry(symbol=V8, arch="sm_89", registers=64, stack=0, stores=0, loads=0, shared=1024):
+    return f"""\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '{symbol}' for '{arch}'
+ptxas info    : Function properties for {symbol}
+    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers, {shared} bytes smem, 360 bytes cmem[0]
+ptxas info    : Compile time = 56.855 ms
+"""
+
+
+def gate(tmp_path, logs, limits=""):
+    """logs: object name -> text, or None for an object without a log."""
+    for name, text in logs.items():
+        if text is not None:
+            (tmp_path / f"{name}.ptxas").write_text(text)
+    (tmp_path / "ptxas_objects.txt").write_text("\n".join(str(tmp_path / name) for name in logs) + "\n")
+    (tmp_path / "limits.toml").write_text(limits)
+    return subprocess.run([TOOLS / "ptxas_gate", tmp_path, "--limits", tmp_path / "limits.toml"],
+                          capture_output=True, text=True, check=False)
+
+
+def limit(**row):
+    row = {"kernel": "cuda_v2c_v8::kernel", "reason": "a test", **row}
+    return "[[limit]]\n" + "".join(f"{k} = {v!r}\n" for k, v in row.items())
+
+
+def test_clean_build_passes(tmp_path):
+    result = gate(tmp_path, {"a.o": entry() + entry(arch="sm_90a"), "b.o": entry(arch="sm_80")},
+                  limit(registers=64, static_shared=1024, stack=0))
+    assert result.returncode == 0, result.stdout
+    assert "1 for sm_80, 1 for sm_89, 1 for sm_90a; 0 complaints" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "log, complaint",
+    [
+        (entry(stack=8, stores=4), "sm_89 void greenfast::cuda_v2c_v8::kernel<64>(float*): spills 4 bytes"),
+        (entry(stack=8, loads=8), "spills 8 bytes"),
+        (entry() + "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized\n",
+         "C7520"),
+        ("ptxas warning : Value of threads per SM for entry x is out of range\n" + entry(), "out of range"),
+        (entry() + "ptxas info    : Function properties for helper\n"
+                   "    16 bytes stack frame, 12 bytes spill stores, 12 bytes spill loads\n", "not inlined"),
+        (entry().replace("Used 64 registers", "used registers"), "no register count"),
+        ("", "no kernel in this log"),
+        (None, "no log of its compilation"),
+    ],
+)
+def test_what_no_table_allows(tmp_path, log, complaint):
+    result = gate(tmp_path, {"good.o": entry(arch="sm_80"), "a.o": log})
+    assert result.returncode == 1
+    assert complaint in result.stdout
+
+
+@pytest.mark.parametrize(
+    "row, complaint",
+    [
+        ({"registers": 63}, "sm_89 void greenfast::cuda_v2c_v8::kernel<64>(float*): registers 64 > 63 (a test)"),
+        ({"registers": 63, "arch": "sm_89"}, "registers 64 > 63"),
+        ({"static_shared": 1023}, "static_shared 1024 > 1023"),
+        ({"registers": 64, "kernel": "cuda_v2c_v9"}, "no such kernel in this build"),
+    ],
+)
+def test_limits(tmp_path, row, complaint):
+    result = gate(tmp_path, {"a.o": entry()}, limit(**row))
+    assert result.returncode == 1
+    assert complaint in result.stdout
+
+
+def test_limit_of_another_architecture_does_not_apply(tmp_path):
+    assert gate(tmp_path, {"a.o": entry()}, limit(registers=1, arch="sm_80")).returncode == 0
+
+
+@pytest.mark.parametrize("row", ["[[limit]]\nkernel = 'x'\n", limit(register=3)])
+def test_row_that_limits_nothing_is_an_error(tmp_path, row):
+    assert gate(tmp_path, {"a.o": entry()}, row).returncode != 0
+
+
+def test_nothing_built_is_no_pass(tmp_path):
+    assert gate(tmp_path, {}).returncode == 1
+
+
+def test_launcher_keeps_the_log_and_shows_what_matters(tmp_path):
+    text = entry() + "ptxas info    : (C7510) Potential Performance Loss\n"
+    script = tmp_path / "compiler"
+    script.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{text}END\nexit 7\n")
+    script.chmod(0o755)
+    result = subprocess.run([TOOLS / "ptxas_log", script, "-c", "x.cu", "-o", tmp_path / "x.o"],
+                            capture_output=True, text=True, check=False)
+    assert result.returncode == 7
+    assert result.stderr == "ptxas info    : (C7510) Potential Performance Loss\n"
+    assert (tmp_path / "x.o.ptxas").read_text() == text
