@@ -3,9 +3,8 @@
 
 #include "workbench/device/cpu.hpp"
 #include "workbench/device/device.hpp"
-#if defined(GREENFAST_HAVE_CUDA) && __has_include("workbench/device/cuda.hpp")
+#if defined(GREENFAST_HAVE_CUDA)
 #include "workbench/device/cuda.hpp"
-#define GREENFAST_WORKBENCH_CUDA 1
 #endif
 
 namespace greenfast::workbench {
@@ -19,7 +18,7 @@ Result<std::unique_ptr<Device>> open_device(DeviceKind kind, int index) {
       }
       return open_cpu_device();
     case DeviceKind::cuda:
-#if defined(GREENFAST_WORKBENCH_CUDA)
+#if defined(GREENFAST_HAVE_CUDA)
       return open_cuda_device(index);
 #else
       return Status(StatusCode::no_device,

@@ -1,0 +1,132 @@
+// What the ladder's kernels share on the host: which problems they take, and their parameters. The
+// rungs differ in their kernels, not in what they accept.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/variant.hpp"
+
+namespace greenfast::cuda::ladder {
+
+/// A [B, H, S, D] tensor; strides in elements.
+struct View {
+  const void* base = nullptr;
+  std::int64_t stride_b = 0, stride_h = 0, stride_s = 0;
+};
+
+struct Params {
+  View q, k, v, o;
+  const float *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr;  // stage-C
+  std::int64_t scale_step = 0;  // 0: one scale a tensor, 1: one a head
+  int heads_q = 1, group = 1;   // query heads, query heads a KV head
+  int seq_q = 0, seq_kv = 0;
+  int q_tiles = 0;
+  float scale_log2 = 0;  // softmax scale * log2(e)
+  bool causal = false;
+  int shift = 0;              // query i sees keys up to i + shift
+  bool vector_loads = false;  // Q, K and V allow 16-byte accesses
+};
+
+/// The CTA's place, from a one-dimensional grid: heads and batch would not fit into 65,535.
+struct Place {
+  int tile, head, batch;
+};
+
+inline bool allows_16_bytes(const void* base, const Layout& layout, std::size_t element) {
+  const auto step = static_cast<std::int64_t>(16 / element);
+  return reinterpret_cast<std::uintptr_t>(base) % 16 == 0 && layout.stride[0] % step == 0 &&
+         layout.stride[1] % step == 0 && layout.stride[2] % step == 0;
+}
+
+inline View view(const void* base, const Layout& layout) {
+  return {base, layout.stride[0], layout.stride[1], layout.stride[2]};
+}
+
+inline Params make_params(const Problem& p, const Tensors& t, int block_m) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  const std::size_t element = size_of(p.dtype);
+  Params params;
+  params.q = view(t.q, p.q);
+  params.k = view(t.k, p.k);
+  params.v = view(t.v, p.v);
+  params.o = view(t.o, p.o);
+  params.q_scale = t.q_scale;
+  params.k_scale = t.k_scale;
+  params.v_scale = t.v_scale;
+  params.scale_step = p.scales == ScaleKind::per_head ? 1 : 0;
+  params.heads_q = static_cast<int>(p.heads_q);
+  params.group = static_cast<int>(p.heads_q / p.heads_kv);
+  params.seq_q = static_cast<int>(p.seq_q);
+  params.seq_kv = static_cast<int>(p.seq_kv);
+  params.q_tiles = static_cast<int>((p.seq_q + block_m - 1) / block_m);
+  params.scale_log2 = p.scale * kLog2E;
+  params.causal = p.mask.is_causal();
+  params.shift =
+      p.mask.alignment == Alignment::bottom_right ? static_cast<int>(p.seq_kv - p.seq_q) : 0;
+  params.vector_loads = allows_16_bytes(t.q, p.q, element) && allows_16_bytes(t.k, p.k, element) &&
+                        allows_16_bytes(t.v, p.v, element);
+  return params;
+}
+
+inline std::int64_t ctas(const Problem& p, int block_m) {
+  return (p.seq_q + block_m - 1) / block_m * p.heads_q * p.batch;
+}
+
+/// Nothing when a rung of the family takes the problem; otherwise the first obstacle. `why` may be
+/// null.
+struct Accepts {
+  DType dtype;
+  bool d64 = true, d128 = false;
+  bool lse = false;
+};
+inline bool accepts(const Problem& p, Accepts can, int block_m, std::string* why) {
+  const auto refuse = [&](auto... parts) {
+    if (why != nullptr) *why = (std::string() + ... + std::string(parts));
+    return false;
+  };
+  if (p.dtype != can.dtype) {
+    return refuse("takes ", name_of(can.dtype), " inputs, not ", name_of(p.dtype));
+  }
+  if (p.out_dtype != DType::f16) return refuse("writes fp16, not ", name_of(p.out_dtype));
+  if (!((can.d64 && p.head_dim == 64) || (can.d128 && p.head_dim == 128))) {
+    return refuse("takes D ", can.d128 ? "64 or 128" : "64", ", not ", std::to_string(p.head_dim));
+  }
+  if (!p.mask.is_none() && !(p.mask.is_causal() && p.mask.left < 0)) {
+    return refuse("takes no mask or a causal one; use cuda.sm80.mma for a sliding window");
+  }
+  if (p.softcap != 0) return refuse("has no softcap; use cuda.sm80.mma");
+  if (p.lse && !can.lse) return refuse("writes no LSE; use cuda.sm80.mma");
+  // Row arithmetic inside the kernels is 32-bit.
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+  if (p.seq_q >= kLimit || p.seq_kv >= kLimit || ctas(p, block_m) >= kLimit) {
+    return refuse("takes lengths and tile counts below 2^30");
+  }
+  if (why != nullptr) *why = "runs by name";
+  return true;
+}
+
+/// Raises the limit of dynamic shared memory once a kernel and device; later calls cost one load.
+template <class Kernel>
+Status allow_shared(Kernel* kernel, int bytes) {
+  if (bytes <= 48 * 1024) return {};
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();
+  return {StatusCode::device_error, std::string("shared-memory opt-in of ") +
+                                        std::to_string(bytes) +
+                                        " bytes: " + cudaGetErrorString(error)};
+}
+
+inline Status launched(std::string_view variant) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return {};
+  return {StatusCode::device_error, std::string(variant) +
+                                        ": launch failed: " + cudaGetErrorName(error) + " (" +
+                                        cudaGetErrorString(error) + ")"};
+}
+
+}  // namespace greenfast::cuda::ladder

@@ -1,0 +1,44 @@
+// Asynchronous copies from global to shared memory, sm_80 and later (PTX ISA, cp.async).
+#pragma once
+
+#include <cstdint>
+
+namespace greenfast::cuda::ptx {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Copies 16 bytes past L1; writes 16 zero bytes and reads nothing when keep is false.
+__device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* global, bool keep) {
+  const int bytes = keep ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/// Waits until at most kPending of this thread's newest groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_16(std::uint32_t shared, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+/// One 16-byte store. Written out because nvcc 13.0 splits `*(uint4*)p = make_uint4(...)` into four
+/// 4-byte stores when it cannot prove alignment, which halves the use of every sector.
+__device__ __forceinline__ void store_global_16(void* global, uint4 value) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+}  // namespace greenfast::cuda::ptx
