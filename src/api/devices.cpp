@@ -55,11 +55,7 @@ DeviceFacts model_cpu() {
 const core::Backend* backend_of(DeviceKind kind) noexcept {
   switch (kind) {
     case DeviceKind::cpu:
-#if !defined(GREENFAST_NO_CPU_BACKEND)
       return &cpu::backend;
-#else
-      return nullptr;
-#endif
     case DeviceKind::cuda:
 #if GREENFAST_HAVE_CUDA
       return &cuda::backend;
