@@ -1,0 +1,282 @@
+#include "workbench/oracle.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+
+#include "workbench/numeric.hpp"
+#include "workbench/parallel.hpp"
+#include "workbench/tile_gemm.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kRowBlock = 32;  // rows of one head computed together
+constexpr std::int64_t kKeyTile = 64;   // keys decoded together
+
+// One of Q, K, V as the reference reads it: rows in fp64, scales applied.
+class Source {
+ public:
+  Source(const Problem& p, const std::vector<std::byte>& bits, const Layout& layout,
+         const std::vector<float>& scale, std::int64_t heads, std::int64_t seq,
+         const std::vector<float>* exact)
+      : dtype_(p.dtype),
+        scales_(p.scales),
+        bits_(bits.data()),
+        layout_(layout),
+        scale_(scale),
+        heads_(heads),
+        seq_(seq),
+        dim_(p.head_dim),
+        exact_(exact) {}
+
+  void row(std::int64_t b, std::int64_t h, std::int64_t s, double* out) const {
+    if (exact_) {
+      numeric::load_row(DType::f32, exact_->data(), ((b * heads_ + h) * seq_ + s) * dim_, dim_,
+                        out);
+      return;
+    }
+    numeric::load_row(dtype_, bits_,
+                      b * layout_.stride[0] + h * layout_.stride[1] + s * layout_.stride[2], dim_,
+                      out);
+    if (scales_ == ScaleKind::none) return;
+    const double factor = static_cast<double>(
+        scale_[scales_ == ScaleKind::tensor ? 0 : static_cast<std::size_t>(b * heads_ + h)]);
+    for (std::int64_t d = 0; d < dim_; ++d) out[d] *= factor;
+  }
+
+ private:
+  DType dtype_;
+  ScaleKind scales_;
+  const std::byte* bits_;
+  const Layout& layout_;
+  const std::vector<float>& scale_;
+  std::int64_t heads_, seq_, dim_;
+  const std::vector<float>* exact_;
+};
+
+bool all_finite(const double* values, std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) sum += values[i] * 0.0;
+  return sum == 0.0;
+}
+
+// Rows [first, last) of `rows`, all of one head.
+void compute_block(const Problem& p, const Source& q, const Source& k, const Source& v,
+                   const std::vector<std::int64_t>& rows, std::size_t first, std::size_t last,
+                   Reference& out, std::atomic<bool>& nonfinite) {
+  const std::int64_t dim = p.head_dim;
+  const auto count = static_cast<std::int64_t>(last - first);
+  const std::int64_t head = rows[first] / p.seq_q;
+  const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
+  const std::int64_t hkv = h / (p.heads_q / p.heads_kv);
+
+  std::vector<double> query(static_cast<std::size_t>(count * dim));
+  std::vector<KeyRange> range(static_cast<std::size_t>(count));
+  KeyRange all{p.seq_kv, 0};
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t i = rows[first + static_cast<std::size_t>(r)] % p.seq_q;
+    auto& own = range[static_cast<std::size_t>(r)];
+    own = visible_keys(p, i);
+    if (own.first >= own.last) continue;
+    q.row(b, h, i, query.data() + r * dim);
+    if (!all_finite(query.data() + r * dim, dim)) nonfinite = true;
+    all.first = std::min(all.first, own.first);
+    all.last = std::max(all.last, own.last);
+  }
+  const auto seen_by_block = [&](std::int64_t j) {
+    return std::any_of(range.begin(), range.end(),
+                       [j](const KeyRange& own) { return j >= own.first && j < own.last; });
+  };
+
+  double* o = out.o.data() + static_cast<std::int64_t>(first) * dim;
+  double* lse = out.lse.data() + first;
+  std::fill(o, o + count * dim, 0.0);
+  std::fill(lse, lse + count, -kInfinity);
+  if (all.first >= all.last) return;
+
+  const std::int64_t width = all.last - all.first;
+  const std::int64_t stride = (width + kKeyTile - 1) / kKeyTile * kKeyTile;
+  std::vector<double> scores(static_cast<std::size_t>(count * stride), 0.0);
+  std::vector<double> tile(static_cast<std::size_t>(kKeyTile * dim));
+  std::vector<double> transposed(static_cast<std::size_t>(kKeyTile * dim));
+
+  for (std::int64_t j0 = 0; j0 < width; j0 += kKeyTile) {
+    const std::int64_t n = std::min(kKeyTile, width - j0);
+    for (std::int64_t j = 0; j < kKeyTile; ++j) {
+      double* row = tile.data() + j * dim;
+      if (j < n)
+        k.row(b, hkv, all.first + j0 + j, row);
+      else
+        std::fill(row, row + dim, 0.0);
+      if (!all_finite(row, dim) && seen_by_block(all.first + j0 + j)) nonfinite = true;
+      for (std::int64_t d = 0; d < dim; ++d)
+        transposed[static_cast<std::size_t>(d * kKeyTile + j)] = row[d];
+    }
+    tile_gemm(count, kKeyTile, dim, query.data(), dim, transposed.data(), kKeyTile,
+              scores.data() + j0, stride);
+  }
+
+  const double scale = static_cast<double>(p.scale), cap = static_cast<double>(p.softcap);
+  for (std::int64_t r = 0; r < count; ++r) {
+    double* s = scores.data() + r * stride;
+    const std::int64_t begin = range[static_cast<std::size_t>(r)].first - all.first;
+    const std::int64_t end = range[static_cast<std::size_t>(r)].last - all.first;
+    if (begin >= end) {
+      std::fill(s, s + stride, 0.0);
+      continue;
+    }
+    double largest = -kInfinity;
+    bool nan = false;
+    for (std::int64_t j = begin; j < end; ++j) {
+      s[j] *= scale;
+      if (cap > 0) s[j] = cap * std::tanh(s[j] / cap);
+      nan = nan || std::isnan(s[j]);
+      largest = std::max(largest, s[j]);
+    }
+    if (nan) largest = std::numeric_limits<double>::quiet_NaN();
+    double sum = 0;
+    for (std::int64_t j = begin; j < end; ++j) {
+      s[j] = std::exp(s[j] - largest);
+      sum += s[j];
+    }
+    std::fill(s, s + begin, 0.0);
+    std::fill(s + end, s + stride, 0.0);
+    for (std::int64_t j = begin; j < end; ++j) s[j] /= sum;
+    lse[r] = largest + std::log(sum);
+  }
+
+  for (std::int64_t j0 = 0; j0 < width; j0 += kKeyTile) {
+    const std::int64_t n = std::min(kKeyTile, width - j0);
+    bool finite = true;
+    for (std::int64_t j = 0; j < n; ++j) {
+      double* row = tile.data() + j * dim;
+      v.row(b, hkv, all.first + j0 + j, row);
+      if (all_finite(row, dim)) continue;
+      finite = false;
+      if (seen_by_block(all.first + j0 + j)) nonfinite = true;
+    }
+    if (finite) {
+      tile_gemm(count, dim, n, scores.data() + j0, stride, tile.data(), dim, o, dim);
+      continue;
+    }
+    // A weight of 0 is not the same as not seen where V is NaN or Inf.
+    for (std::int64_t r = 0; r < count; ++r)
+      for (std::int64_t j = 0; j < n; ++j) {
+        const std::int64_t key = all.first + j0 + j;
+        const KeyRange& own = range[static_cast<std::size_t>(r)];
+        if (key < own.first || key >= own.last) continue;
+        const double weight = scores[static_cast<std::size_t>(r * stride + j0 + j)];
+        for (std::int64_t d = 0; d < dim; ++d)
+          o[r * dim + d] += weight * tile[static_cast<std::size_t>(j * dim + d)];
+      }
+  }
+}
+
+}  // namespace
+
+KeyRange visible_keys(const Problem& p, std::int64_t query) {
+  // Bounds beyond every distance are no bounds; this keeps the sums below from overflowing.
+  const std::int64_t far = p.seq_q + p.seq_kv;
+  const std::int64_t face =
+      query + (p.mask.alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0);
+  KeyRange range{0, p.seq_kv};
+  if (p.mask.left >= 0) range.first = std::max<std::int64_t>(0, face - std::min(p.mask.left, far));
+  if (p.mask.right >= 0)
+    range.last = std::clamp<std::int64_t>(face + std::min(p.mask.right, far) + 1, 0, p.seq_kv);
+  return range;
+}
+
+std::vector<std::int64_t> choose_rows(const Case& c, double flop_budget) {
+  const Problem& p = c.problem;
+  const std::int64_t heads = p.batch * p.heads_q, total = heads * p.seq_q;
+  std::vector<std::int64_t> rows;
+  double pairs = 0;  // of one head
+  for (std::int64_t i = 0; i < p.seq_q; ++i) {
+    const KeyRange range = visible_keys(p, i);
+    pairs += static_cast<double>(std::max<std::int64_t>(0, range.last - range.first));
+  }
+  const double flops = 4.0 * static_cast<double>(p.head_dim) * pairs * static_cast<double>(heads);
+  if (flops <= flop_budget) {
+    rows.resize(static_cast<std::size_t>(total));
+    for (std::int64_t i = 0; i < total; ++i) rows[static_cast<std::size_t>(i)] = i;
+    return rows;
+  }
+
+  const auto wanted = std::clamp<std::int64_t>(
+      static_cast<std::int64_t>(static_cast<double>(total) * flop_budget / flops), 64, total);
+  std::mt19937_64 random(c.seed * 0x9e3779b97f4a7c15u + 1);
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  std::set<std::int64_t> chosen;
+  // Where kernels break: first and last rows, both sides of a tile boundary, the rows after the
+  // last whole tile. In every head while that takes no more than half of the rows.
+  const std::int64_t special_heads = std::min(heads, std::max<std::int64_t>(4, wanted / 32));
+  for (std::int64_t n = 0; n < special_heads; ++n) {
+    const std::int64_t head = special_heads == 1 ? 0 : n * (heads - 1) / (special_heads - 1);
+    const auto take = [&](std::int64_t i) {
+      if (i >= 0 && i < p.seq_q) chosen.insert(head * p.seq_q + i);
+    };
+    take(0);
+    take(p.seq_q - 1);
+    for (const std::int64_t tile : {16, 32, 64, 128}) {
+      const std::int64_t boundary = tile * (1 + below(std::max<std::int64_t>(1, p.seq_q / tile)));
+      take(boundary - 1);
+      take(boundary);
+      take(p.seq_q / tile * tile);
+    }
+  }
+  // The rest evenly over all heads and positions: one row from each of equal stretches.
+  const std::int64_t rest =
+      std::max<std::int64_t>(wanted - static_cast<std::int64_t>(chosen.size()), wanted / 4);
+  for (std::int64_t n = 0; n < rest; ++n) {
+    const auto at = [&](std::int64_t m) {
+      return static_cast<std::int64_t>(static_cast<double>(total) * static_cast<double>(m) /
+                                       static_cast<double>(rest));
+    };
+    const std::int64_t begin = at(n), end = std::max(begin + 1, std::min(total, at(n + 1)));
+    chosen.insert(std::min(total - 1, begin + below(end - begin)));
+  }
+  rows.assign(chosen.begin(), chosen.end());
+  return rows;
+}
+
+Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
+                            Policy::Source source) {
+  const Problem& p = c.problem;
+  Reference out;
+  out.total_rows = p.batch * p.heads_q * p.seq_q;
+  out.rows = std::move(rows);
+  out.o.assign(out.rows.size() * static_cast<std::size_t>(p.head_dim), 0.0);
+  out.lse.assign(out.rows.size(), -kInfinity);
+  if (p.seq_kv == 0) return out;
+
+  const bool exact = source == Policy::Source::unquantised && p.dtype == DType::e4m3;
+  const Source q(p, inputs.q, p.q, inputs.q_scale, p.heads_q, p.seq_q,
+                 exact ? &inputs.q_exact : nullptr);
+  const Source k(p, inputs.k, p.k, inputs.k_scale, p.heads_kv, p.seq_kv,
+                 exact ? &inputs.k_exact : nullptr);
+  const Source v(p, inputs.v, p.v, inputs.v_scale, p.heads_kv, p.seq_kv,
+                 exact ? &inputs.v_exact : nullptr);
+
+  std::vector<std::size_t> starts;
+  for (std::size_t r = 0; r < out.rows.size(); ++r) {
+    const bool new_head = r == 0 || out.rows[r] / p.seq_q != out.rows[r - 1] / p.seq_q;
+    if (new_head || r - starts.back() == static_cast<std::size_t>(kRowBlock)) starts.push_back(r);
+  }
+  std::atomic<bool> nonfinite{false};
+  parallel_for(static_cast<std::int64_t>(starts.size()), [&](std::int64_t n) {
+    const auto at = static_cast<std::size_t>(n);
+    const std::size_t last = at + 1 < starts.size() ? starts[at + 1] : out.rows.size();
+    compute_block(p, q, k, v, out.rows, starts[at], last, out, nonfinite);
+  });
+  out.nonfinite_visible = nonfinite;
+  return out;
+}
+
+}  // namespace greenfast::workbench
