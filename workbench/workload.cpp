@@ -187,10 +187,29 @@ std::uint64_t random_bits(std::uint64_t key, std::uint64_t counter) {
   return z ^ (z >> 31);
 }
 
+// Coefficients of the series below, evaluated when compiled (division is exact to half an ulp too).
+struct Series {
+  std::array<double, 11> log;          // 1 / (2k + 1)
+  std::array<double, 8> cosine, sine;  // 1 / (2k)!, 1 / (2k + 1)! with sign, k from 1
+};
+constexpr Series kSeries = [] {
+  Series series{};
+  for (int k = 0; k < 11; ++k) series.log[static_cast<std::size_t>(k)] = 1.0 / (2 * k + 1);
+  double factorial = 1.0;
+  for (int k = 1; k <= 8; ++k) {
+    const double sign = k % 2 ? -1.0 : 1.0;
+    factorial *= 2 * k;
+    if (k > 1) factorial *= 2 * k - 1;
+    series.cosine[static_cast<std::size_t>(k - 1)] = sign / factorial;
+    series.sine[static_cast<std::size_t>(k - 1)] = sign / (factorial * (2 * k + 1));
+  }
+  return series;
+}();
+
 // ln(x) for 0 < x <= 1 and normal: x = m 2^e with m in [sqrt(1/2), sqrt(2)), then
 // ln m = 2 artanh((m-1)/(m+1)). Truncation is below 2^-53 for |t| <= 0.1716.
 double natural_log(double x) {
-  auto bits = std::bit_cast<std::uint64_t>(x);
+  const auto bits = std::bit_cast<std::uint64_t>(x);
   int exponent = static_cast<int>(bits >> 52) - 1023;
   double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
   if (m > 1.4142135623730951) {
@@ -199,8 +218,8 @@ double natural_log(double x) {
   }
   const double t = (m - 1.0) / (m + 1.0);
   const double t2 = t * t;
-  double sum = 0;
-  for (int k = 21; k >= 1; k -= 2) sum = sum * t2 + 1.0 / k;
+  double sum = kSeries.log[10];
+  for (std::size_t k = 10; k-- > 0;) sum = sum * t2 + kSeries.log[k];
   return 2.0 * t * sum + exponent * 0.6931471805599453;
 }
 
@@ -210,12 +229,13 @@ void unit_circle(double u, double& cosine, double& sine) {
   const auto quadrant = static_cast<int>(quarters + 0.5);
   const double x = (quarters - quadrant) * 1.5707963267948966;
   const double x2 = x * x;
-  double c = 0, s = 0;
-  for (int k = 16; k >= 2; k -= 2) {
-    c = 1.0 - c * x2 / (k * (k - 1.0));
-    s = 1.0 - s * x2 / (k * (k + 1.0));
+  double c = kSeries.cosine[7], s = kSeries.sine[7];
+  for (std::size_t k = 7; k-- > 0;) {
+    c = c * x2 + kSeries.cosine[k];
+    s = s * x2 + kSeries.sine[k];
   }
-  s *= x;
+  c = c * x2 + 1.0;
+  s = (s * x2 + 1.0) * x;
   switch (quadrant & 3) {
     case 0:
       cosine = c, sine = s;
@@ -483,6 +503,7 @@ std::span<const DistributionRow> distribution_table() { return kDistributions; }
 std::span<const LayoutRow> layout_table() { return kLayouts; }
 
 std::string_view name_of(Distribution distribution) {
+  if (distribution == Distribution::file) return "file";
   for (const auto& row : kDistributions)
     if (row.id == distribution) return row.name;
   return "unknown";

@@ -1,0 +1,242 @@
+// The fp64 oracle against attention written from its definition, element by element.
+#include "workbench/oracle.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+
+#include "workbench/emulator.hpp"
+#include "workbench/metrics.hpp"
+#include "workbench/numeric.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+// "query i sees key j iff i + shift - left <= j <= i + shift + right", as types.hpp says.
+bool sees(const Problem& p, std::int64_t i, std::int64_t j) {
+  const std::int64_t at =
+      i + (p.mask.alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0);
+  if (p.mask.left >= 0 && j < at - p.mask.left) return false;
+  if (p.mask.right >= 0 && j > at + p.mask.right) return false;
+  return true;
+}
+
+double element(const Problem& p, const std::vector<std::byte>& bits, const Layout& layout,
+               const std::vector<float>& scale, std::int64_t heads, std::int64_t b, std::int64_t h,
+               std::int64_t s, std::int64_t d) {
+  const auto& t = layout.stride;
+  const double raw = numeric::load(p.dtype, bits.data(), b * t[0] + h * t[1] + s * t[2] + d * t[3]);
+  if (p.scales == ScaleKind::none) return raw;
+  return raw *
+         static_cast<double>(
+             scale[p.scales == ScaleKind::tensor ? 0 : static_cast<std::size_t>(b * heads + h)]);
+}
+
+struct Row {
+  std::vector<double> o;
+  double lse;
+};
+
+Row brute_force(const Problem& p, const Inputs& in, std::int64_t b, std::int64_t h,
+                std::int64_t i) {
+  const std::int64_t kv = h / (p.heads_q / p.heads_kv);
+  long double sum = 0, largest = -std::numeric_limits<long double>::infinity();
+  std::vector<long double> score(static_cast<std::size_t>(p.seq_kv));
+  for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+    if (!sees(p, i, j)) continue;
+    long double s = 0;
+    for (std::int64_t d = 0; d < p.head_dim; ++d)
+      s += static_cast<long double>(element(p, in.q, p.q, in.q_scale, p.heads_q, b, h, i, d)) *
+           element(p, in.k, p.k, in.k_scale, p.heads_kv, b, kv, j, d);
+    s *= p.scale;
+    if (p.softcap > 0) s = p.softcap * std::tanh(s / p.softcap);
+    score[static_cast<std::size_t>(j)] = s;
+    largest = std::max(largest, s);
+  }
+  std::vector<long double> o(static_cast<std::size_t>(p.head_dim));
+  for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+    if (!sees(p, i, j)) continue;
+    const long double w = std::exp(score[static_cast<std::size_t>(j)] - largest);
+    sum += w;
+    for (std::int64_t d = 0; d < p.head_dim; ++d)
+      o[static_cast<std::size_t>(d)] +=
+          w * element(p, in.v, p.v, in.v_scale, p.heads_kv, b, kv, j, d);
+  }
+  Row row{{}, static_cast<double>(largest + std::log(sum))};
+  for (const long double x : o) row.o.push_back(sum > 0 ? static_cast<double>(x / sum) : 0.0);
+  if (!(sum > 0)) row.lse = -std::numeric_limits<double>::infinity();
+  return row;
+}
+
+Case random_case(std::mt19937_64& random) {
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  const std::int64_t kv = pick(1, 3);
+  const auto dtype = static_cast<DType>(pick(0, 3));
+  Case c;
+  c.problem = make_problem(pick(1, 2), kv * pick(1, 3), kv, pick(1, 70), pick(1, 140),
+                           8 * pick(1, 5), dtype);
+  if (dtype == DType::e4m3) c.problem.scales = static_cast<ScaleKind>(pick(0, 2));
+  set_layout(c.problem, static_cast<LayoutKind>(pick(0, 4)));
+  switch (pick(0, 3)) {
+    case 0:
+      break;
+    case 1:
+      c.problem.mask = Mask::causal(static_cast<Alignment>(pick(0, 1)));
+      break;
+    case 2:
+      c.problem.mask = Mask::window(pick(0, 40), pick(-1, 20), static_cast<Alignment>(pick(0, 1)));
+      break;
+    default:
+      c.problem.mask = Mask::window(-1, pick(0, 9), static_cast<Alignment>(pick(0, 1)));
+  }
+  if (pick(0, 2) == 0) c.problem.softcap = 5.0f;
+  if (pick(0, 3) == 0) c.problem.scale = 0.3f;
+  c.distribution = static_cast<Distribution>(pick(0, 6));
+  c.seed = random();
+  return c;
+}
+
+TEST(Oracle, AgreesWithTheDefinition) {
+  std::mt19937_64 random(7);
+  for (int n = 0; n < 60; ++n) {
+    const Case c = random_case(random);
+    const Problem& p = c.problem;
+    ASSERT_TRUE(check(p)) << to_string(p) << ": " << check(p).message();
+    const Inputs in = generate(c);
+    const Reference ref = compute_reference(c, in, choose_rows(c, 1e18));
+    ASSERT_EQ(static_cast<std::int64_t>(ref.rows.size()), p.batch * p.heads_q * p.seq_q);
+    for (std::size_t r = 0; r < ref.rows.size(); r += 1 + n % 5) {
+      const std::int64_t row = ref.rows[r], head = row / p.seq_q;
+      const Row expected = brute_force(p, in, head / p.heads_q, head % p.heads_q, row % p.seq_q);
+      double norm = 1e-30;
+      for (const double x : expected.o) norm = std::max(norm, std::fabs(x));
+      for (std::int64_t d = 0; d < p.head_dim; ++d)
+        ASSERT_NEAR(ref.o[r * static_cast<std::size_t>(p.head_dim) + static_cast<std::size_t>(d)],
+                    expected.o[static_cast<std::size_t>(d)], 1e-11 * norm)
+            << to_string(c) << " row " << row;
+      if (std::isinf(expected.lse))
+        ASSERT_EQ(ref.lse[r], expected.lse) << to_string(c) << " row " << row;
+      else
+        ASSERT_NEAR(ref.lse[r], expected.lse, 1e-11 * (1 + std::fabs(expected.lse)))
+            << to_string(c) << " row " << row;
+    }
+  }
+}
+
+TEST(Oracle, SlotsNoQuerySeesMayHoldAnything) {
+  Case c;
+  c.problem = make_problem(1, 2, 2, 20, 90, 16, DType::f16);
+  c.problem.mask = Mask::causal(Alignment::top_left);
+  const Inputs poisoned = generate(c);
+  c.poison_unseen = false;
+  const Inputs clean = generate(c);
+  EXPECT_NE(digest(poisoned), digest(clean));
+  const auto a = compute_reference(c, poisoned, choose_rows(c, 1e18));
+  const auto b = compute_reference(c, clean, choose_rows(c, 1e18));
+  EXPECT_EQ(a.o, b.o);
+  EXPECT_FALSE(a.nonfinite_visible);
+}
+
+TEST(Oracle, AVisibleNaNReachesExactlyTheRowsThatSeeIt) {
+  Case c;
+  c.problem = make_problem(1, 1, 1, 40, 40, 8, DType::f32);
+  c.problem.mask = Mask::causal(Alignment::top_left);
+  Inputs in = generate(c);
+  numeric::store(DType::f32, in.v.data(), 17 * 8 + 3, std::numeric_limits<double>::quiet_NaN());
+  const auto ref = compute_reference(c, in, choose_rows(c, 1e18));
+  EXPECT_TRUE(ref.nonfinite_visible);
+  for (std::size_t i = 0; i < 40; ++i)
+    for (std::size_t d = 0; d < 8; ++d)
+      EXPECT_EQ(std::isnan(ref.o[i * 8 + d]), i >= 17 && d == 3) << i << ' ' << d;
+}
+
+TEST(Oracle, EmptyRowsAreZeroWithLseOfMinusInfinity) {
+  Case c;
+  c.problem = make_problem(1, 1, 1, 5, 2, 8, DType::f16);
+  c.problem.mask =
+      Mask::causal(Alignment::bottom_right);  // queries 0..2 face keys before the first
+  const auto ref = compute_reference(c, generate(c), choose_rows(c, 1e18));
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(std::isinf(ref.lse[i]), i < 3);
+    if (i < 3) {
+      EXPECT_EQ(ref.o[i * 8], 0.0);
+    }
+  }
+  c.problem = make_problem(1, 1, 1, 3, 0, 8, DType::f16);
+  const auto no_keys = compute_reference(c, generate(c), choose_rows(c, 1e18));
+  EXPECT_EQ(no_keys.o, std::vector<double>(24, 0.0));
+  EXPECT_TRUE(std::isinf(no_keys.lse[2]));
+}
+
+TEST(Oracle, BudgetKeepsTheRowsWhereKernelsBreak) {
+  Case c;
+  c.problem = make_problem(2, 8, 8, 4096 + 37, 4096, 64, DType::f16);
+  const double all = 4.0 * 64 * 16 * 4133 * 4096;
+  const auto rows = choose_rows(c, all / 50);
+  const std::int64_t total = 16 * 4133;
+  EXPECT_GT(static_cast<std::int64_t>(rows.size()), total / 60);
+  EXPECT_LT(static_cast<std::int64_t>(rows.size()), total / 40);
+  EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
+  std::set<std::int64_t> heads, modulo;
+  for (const auto row : rows) {
+    ASSERT_GE(row, 0);
+    ASSERT_LT(row, total);
+    heads.insert(row / 4133);
+    modulo.insert(row % 4133 % 64);
+  }
+  EXPECT_EQ(heads.size(), 16u);
+  EXPECT_EQ(modulo.size(), 64u) << "every position within a tile";
+  for (const std::int64_t head : {0, 15})
+    for (const std::int64_t i : {std::int64_t{0}, std::int64_t{4132}, std::int64_t{4096}})
+      EXPECT_TRUE(std::binary_search(rows.begin(), rows.end(), head * 4133 + i))
+          << head << ' ' << i;
+  Case other = c;
+  other.seed = 1;
+  EXPECT_NE(choose_rows(other, all / 50), rows) << "another seed checks other rows";
+  EXPECT_EQ(choose_rows(c, all / 50), rows);
+}
+
+TEST(Oracle, SampledRowsEqualThoseOfTheWholeResult) {
+  Case c;
+  c.problem = make_problem(1, 4, 2, 300, 257, 32, DType::bf16);
+  c.problem.mask = Mask::window(50, 3, Alignment::bottom_right);
+  const Inputs in = generate(c);
+  const auto whole = compute_reference(c, in, choose_rows(c, 1e18));
+  const auto part = compute_reference(c, in, choose_rows(c, 1e6));
+  ASSERT_LT(part.rows.size(), whole.rows.size());
+  for (std::size_t r = 0; r < part.rows.size(); ++r)
+    for (std::size_t d = 0; d < 32; ++d)
+      EXPECT_NEAR(part.o[r * 32 + d], whole.o[static_cast<std::size_t>(part.rows[r]) * 32 + d],
+                  1e-12);
+}
+
+// The emulator is an honest kernel: its error is of the size that its precision explains.
+TEST(Emulator, ErrorsAreThoseOfItsPrecision) {
+  struct Expectation {
+    DType dtype;
+    double low, high;
+  };
+  for (const auto [dtype, low, high] :
+       {Expectation{DType::f32, 1e-8, 2e-6}, Expectation{DType::f16, 1e-4, 1e-3},
+        Expectation{DType::bf16, 1e-3, 8e-3}, Expectation{DType::e4m3, 5e-3, 5e-2}}) {
+    Case c;
+    c.problem = make_problem(1, 2, 1, 129, 517, 64, dtype);
+    if (dtype == DType::e4m3) c.problem.scales = ScaleKind::per_head;
+    const Inputs in = generate(c);
+    const auto ref = compute_reference(c, in, choose_rows(c, 1e18));
+    const Rows rows = emulate(c, in, ref.rows);
+    const Metrics m = measure(ref, 64, c.problem.out_dtype, rows.o, rows.lse, 1.0);
+    EXPECT_GT(m.rel_fro, low) << name_of(dtype);
+    EXPECT_LT(m.rel_fro, high) << name_of(dtype);
+    EXPECT_EQ(m.nan_mismatch, 0);
+    EXPECT_LT(m.max_lse_err, 1e-4);
+  }
+}
+
+}  // namespace
+}  // namespace greenfast::workbench
