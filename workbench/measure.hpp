@@ -29,7 +29,7 @@ class Ring {
     std::size_t min_bytes = 0;  ///< of all slots together; 0: twice the device's outermost cache
     int min_slots = 2;
     int max_slots = 512;
-    int distinct = 4;
+    int distinct = 3;
     /// Source of the inputs; empty: workload's generate.
     std::function<Inputs(const Case&)> generate;
   };
@@ -123,7 +123,7 @@ struct Measurement {
 Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,
                             const MeasureOptions& options);
 
-/// FLOPs and the least bytes of memory traffic of one call.
+/// FLOP of one call, and the bytes of inputs it cannot avoid reading.
 double flop_count(const Problem& problem);
 double byte_count(const Problem& problem);
 /// Seconds below which a time is IMPOSSIBLE. A hot call may find its inputs in a cache, so only
