@@ -31,7 +31,7 @@ class Ring {
     int max_slots = 512;
     int distinct = 3;
     /// Source of the inputs; empty: workload's generate.
-    std::function<Inputs(const Case&)> generate;
+    std::function<Inputs(const Case&)> generate{};
   };
   /// Slots for cold timing of a case; StatusCode::out_of_memory says how much was asked for.
   static Result<std::unique_ptr<Ring>> make(Device& device, const Case& first,
@@ -77,9 +77,9 @@ using Recheck =
 /// One contestant. All of a measurement share one ring, hence one problem.
 struct Timed {
   Subject* subject = nullptr;
-  std::string label;  ///< the side's id; empty: the subject's. An A/A run times one subject under
-                      ///< two labels
-  Recheck recheck;    ///< empty: outputs must be bit for bit those from before timing
+  std::string label{};  ///< the side's id; empty: the subject's. An A/A run times one subject under
+                        ///< two labels
+  Recheck recheck{};    ///< empty: outputs must be bit for bit those from before timing
 };
 
 struct MeasureOptions {
@@ -97,7 +97,7 @@ struct MeasureOptions {
   double pulse_tolerance = 0.05;  ///< a round whose probe is this much below the median is dropped
   bool verify = true;  ///< compare the outputs of timed calls with those from before timing
   int process = 0;     ///< recorded with every block
-  std::function<void(int blocks, double seconds)> progress;
+  std::function<void(int blocks, double seconds)> progress{};
 };
 
 /// What was seen of one side besides its times.

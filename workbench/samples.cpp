@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -243,14 +245,17 @@ Result<std::vector<Samples>> samples_from_json(const json& document) {
 }
 
 Result<std::vector<Samples>> read_samples(const std::filesystem::path& file) {
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: is a directory; name the file in it", file.string()));
+  }
   std::ifstream stream(file, std::ios::binary);
+  std::string text;
+  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
   if (!stream) {
     return Status(StatusCode::internal,
-                  fmt::format("{}: cannot be opened for reading", file.string()));
-  }
-  const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  if (stream.bad()) {
-    return Status(StatusCode::internal, fmt::format("{}: reading failed", file.string()));
+                  fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
   }
   const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (document.is_discarded()) {

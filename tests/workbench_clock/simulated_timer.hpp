@@ -12,12 +12,12 @@ namespace greenfast::workbench::test {
 /// What disturbs a measurement. Defaults: the model of docs/measuring.md.
 struct Weather {
   double base_seconds = 656e-6;
-  double jitter = 0.004;          ///< relative, of each sample, independent
-  double wander = 0.02;           ///< relative, stationary spread of the clock's AR(1) walk
-  double wander_memory = 0.99;    ///< of one sample to the next
-  double drift = 0.0;             ///< relative, linear over the whole run
+  double jitter = 0.004;        ///< relative, of each sample, independent
+  double wander = 0.02;         ///< relative, stationary spread of the clock's AR(1) walk
+  double wander_memory = 0.99;  ///< of one sample to the next
+  double drift = 0.0;           ///< relative, linear over the whole run
   double tick = 1.024e-6;
-  double outlier_rate = 0.0;      ///< share of samples that take outlier_factor times as long
+  double outlier_rate = 0.0;  ///< share of samples that take outlier_factor times as long
   double outlier_factor = 1.5;
 };
 
@@ -31,7 +31,8 @@ class SimulatedMachine {
   /// Seconds that the timer shows for one call whose undisturbed time is `speed` times the base.
   double sample(double speed, int batch = 1) {
     const double memory = weather_.wander_memory;
-    wander_ = memory * wander_ + std::sqrt(1 - memory * memory) * weather_.wander * normal_(random_);
+    wander_ =
+        memory * wander_ + std::sqrt(1 - memory * memory) * weather_.wander * normal_(random_);
     const double drift = weather_.drift * static_cast<double>(taken_++) / expected_;
     double seconds = weather_.base_seconds * speed * batch *
                      std::exp(wander_ + drift + weather_.jitter * normal_(random_));
@@ -76,7 +77,12 @@ class SimulatedMachine {
     samples.timer = "simulated";
     samples.device_name = "simulated";
     samples.tick_seconds = weather_.tick;
-    samples.sides = {{.id = "baseline", .batch = batch}, {.id = "candidate", .batch = batch}};
+    for (const char* id : {"baseline", "candidate"}) {
+      Side side;
+      side.id = id;
+      side.batch = batch;
+      samples.sides.push_back(side);
+    }
     return samples;
   }
 

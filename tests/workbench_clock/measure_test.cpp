@@ -1,0 +1,264 @@
+// The measuring engine against a device whose clock is a variable.
+#include "workbench/measure.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "tests/workbench_clock/fake_device.hpp"
+
+namespace greenfast::workbench::test {
+namespace {
+
+Case small_case() {
+  Case c;
+  c.name = "tiny";
+  c.problem = make_problem(1, 2, 2, 16, 16, 32, DType::f32);
+  c.seed = 5;
+  return c;
+}
+
+/// Inputs whose bytes differ by seed.
+Inputs fake_inputs(const Case& c) {
+  const auto bytes =
+      static_cast<std::size_t>(c.problem.heads_q * c.problem.seq_q * c.problem.head_dim) * 4;
+  Inputs inputs;
+  inputs.q.assign(bytes, static_cast<std::byte>(c.seed));
+  inputs.k = inputs.v = inputs.q;
+  return inputs;
+}
+
+Ring::Options fake_ring() {
+  Ring::Options options;
+  options.generate = fake_inputs;
+  return options;
+}
+
+class MeasureTest : public ::testing::Test {
+ protected:
+  Result<Measurement> run(std::vector<Timed> timed, MeasureOptions options = {}) {
+    auto ring = Ring::make(device, small_case(), fake_ring());
+    EXPECT_TRUE(ring) << ring.status().message();
+    slots = (*ring)->slots();
+    return measure(device, **ring, timed, options);
+  }
+  FakeDevice device;
+  FakeSubject slow{device, "slow", 200e-6}, fast{device, "fast", 100e-6};
+  int slots = 0;
+};
+
+TEST_F(MeasureTest, BlocksArePalindromesInRandomOrder) {
+  MeasureOptions options;
+  options.iters = 40;
+  const auto m = run({{.subject = &slow}, {.subject = &fast}}, options);
+  ASSERT_TRUE(m) << m.status().message();
+  ASSERT_EQ(m->samples.blocks.size(), 20u);
+  std::set<int> firsts;
+  for (const Block& block : m->samples.blocks) {
+    ASSERT_EQ(block.samples.size(), 4u);
+    EXPECT_EQ(block.samples[0].side, block.samples[3].side);
+    EXPECT_EQ(block.samples[1].side, block.samples[2].side);
+    EXPECT_NE(block.samples[0].side, block.samples[1].side);
+    firsts.insert(block.samples[0].side);
+    EXPECT_EQ(block.telemetry.sm_mhz, 1234);
+  }
+  EXPECT_EQ(firsts.size(), 2u) << "both sides must come first now and then";
+  EXPECT_EQ(m->stopped, "iters");
+  const auto ratio = paired_log_ratio(m->samples, 0, 1, Statistic::p50);
+  ASSERT_TRUE(ratio);
+  EXPECT_NEAR(speedup(*ratio).value, 2.0, 0.01);
+  EXPECT_NEAR(summarize(m->samples, 0).p50, 200e-6, 1e-6);
+}
+
+TEST_F(MeasureTest, TheOrderFollowsFromTheSeed) {
+  MeasureOptions options;
+  options.iters = 60;
+  const auto order = [&](std::uint64_t seed) {
+    options.seed = seed;
+    std::vector<int> sides;
+    const auto m = run({{.subject = &slow}, {.subject = &fast}}, options);
+    for (const Block& block : m->samples.blocks) sides.push_back(block.samples[0].side);
+    return sides;
+  };
+  EXPECT_EQ(order(1), order(1));
+  EXPECT_NE(order(1), order(2));
+}
+
+TEST_F(MeasureTest, SamplesAreAtLeastSoManyTicksLong) {
+  device.resolution = 1e-3;  // ten calls of the fast subject
+  MeasureOptions options;
+  options.iters = 4;
+  const auto m = run({{.subject = &slow}, {.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  EXPECT_GE(m->samples.sides[0].batch, 1000);
+  EXPECT_GE(m->samples.sides[1].batch, 2000);
+  EXPECT_NEAR(summarize(m->samples, 1).p50, 100e-6, 1e-6);
+}
+
+TEST_F(MeasureTest, ColdCallsNeverMeetRecentInputs) {
+  const auto m = run({{.subject = &slow}, {.subject = &fast}});
+  ASSERT_TRUE(m);
+  // 64 KiB of cache and 16 KiB a slot: more than four other slots lie between two uses of one.
+  EXPECT_GE(slots, 8);
+  for (std::size_t i = fast.inputs.size() / 2; i < fast.inputs.size(); ++i) {
+    for (std::size_t back = 1; back <= 3; ++back) EXPECT_NE(fast.inputs[i], fast.inputs[i - back]);
+  }
+}
+
+TEST_F(MeasureTest, HotCallsMeetTheSameInputs) {
+  MeasureOptions options;
+  options.mode = CacheState::hot;
+  const auto m = run({{.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  EXPECT_EQ(std::set<const void*>(fast.inputs.end() - 20, fast.inputs.end()).size(), 1u);
+  EXPECT_EQ(m->samples.cache, CacheState::hot);
+}
+
+TEST_F(MeasureTest, ACallThatSkipsItsWorkWhileTimedIsCaught) {
+  // Right before timing, later it leaves whatever an earlier call wrote.
+  fast.forget = [](int call) { return call > 40; };
+  const auto m = run({{.subject = &slow}, {.subject = &fast}});
+  ASSERT_TRUE(m);
+  EXPECT_TRUE(m->checks[0].failure.empty());
+  EXPECT_TRUE(m->checks[1].integrity);
+  EXPECT_NE(m->checks[1].failure.find("a timed call went wrong"), std::string::npos)
+      << m->checks[1].failure;
+  EXPECT_FALSE(m->samples.sides[1].refused.empty());
+}
+
+TEST_F(MeasureTest, ANondeterministicOutputIsJudgedAgain) {
+  int rechecks = 0;
+  fast.forget = [](int call) { return call > 40; };
+  Timed timed{.subject = &fast};
+  timed.recheck = [&](const Case&, std::span<const std::byte>) {
+    ++rechecks;
+    return std::optional<std::string>();
+  };
+  const auto m = run({timed});
+  ASSERT_TRUE(m);
+  EXPECT_TRUE(m->checks[0].failure.empty());
+  EXPECT_GT(rechecks, 3);
+}
+
+TEST_F(MeasureTest, AWrongFirstOutputEndsTheSide) {
+  Timed timed{.subject = &fast};
+  timed.recheck = [](const Case& c, std::span<const std::byte>) {
+    return c.seed == 6 ? std::optional<std::string>("seed 6 is wrong") : std::nullopt;
+  };
+  const auto m = run({timed});
+  ASSERT_TRUE(m);
+  EXPECT_EQ(m->checks[0].failure, "before timing: seed 6 is wrong");
+  EXPECT_TRUE(m->samples.blocks.empty());
+}
+
+TEST_F(MeasureTest, AFailingLaunchIsReportedWithItsOwnWords) {
+  fast.fail_at = 25;
+  const auto m = run({{.subject = &slow}, {.subject = &fast}});
+  ASSERT_TRUE(m);
+  EXPECT_EQ(m->checks[1].failure, "the fake kernel failed");
+  EXPECT_FALSE(m->checks[1].integrity);
+}
+
+TEST_F(MeasureTest, ATimeBelowTheSpeedOfLightIsImpossible) {
+  const double honest = 0.95 * flop_count(small_case().problem) / device.ceiling.flops;
+  FakeSubject cheat(device, "cheat", 1e-9);
+  device.resolution = 1e-12;
+  ASSERT_LT(1e-9, honest);
+  const auto m = run({{.subject = &slow}, {.subject = &cheat}});
+  ASSERT_TRUE(m);
+  EXPECT_FALSE(m->checks[0].impossible);
+  EXPECT_TRUE(m->checks[1].impossible);
+  EXPECT_GT(m->checks[1].floor_seconds, 1e-9);
+}
+
+TEST_F(MeasureTest, SlowRoundsAreLeftOutAndCounted) {
+  int look = 0;
+  // Three looks a probe; every fifth probe sees a device at half its speed.
+  device.speed = [&] { return (look++ / 3) % 5 == 3 ? 0.5e12 : 1e12; };
+  MeasureOptions options;
+  options.iters = 60;
+  options.round_seconds = 0;  // a probe after every block
+  const auto m = run({{.subject = &slow}, {.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  const Summary s = summarize(m->samples, 0);
+  // A slow probe spoils the round before it and the one after.
+  EXPECT_EQ(s.discarded, 2 * 12);
+  EXPECT_EQ(s.n + s.discarded, 60);
+  EXPECT_NE(m->samples.blocks[2].dropped.find("50% below"), std::string::npos)
+      << m->samples.blocks[2].dropped;
+}
+
+TEST_F(MeasureTest, ADeviceThatIsMostlySlowDropsNothing) {
+  int look = 0;
+  device.speed = [&] { return (look++ / 3) % 2 == 0 ? 0.5e12 : 1e12; };
+  MeasureOptions options;
+  options.round_seconds = 0;
+  const auto m = run({{.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  EXPECT_EQ(summarize(m->samples, 0).discarded, 0);
+}
+
+TEST_F(MeasureTest, StopsWhenTheIntervalIsNarrow) {
+  MeasureOptions options;
+  options.iters = 1000;
+  options.target_halfwidth = 0.02;
+  const auto m = run({{.subject = &slow}, {.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  EXPECT_EQ(m->stopped, "width");
+  EXPECT_LT(m->samples.blocks.size(), 30u);
+}
+
+TEST_F(MeasureTest, StopsWhenTheBudgetIsSpentButNotBeforeTheMinimum) {
+  MeasureOptions options;
+  options.iters = 1'000'000;
+  options.budget_seconds = 0;
+  const auto m = run({{.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  EXPECT_EQ(m->stopped, "budget");
+  EXPECT_EQ(m->samples.blocks.size(), static_cast<std::size_t>(options.min_blocks));
+}
+
+TEST_F(MeasureTest, OneSubjectUnderTwoLabelsIsAnAA) {
+  const auto m = run({{.subject = &fast, .label = "A"}, {.subject = &fast, .label = "A again"}});
+  ASSERT_TRUE(m);
+  EXPECT_EQ(m->samples.side("A again"), 1);
+  EXPECT_NEAR(speedup(*paired_log_ratio(m->samples, 0, 1, Statistic::p50)).value, 1, 1e-3);
+}
+
+TEST_F(MeasureTest, WorkspaceComesFromThePlanAndGoesBack) {
+  slow.workspace = 4096;
+  ASSERT_TRUE(run({{.subject = &slow}}));
+  EXPECT_NE(slow.last_workspace, nullptr);
+  EXPECT_EQ(device.allocations, device.releases);
+  slow.workspace = std::int64_t{1} << 40;
+  const auto m = run({{.subject = &slow}});
+  ASSERT_FALSE(m);
+  EXPECT_EQ(m.status().code(), StatusCode::out_of_memory);
+}
+
+TEST_F(MeasureTest, ARingThatDoesNotFitSaysHowMuchItNeeds) {
+  device.memory_limit = 100'000;
+  device.cache = 1 << 20;
+  const auto ring = Ring::make(device, small_case(), fake_ring());
+  ASSERT_FALSE(ring);
+  EXPECT_EQ(ring.status().code(), StatusCode::out_of_memory);
+  EXPECT_NE(ring.status().message().find("sets of inputs"), std::string::npos);
+  EXPECT_EQ(device.allocations, device.releases);
+}
+
+TEST(SpeedOfLight, CountsArithmeticAndColdTraffic) {
+  Problem p = make_problem(2, 8, 2, 100, 300, 64, DType::f16);
+  EXPECT_DOUBLE_EQ(flop_count(p), 4.0 * 2 * 8 * 100 * 300 * 64);
+  EXPECT_DOUBLE_EQ(byte_count(p), 2.0 * 64 * (2 * 8 * 100 + 2 * (2 * 2 * 300)));
+  Peak peak{1e12, 1e6, ""};
+  EXPECT_DOUBLE_EQ(speed_of_light(p, peak, CacheState::hot), 0.95 * flop_count(p) / 1e12);
+  EXPECT_DOUBLE_EQ(speed_of_light(p, peak, CacheState::cold), 0.95 * byte_count(p) / 1e6);
+  p.mask = Mask::causal(Alignment::top_left);
+  // Query 99 sees key 99: two thirds of the keys are seen by nobody.
+  EXPECT_DOUBLE_EQ(byte_count(p), 2.0 * 64 * 2 * 8 * 100);
+  EXPECT_LT(flop_count(p), 4.0 * 2 * 8 * 100 * 300 * 64 / 2);
+}
+
+}  // namespace
+}  // namespace greenfast::workbench::test
