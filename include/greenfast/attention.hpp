@@ -69,7 +69,8 @@ struct DeviceFacts {
 
 /// Facts of a device of this machine; StatusCode::no_device with the reason where there is none.
 GREENFAST_API Result<DeviceFacts> device_facts(DeviceKind kind, int index = 0);
-/// Facts of a known GPU ("h200", "l4", "a100") or "cpu", for planning without it.
+/// Facts of a known GPU ("h200", "h100", "a100", "l4"), or of one server "cpu", for planning
+/// without it.
 GREENFAST_API Result<DeviceFacts> model_facts(std::string_view model);
 
 /// What a variant will do with a problem on a device. A pure function of its arguments.
@@ -89,6 +90,9 @@ struct Plan {
 
 /// The plan of the variant that `attention` would launch; the refusal of every variant where none
 /// fits.
+/// The plan of the variant that a call with these options would use. Options::device is not looked
+/// at: the facts say which device. For an empty problem nothing is launched and only variant and
+/// note are set.
 GREENFAST_API Result<Plan> plan(const Problem& problem, const DeviceFacts& facts,
                                 const Options& options = {});
 
@@ -119,13 +123,15 @@ struct Candidate {
   int rank = 0;        ///< higher is preferred; 0 when refused
   std::string reason;  ///< why it can, or what it would need
 };
-/// What selection decided and why: the chosen id first in preference, then everybody's answer in
-/// registry order.
+/// What selection decided and why.
 struct Selection {
   std::string chosen;  ///< empty when nothing fits
   bool forced = false;
-  std::vector<Candidate> candidates;
+  std::string refusal;                ///< why nothing was chosen; empty otherwise
+  std::vector<Candidate> candidates;  ///< everybody's answer, in registry order
 };
+/// Options::device is not looked at: the facts say which device. Never fails: a problem that
+/// check() refuses is refused by every variant with check()'s message.
 /// Runs selection without launching anything.
 GREENFAST_API Selection explain(const Problem& problem, const DeviceFacts& facts,
                                 const Options& options = {});

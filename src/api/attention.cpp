@@ -202,6 +202,7 @@ Selection explain(const Problem& problem, const DeviceFacts& facts, const Option
   if (Status status = check(problem); !status) {
     Selection selection;
     selection.forced = !forced.empty();
+    selection.refusal = status.message();
     for (const core::Variant& row : dispatch::registry())
       selection.candidates.push_back({std::string(row.id), false, 0, status.message()});
     return selection;

@@ -119,7 +119,12 @@ Selection explain(std::span<const core::Variant> rows, const Query& query) {
     if (candidate.accepted && !row.automatic) candidate.reason += " (by name only)";
     selection.candidates.push_back(std::move(candidate));
   }
-  if (const core::Variant* chosen = select(rows, query, nullptr)) selection.chosen = chosen->id;
+  Status why;
+  if (const core::Variant* chosen = select(rows, query, &why)) {
+    selection.chosen = chosen->id;
+  } else {
+    selection.refusal = why.message();
+  }
   return selection;
 }
 

@@ -1,0 +1,413 @@
+// The C interface: translates structs, keeps the last error of each thread, lets no exception out.
+#include <greenfast/greenfast.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include <greenfast/attention.hpp>
+
+#include "core/text.hpp"
+#include "dispatch/registry.hpp"
+
+namespace {
+
+using greenfast::Status;
+using greenfast::StatusCode;
+using greenfast::core::concat;
+
+constexpr const char* kOutOfMemory = "out of memory";
+
+struct LastError {
+  std::string text;
+  const char* fixed = nullptr;  // instead of text, where there was no memory for one
+};
+thread_local LastError last_error;
+
+gf_status fail(const Status& status) noexcept {
+  last_error.fixed = nullptr;
+  try {
+    last_error.text = status.message();
+  } catch (...) {
+    last_error.fixed = kOutOfMemory;
+  }
+  return static_cast<gf_status>(status.code());
+}
+
+// Runs a call and turns its Status, or what it throws, into a number.
+template <class Call>
+gf_status guarded(Call call) noexcept {
+  try {
+    const Status status = call();
+    return status.ok() ? static_cast<gf_status>(GF_OK) : fail(status);
+  } catch (const std::bad_alloc&) {
+    last_error.fixed = kOutOfMemory;
+    return GF_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    try {
+      return fail(Status(StatusCode::internal, error.what()));
+    } catch (...) {
+    }
+  } catch (...) {
+  }
+  last_error.fixed = "internal error";
+  return GF_INTERNAL;
+}
+
+Status missing(std::string_view name) {
+  return {StatusCode::invalid_argument, concat(name, " is null: pass a pointer to one")};
+}
+
+// Checks the head of a caller's struct. kFirst is the size that its first version had: what every
+// caller's struct has at least.
+template <class Struct>
+Status check_head(const Struct* given, std::string_view name) {
+  constexpr std::uint32_t kFirst = sizeof(Struct);  // ABI 1 has had no addition yet
+  if (given == nullptr) return missing(name);
+  if (given->abi_version != GF_ABI_VERSION)
+    return {StatusCode::invalid_argument,
+            concat(name, " has ABI version ", given->abi_version, ": this library speaks ",
+                   GF_ABI_VERSION, "; initialise it with its GF_..._INIT, or rebuild the caller")};
+  if (given->struct_size < kFirst)
+    return {StatusCode::invalid_argument,
+            concat(name, " has struct_size ", given->struct_size, ": at least ", kFirst,
+                   " is expected; initialise it with its GF_..._INIT")};
+  return {};
+}
+
+// The same for what the library reads. Fields behind those known here must be zero: a newer caller
+// asks for something there.
+template <class Struct>
+Status check_input(const Struct* given, std::string_view name) {
+  if (Status status = check_head(given, name); !status) return status;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  const bool known = std::all_of(bytes + sizeof(Struct), bytes + given->struct_size,
+                                 [](unsigned char byte) { return byte == 0; });
+  if (!known)
+    return {StatusCode::unsupported,
+            concat(name, " sets fields that library version ", greenfast::version(),
+                   " does not know; leave them zero, or use the library that the header is of")};
+  return {};
+}
+
+// Writes the fields that the caller's struct has room for and keeps its head.
+template <class Struct>
+void write(Struct* to, Struct from) {
+  from.struct_size = to->struct_size;
+  from.abi_version = to->abi_version;
+  std::memcpy(to, &from, sizeof from);
+}
+
+template <std::size_t Size>
+void copy_text(char (&to)[Size], std::string_view from) {
+  const std::size_t length = std::min(from.size(), Size - 1);
+  std::memcpy(to, from.data(), length);
+  to[length] = '\0';
+}
+
+// Reserved fields are zero until a later version gives them a meaning.
+Status check_reserved(std::string_view name, std::int32_t value) {
+  if (value == 0) return {};
+  return {StatusCode::invalid_argument,
+          concat(name, "'s reserved field is ", value, ": it must be 0; initialise the struct")};
+}
+
+Status check_problem(const gf_problem* problem) {
+  if (Status status = check_input(problem, "problem"); !status) return status;
+  for (const std::int32_t reserved : {problem->reserved, problem->q.reserved, problem->k.reserved,
+                                      problem->v.reserved, problem->o.reserved}) {
+    if (Status status = check_reserved("problem", reserved); !status) return status;
+  }
+  return {};
+}
+
+greenfast::Layout layout_of(const gf_layout& from) {
+  return {{from.stride[0], from.stride[1], from.stride[2], from.stride[3]}, from.alignment};
+}
+
+gf_layout layout_of(const greenfast::Layout& from) {
+  return {{from.stride[0], from.stride[1], from.stride[2], from.stride[3]}, from.alignment, 0};
+}
+
+greenfast::Problem problem_of(const gf_problem& from) {
+  greenfast::Problem to;
+  to.batch = from.batch;
+  to.heads_q = from.heads_q;
+  to.heads_kv = from.heads_kv;
+  to.seq_q = from.seq_q;
+  to.seq_kv = from.seq_kv;
+  to.head_dim = from.head_dim;
+  to.dtype = static_cast<greenfast::DType>(from.dtype);
+  to.out_dtype = static_cast<greenfast::DType>(from.out_dtype);
+  to.scales = static_cast<greenfast::ScaleKind>(from.scales);
+  to.scale = from.scale;
+  to.softcap = from.softcap;
+  to.mask.left = from.mask_left;
+  to.mask.right = from.mask_right;
+  to.mask.alignment = static_cast<greenfast::Alignment>(from.mask_alignment);
+  to.lse = from.lse != 0;
+  to.q = layout_of(from.q);
+  to.k = layout_of(from.k);
+  to.v = layout_of(from.v);
+  to.o = layout_of(from.o);
+  return to;
+}
+
+Status options_of(const gf_options* from, greenfast::Options& to) {
+  if (from == nullptr) return {};
+  if (Status status = check_input(from, "options"); !status) return status;
+  if (Status status = check_reserved("options", from->reserved); !status) return status;
+  to.device = static_cast<greenfast::DeviceKind>(from->device);
+  to.device_index = from->device_index;
+  to.stream = from->stream;
+  if (from->variant != nullptr) to.variant = from->variant;
+  to.batch_invariant = from->batch_invariant != 0;
+  to.workspace = from->workspace;
+  to.workspace_bytes = from->workspace_bytes;
+  return {};
+}
+
+gf_device_facts facts_of(const greenfast::DeviceFacts& from) {
+  gf_device_facts to = GF_DEVICE_FACTS_INIT;
+  to.device = static_cast<gf_device>(from.kind);
+  to.index = from.index;
+  to.arch = from.arch;
+  to.multiprocessors = from.multiprocessors;
+  to.shared_per_block = from.shared_per_block;
+  to.l2_bytes = from.l2_bytes;
+  copy_text(to.name, from.name);
+  copy_text(to.isa, from.isa);
+  copy_text(to.driver, from.driver);
+  return to;
+}
+
+// Facts as given, or those of the options' device.
+Status facts_of(const gf_device_facts* from, const greenfast::Options& options,
+                greenfast::DeviceFacts& to) {
+  if (from == nullptr) {
+    greenfast::Result<greenfast::DeviceFacts> here =
+        greenfast::device_facts(options.device, options.device_index);
+    if (!here) return here.status();
+    to = *std::move(here);
+    return {};
+  }
+  if (Status status = check_input(from, "facts"); !status) return status;
+  const auto text = [](const auto& array) {
+    return std::string(array, strnlen(array, sizeof array));
+  };
+  to.kind = static_cast<greenfast::DeviceKind>(from->device);
+  to.index = from->index;
+  to.arch = from->arch;
+  to.multiprocessors = from->multiprocessors;
+  to.shared_per_block = from->shared_per_block;
+  to.l2_bytes = from->l2_bytes;
+  to.name = text(from->name);
+  to.isa = text(from->isa);
+  to.driver = text(from->driver);
+  return {};
+}
+
+// Ids and ideas come from string literals, so they end with a null character.
+const char* literal(std::string_view text) { return text.empty() ? "" : text.data(); }
+
+// Everything that gf_plan and gf_explain take.
+struct Question {
+  greenfast::Problem problem;
+  greenfast::DeviceFacts facts;
+  greenfast::Options options;
+};
+
+Status read_question(const gf_problem* problem, const gf_device_facts* facts,
+                     const gf_options* options, Question& question) {
+  if (Status status = check_problem(problem); !status) return status;
+  if (Status status = options_of(options, question.options); !status) return status;
+  question.problem = problem_of(*problem);
+  return facts_of(facts, question.options, question.facts);
+}
+
+}  // namespace
+
+gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q, int64_t heads_kv,
+                          int64_t seq_q, int64_t seq_kv, int64_t head_dim, gf_dtype dtype,
+                          gf_order order) {
+  return guarded([&]() -> Status {
+    if (problem == nullptr) return missing("problem");
+    if (order != GF_BHSD && order != GF_BSHD)
+      return {StatusCode::invalid_argument,
+              concat("order ", order, " does not exist: use GF_BHSD or GF_BSHD")};
+    const greenfast::Problem from = greenfast::make_problem(
+        batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, static_cast<greenfast::DType>(dtype),
+        static_cast<greenfast::Order>(order));
+    *problem = gf_problem{};
+    problem->struct_size = sizeof(gf_problem);
+    problem->abi_version = GF_ABI_VERSION;
+    problem->batch = from.batch;
+    problem->heads_q = from.heads_q;
+    problem->heads_kv = from.heads_kv;
+    problem->seq_q = from.seq_q;
+    problem->seq_kv = from.seq_kv;
+    problem->head_dim = from.head_dim;
+    problem->dtype = static_cast<gf_dtype>(from.dtype);
+    problem->out_dtype = static_cast<gf_dtype>(from.out_dtype);
+    problem->scale = from.scale;
+    problem->mask_left = from.mask.left;
+    problem->mask_right = from.mask.right;
+    problem->q = layout_of(from.q);
+    problem->k = layout_of(from.k);
+    problem->v = layout_of(from.v);
+    problem->o = layout_of(from.o);
+    return {};
+  });
+}
+
+gf_status gf_check(const gf_problem* problem) {
+  return guarded([&]() -> Status {
+    if (Status status = check_problem(problem); !status) return status;
+    return greenfast::check(problem_of(*problem));
+  });
+}
+
+gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
+                       const gf_options* options) {
+  return guarded([&]() -> Status {
+    if (Status status = check_problem(problem); !status) return status;
+    if (Status status = check_input(tensors, "tensors"); !status) return status;
+    greenfast::Options how;
+    if (Status status = options_of(options, how); !status) return status;
+    greenfast::Tensors data;
+    data.q = tensors->q;
+    data.k = tensors->k;
+    data.v = tensors->v;
+    data.o = tensors->o;
+    data.lse = tensors->lse;
+    data.q_scale = tensors->q_scale;
+    data.k_scale = tensors->k_scale;
+    data.v_scale = tensors->v_scale;
+    return greenfast::attention(problem_of(*problem), data, how);
+  });
+}
+
+gf_status gf_prepare(const gf_problem* problem, const gf_options* options) {
+  return guarded([&]() -> Status {
+    if (Status status = check_problem(problem); !status) return status;
+    greenfast::Options how;
+    if (Status status = options_of(options, how); !status) return status;
+    return greenfast::prepare(problem_of(*problem), how);
+  });
+}
+
+gf_status gf_get_device_facts(gf_device device, int32_t index, gf_device_facts* facts) {
+  return guarded([&]() -> Status {
+    if (Status status = check_head(facts, "facts"); !status) return status;
+    const auto here = greenfast::device_facts(static_cast<greenfast::DeviceKind>(device), index);
+    if (!here) return here.status();
+    write(facts, facts_of(*here));
+    return {};
+  });
+}
+
+gf_status gf_get_model_facts(const char* model, gf_device_facts* facts) {
+  return guarded([&]() -> Status {
+    if (model == nullptr) return missing("model");
+    if (Status status = check_head(facts, "facts"); !status) return status;
+    const auto known = greenfast::model_facts(model);
+    if (!known) return known.status();
+    write(facts, facts_of(*known));
+    return {};
+  });
+}
+
+gf_status gf_plan(const gf_problem* problem, const gf_device_facts* facts,
+                  const gf_options* options, gf_plan_info* plan) {
+  return guarded([&]() -> Status {
+    if (Status status = check_head(plan, "plan"); !status) return status;
+    Question question;
+    if (Status status = read_question(problem, facts, options, question); !status) return status;
+    const auto from = greenfast::plan(question.problem, question.facts, question.options);
+    if (!from) return from.status();
+    gf_plan_info to = GF_PLAN_INFO_INIT;
+    to.variant =
+        literal(greenfast::dispatch::find(greenfast::dispatch::registry(), from->variant)->id);
+    for (int axis = 0; axis < 3; ++axis) {
+      to.grid[axis] = from->grid[axis];
+      to.block[axis] = from->block[axis];
+      to.cluster[axis] = from->cluster[axis];
+    }
+    to.tile_q = from->tile_q;
+    to.tile_kv = from->tile_kv;
+    to.stages = from->stages;
+    to.splits = from->splits;
+    to.shared_bytes = from->shared_bytes;
+    to.workspace_bytes = from->workspace_bytes;
+    copy_text(to.kernel, from->kernel);
+    copy_text(to.note, from->note);
+    write(plan, to);
+    return {};
+  });
+}
+
+gf_status gf_explain(const gf_problem* problem, const gf_device_facts* facts,
+                     const gf_options* options, char* text, size_t capacity, size_t* needed) {
+  return guarded([&]() -> Status {
+    if (text == nullptr && capacity > 0) return missing("text");
+    Question question;
+    if (Status status = read_question(problem, facts, options, question); !status) return status;
+    const greenfast::Selection selection =
+        greenfast::explain(question.problem, question.facts, question.options);
+    std::string lines;
+    for (const greenfast::Candidate& candidate : selection.candidates)
+      lines += concat(candidate.variant == selection.chosen ? "* " : "  ", candidate.variant, " ",
+                      candidate.rank, " ", candidate.reason, "\n");
+    if (selection.chosen.empty()) lines += concat("none: ", selection.refusal, "\n");
+    if (needed != nullptr) *needed = lines.size() + 1;
+    if (capacity > 0) {
+      const std::size_t length = std::min(lines.size(), capacity - 1);
+      std::memcpy(text, lines.data(), length);
+      text[length] = '\0';
+    }
+    return {};
+  });
+}
+
+size_t gf_variant_count(void) { return greenfast::dispatch::registry().size(); }
+
+gf_status gf_variant_info(size_t index, gf_variant* variant) {
+  return guarded([&]() -> Status {
+    if (Status status = check_head(variant, "variant"); !status) return status;
+    const auto rows = greenfast::dispatch::registry();
+    if (index >= rows.size())
+      return {StatusCode::invalid_argument, concat("variant ", index, " does not exist: there are ",
+                                                   rows.size(), ", numbered from 0")};
+    const greenfast::core::Variant& row = rows[index];
+    gf_variant to = GF_VARIANT_INIT;
+    to.id = literal(row.id);
+    to.idea = literal(row.idea);
+    to.device = static_cast<gf_device>(row.device);
+    to.min_arch = row.min_arch;
+    to.built = row.kernel != nullptr;
+    to.automatic = row.automatic;
+    to.predecessor = literal(row.predecessor);
+    to.toggles = literal(row.toggles);
+    write(variant, to);
+    return {};
+  });
+}
+
+const char* gf_status_name(gf_status status) {
+  return greenfast::name_of(static_cast<StatusCode>(status)).data();
+}
+
+const char* gf_last_error(void) {
+  return last_error.fixed != nullptr ? last_error.fixed : last_error.text.c_str();
+}
+
+void gf_set_log_callback(gf_log_callback callback, void* user) {
+  greenfast::set_log_callback(callback, user);
+}
+
+const char* gf_version(void) { return greenfast::version().data(); }
+
+uint32_t gf_abi_version(void) { return GF_ABI_VERSION; }
