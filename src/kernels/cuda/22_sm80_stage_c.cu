@@ -1,0 +1,299 @@
+// stage-C, the rungs that share one loop. e4m3 inputs with one scale a head; raw bytes are staged in shared memory and
+// decoded there to fp16 tiles. Ideas, one toggle each:
+//   stage0       WMMA Q·Kᵀ, scalar P·V, plain loads
+//   stage1       USE_CP_ASYNC=1: raw K and V arrive by cp.async, one tile ahead
+//   stage2       USE_WMMA_PV=1: P·V on tensor cores, into fp32
+//   stage3a      USE_FUSED_SOFTMAX_PV=1: P overwrites the score tile, so that its own buffer goes
+//   swizzle      USE_XOR_SWIZZLE=1: 16-byte chunks of the raw tiles change places by row. Prediction: nothing. Raw rows are
+//                read whole, and the fp16 tiles, whose conflicts would matter, are padded, because WMMA needs a constant
+//                pitch.
+//   three_stage  USE_THREE_STAGE_PIPE=1: raw tiles two ahead
+// Tile: 32 queries, 64 keys, 4 warps; U, the output before normalisation, lives in shared memory in fp32. K and V are
+// decoded in turn into one fp16 tile, which keeps the stage-3 rungs within 48 KB.
+// The scales never touch the tiles, so that decoding stays exact: Q's and K's go into the softmax scale, V's into the last
+// division.
+// Limits: e4m3, D 64, fp16 output, full and causal, any length, any strides.
+// Expected bound: shared-memory traffic and the four barriers of a step.
+#include <mma.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/device/e4m3.cuh"
+#include "kernels/cuda/device/ladder.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+
+namespace greenfast::cuda::stage_c {
+namespace {
+
+namespace wmma = nvcuda::wmma;
+
+constexpr int kBlockM = 32, kBlockN = 64, kD = 64, kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kPitch = kD + 8, kScorePitch = kBlockN + 4, kOutPitch = kD + 4;
+constexpr int kLanesPerRow = kThreads / kBlockM;
+
+struct Config {
+  bool cp_async = false, wmma_pv = false, fused_softmax_pv = false, xor_swizzle = false;
+  int stages = 2;
+};
+
+template <Config C>
+struct With {
+  static constexpr Config value = C;
+};
+
+template <class W>
+struct SharedMemoryPlan {
+  static constexpr Config kConfig = W::value;
+  static constexpr int kStages = kConfig.cp_async ? kConfig.stages : 1;
+  // P in place of S: the same row pitch in bytes.
+  static constexpr int kWeightPitch = kConfig.fused_softmax_pv ? 2 * kScorePitch : kBlockN + 8;
+  std::uint8_t k_raw[kStages][kBlockN * kD];
+  std::uint8_t v_raw[kStages][kBlockN * kD];
+  __half q[kBlockM * kPitch];
+  __half kv[kBlockN * kPitch];  // K, then V of the same step
+  float score[kBlockM * kScorePitch];
+  __half weight_buffer[kConfig.fused_softmax_pv ? 8 : kBlockM * (kBlockN + 8)];
+  float u[kBlockM * kOutPitch];
+
+  __device__ __half* weight() {
+    return kConfig.fused_softmax_pv ? reinterpret_cast<__half*>(score) : weight_buffer;
+  }
+};
+
+/// Where the 16-byte chunk `chunk` of a raw row lies.
+template <bool kSwizzle>
+__device__ __forceinline__ int raw_offset(int row, int chunk) {
+  return row * kD + (kSwizzle ? chunk ^ (row / 2 % 4) : chunk) * 16;
+}
+
+/// Raw rows [first, first + kRows) to shared memory; rows at or past `valid` become zero.
+template <int kRows, bool kAsync, bool kSwizzle>
+__device__ __forceinline__ void load_raw(std::uint8_t* shared, const std::uint8_t* matrix, std::int64_t stride,
+                                         int first, int valid, bool vector_loads) {
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * (kD / 16); i += kThreads) {
+    const int row = i / (kD / 16), chunk = i % (kD / 16);
+    const bool keep = first + row < valid;
+    const std::uint8_t* from = matrix + (keep ? first + row : 0) * stride + chunk * 16;
+    std::uint8_t* to = shared + raw_offset<kSwizzle>(row, chunk);
+    if (kAsync && vector_loads) {
+      ptx::cp_async_16(ptx::shared_address(to), from, keep);
+    } else if (vector_loads) {
+      *reinterpret_cast<uint4*>(to) = keep ? *reinterpret_cast<const uint4*>(from) : uint4{};
+    } else {
+      for (int byte = 0; byte < 16; ++byte) to[byte] = keep ? from[byte] : std::uint8_t{0};
+    }
+  }
+}
+
+template <int kRows, bool kSwizzle>
+__device__ __forceinline__ void decode_tile(__half* tile, const std::uint8_t* raw) {
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * (kD / 16); i += kThreads) {
+    const int row = i / (kD / 16), chunk = i % (kD / 16);
+    uint4 halves[2];
+    decode_e4m3x16(*reinterpret_cast<const uint4*>(raw + raw_offset<kSwizzle>(row, chunk)), halves);
+    uint4* to = reinterpret_cast<uint4*>(tile + row * kPitch + chunk * 16);
+    to[0] = halves[0];
+    to[1] = halves[1];
+  }
+}
+
+/// C (32 x 64, fp32) of this warp's two 16x16 tiles = or += A (32 x 64) times B.
+template <class Layout, bool kAccumulate>
+__device__ __forceinline__ void multiply(float* c_tile, int c_pitch, const __half* a_tile, int a_pitch,
+                                         const __half* b_tile, int warp) {
+  constexpr bool kTransposed = std::is_same_v<Layout, wmma::col_major>;
+  wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> a;
+  wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, Layout> b;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+  const int row = warp % 2 * 16;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = warp / 2 * 32 + half * 16;
+    float* to = c_tile + row * c_pitch + column;
+    if (kAccumulate) {
+      wmma::load_matrix_sync(c, to, c_pitch, wmma::mem_row_major);
+    } else {
+      wmma::fill_fragment(c, 0.0f);
+    }
+#pragma unroll
+    for (int k = 0; k < 64; k += 16) {
+      wmma::load_matrix_sync(a, a_tile + row * a_pitch + k, a_pitch);
+      wmma::load_matrix_sync(b, kTransposed ? b_tile + column * kPitch + k : b_tile + k * kPitch + column, kPitch);
+      wmma::mma_sync(c, a, b, c);
+    }
+    wmma::store_matrix_sync(to, c, c_pitch, wmma::mem_row_major);
+  }
+}
+
+template <class W>
+__device__ __forceinline__ void multiply_pv_scalar(SharedMemoryPlan<W>& s, int warp, int lane) {
+  constexpr int kRows = kBlockM / kWarps;
+#pragma unroll 1
+  for (int row = warp * kRows; row < warp * kRows + kRows; ++row) {
+    float low = 0, high = 0;
+#pragma unroll 8
+    for (int n = 0; n < kBlockN; ++n) {
+      const float weight = __half2float(s.weight()[row * s.kWeightPitch + n]);
+      low = fmaf(weight, __half2float(s.kv[n * kPitch + lane]), low);
+      high = fmaf(weight, __half2float(s.kv[n * kPitch + 32 + lane]), high);
+    }
+    s.u[row * kOutPitch + lane] += low;
+    s.u[row * kOutPitch + 32 + lane] += high;
+  }
+}
+
+template <class W>
+__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+  using Plan = SharedMemoryPlan<W>;
+  constexpr Config config = W::value;
+  constexpr int kStages = Plan::kStages, kPerLane = kBlockN / kLanesPerRow;
+  extern __shared__ __align__(32) unsigned char memory[];
+  Plan& s = *reinterpret_cast<Plan*>(memory);
+  const ladder::Place at = ladder::place(p);
+  const int kv_head = at.head / p.group, heads_kv = p.heads_q / p.group;
+  const auto* gk = ladder::head_base<std::uint8_t>(p.k, at.batch, kv_head);
+  const auto* gv = ladder::head_base<std::uint8_t>(p.v, at.batch, kv_head);
+  const int first = at.tile * kBlockM;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int tiles = ladder::key_tiles<kBlockN>(p, first, kBlockM);
+  const int keys = ladder::key_end(p, min(first + kBlockM, p.seq_q) - 1);
+  const std::int64_t q_scale_at = p.scale_step * (std::int64_t{at.batch} * p.heads_q + at.head);
+  const std::int64_t kv_scale_at = p.scale_step * (std::int64_t{at.batch} * heads_kv + kv_head);
+  const float scale = p.q_scale == nullptr
+                          ? p.scale_log2
+                          : p.scale_log2 * p.q_scale[q_scale_at] * p.k_scale[kv_scale_at];
+
+  const auto load_keys = [&](int tile) {
+    if (tile < tiles) {
+      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(s.k_raw[tile % kStages], gk, p.k.stride_s,
+                                                             tile * kBlockN, keys, p.vector_loads);
+      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(s.v_raw[tile % kStages], gv, p.v.stride_s,
+                                                             tile * kBlockN, keys, p.vector_loads);
+    }
+    if (config.cp_async) ptx::cp_async_commit();
+  };
+
+  // Q passes through the K stage before anything else needs it.
+  load_raw<kBlockM, false, config.xor_swizzle>(s.k_raw[0],
+                                               ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
+                                               p.q.stride_s, first, p.seq_q, p.vector_loads);
+  for (int i = static_cast<int>(threadIdx.x); i < kBlockM * kOutPitch; i += kThreads) s.u[i] = 0;
+  __syncthreads();
+  decode_tile<kBlockM, config.xor_swizzle>(s.q, s.k_raw[0]);
+  __syncthreads();
+  if constexpr (config.cp_async) {
+    for (int t = 0; t < kStages - 1; ++t) load_keys(t);
+  }
+
+  const int row = static_cast<int>(threadIdx.x) / kLanesPerRow, part = static_cast<int>(threadIdx.x) % kLanesPerRow;
+  float max = -INFINITY, sum = 0;
+  for (int t = 0; t < tiles; ++t) {
+    if constexpr (config.cp_async) {
+      load_keys(t + kStages - 1);  // into the stage that step t - 1 left behind its last barrier
+      ptx::cp_async_wait<kStages - 1>();
+    } else {
+      load_keys(t);
+    }
+    __syncthreads();
+    decode_tile<kBlockN, config.xor_swizzle>(s.kv, s.k_raw[t % kStages]);
+    __syncthreads();
+    multiply<wmma::col_major, false>(s.score, kScorePitch, s.q, kPitch, s.kv, warp);
+    __syncthreads();
+
+    // V replaces K in the fp16 tile while the softmax works on the scores.
+    decode_tile<kBlockN, config.xor_swizzle>(s.kv, s.v_raw[t % kStages]);
+    const int end = ladder::key_end(p, first + row) - t * kBlockN;
+    float score[kPerLane], tile_max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int n = i * kLanesPerRow + part;
+      score[i] = n < end ? s.score[row * kScorePitch + n] * scale : -INFINITY;
+      tile_max = fmaxf(tile_max, score[i]);
+    }
+    const float new_max = fmaxf(max, quad_max(tile_max));
+    const float origin = new_max == -INFINITY ? 0.0f : new_max;
+    const float rescale = exp2_fast(max - origin);
+    max = new_max;
+    sum *= rescale;
+    // The four lanes of a row have read all of its scores: P may take their place.
+    __syncwarp();
+    __half* weight = s.weight() + row * Plan::kWeightPitch;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const float w = exp2_fast(score[i] - origin);
+      sum += w;
+      weight[i * kLanesPerRow + part] = __float2half(w);
+    }
+#pragma unroll 4
+    for (int c = part; c < kD; c += kLanesPerRow) s.u[row * kOutPitch + c] *= rescale;
+    __syncthreads();
+
+    if constexpr (config.wmma_pv) {
+      multiply<wmma::row_major, true>(s.u, kOutPitch, s.weight(), Plan::kWeightPitch, s.kv, warp);
+    } else {
+      multiply_pv_scalar<W>(s, warp, lane);
+    }
+    __syncthreads();
+  }
+  if constexpr (config.cp_async) ptx::cp_async_wait<0>();
+
+  const float total = quad_sum(sum);
+  if (first + row >= p.seq_q) return;
+  const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[kv_scale_at];
+  const float normalise = max == -INFINITY ? 0.0f : v_scale / total;
+  __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) + (first + row) * p.o.stride_s;
+  for (int c = part; c < kD; c += kLanesPerRow) go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
+}
+
+template <Config C>
+struct Rung {
+  using W = With<C>;
+  static constexpr int kShared = sizeof(SharedMemoryPlan<W>);
+
+  static Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+    if (Status status = ladder::allow_shared(kernel<W>, kShared); !status) return status;
+    kernel<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, kShared,
+                static_cast<cudaStream_t>(context.stream)>>>(ladder::make_params(problem, tensors, kBlockM));
+    return ladder::launched("cuda.stage_c");
+  }
+  static int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+    return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+  }
+  static Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
+    Plan plan;
+    plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
+    plan.block = {kThreads, 1, 1};
+    plan.shared_bytes = kShared;
+    plan.tile_q = kBlockM;
+    plan.tile_kv = kBlockN;
+    plan.stages = SharedMemoryPlan<W>::kStages;
+    plan.kernel = "stage_c::kernel";
+    plan.note = C.wmma_pv ? "WMMA Q·Kᵀ and P·V on decoded fp16 tiles" : "WMMA Q·Kᵀ, scalar P·V";
+    return plan;
+  }
+};
+
+using Stage0 = Rung<Config{}>;
+using Stage1 = Rung<Config{.cp_async = true}>;
+using Stage2 = Rung<Config{.cp_async = true, .wmma_pv = true}>;
+using Stage3a = Rung<Config{.cp_async = true, .wmma_pv = true, .fused_softmax_pv = true}>;
+using Swizzle = Rung<Config{.cp_async = true, .wmma_pv = true, .fused_softmax_pv = true, .xor_swizzle = true}>;
+using ThreeStage = Rung<Config{.cp_async = true, .wmma_pv = true, .stages = 3}>;
+
+template <class R>
+constexpr core::Kernel kRung{.rank = R::rank, .plan = R::plan, .launch = R::launch};
+
+}  // namespace
+}  // namespace greenfast::cuda::stage_c
+
+namespace greenfast::kernels {
+using namespace cuda::stage_c;
+extern const core::Kernel cuda_stage_c_stage0 = kRung<Stage0>;
+extern const core::Kernel cuda_stage_c_stage1 = kRung<Stage1>;
+extern const core::Kernel cuda_stage_c_stage2 = kRung<Stage2>;
+extern const core::Kernel cuda_stage_c_stage3a = kRung<Stage3a>;
+extern const core::Kernel cuda_stage_c_swizzle = kRung<Swizzle>;
+extern const core::Kernel cuda_stage_c_three_stage = kRung<ThreeStage>;
+}  // namespace greenfast::kernels
