@@ -175,11 +175,24 @@ class Greenfast(Engine):
 
         self.name, self._variant, self._library = variant or "greenfast", variant, capi.load()
 
-    def unavailable(self, shape, causal, dtype):
-        return self._library.refusal(shape, causal, dtype, self._variant)
+    def _plan(self, shape: Shape, causal: bool, dtype: str):
+        from greenfast import capi
 
-    def chosen(self, shape, causal, dtype) -> str:
-        return self._library.chosen(shape, causal, dtype, self._variant)
+        problem = self._library.problem(shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q, shape.seq_kv,
+                                        shape.dim, dtype, capi.TOP_LEFT if causal else None)
+        return self._library.plan(problem, variant=self._variant)
+
+    def unavailable(self, shape, causal, dtype):
+        from greenfast import capi
+
+        try:
+            self._plan(shape, causal, dtype)
+        except capi.Error as error:
+            return str(error)
+        return None
+
+    def chosen(self, shape: Shape, causal: bool, dtype: str) -> str:
+        return self._plan(shape, causal, dtype).variant.decode()
 
     def call(self, q, k, v, o, causal):
         import torch
