@@ -1,19 +1,19 @@
-// stage-C, the rungs that share one loop. e4m3 inputs with one scale a head; raw bytes are staged in shared memory and
-// decoded there to fp16 tiles. Ideas, one toggle each:
+// stage-C, the rungs that share one loop. e4m3 inputs with one scale a head; raw bytes are staged
+// in shared memory and decoded there to fp16 tiles. Ideas, one toggle each:
 //   stage0       WMMA Q·Kᵀ, scalar P·V, plain loads
 //   stage1       USE_CP_ASYNC=1: raw K and V arrive by cp.async, one tile ahead
 //   stage2       USE_WMMA_PV=1: P·V on tensor cores, into fp32
 //   stage3a      USE_FUSED_SOFTMAX_PV=1: P overwrites the score tile, so that its own buffer goes
-//   swizzle      USE_XOR_SWIZZLE=1: 16-byte chunks of the raw tiles change places by row. Prediction: nothing. Raw rows are
-//                read whole, and the fp16 tiles, whose conflicts would matter, are padded, because WMMA needs a constant
-//                pitch.
+//   swizzle      USE_XOR_SWIZZLE=1: 16-byte chunks of the raw tiles change places by row.
+//   Prediction: nothing. Raw rows are
+//                read whole, and the fp16 tiles, whose conflicts would matter, are padded, because
+//                WMMA needs a constant pitch.
 //   three_stage  USE_THREE_STAGE_PIPE=1: raw tiles two ahead
-// Tile: 32 queries, 64 keys, 4 warps; U, the output before normalisation, lives in shared memory in fp32. K and V are
-// decoded in turn into one fp16 tile, which keeps the stage-3 rungs within 48 KB.
-// The scales never touch the tiles, so that decoding stays exact: Q's and K's go into the softmax scale, V's into the last
-// division.
-// Limits: e4m3, D 64, fp16 output, full and causal, any length, any strides.
-// Expected bound: shared-memory traffic and the four barriers of a step.
+// Tile: 32 queries, 64 keys, 4 warps; U, the output before normalisation, lives in shared memory in
+// fp32. K and V are decoded in turn into one fp16 tile, which keeps the stage-3 rungs within 48 KB.
+// The scales never touch the tiles, so that decoding stays exact: Q's and K's go into the softmax
+// scale, V's into the last division. Limits: e4m3, D 64, fp16 output, full and causal, any length,
+// any strides. Expected bound: shared-memory traffic and the four barriers of a step.
 #include <mma.h>
 
 #include <type_traits>
@@ -68,8 +68,9 @@ __device__ __forceinline__ int raw_offset(int row, int chunk) {
 
 /// Raw rows [first, first + kRows) to shared memory; rows at or past `valid` become zero.
 template <int kRows, bool kAsync, bool kSwizzle>
-__device__ __forceinline__ void load_raw(std::uint8_t* shared, const std::uint8_t* matrix, std::int64_t stride,
-                                         int first, int valid, bool vector_loads) {
+__device__ __forceinline__ void load_raw(std::uint8_t* shared, const std::uint8_t* matrix,
+                                         std::int64_t stride, int first, int valid,
+                                         bool vector_loads) {
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kRows * (kD / 16); i += kThreads) {
     const int row = i / (kD / 16), chunk = i % (kD / 16);
@@ -101,8 +102,8 @@ __device__ __forceinline__ void decode_tile(__half* tile, const std::uint8_t* ra
 
 /// C (32 x 64, fp32) of this warp's two 16x16 tiles = or += A (32 x 64) times B.
 template <class Layout, bool kAccumulate>
-__device__ __forceinline__ void multiply(float* c_tile, int c_pitch, const __half* a_tile, int a_pitch,
-                                         const __half* b_tile, int warp) {
+__device__ __forceinline__ void multiply(float* c_tile, int c_pitch, const __half* a_tile,
+                                         int a_pitch, const __half* b_tile, int warp) {
   constexpr bool kTransposed = std::is_same_v<Layout, wmma::col_major>;
   wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> a;
   wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, Layout> b;
@@ -120,7 +121,8 @@ __device__ __forceinline__ void multiply(float* c_tile, int c_pitch, const __hal
 #pragma unroll
     for (int k = 0; k < 64; k += 16) {
       wmma::load_matrix_sync(a, a_tile + row * a_pitch + k, a_pitch);
-      wmma::load_matrix_sync(b, kTransposed ? b_tile + column * kPitch + k : b_tile + k * kPitch + column, kPitch);
+      wmma::load_matrix_sync(
+          b, kTransposed ? b_tile + column * kPitch + k : b_tile + k * kPitch + column, kPitch);
       wmma::mma_sync(c, a, b, c);
     }
     wmma::store_matrix_sync(to, c, c_pitch, wmma::mem_row_major);
@@ -167,18 +169,18 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
-      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(s.k_raw[tile % kStages], gk, p.k.stride_s,
-                                                             tile * kBlockN, keys, p.vector_loads);
-      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(s.v_raw[tile % kStages], gv, p.v.stride_s,
-                                                             tile * kBlockN, keys, p.vector_loads);
+      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(
+          s.k_raw[tile % kStages], gk, p.k.stride_s, tile * kBlockN, keys, p.vector_loads);
+      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(
+          s.v_raw[tile % kStages], gv, p.v.stride_s, tile * kBlockN, keys, p.vector_loads);
     }
     if (config.cp_async) ptx::cp_async_commit();
   };
 
   // Q passes through the K stage before anything else needs it.
-  load_raw<kBlockM, false, config.xor_swizzle>(s.k_raw[0],
-                                               ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
-                                               p.q.stride_s, first, p.seq_q, p.vector_loads);
+  load_raw<kBlockM, false, config.xor_swizzle>(
+      s.k_raw[0], ladder::head_base<std::uint8_t>(p.q, at.batch, at.head), p.q.stride_s, first,
+      p.seq_q, p.vector_loads);
   for (int i = static_cast<int>(threadIdx.x); i < kBlockM * kOutPitch; i += kThreads) s.u[i] = 0;
   __syncthreads();
   decode_tile<kBlockM, config.xor_swizzle>(s.q, s.k_raw[0]);
@@ -187,7 +189,8 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     for (int t = 0; t < kStages - 1; ++t) load_keys(t);
   }
 
-  const int row = static_cast<int>(threadIdx.x) / kLanesPerRow, part = static_cast<int>(threadIdx.x) % kLanesPerRow;
+  const int row = static_cast<int>(threadIdx.x) / kLanesPerRow,
+            part = static_cast<int>(threadIdx.x) % kLanesPerRow;
   float max = -INFINITY, sum = 0;
   for (int t = 0; t < tiles; ++t) {
     if constexpr (config.cp_async) {
@@ -243,8 +246,10 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   if (first + row >= p.seq_q) return;
   const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[kv_scale_at];
   const float normalise = max == -INFINITY ? 0.0f : v_scale / total;
-  __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) + (first + row) * p.o.stride_s;
-  for (int c = part; c < kD; c += kLanesPerRow) go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
+  __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
+               (first + row) * p.o.stride_s;
+  for (int c = part; c < kD; c += kLanesPerRow)
+    go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
 }
 
 template <Config C>
@@ -252,10 +257,12 @@ struct Rung {
   using W = With<C>;
   static constexpr int kShared = sizeof(SharedMemoryPlan<W>);
 
-  static Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  static Status launch(const Problem& problem, const Tensors& tensors,
+                       const core::Context& context) {
     if (Status status = ladder::allow_shared(kernel<W>, kShared); !status) return status;
     kernel<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, kShared,
-                static_cast<cudaStream_t>(context.stream)>>>(ladder::make_params(problem, tensors, kBlockM));
+                static_cast<cudaStream_t>(context.stream)>>>(
+        ladder::make_params(problem, tensors, kBlockM));
     return ladder::launched("cuda.stage_c");
   }
   static int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
@@ -279,7 +286,8 @@ using Stage0 = Rung<Config{}>;
 using Stage1 = Rung<Config{.cp_async = true}>;
 using Stage2 = Rung<Config{.cp_async = true, .wmma_pv = true}>;
 using Stage3a = Rung<Config{.cp_async = true, .wmma_pv = true, .fused_softmax_pv = true}>;
-using Swizzle = Rung<Config{.cp_async = true, .wmma_pv = true, .fused_softmax_pv = true, .xor_swizzle = true}>;
+using Swizzle =
+    Rung<Config{.cp_async = true, .wmma_pv = true, .fused_softmax_pv = true, .xor_swizzle = true}>;
 using ThreeStage = Rung<Config{.cp_async = true, .wmma_pv = true, .stages = 3}>;
 
 template <class R>

@@ -14,8 +14,8 @@ __device__ __forceinline__ std::uint32_t decode_e4m3x2(std::uint32_t x) {
   asm("{ .reg .b16 pair; cvt.u16.u32 pair, %1; cvt.rn.f16x2.e4m3x2 %0, pair; }" : "=r"(r) : "r"(x));
   return r;
 #else
-  // Sign to bit 15, exponent and mantissa to bits 13..7: a half that is 2^8 too small, subnormals included. The byte
-  // 0x7f is NaN and would read as 480, beyond the largest number, 448.
+  // Sign to bit 15, exponent and mantissa to bits 13..7: a half that is 2^8 too small, subnormals
+  // included. The byte 0x7f is NaN and would read as 480, beyond the largest number, 448.
   const std::uint32_t apart = __byte_perm(x, 0, 0x4140);
   const std::uint32_t bits = (apart & 0x00800080u) << 8 | (apart & 0x007f007fu) << 7;
   const __half2 value = __hmul2(reinterpret_cast<const __half2&>(bits), __float2half2_rn(256.0f));

@@ -28,16 +28,16 @@ __device__ __forceinline__ void cp_async_wait() {
 }
 
 __device__ __forceinline__ void store_shared_16(std::uint32_t shared, uint4 value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
                : "memory");
 }
 
 /// One 16-byte store. Written out because nvcc 13.0 splits `*(uint4*)p = make_uint4(...)` into four
 /// 4-byte stores when it cannot prove alignment, which halves the use of every sector.
 __device__ __forceinline__ void store_global_16(void* global, uint4 value) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
                : "memory");
 }
 
