@@ -16,7 +16,8 @@ struct Options {
   int device_index =
       0;  ///< CUDA ordinal; must be the current device of the calling thread for a launch
   void* stream = nullptr;  ///< cudaStream_t; null is the legacy default stream. Ignored on the CPU
-  std::string_view variant;  ///< force this variant id; empty: GREENFAST_VARIANT, else automatic
+  std::string_view variant =
+      {};  ///< force this variant id; empty: GREENFAST_VARIANT, else automatic
   /// Selection, tile and split ignore B and the number of threads, so that a row's bits never
   /// depend on its neighbours in the batch.
   bool batch_invariant = false;
@@ -33,9 +34,9 @@ GREENFAST_API Status attention(const Problem& problem, const Tensors& tensors,
 
 /// The knobs of the convenience call; everything else is read off the tensors.
 struct AttentionParams {
-  std::optional<float> scale;  ///< default 1 / sqrt(D)
+  std::optional<float> scale = {};  ///< default 1 / sqrt(D)
   float softcap = 0.0f;
-  Mask mask;
+  Mask mask = {};
   float* lse = nullptr;
   ScaleKind scales = ScaleKind::none;
   const float* q_scale = nullptr;

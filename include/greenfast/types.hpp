@@ -143,10 +143,10 @@ struct Problem {
 
   float scale = 0.125f;  ///< finite; see default_scale
   float softcap = 0.0f;  ///< c > 0: scores become c * tanh(score / c); 0: off
-  Mask mask;
+  Mask mask = {};
   bool lse = false;  ///< also write the natural-log log-sum-exp, fp32 [B, Hq, Sq] contiguous
 
-  Layout q, k, v, o;
+  Layout q = {}, k = {}, v = {}, o = {};
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -1,0 +1,186 @@
+/* The C interface from a program compiled as C99. Prints the first failed expectation and ends
+ * with 1; the rules that it checks are those at the head of greenfast.h. */
+#include <greenfast/greenfast.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPECT(condition)                                                              \
+  do {                                                                                 \
+    if (!(condition)) {                                                                \
+      printf("%s:%d: not true: %s (last error: %s)\n", __FILE__, __LINE__, #condition, \
+             gf_last_error());                                                         \
+      exit(1);                                                                         \
+    }                                                                                  \
+  } while (0)
+
+static int says(const char* part) { return strstr(gf_last_error(), part) != NULL; }
+
+static int logged = 0;
+static void count_line(const char* message, void* user) {
+  *(int*)user += strstr(message, "cpu.naive") != NULL;
+}
+
+enum { SEQ = 3, DIM = 8, ELEMENTS = SEQ * DIM };
+
+static void computes(void) {
+  /* All scores are equal, so each row is the mean of the visible rows of V. */
+  gf_problem problem;
+  gf_tensors tensors = GF_TENSORS_INIT;
+  gf_options options = GF_OPTIONS_INIT;
+  float q[ELEMENTS] = {0}, k[ELEMENTS] = {0}, v[ELEMENTS], o[ELEMENTS], lse[SEQ];
+  int row, column;
+  for (row = 0; row < SEQ; ++row)
+    for (column = 0; column < DIM; ++column) v[row * DIM + column] = (float)row;
+  EXPECT(gf_problem_init(&problem, 1, 1, 1, SEQ, SEQ, DIM, GF_FP32, GF_BHSD) == GF_OK);
+  problem.mask_right = 0;
+  problem.lse = 1;
+  tensors.q = q;
+  tensors.k = k;
+  tensors.v = v;
+  tensors.o = o;
+  tensors.lse = lse;
+  EXPECT(gf_check(&problem) == GF_OK);
+  EXPECT(gf_prepare(&problem, NULL) == GF_OK);
+  EXPECT(gf_attention(&problem, &tensors, NULL) == GF_OK);
+  for (row = 0; row < SEQ; ++row) {
+    EXPECT(fabsf(lse[row] - logf((float)(row + 1))) < 1e-6f);
+    for (column = 0; column < DIM; ++column)
+      EXPECT(fabsf(o[row * DIM + column] - 0.5f * (float)row) < 1e-6f);
+  }
+  options.variant = "cpu.naive";
+  gf_set_log_callback(count_line, &logged);
+  EXPECT(gf_attention(&problem, &tensors, &options) == GF_OK);
+  gf_set_log_callback(NULL, NULL);
+  EXPECT(gf_attention(&problem, &tensors, &options) == GF_OK);
+  EXPECT(logged == 1);
+  options.variant = "";
+  EXPECT(gf_attention(&problem, &tensors, &options) == GF_OK);
+  tensors.v = NULL;
+  EXPECT(gf_attention(&problem, &tensors, &options) == GF_INVALID_ARGUMENT && says("v is null"));
+  options.device = GF_CUDA;
+  options.device_index = 1000;
+  tensors.v = v;
+  EXPECT(gf_attention(&problem, &tensors, &options) == GF_NO_DEVICE);
+  options.device = 7;
+  EXPECT(gf_attention(&problem, &tensors, &options) == GF_INVALID_ARGUMENT && says("device 7"));
+}
+
+static void null_safe(void) {
+  gf_problem problem;
+  gf_tensors tensors = GF_TENSORS_INIT;
+  gf_plan_info plan = GF_PLAN_INFO_INIT;
+  size_t needed = 0;
+  EXPECT(gf_problem_init(NULL, 1, 1, 1, 1, 1, 8, GF_FP32, GF_BHSD) == GF_INVALID_ARGUMENT);
+  EXPECT(gf_problem_init(&problem, 1, 1, 1, 1, 1, 8, GF_FP32, 5) == GF_INVALID_ARGUMENT);
+  EXPECT(says("order 5"));
+  EXPECT(gf_problem_init(&problem, 1, 1, 1, 1, 1, 8, GF_FP32, GF_BSHD) == GF_OK);
+  EXPECT(gf_check(NULL) == GF_INVALID_ARGUMENT && says("problem is null"));
+  EXPECT(gf_attention(NULL, &tensors, NULL) == GF_INVALID_ARGUMENT);
+  EXPECT(gf_attention(&problem, NULL, NULL) == GF_INVALID_ARGUMENT && says("tensors is null"));
+  EXPECT(gf_attention(&problem, &tensors, NULL) == GF_INVALID_ARGUMENT && says("o is null"));
+  EXPECT(gf_prepare(NULL, NULL) == GF_INVALID_ARGUMENT);
+  EXPECT(gf_plan(NULL, NULL, NULL, &plan) == GF_INVALID_ARGUMENT);
+  EXPECT(gf_plan(&problem, NULL, NULL, NULL) == GF_INVALID_ARGUMENT && says("plan is null"));
+  EXPECT(gf_explain(NULL, NULL, NULL, NULL, 0, &needed) == GF_INVALID_ARGUMENT);
+  EXPECT(gf_explain(&problem, NULL, NULL, NULL, 4, NULL) == GF_INVALID_ARGUMENT);
+  EXPECT(gf_get_device_facts(GF_CPU, 0, NULL) == GF_INVALID_ARGUMENT);
+  EXPECT(gf_get_model_facts(NULL, NULL) == GF_INVALID_ARGUMENT && says("model is null"));
+  EXPECT(gf_variant_info(0, NULL) == GF_INVALID_ARGUMENT && says("variant is null"));
+}
+
+static void heads_of_structs(void) {
+  struct {
+    gf_options options;
+    unsigned char later[16];
+  } newer;
+  gf_problem problem;
+  gf_options options = GF_OPTIONS_INIT;
+  gf_variant variant = GF_VARIANT_INIT;
+  EXPECT(gf_problem_init(&problem, 1, 1, 1, 1, 1, 8, GF_FP32, GF_BHSD) == GF_OK);
+  problem.struct_size = 8;
+  EXPECT(gf_check(&problem) == GF_INVALID_ARGUMENT && says("struct_size 8"));
+  problem.struct_size = (uint32_t)sizeof problem;
+  problem.abi_version = 2;
+  EXPECT(gf_check(&problem) == GF_INVALID_ARGUMENT && says("ABI version 2"));
+  problem.abi_version = GF_ABI_VERSION;
+  problem.k.reserved = 1;
+  EXPECT(gf_check(&problem) == GF_INVALID_ARGUMENT && says("reserved"));
+  problem.k.reserved = 0;
+  options.reserved = -1;
+  EXPECT(gf_prepare(&problem, &options) == GF_INVALID_ARGUMENT && says("reserved"));
+  /* A newer caller's longer struct passes as long as it asks for nothing new. */
+  memset(&newer, 0, sizeof newer);
+  newer.options.struct_size = (uint32_t)sizeof newer;
+  newer.options.abi_version = GF_ABI_VERSION;
+  EXPECT(gf_prepare(&problem, &newer.options) == GF_OK);
+  newer.later[9] = 1;
+  EXPECT(gf_prepare(&problem, &newer.options) == GF_UNSUPPORTED && says("does not know"));
+  variant.abi_version = 0;
+  EXPECT(gf_variant_info(0, &variant) == GF_INVALID_ARGUMENT && says("ABI version 0"));
+}
+
+static void plans(void) {
+  gf_problem problem;
+  gf_device_facts facts = GF_DEVICE_FACTS_INIT;
+  gf_options options = GF_OPTIONS_INIT;
+  gf_plan_info plan = GF_PLAN_INFO_INIT;
+  char text[4096], cut[8];
+  size_t needed = 0, again = 0;
+  EXPECT(gf_problem_init(&problem, 1, 8, 8, 512, 512, 64, GF_BF16, GF_BHSD) == GF_OK);
+  EXPECT(gf_get_model_facts("cpu", &facts) == GF_OK);
+  EXPECT(facts.device == GF_CPU && facts.multiprocessors > 0 && facts.name[0] != '\0');
+  EXPECT(gf_plan(&problem, &facts, NULL, &plan) == GF_OK);
+  EXPECT(strncmp(plan.variant, "cpu.", 4) == 0 && plan.grid[0] > 0 && plan.kernel[0] != '\0');
+  options.variant = "cpu.naive";
+  EXPECT(gf_plan(&problem, NULL, &options, &plan) == GF_OK);
+  EXPECT(strcmp(plan.variant, "cpu.naive") == 0);
+  EXPECT(gf_explain(&problem, &facts, &options, NULL, 0, &needed) == GF_OK);
+  EXPECT(needed > 1 && needed <= sizeof text);
+  EXPECT(gf_explain(&problem, &facts, &options, text, sizeof text, &again) == GF_OK);
+  EXPECT(again == needed && strlen(text) + 1 == needed && strstr(text, "* cpu.naive ") != NULL);
+  EXPECT(gf_explain(&problem, &facts, &options, cut, sizeof cut, NULL) == GF_OK);
+  EXPECT(strlen(cut) == sizeof cut - 1 && strncmp(cut, text, sizeof cut - 1) == 0);
+  options.variant = "cpu.nothing";
+  EXPECT(gf_explain(&problem, &facts, &options, text, sizeof text, NULL) == GF_OK);
+  EXPECT(strstr(text, "none: variant 'cpu.nothing' does not exist") != NULL);
+  EXPECT(gf_plan(&problem, &facts, &options, &plan) == GF_INVALID_ARGUMENT && says("cpu.naive"));
+  EXPECT(gf_get_model_facts("z80", &facts) == GF_INVALID_ARGUMENT && says("h200"));
+  EXPECT(gf_get_device_facts(GF_CPU, 0, &facts) == GF_OK && facts.isa[0] != '\0');
+  EXPECT(gf_get_device_facts(GF_CPU, 9, &facts) == GF_NO_DEVICE);
+  problem.head_dim = 12;
+  EXPECT(gf_plan(&problem, &facts, NULL, &plan) == GF_UNSUPPORTED && says("head_dim is 12"));
+}
+
+static void registry(void) {
+  gf_variant variant = GF_VARIANT_INIT;
+  size_t index;
+  int naive = 0;
+  EXPECT(gf_variant_count() > 0);
+  for (index = 0; index < gf_variant_count(); ++index) {
+    EXPECT(gf_variant_info(index, &variant) == GF_OK);
+    EXPECT(variant.id[0] != '\0' && variant.idea[0] != '\0');
+    EXPECT(variant.predecessor != NULL && variant.toggles != NULL);
+    EXPECT(variant.struct_size == sizeof variant);
+    naive += strcmp(variant.id, "cpu.naive") == 0 && variant.built;
+  }
+  EXPECT(naive == 1);
+  EXPECT(gf_variant_info(index, &variant) == GF_INVALID_ARGUMENT && says("does not exist"));
+}
+
+int main(void) {
+  EXPECT(strcmp(gf_last_error(), "") == 0);
+  EXPECT(gf_abi_version() == GF_ABI_VERSION);
+  EXPECT(strchr(gf_version(), '.') != NULL);
+  EXPECT(strcmp(gf_status_name(GF_NO_DEVICE), "no device") == 0);
+  EXPECT(strcmp(gf_status_name(1234), "unknown") == 0);
+  computes();
+  null_safe();
+  heads_of_structs();
+  plans();
+  registry();
+  puts("all true");
+  return 0;
+}
