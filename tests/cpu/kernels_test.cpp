@@ -12,6 +12,7 @@
 
 namespace greenfast::kernels {
 extern const core::Kernel cpu_naive;
+extern const core::Kernel cpu_flash;
 }  // namespace greenfast::kernels
 
 namespace greenfast {
@@ -25,12 +26,16 @@ struct Subject {
 
 std::vector<Subject> subjects() {
   std::vector<Subject> all{{&kernels::cpu_naive, "portable", "naive"}};
+  for (int isa = 0; isa <= static_cast<int>(cpu::detect_isa()); ++isa) {
+    const std::string name{cpu::name_of(static_cast<cpu::Isa>(isa))};
+    all.push_back({&kernels::cpu_flash, name, "flash_" + name});
+  }
   return all;
 }
 
 // The relative rounding of a softmax weight: bf16 products round it, all others keep fp32.
 double weight_epsilon(const Subject& subject, DType dtype) {
-  const bool bf16_products = subject.isa == "avx512bf16";
+  const bool bf16_products = subject.isa == "avx512bf16" && subject.kernel == &kernels::cpu_flash;
   return bf16_products && (dtype == DType::bf16 || dtype == DType::e4m3) ? std::ldexp(1.0, -8)
                                                                          : 0.0;
 }

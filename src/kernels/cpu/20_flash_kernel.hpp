@@ -1,0 +1,755 @@
+// 20_flash_kernel.hpp   Idea: tiled online softmax over S^T, with queries in the vector lanes.
+// S^T = K Q^T and O^T += V^T P^T take K and V as broadcast operands, as they lie in memory with any
+// strides; only the tile of Q is transposed on entry and that of O on exit. Maximum, sum and
+// rescaling are then vertical: there is no horizontal reduction anywhere.
+// New since naive: register tiles, tiles of keys, the vector exponential, bf16 products.
+// Limits: none; every problem that check() accepts.
+// Budget: up to task_rows rows of Q and O, one tile of scores, one tile each of K and V where they
+// need converting; 0.5 MiB at head dim 256.
+// Expected bound: FMA, or vdpbf16ps, throughput.
+//
+// Included once by each 20_flash_<isa>.cpp after the simd header of its instruction set.
+namespace greenfast::kernels::flash {
+namespace {
+
+constexpr int kTileRows = kMaxVectors * kLanes;
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxTiles = 16;  // register-tile rows of one task
+constexpr int kStageStride = kMaxHeadDim + kLanes;
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kInfinity = __builtin_inff();
+
+// What the multiplications work on. A unit is 4 bytes: as many elements along the reduction as one
+// lane holds.
+struct Fp32 {
+  static constexpr int kPerUnit = 1;
+  static constexpr int kExpDegree = 5;
+  [[gnu::always_inline]] static inline Vec mul_acc(Vec acc, Vec a, Vec b) {
+    return mul_add(a, b, acc);
+  }
+};
+#if defined(__AVX512BF16__)
+struct Bf16Pairs {
+  static constexpr int kPerUnit = 2;
+  static constexpr int kExpDegree = 4;  // P is rounded to 2^-9
+  [[gnu::always_inline]] static inline Vec mul_acc(Vec acc, Vec a, Vec b) {
+    return dot_add(acc, a, b);
+  }
+};
+#endif
+
+template <class A, class B>
+constexpr bool kSame = false;
+template <class A>
+constexpr bool kSame<A, A> = true;
+
+/// Hands out parts of an arena, or, from null, measures them.
+struct Bump {
+  char* at;
+  template <class T>
+  T* take(std::int64_t count) {
+    T* const part = reinterpret_cast<T*>(at);
+    at += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return part;
+  }
+};
+
+// ---- register tiles ---------------------------------------------------------------------------
+
+/// Rows of a tile that see only part of a tile of keys: key n, counted from the tile's first, is
+/// seen where begin <= n < end.
+struct alignas(64) Bounds {
+  std::int32_t begin[kTileRows], end[kTileRows];
+};
+
+/// Scores of kKeys keys against the tile's queries, and their running maximum. Bounds may be null.
+template <class A, int kVectors, int kKeys>
+void score_block(const float* q, int units, const char* k, std::int64_t k_stride, float* s,
+                 float* highest, const Bounds* bounds, int first_key) {
+  constexpr int kRows = kVectors * kLanes;
+  Vec acc[kKeys][kVectors];
+#pragma GCC unroll 16
+  for (int j = 0; j < kKeys; ++j) {
+#pragma GCC unroll 4
+    for (int m = 0; m < kVectors; ++m) acc[j][m] = zero();
+  }
+#pragma GCC unroll 4
+  for (int u = 0; u < units; ++u) {
+    Vec queries[kVectors];
+#pragma GCC unroll 4
+    for (int m = 0; m < kVectors; ++m) queries[m] = load(q + m * kLanes);
+#pragma GCC unroll 16
+    for (int j = 0; j < kKeys; ++j) {
+      const Vec key = broadcast(k + j * k_stride);
+#pragma GCC unroll 4
+      for (int m = 0; m < kVectors; ++m) acc[j][m] = A::mul_acc(acc[j][m], queries[m], key);
+    }
+    q += kRows;
+    k += 4;
+  }
+  if (bounds != nullptr) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kKeys; ++j) {
+#pragma GCC unroll 4
+      for (int m = 0; m < kVectors; ++m) {
+        acc[j][m] = if_between(first_key + j, bounds->begin + m * kLanes, bounds->end + m * kLanes,
+                               acc[j][m], set(-kInfinity));
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < kVectors; ++m) {
+    Vec top = load(highest + m * kLanes);
+#pragma GCC unroll 16
+    for (int j = 0; j < kKeys; ++j) {
+      top = max(acc[j][m], top);
+      store(s + j * kRows + m * kLanes, acc[j][m]);
+    }
+    store(highest + m * kLanes, top);
+  }
+}
+
+/// O^T for kColumns columns: rescaled, plus V^T P^T over `units` units of keys.
+template <class A, int kVectors, int kColumns>
+void value_block(const float* p, int units, const char* v, std::int64_t v_stride,
+                 const float* rescale, float* o) {
+  constexpr int kRows = kVectors * kLanes;
+  Vec acc[kColumns][kVectors];
+#pragma GCC unroll 16
+  for (int j = 0; j < kColumns; ++j) {
+#pragma GCC unroll 4
+    for (int m = 0; m < kVectors; ++m) {
+      acc[j][m] = mul(load(o + j * kRows + m * kLanes), load(rescale + m * kLanes));
+    }
+  }
+  for (int u = 0; u < units; ++u) {
+    Vec weights[kVectors];
+#pragma GCC unroll 4
+    for (int m = 0; m < kVectors; ++m) weights[m] = load(p + m * kLanes);
+#pragma GCC unroll 16
+    for (int j = 0; j < kColumns; ++j) {
+      const Vec value = broadcast(v + 4 * j);
+#pragma GCC unroll 4
+      for (int m = 0; m < kVectors; ++m) acc[j][m] = A::mul_acc(acc[j][m], weights[m], value);
+    }
+    p += kRows;
+    v += v_stride;
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < kColumns; ++j) {
+#pragma GCC unroll 4
+    for (int m = 0; m < kVectors; ++m) store(o + j * kRows + m * kLanes, acc[j][m]);
+  }
+}
+
+// ---- softmax ----------------------------------------------------------------------------------
+
+/// tanh to 1 ulp or so: a polynomial (minimax in relative error, 4e-9) up to 0.625, from there on
+/// 1 - 2 / (1 + e^2x).
+[[gnu::always_inline]] inline Vec tanh(Vec x) {
+  const Vec magnitude = abs(x);
+  const Vec z = mul(x, x);
+  Vec p = mul_add(set(-0.005704987007f), z, set(0.02063908726f));
+  p = mul_add(p, z, set(-0.05373971509f));
+  p = mul_add(p, z, set(0.133314422f));
+  p = mul_add(p, z, set(-0.3333328194f));
+  const Vec small = mul_add(mul(x, z), p, x);
+  // The clamp keeps the exponential finite, and the result is 1 long before.
+  const Vec bounded = if_less(set(20.0f), magnitude, set(20.0f), magnitude);
+  const Vec power = exp2<5>(mul(bounded, set(2.0f * kLog2e)));
+  const Vec large = sub(set(1.0f), div(set(2.0f), add(power, set(1.0f))));
+  return if_less(magnitude, set(0.625f), small, copy_sign(large, x));
+}
+
+/// Scores become softcap * log2(e) * tanh(factor * score), factor being scale / softcap.
+template <int kVectors>
+void cap_scores(float* s, int keys, const float* factor, float softcap, float* highest,
+                const Bounds* bounds) {
+  constexpr int kRows = kVectors * kLanes;
+  for (int m = 0; m < kVectors; ++m) {
+    Vec top = set(-kInfinity);
+    for (int n = 0; n < keys; ++n) {
+      float* const at = s + n * kRows + m * kLanes;
+      Vec x = mul(tanh(mul(load(at), load(factor + m * kLanes))), set(softcap * kLog2e));
+      if (bounds != nullptr) {
+        x = if_between(n, bounds->begin + m * kLanes, bounds->end + m * kLanes, x, set(-kInfinity));
+      }
+      store(at, x);
+      top = max(x, top);
+    }
+    store(highest + m * kLanes, top);
+  }
+}
+
+/// Scores become weights 2^(factor * score - max), for pairs packed in place; sums are of the
+/// weights before rounding.
+template <class A, int kVectors>
+void exponentiate(float* s, int keys, const float* factor, const float* max_used, float* sums) {
+  constexpr int kRows = kVectors * kLanes;
+  Vec scale[kVectors], top[kVectors], sum[kVectors];
+  for (int m = 0; m < kVectors; ++m) {
+    scale[m] = load(factor + m * kLanes);
+    top[m] = load(max_used + m * kLanes);
+    sum[m] = zero();
+  }
+  if constexpr (A::kPerUnit == 1) {
+    for (int n = 0; n < keys; ++n) {
+#pragma GCC unroll 4
+      for (int m = 0; m < kVectors; ++m) {
+        float* const at = s + n * kRows + m * kLanes;
+        const Vec p = exp2<A::kExpDegree>(mul_sub(load(at), scale[m], top[m]));
+        sum[m] = add(sum[m], p);
+        store(at, p);
+      }
+    }
+  } else {
+#if defined(__AVX512BF16__)
+    float* to = s;
+    int n = 0;
+    for (; n + 2 <= keys; n += 2) {
+#pragma GCC unroll 4
+      for (int m = 0; m < kVectors; ++m) {
+        const float* const at = s + n * kRows + m * kLanes;
+        const Vec p0 = exp2<A::kExpDegree>(mul_sub(load(at), scale[m], top[m]));
+        const Vec p1 = exp2<A::kExpDegree>(mul_sub(load(at + kRows), scale[m], top[m]));
+        sum[m] = add(sum[m], add(p0, p1));
+        store(to + m * kLanes, pack_pair(p0, p1));
+      }
+      to += kRows;
+    }
+    if (n < keys) {
+      for (int m = 0; m < kVectors; ++m) {
+        const Vec p = exp2<A::kExpDegree>(mul_sub(load(s + n * kRows + m * kLanes), scale[m], top[m]));
+        sum[m] = add(sum[m], p);
+        store(to + m * kLanes, pack_pair(p, zero()));
+      }
+    }
+#endif
+  }
+  for (int m = 0; m < kVectors; ++m) store(sums + m * kLanes, sum[m]);
+}
+
+// ---- one tile of rows -------------------------------------------------------------------------
+
+/// Up to kTileRows rows of a task, and their softmax so far. q: [units][lanes], o: [D][lanes].
+struct Tile {
+  std::int64_t first_row, last_row;  // within the KV head
+  int vectors;
+  Interval some, all;     // keys that some, that all of its rows see
+  float *q, *o;
+  float *factor;      // what a score is multiplied by, log2(e) included, never negative
+  float *max, *sum;   // max is of factor * score
+  int lanes() const { return vectors * kLanes; }
+};
+
+template <class A, int kVectors>
+void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key,
+                 int keys, const char* k, std::int64_t k_stride, const char* v,
+                 std::int64_t v_stride, float* s) {
+  using R = RegisterTile<kVectors>;
+  constexpr int kRows = kVectors * kLanes;
+  const int units = call.head_dim / A::kPerUnit;
+  alignas(64) float highest[kRows], rescale[kRows], max_used[kRows], sums[kRows];
+  for (int m = 0; m < kVectors; ++m) store(highest + m * kLanes, set(-kInfinity));
+
+  // Where every row sees every key there is nothing to mask.
+  const std::int64_t end_key = first_key + keys;
+  const bool masked = first_key < tile.all.begin || end_key > tile.all.end;
+  Bounds bounds;
+  int full_begin = 0, full_end = keys;
+  if (masked) {
+    const auto within = [keys](std::int64_t n) {
+      return static_cast<std::int32_t>(n < 0 ? 0 : n > keys ? keys : n);
+    };
+    for (int r = 0; r < kRows; ++r) {
+      const std::int64_t row = tile.first_row + r;
+      const Interval seen =
+          row <= tile.last_row ? call.band.keys(row / call.group) : Interval{0, 0};
+      bounds.begin[r] = within(seen.begin - first_key);
+      bounds.end[r] = within(seen.end - first_key);
+    }
+    full_begin = within(tile.all.begin - first_key);
+    full_end = within(tile.all.end - first_key);
+  }
+  const bool capped = call.softcap > 0.0f;
+  const auto bounds_for = [&](int n, int count) -> const Bounds* {
+    return (n < full_begin || n + count > full_end) && !capped ? &bounds : nullptr;
+  };
+
+  int n = 0;
+  for (; n + R::kKeys <= keys; n += R::kKeys) {
+    score_block<A, kVectors, R::kKeys>(tile.q, units, k + n * k_stride, k_stride, s + n * kRows,
+                                       highest, bounds_for(n, R::kKeys), n);
+  }
+  if (n < keys && keys >= R::kKeys) {  // the last keys once more, rather than a narrower block
+    n = keys - R::kKeys;
+    score_block<A, kVectors, R::kKeys>(tile.q, units, k + n * k_stride, k_stride, s + n * kRows,
+                                       highest, bounds_for(n, R::kKeys), n);
+  } else {
+    for (; n < keys; ++n) {
+      score_block<A, kVectors, 1>(tile.q, units, k + n * k_stride, k_stride, s + n * kRows, highest,
+                                  bounds_for(n, 1), n);
+    }
+  }
+
+  alignas(64) float factor[kRows];
+  for (int m = 0; m < kVectors; ++m) store(factor + m * kLanes, load(tile.factor + m * kLanes));
+  if (capped) {
+    cap_scores<kVectors>(s, keys, factor, call.softcap, highest, masked ? &bounds : nullptr);
+    for (int m = 0; m < kVectors; ++m) store(factor + m * kLanes, set(1.0f));
+  }
+
+  for (int m = 0; m < kVectors; ++m) {
+    const Vec before = load(tile.max + m * kLanes);
+    const Vec now = max(mul(load(highest + m * kLanes), load(factor + m * kLanes)), before);
+    // Exactly 1 for an unchanged maximum, so that a tile in which a row sees nothing changes none
+    // of its bits.
+    store(rescale + m * kLanes, if_equal(before, now, set(1.0f), exp2<5>(sub(before, now))));
+    store(tile.max + m * kLanes, now);
+    // A row that has seen no key yet: any finite value keeps its weights 0.
+    store(max_used + m * kLanes, if_equal(now, set(-kInfinity), zero(), now));
+  }
+  exponentiate<A, kVectors>(s, keys, factor, max_used, sums);
+  for (int m = 0; m < kVectors; ++m) {
+    float* const sum = tile.sum + m * kLanes;
+    store(sum, mul_add(load(sum), load(rescale + m * kLanes), load(sums + m * kLanes)));
+  }
+
+  const int key_units = (keys + A::kPerUnit - 1) / A::kPerUnit;
+  int few = 0;  // narrow blocks, as many as make the rest a multiple of the wide one
+  while ((call.head_dim - few * R::kFewColumns) % R::kColumns != 0) ++few;
+  const int wide_end = call.head_dim - few * R::kFewColumns;
+  int d = 0;
+  for (; d < wide_end; d += R::kColumns) {
+    value_block<A, kVectors, R::kColumns>(s, key_units, v + 4 * d, v_stride, rescale,
+                                          tile.o + d * kRows);
+  }
+  for (; d < call.head_dim; d += R::kFewColumns) {
+    value_block<A, kVectors, R::kFewColumns>(s, key_units, v + 4 * d, v_stride, rescale,
+                                             tile.o + d * kRows);
+  }
+}
+
+template <class A>
+void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key,
+                 int keys, const char* k, std::int64_t k_stride, const char* v,
+                 std::int64_t v_stride, float* s) {
+  const auto run = [&](auto* code) {
+    code(call, tile, first_key, keys, k, k_stride, v, v_stride, s);
+  };
+  if (tile.vectors == 1) return run(attend_tile<A, 1>);
+  if (tile.vectors == 2) return run(attend_tile<A, 2>);
+  if constexpr (kMaxVectors == 4) run(attend_tile<A, 4>);
+}
+
+// ---- in and out -------------------------------------------------------------------------------
+
+template <class In>
+const In* element(const void* data, const Strides& stride, std::int64_t b, std::int64_t h,
+                  std::int64_t s) {
+  return static_cast<const In*>(data) + b * stride.b + h * stride.h + s * stride.s;
+}
+
+/// One row as units, times `factor` (1, -1 or 0).
+template <class A, class In>
+void stage_row(const In* row, int head_dim, float factor, float* stage) {
+  if constexpr (A::kPerUnit == 1) {
+    for (int d = 0; d < head_dim; d += kLanes) {
+      store(stage + d, mul(load_n(row + d, head_dim - d), set(factor)));
+    }
+  } else {
+#if defined(__AVX512BF16__)
+    const auto sign = static_cast<short>(factor < 0.0f ? 0x8000 : 0);
+    for (int d = 0; d < head_dim; d += kHalfLanes) {
+      __m512i x = load_bf16_n(row + d, head_dim - d);
+      if (factor == 0.0f) x = _mm512_setzero_si512();
+      _mm512_store_si512(stage + d / 2, _mm512_xor_si512(x, _mm512_set1_epi16(sign)));
+    }
+#endif
+  }
+}
+
+template <class A, class In>
+void load_queries(const Call& call, std::int64_t b, std::int64_t h_kv, const Tile& tile,
+                  float* stage) {
+  const int lanes = tile.lanes(), units = call.head_dim / A::kPerUnit;
+  const std::int64_t kv_head = b * call.heads_kv + h_kv;
+  for (int m = 0; m < lanes; m += kLanes) {
+    for (int r = 0; r < kLanes; ++r) {
+      const std::int64_t row = tile.first_row + m + r;
+      float* const to = stage + r * kStageStride;
+      if (row > tile.last_row) {
+        for (int u = 0; u < units; u += kLanes) store(to + u, zero());
+        tile.factor[m + r] = 1.0f;
+        continue;
+      }
+      const std::int64_t h = h_kv * call.group + row % call.group;
+      float scale = call.scale;
+      if (call.q_scale != nullptr) {
+        scale *= call.q_scale[call.scale_per_head ? b * call.heads_q + h : 0] *
+                 call.k_scale[call.scale_per_head ? kv_head : 0];
+      }
+      // The maximum is taken before the multiplication, so the sign goes to Q; and where the scale
+      // is 0 Q is 0 instead, so that the product with a masked -inf stays -inf.
+      const float sign = scale < 0.0f ? -1.0f : scale == 0.0f ? 0.0f : 1.0f;
+      const float magnitude = sign == 0.0f ? 1.0f : scale * sign;
+      tile.factor[m + r] = call.softcap > 0.0f ? magnitude / call.softcap : magnitude * kLog2e;
+      stage_row<A>(element<In>(call.q, call.q_stride, b, h, row / call.group), call.head_dim, sign,
+                   to);
+    }
+    for (int u = 0; u < units; u += kLanes) {
+      transpose(stage + u, kStageStride, tile.q + u * lanes + m, lanes);
+    }
+  }
+}
+
+template <class Out>
+void store_row(const float* values, int head_dim, Out* to) {
+  for (int d = 0; d < head_dim; d += kLanes) store_n(to + d, load(values + d), head_dim - d);
+}
+
+/// Divides by the sums and writes O and LSE.
+void finish(const Call& call, std::int64_t b, std::int64_t h_kv, const Tile& tile, float* stage) {
+  const int lanes = tile.lanes();
+  const float v_scale = call.v_scale == nullptr ? 1.0f
+                        : call.v_scale[call.scale_per_head ? b * call.heads_kv + h_kv : 0];
+  alignas(64) float inverse[kTileRows];
+  for (int m = 0; m < lanes; m += kLanes) {
+    store(inverse + m, div(set(v_scale), load(tile.sum + m)));
+  }
+  for (int m = 0; m < lanes; m += kLanes) {
+    for (int d = 0; d < call.head_dim; d += kLanes) {
+      for (int i = 0; i < kLanes && d + i < call.head_dim; ++i) {
+        float* const at = tile.o + (d + i) * lanes + m;
+        store(at, mul(load(at), load(inverse + m)));
+      }
+      transpose(tile.o + d * lanes + m, lanes, stage + d, kStageStride);
+    }
+    for (int r = 0; r < kLanes; ++r) {
+      const std::int64_t row = tile.first_row + m + r;
+      if (row > tile.last_row) break;
+      const std::int64_t h = h_kv * call.group + row % call.group, i = row / call.group;
+      const Interval seen = call.band.keys(i);
+      float* const values = stage + r * kStageStride;
+      if (seen.begin == seen.end) {
+        for (int d = 0; d < call.head_dim; d += kLanes) store(values + d, zero());
+      }
+      const std::int64_t at = b * call.o_stride.b + h * call.o_stride.h + i * call.o_stride.s;
+      switch (call.out_type) {
+        case Type::f16: store_row(values, call.head_dim, static_cast<F16*>(call.o) + at); break;
+        case Type::bf16: store_row(values, call.head_dim, static_cast<Bf16*>(call.o) + at); break;
+        default: store_row(values, call.head_dim, static_cast<float*>(call.o) + at);
+      }
+      if (call.lse != nullptr) {
+        constexpr double kLn2 = 0.693147180559945309;
+        const float lse = static_cast<float>(static_cast<double>(tile.max[m + r]) * kLn2 +
+                                             static_cast<double>(__builtin_logf(tile.sum[m + r])));
+        call.lse[(b * call.heads_q + h) * call.seq_q + i] =
+            seen.begin == seen.end ? -kInfinity : lse;
+      }
+    }
+  }
+}
+
+// ---- tiles of K and V in the type that is multiplied -------------------------------------------
+
+/// Keys [first, first + keys) of K, widened to floats or, for pairs, to bf16.
+template <class A, class In>
+void convert_keys(const In* k, std::int64_t stride, int keys, int head_dim, char* to) {
+  for (int n = 0; n < keys; ++n) {
+    const In* const row = k + n * stride;
+    if constexpr (A::kPerUnit == 1) {
+      float* const out = reinterpret_cast<float*>(to) + n * head_dim;
+      for (int d = 0; d < head_dim; d += kLanes) {
+        store_n(out + d, load_n(row + d, head_dim - d), head_dim - d);
+      }
+    } else {
+#if defined(__AVX512BF16__)
+      char* const out = to + 2 * n * head_dim;
+      for (int d = 0; d < head_dim; d += kHalfLanes) {
+        _mm512_mask_storeu_epi16(out + 2 * d, first_halves(head_dim - d),
+                                 load_bf16_n(row + d, head_dim - d));
+      }
+#endif
+    }
+  }
+}
+
+#if defined(__AVX512BF16__)
+/// Pairs of keys of V; keys outside [seen_begin, seen_end) become 0.
+template <class In>
+void interleave_values(const In* v, std::int64_t stride, int keys, int seen_begin, int seen_end,
+                       int head_dim, char* to) {
+  for (int n = 0; n < keys; n += 2) {
+    const bool first = n >= seen_begin, second = n + 1 < seen_end;
+    const In* const row = v + n * stride;
+    for (int d = 0; d < head_dim; d += kHalfLanes) {
+      const __m512i a = load_bf16_n(row + d, first ? head_dim - d : 0);
+      const __m512i b = load_bf16_n(second ? row + stride + d : row, second ? head_dim - d : 0);
+      store_pairs_n(to + 4 * d, a, b, head_dim - d);
+    }
+    to += 4 * head_dim;
+  }
+}
+#endif
+
+// ---- a task -----------------------------------------------------------------------------------
+
+struct Plot {
+  std::int64_t b, h_kv, kv_head, row_task;
+  int split;
+};
+
+Plot locate(const Call& call, std::int64_t task, int splits) {
+  Plot plot{};
+  plot.split = static_cast<int>(task % splits);
+  const std::int64_t whole = task / splits;
+  if (call.head_by_head) {
+    plot.kv_head = whole / call.row_tasks;
+    plot.row_task = whole % call.row_tasks;
+  } else {
+    plot.kv_head = whole % call.kv_heads;
+    plot.row_task = whole / call.kv_heads;
+  }
+  if (call.last_rows_first) plot.row_task = call.row_tasks - 1 - plot.row_task;
+  plot.b = plot.kv_head / call.heads_kv;
+  plot.h_kv = plot.kv_head % call.heads_kv;
+  return plot;
+}
+
+// Keys that some of the queries first to last see. Windows of neighbours overlap or touch, so this
+// is an interval, and each key in it is seen.
+Interval seen_by_some(const Band& band, std::int64_t first, std::int64_t last) {
+  const std::int64_t begin = first + band.first < 0 ? 0 : first + band.first;
+  const std::int64_t end = last + band.last + 1 > band.seq_kv ? band.seq_kv : last + band.last + 1;
+  return begin < end ? Interval{begin, end} : Interval{0, 0};
+}
+Interval seen_by_all(const Band& band, std::int64_t first, std::int64_t last) {
+  return {last + band.first, first + band.last + 1 > band.seq_kv ? band.seq_kv
+                                                                 : first + band.last + 1};
+}
+
+struct Tiles {
+  int count = 0;
+  Tile tile[kMaxTiles];
+};
+
+constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+// Inputs of the tiles lie in the arena, results in `results`, which is the arena too or the task's
+// part of Call::partials.
+void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results, Tiles& tiles) {
+  const std::int64_t begin = row_task * call.task_rows;
+  const std::int64_t end =
+      begin + call.task_rows < call.rows ? begin + call.task_rows : call.rows;
+  const int padded_dim = round_up(call.head_dim, kLanes);
+  tiles.count = 0;
+  for (std::int64_t row = begin; row < end; row += kTileRows) {
+    Tile& tile = tiles.tile[tiles.count++];
+    tile.first_row = row;
+    tile.last_row = (row + kTileRows < end ? row + kTileRows : end) - 1;
+    const auto rows = static_cast<int>(tile.last_row - row + 1);
+    tile.vectors = (rows + kLanes - 1) / kLanes;
+    if (tile.vectors == 3) tile.vectors = 4;
+    const std::int64_t first = tile.first_row / call.group, last = tile.last_row / call.group;
+    tile.some = seen_by_some(call.band, first, last);
+    tile.all = seen_by_all(call.band, first, last);
+    tile.q = arena.take<float>(padded_dim * tile.lanes());
+    tile.factor = arena.take<float>(tile.lanes());
+    tile.o = results.take<float>(padded_dim * tile.lanes());
+    tile.max = results.take<float>(tile.lanes());
+    tile.sum = results.take<float>(tile.lanes());
+  }
+}
+
+struct Scratch {
+  float *stage, *scores;
+  char *k, *v;
+};
+
+Scratch lay_out_scratch(const Call& call, Bump& arena) {
+  Scratch scratch{};
+  scratch.stage = arena.take<float>(kLanes * kStageStride);
+  scratch.scores = arena.take<float>(std::int64_t{call.key_tile} * kTileRows);
+  scratch.k = arena.take<char>(std::int64_t{call.key_tile} * call.head_dim * 4);
+  scratch.v = arena.take<char>(std::int64_t{call.key_tile} * call.head_dim * 4);
+  return scratch;
+}
+
+std::size_t arena_bytes(const Call& call) {
+  Bump measure{nullptr};
+  lay_out_scratch(call, measure);
+  // A full set of tiles, with room for the rounding of each part.
+  const std::int64_t rows = round_up(call.task_rows, kTileRows);
+  const std::int64_t columns = 2 * round_up(call.head_dim, kLanes) + 3;
+  measure.take<float>(rows * columns);
+  measure.take<char>(std::int64_t{5 * 64} * kMaxTiles);
+  return static_cast<std::size_t>(measure.at - static_cast<char*>(nullptr));
+}
+
+template <class A, class In>
+void attend(const Call& call, const Plot& plot, void* memory) {
+  Bump arena{static_cast<char*>(memory)};
+  const Scratch scratch = lay_out_scratch(call, arena);
+  Tiles tiles;
+  if (call.splits == 1) {
+    lay_out(call, plot.row_task, arena, arena, tiles);
+  } else {
+    const std::int64_t part =
+        (plot.kv_head * call.row_tasks + plot.row_task) * call.splits + plot.split;
+    Bump partial{reinterpret_cast<char*>(call.partials + part * call.partial_floats)};
+    lay_out(call, plot.row_task, arena, partial, tiles);
+  }
+
+  for (int t = 0; t < tiles.count; ++t) {
+    const Tile& tile = tiles.tile[t];
+    const int lanes = tile.lanes();
+    load_queries<A, In>(call, plot.b, plot.h_kv, tile, scratch.stage);
+    for (int i = 0; i < call.head_dim * lanes; i += kLanes) store(tile.o + i, zero());
+    for (int m = 0; m < lanes; m += kLanes) {
+      store(tile.max + m, set(-kInfinity));
+      store(tile.sum + m, zero());
+    }
+  }
+
+  // Tiles of keys begin at multiples of key_tile whatever the rows, so that a row's bits do not
+  // depend on which rows it is processed with.
+  const Interval seen = seen_by_some(call.band, tiles.tile[0].first_row / call.group,
+                                     tiles.tile[tiles.count - 1].last_row / call.group);
+  const std::int64_t first_tile = seen.begin / call.key_tile;
+  const std::int64_t end_tile = (seen.end + call.key_tile - 1) / call.key_tile;
+  const std::int64_t begin_part = first_tile + (end_tile - first_tile) * plot.split / call.splits;
+  const std::int64_t end_part =
+      first_tile + (end_tile - first_tile) * (plot.split + 1) / call.splits;
+
+  const In* const k_head = element<In>(call.k, call.k_stride, plot.b, plot.h_kv, 0);
+  const In* const v_head = element<In>(call.v, call.v_stride, plot.b, plot.h_kv, 0);
+  constexpr bool kNative = A::kPerUnit == 1 && kSame<In, float>;
+  constexpr bool kNativeKeys = kNative || (A::kPerUnit == 2 && kSame<In, Bf16>);
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(In));
+
+  for (std::int64_t key_tile = begin_part; key_tile < end_part; ++key_tile) {
+    const std::int64_t tile_begin = key_tile * call.key_tile;
+    std::int64_t begin = tile_begin > seen.begin ? tile_begin : seen.begin;
+    const std::int64_t end =
+        tile_begin + call.key_tile < seen.end ? tile_begin + call.key_tile : seen.end;
+    if constexpr (A::kPerUnit == 2) begin &= ~std::int64_t{1};  // pairs begin at even keys
+    const int keys = static_cast<int>(end - begin);
+
+    const In* const k_rows = k_head + begin * call.k_stride.s;
+    const In* const v_rows = v_head + begin * call.v_stride.s;
+    const char* k = reinterpret_cast<const char*>(k_rows);
+    const char* v = reinterpret_cast<const char*>(v_rows);
+    std::int64_t k_stride = call.k_stride.s * kSize, v_stride = call.v_stride.s * kSize;
+    if constexpr (!kNativeKeys) {
+      convert_keys<A>(k_rows, call.k_stride.s, keys, call.head_dim, scratch.k);
+      k = scratch.k;
+      k_stride = call.head_dim * 4 / A::kPerUnit;
+    }
+    if constexpr (!kNative) {
+      if constexpr (A::kPerUnit == 1) {
+        convert_keys<A>(v_rows, call.v_stride.s, keys, call.head_dim, scratch.v);
+      } else {
+#if defined(__AVX512BF16__)
+        interleave_values(v_rows, call.v_stride.s, keys,
+                          static_cast<int>(seen.begin > begin ? seen.begin - begin : 0), keys,
+                          call.head_dim, scratch.v);
+#endif
+      }
+      v = scratch.v;
+      v_stride = call.head_dim * 4;
+    }
+
+    for (int t = 0; t < tiles.count; ++t) {
+      const Tile& tile = tiles.tile[t];
+      std::int64_t from = begin > tile.some.begin ? begin : tile.some.begin;
+      const std::int64_t to = end < tile.some.end ? end : tile.some.end;
+      if (from >= to) continue;
+      if constexpr (A::kPerUnit == 2) from &= ~std::int64_t{1};
+      attend_tile<A>(call, tile, from, static_cast<int>(to - from), k + (from - begin) * k_stride,
+                     k_stride, v + (from - begin) / A::kPerUnit * v_stride, v_stride,
+                     scratch.scores);
+    }
+  }
+
+  if (call.splits > 1) return;
+  for (int t = 0; t < tiles.count; ++t) {
+    finish(call, plot.b, plot.h_kv, tiles.tile[t], scratch.stage);
+  }
+}
+
+void attend(const Call& call, std::int64_t task, void* arena) {
+  const Plot plot = locate(call, task, call.splits);
+#if defined(__AVX512BF16__)
+  if (call.type == Type::bf16) return attend<Bf16Pairs, Bf16>(call, plot, arena);
+  if (call.type == Type::e4m3) return attend<Bf16Pairs, E4m3>(call, plot, arena);
+#else
+  if (call.type == Type::bf16) return attend<Fp32, Bf16>(call, plot, arena);
+  if (call.type == Type::e4m3) return attend<Fp32, E4m3>(call, plot, arena);
+#endif
+  if (call.type == Type::f16) return attend<Fp32, F16>(call, plot, arena);
+  return attend<Fp32, float>(call, plot, arena);
+}
+
+/// Weighs the parts of the keys by their maxima, in order, and finishes the rows.
+void merge(const Call& call, std::int64_t task, void* memory) {
+  const Plot plot = locate(call, task, 1);
+  Bump arena{static_cast<char*>(memory)};
+  const Scratch scratch = lay_out_scratch(call, arena);
+  Tiles tiles;
+  lay_out(call, plot.row_task, arena, arena, tiles);
+  const auto part = [&](int split, Tiles& at) {
+    Bump unused{nullptr};
+    const std::int64_t index =
+        (plot.kv_head * call.row_tasks + plot.row_task) * call.splits + split;
+    Bump partial{reinterpret_cast<char*>(call.partials + index * call.partial_floats)};
+    lay_out(call, plot.row_task, unused, partial, at);
+  };
+
+  for (int split = 0; split < call.splits; ++split) {
+    Tiles parts;
+    part(split, parts);
+    for (int t = 0; t < tiles.count; ++t) {
+      const Tile &whole = tiles.tile[t], &more = parts.tile[t];
+      const int lanes = whole.lanes();
+      for (int m = 0; m < lanes; m += kLanes) {
+        const Vec before = split == 0 ? set(-kInfinity) : load(whole.max + m);
+        store(whole.max + m, max(load(more.max + m), before));
+      }
+    }
+  }
+  for (int split = 0; split < call.splits; ++split) {
+    Tiles parts;
+    part(split, parts);
+    for (int t = 0; t < tiles.count; ++t) {
+      const Tile &whole = tiles.tile[t], &more = parts.tile[t];
+      const int lanes = whole.lanes();
+      for (int m = 0; m < lanes; m += kLanes) {
+        const Vec top = load(whole.max + m);
+        const Vec used = if_equal(top, set(-kInfinity), zero(), top);
+        const Vec weight = exp2<5>(sub(load(more.max + m), used));
+        const Vec sum = split == 0 ? zero() : load(whole.sum + m);
+        store(whole.sum + m, mul_add(load(more.sum + m), weight, sum));
+        for (int d = 0; d < call.head_dim; ++d) {
+          const int at = d * lanes + m;
+          const Vec o = split == 0 ? zero() : load(whole.o + at);
+          store(whole.o + at, mul_add(load(more.o + at), weight, o));
+        }
+      }
+    }
+  }
+  for (int t = 0; t < tiles.count; ++t) {
+    finish(call, plot.b, plot.h_kv, tiles.tile[t], scratch.stage);
+  }
+}
+
+constexpr Code make_code() {
+  return {.tile_rows = kTileRows,
+          .min_rows = kLanes,
+          .arena_bytes = arena_bytes,
+          .attend = attend,
+          .merge = merge};
+}
+
+}  // namespace
+}  // namespace greenfast::kernels::flash

@@ -1,0 +1,151 @@
+// Vectors of 8 floats in AVX2, FMA and F16C; the operations of simd_avx512.hpp.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/cpu/device/convert.hpp"
+
+#define GREENFAST_OP [[gnu::always_inline]] static inline
+
+namespace greenfast::kernels {
+namespace {
+
+using Vec = __m256;
+constexpr int kLanes = 8;
+
+/// 12 sums, two vectors of queries and one broadcast fit in 16 registers.
+template <int kVectors>
+struct RegisterTile;
+template <>
+struct RegisterTile<2> {
+  static constexpr int kKeys = 6, kColumns = 6, kFewColumns = 4;
+};
+template <>
+struct RegisterTile<1> {
+  static constexpr int kKeys = 8, kColumns = 8, kFewColumns = 8;
+};
+constexpr int kMaxVectors = 2;
+
+GREENFAST_OP Vec set(float x) { return _mm256_set1_ps(x); }
+GREENFAST_OP __m256i set_int(int x) { return _mm256_set1_epi32(x); }
+GREENFAST_OP Vec zero() { return _mm256_setzero_ps(); }
+GREENFAST_OP Vec load(const float* p) { return _mm256_load_ps(p); }
+GREENFAST_OP void store(float* p, Vec x) { _mm256_store_ps(p, x); }
+GREENFAST_OP Vec broadcast(const char* p) {
+  float x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return _mm256_set1_ps(x);
+}
+GREENFAST_OP Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+GREENFAST_OP Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+GREENFAST_OP Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+GREENFAST_OP Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+GREENFAST_OP Vec mul_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+GREENFAST_OP Vec mul_sub(Vec a, Vec b, Vec c) { return _mm256_fmsub_ps(a, b, c); }
+GREENFAST_OP Vec neg_mul_add(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }
+/// b where either is NaN.
+GREENFAST_OP Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+GREENFAST_OP Vec abs(Vec a) { return _mm256_andnot_ps(set(-0.0f), a); }
+GREENFAST_OP Vec copy_sign(Vec magnitude, Vec sign) {
+  return _mm256_or_ps(magnitude, _mm256_and_ps(sign, set(-0.0f)));
+}
+GREENFAST_OP Vec if_equal(Vec a, Vec b, Vec yes, Vec no) {
+  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+GREENFAST_OP Vec if_less(Vec a, Vec b, Vec yes, Vec no) {
+  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+GREENFAST_OP __m256i load_ints(const std::int32_t* p) {
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+}
+GREENFAST_OP Vec if_between(int n, const std::int32_t* begin, const std::int32_t* end, Vec x,
+                            Vec other) {
+  const __m256i at = set_int(n);
+  const __m256i before = _mm256_cmpgt_epi32(load_ints(begin), at);
+  const __m256i inside = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(load_ints(end), at));
+  return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(inside));
+}
+
+/// 2^x for x up to 127, 0 below -126.5. Degree 5, minimax over [-0.5, 0.5], errs by 7.5e-8;
+/// kDegree only says how little would do.
+template <int kDegree>
+GREENFAST_OP Vec exp2(Vec x) {
+  const Vec shifter = set(12582912.0f);      // 1.5 * 2^23: a sum with it rounds to an integer
+  x = max(set(-127.0f), x);                  // NaN stays
+  const Vec shifted = add(x, shifter);
+  const Vec r = sub(x, sub(shifted, shifter));
+  Vec p = mul_add(set(0.001327647263f), r, set(0.009675541343f));
+  p = mul_add(p, r, set(0.05550713272f));
+  p = mul_add(p, r, set(0.2402211972f));
+  p = mul_add(p, r, set(0.6931469671f));
+  p = mul_add(p, r, set(1.000000072f));
+  // The low bits of the sum are the integer: as an exponent, biased, it is the power; -127 gives 0.
+  const __m256i power = _mm256_slli_epi32(
+      _mm256_add_epi32(_mm256_castps_si256(shifted), set_int(127)), 23);
+  return mul(p, _mm256_castsi256_ps(power));
+}
+
+// Head dims are multiples of 8, so a vector is always whole.
+GREENFAST_OP Vec load_n(const float* p, int /*n*/) { return _mm256_loadu_ps(p); }
+GREENFAST_OP Vec load_n(const F16* p, int /*n*/) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+GREENFAST_OP Vec load_n(const Bf16* p, int /*n*/) {
+  const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+}
+// As widen(E4m3).
+GREENFAST_OP Vec load_n(const E4m3* p, int /*n*/) {
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_and_si256(x, set_int(0x7f));
+  const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(x, magnitude), 24);
+  const Vec scaled = mul(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)), set(0x1p120f));
+  const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi32(magnitude, set_int(0x7f)),
+                                       set_int(0x7fc00000));
+  return _mm256_or_ps(scaled, _mm256_castsi256_ps(_mm256_or_si256(nan, sign)));
+}
+
+GREENFAST_OP void store_n(float* p, Vec x, int /*n*/) { _mm256_storeu_ps(p, x); }
+GREENFAST_OP void store_n(F16* p, Vec x, int /*n*/) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+GREENFAST_OP void store_n(Bf16* p, Vec x, int /*n*/) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), set_int(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, set_int(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, set_int(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i value = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(value, value), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+
+/// 8 x 8 transposition of 4-byte elements; strides in elements.
+GREENFAST_OP void transpose(const float* from, std::int64_t from_stride, float* to,
+                            std::int64_t to_stride) {
+  __m256 r[8], t[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_load_ps(from + i * from_stride);
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int b = 0; b < 4; ++b) {
+    _mm256_store_ps(to + b * to_stride, _mm256_permute2f128_ps(r[b], r[4 + b], 0x20));
+    _mm256_store_ps(to + (4 + b) * to_stride, _mm256_permute2f128_ps(r[b], r[4 + b], 0x31));
+  }
+}
+
+}  // namespace
+}  // namespace greenfast::kernels
