@@ -71,7 +71,7 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
   const In* const k_head = static_cast<const In*>(tensors.k) + row_at(problem.k, b, h_kv, 0);
   const In* const v_head = static_cast<const In*>(tensors.v) + row_at(problem.v, b, h_kv, 0);
   float max = -kInfinity, sum = 0.0f;
-  const Interval keys = call.band.keys(i);
+  const Interval keys = keys_of(call.band, i);
   for (std::int64_t begin = keys.begin; begin < keys.end; begin += kChunk) {
     const int count = static_cast<int>(std::min<std::int64_t>(kChunk, keys.end - begin));
     float chunk_max = max;

@@ -129,7 +129,8 @@ Call make_call(const Problem& problem, const DeviceFacts& facts, const Division&
   return call;
 }
 
-// Partial results of split rows, of the calling thread; kept, so that only the first call allocates.
+// Partial results of split rows, of the calling thread; kept, so that only the first call
+// allocates.
 class Partials {
  public:
   Partials() = default;
@@ -200,10 +201,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   plan.tile_kv = kKeyTile;
   plan.splits = division.splits;
   plan.kernel = facts.isa;
-  plan.note = choice.batch_invariant   ? "fixed tile, keys not split: batch-invariant"
-              : division.threads == 1  ? "too little work for more than one thread"
-              : division.splits > 1    ? "few rows: keys split between threads"
-                                       : "rows divided between threads";
+  plan.note = choice.batch_invariant  ? "fixed tile, keys not split: batch-invariant"
+              : division.threads == 1 ? "too little work for more than one thread"
+              : division.splits > 1   ? "few rows: keys split between threads"
+                                      : "rows divided between threads";
   return plan;
 }
 

@@ -45,11 +45,12 @@ constexpr bool kSame<A, A> = true;
 
 /// Hands out parts of an arena, or, from null, measures them.
 struct Bump {
-  char* at;
+  char* base;
+  std::int64_t used = 0;
   template <class T>
   T* take(std::int64_t count) {
-    T* const part = reinterpret_cast<T*>(at);
-    at += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
+    T* const part = base == nullptr ? nullptr : reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
     return part;
   }
 };
@@ -219,7 +220,8 @@ void exponentiate(float* s, int keys, const float* factor, const float* max_used
     }
     if (n < keys) {
       for (int m = 0; m < kVectors; ++m) {
-        const Vec p = exp2<A::kExpDegree>(mul_sub(load(s + n * kRows + m * kLanes), scale[m], top[m]));
+        const Vec p =
+            exp2<A::kExpDegree>(mul_sub(load(s + n * kRows + m * kLanes), scale[m], top[m]));
         sum[m] = add(sum[m], p);
         store(to + m * kLanes, pack_pair(p, zero()));
       }
@@ -235,17 +237,17 @@ void exponentiate(float* s, int keys, const float* factor, const float* max_used
 struct Tile {
   std::int64_t first_row, last_row;  // within the KV head
   int vectors;
-  Interval some, all;     // keys that some, that all of its rows see
+  Interval some, all;  // keys that some, that all of its rows see
   float *q, *o;
-  float *factor;      // what a score is multiplied by, log2(e) included, never negative
-  float *max, *sum;   // max is of factor * score
+  float* factor;     // what a score is multiplied by, log2(e) included, never negative
+  float *max, *sum;  // max is of factor * score
   int lanes() const { return vectors * kLanes; }
 };
 
 template <class A, int kVectors>
-void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key,
-                 int keys, const char* k, std::int64_t k_stride, const char* v,
-                 std::int64_t v_stride, float* s) {
+void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int keys,
+                 const char* k, std::int64_t k_stride, const char* v, std::int64_t v_stride,
+                 float* s) {
   using R = RegisterTile<kVectors>;
   constexpr int kRows = kVectors * kLanes;
   const int units = call.head_dim / A::kPerUnit;
@@ -264,7 +266,7 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key,
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t row = tile.first_row + r;
       const Interval seen =
-          row <= tile.last_row ? call.band.keys(row / call.group) : Interval{0, 0};
+          row <= tile.last_row ? keys_of(call.band, row / call.group) : Interval{0, 0};
       bounds.begin[r] = within(seen.begin - first_key);
       bounds.end[r] = within(seen.end - first_key);
     }
@@ -331,9 +333,9 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key,
 }
 
 template <class A>
-void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key,
-                 int keys, const char* k, std::int64_t k_stride, const char* v,
-                 std::int64_t v_stride, float* s) {
+void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int keys,
+                 const char* k, std::int64_t k_stride, const char* v, std::int64_t v_stride,
+                 float* s) {
   const auto run = [&](auto* code) {
     code(call, tile, first_key, keys, k, k_stride, v, v_stride, s);
   };
@@ -411,8 +413,9 @@ void store_row(const float* values, int head_dim, Out* to) {
 /// Divides by the sums and writes O and LSE.
 void finish(const Call& call, std::int64_t b, std::int64_t h_kv, const Tile& tile, float* stage) {
   const int lanes = tile.lanes();
-  const float v_scale = call.v_scale == nullptr ? 1.0f
-                        : call.v_scale[call.scale_per_head ? b * call.heads_kv + h_kv : 0];
+  const float v_scale = call.v_scale == nullptr
+                            ? 1.0f
+                            : call.v_scale[call.scale_per_head ? b * call.heads_kv + h_kv : 0];
   alignas(64) float inverse[kTileRows];
   for (int m = 0; m < lanes; m += kLanes) {
     store(inverse + m, div(set(v_scale), load(tile.sum + m)));
@@ -429,16 +432,21 @@ void finish(const Call& call, std::int64_t b, std::int64_t h_kv, const Tile& til
       const std::int64_t row = tile.first_row + m + r;
       if (row > tile.last_row) break;
       const std::int64_t h = h_kv * call.group + row % call.group, i = row / call.group;
-      const Interval seen = call.band.keys(i);
+      const Interval seen = keys_of(call.band, i);
       float* const values = stage + r * kStageStride;
       if (seen.begin == seen.end) {
         for (int d = 0; d < call.head_dim; d += kLanes) store(values + d, zero());
       }
       const std::int64_t at = b * call.o_stride.b + h * call.o_stride.h + i * call.o_stride.s;
       switch (call.out_type) {
-        case Type::f16: store_row(values, call.head_dim, static_cast<F16*>(call.o) + at); break;
-        case Type::bf16: store_row(values, call.head_dim, static_cast<Bf16*>(call.o) + at); break;
-        default: store_row(values, call.head_dim, static_cast<float*>(call.o) + at);
+        case Type::f16:
+          store_row(values, call.head_dim, static_cast<F16*>(call.o) + at);
+          break;
+        case Type::bf16:
+          store_row(values, call.head_dim, static_cast<Bf16*>(call.o) + at);
+          break;
+        default:
+          store_row(values, call.head_dim, static_cast<float*>(call.o) + at);
       }
       if (call.lse != nullptr) {
         constexpr double kLn2 = 0.693147180559945309;
@@ -525,8 +533,8 @@ Interval seen_by_some(const Band& band, std::int64_t first, std::int64_t last) {
   return begin < end ? Interval{begin, end} : Interval{0, 0};
 }
 Interval seen_by_all(const Band& band, std::int64_t first, std::int64_t last) {
-  return {last + band.first, first + band.last + 1 > band.seq_kv ? band.seq_kv
-                                                                 : first + band.last + 1};
+  return {last + band.first,
+          first + band.last + 1 > band.seq_kv ? band.seq_kv : first + band.last + 1};
 }
 
 struct Tiles {
@@ -540,8 +548,7 @@ constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
 // part of Call::partials.
 void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results, Tiles& tiles) {
   const std::int64_t begin = row_task * call.task_rows;
-  const std::int64_t end =
-      begin + call.task_rows < call.rows ? begin + call.task_rows : call.rows;
+  const std::int64_t end = begin + call.task_rows < call.rows ? begin + call.task_rows : call.rows;
   const int padded_dim = round_up(call.head_dim, kLanes);
   tiles.count = 0;
   for (std::int64_t row = begin; row < end; row += kTileRows) {
@@ -584,7 +591,7 @@ std::size_t arena_bytes(const Call& call) {
   const std::int64_t columns = 2 * round_up(call.head_dim, kLanes) + 3;
   measure.take<float>(rows * columns);
   measure.take<char>(std::int64_t{5 * 64} * kMaxTiles);
-  return static_cast<std::size_t>(measure.at - static_cast<char*>(nullptr));
+  return static_cast<std::size_t>(measure.used);
 }
 
 template <class A, class In>

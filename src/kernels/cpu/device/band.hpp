@@ -1,4 +1,4 @@
-// The mask as an interval of keys per query.
+// The mask as an interval of keys per query. Functions have internal linkage, as in convert.hpp.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ struct Interval {
 /// [0, seq_kv). Bounds that reach past every key are clamped, so nothing here overflows.
 struct Band {
   std::int64_t first = 0, last = 0, seq_kv = 0;
-
-  Interval keys(std::int64_t query) const {
-    std::int64_t begin = query + first, end = query + last + 1;
-    if (begin < 0) begin = 0;
-    if (end > seq_kv) end = seq_kv;
-    if (begin >= end) return {0, 0};
-    return {begin, end};
-  }
 };
+
+static inline Interval keys_of(const Band& band, std::int64_t query) {
+  std::int64_t begin = query + band.first, end = query + band.last + 1;
+  if (begin < 0) begin = 0;
+  if (end > band.seq_kv) end = band.seq_kv;
+  if (begin >= end) return {0, 0};
+  return {begin, end};
+}
 
 /// left, right: as in Mask, negative for no bound; shift: 0 or seq_kv - seq_q.
 static inline Band make_band(std::int64_t left, std::int64_t right, std::int64_t shift,

@@ -72,8 +72,8 @@ GREENFAST_OP Vec if_between(int n, const std::int32_t* begin, const std::int32_t
 /// kDegree only says how little would do.
 template <int kDegree>
 GREENFAST_OP Vec exp2(Vec x) {
-  const Vec shifter = set(12582912.0f);      // 1.5 * 2^23: a sum with it rounds to an integer
-  x = max(set(-127.0f), x);                  // NaN stays
+  const Vec shifter = set(12582912.0f);  // 1.5 * 2^23: a sum with it rounds to an integer
+  x = max(set(-127.0f), x);              // NaN stays
   const Vec shifted = add(x, shifter);
   const Vec r = sub(x, sub(shifted, shifter));
   Vec p = mul_add(set(0.001327647263f), r, set(0.009675541343f));
@@ -82,8 +82,8 @@ GREENFAST_OP Vec exp2(Vec x) {
   p = mul_add(p, r, set(0.6931469671f));
   p = mul_add(p, r, set(1.000000072f));
   // The low bits of the sum are the integer: as an exponent, biased, it is the power; -127 gives 0.
-  const __m256i power = _mm256_slli_epi32(
-      _mm256_add_epi32(_mm256_castps_si256(shifted), set_int(127)), 23);
+  const __m256i power =
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(shifted), set_int(127)), 23);
   return mul(p, _mm256_castsi256_ps(power));
 }
 
@@ -102,8 +102,8 @@ GREENFAST_OP Vec load_n(const E4m3* p, int /*n*/) {
   const __m256i magnitude = _mm256_and_si256(x, set_int(0x7f));
   const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(x, magnitude), 24);
   const Vec scaled = mul(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)), set(0x1p120f));
-  const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi32(magnitude, set_int(0x7f)),
-                                       set_int(0x7fc00000));
+  const __m256i nan =
+      _mm256_and_si256(_mm256_cmpeq_epi32(magnitude, set_int(0x7f)), set_int(0x7fc00000));
   return _mm256_or_ps(scaled, _mm256_castsi256_ps(_mm256_or_si256(nan, sign)));
 }
 

@@ -124,22 +124,18 @@ GREENFAST_OP Vec load_n(const E4m3* p, int n) {
 }
 
 // Stores of the first n lanes, rounded to nearest even.
-GREENFAST_OP void store_n(float* p, Vec x, int n) {
-  _mm512_mask_storeu_ps(p, first_lanes(n), x);
-}
+GREENFAST_OP void store_n(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
 GREENFAST_OP void store_n(F16* p, Vec x, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 GREENFAST_OP void store_n(Bf16* p, Vec x, int n) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
   const __m512i value = _mm512_mask_blend_epi32(nan, rounded, quiet);
-  _mm256_mask_storeu_epi16(p, first_lanes(n),
-                           _mm512_cvtepi32_epi16(_mm512_srli_epi32(value, 16)));
+  _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(value, 16)));
 }
 
 /// 16 x 16 transposition of 4-byte elements; strides in elements.

@@ -67,9 +67,9 @@ GREENFAST_OP Vec pack_pair(Vec first, Vec second) {
 
 /// Stores {a[i], b[i]} for i < n as pairs; n is a multiple of 8.
 GREENFAST_OP void store_pairs_n(char* p, __m512i a, __m512i b, int n) {
-  alignas(64) static constexpr std::uint16_t kLow[32] = {
-      0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  alignas(64) static constexpr std::uint16_t kLow[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                         37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                         11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i order = _mm512_load_si512(kLow);
   const __m512i low = _mm512_permutex2var_epi16(a, order, b);
   const __m512i high =

@@ -72,9 +72,9 @@ GREENFAST_OP Vec if_less(Vec a, Vec b, Vec yes, Vec no) { return select(a < b, y
 GREENFAST_OP Vec if_between(int n, const std::int32_t* begin, const std::int32_t* end, Vec x,
                             Vec other) {
   const Ints at = set_int(n);
-  return select((*reinterpret_cast<const Ints*>(begin) <= at) &
-                    (*reinterpret_cast<const Ints*>(end) > at),
-                x, other);
+  return select(
+      (*reinterpret_cast<const Ints*>(begin) <= at) & (*reinterpret_cast<const Ints*>(end) > at), x,
+      other);
 }
 
 /// As with AVX2.
