@@ -52,6 +52,11 @@ struct Policy {
   /// sampled.
   double flop_budget = 1.5e9;
 
+  // Selftest: the cases of the gate's originals. Empty: the workbench's own, chosen so that every
+  // planted fault can show.
+  std::string selftest_shapes;
+  std::vector<DType> selftest_dtypes;
+
   // FAST: what decide demands.
   double gate = 1.10, guard = 0.98;
   std::string primary = "mission", guards = "small,long";

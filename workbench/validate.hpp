@@ -19,6 +19,10 @@
 
 namespace greenfast::workbench {
 
+/// What each metric may be: by policy, from the emulator's metrics and the largest |reference|.
+std::map<std::string, double> limits_for(const Policy& policy, const Problem& problem,
+                                         const Metrics& emulator, double largest);
+
 enum class Verdict { green, red, skipped };
 /// "GREEN", "RED", "SKIPPED".
 std::string_view name_of(Verdict verdict);

@@ -1,0 +1,653 @@
+// One table of planted kernels. All are the same tiled online-softmax kernel; a Recipe says what it
+// does differently, and a hook what it does to memory before or after.
+#include "workbench/mutants/mutants.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "workbench/numeric.hpp"
+#include "workbench/oracle.hpp"
+#include "workbench/parallel.hpp"
+#include "workbench/tile_gemm.hpp"
+#include "workbench/workload.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kRows = 32;    // query rows of one tile
+constexpr std::int64_t kStripe = 16;  // rows of one warp in the V2c kernels
+constexpr std::int64_t kNone = -1;
+
+struct Recipe {
+  // Choices an honest kernel is free to make.
+  enum class Weights { input_type, fp32, fp16 };
+  Weights weights = Weights::input_type;  // what P is rounded to; e4m3 after a factor of 448, or
+                                          // in its place fp16
+  std::int64_t tile = 64;                 // keys of one tile, a multiple of 8
+  bool two_pass = false;                  // fp64 throughout, rounded once
+  float rescale_above = 0;                // natural log; the maximum may lag by this much
+  bool sum_rounded = false;               // the normaliser sums P after rounding
+  bool dequantise_to_fp16 = false;        // as stage-C stages e4m3 tiles
+
+  // Faults.
+  float score_factor = 1, value_factor = 1, sum_factor = 1, gain = 1, bias = 0;
+  bool scale_on_output = false;
+  bool ignore_softcap = false;
+  bool softcap_before_scale = false;
+  int right = 0, left = 0;  // added to the mask's bounds
+  bool other_alignment = false;
+  bool heads_modulo = false;
+  bool first_batch_only = false;
+  bool first_scale_only = false;
+  bool assume_dense = false;
+  std::int64_t drop_keys = 0;
+  std::int64_t skip_tile = kNone, repeat_tile = kNone;
+  bool pad_with_zero_scores = false;
+  bool keep_stale_o = false, keep_stale_sum = false;
+  bool no_maximum = false;
+  bool uniform = false;
+  bool swapped_leading_dimension = false;
+  bool affine_zero_point = false;
+  bool multiply_unseen = false;
+  bool accumulate_fp16 = false;
+  bool lse_in_log2 = false;
+  bool divide_empty = false;
+  bool skip_partial_stripe = false;
+  bool skip_last_row = false;
+  bool skip_ragged_rows = false;
+};
+
+// What the originals did: round((x + 1) 127.5) when encoding, (u - 128) / 127 when decoding.
+void affine_round_trip(std::vector<float>& values) {
+  float largest = 0;
+  for (const float x : values)
+    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+  if (largest == 0) return;
+  for (float& x : values)
+    x = (std::nearbyint((x / largest + 1.0f) * 127.5f) - 128.0f) / 127.0f * largest;
+}
+
+// One head of one tensor as dense floats, scales applied.
+std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void* data,
+                             const Layout& layout, const float* scale, std::int64_t heads,
+                             std::int64_t seq, std::int64_t b, std::int64_t h) {
+  auto stride = layout.stride;
+  if (recipe.assume_dense) stride = {heads * seq * p.head_dim, seq * p.head_dim, p.head_dim, 1};
+  if (recipe.first_batch_only) b = 0;
+  std::vector<float> out(static_cast<std::size_t>(seq * p.head_dim));
+  for (std::int64_t s = 0; s < seq; ++s)
+    numeric::load_row(p.dtype, data, b * stride[0] + h * stride[1] + s * stride[2], p.head_dim,
+                      out.data() + s * p.head_dim);
+  if (p.scales != ScaleKind::none) {
+    const bool one = p.scales == ScaleKind::tensor || recipe.first_scale_only;
+    const float factor = scale[one ? 0 : b * heads + h];
+    for (float& x : out) x *= factor;
+  }
+  if (recipe.dequantise_to_fp16 && p.dtype == DType::e4m3)
+    for (float& x : out)
+      x = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(x)));
+  if (recipe.affine_zero_point) affine_round_trip(out);
+  return out;
+}
+
+// Rows [i0, i0 + count) of one head, with the state of the online softmax.
+struct RowTile {
+  std::int64_t i0 = 0, count = 0;
+  std::vector<float> o;
+  std::array<float, kRows> maximum{}, sum{};
+};
+
+Problem masked(const Problem& p, const Recipe& recipe) {
+  Problem seen = p;
+  if (recipe.other_alignment)
+    seen.mask.alignment =
+        p.mask.alignment == Alignment::top_left ? Alignment::bottom_right : Alignment::top_left;
+  if (seen.mask.right >= 0) seen.mask.right += recipe.right;
+  if (seen.mask.left >= 0) seen.mask.left += recipe.left;
+  // A right bound of -1 would read as none; a top-left shift by one key means the same.
+  return seen;
+}
+
+KeyRange range_of(const Problem& seen, const Problem& p, const Recipe& recipe, std::int64_t i) {
+  KeyRange range;
+  if (recipe.right < 0 && p.mask.right == 0) {
+    Problem unshifted = seen;
+    unshifted.mask.right = 0;
+    range = visible_keys(unshifted, i);
+    const std::int64_t face =
+        i + (seen.mask.alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0);
+    range.last = std::clamp<std::int64_t>(face, 0, p.seq_kv);
+  } else {
+    range = visible_keys(seen, i);
+  }
+  range.last = std::min(range.last, p.seq_kv - recipe.drop_keys);
+  return range;
+}
+
+float round_weight(const Problem& p, const Recipe& recipe, float weight) {
+  const auto x = static_cast<double>(weight);
+  if (recipe.weights == Recipe::Weights::fp32) return weight;
+  if (recipe.weights == Recipe::Weights::fp16 && p.dtype == DType::e4m3)
+    return static_cast<float>(numeric::round_to(DType::f16, x));
+  if (p.dtype == DType::e4m3)
+    return static_cast<float>(numeric::round_to(DType::e4m3, x * 448.0) / 448.0);
+  return static_cast<float>(numeric::round_to(p.dtype, x));
+}
+
+// Scores of one row against one tile become weights; returns by how much O must be scaled.
+float soften(const Problem& p, const Recipe& recipe, const KeyRange& range, std::int64_t j0,
+             float* s, float& maximum, float& sum) {
+  const float scale = (recipe.scale_on_output ? 1.0f : p.scale) * recipe.score_factor;
+  const float cap = recipe.ignore_softcap ? 0.0f : p.softcap;
+  float largest = -kInfinity;
+  for (std::int64_t j = 0; j < recipe.tile; ++j) {
+    float x = s[j] * scale;
+    if (cap > 0)
+      x = recipe.softcap_before_scale ? scale * cap * std::tanh(s[j] / cap)
+                                      : cap * std::tanh(x / cap);
+    if (recipe.uniform) x = 0;
+    const std::int64_t key = j0 + j;
+    const bool padding = recipe.pad_with_zero_scores && key >= p.seq_kv;
+    s[j] = key >= range.first && key < range.last ? x : padding ? 0.0f : -kInfinity;
+    if (!(s[j] <= largest)) largest = s[j];
+  }
+  if (recipe.no_maximum) {
+    maximum = largest == -kInfinity && maximum == -kInfinity ? -kInfinity : 0.0f;
+    largest = maximum;
+  }
+  float alpha = 1;
+  if (!(largest <= maximum + recipe.rescale_above) || maximum == -kInfinity) {
+    alpha = maximum == -kInfinity ? 0.0f : std::exp(maximum - largest);
+    maximum = largest;
+  }
+  if (maximum == -kInfinity) {
+    std::fill(s, s + recipe.tile, 0.0f);
+    return 1;
+  }
+  float added = 0;
+  for (std::int64_t j = 0; j < recipe.tile; ++j) {
+    const float weight = std::exp(s[j] - maximum);
+    // With a lagging maximum weights exceed 1; e4m3 holds 448 of them only below it.
+    s[j] = round_weight(p, recipe, weight);
+    added += recipe.sum_rounded ? s[j] : weight;
+  }
+  sum = sum * (recipe.keep_stale_sum ? 1.0f : alpha) + added;
+  return recipe.keep_stale_o ? 1.0f : alpha;
+}
+
+void two_pass_rows(const Problem& p, const std::vector<float>& q, const std::vector<float>& k,
+                   const std::vector<float>& v, RowTile& tile) {
+  const std::int64_t dim = p.head_dim;
+  std::vector<double> scores(static_cast<std::size_t>(p.seq_kv)), o(static_cast<std::size_t>(dim));
+  for (std::int64_t r = 0; r < tile.count; ++r) {
+    const KeyRange range = visible_keys(p, tile.i0 + r);
+    double largest = -HUGE_VAL, sum = 0;
+    for (std::int64_t j = range.first; j < range.last; ++j) {
+      double s = 0;
+      for (std::int64_t d = 0; d < dim; ++d)
+        s += static_cast<double>(q[static_cast<std::size_t>((tile.i0 + r) * dim + d)]) *
+             static_cast<double>(k[static_cast<std::size_t>(j * dim + d)]);
+      s *= static_cast<double>(p.scale);
+      if (p.softcap > 0)
+        s = static_cast<double>(p.softcap) * std::tanh(s / static_cast<double>(p.softcap));
+      scores[static_cast<std::size_t>(j)] = s;
+      largest = std::max(largest, s);
+    }
+    std::fill(o.begin(), o.end(), 0.0);
+    for (std::int64_t j = range.first; j < range.last; ++j) {
+      const double weight = std::exp(scores[static_cast<std::size_t>(j)] - largest);
+      sum += weight;
+      for (std::int64_t d = 0; d < dim; ++d)
+        o[static_cast<std::size_t>(d)] +=
+            weight * static_cast<double>(v[static_cast<std::size_t>(j * dim + d)]);
+    }
+    const auto at = static_cast<std::size_t>(r);
+    tile.maximum[at] = static_cast<float>(largest);
+    tile.sum[at] = static_cast<float>(sum);
+    for (std::int64_t d = 0; d < dim; ++d)
+      tile.o[static_cast<std::size_t>(r * dim + d)] =
+          sum > 0 ? static_cast<float>(o[static_cast<std::size_t>(d)] / sum) * tile.sum[at] : 0.0f;
+  }
+}
+
+void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float>& q,
+                 const std::vector<float>& k, const std::vector<float>& v, RowTile& tile) {
+  const std::int64_t dim = p.head_dim, keys = recipe.tile;
+  const Problem seen = masked(p, recipe);
+  std::array<KeyRange, kRows> range;
+  KeyRange all{p.seq_kv, 0};
+  for (std::int64_t r = 0; r < tile.count; ++r) {
+    auto& own = range[static_cast<std::size_t>(r)];
+    own = range_of(seen, p, recipe, tile.i0 + r);
+    if (own.first >= own.last) continue;
+    all.first = std::min(all.first, own.first);
+    all.last = std::max(all.last, own.last);
+  }
+  std::vector<float> transposed(static_cast<std::size_t>(dim * keys));
+  std::vector<float> values(static_cast<std::size_t>(dim * keys));
+  std::vector<float> scores(static_cast<std::size_t>(tile.count * keys));
+  for (std::int64_t j0 = all.first / keys * keys; j0 < all.last; j0 += keys) {
+    if (j0 / keys == recipe.skip_tile) continue;
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const std::int64_t key = j0 + j;
+      // A slot outside of what these rows see counts as zero: 0 * NaN would not vanish.
+      const bool real =
+          key < p.seq_kv && (recipe.multiply_unseen || (key >= all.first && key < all.last));
+      for (std::int64_t d = 0; d < dim; ++d) {
+        std::int64_t at = key * dim + d;
+        if (recipe.swapped_leading_dimension)  // key and channel strides of the other operand
+          at = std::min(p.seq_kv, j0 + keys) * dim - 1 - (j + d * keys) % (keys * dim);
+        const bool inside = at >= 0 && at < p.seq_kv * dim;
+        transposed[static_cast<std::size_t>(d * keys + j)] =
+            real && inside ? k[static_cast<std::size_t>(at)] : 0.0f;
+        values[static_cast<std::size_t>(j * dim + d)] =
+            real ? v[static_cast<std::size_t>(key * dim + d)] * recipe.value_factor : 0.0f;
+      }
+    }
+    const int visits = j0 / keys == recipe.repeat_tile ? 2 : 1;
+    for (int visit = 0; visit < visits; ++visit) {
+      std::fill(scores.begin(), scores.end(), 0.0f);
+      tile_gemm(tile.count, keys, dim, q.data() + tile.i0 * dim, dim, transposed.data(), keys,
+                scores.data(), keys);
+      for (std::int64_t r = 0; r < tile.count; ++r) {
+        const auto at = static_cast<std::size_t>(r);
+        const float alpha = soften(p, recipe, range[at], j0, scores.data() + r * keys,
+                                   tile.maximum[at], tile.sum[at]);
+        for (std::int64_t d = 0; d < dim; ++d)
+          tile.o[static_cast<std::size_t>(r * dim + d)] *= alpha;
+      }
+      if (!recipe.accumulate_fp16) {
+        tile_gemm(tile.count, dim, keys, scores.data(), keys, values.data(), dim, tile.o.data(),
+                  dim);
+        continue;
+      }
+      for (std::int64_t r = 0; r < tile.count; ++r)
+        for (std::int64_t j = 0; j < keys; ++j)
+          for (std::int64_t d = 0; d < dim; ++d) {
+            float& o = tile.o[static_cast<std::size_t>(r * dim + d)];
+            o += scores[static_cast<std::size_t>(r * keys + j)] *
+                 values[static_cast<std::size_t>(j * dim + d)];
+            o = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(o)));
+          }
+    }
+  }
+}
+
+void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, std::int64_t b,
+                std::int64_t h, const RowTile& tile) {
+  const std::int64_t dim = p.head_dim;
+  for (std::int64_t r = 0; r < tile.count; ++r) {
+    const std::int64_t i = tile.i0 + r;
+    if (recipe.skip_partial_stripe && i / kStripe == p.seq_q / kStripe) continue;
+    if (recipe.skip_last_row && i == p.seq_q - 1 && h == p.heads_q - 1 && b == p.batch - 1)
+      continue;
+    if (recipe.skip_ragged_rows && p.seq_q % kRows != 0 && i == p.seq_q - 1) continue;
+    const auto at = static_cast<std::size_t>(r);
+    const bool empty = tile.maximum[at] == -kInfinity;
+    const float sum = tile.sum[at] * recipe.sum_factor;
+    const std::int64_t to = b * p.o.stride[0] + h * p.o.stride[1] + i * p.o.stride[2];
+    for (std::int64_t d = 0; d < dim; ++d) {
+      float x = empty && !recipe.divide_empty ? 0.0f
+                                              : tile.o[static_cast<std::size_t>(r * dim + d)] / sum;
+      if (recipe.scale_on_output) x *= p.scale;
+      x = x * recipe.gain + recipe.bias;
+      numeric::store(p.out_dtype, tensors.o, to + d, static_cast<double>(x));
+    }
+    if (!p.lse) continue;
+    float lse = empty ? -kInfinity : tile.maximum[at] + std::log(sum);
+    if (recipe.lse_in_log2) lse *= 1.44269504f;
+    tensors.lse[(b * p.heads_q + h) * p.seq_q + i] = lse;
+  }
+}
+
+void attend(const Problem& p, const Tensors& tensors, const Recipe& recipe) {
+  parallel_for(p.batch * p.heads_q, [&](std::int64_t head) {
+    const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
+    const std::int64_t hkv = recipe.heads_modulo ? h % p.heads_kv : h / (p.heads_q / p.heads_kv);
+    const auto q =
+        read_head(p, Recipe{}, tensors.q, p.q, tensors.q_scale, p.heads_q, p.seq_q, b, h);
+    const auto k =
+        read_head(p, recipe, tensors.k, p.k, tensors.k_scale, p.heads_kv, p.seq_kv, b, hkv);
+    const auto v =
+        read_head(p, recipe, tensors.v, p.v, tensors.v_scale, p.heads_kv, p.seq_kv, b, hkv);
+    for (std::int64_t i0 = 0; i0 < p.seq_q; i0 += kRows) {
+      RowTile tile;
+      tile.i0 = i0;
+      tile.count = std::min(kRows, p.seq_q - i0);
+      tile.o.assign(static_cast<std::size_t>(tile.count * p.head_dim), 0.0f);
+      tile.maximum.fill(-kInfinity);
+      if (recipe.two_pass)
+        two_pass_rows(p, q, k, v, tile);
+      else
+        online_rows(p, recipe, q, k, v, tile);
+      store_rows(p, tensors, recipe, b, h, tile);
+    }
+  });
+}
+
+// What a planted kernel remembers between its launches.
+struct Memory {
+  std::int64_t launches = 0;
+  const void* address = nullptr;
+  std::vector<std::byte> o, lse;
+};
+
+std::size_t o_bytes(const Problem& p) {
+  return extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype);
+}
+
+using Run = void (*)(const Problem&, const Tensors&, const Recipe&, Memory&);
+
+void run_plain(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+}
+
+void run_zeros(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  Recipe zero = recipe;
+  zero.gain = 0;
+  attend(p, t, zero);
+}
+
+void run_replay(const Problem& p, const Tensors& t, const Recipe& recipe, Memory& memory) {
+  if (memory.address == t.q) {
+    std::memcpy(t.o, memory.o.data(), memory.o.size());
+    if (p.lse) std::memcpy(t.lse, memory.lse.data(), memory.lse.size());
+    return;
+  }
+  attend(p, t, recipe);
+  memory.address = t.q;
+  const auto* o = static_cast<const std::byte*>(t.o);
+  memory.o.assign(o, o + o_bytes(p));
+  if (!p.lse) return;
+  const auto* lse = reinterpret_cast<const std::byte*>(t.lse);
+  memory.lse.assign(lse,
+                    lse + sizeof(float) * static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q));
+}
+
+void run_once(const Problem& p, const Tensors& t, const Recipe& recipe, Memory& memory) {
+  if (memory.launches == 0) attend(p, t, recipe);
+}
+
+void run_nan(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+  const std::int64_t last = (p.batch - 1) * p.o.stride[0] + (p.heads_q - 1) * p.o.stride[1] +
+                            (p.seq_q - 1) * p.o.stride[2];
+  numeric::store(p.out_dtype, t.o, last + p.head_dim - 1, std::numeric_limits<double>::quiet_NaN());
+}
+
+void run_one_element(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+  const std::int64_t middle = p.seq_q / 2 * p.o.stride[2];
+  numeric::store(p.out_dtype, t.o, middle, numeric::load(p.out_dtype, t.o, middle) + 0.04);
+}
+
+void run_overrun(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+  std::memset(static_cast<std::byte*>(t.o) + o_bytes(p), 0, size_of(p.out_dtype));
+}
+
+void run_underrun(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+  std::memset(static_cast<std::byte*>(t.o) - 16, 0, 16);
+}
+
+void run_lse_overrun(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+  const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
+  for (std::int64_t row = rows; row < (rows + kRows - 1) / kRows * kRows; ++row) t.lse[row] = 0;
+}
+
+void run_gap_writer(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+  std::memset(
+      static_cast<std::byte*>(t.o) + static_cast<std::size_t>(p.head_dim) * size_of(p.out_dtype), 0,
+      8 * size_of(p.out_dtype));
+}
+
+// A caller's tensor used as scratch: K's first row is left as its own sum with the second.
+void run_scratch_input(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  attend(p, t, recipe);
+  auto* bytes = static_cast<std::byte*>(const_cast<void*>(t.q));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(p.head_dim) * size_of(p.dtype); ++i)
+    bytes[i] ^= std::byte{0x01};
+}
+
+void run_racing(const Problem& p, const Tensors& t, const Recipe& recipe, Memory& memory) {
+  Recipe varied = recipe;
+  varied.tile = memory.launches % 2 ? 24 : 64;
+  attend(p, t, varied);
+}
+
+void run_reads_poison(const Problem& p, const Tensors& t, const Recipe& recipe, Memory&) {
+  // O += result, as a split-K kernel does that expects a cleared output.
+  std::vector<double> before(static_cast<std::size_t>(p.head_dim));
+  const std::int64_t row = (p.seq_q - 1) * p.o.stride[2];
+  numeric::load_row(p.out_dtype, t.o, row, p.head_dim, before.data());
+  attend(p, t, recipe);
+  for (std::int64_t d = 0; d < p.head_dim; ++d)
+    numeric::store(p.out_dtype, t.o, row + d,
+                   numeric::load(p.out_dtype, t.o, row + d) + before[static_cast<std::size_t>(d)]);
+}
+
+using Absent = const char* (*)(const Problem&);
+const char* needs_causal(const Problem& p) {
+  return p.mask.right >= 0 ? nullptr : "needs a causal mask or a window";
+}
+const char* needs_window(const Problem& p) { return p.mask.left >= 0 ? nullptr : "needs a window"; }
+const char* needs_lengths(const Problem& p) {
+  return !p.mask.is_none() && p.seq_q != p.seq_kv ? nullptr : "needs a mask and Sq != Skv";
+}
+const char* needs_groups(const Problem& p) {
+  return p.heads_kv > 1 && p.heads_q > p.heads_kv ? nullptr : "needs 1 < Hkv < Hq";
+}
+const char* needs_batch(const Problem& p) { return p.batch > 1 ? nullptr : "needs B > 1"; }
+const char* needs_head_scales(const Problem& p) {
+  return p.scales == ScaleKind::per_head ? nullptr : "needs scales per head";
+}
+const char* needs_strides(const Problem& p) {
+  const Layout dense = dense_layout(Order::bhsd, p.batch, p.heads_kv, p.seq_kv, p.head_dim);
+  // Not where storage is shared: there the dense reading would leave the allocation.
+  return p.k.stride != dense.stride && p.k.stride[1] > 0 ? nullptr
+                                                         : "needs K that is not dense BHSD";
+}
+const char* needs_gaps(const Problem& p) {
+  return p.o.stride[2] >= p.head_dim + 8 && p.o.stride[1] > p.o.stride[2]
+             ? nullptr
+             : "needs gaps between the rows of O";
+}
+const char* needs_softcap(const Problem& p) { return p.softcap > 0 ? nullptr : "needs a softcap"; }
+const char* needs_lse(const Problem& p) { return p.lse ? nullptr : "needs LSE"; }
+const char* needs_ragged_lse(const Problem& p) {
+  return p.lse && p.batch * p.heads_q * p.seq_q % kRows != 0 ? nullptr
+                                                             : "needs LSE of a ragged length";
+}
+const char* needs_partial_stripe(const Problem& p) {
+  return p.seq_q % kStripe ? nullptr : "needs Sq off the multiples of 16";
+}
+const char* needs_ragged_queries(const Problem& p) {
+  return p.seq_q % kRows ? nullptr : "needs Sq off the multiples of 32";
+}
+const char* needs_ragged_keys(const Problem& p) {
+  return p.seq_kv % 64 ? nullptr : "needs Skv off the multiples of 64";
+}
+const char* needs_tiles(const Problem& p) {
+  return p.seq_kv > 64 ? nullptr : "needs more than one key tile";
+}
+const char* needs_unseen(const Problem& p) {
+  return !p.mask.is_none() && p.seq_kv > p.seq_q && p.seq_kv % 64 != 0 &&
+                 p.mask.alignment == Alignment::top_left
+             ? nullptr
+             : "needs keys that no query sees";
+}
+const char* needs_empty_rows(const Problem& p) {
+  return p.mask.right >= 0 && p.mask.alignment == Alignment::bottom_right && p.seq_q > p.seq_kv
+             ? nullptr
+             : "needs rows that see no key";
+}
+const char* needs_fp16_output(const Problem& p) {
+  return p.dtype == DType::f16 || p.dtype == DType::f32 ? nullptr : "needs fp16 or fp32 inputs";
+}
+
+struct Kernel {
+  PlantedRow row;
+  Recipe recipe;
+  Run run = run_plain;
+};
+
+using Weights = Recipe::Weights;
+
+const std::vector<Kernel>& kernels() {
+  static const std::vector<Kernel> table{
+      // Faults of the originals.
+      {{"zero_point", "e4m3 originals: encoded around 127.5, decoded around 128"},
+       {.affine_zero_point = true}},
+      {{"v4_leading_dimension", "V2c v4: K's leading dimension is that of another buffer"},
+       {.swapped_leading_dimension = true}},
+      {{"v4_partial_stripe", "V2c v4, v5: returns early on a partial 16-row stripe", false,
+        needs_partial_stripe},
+       {.skip_partial_stripe = true}},
+      {{"v4_warp_reduction", "V2c v4: a reduction that all 32 lanes repeat counts 32 times"},
+       {.sum_factor = 32}},
+      // Outputs that are no attention.
+      {{"zeros", "writes zeros"}, {}, run_zeros},
+      {{"mean_v", "ignores the scores: every weight is 1/n"}, {.uniform = true}},
+      {{"nan_output", "one NaN in the last row"}, {}, run_nan},
+      {{"one_element", "one element off by 0.04"}, {}, run_one_element},
+      {{"gain", "output times 1.05"}, {.gain = 1.05f}},
+      {{"bias", "output plus 0.005"}, {.bias = 0.005f}},
+      // Outputs of another call.
+      {{"replay", "returns what it computed for these addresses before"}, {}, run_replay},
+      {{"runs_once", "does nothing after the first launch"}, {}, run_once},
+      {{"expects_cleared_output", "adds to what the output held"}, {}, run_reads_poison},
+      // Memory.
+      {{"overrun", "writes one element past the end of O"}, {}, run_overrun},
+      {{"underrun", "writes 16 bytes before O"}, {}, run_underrun},
+      {{"lse_overrun", "writes LSE for padded rows", false, needs_ragged_lse}, {}, run_lse_overrun},
+      {{"gap_writer", "stores padded rows into a strided O", false, needs_gaps},
+       {},
+       run_gap_writer},
+      {{"modifies_input", "uses Q as scratch"}, {}, run_scratch_input},
+      {{"row_unwritten", "leaves the last row of the last head"}, {.skip_last_row = true}},
+      {{"ragged_row_unwritten", "leaves the last row of a partial query tile", false,
+        needs_ragged_queries},
+       {.skip_ragged_rows = true}},
+      {{"wrong_stride", "takes K and V for dense BHSD", false, needs_strides},
+       {.assume_dense = true}},
+      {{"first_batch", "reads K and V of batch 0", false, needs_batch}, {.first_batch_only = true}},
+      {{"nondeterministic", "the order of summation changes from launch to launch", false,
+        needs_tiles},
+       {},
+       run_racing},
+      {{"unseen_slot", "multiplies slots that no query sees by a weight of 0", false, needs_unseen},
+       {.multiply_unseen = true}},
+      // Heads, masks, scales.
+      {{"gqa_modulo", "query head h reads KV head h mod Hkv", false, needs_groups},
+       {.heads_modulo = true}},
+      {{"causal_sees_next", "the mask admits one key too many", false, needs_causal}, {.right = 1}},
+      {{"causal_misses_diagonal", "the mask hides the diagonal", false, needs_causal},
+       {.right = -1}},
+      {{"window_too_long", "the window reaches one key too far back", false, needs_window},
+       {.left = 1}},
+      {{"window_too_short", "the window loses its first key", false, needs_window}, {.left = -1}},
+      {{"other_alignment", "top-left for bottom-right, and the reverse", false, needs_lengths},
+       {.other_alignment = true}},
+      {{"scale_x0.8", "scores times 0.8"}, {.score_factor = 0.8f}},
+      {{"scale_on_output", "the softmax scale multiplies O"}, {.scale_on_output = true}},
+      {{"softcap_before_scale", "caps scores before they are scaled", false, needs_softcap},
+       {.softcap_before_scale = true}},
+      {{"softcap_ignored", "takes no notice of the softcap", false, needs_softcap},
+       {.ignore_softcap = true}},
+      {{"v_scale_x0.75", "V's descale factor times 0.75"}, {.value_factor = 0.75f}},
+      {{"first_head_scale", "every head uses the descale factor of the first", false,
+        needs_head_scales},
+       {.first_scale_only = true}},
+      // Softmax.
+      {{"drops_last_key", "the loop over keys ends one too early"}, {.drop_keys = 1}},
+      {{"drops_key_tile", "skips the second key tile", false, needs_tiles}, {.skip_tile = 1}},
+      {{"repeats_key_tile", "counts the first key tile twice"}, {.repeat_tile = 0}},
+      {{"unmasked_tail", "the padding of the last key tile scores 0, not -inf", false,
+        needs_ragged_keys},
+       {.pad_with_zero_scores = true}},
+      {{"stale_o", "O is not rescaled when the maximum rises", false, needs_tiles},
+       {.keep_stale_o = true}},
+      {{"stale_sum", "the normaliser is not rescaled when the maximum rises", false, needs_tiles},
+       {.keep_stale_sum = true}},
+      {{"no_maximum", "exponentials without subtracting the maximum"}, {.no_maximum = true}},
+      {{"fp16_accumulation", "sums P V in fp16", false, needs_fp16_output},
+       {.accumulate_fp16 = true}},
+      {{"divides_empty_row", "0 / 0 in a row that sees no key", false, needs_empty_rows},
+       {.divide_empty = true}},
+      {{"lse_log2", "LSE in units of log 2", false, needs_lse}, {.lse_in_log2 = true}},
+
+      // Honest kernels that differ from the emulator.
+      {{"fp32_weights", "P stays fp32, tiles of 32 keys", true},
+       {.weights = Weights::fp32, .tile = 32}},
+      {{"dequantised_tiles", "e4m3 tiles become fp16 before they are multiplied, and so does P",
+        true},
+       {.weights = Weights::fp16, .dequantise_to_fp16 = true}},
+      {{"wide_tiles", "tiles of 128 keys", true}, {.tile = 128}},
+      {{"narrow_tiles", "tiles of 8 keys, e4m3 P times 448 against each tile's maximum", true},
+       {.tile = 8}},
+      {{"rounded_sum", "the normaliser sums P after rounding", true}, {.sum_rounded = true}},
+      {{"lazy_rescale", "rescales only when the maximum rises by more than e^5; P fp32", true},
+       {.weights = Weights::fp32, .rescale_above = 5}},
+      {{"two_pass", "fp64, maximum first, one rounding at the end", true}, {.two_pass = true}},
+  };
+  return table;
+}
+
+class Planted final : public Subject {
+ public:
+  explicit Planted(const Kernel& kernel) : kernel_(kernel) {}
+
+  std::string id() const override { return planted_id(kernel_.row); }
+  DeviceKind device() const override { return DeviceKind::cpu; }
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) override {
+    if (facts.kind != DeviceKind::cpu) return "planted kernels run on cpu";
+    if (kernel_.row.absent)
+      if (const char* reason = kernel_.row.absent(problem)) return reason;
+    return std::nullopt;
+  }
+  std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
+  Status prepare(const Problem&, void*) override { return {}; }
+  Status launch(const Problem& problem, const Tensors& tensors, void*, void*,
+                std::size_t) override {
+    kernel_.run(problem, tensors, kernel_.recipe, memory_);
+    ++memory_.launches;
+    return {};
+  }
+
+ private:
+  const Kernel& kernel_;
+  Memory memory_;
+};
+
+}  // namespace
+
+std::string planted_id(const PlantedRow& row) {
+  return (row.honest ? "honest." : "mutant.") + std::string(row.name);
+}
+
+std::span<const PlantedRow> planted_table() {
+  static const std::vector<PlantedRow> rows = [] {
+    std::vector<PlantedRow> all;
+    for (const Kernel& kernel : kernels()) all.push_back(kernel.row);
+    return all;
+  }();
+  return rows;
+}
+
+std::unique_ptr<Subject> make_planted(std::string_view id) {
+  for (const Kernel& kernel : kernels())
+    if (planted_id(kernel.row) == id) return std::make_unique<Planted>(kernel);
+  return nullptr;
+}
+
+}  // namespace greenfast::workbench

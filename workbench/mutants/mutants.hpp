@@ -1,0 +1,29 @@
+// Planted kernels: wrong ones that the gate must catch, honest ones that it must not. They run on
+// the CPU, in any dtype, layout and mask.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "workbench/subject.hpp"
+
+namespace greenfast::workbench {
+
+struct PlantedRow {
+  std::string_view name;    // without "mutant." or "honest."
+  std::string_view models;  // the mistake, or how it differs from the emulator
+  bool honest = false;
+  /// Why this fault cannot show in the problem (a softcap that is not there); nullptr: it can. Such
+  /// a problem is refused: a fault that changes nothing is no test of a gate.
+  const char* (*absent)(const Problem&) = nullptr;
+};
+/// Mutants first.
+std::span<const PlantedRow> planted_table();
+
+/// A fresh instance, with no memory of earlier calls. Null for an unknown id; ids are "mutant.name"
+/// and "honest.name".
+std::unique_ptr<Subject> make_planted(std::string_view id);
+std::string planted_id(const PlantedRow& row);
+
+}  // namespace greenfast::workbench

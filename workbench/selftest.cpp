@@ -1,0 +1,129 @@
+#include "workbench/selftest.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+
+#include "workbench/mutants/mutants.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+// Small problems in which, together, every planted fault can show: each dtype, mask, layout and
+// kind of raggedness at least once.
+struct Probe {
+  std::string_view shape;
+  DType dtype;
+  LayoutKind layout;
+  Mask mask;
+  float softcap;
+};
+constexpr std::array kProbes{
+    Probe{"1x4/2x97/517x64", DType::f16, LayoutKind::bhsd, Mask::none(), 0},
+    Probe{"2x4/2x127x64", DType::f16, LayoutKind::padded, Mask::causal(Alignment::bottom_right), 0},
+    Probe{"2x4/2x65/150x64", DType::bf16, LayoutKind::bshd, Mask::causal(Alignment::top_left), 0},
+    Probe{"2x4/2x97/200x64", DType::e4m3, LayoutKind::bhsd, Mask::none(), 0},
+    Probe{"1x2x127/300x64", DType::f32, LayoutKind::packed,
+          Mask::window(40, 0, Alignment::bottom_right), 0},
+    Probe{"2x4/2x63/127x128", DType::e4m3, LayoutKind::bshd, Mask::causal(Alignment::bottom_right),
+          30},
+    Probe{"1x4/2x90/63x32", DType::bf16, LayoutKind::bhsd, Mask::causal(Alignment::bottom_right),
+          10},
+    Probe{"1x2x140/129x40", DType::f16, LayoutKind::broadcast,
+          Mask::window(17, 9, Alignment::top_left), 0},
+};
+
+Result<std::vector<Case>> cases_of(const Policy& policy) {
+  std::vector<Case> cases;
+  const auto add = [&](std::string_view shapes, ProblemDefaults defaults) -> Status {
+    defaults.lse = policy.limits.contains("lse");
+    auto problems = parse_shapes(shapes, defaults);
+    if (!problems) return problems.status();
+    const std::uint64_t seed = 0;
+    for (Case& c : make_cases(*problems, policy, {&seed, 1})) cases.push_back(std::move(c));
+    return {};
+  };
+  if (!policy.selftest_shapes.empty()) {
+    for (const DType dtype : policy.selftest_dtypes) {
+      ProblemDefaults defaults;
+      defaults.dtype = dtype;
+      if (const Status status = add(policy.selftest_shapes, defaults); !status) return status;
+    }
+    return cases;
+  }
+  for (const Probe& probe : kProbes) {
+    ProblemDefaults defaults;
+    defaults.dtype = probe.dtype;
+    defaults.layout = probe.layout;
+    defaults.mask = probe.mask;
+    defaults.softcap = probe.softcap;
+    if (const Status status = add(probe.shape, defaults); !status) return status;
+  }
+  // All probes with one distribution before the next: a fault's row then tells how many cases it
+  // survived, and which distribution was needed.
+  const auto rank = [&](Distribution d) {
+    return std::find(policy.distributions.begin(), policy.distributions.end(), d);
+  };
+  std::stable_sort(cases.begin(), cases.end(), [&](const Case& a, const Case& b) {
+    return rank(a.distribution) < rank(b.distribution);
+  });
+  return cases;
+}
+
+}  // namespace
+
+Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  auto opened = open_device(DeviceKind::cpu);
+  if (!opened) return opened.status();
+  Device& device = **opened;
+  auto cases = cases_of(policy);
+  if (!cases) return cases.status();
+  std::vector<CaseData> data;
+  for (const Case& c : *cases) {
+    auto prepared = prepare_case(c, policy);
+    if (!prepared) return prepared.status();
+    data.push_back(std::move(*prepared));
+  }
+
+  SelftestResult result;
+  result.policy = policy.name;
+  const auto table = planted_table();
+  for (std::size_t n = 0; n < table.size(); ++n) {
+    const PlantedRow& planted = table[n];
+    SelftestRow row;
+    row.subject = planted_id(planted);
+    row.models = planted.models;
+    row.honest = planted.honest;
+    std::string refusal;
+    for (const CaseData& one : data) {
+      const auto subject = make_planted(row.subject);
+      const CaseResult judged = validate(*subject, device, one, policy);
+      if (judged.verdict == Verdict::skipped) {
+        refusal = judged.reason;
+        continue;
+      }
+      ++row.cases;
+      if (judged.verdict != Verdict::red) continue;
+      ++row.red_cases;
+      if (row.caught) continue;
+      row.caught = true;
+      row.metric = judged.failed_metric;
+      row.reason = judged.reason;
+      row.where = to_string(judged.test);
+      if (!row.honest) break;
+    }
+    if (row.cases == 0) row.reason = "not exercised: " + refusal;
+    (row.honest ? result.honest : result.mutants) += 1;
+    if (row.honest && !row.caught && row.cases > 0) ++result.honest_green;
+    if (!row.honest && row.caught) ++result.mutants_caught;
+    result.rows.push_back(row);
+    if (progress) progress(row, static_cast<int>(n), static_cast<int>(table.size()));
+  }
+  result.ok = result.mutants_caught == result.mutants && result.honest_green == result.honest;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace greenfast::workbench
