@@ -1,5 +1,171 @@
+// The greenfast command: a table of subcommands, and what they have in common: errors in one line,
+// exit codes, signals.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <exception>
+#include <new>
+#include <vector>
+
+#include "cli/command.hpp"
 #include "workbench/build_info.hpp"
 
-int main() { fmt::print("{}\n", greenfast::workbench::build_line()); }
+namespace greenfast::cli {
+namespace {
+
+constexpr std::array kCommands{
+    Command{"run", "check every variant (GREEN), then time those that are right (FAST)",
+            define_run},
+    Command{"check", "GREEN only: is it attention?", define_check},
+    Command{"bench", "FAST, after a quick check of each variant", define_bench},
+    Command{"list", "variants; with --why, what selection decides for a problem and why",
+            define_list},
+    Command{"selftest", "does the gate catch planted wrong kernels, and pass honest ones?",
+            define_selftest},
+    Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
+            define_doctor},
+};
+
+constexpr const char* kFooter =
+    "Exit codes: 0 passed · 2 usage · 3 no device or tool, or everything was skipped · 4 internal "
+    "or I/O\n"
+    "  10 DEFER · 20 numerics · 21 integrity or IMPOSSIBLE · 22 resources · 23 regression\n"
+    "  24 crash or timeout · 30 evidence stale, missing or tampered · 130 interrupted\n"
+    "Problems are BxHxSxD ([B, H, S, D]), with Hq/Hkv and Sq/Skv where they differ: 1x8x512x64, "
+    "4x32/8x1/8192x128.";
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+// CLI11's own message for an argument it does not know says neither what is possible nor where.
+std::string describe(const CLI::ParseError& error, const CLI::App& app, const CLI::App* chosen,
+                     int argc, char** argv) {
+  const std::string where =
+      chosen != nullptr ? "greenfast " + chosen->get_name() : std::string("greenfast");
+  if (chosen == nullptr && argc > 1 && argv[1][0] != '-') {
+    std::vector<std::string> names;
+    for (const Command& command : kCommands) names.emplace_back(command.name);
+    return fmt::format("greenfast: unknown command '{}'; possible are {}{}", argv[1],
+                       fmt::join(names, ", "), did_you_mean(argv[1], names));
+  }
+  if (chosen == nullptr && argc < 2)
+    return "greenfast: a command is needed; greenfast --help lists them";
+  const CLI::App& scope = chosen != nullptr ? *chosen : app;
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const std::vector<std::string> extras = scope.remaining(true);
+    if (!extras.empty()) {
+      const std::string name = extras.front().substr(0, extras.front().find('='));
+      const std::string what = name.starts_with("-") ? "unknown option" : "unexpected argument";
+      return fmt::format("{}: {} '{}'{}; see {} --help", where, what, extras.front(),
+                         did_you_mean(name, option_names(scope)), where);
+    }
+  }
+  return fmt::format("{}: {}; see {} --help", where, error.what(), where);
+}
+
+int main_checked(int argc, char** argv) {
+  CLI::App app("Attention, proven right, then proven faster.", "greenfast");
+  app.set_version_flag("--version", workbench::build_line());
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  app.get_formatter()->column_width(34);
+
+  std::vector<std::pair<CLI::App*, Action>> actions;
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(std::string(command.name), std::string(command.summary));
+    sub->footer(kFooter);
+    actions.emplace_back(sub, command.define(*sub));
+  }
+  auto chosen = [&]() -> const CLI::App* {
+    for (const auto& [sub, action] : actions)
+      if (sub->parsed()) return sub;
+    return nullptr;
+  };
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", chosen() != nullptr ? chosen()->help() : app.help());
+    return workbench::kPassed;
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("{}\n", workbench::build_line());
+    return workbench::kPassed;
+  } catch (const CLI::ParseError& error) {
+    throw Failure(workbench::kUsage, describe(error, app, chosen(), argc, argv));
+  }
+  for (const auto& [sub, action] : actions) {
+    if (!sub->parsed()) continue;
+    try {
+      return action();
+    } catch (const Failure& failure) {
+      throw Failure(failure.code(), fmt::format("greenfast {}: {}", sub->get_name(),
+                                                failure.what()));
+    }
+  }
+  return workbench::kInternal;
+}
+
+int run_main(int argc, char** argv) {
+  int code = workbench::kInternal;
+  try {
+    code = main_checked(argc, argv);
+  } catch (const Failure& failure) {
+    fmt::print(stderr, "{}\n", failure.what());
+    code = failure.code();
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "greenfast: out of memory; choose smaller shapes\n");
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "greenfast: internal error: {}\n", error.what());
+  }
+  // Output that never reached its file is a failure too (full disk, closed pipe).
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "greenfast: could not write to standard output\n");
+    code = workbench::kInternal;
+  }
+  return code;
+}
+
+}  // namespace
+
+std::string did_you_mean(std::string_view text, std::span<const std::string> candidates) {
+  const std::string* best = nullptr;
+  std::size_t best_distance = std::max<std::size_t>(2, text.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const std::size_t distance = edit_distance(text, candidate);
+    if (distance < best_distance) {
+      best = &candidate;
+      best_distance = distance;
+    }
+  }
+  return best == nullptr ? "" : fmt::format("; did you mean '{}'?", *best);
+}
+
+}  // namespace greenfast::cli
+
+int main(int argc, char** argv) {
+  // A write beyond a limit or into a closed pipe shall be an error that is reported, not a death.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  return greenfast::cli::run_main(argc, argv);
+}

@@ -1,0 +1,162 @@
+// greenfast list: the registry, or what selection decides for problems and why.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include <greenfast/attention.hpp>
+
+#include "cli/command.hpp"
+#include "cli/problem_options.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+using nlohmann::json;
+using workbench::Color;
+using workbench::Table;
+
+struct ListOptions {
+  std::vector<std::string> why;
+  std::string device = "auto";
+  std::string model;
+  bool as_json = false;
+  bool batch_invariant = false;
+  ProblemOptions problem;
+};
+
+// The device selection is explained for: a known model, the one asked for, or the best there is.
+DeviceFacts facts_for(const ListOptions& options) {
+  if (!options.model.empty()) return value_or_fail(model_facts(options.model));
+  if (options.device == "cpu") return value_or_fail(device_facts(DeviceKind::cpu));
+  if (options.device == "cuda") return value_or_fail(device_facts(DeviceKind::cuda));
+  if (options.device != "auto")
+    throw Failure(workbench::kUsage,
+                  fmt::format("--device {}: possible are auto, cpu, cuda", options.device));
+  if (auto cuda = device_facts(DeviceKind::cuda); cuda.ok()) return std::move(*cuda);
+  return value_or_fail(device_facts(DeviceKind::cpu));
+}
+
+std::string toggles_of(const VariantInfo& variant) {
+  std::vector<std::string> words;
+  for (const Toggle& toggle : variant.toggles)
+    words.push_back(fmt::format("{}={}", toggle.name, toggle.value));
+  return fmt::format("{}", fmt::join(words, " "));
+}
+
+int list_variants(const ListOptions& options) {
+  const std::vector<VariantInfo> all = variants();
+  if (options.as_json) {
+    json rows = json::array();
+    for (const VariantInfo& v : all) {
+      json toggles = json::object();
+      for (const Toggle& t : v.toggles) toggles[t.name] = t.value;
+      rows.push_back({{"id", v.id},
+                      {"device", name_of(v.device)},
+                      {"built", v.built},
+                      {"automatic", v.automatic},
+                      {"min_arch", v.min_arch},
+                      {"predecessor", v.predecessor},
+                      {"toggles", toggles},
+                      {"idea", v.idea}});
+    }
+    fmt::print("{}\n", json{{"schema", "greenfast.list/1"}, {"variants", rows}}.dump(2));
+    return workbench::kPassed;
+  }
+  using Align = Table::Align;
+  Table table({{"variant", Align::left},
+               {"needs", Align::left},
+               {"chosen", Align::left},
+               {"built", Align::left},
+               {"idea", Align::left}});
+  std::size_t missing = 0;
+  for (const VariantInfo& v : all) {
+    const std::string toggles = toggles_of(v);
+    table.add_row({v.id, v.min_arch > 0 ? fmt::format("sm_{}", v.min_arch) : "any CPU",
+                   v.automatic ? "automatically" : "by name", v.built ? "yes" : "no",
+                   toggles.empty() ? v.idea : fmt::format("{} [{}]", v.idea, toggles)});
+    missing += v.built ? 0 : 1;
+  }
+  fmt::print("{}", table.text());
+  if (missing > 0)
+    fmt::print("{} not built here: CUDA variants need nvcc 13.0 and GREENFAST_CUDA=on.\n", missing);
+  return workbench::kPassed;
+}
+
+int explain_shapes(const ListOptions& options) {
+  const DeviceFacts facts = facts_for(options);
+  Options call;
+  call.device = facts.kind;
+  call.batch_invariant = options.batch_invariant;
+  const auto problems =
+      problems_of(fmt::format("{}", fmt::join(options.why, ",")), options.problem, facts.kind);
+
+  const bool color = workbench::wants_color(stdout);
+  json answers = json::array();
+  bool all_chosen = true;
+  for (const auto& [name, problem] : problems) {
+    const Selection selection = explain(problem, facts, call);
+    all_chosen = all_chosen && !selection.chosen.empty();
+    if (options.as_json) {
+      json candidates = json::array();
+      for (const Candidate& c : selection.candidates)
+        candidates.push_back({{"variant", c.variant},
+                              {"accepted", c.accepted},
+                              {"rank", c.rank},
+                              {"reason", c.reason}});
+      answers.push_back({{"name", name},
+                         {"problem", to_string(problem)},
+                         {"chosen", selection.chosen},
+                         {"forced", selection.forced},
+                         {"candidates", candidates}});
+      continue;
+    }
+    fmt::print("{} on {}: {}{}\n", to_string(problem), facts.name,
+               selection.chosen.empty() ? "nothing fits" : selection.chosen,
+               selection.forced ? " (forced by GREENFAST_VARIANT)" : "");
+    Table table({{"", Table::Align::left},
+                 {"variant", Table::Align::left},
+                 {"rank", Table::Align::right},
+                 {"why", Table::Align::left}});
+    for (const Candidate& c : selection.candidates) {
+      const bool chosen = c.variant == selection.chosen;
+      table.add_row({chosen ? workbench::paint("->", Color::green, color) : "", c.variant,
+                     c.accepted ? fmt::format("{}", c.rank) : "-",
+                     c.accepted ? c.reason : workbench::paint(c.reason, Color::dim, color)});
+    }
+    fmt::print("{}\n", table.text());
+  }
+  if (options.as_json)
+    fmt::print("{}\n", json{{"schema", "greenfast.why/1"}, {"device", facts.name},
+                            {"problems", answers}}
+                           .dump(2));
+  return all_chosen ? workbench::kPassed : workbench::kNoDevice;
+}
+
+}  // namespace
+
+Action define_list(CLI::App& app) {
+  auto options = std::make_shared<ListOptions>();
+  app.add_option("--why", options->why,
+                 "Explain the selection for these problems: shape names or BxHxSxD")
+      ->type_name("SHAPE...")
+      ->expected(1, -1);
+  app.add_option("--device", options->device,
+                 "auto, cpu, cuda: whose facts decide (default: a GPU if there is one)")
+      ->type_name("DEVICE");
+  app.add_option("--model", options->model,
+                 "Decide as on this machine: cpu, h200, a100, l4; needs no such device")
+      ->type_name("MODEL");
+  app.add_flag("--batch-invariant", options->batch_invariant,
+               "Decide as with Options::batch_invariant");
+  app.add_flag("--json", options->as_json, "Print JSON");
+  options->problem.define(app);
+  return [options] {
+    return options->why.empty() ? list_variants(*options) : explain_shapes(*options);
+  };
+}
+
+}  // namespace greenfast::cli

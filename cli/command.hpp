@@ -1,0 +1,56 @@
+// What a subcommand is, and how it fails.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include <greenfast/types.hpp>
+
+#include "workbench/exit_code.hpp"
+
+namespace greenfast::cli {
+
+/// Runs a subcommand whose options have been parsed; returns its exit code.
+using Action = std::function<int()>;
+
+/// A row of the table in main.cpp. `define` declares the options; what it returns is called when
+/// the user chose this subcommand.
+struct Command {
+  std::string_view name, summary;
+  Action (*define)(CLI::App& app);
+};
+
+Action define_list(CLI::App& app);
+Action define_doctor(CLI::App& app);
+Action define_run(CLI::App& app);
+Action define_check(CLI::App& app);
+Action define_bench(CLI::App& app);
+Action define_selftest(CLI::App& app);
+
+/// Ends the command with an exit code and one line on stderr.
+class Failure : public std::runtime_error {
+ public:
+  Failure(int code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  explicit Failure(const Status& status)
+      : Failure(workbench::exit_code_of(status.code()), status.message()) {}
+  int code() const noexcept { return code_; }
+
+ private:
+  int code_;
+};
+
+/// The value, or Failure with the Status's message and exit code.
+template <class T>
+T value_or_fail(Result<T> result) {
+  if (!result.ok()) throw Failure(result.status());
+  return std::move(*result);
+}
+
+/// "; did you mean 'mission'?" for the candidate nearest to text, or nothing when none is near.
+std::string did_you_mean(std::string_view text, std::span<const std::string> candidates);
+
+}  // namespace greenfast::cli

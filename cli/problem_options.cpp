@@ -1,0 +1,154 @@
+#include "cli/problem_options.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "cli/command.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+using workbench::ProblemDefaults;
+
+constexpr std::string_view kGroup = "Problem";
+
+DType parse_dtype_option(std::string_view option, std::string_view text) {
+  if (const auto dtype = parse_dtype(text)) return *dtype;
+  throw Failure(workbench::kUsage, fmt::format("{} {}: possible are fp32, fp16, bf16, e4m3", option,
+                                               text));
+}
+
+std::int64_t parse_bound(std::string_view window, std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < -1)
+    throw Failure(workbench::kUsage,
+                  fmt::format("--window {}: expected L or L,R, the keys visible before and after a "
+                              "query's own, each 0 or more, or -1 for no bound",
+                              window));
+  return value;
+}
+
+Mask parse_mask(const std::string& causal, const std::string& window) {
+  Alignment alignment = Alignment::top_left;
+  if (causal == "bottom-right") {
+    alignment = Alignment::bottom_right;
+  } else if (!causal.empty() && causal != "top-left") {
+    throw Failure(workbench::kUsage,
+                  fmt::format("--causal={}: possible are top-left (query i faces key i; the default) "
+                              "and bottom-right (the last query faces the last key)",
+                              causal));
+  }
+  if (window.empty()) return causal.empty() ? Mask::none() : Mask::causal(alignment);
+
+  const std::vector<std::string> bounds = split_list(window);
+  if (bounds.empty() || bounds.size() > 2) parse_bound(window, "");
+  const std::int64_t left = parse_bound(window, bounds[0]);
+  const std::int64_t right = bounds.size() == 2 ? parse_bound(window, bounds[1]) : 0;
+  if (!causal.empty() && right != 0)
+    throw Failure(workbench::kUsage,
+                  fmt::format("--window {} shows keys after the query, --causal none: drop one",
+                              window));
+  return Mask::window(left, right, alignment);
+}
+
+}  // namespace
+
+std::vector<std::string> split_list(std::string_view text) {
+  std::vector<std::string> items;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    if (end > 0) items.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return items;
+}
+
+void ProblemOptions::define(CLI::App& app) {
+  const std::string group(kGroup);
+  app.add_option("--dtype", dtype,
+                 "Element type of Q, K and V: fp32, fp16, bf16, e4m3, or several with commas "
+                 "(default: fp32 on the CPU, fp16 on CUDA)")
+      ->type_name("DTYPE")
+      ->group(group);
+  app.add_option("--out-dtype", out_dtype,
+                 "Element type of O: fp32, fp16, bf16 (default: that of the inputs, fp16 for e4m3)")
+      ->type_name("DTYPE")
+      ->group(group);
+  app.add_flag("--causal{top-left}", causal,
+               "Causal mask; =bottom-right aligns it with the last key (a KV cache), =top-left, the "
+               "default, with the first, as torch's is_causal")
+      ->group(group);
+  app.add_option("--window", window,
+                 "Sliding window: L keys before a query's own and R after it; R is 0 unless given, "
+                 "-1 is no bound")
+      ->type_name("L[,R]")
+      ->group(group);
+  app.add_option("--softcap", softcap, "Scores become c * tanh(score / c); 0 is off")
+      ->type_name("C")
+      ->group(group);
+  app.add_option("--scale", scale, "Factor of Q K^T (default: 1 / sqrt(D))")
+      ->type_name("X")
+      ->group(group);
+  std::vector<std::string_view> layouts;
+  for (const workbench::LayoutRow& row : workbench::layout_table()) layouts.push_back(row.name);
+  app.add_option("--layout", layout,
+                 fmt::format("Memory order: {} (default: bhsd)", fmt::join(layouts, ", ")))
+      ->type_name("ORDER")
+      ->group(group);
+  app.add_flag("--lse", lse, "Also write and check the log-sum-exp")->group(group);
+}
+
+std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
+  ProblemDefaults common;
+  common.mask = parse_mask(causal, window);
+  common.softcap = softcap;
+  common.scale = scale;
+  common.lse = lse;
+  if (const auto kind = workbench::parse_layout(layout)) {
+    common.layout = *kind;
+  } else {
+    std::vector<std::string_view> names;
+    for (const workbench::LayoutRow& row : workbench::layout_table()) names.push_back(row.name);
+    throw Failure(workbench::kUsage,
+                  fmt::format("--layout {}: possible are {}", layout, fmt::join(names, ", ")));
+  }
+  if (!out_dtype.empty()) {
+    common.out_dtype = parse_dtype_option("--out-dtype", out_dtype);
+    if (*common.out_dtype == DType::e4m3)
+      throw Failure(workbench::kUsage,
+                    fmt::format("--out-dtype {}: possible are fp32, fp16, bf16", out_dtype));
+  }
+
+  std::vector<ProblemDefaults> all;
+  for (const std::string& name : split_list(dtype)) {
+    all.push_back(common);
+    all.back().dtype = parse_dtype_option("--dtype", name);
+  }
+  if (all.empty()) {
+    all.push_back(common);
+    all.back().dtype = device == DeviceKind::cpu ? DType::f32 : DType::f16;
+  }
+  return all;
+}
+
+std::vector<workbench::NamedProblem> problems_of(std::string_view shapes,
+                                                 const ProblemOptions& options,
+                                                 DeviceKind device) {
+  const std::vector<ProblemDefaults> defaults = options.defaults(device);
+  std::vector<workbench::NamedProblem> problems;
+  for (const ProblemDefaults& d : defaults) {
+    for (workbench::NamedProblem& p : value_or_fail(workbench::parse_shapes(shapes, d))) {
+      if (const Status status = check(p.problem); !status.ok()) throw Failure(status);
+      if (defaults.size() > 1) p.name += fmt::format(" {}", name_of(d.dtype));
+      problems.push_back(std::move(p));
+    }
+  }
+  return problems;
+}
+
+}  // namespace greenfast::cli
