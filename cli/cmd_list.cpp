@@ -130,9 +130,9 @@ int explain_shapes(const ListOptions& options) {
     fmt::print("{}\n", table.text());
   }
   if (options.as_json)
-    fmt::print("{}\n", json{{"schema", "greenfast.why/1"}, {"device", facts.name},
-                            {"problems", answers}}
-                           .dump(2));
+    fmt::print(
+        "{}\n",
+        json{{"schema", "greenfast.why/1"}, {"device", facts.name}, {"problems", answers}}.dump(2));
   return all_chosen ? workbench::kPassed : workbench::kNoDevice;
 }
 
@@ -154,7 +154,7 @@ Action define_list(CLI::App& app) {
                "Decide as with Options::batch_invariant");
   app.add_flag("--json", options->as_json, "Print JSON");
   options->problem.define(app);
-  return [options] {
+  return [options](const Arguments&) {
     return options->why.empty() ? list_variants(*options) : explain_shapes(*options);
   };
 }

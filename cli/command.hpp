@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <greenfast/types.hpp>
 
@@ -14,8 +16,10 @@
 
 namespace greenfast::cli {
 
+/// The command line without the program's name, for records.
+using Arguments = std::vector<std::string>;
 /// Runs a subcommand whose options have been parsed; returns its exit code.
-using Action = std::function<int()>;
+using Action = std::function<int(const Arguments&)>;
 
 /// A row of the table in main.cpp. `define` declares the options; what it returns is called when
 /// the user chose this subcommand.

@@ -117,10 +117,10 @@ int main_checked(int argc, char** argv) {
   for (const auto& [sub, action] : actions) {
     if (!sub->parsed()) continue;
     try {
-      return action();
+      return action(Arguments(argv + 1, argv + argc));
     } catch (const Failure& failure) {
-      throw Failure(failure.code(), fmt::format("greenfast {}: {}", sub->get_name(),
-                                                failure.what()));
+      throw Failure(failure.code(),
+                    fmt::format("greenfast {}: {}", sub->get_name(), failure.what()));
     }
   }
   return workbench::kInternal;

@@ -18,8 +18,8 @@ constexpr std::string_view kGroup = "Problem";
 
 DType parse_dtype_option(std::string_view option, std::string_view text) {
   if (const auto dtype = parse_dtype(text)) return *dtype;
-  throw Failure(workbench::kUsage, fmt::format("{} {}: possible are fp32, fp16, bf16, e4m3", option,
-                                               text));
+  throw Failure(workbench::kUsage,
+                fmt::format("{} {}: possible are fp32, fp16, bf16, e4m3", option, text));
 }
 
 std::int64_t parse_bound(std::string_view window, std::string_view text) {
@@ -38,10 +38,11 @@ Mask parse_mask(const std::string& causal, const std::string& window) {
   if (causal == "bottom-right") {
     alignment = Alignment::bottom_right;
   } else if (!causal.empty() && causal != "top-left") {
-    throw Failure(workbench::kUsage,
-                  fmt::format("--causal={}: possible are top-left (query i faces key i; the default) "
-                              "and bottom-right (the last query faces the last key)",
-                              causal));
+    throw Failure(
+        workbench::kUsage,
+        fmt::format("--causal={}: possible are top-left (query i faces key i; the default) "
+                    "and bottom-right (the last query faces the last key)",
+                    causal));
   }
   if (window.empty()) return causal.empty() ? Mask::none() : Mask::causal(alignment);
 
@@ -50,9 +51,9 @@ Mask parse_mask(const std::string& causal, const std::string& window) {
   const std::int64_t left = parse_bound(window, bounds[0]);
   const std::int64_t right = bounds.size() == 2 ? parse_bound(window, bounds[1]) : 0;
   if (!causal.empty() && right != 0)
-    throw Failure(workbench::kUsage,
-                  fmt::format("--window {} shows keys after the query, --causal none: drop one",
-                              window));
+    throw Failure(
+        workbench::kUsage,
+        fmt::format("--window {} shows keys after the query, --causal none: drop one", window));
   return Mask::window(left, right, alignment);
 }
 
@@ -79,9 +80,10 @@ void ProblemOptions::define(CLI::App& app) {
                  "Element type of O: fp32, fp16, bf16 (default: that of the inputs, fp16 for e4m3)")
       ->type_name("DTYPE")
       ->group(group);
-  app.add_flag("--causal{top-left}", causal,
-               "Causal mask; =bottom-right aligns it with the last key (a KV cache), =top-left, the "
-               "default, with the first, as torch's is_causal")
+  app.add_flag(
+         "--causal{top-left}", causal,
+         "Causal mask; =bottom-right aligns it with the last key (a KV cache), =top-left, the "
+         "default, with the first, as torch's is_causal")
       ->group(group);
   app.add_option("--window", window,
                  "Sliding window: L keys before a query's own and R after it; R is 0 unless given, "
@@ -137,8 +139,7 @@ std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
 }
 
 std::vector<workbench::NamedProblem> problems_of(std::string_view shapes,
-                                                 const ProblemOptions& options,
-                                                 DeviceKind device) {
+                                                 const ProblemOptions& options, DeviceKind device) {
   const std::vector<ProblemDefaults> defaults = options.defaults(device);
   std::vector<workbench::NamedProblem> problems;
   for (const ProblemDefaults& d : defaults) {

@@ -1,0 +1,236 @@
+#include "workbench/record.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "workbench/build_info.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+using nlohmann::json;
+
+json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
+
+json text_or_null(const std::string& text) { return text.empty() ? json(nullptr) : json(text); }
+
+json mask_json(const Mask& mask) {
+  return {{"left", mask.left},
+          {"right", mask.right},
+          {"alignment", mask.alignment == Alignment::top_left ? "top-left" : "bottom-right"}};
+}
+
+std::string_view scales_name(ScaleKind kind) {
+  switch (kind) {
+    case ScaleKind::tensor:
+      return "tensor";
+    case ScaleKind::per_head:
+      return "per_head";
+    default:
+      return "none";
+  }
+}
+
+json problem_json(const RunProblem& run_problem) {
+  const Problem& p = run_problem.named.problem;
+  return {{"name", run_problem.named.name},
+          {"problem", to_string(p)},
+          {"source", run_problem.captured != nullptr ? "file" : "generated"},
+          {"batch", p.batch},
+          {"heads_q", p.heads_q},
+          {"heads_kv", p.heads_kv},
+          {"seq_q", p.seq_q},
+          {"seq_kv", p.seq_kv},
+          {"head_dim", p.head_dim},
+          {"dtype", name_of(p.dtype)},
+          {"out_dtype", name_of(p.out_dtype)},
+          {"scales", scales_name(p.scales)},
+          {"scale", number(p.scale)},
+          {"softcap", number(p.softcap)},
+          {"mask", mask_json(p.mask)},
+          {"lse", p.lse},
+          {"strides", {{"q", p.q.stride}, {"k", p.k.stride}, {"v", p.v.stride}, {"o", p.o.stride}}},
+          {"flop", flop_count(p)}};
+}
+
+json plan_json(const Plan& plan, const std::string& problem) {
+  return {{"variant", plan.variant},
+          {"problem", problem},
+          {"kernel", plan.kernel},
+          {"grid", plan.grid},
+          {"block", plan.block},
+          {"cluster", plan.cluster},
+          {"shared_bytes", plan.shared_bytes},
+          {"workspace_bytes", plan.workspace_bytes},
+          {"tile_q", plan.tile_q},
+          {"tile_kv", plan.tile_kv},
+          {"stages", plan.stages},
+          {"splits", plan.splits},
+          {"note", plan.note}};
+}
+
+json case_json(const CaseResult& r) {
+  json limits = json::object();
+  for (const auto& [metric, limit] : r.limits) limits[metric] = number(limit);
+  json out = {{"variant", r.subject},
+              {"problem", r.test.name},
+              {"distribution", name_of(r.test.distribution)},
+              {"seed", r.test.seed},
+              {"verdict", name_of(r.verdict)},
+              {"reason", text_or_null(r.reason)},
+              {"failed_metric", text_or_null(r.failed_metric)},
+              {"integrity", r.integrity},
+              {"rows_checked", r.rows_checked},
+              {"rows_total", r.rows_total},
+              {"output_sha256", text_or_null(r.output_sha256)}};
+  if (r.verdict != Verdict::skipped) {
+    out["metrics"] = metrics_json(r.metrics);
+    out["emulator"] = metrics_json(r.emulator);
+    out["limits"] = limits;
+  }
+  return out;
+}
+
+json time_json(const RunRow& row) {
+  const Summary& s = *row.time;
+  return {{"mode", name_of(s.mode)},
+          {"timer", s.method},
+          {"tick_seconds", s.tick},
+          {"batch", s.batch},
+          {"samples", s.n},
+          {"discarded", s.discarded},
+          {"p50_seconds", s.p50},
+          {"p90_seconds", s.p90},
+          {"mean_seconds", s.mean},
+          {"std_seconds", number(s.std)},
+          {"p50_ci_seconds", {number(s.ci_lo), number(s.ci_hi)}},
+          {"flops", row.flops},
+          {"percent_of_peak", row.percent_of_peak},
+          {"times_fastest", row.times_fastest},
+          {"floor_seconds", number(row.floor_seconds)}};
+}
+
+json row_json(const RunRow& row) {
+  json out = {{"variant", row.variant},
+              {"problem", row.problem},
+              {"verdict", name_of(row.verdict)},
+              {"reason", text_or_null(row.reason)},
+              {"exit_code", row.exit_code},
+              {"cases", row.cases},
+              {"cases_with_sampled_rows", row.rows_sampled},
+              {"worst", row.cases > 0 ? metrics_json(row.worst) : json(nullptr)},
+              {"time", row.time ? time_json(row) : json(nullptr)}};
+  return out;
+}
+
+json head_json(const RecordHead& head, std::string_view schema) {
+  return {{"schema", schema},        {"run_id", head.run_id},       {"utc", head.utc},
+          {"seconds", head.seconds}, {"command", head.command},     {"argv", head.argv},
+          {"build", build_json()},   {"host", host_json(head.host)}};
+}
+
+}  // namespace
+
+json build_json() {
+  const BuildInfo& b = build_info();
+  json cuda = nullptr;
+  if (!b.cuda.empty())
+    cuda = {{"compiler", b.cuda}, {"flags", b.cuda_flags}, {"architectures", b.cuda_archs}};
+  return {{"version", b.version},
+          {"git",
+           {{"sha", text_or_null(b.git_sha)},
+            {"dirty", b.git_dirty},
+            {"diff_sha256", text_or_null(b.git_diff_sha256)}}},
+          {"type", b.type},
+          {"compiler", b.compiler},
+          {"flags", b.flags},
+          {"sanitize", b.sanitize},
+          {"cmake", b.cmake},
+          {"processor", b.processor},
+          {"cuda", cuda}};
+}
+
+json host_json(const HostFacts& h) {
+  return {{"os", h.os},
+          {"kernel", h.kernel},
+          {"cpu", h.cpu},
+          {"cpus", h.cpus},
+          {"memory_bytes", h.memory_bytes},
+          {"governor", text_or_null(h.governor)},
+          {"load", h.load}};
+}
+
+json device_json(const DeviceFacts& f) {
+  return {{"kind", name_of(f.kind)},
+          {"index", f.index},
+          {"name", f.name},
+          {"arch", f.arch},
+          {"multiprocessors", f.multiprocessors},
+          {"shared_per_block", f.shared_per_block},
+          {"l2_bytes", f.l2_bytes},
+          {"isa", text_or_null(f.isa)},
+          {"driver", text_or_null(f.driver)}};
+}
+
+json metrics_json(const Metrics& m) {
+  return {{"max_err", number(m.max_err)},   {"mean_err", number(m.mean_err)},
+          {"p999_err", number(m.p999_err)}, {"percent_bad", number(m.percent_bad)},
+          {"rel_fro", number(m.rel_fro)},   {"max_row", number(m.max_row)},
+          {"bias", number(m.bias)},         {"gain", number(m.gain)},
+          {"cosine", number(m.cosine)},     {"max_lse_err", number(m.max_lse_err)},
+          {"nan_mismatch", m.nan_mismatch}, {"worst_row", m.worst_row},
+          {"worst_col", m.worst_col}};
+}
+
+json run_json(const RecordHead& head, const RunPlan& plan, const RunResult& result) {
+  json out = head_json(head, kRunSchema);
+  out["status"] = result.interrupted ? "interrupted" : "complete";
+  out["exit_code"] = result.exit_code;
+  out["device"] = device_json(plan.device->facts());
+  json distributions = json::array();
+  for (const Distribution d : plan.policy.distributions) distributions.push_back(name_of(d));
+  out["policy"] = {
+      {"name", plan.policy.name}, {"sha256", plan.policy.sha256}, {"distributions", distributions}};
+  out["settings"] = {{"seeds", plan.seeds},          {"iters", plan.timing.iters},
+                     {"warmup", plan.timing.warmup}, {"mode", name_of(plan.timing.mode)},
+                     {"timed", plan.fast},           {"quick_check", plan.quick}};
+  for (const char* list : {"problems", "rows", "cases", "plans", "peaks"})
+    out[list] = json::array();
+  for (const RunProblem& p : plan.problems) out["problems"].push_back(problem_json(p));
+  for (const RunRow& row : result.rows) out["rows"].push_back(row_json(row));
+  for (const CaseResult& c : result.cases) out["cases"].push_back(case_json(c));
+  for (std::size_t i = 0; i < result.plans.size(); ++i)
+    out["plans"].push_back(plan_json(result.plans[i], result.plan_problems[i]));
+  for (std::size_t i = 0; i < result.peaks.size(); ++i)
+    out["peaks"].push_back({{"problem", result.samples[i].name},
+                            {"flops", number(result.peaks[i].flops)},
+                            {"bytes_per_second", number(result.peaks[i].bytes_per_second)},
+                            {"method", result.peaks[i].method}});
+  out["samples"] = to_json(result.samples);
+  return out;
+}
+
+json selftest_json(const RecordHead& head, const Policy& policy, const SelftestResult& result) {
+  json out = head_json(head, kSelftestSchema);
+  out["policy"] = {{"name", policy.name}, {"sha256", policy.sha256}};
+  out["ok"] = result.ok;
+  out["mutants"] = result.mutants;
+  out["mutants_caught"] = result.mutants_caught;
+  out["honest"] = result.honest;
+  out["honest_green"] = result.honest_green;
+  out["rows"] = json::array();
+  for (const SelftestRow& r : result.rows)
+    out["rows"].push_back({{"subject", r.subject},
+                           {"models", r.models},
+                           {"honest", r.honest},
+                           {"caught", r.caught},
+                           {"metric", text_or_null(r.metric)},
+                           {"reason", text_or_null(r.reason)},
+                           {"where", text_or_null(r.where)},
+                           {"cases", r.cases},
+                           {"red_cases", r.red_cases}});
+  return out;
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,38 @@
+// The record of a run: everything that is needed to read, compare and repeat it, as JSON of schema
+// greenfast.run/1 (docs/schema/run.schema.json).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "workbench/host.hpp"
+#include "workbench/runner.hpp"
+#include "workbench/selftest.hpp"
+
+namespace greenfast::workbench {
+
+inline constexpr std::string_view kRunSchema = "greenfast.run/1";
+inline constexpr std::string_view kSelftestSchema = "greenfast.selftest/1";
+
+/// What a record says besides results.
+struct RecordHead {
+  std::string command;            // "run", "check", "bench"
+  std::vector<std::string> argv;  // as typed, without the program's path
+  std::string run_id, utc;        // when it began
+  double seconds = 0;             // it took
+  HostFacts host;                 // before it began
+};
+
+nlohmann::json build_json();
+nlohmann::json host_json(const HostFacts& host);
+nlohmann::json device_json(const DeviceFacts& facts);
+/// Numbers that JSON cannot hold (NaN, infinities) become null.
+nlohmann::json metrics_json(const Metrics& metrics);
+
+nlohmann::json run_json(const RecordHead& head, const RunPlan& plan, const RunResult& result);
+nlohmann::json selftest_json(const RecordHead& head, const Policy& policy,
+                             const SelftestResult& result);
+
+}  // namespace greenfast::workbench
