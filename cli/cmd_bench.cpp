@@ -3,6 +3,6 @@
 
 namespace greenfast::cli {
 
-Action define_bench(CLI::App& app) { return define_run_like(app, RunKind::bench); }
+Action define_bench(OptionSet& options) { return define_run_like(options, RunKind::bench); }
 
 }  // namespace greenfast::cli

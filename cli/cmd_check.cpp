@@ -3,6 +3,6 @@
 
 namespace greenfast::cli {
 
-Action define_check(CLI::App& app) { return define_run_like(app, RunKind::check); }
+Action define_check(OptionSet& options) { return define_run_like(options, RunKind::check); }
 
 }  // namespace greenfast::cli

@@ -175,9 +175,9 @@ class Doctor {
 
 }  // namespace
 
-Action define_doctor(CLI::App& app) {
+Action define_doctor(OptionSet& set) {
   auto as_json = std::make_shared<bool>(false);
-  app.add_flag("--json", *as_json, "Print JSON");
+  set.flag("--json", as_json.get(), "Print JSON");
   return [as_json](const Arguments&) {
     Doctor doctor;
     doctor.examine();

@@ -88,7 +88,7 @@ int list_variants(const ListOptions& options) {
 
 int explain_shapes(const ListOptions& options) {
   const DeviceFacts facts = facts_for(options);
-  Options call;
+  greenfast::Options call;
   call.device = facts.kind;
   call.batch_invariant = options.batch_invariant;
   const auto problems =
@@ -138,22 +138,18 @@ int explain_shapes(const ListOptions& options) {
 
 }  // namespace
 
-Action define_list(CLI::App& app) {
+Action define_list(OptionSet& set) {
   auto options = std::make_shared<ListOptions>();
-  app.add_option("--why", options->why,
-                 "Explain the selection for these problems: shape names or BxHxSxD")
-      ->type_name("SHAPE...")
-      ->expected(1, -1);
-  app.add_option("--device", options->device,
-                 "auto, cpu, cuda: whose facts decide (default: a GPU if there is one)")
-      ->type_name("DEVICE");
-  app.add_option("--model", options->model,
-                 "Decide as on this machine: cpu, h200, a100, l4; needs no such device")
-      ->type_name("MODEL");
-  app.add_flag("--batch-invariant", options->batch_invariant,
-               "Decide as with Options::batch_invariant");
-  app.add_flag("--json", options->as_json, "Print JSON");
-  options->problem.define(app);
+  set.several("--why", &options->why, "SHAPE...",
+              "Explain the selection for these problems: shape names or BxHxSxD");
+  set.text("--device", &options->device, "DEVICE",
+           "auto, cpu, cuda: whose facts decide (default: auto, a GPU if there is one)");
+  set.text("--model", &options->model, "MODEL",
+           "Decide as on this machine: cpu, h200, a100, l4; needs no such device");
+  set.flag("--batch-invariant", &options->batch_invariant,
+           "Decide as with Options::batch_invariant");
+  set.flag("--json", &options->as_json, "Print JSON");
+  options->problem.define(set);
   return [options](const Arguments&) {
     return options->why.empty() ? list_variants(*options) : explain_shapes(*options);
   };

@@ -3,6 +3,6 @@
 
 namespace greenfast::cli {
 
-Action define_run(CLI::App& app) { return define_run_like(app, RunKind::run); }
+Action define_run(OptionSet& options) { return define_run_like(options, RunKind::run); }
 
 }  // namespace greenfast::cli

@@ -47,17 +47,17 @@ int run_selftest(const SelftestOptions& options, const Arguments& argv) {
 
 }  // namespace
 
-Action define_selftest(CLI::App& app) {
+Action define_selftest(OptionSet& set) {
   auto options = std::make_shared<SelftestOptions>();
   std::vector<std::string_view> names;
   for (const workbench::BuiltinPolicy& p : workbench::builtin_policies()) names.push_back(p.name);
-  app.add_option("--policy", options->policy,
-                 fmt::format("The gate to test: {}, or a TOML file (default: strict). A legacy "
-                             "policy that lets wrong kernels pass ends with 20",
-                             fmt::join(names, ", ")))
-      ->type_name("POLICY");
-  app.add_flag("--json", options->as_json, "Print JSON");
-  app.add_flag("--quiet", options->quiet, "No progress");
+  set.text(
+      "--policy", &options->policy, "POLICY",
+      fmt::format("The gate to test: {}, or a TOML file (default: strict). A legacy policy that "
+                  "lets wrong kernels pass ends with 20",
+                  fmt::join(names, ", ")));
+  set.flag("--json", &options->as_json, "Print JSON");
+  set.flag("--quiet", &options->quiet, "No progress");
   return [options](const Arguments& argv) { return run_selftest(*options, argv); };
 }
 

@@ -1,7 +1,6 @@
 // What a subcommand is, and how it fails.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <span>
 #include <stdexcept>
@@ -12,6 +11,7 @@
 
 #include <greenfast/types.hpp>
 
+#include "cli/option_set.hpp"
 #include "workbench/exit_code.hpp"
 
 namespace greenfast::cli {
@@ -25,15 +25,15 @@ using Action = std::function<int(const Arguments&)>;
 /// the user chose this subcommand.
 struct Command {
   std::string_view name, summary;
-  Action (*define)(CLI::App& app);
+  Action (*define)(OptionSet& options);
 };
 
-Action define_list(CLI::App& app);
-Action define_doctor(CLI::App& app);
-Action define_run(CLI::App& app);
-Action define_check(CLI::App& app);
-Action define_bench(CLI::App& app);
-Action define_selftest(CLI::App& app);
+Action define_list(OptionSet& options);
+Action define_doctor(OptionSet& options);
+Action define_run(OptionSet& options);
+Action define_check(OptionSet& options);
+Action define_bench(OptionSet& options);
+Action define_selftest(OptionSet& options);
 
 /// Ends the command with an exit code and one line on stderr.
 class Failure : public std::runtime_error {

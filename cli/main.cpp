@@ -2,6 +2,7 @@
 // exit codes, signals.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>
@@ -96,7 +97,8 @@ int main_checked(int argc, char** argv) {
   for (const Command& command : kCommands) {
     CLI::App* sub = app.add_subcommand(std::string(command.name), std::string(command.summary));
     sub->footer(kFooter);
-    actions.emplace_back(sub, command.define(*sub));
+    OptionSet options(*sub);
+    actions.emplace_back(sub, command.define(options));
   }
   auto chosen = [&]() -> const CLI::App* {
     for (const auto& [sub, action] : actions)

@@ -14,8 +14,6 @@ namespace {
 
 using workbench::ProblemDefaults;
 
-constexpr std::string_view kGroup = "Problem";
-
 DType parse_dtype_option(std::string_view option, std::string_view text) {
   if (const auto dtype = parse_dtype(text)) return *dtype;
   throw Failure(workbench::kUsage,
@@ -57,6 +55,12 @@ Mask parse_mask(const std::string& causal, const std::string& window) {
   return Mask::window(left, right, alignment);
 }
 
+std::vector<std::string_view> layout_names() {
+  std::vector<std::string_view> names;
+  for (const workbench::LayoutRow& row : workbench::layout_table()) names.push_back(row.name);
+  return names;
+}
+
 }  // namespace
 
 std::vector<std::string> split_list(std::string_view text) {
@@ -69,40 +73,25 @@ std::vector<std::string> split_list(std::string_view text) {
   return items;
 }
 
-void ProblemOptions::define(CLI::App& app) {
-  const std::string group(kGroup);
-  app.add_option("--dtype", dtype,
-                 "Element type of Q, K and V: fp32, fp16, bf16, e4m3, or several with commas "
-                 "(default: fp32 on the CPU, fp16 on CUDA)")
-      ->type_name("DTYPE")
-      ->group(group);
-  app.add_option("--out-dtype", out_dtype,
-                 "Element type of O: fp32, fp16, bf16 (default: that of the inputs, fp16 for e4m3)")
-      ->type_name("DTYPE")
-      ->group(group);
-  app.add_flag(
-         "--causal{top-left}", causal,
-         "Causal mask; =bottom-right aligns it with the last key (a KV cache), =top-left, the "
-         "default, with the first, as torch's is_causal")
-      ->group(group);
-  app.add_option("--window", window,
-                 "Sliding window: L keys before a query's own and R after it; R is 0 unless given, "
-                 "-1 is no bound")
-      ->type_name("L[,R]")
-      ->group(group);
-  app.add_option("--softcap", softcap, "Scores become c * tanh(score / c); 0 is off")
-      ->type_name("C")
-      ->group(group);
-  app.add_option("--scale", scale, "Factor of Q K^T (default: 1 / sqrt(D))")
-      ->type_name("X")
-      ->group(group);
-  std::vector<std::string_view> layouts;
-  for (const workbench::LayoutRow& row : workbench::layout_table()) layouts.push_back(row.name);
-  app.add_option("--layout", layout,
-                 fmt::format("Memory order: {} (default: bhsd)", fmt::join(layouts, ", ")))
-      ->type_name("ORDER")
-      ->group(group);
-  app.add_flag("--lse", lse, "Also write and check the log-sum-exp")->group(group);
+void ProblemOptions::define(OptionSet& options) {
+  options.heading("Problem");
+  options.text("--dtype", &dtype, "DTYPE",
+               "Element type of Q, K and V: fp32, fp16, bf16, e4m3, or several with commas "
+               "(default: fp32 on the CPU, fp16 on CUDA)");
+  options.text("--out-dtype", &out_dtype, "DTYPE",
+               "Element type of O: fp32, fp16, bf16 (default: that of the inputs, fp16 for e4m3)");
+  options.text_or_bare("--causal", &causal, "top-left",
+                       "Causal mask; =bottom-right aligns it with the last key (a KV cache), "
+                       "=top-left, the default, with the first, as torch's is_causal");
+  options.text(
+      "--window", &window, "L[,R]",
+      "Sliding window: L keys before a query's own and R after it; R is 0 unless given, -1 "
+      "is no bound");
+  options.number("--softcap", &softcap, "C", "Scores become C * tanh(score / C); 0 is off");
+  options.number("--scale", &scale, "X", "Factor of Q K^T (default: 1 / sqrt(D))");
+  options.text("--layout", &layout, "ORDER",
+               fmt::format("Memory order: {} (default: bhsd)", fmt::join(layout_names(), ", ")));
+  options.flag("--lse", &lse, "Also write and check the log-sum-exp");
 }
 
 std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
@@ -114,10 +103,8 @@ std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
   if (const auto kind = workbench::parse_layout(layout)) {
     common.layout = *kind;
   } else {
-    std::vector<std::string_view> names;
-    for (const workbench::LayoutRow& row : workbench::layout_table()) names.push_back(row.name);
-    throw Failure(workbench::kUsage,
-                  fmt::format("--layout {}: possible are {}", layout, fmt::join(names, ", ")));
+    throw Failure(workbench::kUsage, fmt::format("--layout {}: possible are {}", layout,
+                                                 fmt::join(layout_names(), ", ")));
   }
   if (!out_dtype.empty()) {
     common.out_dtype = parse_dtype_option("--out-dtype", out_dtype);

@@ -2,12 +2,12 @@
 // explains problems.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cli/option_set.hpp"
 #include "workbench/workload.hpp"
 
 namespace greenfast::cli {
@@ -22,7 +22,7 @@ struct ProblemOptions {
   float softcap = 0.0f;
   bool lse = false;
 
-  void define(CLI::App& app);
+  void define(OptionSet& options);
 
   /// One set of defaults for each dtype asked for; without --dtype fp32 on the CPU, fp16 on CUDA.
   /// Throws Failure naming the option, what it got and what is possible.

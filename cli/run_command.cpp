@@ -200,63 +200,52 @@ int run_job(const RunOptions& options, const Arguments& argv) {
 
 }  // namespace
 
-Action define_run_like(CLI::App& app, RunKind kind) {
+Action define_run_like(OptionSet& set, RunKind kind) {
   auto options = std::make_shared<RunOptions>();
   options->kind = kind;
   std::vector<std::string_view> shape_names;
   for (const workbench::ShapeRow& row : workbench::shape_table()) shape_names.push_back(row.name);
+  std::vector<std::string_view> suite_names;
+  for (const workbench::SuiteRow& row : workbench::suite_table()) suite_names.push_back(row.name);
   std::vector<std::string_view> policy_names;
   for (const workbench::BuiltinPolicy& p : workbench::builtin_policies())
     policy_names.push_back(p.name);
 
-  app.add_option("--shapes", options->shapes,
-                 fmt::format("Names ({}), suites or BxHxSxD, with commas (default: {}; none with "
-                             "--inputs)",
-                             fmt::join(shape_names, ", "), kDefaultShapes))
-      ->type_name("LIST");
-  app.add_option("--inputs", options->inputs,
-                 "Q, K, V from a .safetensors file (tensors q, k, v), from q.npy,k.npy,v.npy, or "
-                 "from a directory with those; [B, H, S, D], or [B, S, H, D] with --layout bshd")
-      ->type_name("FILE");
-  app.add_option("--seeds", options->seeds,
-                 "Seeds of the generated inputs, with commas (default: "
-                 "0)")
-      ->type_name("LIST");
-  app.add_option("--variants", options->variants,
-                 "Ids (cpu.flash), patterns (cuda.*), ladder, auto, all; planted kernels as "
-                 "mutant.NAME (default: every variant built for the device)")
-      ->type_name("LIST");
-  app.add_option("--set", options->set,
-                 "A toggle of ladder variants: the built sibling of a named variant, or among "
-                 "several those that have it; repeatable")
-      ->type_name("NAME=VALUE")
-      ->allow_extra_args(false);
-  app.add_option("--device", options->device,
-                 "auto, cpu, cuda (default: auto, the variants' own, else a GPU if there is one)")
-      ->type_name("DEVICE");
-  app.add_option("--policy", options->policy,
-                 fmt::format("Limits of GREEN: {}, or a TOML file (default: strict)",
-                             fmt::join(policy_names, ", ")))
-      ->type_name("POLICY");
+  set.text("--shapes", &options->shapes, "LIST",
+           fmt::format("Names ({}), suites ({}) or BxHxSxD, with commas (default: {}; none with "
+                       "--inputs)",
+                       fmt::join(shape_names, ", "), fmt::join(suite_names, ", "), kDefaultShapes));
+  set.text("--inputs", &options->inputs, "FILE",
+           "Q, K, V from a .safetensors file (tensors q, k, v), from q.npy,k.npy,v.npy, or from a "
+           "directory with those; [B, H, S, D], or [B, S, H, D] with --layout bshd");
+  set.text("--seeds", &options->seeds, "LIST",
+           "Seeds of the generated inputs, with commas (default: 0)");
+  set.text("--variants", &options->variants, "LIST",
+           "Ids (cpu.flash), patterns (cuda.*), ladder, auto, all; planted kernels as mutant.NAME "
+           "(default: every variant built for the device)");
+  set.repeated(
+      "--set", &options->set, "NAME=VALUE",
+      "A toggle of ladder variants: the built sibling of a named variant, or among several "
+      "those that have it; repeatable");
+  set.text("--device", &options->device, "DEVICE",
+           "auto, cpu, cuda (default: auto, the variants' own, else a GPU if there is one)");
+  set.text("--policy", &options->policy, "POLICY",
+           fmt::format("Limits of GREEN: {}, or a TOML file (default: strict)",
+                       fmt::join(policy_names, ", ")));
   if (kind != RunKind::check) {
-    app.add_option("--iters", options->iters,
-                   "Timed samples of each variant (default: until p50 is known to 1%, at most 100 "
-                   "or 10 s)")
-        ->type_name("N");
-    app.add_option("--warmup", options->warmup, "Untimed calls before (default: 10)")
-        ->type_name("N");
-    app.add_option("--cache", options->cache,
-                   "cold: every call reads fresh memory; hot: the same inputs again (default: "
-                   "cold)")
-        ->type_name("STATE");
+    set.integer("--iters", &options->iters, "N",
+                "Timed samples of each variant (default: until p50 is known to 1%, at most 100 or "
+                "10 s)");
+    set.integer("--warmup", &options->warmup, "N", "Untimed calls before (default: 10)");
+    set.text("--cache", &options->cache, "STATE",
+             "cold: every call reads fresh memory; hot: the same inputs again (default: cold)");
   }
-  app.add_option("--out", options->out,
-                 "Directory for run.json (default: results/<UTC time>; with --json nothing is "
-                 "written unless this is given)")
-      ->type_name("DIR");
-  app.add_flag("--json", options->as_json, "Print the record to standard output, no table");
-  app.add_flag("--quiet", options->quiet, "No progress");
-  options->problem.define(app);
+  set.text("--out", &options->out, "DIR",
+           "Directory for run.json (default: results/<UTC time>; with --json nothing is written "
+           "unless this is given)");
+  set.flag("--json", &options->as_json, "Print the record to standard output, no table");
+  set.flag("--quiet", &options->quiet, "No progress");
+  options->problem.define(set);
   return [options](const Arguments& argv) { return run_job(*options, argv); };
 }
 

@@ -8,6 +8,6 @@ namespace greenfast::cli {
 enum class RunKind { run, check, bench };
 
 /// Declares the options of a run-like subcommand and returns its action.
-Action define_run_like(CLI::App& app, RunKind kind);
+Action define_run_like(OptionSet& options, RunKind kind);
 
 }  // namespace greenfast::cli

@@ -1,0 +1,65 @@
+#include "cli/option_set.hpp"
+
+#include <CLI/CLI.hpp>
+
+namespace greenfast::cli {
+
+void OptionSet::text(const std::string& name, std::string* target, const std::string& value,
+                     const std::string& help) {
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+}
+
+void OptionSet::text_or_bare(const std::string& name, std::string* target, const std::string& bare,
+                             const std::string& help) {
+  app_.add_flag(name + "{" + bare + "}", *target, help)->group(heading_);
+}
+
+void OptionSet::repeated(const std::string& name, std::vector<std::string>* target,
+                         const std::string& value, const std::string& help) {
+  app_.add_option(name, *target, help)->type_name(value)->allow_extra_args(false)->group(heading_);
+}
+
+void OptionSet::several(const std::string& name, std::vector<std::string>* target,
+                        const std::string& value, const std::string& help) {
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->expected(1, CLI::detail::expected_max_vector_size)
+      ->group(heading_);
+}
+
+void OptionSet::positional(const std::string& name, std::vector<std::string>* target, int least,
+                           int most, const std::string& help) {
+  auto* option = app_.add_option(name, *target, help)->type_name("")->expected(least, most);
+  if (least > 0) option->required();
+}
+
+void OptionSet::integer(const std::string& name, int* target, const std::string& value,
+                        const std::string& help) {
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+}
+
+void OptionSet::integer(const std::string& name, std::optional<int>* target,
+                        const std::string& value, const std::string& help) {
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+}
+
+void OptionSet::number(const std::string& name, float* target, const std::string& value,
+                       const std::string& help) {
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+}
+
+void OptionSet::number(const std::string& name, std::optional<float>* target,
+                       const std::string& value, const std::string& help) {
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+}
+
+void OptionSet::number(const std::string& name, double* target, const std::string& value,
+                       const std::string& help) {
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+}
+
+void OptionSet::flag(const std::string& name, bool* target, const std::string& help) {
+  app_.add_flag(name, *target, help)->group(heading_);
+}
+
+}  // namespace greenfast::cli
