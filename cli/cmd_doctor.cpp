@@ -16,7 +16,7 @@
 #include "workbench/atomic_file.hpp"
 #include "workbench/build_info.hpp"
 #include "workbench/device/device.hpp"
-#include "workbench/record.hpp"
+#include "workbench/facts.hpp"
 #include "workbench/terminal.hpp"
 
 extern char** environ;

@@ -121,13 +121,23 @@ int explain_shapes(const ListOptions& options) {
                  {"variant", Table::Align::left},
                  {"rank", Table::Align::right},
                  {"why", Table::Align::left}});
+    std::size_t elsewhere = 0;  // variants of the other kind of device all have that one reason
     for (const Candidate& c : selection.candidates) {
+      if (!c.variant.starts_with(name_of(facts.kind))) {
+        ++elsewhere;
+        continue;
+      }
       const bool chosen = c.variant == selection.chosen;
       table.add_row({chosen ? workbench::paint("->", Color::green, color) : "", c.variant,
                      c.accepted ? fmt::format("{}", c.rank) : "-",
                      c.accepted ? c.reason : workbench::paint(c.reason, Color::dim, color)});
     }
-    fmt::print("{}\n", table.text());
+    fmt::print("{}", table.text());
+    if (elsewhere > 0)
+      fmt::print("{} variants run on {} only; --model {} explains those.\n", elsewhere,
+                 facts.kind == DeviceKind::cpu ? "cuda" : "cpu",
+                 facts.kind == DeviceKind::cpu ? "h200" : "cpu");
+    fmt::print("\n");
   }
   if (options.as_json)
     fmt::print(

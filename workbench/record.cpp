@@ -4,8 +4,6 @@
 
 #include <cmath>
 
-#include "workbench/build_info.hpp"
-
 namespace greenfast::workbench {
 namespace {
 
@@ -131,47 +129,6 @@ json head_json(const RecordHead& head, std::string_view schema) {
 }
 
 }  // namespace
-
-json build_json() {
-  const BuildInfo& b = build_info();
-  json cuda = nullptr;
-  if (!b.cuda.empty())
-    cuda = {{"compiler", b.cuda}, {"flags", b.cuda_flags}, {"architectures", b.cuda_archs}};
-  return {{"version", b.version},
-          {"git",
-           {{"sha", text_or_null(b.git_sha)},
-            {"dirty", b.git_dirty},
-            {"diff_sha256", text_or_null(b.git_diff_sha256)}}},
-          {"type", b.type},
-          {"compiler", b.compiler},
-          {"flags", b.flags},
-          {"sanitize", b.sanitize},
-          {"cmake", b.cmake},
-          {"processor", b.processor},
-          {"cuda", cuda}};
-}
-
-json host_json(const HostFacts& h) {
-  return {{"os", h.os},
-          {"kernel", h.kernel},
-          {"cpu", h.cpu},
-          {"cpus", h.cpus},
-          {"memory_bytes", h.memory_bytes},
-          {"governor", text_or_null(h.governor)},
-          {"load", h.load}};
-}
-
-json device_json(const DeviceFacts& f) {
-  return {{"kind", name_of(f.kind)},
-          {"index", f.index},
-          {"name", f.name},
-          {"arch", f.arch},
-          {"multiprocessors", f.multiprocessors},
-          {"shared_per_block", f.shared_per_block},
-          {"l2_bytes", f.l2_bytes},
-          {"isa", text_or_null(f.isa)},
-          {"driver", text_or_null(f.driver)}};
-}
 
 json metrics_json(const Metrics& m) {
   return {{"max_err", number(m.max_err)},   {"mean_err", number(m.mean_err)},

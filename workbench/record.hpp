@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "workbench/facts.hpp"
 #include "workbench/host.hpp"
 #include "workbench/runner.hpp"
 #include "workbench/selftest.hpp"
@@ -25,9 +26,6 @@ struct RecordHead {
   HostFacts host;                 // before it began
 };
 
-nlohmann::json build_json();
-nlohmann::json host_json(const HostFacts& host);
-nlohmann::json device_json(const DeviceFacts& facts);
 /// Numbers that JSON cannot hold (NaN, infinities) become null.
 nlohmann::json metrics_json(const Metrics& metrics);
 
