@@ -1,0 +1,428 @@
+// cuda.sm80.mma: attention for everything. mma.sync m16n8k16, ldmatrix, cp.async; sm_80 and later.
+//
+// Idea    FlashAttention-2's loop (Dao 2023): one thread block per query tile and head, K and V in
+//         two stages, scores and weights never leave registers: the accumulator of Q K^T is, lane
+//         by lane, the A operand of P V.
+// Takes   fp16 and bf16, head dims 8..256 in steps of 8, any strides and 2-byte alignment, every
+//         mask and option of the library.
+// Limits  sequences up to 2^30. Rows that are not 16-byte aligned are copied element by element.
+// Budget  see the table in docs/kernels/sm80-mma.md.
+// Bound   issue slots and shared-memory reads; mma.sync reaches about 60% of wgmma's rate on sm_90.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cuda/60_sm80_mma.hpp"
+#include "kernels/cuda/device/ptx_cp_async.cuh"
+#include "kernels/cuda/device/ptx_mma.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+
+namespace greenfast::cuda::sm80_mma {
+
+struct Work {
+  std::uint32_t batch, head, tile;
+};
+
+/// Which tile a block computes. Heads come in sections whose K and V fit L2 together; within a
+/// section the last tile of every head comes first, because under a causal mask it is the longest.
+__device__ __forceinline__ Work block_to_work(const Params& p, std::uint32_t id) {
+  const std::uint32_t per_section = p.section * p.tiles;
+  const std::uint32_t section = id / per_section;
+  const std::uint32_t within = id - section * per_section;
+  const std::uint32_t first_head = section * p.section;
+  const std::uint32_t heads = min(p.section, p.heads_total - first_head);
+  const std::uint32_t order = within / heads;
+  const std::uint32_t flat_head = first_head + within - order * heads;
+  const std::uint32_t batch = flat_head / p.heads_q;
+  return {batch, flat_head - batch * p.heads_q, p.tiles - 1 - order};
+}
+
+/// Copies kRows rows of a [S, D] matrix into shared memory, starting at row `first`. Rows outside
+/// [begin, end) and columns past head_dim become zeros and are never read: nothing that no query
+/// sees can reach a product.
+template <class T, Config kC, int kRows>
+__device__ __forceinline__ void load_rows(std::uint32_t shared, const T* matrix,
+                                          std::int64_t stride, int first, int begin, int end,
+                                          int head_dim, bool aligned) {
+  constexpr int kChunks = kC.head_dim / 8;  // of 16 bytes
+  constexpr int kLanes = kChunks % 8 == 0 ? 8 : 4;
+  constexpr int kRowsAtOnce = kC.threads() / kLanes;
+  const int thread = ptx::thread_index();
+  const int lane = thread % kLanes;
+  const int row0 = thread / kLanes;
+  const T* source = matrix + (first + row0) * stride + lane * 8;
+  std::uint32_t target = shared + row0 * kC.pitch() + lane * 16;
+  if (aligned) {
+#pragma unroll
+    for (int r = 0; r < kRows; r += kRowsAtOnce) {
+      const int row = first + row0 + r;
+      const bool row_ok =
+          row >= begin && row < end && (kRows % kRowsAtOnce == 0 || row0 + r < kRows);
+      if (kRows % kRowsAtOnce == 0 || row0 + r < kRows) {
+#pragma unroll
+        for (int c = 0; c < kChunks; c += kLanes) {
+          ptx::cp_async_16(target + r * kC.pitch() + c * 16, source + c * 8,
+                           row_ok && (lane + c) * 8 < head_dim);
+        }
+      }
+      source += kRowsAtOnce * stride;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int r = row0; r < kRows; r += kRowsAtOnce) {
+    const bool row_ok = first + r >= begin && first + r < end;
+#pragma unroll 1
+    for (int c = 0; c < kChunks; c += kLanes) {
+      uint4 value = make_uint4(0, 0, 0, 0);
+      if (row_ok && (lane + c) * 8 < head_dim) {
+        const auto* words = reinterpret_cast<const std::uint16_t*>(source + c * 8);
+        std::uint32_t pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          pair[i] = __ldg(words + 2 * i) | static_cast<std::uint32_t>(__ldg(words + 2 * i + 1))
+                                               << 16;
+        }
+        value = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+      }
+      ptx::store_shared_16(target + c * 16, value);
+    }
+    source += kRowsAtOnce * stride;
+    target += kRowsAtOnce * kC.pitch();
+  }
+}
+
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
+}
+
+/// Writes one row's share of a lane. x[n] holds the columns 8n + 2t and 8n + 2t + 1.
+template <class TOut, int kAtomsD>
+__device__ __forceinline__ void store_row(TOut* row, const float2 (&x)[kAtomsD], bool row_ok,
+                                          int head_dim, bool wide) {
+  const int t = threadIdx.x & 3;
+  if constexpr (sizeof(TOut) == 2) {
+    if (wide) {  // 64 neighbouring bytes a quad: whole sectors
+#pragma unroll
+      for (int n = 0; n < kAtomsD; n += 4) {
+        std::uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = pack2<TOut>(x[n + i].x, x[n + i].y);
+        const uint4 chunk = quad_transpose(words);
+        const int column = 8 * (n + t);
+        if (row_ok && column < head_dim) ptx::store_global_16(row + column, chunk);
+      }
+      return;
+    }
+  } else {
+    if (wide) {  // 32 neighbouring bytes a quad
+#pragma unroll
+      for (int n = 0; n < kAtomsD; ++n) {
+        const int column = 8 * n + 2 * t;
+        if (row_ok && column < head_dim) *reinterpret_cast<float2*>(row + column) = x[n];
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kAtomsD; ++n) {
+    const int column = 8 * n + 2 * t;
+    if (row_ok && column < head_dim) {
+      row[column] = from_float<TOut>(x[n].x);
+      row[column + 1] = from_float<TOut>(x[n].y);
+    }
+  }
+}
+
+template <class T, std::size_t kIndex>
+__global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].blocks_per_sm)
+    attention_kernel(const __grid_constant__ Params p) {
+  constexpr Config kC = kConfigs[kIndex];
+  static_assert(kC.valid());
+  constexpr int kKeys = kC.keys;
+  constexpr int kAtoms = kC.atoms;
+  constexpr int kPitch = kC.pitch();
+  constexpr int kStepsD = kC.head_dim / 16;  // k-steps of Q K^T
+  constexpr int kAtomsD = kC.head_dim / 8;   // 8-column atoms of O
+  constexpr int kAtomsN = kKeys / 8;         // 8-key atoms of S
+  constexpr int kQSteps = kC.q_in_registers ? kStepsD : 1;
+
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+
+  // ---- Which work ----
+  const std::uint64_t id = std::uint64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  if (id >= std::uint64_t{p.heads_total} * p.tiles) return;
+  const Work work = block_to_work(p, static_cast<std::uint32_t>(id));
+  const std::uint32_t kv_head = work.head / p.group;
+  const T* q = static_cast<const T*>(p.q.data) + work.batch * p.q.batch + work.head * p.q.head;
+  const T* k = static_cast<const T*>(p.k.data) + work.batch * p.k.batch + kv_head * p.k.head;
+  const T* v = static_cast<const T*>(p.v.data) + work.batch * p.v.batch + kv_head * p.v.head;
+
+  const int tile_row = static_cast<int>(work.tile) * kC.rows();
+  const int tile_last = min(tile_row + kC.rows(), p.seq_q) - 1;
+  // Keys that some row of the tile sees, and the blocks that hold them.
+  const int keys_begin = p.band.first(tile_row);
+  const int keys_end = p.band.end(tile_last);
+  const int block_begin = keys_begin / kKeys;
+  const int block_end = keys_end > keys_begin ? (keys_end + kKeys - 1) / kKeys : block_begin;
+
+  const std::uint32_t base = ptx::shared_address(shared_memory);
+  const auto load_block = [&](int block, int stage) {
+    const std::uint32_t to = base + stage * kC.stage_bytes();
+    load_rows<T, kC, kKeys>(to, k, p.k.row, block * kKeys, keys_begin, keys_end, p.head_dim,
+                            p.aligned);
+    load_rows<T, kC, kKeys>(to + kKeys * kPitch, v, p.v.row, block * kKeys, keys_begin, keys_end,
+                            p.head_dim, p.aligned);
+  };
+
+  // ---- Prologue: Q and the first block ----
+  load_rows<T, kC, kC.rows()>(base + kC.q_offset(), q, p.q.row, tile_row, 0, p.seq_q, p.head_dim,
+                              p.aligned);
+  constexpr bool kQOverFirstStage = kC.q_offset() == 0;
+  if (!kQOverFirstStage && block_begin < block_end) load_block(block_begin, 0);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+
+  // Address of a lane's row of the first 16x16 piece of a matrix; right for Q and for V.
+  const auto lane_address = [](int lane) { return lane % 16 * kPitch + lane / 16 * 16; };
+  const auto q_address = [&](int thread) {
+    return base + kC.q_offset() + thread / 32 * 16 * kAtoms * kPitch + lane_address(thread % 32);
+  };
+  std::uint32_t q_fragment[kQSteps][kAtoms][4];
+  if constexpr (kC.q_in_registers) {
+    const std::uint32_t from = q_address(threadIdx.x);
+#pragma unroll
+    for (int d = 0; d < kStepsD; ++d) {
+#pragma unroll
+      for (int a = 0; a < kAtoms; ++a) {
+        ptx::ldmatrix_x4(q_fragment[d][a], from + a * 16 * kPitch + d * 32);
+      }
+    }
+    __syncthreads();  // the second stage takes Q's place
+    if (kQOverFirstStage && block_begin < block_end) {
+      load_block(block_begin, 0);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+    }
+  }
+
+  float o[kAtoms][kAtomsD][4] = {};
+  float row_max[kAtoms][2];  // in units of the exponent
+  float row_sum[kAtoms][2] = {};
+#pragma unroll
+  for (int a = 0; a < kAtoms; ++a) row_max[a][0] = row_max[a][1] = -INFINITY;
+
+    // ---- Mainloop ----
+#pragma unroll 1
+  for (int block = block_begin; block < block_end; ++block) {
+    const int stage = (block - block_begin) & 1;
+    if (block + 1 < block_end) load_block(block + 1, stage ^ 1);
+    ptx::cp_async_commit();
+
+    // Lane coordinates are computed anew in each step: kept, they would be what spills.
+    const int thread = ptx::thread_index();
+    const int lane = thread % 32;
+    const int warp_row = tile_row + thread / 32 * 16 * kAtoms;
+    const int warp_last = warp_row + 16 * kAtoms - 1;
+    const int first_key = block * kKeys;
+    // Block classes, uniform over a warp: hidden from all its rows, seen by all, or mixed.
+    const bool hidden =
+        first_key >= p.band.end(warp_last) || first_key + kKeys <= p.band.first(warp_row);
+    const bool mixed =
+        first_key < p.band.first(warp_last) || first_key + kKeys > p.band.end(warp_row);
+    if (!hidden) {
+      const std::uint32_t k_base = base + stage * kC.stage_bytes();
+      const std::uint32_t k_address =
+          k_base + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
+
+      // S = Q K^T
+      float s[kAtoms][kAtomsN][4] = {};
+#pragma unroll
+      for (int d = 0; d < kStepsD; ++d) {
+        if constexpr (!kC.q_in_registers) {
+#pragma unroll
+          for (int a = 0; a < kAtoms; ++a) {
+            ptx::ldmatrix_x4(q_fragment[0][a], q_address(thread) + a * 16 * kPitch + d * 32);
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kAtomsN; n += 2) {
+          std::uint32_t b[4];
+          ptx::ldmatrix_x4(b, k_address + n * 8 * kPitch + d * 32);
+#pragma unroll
+          for (int a = 0; a < kAtoms; ++a) {
+            const auto& fragment = q_fragment[kC.q_in_registers ? d : 0][a];
+            ptx::mma_m16n8k16<T>(s[a][n], fragment, b[0], b[1]);
+            ptx::mma_m16n8k16<T>(s[a][n + 1], fragment, b[2], b[3]);
+          }
+        }
+      }
+
+      float scale = p.scale_log2;
+      if (p.transform) {
+        scale = 1.0f;
+        const float cap = p.transform_cap;
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+          for (int n = 0; n < kAtomsN; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float x = s[a][n][i] * p.transform_scale;
+              s[a][n][i] = cap > 0.0f ? cap * tanh_from_log2(x) : x;
+            }
+          }
+        }
+      }
+      if (mixed) {
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = warp_row + a * 16 + half * 8 + lane / 4;
+            const int begin = p.band.first(row) - first_key - lane % 4 * 2;
+            const int end = p.band.end(row) - first_key - lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < kAtomsN; ++n) {
+#pragma unroll
+              for (int i = 0; i < 2; ++i) {
+                if (8 * n + i < begin || 8 * n + i >= end) s[a][n][2 * half + i] = -INFINITY;
+              }
+            }
+          }
+        }
+      }
+
+      // Online softmax, first the maxima. A maximum that no row of the warp raises leaves O as it
+      // is, which after the first blocks is the rule; multiplying by 1 would give the same bits.
+      float shift[kAtoms][2];
+      float decay[kAtoms][2];
+      bool raised = false;
+#pragma unroll
+      for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float m0 = s[a][0][2 * half], m1 = s[a][0][2 * half + 1];
+#pragma unroll
+          for (int n = 1; n < kAtomsN; ++n) {
+            m0 = fmaxf(m0, s[a][n][2 * half]);
+            m1 = fmaxf(m1, s[a][n][2 * half + 1]);
+          }
+          const float old_max = row_max[a][half];
+          const float new_max = fmaxf(old_max, quad_max(fmaxf(m0, m1)) * scale);
+          // A row that has seen no key yet keeps -inf; subtracting 0 then gives weights of 0.
+          shift[a][half] = new_max == -INFINITY ? 0.0f : new_max;
+          decay[a][half] = exp2_fast(old_max - shift[a][half]);
+          row_max[a][half] = new_max;
+          raised |= new_max > old_max;
+        }
+      }
+      if (__any_sync(kFullWarp, raised)) {
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+          for (int n = 0; n < kAtomsD; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[a][n][i] *= decay[a][i / 2];
+          }
+        }
+      }
+      // Then the unnormalised weights, two neighbouring keys to a register at once: the scores'
+      // registers are what the next product needs.
+      std::uint32_t weights[kAtoms][kAtomsN][2];
+#pragma unroll
+      for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll
+          for (int n = 0; n < kAtomsN; ++n) {
+            const float x0 = exp2_fast(fmaf(s[a][n][2 * half], scale, -shift[a][half]));
+            const float x1 = exp2_fast(fmaf(s[a][n][2 * half + 1], scale, -shift[a][half]));
+            sum0 += x0;
+            sum1 += x1;
+            weights[a][n][half] = pack2<T>(x0, x1);
+          }
+          row_sum[a][half] = fmaf(row_sum[a][half], decay[a][half], sum0 + sum1);
+        }
+      }
+
+      // O += P V
+      const std::uint32_t v_address = k_base + kKeys * kPitch + lane_address(lane);
+#pragma unroll
+      for (int n = 0; n < kAtomsN; n += 2) {
+#pragma unroll
+        for (int d = 0; d < kAtomsD; d += 2) {
+          std::uint32_t b[4];
+          ptx::ldmatrix_x4_trans(b, v_address + n * 8 * kPitch + d * 16);
+#pragma unroll
+          for (int a = 0; a < kAtoms; ++a) {
+            const std::uint32_t fragment[4] = {weights[a][n][0], weights[a][n][1],
+                                               weights[a][n + 1][0], weights[a][n + 1][1]};
+            ptx::mma_m16n8k16<T>(o[a][d], fragment, b[0], b[1]);
+            ptx::mma_m16n8k16<T>(o[a][d + 1], fragment, b[2], b[3]);
+          }
+        }
+      }
+    }
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+
+  // ---- Epilogue ----
+  const int lane = threadIdx.x % 32;
+  const int lane_row = tile_row + static_cast<int>(threadIdx.x) / 32 * 16 * kAtoms + lane / 4;
+  const std::int64_t o_base = work.batch * p.o_batch + work.head * p.o_head;
+  const std::int64_t lse_base = (std::int64_t{work.batch} * p.heads_q + work.head) * p.seq_q;
+#pragma unroll
+  for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_row + a * 16 + half * 8;
+      const bool row_ok = row < p.seq_q;
+      const float sum = quad_sum(row_sum[a][half]);
+      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+      if (p.lse != nullptr && lane % 4 == 0 && row_ok) {
+        p.lse[lse_base + row] = sum == 0.0f ? -INFINITY : (row_max[a][half] + __log2f(sum)) * kLn2;
+      }
+      float2 x[kAtomsD];
+#pragma unroll
+      for (int n = 0; n < kAtomsD; ++n) {
+        x[n] = make_float2(o[a][n][2 * half] * inverse, o[a][n][2 * half + 1] * inverse);
+      }
+      const std::int64_t offset = o_base + row * p.o_row;
+      switch (p.output) {
+        case Output::f16:
+          store_row(static_cast<__half*>(p.o) + offset, x, row_ok, p.head_dim, p.wide_store);
+          break;
+        case Output::bf16:
+          store_row(static_cast<__nv_bfloat16*>(p.o) + offset, x, row_ok, p.head_dim, p.wide_store);
+          break;
+        case Output::f32:
+          store_row(static_cast<float*>(p.o) + offset, x, row_ok, p.head_dim, p.wide_store);
+          break;
+      }
+    }
+  }
+}
+
+template <class T>
+const std::array<const void*, kConfigs.size()>& entries() {
+  static const auto table = []<std::size_t... kI>(std::index_sequence<kI...>) {
+    return std::array{reinterpret_cast<const void*>(&attention_kernel<T, kI>)...};
+  }
+  (std::make_index_sequence<kConfigs.size()>());
+  return table;
+}
+
+}  // namespace greenfast::cuda::sm80_mma

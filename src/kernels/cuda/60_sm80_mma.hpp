@@ -1,0 +1,98 @@
+// Tiles and parameters of cuda.sm80.mma: what its host part and its kernels agree on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/cuda/device/mask.hpp"
+
+namespace greenfast::cuda::sm80_mma {
+
+/// One compiled kernel. A warp owns 16 * atoms query rows; a block of keys is one loop step.
+struct Config {
+  int head_dim = 64;  // of the tile; smaller head dims are padded with zeros in shared memory
+  int warps = 4;
+  int atoms = 1;
+  int keys = 64;
+  bool q_in_registers = true;  // otherwise its fragments are re-read from shared memory each step
+  int blocks_per_sm = 1;       // for the register budget
+
+  static constexpr int kStages = 2;
+
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int rows() const { return 16 * atoms * warps; }
+  /// Bytes from one row to the next in shared memory. An odd number of 16-byte units, so the eight
+  /// rows of an 8x8 matrix fall into different banks without a swizzle, and every address is a
+  /// base plus a constant.
+  constexpr int pitch() const { return 2 * head_dim + 16; }
+  constexpr int stage_bytes() const { return 2 * keys * pitch(); }  // K, then V
+  /// Q in registers lends its place to the second stage, or to both where it needs that much.
+  constexpr int q_offset() const {
+    if (!q_in_registers) return kStages * stage_bytes();
+    return rows() * pitch() <= stage_bytes() ? stage_bytes() : 0;
+  }
+  constexpr int shared_bytes() const {
+    const int after_q = q_offset() + rows() * pitch();
+    return after_q > kStages * stage_bytes() ? after_q : kStages * stage_bytes();
+  }
+  constexpr bool valid() const {
+    return head_dim % 32 == 0 && keys % 16 == 0 && shared_bytes() <= 227 * 1024 &&
+           (q_offset() != 0 || rows() * pitch() <= kStages * stage_bytes());
+  }
+};
+
+/// The configurations, in order of head dim, preferred first. Where the head dim leaves room there
+/// are two tile heights: 128 rows halve the shared-memory reads per product, 64 rows fill a GPU
+/// sooner. The second ones of 192 and 256 fit GPUs with 99 KB of shared memory a block.
+inline constexpr std::array kConfigs{
+    Config{.head_dim = 64, .atoms = 2, .blocks_per_sm = 2},
+    Config{.head_dim = 64, .blocks_per_sm = 3},
+    Config{.head_dim = 96, .atoms = 2, .q_in_registers = false, .blocks_per_sm = 2},
+    Config{.head_dim = 96, .blocks_per_sm = 2},
+    Config{.head_dim = 128, .atoms = 2, .keys = 48, .q_in_registers = false, .blocks_per_sm = 2},
+    Config{.head_dim = 128, .blocks_per_sm = 3},
+    Config{.head_dim = 192, .warps = 8},
+    Config{.head_dim = 192, .warps = 8, .keys = 32},
+    Config{.head_dim = 256, .warps = 8, .q_in_registers = false},
+    Config{.head_dim = 256, .warps = 8, .keys = 32},
+};
+
+enum class Output : std::int32_t { f32, f16, bf16 };
+
+/// Strides in elements. [B, H, S, D]
+struct Operand {
+  const void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+
+struct Params {
+  Operand q, k, v;
+  void* o = nullptr;
+  std::int64_t o_batch = 0, o_head = 0, o_row = 0;
+  float* lse = nullptr;  // [B, Hq, Sq] or null
+  Band band;
+  std::int32_t seq_q = 0;
+  std::int32_t head_dim = 0;
+  std::uint32_t heads_q = 1;
+  std::uint32_t group = 1;        // query heads per KV head
+  std::uint32_t tiles = 1;        // query tiles of one head
+  std::uint32_t heads_total = 1;  // B * Hq
+  std::uint32_t section = 1;      // heads scheduled together, see block_to_work
+  float scale_log2 = 0.0f;        // applied inside the exponent, when no transform is needed
+  // Scores that the exponent's fma cannot scale (softcap, or a scale that is not positive, whose
+  // largest score is not the largest product) are transformed first: x = s * transform_scale, then
+  // transform_cap * tanh, if transform_cap > 0. The result is in log2 units.
+  bool transform = false;
+  float transform_scale = 0.0f;
+  float transform_cap = 0.0f;
+  bool aligned = false;     // rows of Q, K and V start at 16-byte boundaries
+  bool wide_store = false;  // output rows allow one vector store a lane
+  Output output = Output::f16;
+};
+
+/// The compiled kernels of an element type, in the order of kConfigs, for cudaLaunchKernelExC.
+/// Instantiated by one source per element type, so that they compile in parallel.
+template <class T>
+const std::array<const void*, kConfigs.size()>& entries();
+
+}  // namespace greenfast::cuda::sm80_mma

@@ -1,0 +1,54 @@
+// The mask as kernels see it: one band of visible keys, with every bound finite.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <greenfast/types.hpp>
+
+#if defined(__CUDACC__)
+#define GREENFAST_HOST_DEVICE __host__ __device__
+#else
+#define GREENFAST_HOST_DEVICE
+#endif
+
+namespace greenfast::cuda {
+
+/// Query i sees the keys [i + below, i + above] that lie in [0, keys). |below|, |above| and both
+/// sequence lengths stay within kFar, so that the sums fit 32 bits.
+struct Band {
+  static constexpr std::int64_t kFar = std::int64_t{1} << 30;
+
+  std::int32_t below = 0;
+  std::int32_t above = 0;
+  std::int32_t keys = 0;
+
+  GREENFAST_HOST_DEVICE std::int32_t first(std::int32_t row) const {
+    return row + below > 0 ? row + below : 0;
+  }
+  /// One past the last visible key; not above first(row) when the row sees none.
+  GREENFAST_HOST_DEVICE std::int32_t end(std::int32_t row) const {
+    const std::int32_t last = row + above;
+    return last < keys - 1 ? last + 1 : keys;
+  }
+};
+
+/// Needs seq_q and seq_kv <= Band::kFar.
+inline Band make_band(const Problem& problem) {
+  const Mask& mask = problem.mask;
+  const std::int64_t shift =
+      mask.alignment == Alignment::bottom_right ? problem.seq_kv - problem.seq_q : 0;
+  // A bound beyond the other sequence is no bound; clamping before adding keeps it representable.
+  const auto clamp = [](std::int64_t bound) {
+    return static_cast<std::int32_t>(std::clamp(bound, -Band::kFar, Band::kFar));
+  };
+  Band band;
+  band.below = mask.left < 0 ? static_cast<std::int32_t>(-Band::kFar)
+                             : clamp(shift - std::min(mask.left, 2 * Band::kFar));
+  band.above = mask.right < 0 ? static_cast<std::int32_t>(Band::kFar)
+                              : clamp(shift + std::min(mask.right, 2 * Band::kFar));
+  band.keys = static_cast<std::int32_t>(problem.seq_kv);
+  return band;
+}
+
+}  // namespace greenfast::cuda
