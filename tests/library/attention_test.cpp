@@ -19,20 +19,45 @@ namespace {
 std::atomic<std::int64_t> allocations{0};
 thread_local bool refuse_memory = false;  // makes operator new of this thread fail
 
-void* allocate(std::size_t bytes) {
+void* allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
-  void* memory = refuse_memory ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  if (refuse_memory) return nullptr;
+  return std::aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
+}
+void* allocate_or_throw(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+  void* memory = allocate(bytes, alignment);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 }  // namespace
 
-void* operator new(std::size_t bytes) { return allocate(bytes); }
-void* operator new[](std::size_t bytes) { return allocate(bytes); }
+// Every form, because a sanitizer's own would not match ours.
+using Align = std::align_val_t;
+using NoThrow = std::nothrow_t;
+void* operator new(std::size_t n) { return allocate_or_throw(n); }
+void* operator new[](std::size_t n) { return allocate_or_throw(n); }
+void* operator new(std::size_t n, Align a) { return allocate_or_throw(n, std::size_t(a)); }
+void* operator new[](std::size_t n, Align a) { return allocate_or_throw(n, std::size_t(a)); }
+void* operator new(std::size_t n, const NoThrow&) noexcept { return allocate(n); }
+void* operator new[](std::size_t n, const NoThrow&) noexcept { return allocate(n); }
+void* operator new(std::size_t n, Align a, const NoThrow&) noexcept {
+  return allocate(n, std::size_t(a));
+}
+void* operator new[](std::size_t n, Align a, const NoThrow&) noexcept {
+  return allocate(n, std::size_t(a));
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, Align) noexcept { std::free(memory); }
+void operator delete[](void* memory, Align) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, Align) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, Align) noexcept { std::free(memory); }
+void operator delete(void* memory, const NoThrow&) noexcept { std::free(memory); }
+void operator delete[](void* memory, const NoThrow&) noexcept { std::free(memory); }
+void operator delete(void* memory, Align, const NoThrow&) noexcept { std::free(memory); }
+void operator delete[](void* memory, Align, const NoThrow&) noexcept { std::free(memory); }
 
 namespace greenfast {
 namespace {
