@@ -14,21 +14,17 @@
 // The scales never touch the tiles, so that decoding stays exact: Q's and K's go into the softmax
 // scale, V's into the last division. Limits: e4m3, D 64, fp16 output, full and causal, any length,
 // any strides. Expected bound: shared-memory traffic and the four barriers of a step.
-#include <mma.h>
-
-#include <type_traits>
-
-#include "kernels/cuda/device/e4m3.cuh"
-#include "kernels/cuda/device/ladder.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/device/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c {
 namespace {
 
-namespace wmma = nvcuda::wmma;
+using nvcuda::wmma::col_major;
+using nvcuda::wmma::row_major;
 
-constexpr int kBlockM = 32, kBlockN = 64, kD = 64, kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kPitch = kD + 8, kScorePitch = kBlockN + 4, kOutPitch = kD + 4;
+constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kScorePitch = kBlockN + 4, kOutPitch = kD + 4;
 constexpr int kLanesPerRow = kThreads / kBlockM;
 
 struct Config {
@@ -60,75 +56,6 @@ struct SharedMemoryPlan {
   }
 };
 
-/// Where the 16-byte chunk `chunk` of a raw row lies.
-template <bool kSwizzle>
-__device__ __forceinline__ int raw_offset(int row, int chunk) {
-  return row * kD + (kSwizzle ? chunk ^ (row / 2 % 4) : chunk) * 16;
-}
-
-/// Raw rows [first, first + kRows) to shared memory; rows at or past `valid` become zero.
-template <int kRows, bool kAsync, bool kSwizzle>
-__device__ __forceinline__ void load_raw(std::uint8_t* shared, const std::uint8_t* matrix,
-                                         std::int64_t stride, int first, int valid,
-                                         bool vector_loads) {
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * (kD / 16); i += kThreads) {
-    const int row = i / (kD / 16), chunk = i % (kD / 16);
-    const bool keep = first + row < valid;
-    const std::uint8_t* from = matrix + (keep ? first + row : 0) * stride + chunk * 16;
-    std::uint8_t* to = shared + raw_offset<kSwizzle>(row, chunk);
-    if (kAsync && vector_loads) {
-      ptx::cp_async_16(ptx::shared_address(to), from, keep);
-    } else if (vector_loads) {
-      *reinterpret_cast<uint4*>(to) = keep ? *reinterpret_cast<const uint4*>(from) : uint4{};
-    } else {
-      for (int byte = 0; byte < 16; ++byte) to[byte] = keep ? from[byte] : std::uint8_t{0};
-    }
-  }
-}
-
-template <int kRows, bool kSwizzle>
-__device__ __forceinline__ void decode_tile(__half* tile, const std::uint8_t* raw) {
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * (kD / 16); i += kThreads) {
-    const int row = i / (kD / 16), chunk = i % (kD / 16);
-    uint4 halves[2];
-    decode_e4m3x16(*reinterpret_cast<const uint4*>(raw + raw_offset<kSwizzle>(row, chunk)), halves);
-    uint4* to = reinterpret_cast<uint4*>(tile + row * kPitch + chunk * 16);
-    to[0] = halves[0];
-    to[1] = halves[1];
-  }
-}
-
-/// C (32 x 64, fp32) of this warp's two 16x16 tiles = or += A (32 x 64) times B.
-template <class Layout, bool kAccumulate>
-__device__ __forceinline__ void multiply(float* c_tile, int c_pitch, const __half* a_tile,
-                                         int a_pitch, const __half* b_tile, int warp) {
-  constexpr bool kTransposed = std::is_same_v<Layout, wmma::col_major>;
-  wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> a;
-  wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, Layout> b;
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
-  const int row = warp % 2 * 16;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int column = warp / 2 * 32 + half * 16;
-    float* to = c_tile + row * c_pitch + column;
-    if (kAccumulate) {
-      wmma::load_matrix_sync(c, to, c_pitch, wmma::mem_row_major);
-    } else {
-      wmma::fill_fragment(c, 0.0f);
-    }
-#pragma unroll
-    for (int k = 0; k < 64; k += 16) {
-      wmma::load_matrix_sync(a, a_tile + row * a_pitch + k, a_pitch);
-      wmma::load_matrix_sync(
-          b, kTransposed ? b_tile + column * kPitch + k : b_tile + k * kPitch + column, kPitch);
-      wmma::mma_sync(c, a, b, c);
-    }
-    wmma::store_matrix_sync(to, c, c_pitch, wmma::mem_row_major);
-  }
-}
-
 template <class W>
 __device__ __forceinline__ void multiply_pv_scalar(SharedMemoryPlan<W>& s, int warp, int lane) {
   constexpr int kRows = kBlockM / kWarps;
@@ -154,43 +81,38 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   extern __shared__ __align__(32) unsigned char memory[];
   Plan& s = *reinterpret_cast<Plan*>(memory);
   const ladder::Place at = ladder::place(p);
-  const int kv_head = at.head / p.group, heads_kv = p.heads_q / p.group;
+  const int kv_head = at.head / p.group;
   const auto* gk = ladder::head_base<std::uint8_t>(p.k, at.batch, kv_head);
   const auto* gv = ladder::head_base<std::uint8_t>(p.v, at.batch, kv_head);
   const int first = at.tile * kBlockM;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int tiles = ladder::key_tiles<kBlockN>(p, first, kBlockM);
   const int keys = ladder::key_end(p, min(first + kBlockM, p.seq_q) - 1);
-  const std::int64_t q_scale_at = p.scale_step * (std::int64_t{at.batch} * p.heads_q + at.head);
-  const std::int64_t kv_scale_at = p.scale_step * (std::int64_t{at.batch} * heads_kv + kv_head);
-  const float scale = p.q_scale == nullptr
-                          ? p.scale_log2
-                          : p.scale_log2 * p.q_scale[q_scale_at] * p.k_scale[kv_scale_at];
+  const Scales scale = scales(p, at);
 
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
-      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(
-          s.k_raw[tile % kStages], gk, p.k.stride_s, tile * kBlockN, keys, p.vector_loads);
-      load_raw<kBlockN, config.cp_async, config.xor_swizzle>(
-          s.v_raw[tile % kStages], gv, p.v.stride_s, tile * kBlockN, keys, p.vector_loads);
+      load_raw<kBlockN, kThreads, config.cp_async, config.xor_swizzle>(
+          s.k_raw[tile % kStages], gk, p.k.stride_s, tile * kBlockN, keys, p.vector_loads, thread);
+      load_raw<kBlockN, kThreads, config.cp_async, config.xor_swizzle>(
+          s.v_raw[tile % kStages], gv, p.v.stride_s, tile * kBlockN, keys, p.vector_loads, thread);
     }
     if (config.cp_async) ptx::cp_async_commit();
   };
 
   // Q passes through the K stage before anything else needs it.
-  load_raw<kBlockM, false, config.xor_swizzle>(
+  load_raw<kBlockM, kThreads, false, config.xor_swizzle>(
       s.k_raw[0], ladder::head_base<std::uint8_t>(p.q, at.batch, at.head), p.q.stride_s, first,
-      p.seq_q, p.vector_loads);
-  for (int i = static_cast<int>(threadIdx.x); i < kBlockM * kOutPitch; i += kThreads) s.u[i] = 0;
+      p.seq_q, p.vector_loads, thread);
+  for (int i = thread; i < kBlockM * kOutPitch; i += kThreads) s.u[i] = 0;
   __syncthreads();
-  decode_tile<kBlockM, config.xor_swizzle>(s.q, s.k_raw[0]);
+  decode_tile<kBlockM, kThreads, config.xor_swizzle>(s.q, s.k_raw[0], thread);
   __syncthreads();
   if constexpr (config.cp_async) {
     for (int t = 0; t < kStages - 1; ++t) load_keys(t);
   }
 
-  const int row = static_cast<int>(threadIdx.x) / kLanesPerRow,
-            part = static_cast<int>(threadIdx.x) % kLanesPerRow;
+  const int row = thread / kLanesPerRow, part = thread % kLanesPerRow;
   float max = -INFINITY, sum = 0;
   for (int t = 0; t < tiles; ++t) {
     if constexpr (config.cp_async) {
@@ -200,19 +122,19 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       load_keys(t);
     }
     __syncthreads();
-    decode_tile<kBlockN, config.xor_swizzle>(s.kv, s.k_raw[t % kStages]);
+    decode_tile<kBlockN, kThreads, config.xor_swizzle>(s.kv, s.k_raw[t % kStages], thread);
     __syncthreads();
-    multiply<wmma::col_major, false>(s.score, kScorePitch, s.q, kPitch, s.kv, warp);
+    multiply<col_major, false>(s.score, kScorePitch, s.q, kPitch, s.kv, warp);
     __syncthreads();
 
     // V replaces K in the fp16 tile while the softmax works on the scores.
-    decode_tile<kBlockN, config.xor_swizzle>(s.kv, s.v_raw[t % kStages]);
+    decode_tile<kBlockN, kThreads, config.xor_swizzle>(s.kv, s.v_raw[t % kStages], thread);
     const int end = ladder::key_end(p, first + row) - t * kBlockN;
     float score[kPerLane], tile_max = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int n = i * kLanesPerRow + part;
-      score[i] = n < end ? s.score[row * kScorePitch + n] * scale : -INFINITY;
+      score[i] = n < end ? s.score[row * kScorePitch + n] * scale.score : -INFINITY;
       tile_max = fmaxf(tile_max, score[i]);
     }
     const float new_max = fmaxf(max, quad_max(tile_max));
@@ -234,7 +156,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     __syncthreads();
 
     if constexpr (config.wmma_pv) {
-      multiply<wmma::row_major, true>(s.u, kOutPitch, s.weight(), Plan::kWeightPitch, s.kv, warp);
+      multiply<row_major, true>(s.u, kOutPitch, s.weight(), Plan::kWeightPitch, s.kv, warp);
     } else {
       multiply_pv_scalar<W>(s, warp, lane);
     }
@@ -244,8 +166,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 
   const float total = quad_sum(sum);
   if (first + row >= p.seq_q) return;
-  const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[kv_scale_at];
-  const float normalise = max == -INFINITY ? 0.0f : v_scale / total;
+  const float normalise = max == -INFINITY ? 0.0f : scale.output / total;
   __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
                (first + row) * p.o.stride_s;
   for (int c = part; c < kD; c += kLanesPerRow)
