@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
+#include "workbench/policy.hpp"
 #include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
@@ -20,6 +22,7 @@ using workbench::Color;
 using workbench::Table;
 
 struct ListOptions {
+  std::string names;
   std::vector<std::string> why;
   std::string device = "auto";
   std::string model;
@@ -38,6 +41,32 @@ DeviceFacts facts_for(const ListOptions& options) {
                   fmt::format("--device {}: possible are auto, cpu, cuda", options.device));
   if (auto cuda = device_facts(DeviceKind::cuda); cuda.ok()) return std::move(*cuda);
   return value_or_fail(device_facts(DeviceKind::cpu));
+}
+
+// One name a line, for scripts and shell completion.
+int list_names(const std::string& kind) {
+  std::vector<std::string> names;
+  if (kind == "variants") {
+    for (const VariantInfo& v : variants()) names.push_back(v.id);
+  } else if (kind == "shapes") {
+    for (const workbench::ShapeRow& row : workbench::shape_table()) names.emplace_back(row.name);
+    for (const workbench::SuiteRow& row : workbench::suite_table()) names.emplace_back(row.name);
+  } else if (kind == "policies") {
+    for (const workbench::BuiltinPolicy& p : workbench::builtin_policies())
+      names.emplace_back(p.name);
+  } else if (kind == "layouts") {
+    for (const workbench::LayoutRow& row : workbench::layout_table()) names.emplace_back(row.name);
+  } else if (kind == "toggles") {
+    for (const VariantInfo& v : variants())
+      for (const Toggle& t : v.toggles)
+        if (std::find(names.begin(), names.end(), t.name) == names.end()) names.push_back(t.name);
+  } else {
+    throw Failure(
+        workbench::kUsage,
+        fmt::format("--names {}: possible are variants, shapes, policies, layouts, toggles", kind));
+  }
+  for (const std::string& name : names) fmt::print("{}\n", name);
+  return workbench::kPassed;
 }
 
 std::string toggles_of(const VariantInfo& variant) {
@@ -156,11 +185,14 @@ Action define_list(OptionSet& set) {
            "auto, cpu, cuda: whose facts decide (default: auto, a GPU if there is one)");
   set.text("--model", &options->model, "MODEL",
            "Decide as on this machine: cpu, h200, a100, l4; needs no such device");
+  set.text("--names", &options->names, "KIND",
+           "Print names alone, one a line: variants, shapes, policies, layouts, toggles");
   set.flag("--batch-invariant", &options->batch_invariant,
            "Decide as with Options::batch_invariant");
   set.flag("--json", &options->as_json, "Print JSON");
   options->problem.define(set);
   return [options](const Arguments&) {
+    if (!options->names.empty()) return list_names(options->names);
     return options->why.empty() ? list_variants(*options) : explain_shapes(*options);
   };
 }

@@ -18,8 +18,14 @@ namespace greenfast::cli {
 namespace {
 
 constexpr std::array kCommands{
+    Command{"run", "check every variant (GREEN), then time those that are right (FAST)",
+            define_run},
+    Command{"check", "GREEN only: is it attention?", define_check},
+    Command{"bench", "FAST, after a quick check of each variant", define_bench},
     Command{"list", "variants; with --why, what selection decides for a problem and why",
             define_list},
+    Command{"selftest", "does the gate catch planted wrong kernels, and pass honest ones?",
+            define_selftest},
     Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
             define_doctor},
 };

@@ -6,7 +6,8 @@ namespace greenfast::cli {
 
 void OptionSet::text(const std::string& name, std::string* target, const std::string& value,
                      const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+  // Of two the later one counts, so that a script's defaults can be overridden.
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
 }
 
 void OptionSet::text_or_bare(const std::string& name, std::string* target, const std::string& bare,
@@ -35,27 +36,27 @@ void OptionSet::positional(const std::string& name, std::vector<std::string>* ta
 
 void OptionSet::integer(const std::string& name, int* target, const std::string& value,
                         const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
 }
 
 void OptionSet::integer(const std::string& name, std::optional<int>* target,
                         const std::string& value, const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
 }
 
 void OptionSet::number(const std::string& name, float* target, const std::string& value,
                        const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
 }
 
 void OptionSet::number(const std::string& name, std::optional<float>* target,
                        const std::string& value, const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
 }
 
 void OptionSet::number(const std::string& name, double* target, const std::string& value,
                        const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_);
+  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
 }
 
 void OptionSet::flag(const std::string& name, bool* target, const std::string& help) {
