@@ -62,7 +62,7 @@ class Kernels : public testing::TestWithParam<Subject> {
 };
 
 TEST_P(Kernels, AgreeWithFp64OnRandomProblems) {
-  constexpr std::uint64_t kProblems = 300;
+  constexpr std::uint64_t kProblems = 3 * GREENFAST_TEST_PERCENT;
   for (std::uint64_t seed = 0; seed < kProblems; ++seed) {
     const Problem problem = test::random_problem(seed);
     const Status legal = check(problem);
