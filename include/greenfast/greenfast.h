@@ -1,4 +1,5 @@
-/* The C interface of Greenfast, C99: the same calls as greenfast/attention.hpp, for programs and
+/** @file
+ * The C interface of Greenfast, C99: the same calls as greenfast/attention.hpp, for programs and
  * languages without C++.
  *
  * Rules of the ABI. Every struct begins with its size and the ABI version it was written for; the
@@ -19,39 +20,48 @@
 extern "C" {
 #endif
 
-/* Changes when a program built for an older number could not run any more. */
+/** Changes when a program built for an older number could not run any more. */
 #define GF_ABI_VERSION 1u
 
+/** Outcome of a call. */
 typedef int32_t gf_status;
-enum {
+/** Values of gf_status. */
+enum gf_status_value {
   GF_OK = 0,
-  GF_INVALID_ARGUMENT = 1, /* the call contradicts itself or points at memory it may not use */
-  GF_UNSUPPORTED = 2,      /* a legal problem that no (or not the forced) variant can take */
-  GF_NO_DEVICE = 3,        /* the device or its driver is missing */
+  GF_INVALID_ARGUMENT = 1, /**< the call contradicts itself or points at memory it may not use */
+  GF_UNSUPPORTED = 2,      /**< a legal problem that no (or not the forced) variant can take */
+  GF_NO_DEVICE = 3,        /**< the device or its driver is missing */
   GF_OUT_OF_MEMORY = 4,
-  GF_DEVICE_ERROR = 5, /* the driver reported a failure */
+  GF_DEVICE_ERROR = 5, /**< the driver reported a failure */
   GF_INTERNAL = 6
 };
 
+/** Element type of a tensor. */
 typedef int32_t gf_dtype;
-enum { GF_FP32 = 0, GF_FP16 = 1, GF_BF16 = 2, GF_E4M3 = 3 };
+/** Values of gf_dtype. */
+enum gf_dtype_value { GF_FP32 = 0, GF_FP16 = 1, GF_BF16 = 2, GF_E4M3 = 3 };
 
+/** Kind of device. */
 typedef int32_t gf_device;
-enum { GF_CPU = 0, GF_CUDA = 1 };
+/** Values of gf_device. */
+enum gf_device_value { GF_CPU = 0, GF_CUDA = 1 };
 
-/* Where the diagonal of a causal or windowed mask lies when Sq != Skv. */
+/** Where the diagonal of a causal or windowed mask lies when Sq != Skv. */
 typedef int32_t gf_alignment;
-enum { GF_TOP_LEFT = 0, GF_BOTTOM_RIGHT = 1 };
+/** Values of gf_alignment. */
+enum gf_alignment_value { GF_TOP_LEFT = 0, GF_BOTTOM_RIGHT = 1 };
 
-/* Memory order of a dense tensor. */
+/** Memory order of a dense tensor. */
 typedef int32_t gf_order;
-enum { GF_BHSD = 0, GF_BSHD = 1 };
+/** Values of gf_order. */
+enum gf_order_value { GF_BHSD = 0, GF_BSHD = 1 };
 
-/* How far one descale value of an e4m3 tensor reaches. */
+/** How far one descale value of an e4m3 tensor reaches. */
 typedef int32_t gf_scale_kind;
-enum { GF_SCALE_NONE = 0, GF_SCALE_TENSOR = 1, GF_SCALE_PER_HEAD = 2 };
+/** Values of gf_scale_kind. */
+enum gf_scale_kind_value { GF_SCALE_NONE = 0, GF_SCALE_TENSOR = 1, GF_SCALE_PER_HEAD = 2 };
 
-/* Strides in elements for [B, H, S, D]; the last is 1. alignment: bytes that divide the base
+/** Strides in elements for [B, H, S, D]; the last is 1. alignment: bytes that divide the base
  * address, a power of two. */
 typedef struct gf_layout {
   int64_t stride[4];
@@ -59,27 +69,27 @@ typedef struct gf_layout {
   int32_t reserved;
 } gf_layout;
 
-/* O = softmax(softcap(scale * Q K^T) + mask) V. Q, O: [B, Hq, Sq, D]; K, V: [B, Hkv, Skv, D].
+/** O = softmax(softcap(scale * Q K^T) + mask) V. Q, O: [B, Hq, Sq, D]; K, V: [B, Hkv, Skv, D].
  * Query i sees key j iff i + shift - mask_left <= j <= i + shift + mask_right, with shift 0
  * (GF_TOP_LEFT) or Skv - Sq (GF_BOTTOM_RIGHT); a negative bound is no bound. */
 typedef struct gf_problem {
   uint32_t struct_size;
   uint32_t abi_version;
   int64_t batch, heads_q, heads_kv, seq_q, seq_kv;
-  int64_t head_dim;     /* 8 to 256 in steps of 8 */
-  gf_dtype dtype;       /* of Q, K and V */
-  gf_dtype out_dtype;   /* GF_FP32, GF_FP16 or GF_BF16 */
-  gf_scale_kind scales; /* GF_E4M3 only */
-  float scale;          /* usually 1 / sqrt(head_dim) */
-  float softcap;        /* c > 0: scores become c * tanh(score / c); 0: off */
+  int64_t head_dim;     /**< 8 to 256 in steps of 8 */
+  gf_dtype dtype;       /**< of Q, K and V */
+  gf_dtype out_dtype;   /**< GF_FP32, GF_FP16 or GF_BF16 */
+  gf_scale_kind scales; /**< GF_E4M3 only */
+  float scale;          /**< usually 1 / sqrt(head_dim) */
+  float softcap;        /**< c > 0: scores become c * tanh(score / c); 0: off */
   gf_alignment mask_alignment;
   int64_t mask_left, mask_right;
-  int32_t lse; /* not 0: also write the natural-log log-sum-exp, fp32 [B, Hq, Sq] */
+  int32_t lse; /**< not 0: also write the natural-log log-sum-exp, fp32 [B, Hq, Sq] */
   int32_t reserved;
   gf_layout q, k, v, o;
 } gf_problem;
 
-/* Data of one call, on the device. What the problem does not need may be null. */
+/** Data of one call, on the device. What the problem does not need may be null. */
 typedef struct gf_tensors {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -92,58 +102,64 @@ typedef struct gf_tensors {
   const float* k_scale;
   const float* v_scale;
 } gf_tensors;
+/** Initial value of a gf_tensors. */
 #define GF_TENSORS_INIT \
   { (uint32_t)sizeof(gf_tensors), GF_ABI_VERSION, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
+/** How a call is to be done. Null wherever one is asked for means GF_OPTIONS_INIT. */
 typedef struct gf_options {
   uint32_t struct_size;
   uint32_t abi_version;
   gf_device device;
-  int32_t device_index; /* CUDA ordinal; the calling thread's current device for a launch */
-  void* stream;         /* cudaStream_t; null is the legacy default stream */
-  const char* variant;  /* force this variant; null or "": GREENFAST_VARIANT, else automatic */
-  int32_t batch_invariant;
+  int32_t device_index;    /**< CUDA ordinal; the calling thread's current device for a launch */
+  void* stream;            /**< cudaStream_t; null is the legacy default stream */
+  const char* variant;     /**< force this variant; null or "": GREENFAST_VARIANT, else automatic */
+  int32_t batch_invariant; /**< selection, tile and split ignore B and the number of threads */
   int32_t reserved;
-  void* workspace; /* gf_plan_info.workspace_bytes, 256-byte aligned; null where that is 0 */
+  void* workspace; /**< gf_plan_info.workspace_bytes, 256-byte aligned; null where that is 0 */
   size_t workspace_bytes;
 } gf_options;
+/** Initial value of a gf_options: the CPU, automatic selection. */
 #define GF_OPTIONS_INIT \
   { (uint32_t)sizeof(gf_options), GF_ABI_VERSION, GF_CPU, 0, NULL, NULL, 0, 0, NULL, 0 }
 
-/* Texts are cut to their array and always end with a null character. */
+/** Texts are cut to their array and always end with a null character. */
 typedef struct gf_device_facts {
   uint32_t struct_size;
   uint32_t abi_version;
   gf_device device;
   int32_t index;
-  int32_t arch;            /* compute capability, 10 * major + minor; 0 on the CPU */
-  int32_t multiprocessors; /* SMs, or CPU threads the library will use */
+  int32_t arch;            /**< compute capability, 10 * major + minor; 0 on the CPU */
+  int32_t multiprocessors; /**< SMs, or CPU threads the library will use */
   int64_t shared_per_block;
   int64_t l2_bytes;
   char name[128];
   char isa[32];
   char driver[32];
 } gf_device_facts;
+/** Initial value of a gf_device_facts. */
 #define GF_DEVICE_FACTS_INIT                                                                  \
   {                                                                                           \
     (uint32_t)sizeof(gf_device_facts), GF_ABI_VERSION, GF_CPU, 0, 0, 0, 0, 0, {0}, {0}, { 0 } \
   }
 
+/** What a variant will do with a problem on a device. */
 typedef struct gf_plan_info {
   uint32_t struct_size;
   uint32_t abi_version;
-  const char* variant; /* lives as long as the library */
-  int32_t grid[3];     /* CPU: tasks, 1, 1 */
-  int32_t block[3];    /* CPU: threads, 1, 1 */
+  const char* variant; /**< lives as long as the library */
+  int32_t grid[3];     /**< CPU: tasks, 1, 1 */
+  int32_t block[3];    /**< CPU: threads, 1, 1 */
   int32_t cluster[3];
-  int32_t tile_q, tile_kv; /* rows and keys of one tile */
+  int32_t tile_q, tile_kv; /**< rows and keys of one tile */
   int32_t stages;
-  int32_t splits; /* parts the keys of one row are divided into */
+  int32_t splits; /**< parts the keys of one row are divided into */
   int64_t shared_bytes;
-  int64_t workspace_bytes; /* scratch the caller provides */
+  int64_t workspace_bytes; /**< scratch the caller provides */
   char kernel[256];
   char note[256];
 } gf_plan_info;
+/** Initial value of a gf_plan_info. */
 #define GF_PLAN_INFO_INIT                                                                         \
   {                                                                                               \
     (uint32_t)sizeof(gf_plan_info), GF_ABI_VERSION, NULL, {0}, {0}, {0}, 0, 0, 0, 0, 0, 0, {0}, { \
@@ -151,69 +167,73 @@ typedef struct gf_plan_info {
     }                                                                                             \
   }
 
-/* One row of the registry. Texts live as long as the library. */
+/** One row of the registry. Texts live as long as the library. */
 typedef struct gf_variant {
   uint32_t struct_size;
   uint32_t abi_version;
-  const char* id;   /* device.family.name */
-  const char* idea; /* one line */
+  const char* id;   /**< device.family.name */
+  const char* idea; /**< one line */
   gf_device device;
   int32_t min_arch;
-  int32_t built;     /* compiled into this library */
-  int32_t automatic; /* selection may choose it unasked */
+  int32_t built;     /**< compiled into this library */
+  int32_t automatic; /**< selection may choose it unasked */
   const char* predecessor;
-  const char* toggles; /* "USE_CP_ASYNC=1 USE_WMMA_PV=0" */
+  const char* toggles; /**< "USE_CP_ASYNC=1 USE_WMMA_PV=0" */
 } gf_variant;
+/** Initial value of a gf_variant. */
 #define GF_VARIANT_INIT \
   { (uint32_t)sizeof(gf_variant), GF_ABI_VERSION, NULL, NULL, GF_CPU, 0, 0, 0, NULL, NULL }
 
-/* Fills in a dense problem with default scale and output type, without mask. It is checked when it
+/** Fills in a dense problem with default scale and output type, without mask. It is checked when it
  * is used. */
 GREENFAST_API gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q,
                                         int64_t heads_kv, int64_t seq_q, int64_t seq_kv,
                                         int64_t head_dim, gf_dtype dtype, gf_order order);
-/* Checks shapes, types, strides, scale, overflow: everything that needs no data. */
+/** Checks shapes, types, strides, scale, overflow: everything that needs no data. */
 GREENFAST_API gf_status gf_check(const gf_problem* problem);
 
-/* Computes attention. Allocates no device memory and never synchronises a stream; on the CPU it
+/** Computes attention. Allocates no device memory and never synchronises a stream; on the CPU it
  * returns when the output is written. Null options are GF_OPTIONS_INIT. */
 GREENFAST_API gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
                                      const gf_options* options);
-/* Does what a first call would do, so that the next is as fast as any. */
+/** Does what a first call would do, so that the next is as fast as any. */
 GREENFAST_API gf_status gf_prepare(const gf_problem* problem, const gf_options* options);
 
-/* Facts of a device of this machine; of a known model ("h200", "h100", "a100", "l4", "cpu"). */
+/** Facts of a device of this machine. */
 GREENFAST_API gf_status gf_get_device_facts(gf_device device, int32_t index,
                                             gf_device_facts* facts);
+/** Facts of a known model: "h200", "h100", "a100", "l4", "cpu". */
 GREENFAST_API gf_status gf_get_model_facts(const char* model, gf_device_facts* facts);
 
-/* What the selected variant will do. Null facts: those of the options' device. */
+/** What the selected variant will do. Null facts: those of the options' device. */
 GREENFAST_API gf_status gf_plan(const gf_problem* problem, const gf_device_facts* facts,
                                 const gf_options* options, gf_plan_info* plan);
-/* Which variant is chosen and every variant's answer, one line each, "id rank reason", the chosen
+/** Which variant is chosen and every variant's answer, one line each, "id rank reason", the chosen
  * one marked with '*'; where none is, a last line says why. Writes at most `capacity` bytes with
  * the final null character; *needed, when not null, receives how many the whole text takes. */
 GREENFAST_API gf_status gf_explain(const gf_problem* problem, const gf_device_facts* facts,
                                    const gf_options* options, char* text, size_t capacity,
                                    size_t* needed);
 
-/* The registry, ladder order first to last. */
+/** Rows of the registry, ladder order first to last. */
 GREENFAST_API size_t gf_variant_count(void);
+/** One row of it, 0 to gf_variant_count() - 1. */
 GREENFAST_API gf_status gf_variant_info(size_t index, gf_variant* variant);
 
-/* "ok", "invalid argument", … */
+/** "ok", "invalid argument", … */
 GREENFAST_API const char* gf_status_name(gf_status status);
-/* Message of this thread's last failed call: what was asked, what is possible, what to change. ""
+/** Message of this thread's last failed call: what was asked, what is possible, what to change. ""
  * when none failed. Lives until the thread's next failed call. */
 GREENFAST_API const char* gf_last_error(void);
 
-/* Receives one line at a time, from any thread; null turns it off, which is the default. */
+/** Receives one line at a time, from any thread. */
 typedef void (*gf_log_callback)(const char* message, void* user);
+/** Sets who receives the library's messages; null, the default, is nobody. */
 GREENFAST_API void gf_set_log_callback(gf_log_callback callback, void* user);
 
-/* "0.1.0". */
+/** "0.1.0". */
 GREENFAST_API const char* gf_version(void);
-/* GF_ABI_VERSION of the library, to compare with that of the header. */
+/** GF_ABI_VERSION of the library, to compare with that of the header. */
 GREENFAST_API uint32_t gf_abi_version(void);
 
 #ifdef __cplusplus
