@@ -8,7 +8,9 @@
 #include <array>
 #include <csignal>
 #include <exception>
+#include <memory>
 #include <new>
+#include <sstream>
 #include <vector>
 
 #include "cli/command.hpp"
@@ -37,6 +39,51 @@ constexpr const char* kFooter =
     "  24 crash or timeout · 30 evidence stale, missing or tampered · 130 interrupted\n"
     "Problems are BxHxSxD ([B, H, S, D]), with Hq/Hkv and Sq/Skv where they differ: 1x8x512x64, "
     "4x32/8x1/8192x128.";
+
+// CLI11's help, wrapped to the width of a page.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    std::string name = is_positional ? option->get_name(true) : option->get_name(false, true);
+    name = name.substr(0, name.find('{'));  // "{top-left}": the value of a bare flag
+    if (!option->get_type_name().empty()) name += ' ' + option->get_type_name();
+    return line(name, option->get_description());
+  }
+  std::string make_subcommand(const CLI::App* sub) const override {
+    return line(sub->get_name(), sub->get_description());
+  }
+
+ private:
+  static constexpr std::size_t kIndent = 24, kWidth = 100;
+
+  static std::string line(const std::string& name, const std::string& description) {
+    std::string out = "  " + name;
+    std::size_t column = out.size();
+    if (column >= kIndent) {
+      out += '\n';
+      column = 0;
+    }
+    std::istringstream words(description);
+    bool first = true;
+    for (std::string word; words >> word;) {
+      if (first || column + 1 + word.size() > kWidth) {
+        if (!first) {
+          out += '\n';
+          column = 0;
+        }
+        out.append(kIndent - column, ' ');
+        column = kIndent;
+      } else {
+        out += ' ';
+        ++column;
+      }
+      out += word;
+      column += word.size();
+      first = false;
+    }
+    return out + '\n';
+  }
+};
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -91,7 +138,7 @@ int main_checked(int argc, char** argv) {
   app.set_version_flag("--version", workbench::build_line());
   app.require_subcommand(1);
   app.footer(kFooter);
-  app.get_formatter()->column_width(34);
+  app.formatter(std::make_shared<HelpFormatter>());
 
   std::vector<std::pair<CLI::App*, Action>> actions;
   for (const Command& command : kCommands) {
@@ -108,7 +155,7 @@ int main_checked(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", chosen() != nullptr ? chosen()->help() : app.help());
+    fmt::print("{}", app.help());
     return workbench::kPassed;
   } catch (const CLI::CallForVersion&) {
     fmt::print("{}\n", workbench::build_line());

@@ -188,7 +188,7 @@ Selected select_subjects(const std::string& device, const std::string& variants,
   subjects = apply_toggles(std::move(subjects), ids, all, asked, from_set);
 
   Selected selected;
-  const DeviceKind kind = choose_device(device, subjects, all, named);
+  const DeviceKind kind = choose_device(device, subjects, all, named || from_set);
   for (auto& subject : subjects) {
     const VariantInfo* variant = find_variant(all, subject->id());
     if (subject->device() != kind) {
