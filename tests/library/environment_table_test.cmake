@@ -1,0 +1,22 @@
+# docs/environment.md has a row for each GREENFAST_* variable that the sources read, and no other. Variable: SOURCE.
+cmake_minimum_required(VERSION 3.25)
+
+set(read "")
+foreach(folder src workbench cli python)
+  file(GLOB_RECURSE files ${SOURCE}/${folder}/*.cpp ${SOURCE}/${folder}/*.hpp ${SOURCE}/${folder}/*.cu ${SOURCE}/${folder}/*.py)
+  foreach(file IN LISTS files)
+    file(READ ${file} text)
+    string(REGEX MATCHALL "(getenv|environ\\.get|environ)[[(]\"GREENFAST_[A-Z0-9_]+\"" uses "${text}")
+    list(APPEND read ${uses})
+  endforeach()
+endforeach()
+list(TRANSFORM read REPLACE "^.*\"(GREENFAST_[A-Z0-9_]+)\".*$" "\\1")
+list(REMOVE_DUPLICATES read)
+list(SORT read)
+
+file(STRINGS ${SOURCE}/docs/environment.md rows REGEX "^\\| `GREENFAST_")
+list(TRANSFORM rows REPLACE "^\\| `(GREENFAST_[A-Z0-9_]+)`.*$" "\\1" OUTPUT_VARIABLE listed)
+list(SORT listed)
+if(NOT "${read}" STREQUAL "${listed}" OR "${read}" STREQUAL "")
+  message(FATAL_ERROR "the sources read\n  ${read}\nand docs/environment.md lists\n  ${listed}")
+endif()
