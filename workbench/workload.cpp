@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -63,6 +64,7 @@ constexpr std::array kLayouts{
 
 // ---- Shape text ---------------------------------------------------------------------------------
 
+constexpr std::string_view kCausal = " causal";
 constexpr std::size_t kMaxItems = 4096;
 constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
 // Elements of one tensor; leaves room for sizes in bytes and for padding of layouts.
@@ -571,27 +573,20 @@ Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
     const auto suite = std::find_if(kSuites.begin(), kSuites.end(),
                                     [&](const SuiteRow& row) { return row.name == item; });
     if (suite != kSuites.end()) {
-      std::string_view members = suite->shapes;
-      while (!members.empty()) {
-        const auto end = members.find(',');
-        std::string_view member = members.substr(0, end);
-        members = end == std::string_view::npos ? std::string_view{} : members.substr(end + 1);
-        ProblemDefaults own = defaults;
-        const std::string name(member);
-        if (member.ends_with(" causal")) {
-          member.remove_suffix(7);
-          own.mask = Mask::causal(Alignment::bottom_right);
-        }
-        auto inner = parse_shapes(member, own);
-        if (!inner) return inner.status();
-        inner->front().name = name;
-        problems.push_back(std::move(inner->front()));
-      }
+      auto inner = parse_shapes(suite->shapes, defaults);
+      if (!inner) return inner.status();
+      std::move(inner->begin(), inner->end(), std::back_inserter(problems));
       continue;
     }
+    ProblemDefaults own = defaults;
+    std::string_view shape = item;
+    if (shape.ends_with(kCausal)) {
+      shape = trim(shape.substr(0, shape.size() - kCausal.size()));
+      own.mask = Mask::causal(Alignment::bottom_right);
+    }
     const auto named = std::find_if(kShapes.begin(), kShapes.end(),
-                                    [&](const ShapeRow& row) { return row.name == item; });
-    auto problem = parse_shape(named != kShapes.end() ? named->shape : item, defaults);
+                                    [&](const ShapeRow& row) { return row.name == shape; });
+    auto problem = parse_shape(named != kShapes.end() ? named->shape : shape, own);
     if (!problem) return problem.status();
     problems.push_back({std::string(item), std::move(*problem)});
   }

@@ -50,8 +50,8 @@ struct ProblemDefaults {
 };
 
 /// Parses "small,mission,4x32/8x1/8192x128": names of shapes and suites from the tables, or BxHxSxD
-/// with Hq/Hkv and Sq/Skv. Errors name the offending item and what would be accepted. A suite may
-/// bring its own mask ("v2c-a causal"); every other row takes the defaults'.
+/// with Hq/Hkv and Sq/Skv. An item may end in " causal" (bottom-right); every other one takes the
+/// defaults' mask. Errors name the offending item and what would be accepted.
 Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
                                                const ProblemDefaults& defaults);
 
@@ -61,7 +61,7 @@ struct ShapeRow {
 };
 std::span<const ShapeRow> shape_table();
 
-/// A named list of shapes. `shapes` is what parse_shapes accepts, but an item may end in " causal".
+/// A named list of shapes, as parse_shapes accepts it.
 struct SuiteRow {
   std::string_view name, shapes, use;
 };

@@ -1,0 +1,381 @@
+// GREEN: policies, limits, and what validate sees besides numbers.
+#include "workbench/validate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "workbench/mutants/mutants.hpp"
+#include "workbench/numeric.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+Policy strict() {
+  auto policy = load_policy("strict");
+  EXPECT_TRUE(policy) << policy.status().message();
+  return *policy;
+}
+
+Device& cpu() {
+  static const std::unique_ptr<Device> device = std::move(*open_device(DeviceKind::cpu));
+  return *device;
+}
+
+Case small_case(DType dtype = DType::f16) {
+  Case c;
+  c.name = "test";
+  c.problem = make_problem(1, 4, 2, 37, 70, 64, dtype);
+  c.problem.lse = true;
+  return c;
+}
+
+CaseResult run(std::string_view id, const Case& c, const Policy& policy) {
+  const auto data = prepare_case(c, policy);
+  EXPECT_TRUE(data) << data.status().message();
+  return validate(*make_planted(id), cpu(), *data, policy);
+}
+
+std::string mistake(std::string_view toml) {
+  const auto parsed = parse_policy("test", toml);
+  return parsed ? "accepted" : parsed.status().message();
+}
+
+TEST(Policies, BuiltInOnesLoadAndCarryTheirDigest) {
+  for (const auto& builtin : builtin_policies()) {
+    const auto policy = load_policy(builtin.name);
+    ASSERT_TRUE(policy) << policy.status().message();
+    EXPECT_EQ(policy->name, builtin.name);
+    EXPECT_EQ(policy->sha256.size(), 64u);
+  }
+  EXPECT_EQ(strict().distributions.size(), distribution_table().size());
+  EXPECT_EQ(load_policy("legacy.stage_c")->reference, Policy::Source::unquantised);
+}
+
+TEST(Policies, EmbeddedTextIsTheFile) {
+  for (const auto& builtin : builtin_policies()) {
+    std::ifstream file(std::string(GREENFAST_SOURCE_DIR) + "/policies/" +
+                       std::string(builtin.name) + ".toml");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_EQ(text, builtin.text) << builtin.name;
+  }
+}
+
+TEST(Policies, UnknownNameListsTheKnownOnes) {
+  const auto policy = load_policy("lenient");
+  ASSERT_FALSE(policy);
+  EXPECT_EQ(policy.status().code(), StatusCode::invalid_argument);
+  for (const char* part : {"'lenient'", "strict", "legacy.stage_c", "legacy.v2c"})
+    EXPECT_NE(policy.status().message().find(part), std::string::npos) << part;
+}
+
+TEST(Policies, AnyTextIsAcceptedOrRefusedInWords) {
+  const std::string good =
+      "distributions = [\"normal\"]\n[limits.max_row]\nfp16 = { factor = 2, floor = 1e-3, cap = "
+      "1e-2 }\n";
+  EXPECT_TRUE(parse_policy("test", good)) << mistake(good);
+  for (const auto& [text, part] :
+       {std::pair<std::string, const char*>{"distributions = [", "line 1"},
+        {"", "distributions"},
+        {"distributions = [\"normal\"]", "limits"},
+        {"distributions = [\"gaussian\"]\n", "known: normal"},
+        {"distributions = 3\n", "array"},
+        {good + "fp17 = { limit = 1 }\n", "unknown key limits.max_row.fp17"},
+        {good + "bf16 = { factor = 2, floor = 1, cap = 0.5 }\n", "floor <= cap"},
+        {good + "bf16 = { factor = 2, floor = 1e-3 }\n", "floor <= cap"},
+        {good + "bf16 = { factor = \"2\", floor = 1e-3, cap = 1 }\n", "must be a number"},
+        {good + "bf16 = { factor = nan, floor = 1e-3, cap = 1 }\n", "finite"},
+        {good + "bf16 = { limit = 1, cap = 2 }\n", "excludes"},
+        {good + "[limits.max_rows]\n", "unknown key limits.max_rows"},
+        {good + "[integrity]\nredzone = true\n", "unknown key integrity.redzone"},
+        {good + "[integrity]\nreruns = -1\n", "reruns"},
+        {good + "[integrity]\npoison = 1\n", "true or false"},
+        {good + "[[resources]]\nregisters = 3\n", "variants"},
+        {"reference = \"mine\"\n" + good, "unquantised"}}) {
+    const std::string message = mistake(text);
+    EXPECT_NE(message.find(part), std::string::npos) << text << "\n-> " << message;
+    EXPECT_EQ(message.find("policy test: "), 0u) << message;
+  }
+}
+
+TEST(Limits, AWrongEmulatorCannotLoosenTheGate) {
+  const Policy policy = strict();
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
+    Problem p = make_problem(1, 1, 1, 8, 8, 64, dtype);
+    for (const double base : {1e3, HUGE_VAL, std::numeric_limits<double>::quiet_NaN()}) {
+      Metrics bad;
+      bad.max_err = bad.max_row = bad.rel_fro = bad.bias = bad.gain = bad.max_lse_err = base;
+      for (const auto& [metric, limit] : limits_for(policy, p, bad, 2.0)) {
+        const double cap = policy.limit(metric, p)->cap * (metric == "max_err" ? 2.0 : 1.0);
+        EXPECT_LE(limit, cap) << metric;
+        EXPECT_GT(limit, 0) << metric;
+      }
+    }
+    EXPECT_LE(policy.limit("max_row", p)->cap, 0.25) << "zeros score 1";
+  }
+}
+
+TEST(Limits, FollowTheCoarserOfInputAndOutput) {
+  const Policy policy = strict();
+  Problem p = make_problem(1, 1, 1, 8, 8, 64, DType::f32);
+  const double fine = policy.limit("max_row", p)->floor;
+  p.out_dtype = DType::bf16;
+  EXPECT_GT(policy.limit("max_row", p)->floor, fine);
+  EXPECT_EQ(policy.limit("max_row", p),
+            policy.limit("max_row", make_problem(1, 1, 1, 8, 8, 64, DType::bf16)));
+}
+
+TEST(Validate, HonestKernelIsGreenInEveryLayoutAndMask) {
+  const Policy policy = strict();
+  for (const auto& layout : layout_table())
+    for (const Mask mask :
+         {Mask::none(), Mask::causal(Alignment::top_left), Mask::causal(Alignment::bottom_right),
+          Mask::window(9, 5, Alignment::bottom_right)}) {
+      Case c = small_case();
+      c.problem.mask = mask;
+      set_layout(c.problem, layout.id);
+      const CaseResult result = run("honest.wide_tiles", c, policy);
+      EXPECT_EQ(result.verdict, Verdict::green)
+          << layout.name << ' ' << to_string(c) << ": " << result.reason;
+      EXPECT_EQ(result.rows_checked, result.rows_total);
+      EXPECT_EQ(result.output_sha256.size(), 64u);
+    }
+}
+
+TEST(Validate, DigestIsOfTheElementsWhateverTheLayout) {
+  const Policy policy = strict();
+  Case c = small_case();
+  const std::string first = run("honest.two_pass", c, policy).output_sha256;
+  set_layout(c.problem, LayoutKind::padded);
+  EXPECT_EQ(run("honest.two_pass", c, policy).output_sha256, first);
+  c.seed = 1;
+  EXPECT_NE(run("honest.two_pass", c, policy).output_sha256, first);
+}
+
+TEST(Validate, ReasonsNameTheMetricAndThePlace) {
+  const Policy policy = strict();
+  const CaseResult gain = run("mutant.gain", small_case(), policy);
+  EXPECT_EQ(gain.verdict, Verdict::red);
+  EXPECT_EQ(gain.failed_metric, "gain");
+  EXPECT_FALSE(gain.integrity);
+  EXPECT_NE(gain.reason.find("gain 0.05"), std::string::npos) << gain.reason;
+  const CaseResult row = run("mutant.row_unwritten", small_case(), policy);
+  EXPECT_EQ(row.failed_metric, "unwritten");
+  EXPECT_TRUE(row.integrity);
+  EXPECT_NE(row.reason.find("64 elements of O"), std::string::npos) << row.reason;
+  EXPECT_NE(row.reason.find("b 0 h 3 i 36"), std::string::npos) << row.reason;
+}
+
+// A subject made of one function, for faults that a planted kernel cannot have.
+class Lambda final : public Subject {
+ public:
+  using Launch = std::function<Status(const Problem&, const Tensors&, void*, std::size_t)>;
+  explicit Lambda(Launch launch, std::int64_t workspace = 0)
+      : launch_(std::move(launch)), workspace_(workspace) {}
+  std::string id() const override { return "test.lambda"; }
+  DeviceKind device() const override { return DeviceKind::cpu; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) override {
+    return refusal_;
+  }
+  std::optional<Plan> plan(const Problem&, const DeviceFacts&) override {
+    Plan plan;
+    plan.workspace_bytes = workspace_;
+    return plan;
+  }
+  Status prepare(const Problem&, void*) override { return {}; }
+  Status launch(const Problem& p, const Tensors& t, void*, void* workspace,
+                std::size_t bytes) override {
+    return launch_(p, t, workspace, bytes);
+  }
+  std::optional<std::string> refusal_;
+
+ private:
+  Launch launch_;
+  std::int64_t workspace_;
+};
+
+Status honest(const Problem& p, const Tensors& t) {
+  return make_planted("honest.fp32_weights")->launch(p, t, nullptr, nullptr, 0);
+}
+
+TEST(Validate, WorkspaceIsGivenPoisonedAndFenced) {
+  const Policy policy = strict();
+  const auto data = *prepare_case(small_case(), policy);
+  Lambda good(
+      [](const Problem& p, const Tensors& t, void* workspace, std::size_t bytes) {
+        EXPECT_EQ(bytes, 1000u);
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(workspace) % 256, 0u);
+        std::memset(workspace, 1, bytes);
+        return honest(p, t);
+      },
+      1000);
+  EXPECT_EQ(validate(good, cpu(), data, policy).verdict, Verdict::green);
+  Lambda greedy(
+      [](const Problem& p, const Tensors& t, void* workspace, std::size_t bytes) {
+        static_cast<char*>(workspace)[bytes] = 0;
+        return honest(p, t);
+      },
+      1000);
+  const CaseResult result = validate(greedy, cpu(), data, policy);
+  EXPECT_EQ(result.failed_metric, "redzone");
+  EXPECT_NE(result.reason.find("workspace: 0 bytes past its end"), std::string::npos)
+      << result.reason;
+  // An accumulator in workspace that the kernel never clears.
+  Lambda trusting(
+      [](const Problem& p, const Tensors& t, void* workspace, std::size_t) {
+        const Status status = honest(p, t);
+        numeric::store(p.out_dtype, t.o, 0,
+                       numeric::load(p.out_dtype, t.o, 0) +
+                           static_cast<double>(*static_cast<float*>(workspace)));
+        return status;
+      },
+      1000);
+  EXPECT_EQ(validate(trusting, cpu(), data, policy).verdict, Verdict::red);
+}
+
+TEST(Validate, FailedLaunchAndRefusal) {
+  const Policy policy = strict();
+  const auto data = *prepare_case(small_case(), policy);
+  Lambda failing([](const Problem&, const Tensors&, void*, std::size_t) {
+    return Status(StatusCode::device_error, "out of smoke");
+  });
+  CaseResult result = validate(failing, cpu(), data, policy);
+  EXPECT_EQ(result.verdict, Verdict::red);
+  EXPECT_EQ(result.failed_metric, "launch");
+  EXPECT_NE(result.reason.find("out of smoke"), std::string::npos);
+  EXPECT_EQ(result.subject, "test.lambda");
+  failing.refusal_ = "head_dim 64 is odd";
+  result = validate(failing, cpu(), data, policy);
+  EXPECT_EQ(result.verdict, Verdict::skipped);
+  EXPECT_EQ(result.reason, "head_dim 64 is odd");
+}
+
+TEST(Validate, NanAndInfinityMustStandWhereTheReferenceHasThem) {
+  const Policy policy = strict();
+  Case c = small_case(DType::f32);
+  c.problem.lse = false;
+  Inputs inputs = generate(c);
+  // Value 3 of head 0 is Inf: column 5 of heads 0 and 1 is Inf, and nothing else.
+  numeric::store(DType::f32, inputs.v.data(), 3 * 64 + 5, HUGE_VAL);
+  const auto data = *prepare_case(c, inputs, policy);
+  EXPECT_TRUE(data.reference.nonfinite_visible);
+  EXPECT_EQ(validate(*make_planted("honest.two_pass"), cpu(), data, policy).verdict,
+            Verdict::green);
+  Lambda hides([](const Problem& p, const Tensors& t, void*, std::size_t) {
+    const Status status = honest(p, t);
+    numeric::store(p.out_dtype, t.o, 5, 1.0);
+    return status;
+  });
+  EXPECT_EQ(validate(hides, cpu(), data, policy).failed_metric, "nan");
+}
+
+TEST(Validate, EmptyProblems) {
+  const Policy policy = strict();
+  Case c = small_case();
+  c.problem = make_problem(1, 2, 2, 3, 0, 64, DType::f16);
+  c.problem.lse = true;
+  Lambda zeros([](const Problem& p, const Tensors& t, void*, std::size_t) {
+    std::memset(t.o, 0, static_cast<std::size_t>(p.heads_q * p.seq_q * p.head_dim * 2));
+    for (int i = 0; i < 6; ++i) t.lse[i] = -std::numeric_limits<float>::infinity();
+    return Status();
+  });
+  auto data = *prepare_case(c, policy);
+  EXPECT_EQ(validate(zeros, cpu(), data, policy).verdict, Verdict::green);
+  Lambda lazy([](const Problem&, const Tensors&, void*, std::size_t) { return Status(); });
+  EXPECT_EQ(validate(lazy, cpu(), data, policy).failed_metric, "unwritten");
+  c.problem = make_problem(1, 2, 2, 0, 5, 64, DType::f16);
+  data = *prepare_case(c, policy);
+  EXPECT_EQ(validate(lazy, cpu(), data, policy).verdict, Verdict::green) << "nothing to write";
+}
+
+TEST(Validate, SampledRowsStillSeeANaNElsewhere) {
+  Policy policy = strict();
+  policy.flop_budget = 2e5;
+  Case c = small_case();
+  c.problem = make_problem(1, 4, 4, 400, 64, 64, DType::f16);
+  const auto data = *prepare_case(c, policy);
+  ASSERT_LT(data.reference.rows.size(), 1600u);
+  std::int64_t unchecked = 0;
+  while (std::binary_search(data.reference.rows.begin(), data.reference.rows.end(), unchecked))
+    ++unchecked;
+  Lambda spoils([&](const Problem& p, const Tensors& t, void*, std::size_t) {
+    const Status status = honest(p, t);
+    numeric::store(p.out_dtype, t.o, unchecked * 64, std::numeric_limits<double>::quiet_NaN());
+    return status;
+  });
+  EXPECT_EQ(validate(spoils, cpu(), data, policy).failed_metric, "nan");
+}
+
+TEST(Validate, JudgesAnOutputOnTheHostAlone) {
+  const Policy policy = strict();
+  const Case c = small_case();
+  const auto data = *prepare_case(c, policy);
+  const Problem& p = c.problem;
+  std::vector<std::uint16_t> o(static_cast<std::size_t>(p.heads_q * p.seq_q * p.head_dim));
+  std::vector<float> lse(static_cast<std::size_t>(p.heads_q * p.seq_q));
+  for (std::size_t i = 0; i < o.size(); ++i) o[i] = numeric::to_f16(data.reference.o[i]);
+  for (std::size_t i = 0; i < lse.size(); ++i) lse[i] = static_cast<float>(data.reference.lse[i]);
+  EXPECT_EQ(judge_output(data, o.data(), lse.data()).verdict, Verdict::green);
+  std::swap(o[0], o[64]);
+  const CaseResult result = judge_output(data, o.data(), lse.data());
+  EXPECT_EQ(result.verdict, Verdict::red);
+  EXPECT_FALSE(result.reason.empty());
+}
+
+TEST(Validate, MemoryThatIsNotThereIsSaidBeforeItIsTaken) {
+  Case c = small_case();
+  c.problem = make_problem(64, 128, 128, 1 << 20, 1 << 20, 256, DType::f16);
+  const auto data = prepare_case(c, strict());
+  ASSERT_FALSE(data);
+  EXPECT_EQ(data.status().code(), StatusCode::out_of_memory);
+  EXPECT_NE(data.status().message().find("MiB"), std::string::npos);
+}
+
+TEST(Subjects, SelectorsFindWhatIsThere) {
+  const auto everything = find_subjects("all");
+  ASSERT_TRUE(everything) << everything.status().message();
+  EXPECT_EQ(everything->size(), variants().size());
+  const auto two = find_subjects("cpu.naive, mutant.zeros,cpu.n*");
+  ASSERT_TRUE(two) << two.status().message();
+  ASSERT_EQ(two->size(), 2u) << "each once";
+  EXPECT_EQ((*two)[0]->id(), "cpu.naive");
+  EXPECT_EQ((*two)[1]->id(), "mutant.zeros");
+  const auto planted = find_subjects("mutant.*");
+  ASSERT_TRUE(planted);
+  EXPECT_GE(planted->size(), 20u);
+  for (const char* selector : {"cpu.fash", "", "cpu.naive,,cpu.flash", "mutant.zeroes"}) {
+    const auto none = find_subjects(selector);
+    ASSERT_FALSE(none) << selector;
+    EXPECT_NE(none.status().message().find("cpu.naive"), std::string::npos);
+    EXPECT_NE(none.status().message().find("mutant.zeros"), std::string::npos);
+  }
+}
+
+TEST(Subjects, LibraryVariantsAreGreenOnTheEdges) {
+  const Policy policy = strict();
+  const auto subjects = find_subjects("cpu.*");
+  ASSERT_TRUE(subjects);
+  ProblemDefaults defaults;
+  defaults.lse = true;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    defaults.dtype = dtype;
+    const std::uint64_t seed = 0;
+    for (const Case& c : make_cases(*parse_shapes("edges", defaults), policy, {&seed, 1})) {
+      if (c.distribution != Distribution::normal && c.distribution != Distribution::permutation)
+        continue;
+      const auto data = *prepare_case(c, policy);
+      for (const auto& subject : *subjects) {
+        const CaseResult result = validate(*subject, cpu(), data, policy);
+        EXPECT_NE(result.verdict, Verdict::red)
+            << subject->id() << ' ' << to_string(c) << ": " << result.reason;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace greenfast::workbench
