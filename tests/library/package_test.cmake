@@ -39,6 +39,18 @@ if(code EQUAL 0)
   message(FATAL_ERROR "find_package(greenfast 99) accepted this version")
 endif()
 
+# As a subdirectory of another project: its targets under the same names, and nothing but the library.
+file(WRITE ${SCRATCH}/parent/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(parent LANGUAGES C CXX)
+add_subdirectory(${SOURCE} greenfast)
+add_executable(example ${SOURCE}/examples/cpp/main.cpp)
+target_link_libraries(example PRIVATE greenfast::greenfast_static)
+if(TARGET greenfast_cli OR TARGET greenfast_workbench OR NOT TARGET greenfast::greenfast)
+  message(FATAL_ERROR \"other targets than the library's\")
+endif()
+")
+run(${CMAKE_COMMAND} -S ${SCRATCH}/parent -B ${SCRATCH}/parent/build -G ${GENERATOR} -DGREENFAST_CUDA=off)
+
 # pkg-config
 find_program(pkg_config pkg-config REQUIRED)
 find_program(make make REQUIRED)

@@ -236,6 +236,24 @@ TEST(Registry, RowsAreWellFormed) {
   EXPECT_EQ(find(registry(), ""), nullptr);
 }
 
+TEST(Registry, RowsExistInEveryBuild) {
+  std::size_t cuda = 0, built = 0;
+  for (const Variant& row : registry()) {
+    if (row.device != DeviceKind::cuda) continue;
+    ++cuda;
+    built += row.kernel != nullptr;
+  }
+  EXPECT_GT(cuda, 0u);
+  EXPECT_EQ(built > 0, GREENFAST_HAVE_CUDA == 1);
+  if (GREENFAST_HAVE_CUDA == 0) {
+    const Problem p = make_problem(1, 8, 8, 512, 512, 64, DType::f16);
+    const Result<DeviceFacts> h200 = model_facts("h200");
+    Status why;
+    EXPECT_EQ(select(registry(), {p, *h200, {}, {}}, &why), nullptr);
+    EXPECT_NE(why.message().find("not built: needs GREENFAST_CUDA=on"), std::string::npos);
+  }
+}
+
 // What every kernel owes selection, asked of all that are built, on every known device.
 TEST(Registry, KernelsKeepTheirPromises) {
   std::vector<Problem> problems;
