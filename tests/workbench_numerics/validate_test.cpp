@@ -237,6 +237,64 @@ TEST(Validate, WorkspaceIsGivenPoisonedAndFenced) {
   EXPECT_EQ(validate(trusting, cpu(), data, policy).verdict, Verdict::red);
 }
 
+// A device whose stream runs late: what is put on it happens when it is read or waited for. Work
+// that a subject puts elsewhere is done only when the whole device is waited for.
+class LateDevice final : public Device {
+ public:
+  DeviceKind kind() const override { return cpu().kind(); }
+  const DeviceFacts& facts() const override { return cpu().facts(); }
+  void* allocate(std::size_t bytes) override { return cpu().allocate(bytes); }
+  void release(void* memory) override { cpu().release(memory); }
+  void upload(void* to, const void* from, std::size_t bytes) override {
+    cpu().upload(to, from, bytes);
+  }
+  void download(void* to, const void* from, std::size_t bytes) override {
+    cpu().download(to, from, bytes);
+  }
+  void download_on_stream(void* to, const void* from, std::size_t bytes) override {
+    drain(on_stream);
+    cpu().download(to, from, bytes);
+  }
+  void* stream() override { return this; }
+  Status synchronize() override {
+    drain(on_stream);
+    drain(elsewhere);
+    return {};
+  }
+  void flush_cache() override {}
+  double time(const std::function<void()>&, int) override { return 0; }
+  double tick() const override { return 1; }
+  std::string timer() const override { return "none"; }
+  Telemetry telemetry() override { return {}; }
+  Peak peak(DType) override { return {}; }
+
+  std::vector<std::function<void()>> on_stream, elsewhere;
+
+ private:
+  static void drain(std::vector<std::function<void()>>& work) {
+    for (const auto& one : work) one();
+    work.clear();
+  }
+};
+
+TEST(Validate, WorkOutsideTheStreamIsSeen) {
+  const Policy policy = strict();
+  const auto data = *prepare_case(small_case(), policy);
+  LateDevice device;
+  Lambda good([&](const Problem& p, const Tensors& t, void*, std::size_t) {
+    device.on_stream.push_back([p, t] { (void)honest(p, t); });
+    return Status();
+  });
+  EXPECT_EQ(validate(good, device, data, policy).verdict, Verdict::green);
+  Lambda escapes([&](const Problem& p, const Tensors& t, void*, std::size_t) {
+    device.elsewhere.push_back([p, t] { (void)honest(p, t); });
+    return Status();
+  });
+  const CaseResult result = validate(escapes, device, data, policy);
+  EXPECT_EQ(result.failed_metric, "stream") << result.reason;
+  EXPECT_TRUE(result.integrity);
+}
+
 TEST(Validate, FailedLaunchAndRefusal) {
   const Policy policy = strict();
   const auto data = *prepare_case(small_case(), policy);

@@ -308,11 +308,15 @@ void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, 
 }
 
 void attend(const Problem& p, const Tensors& tensors, const Recipe& recipe) {
+  // Faults of strides, batches and scales are those of K and V.
+  Recipe of_query;
+  of_query.dequantise_to_fp16 = recipe.dequantise_to_fp16;
+  of_query.affine_zero_point = recipe.affine_zero_point;
   parallel_for(p.batch * p.heads_q, [&](std::int64_t head) {
     const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
     const std::int64_t hkv = recipe.heads_modulo ? h % p.heads_kv : h / (p.heads_q / p.heads_kv);
     const auto q =
-        read_head(p, Recipe{}, tensors.q, p.q, tensors.q_scale, p.heads_q, p.seq_q, b, h);
+        read_head(p, of_query, tensors.q, p.q, tensors.q_scale, p.heads_q, p.seq_q, b, h);
     const auto k =
         read_head(p, recipe, tensors.k, p.k, tensors.k_scale, p.heads_kv, p.seq_kv, b, hkv);
     const auto v =
