@@ -127,7 +127,7 @@ std::uint64_t fresh_seed() {
 
 int problems_per_block() {
   const char* text = std::getenv("GREENFAST_PROPERTY_COUNT");
-  return text ? std::atoi(text) : kProblemsPerBlock;
+  return text ? std::atoi(text) : kProblemsPerBlock * GREENFAST_TEST_PERCENT / 100;
 }
 
 class RandomProblems : public testing::TestWithParam<int> {};
