@@ -42,11 +42,11 @@ std::string text_of(const Toggles& toggles) {
   return fmt::format("{}", fmt::join(words, " "));
 }
 
-// Values of every toggle that some variant has.
+// Values of every toggle that some variant has; 0 is off.
 std::map<std::string, std::set<int>> known_toggles(const std::vector<VariantInfo>& all) {
   std::map<std::string, std::set<int>> known;
   for (const VariantInfo& v : all)
-    for (const Toggle& t : v.toggles) known[t.name].insert(t.value);
+    for (const Toggle& t : v.toggles) known[t.name].insert({0, t.value});
   return known;
 }
 
@@ -90,42 +90,41 @@ Toggles asked_toggles(const std::vector<VariantInfo>& all, const std::vector<std
   return asked;
 }
 
+// A toggle that a ladder variant does not name is off in it.
+int value_of(const Toggles& toggles, const std::string& name) {
+  const auto it = toggles.find(name);
+  return it == toggles.end() ? 0 : it->second;
+}
+
 int differences(const Toggles& a, const Toggles& b) {
   int count = 0;
-  for (const auto& [name, value] : a) {
-    const auto it = b.find(name);
-    count += it == b.end() || it->second != value ? 1 : 0;
-  }
+  for (const auto& [name, value] : a) count += value_of(b, name) != value ? 1 : 0;
+  for (const auto& [name, value] : b) count += !a.contains(name) && value != 0 ? 1 : 0;
   return count;
 }
 
-// The variant of the same family that has `wanted` exactly.
+bool has_all(const Toggles& toggles, const Toggles& asked) {
+  return std::all_of(asked.begin(), asked.end(), [&](const auto& item) {
+    return value_of(toggles, item.first) == item.second;
+  });
+}
+
+// The variant of the same family that has the toggles of `variant` with those asked for changed.
 const VariantInfo& sibling(const std::vector<VariantInfo>& all, const VariantInfo& variant,
                            const Toggles& asked) {
   Toggles wanted = toggles_of(variant);
-  bool concerned = false;
-  for (const auto& [name, value] : asked) {
-    const auto it = wanted.find(name);
-    if (it == wanted.end()) continue;
-    it->second = value;
-    concerned = true;
-  }
-  if (!concerned) return variant;
-  const VariantInfo* nearest = nullptr;
-  int nearest_differences = 0;
+  for (const auto& [name, value] : asked) wanted[name] = value;
+  const VariantInfo* nearest = &variant;
   for (const VariantInfo& v : all) {
-    if (family_of(v.id) != family_of(variant.id)) continue;
-    const int n = differences(wanted, toggles_of(v));
-    if (nearest == nullptr || n < nearest_differences) {
+    if (family_of(v.id) != family_of(variant.id) || v.toggles.empty()) continue;
+    if (differences(wanted, toggles_of(v)) < differences(wanted, toggles_of(*nearest)))
       nearest = &v;
-      nearest_differences = n;
-    }
   }
-  if (nearest_differences > 0)
-    throw Failure(kUsage, fmt::format("{} with {}: no such kernel is built; the nearest is {} with "
-                                      "{}",
-                                      variant.id, text_of(wanted), nearest->id,
-                                      text_of(toggles_of(*nearest))));
+  if (differences(wanted, toggles_of(*nearest)) > 0)
+    throw Failure(
+        kUsage,
+        fmt::format("{} with {}: no such kernel exists; the nearest is {} with {}", variant.id,
+                    text_of(wanted), nearest->id, text_of(toggles_of(*nearest))));
   return *nearest;
 }
 
@@ -144,7 +143,7 @@ Subjects apply_toggles(Subjects subjects, const std::set<std::string>& named,
     if (named.contains(subject->id())) {
       const VariantInfo& other = sibling(all, *variant, asked);
       if (seen.insert(other.id).second) kept.push_back(workbench::make_library_subject(other));
-    } else if (differences(asked, toggles_of(*variant)) == 0 && seen.insert(variant->id).second) {
+    } else if (has_all(toggles_of(*variant), asked) && seen.insert(variant->id).second) {
       kept.push_back(std::move(subject));
     }
   }
