@@ -191,7 +191,7 @@ int run_job(const RunOptions& options, const Arguments& argv) {
     if (!written.empty()) fmt::print("Record: {}\n", written);
   }
   if (result.interrupted)
-    throw Failure(128 + interrupt_signal(),
+    throw Failure(workbench::kInterrupted,
                   written.empty()
                       ? "interrupted, nothing written"
                       : fmt::format("interrupted; {} holds what was finished", written));

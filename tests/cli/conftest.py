@@ -1,14 +1,12 @@
 """The greenfast command as its users run it: a process, its output, its exit code, its files."""
 import json
 import os
-import pathlib
 import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
-BUILD = pathlib.Path(os.environ.get("GREENFAST_BUILD", ROOT / "build"))
-GREENFAST = BUILD / "bin" / "greenfast"
+from cli_paths import GREENFAST
+
 
 
 class Result:

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from conftest import GREENFAST, ROOT
+from cli_paths import GREENFAST, ROOT
 
 COMMANDS = ["run", "check", "bench", "list", "selftest", "doctor"]
 
