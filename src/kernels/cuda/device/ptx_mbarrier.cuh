@@ -50,6 +50,13 @@ __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+/// Volatile: read where it stands, never hoisted.
+__device__ __forceinline__ int lane_id() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 /// Moves the register limit of this warpgroup; all its warps must execute it.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_decrease() {

@@ -1,0 +1,398 @@
+// Host side of cuda.sm90.prefill: what it takes, which tile and order it chooses, the tensor maps,
+// the launch.
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "core/text.hpp"
+#include "core/variant.hpp"
+#include "kernels/cuda/70_sm90a_prefill.hpp"
+#include "kernels/cuda/device/launch.hpp"
+
+namespace greenfast::cuda::prefill {
+namespace {
+
+constexpr const char* kId = "cuda.sm90.prefill";
+constexpr int kRank = 220;
+constexpr std::int64_t kTmaAlignment = 16;  // bytes, of addresses and strides
+constexpr std::int64_t kTmaLargestStride = std::int64_t{1} << 40;  // bytes
+constexpr float kLog2E = 1.4426950408889634f;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// The keys that some row sees, and the band over them. Keys that no row sees are left out of the
+/// tensor maps, so that nothing in them can reach the output.
+struct VisibleKeys {
+  std::int64_t first;
+  Band band;
+};
+
+VisibleKeys visible_keys(const Problem& problem) {
+  Band band = make_band(problem);
+  const std::int32_t first = std::min(band.first(0), band.keys);
+  const std::int32_t end = std::max(first, band.end(static_cast<std::int32_t>(problem.seq_q) - 1));
+  // Clamping keeps an unbounded side unbounded and its sums within 32 bits.
+  constexpr auto kFar = static_cast<std::int32_t>(Band::kFar);
+  if (band.below > -kFar) band.below = std::max(band.below - first, -kFar);
+  if (band.above < kFar) band.above = std::max(band.above - first, -kFar);
+  band.keys = end - first;
+  return {first, band};
+}
+
+/// Whether TMA can address a tensor of 16-bit elements. A stride of 0 is a broadcast, which the
+/// kernel resolves for the heads and batches of K and V.
+bool tma_takes(const Layout& layout, std::int64_t batch, std::int64_t heads, std::int64_t seq,
+               bool broadcast) {
+  const auto fits = [](std::int64_t length, std::int64_t stride, bool zero) {
+    if (length <= 1) return true;
+    const std::int64_t bytes = 2 * stride;
+    return (stride > 0 || (zero && stride == 0)) && bytes % kTmaAlignment == 0 &&
+           bytes < kTmaLargestStride;
+  };
+  return layout.alignment >= kTmaAlignment && fits(batch, layout.stride[0], broadcast) &&
+         fits(heads, layout.stride[1], broadcast) && fits(seq, layout.stride[2], false);
+}
+
+Features features_of(const Problem& problem, const Band& band) {
+  // Outside this range a masked score times the scale could be NaN or the scale underflow.
+  const bool plain_scale = problem.scale >= 1e-30f && problem.scale <= 1e30f;
+  if (problem.softcap > 0.0f || !plain_scale || problem.out_dtype != problem.dtype ||
+      !tma_takes(problem.o, problem.batch, problem.heads_q, problem.seq_q, false)) {
+    return Features::general;
+  }
+  if (band.below + (problem.seq_q - 1) > 0) return Features::window;
+  return band.above < band.keys - 1 ? Features::causal : Features::plain;
+}
+
+/// Blocks of a head's first, middle and last tile: what the schedule needs to know of the mask.
+struct TileWork {
+  std::int64_t first, last, mean;
+
+  TileWork(const Band& band, const Config& config, std::int64_t seq_q) {
+    const std::int64_t tiles = ceil_div(seq_q, config.rows());
+    const auto blocks = [&](std::int64_t tile) -> std::int64_t {
+      const std::int64_t row = tile * config.rows();
+      const BlockRange range =
+          blocks_of(band, config.keys, static_cast<int>(row),
+                    static_cast<int>(std::min(row + config.rows(), seq_q) - 1));
+      return range.end - range.begin;
+    };
+    first = blocks(0);
+    last = blocks(tiles - 1);
+    mean = (first + 4 * blocks(tiles / 2) + last) / 6;
+  }
+  std::int64_t longest() const { return std::max({first, last, mean}); }
+  bool even() const { return 4 * std::min(first, last) >= 3 * longest(); }
+};
+
+/// Relative time of one block, from measurement at D 64 (H200, 2026-11-21): tall tiles keep the
+/// tensor cores busier, short ones fill the machine better.
+std::int64_t block_cost(const Config& config) { return config.warpgroups == 3 ? 293 : 234; }
+
+std::size_t choose_tile(const Problem& problem, const Band& band, Features features,
+                        const DeviceFacts& facts, core::Choice choice) {
+  std::size_t best = kTiles.size();
+  std::int64_t best_time = 0;
+  const std::int64_t heads = (choice.batch_invariant ? 1 : problem.batch) * problem.heads_q;
+  for (std::size_t i = 0; i < kTiles.size(); ++i) {
+    const Config& tile = kTiles[i];
+    if (tile.head_dim < problem.head_dim || !tile.takes(features)) continue;
+    if (best != kTiles.size() && tile.head_dim != kTiles[best].head_dim) break;
+    const TileWork work(band, tile, problem.seq_q);
+    const std::int64_t tiles = heads * ceil_div(problem.seq_q, tile.rows());
+    const std::int64_t time =
+        block_cost(tile) *
+        (work.even() ? work.longest() * ceil_div(tiles, facts.multiprocessors)
+                     : std::max(work.longest(), work.mean * tiles / facts.multiprocessors));
+    if (best == kTiles.size() || time < best_time) {
+      best = i;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+/// What a launch will do: everything that does not depend on addresses.
+struct Decision {
+  VisibleKeys keys;
+  std::size_t tile;
+  Config config;
+  Order order;
+  bool longest_is_last;
+  int ctas;
+};
+
+Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  Decision d;
+  d.keys = visible_keys(problem);
+  const Features features = features_of(problem, d.keys.band);
+  d.tile = choose_tile(problem, d.keys.band, features, facts, choice);
+  d.config = kTiles[d.tile];
+  d.config.features = features;
+  const std::int64_t tiles =
+      problem.batch * problem.heads_q * ceil_div(problem.seq_q, d.config.rows());
+  d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, facts.multiprocessors));
+  const TileWork work(d.keys.band, d.config, problem.seq_q);
+  d.longest_is_last = work.last >= work.first;
+  // Longest first balances best, but visits all heads at once; when their K and V do not fit L2,
+  // pairs of equal work keep to a few heads.
+  const std::int64_t kv_bytes =
+      4 * problem.batch * problem.heads_kv * d.keys.band.keys * problem.head_dim;
+  d.order = work.even()                      ? Order::by_head
+            : kv_bytes <= facts.l2_bytes / 2 ? Order::longest_first
+                                             : Order::in_pairs;
+  return d;
+}
+
+int refuse(std::string* why, std::string reason) {
+  *why = std::move(reason);
+  return 0;
+}
+
+int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::string* why) {
+  using core::concat;
+  if (facts.arch != 90) {
+    if (why == nullptr) return 0;
+    return refuse(why, concat("compute capability ", facts.arch / 10, ".", facts.arch % 10,
+                              ": its machine code (sm_90a) runs on 9.0 only"));
+  }
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    if (why == nullptr) return 0;
+    return refuse(
+        why, concat(name_of(problem.dtype), " inputs: takes fp16 and bf16; convert Q, K and V"));
+  }
+  const struct {
+    const char* name;
+    const Layout& layout;
+    std::int64_t heads, seq;
+    bool broadcast;
+  } inputs[] = {{"Q", problem.q, problem.heads_q, problem.seq_q, false},
+                {"K", problem.k, problem.heads_kv, problem.seq_kv, true},
+                {"V", problem.v, problem.heads_kv, problem.seq_kv, true}};
+  for (const auto& input : inputs) {
+    if (tma_takes(input.layout, problem.batch, input.heads, input.seq, input.broadcast)) continue;
+    if (why == nullptr) return 0;
+    return refuse(why, concat(input.name, " has strides ", input.layout.stride[0], ", ",
+                              input.layout.stride[1], ", ", input.layout.stride[2],
+                              " (B, H, S) and alignment ", input.layout.alignment,
+                              ": TMA takes positive strides in multiples of 8 elements below 2^39",
+                              " and 16-byte addresses; pad the rows or copy"));
+  }
+  const std::int64_t tiles = problem.batch * problem.heads_q * ceil_div(problem.seq_q, 128);
+  if (tiles > std::numeric_limits<std::int32_t>::max() / 2) {
+    if (why == nullptr) return 0;
+    return refuse(why, concat(tiles, " tiles of 128 queries: at most 2^30 - 1; split the batch"));
+  }
+  if (facts.shared_per_block < kTiles.back().shared_bytes()) {
+    if (why == nullptr) return 0;
+    return refuse(why, concat(facts.shared_per_block, " bytes of shared memory for a block: needs ",
+                              kTiles.back().shared_bytes()));
+  }
+  if (why != nullptr) *why = "fp16 or bf16 with strides that TMA takes: TMA, wgmma, one CTA per SM";
+  return kRank;
+}
+
+const char* name_of_features(Features features) {
+  constexpr const char* kNames[kFeatures] = {"plain", "causal", "window", "general"};
+  return kNames[static_cast<int>(features)];
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const Decision d = decide(problem, facts, choice);
+  Plan result;
+  result.grid = {d.ctas, 1, 1};
+  result.block = {d.config.threads(), 1, 1};
+  result.shared_bytes = d.config.shared_bytes();
+  result.tile_q = d.config.rows();
+  result.tile_kv = d.config.keys;
+  result.stages = d.config.stages;
+  result.kernel = core::concat("sm90_prefill_", problem.dtype == DType::f16 ? "f16" : "bf16", "_d",
+                               d.config.head_dim, "_m", d.config.rows(), "_n", d.config.keys, "_",
+                               name_of_features(d.config.features));
+  result.note = d.order == Order::by_head ? "tiles of equal work, head after head"
+                : d.order == Order::longest_first
+                    ? "longest tiles first: K and V of all heads fit half of L2"
+                    : "a long and a short tile together, head after head";
+  return result;
+}
+
+// ---- Launch ----
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+/// The driver's encoder, asked for once; null when the driver is too old.
+EncodeTiled encoder() {
+  static const EncodeTiled function = [] {
+    void* address = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address,
+                                                               12000, cudaEnableDefault, &found);
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<EncodeTiled>(address)
+               : nullptr;
+  }();
+  return function;
+}
+
+struct MapShape {
+  const void* data;
+  const Layout& layout;
+  std::int64_t batch, heads, seq, head_dim;
+  DType dtype;
+};
+
+/// A box is `rows` rows of 64 columns, 128-byte swizzled. Broadcast axes get length 1.
+bool encode(CUtensorMap* map, const MapShape& shape, int rows) {
+  const auto length = [](std::int64_t n, std::int64_t stride) -> cuuint64_t {
+    return stride == 0 ? 1 : static_cast<cuuint64_t>(std::max<std::int64_t>(n, 1));
+  };
+  // An axis of length 1 is never stepped along; its stride must only be legal.
+  const auto bytes = [](cuuint64_t n, std::int64_t stride) -> cuuint64_t {
+    return n == 1 ? kTmaAlignment : static_cast<cuuint64_t>(2 * stride);
+  };
+  const auto& stride = shape.layout.stride;
+  const cuuint64_t lengths[4] = {static_cast<cuuint64_t>(shape.head_dim),
+                                 length(shape.seq, stride[2]), length(shape.heads, stride[1]),
+                                 length(shape.batch, stride[0])};
+  const cuuint64_t strides[3] = {bytes(lengths[1], stride[2]), bytes(lengths[2], stride[1]),
+                                 bytes(lengths[3], stride[0])};
+  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t step[4] = {1, 1, 1, 1};
+  return encoder()(map,
+                   shape.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                   4, const_cast<void*>(shape.data), lengths, strides, box, step,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class T, std::size_t... kTile>
+const void* find_entry(std::index_sequence<kTile...>, std::size_t tile, int features) {
+  static const std::array<Entries, sizeof...(kTile)> table{
+      entries<T, static_cast<int>(kTile)>()...};
+  return table[tile][static_cast<std::size_t>(features)];
+}
+const void* kernel_of(DType dtype, std::size_t tile, Features features) {
+  constexpr auto kAll = std::make_index_sequence<kTiles.size()>();
+  const int index = static_cast<int>(features);
+  return dtype == DType::f16 ? find_entry<__half>(kAll, tile, index)
+                             : find_entry<__nv_bfloat16>(kAll, tile, index);
+}
+
+constinit std::array<std::array<std::array<SharedMemoryOptIn, kFeatures>, kTiles.size()>, 2> opt_in;
+
+Status ensure_ready(const Problem& problem, const Decision& d, int device) {
+  if (encoder() == nullptr) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
+                "later, update the driver"};
+  }
+  SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][d.tile]
+                                   [static_cast<std::size_t>(d.config.features)];
+  return to_status(state.ensure(kernel_of(problem.dtype, d.tile, d.config.features),
+                                d.config.shared_bytes(), device),
+                   kId, "reserve shared memory");
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_ready(problem, decide(problem, *context.facts, context.choice),
+                      context.facts->index);
+}
+
+Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
+  const auto last = [](std::int64_t n, std::int64_t stride) {
+    return static_cast<std::int32_t>(stride == 0 ? 0 : n - 1);
+  };
+  Params p;
+  p.band = d.keys.band;
+  p.seq_q = static_cast<std::int32_t>(problem.seq_q);
+  p.q_tiles = static_cast<std::int32_t>(ceil_div(problem.seq_q, d.config.rows()));
+  p.heads_q = static_cast<std::int32_t>(problem.heads_q);
+  p.all_heads = static_cast<std::int32_t>(problem.batch * problem.heads_q);
+  p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
+  p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
+  p.k_last_batch = last(problem.batch, problem.k.stride[0]);
+  p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
+  p.v_last_batch = last(problem.batch, problem.v.stride[0]);
+  p.order = d.order;
+  p.longest_is_last = d.longest_is_last;
+  p.scale_log2 = problem.scale * kLog2E;
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  if (problem.softcap > 0.0f) {
+    p.softcap_in = 2.0f * kLog2E * problem.scale / problem.softcap;
+    p.softcap_out = problem.softcap * kLog2E;
+  }
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0];
+  p.o_head = problem.o.stride[1];
+  p.o_row = problem.o.stride[2];
+  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  p.out_dtype = problem.out_dtype;
+  return p;
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const Decision d = decide(problem, *context.facts, context.choice);
+  if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
+
+  const auto keys_of = [&](const void* data, const Layout& layout) -> MapShape {
+    const std::int64_t skipped = 2 * d.keys.first * layout.stride[2];
+    return {static_cast<const char*>(data) + skipped,
+            layout,
+            problem.batch,
+            problem.heads_kv,
+            d.keys.band.keys,
+            problem.head_dim,
+            problem.dtype};
+  };
+  CUtensorMap q_map, k_map, v_map, o_map{};
+  bool encoded = encode(&q_map,
+                        {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
+                         problem.head_dim, problem.dtype},
+                        64) &&
+                 encode(&k_map, keys_of(tensors.k, problem.k), d.config.keys) &&
+                 encode(&v_map, keys_of(tensors.v, problem.v), d.config.keys);
+  if (d.config.features != Features::general) {
+    encoded = encoded && encode(&o_map,
+                                {tensors.o, problem.o, problem.batch, problem.heads_q,
+                                 problem.seq_q, problem.head_dim, problem.dtype},
+                                16);
+  }
+  if (!encoded) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver refused a tensor map; check that Q, K, V and O are "
+                "device pointers, or force another variant"};
+  }
+  Params params = make_params(problem, tensors, d);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
+  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
+  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
+  return to_status(
+      cudaLaunchKernelExC(&config, kernel_of(problem.dtype, d.tile, d.config.features), arguments),
+      kId, "launch");
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::prefill
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm90_prefill;
+constinit const core::Kernel cuda_sm90_prefill{.rank = cuda::prefill::rank,
+                                               .plan = cuda::prefill::plan,
+                                               .prepare = cuda::prefill::prepare,
+                                               .launch = cuda::prefill::launch};
+}  // namespace greenfast::kernels

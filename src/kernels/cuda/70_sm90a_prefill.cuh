@@ -1,0 +1,613 @@
+// 70_sm90a_prefill.cuh   Idea: TMA feeds wgmma; softmax hides under matrix work; no row maximum.
+//
+// One producer warp copies Q, K and V tiles by TMA into a ring of stages; each consumer warpgroup
+// owns 64 query rows and keeps their scores, weights and output in registers. A step issues
+// S(j) = Q K(j)^T before O += P(j-1) V(j-1), so that the tensor cores multiply while the other
+// pipes exponentiate. Blocks run from the last visible key to the first.
+//
+// The row maximum is taken in the first block and wherever a mask cuts; the other blocks keep the
+// stale one, and the row sum, which is needed anyway, guards the range: beyond 2^13 the weights are
+// scaled down, beyond 2^100 the block is done again with its true maximum. That leaves 3.5
+// instructions a score instead of 5 to 5.5 (H200, 2026-11-20: +10% at D 128, +8% at D 64).
+//
+// Limits: sm_90a, 16-bit inputs, D <= 256, row strides that TMA takes (16 bytes).
+// Budget: one CTA per SM; registers by setmaxnreg. Bound: issue slots under wgmma, then power.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/70_sm90a_prefill.hpp"
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/device/ptx_mma.cuh"
+#include "kernels/cuda/device/ptx_stmatrix.cuh"
+#include "kernels/cuda/device/ptx_tma.cuh"
+#include "kernels/cuda/device/ptx_wgmma.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+
+namespace greenfast::cuda::prefill {
+
+// A value that all lanes hold, told to the compiler: descriptors computed from it then live in
+// uniform registers. Without it every wgmma needs R2UR moves (H200: 60.8 -> 65.7% at D 64).
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
+
+struct Tile {
+  int index;  // of the head's tiles
+  int head, batch;
+};
+
+// The step-th tile of this CTA, or false: a pure function of the CTA's index. There is no counter
+// in memory, so calls may overlap on any streams, and the same call does the same work.
+__device__ __forceinline__ bool tile_of(const Params& p, int step, Tile& tile) {
+  const int cta = blockIdx.x, ctas = gridDim.x, tiles = p.q_tiles;
+  int rank, head;  // rank 0 is the head's longest tile
+  if (p.order == Order::in_pairs) {
+    const int half = tiles / 2, pairs = p.all_heads * half;
+    const int my_pairs = cta < pairs ? (pairs - cta + ctas - 1) / ctas : 0;
+    if (step < 2 * my_pairs) {
+      const int pair = cta + (step >> 1) * ctas;
+      head = pair / half;
+      rank = pair - head * half;
+      if (step & 1) rank = tiles - 1 - rank;
+    } else {
+      // An odd tile out of each head, dealt from where the pairs ended.
+      head = cta + (step - my_pairs) * ctas - pairs;
+      rank = half;
+      if (!(tiles & 1) || head >= p.all_heads) return false;
+    }
+  } else {
+    const bool longest_first = p.order == Order::longest_first;
+    const int position = step * ctas + (longest_first && (step & 1) ? ctas - 1 - cta : cta);
+    if (position >= p.all_heads * tiles) return false;
+    const int inner = longest_first ? p.all_heads : tiles;
+    const int outer_index = position / inner, inner_index = position - outer_index * inner;
+    rank = longest_first ? outer_index : inner_index;
+    head = longest_first ? inner_index : outer_index;
+  }
+  tile.index = uniform(p.longest_is_last ? tiles - 1 - rank : rank);
+  head = uniform(head);
+  tile.batch = uniform(head / p.heads_q);
+  tile.head = head - tile.batch * p.heads_q;
+  return true;
+}
+
+// A stage of the K or V ring: its barriers' offset, its tile's offset / 16, and the phase.
+template <Config kConfig>
+struct Stage {
+  std::uint32_t barrier = 0, tile = 0, parity;
+  __device__ explicit Stage(std::uint32_t first_parity) : parity(first_parity) {}
+  __device__ void advance() {
+    barrier += 8;
+    tile += kConfig.block_bytes() / 16;
+    if (barrier == 8 * kConfig.stages) {
+      barrier = 0;
+      tile = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class T, class ConfigOf>
+__global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
+    prefill_kernel(const __grid_constant__ CUtensorMap q_map,
+                   const __grid_constant__ CUtensorMap k_map,
+                   const __grid_constant__ CUtensorMap v_map,
+                   const __grid_constant__ CUtensorMap o_map, const __grid_constant__ Params p) {
+  static constexpr Config kConfig = ConfigOf::value;
+  constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys, kStages = kConfig.stages;
+  constexpr int kChunks = kConfig.chunks(), kWarpgroups = kConfig.warpgroups;
+  constexpr bool kMasked = kConfig.features != Features::plain;
+  constexpr bool kWindow = kConfig.features >= Features::window;
+  constexpr bool kGeneral = kConfig.features == Features::general;
+  static_assert(kConfig.shared_bytes() <= 232448 && kKeys % 16 == 0);
+
+  // ---- Prologue: shared memory and barriers ----
+  extern __shared__ std::uint8_t raw_shared[];
+  // "full" barriers count TMA bytes; "empty" ones an arrival of each consumer warp.
+  __shared__ alignas(8) std::uint64_t barriers[2 * kWarpgroups + 4 * kStages];
+  const auto shared_u32 = [](const void* pointer) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+  };
+  const std::uint32_t q_shared = (shared_u32(raw_shared) + 1023) & ~1023u;
+  const std::uint32_t k_shared = q_shared + kConfig.k_offset();
+  const std::uint32_t v_shared = q_shared + kConfig.v_offset();
+  const std::uint32_t q_full = shared_u32(barriers), q_empty = q_full + 8 * kWarpgroups;
+  const std::uint32_t k_full = q_empty + 8 * kWarpgroups, k_empty = k_full + 8 * kStages;
+  const std::uint32_t v_full = k_empty + 8 * kStages, v_empty = v_full + 8 * kStages;
+
+  const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) {
+    ptx::tensormap_prefetch(&q_map);
+    ptx::tensormap_prefetch(&k_map);
+    ptx::tensormap_prefetch(&v_map);
+    for (int i = 0; i < kWarpgroups; ++i) {
+      ptx::mbarrier_init(q_full + 8 * i, 1);
+      ptx::mbarrier_init(q_empty + 8 * i, 4);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(k_full + 8 * i, 1);
+      ptx::mbarrier_init(k_empty + 8 * i, 4 * kWarpgroups);
+      ptx::mbarrier_init(v_full + 8 * i, 1);
+      ptx::mbarrier_init(v_empty + 8 * i, 4 * kWarpgroups);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+
+  Tile tile;
+  if (warpgroup == 0) {
+    // ---- Producer: one thread copies the tiles that the consumers will ask for, in that order
+    // ----
+    ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
+    if (threadIdx.x < 32) {
+      // All lanes walk, one issues: control flow stays uniform.
+      const bool leader = lane == 0;
+      Stage<kConfig> k_stage(1), v_stage(1);
+      std::uint32_t q_parity = 1;
+      for (int step = 0; tile_of(p, step, tile); ++step) {
+        const int first_row = tile.index * kConfig.rows();
+        const BlockRange blocks =
+            blocks_of(p.band, kKeys, first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
+        const int kv_head = uniform(tile.head / p.group);
+        const auto load_block = [&](const CUtensorMap& map, std::uint32_t shared,
+                                    std::uint32_t full, std::uint32_t empty, Stage<kConfig>& stage,
+                                    int block, int last_head, int last_batch) {
+          ptx::mbarrier_wait(empty + stage.barrier, stage.parity);
+          if (leader) {
+            ptx::mbarrier_arrive_expect_tx(full + stage.barrier, kConfig.block_bytes());
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c)
+              ptx::tma_load_4d(shared + 16 * stage.tile + c * kKeys * 128, &map,
+                               full + stage.barrier, 64 * c, block * kKeys, min(kv_head, last_head),
+                               min(tile.batch, last_batch));
+          }
+          stage.advance();
+        };
+        const auto load_k = [&](int block) {
+          load_block(k_map, k_shared, k_full, k_empty, k_stage, block, p.k_last_head,
+                     p.k_last_batch);
+        };
+        const auto load_v = [&](int block) {
+          load_block(v_map, v_shared, v_full, v_empty, v_stage, block, p.v_last_head,
+                     p.v_last_batch);
+        };
+#pragma unroll
+        for (int w = 0; w < kWarpgroups; ++w) {
+          ptx::mbarrier_wait(q_empty + 8 * w, q_parity);
+          if (leader) {
+            ptx::mbarrier_arrive_expect_tx(q_full + 8 * w, kConfig.q_bytes());
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c)
+              ptx::tma_load_4d(q_shared + w * kConfig.q_bytes() + c * 64 * 128, &q_map,
+                               q_full + 8 * w, 64 * c, first_row + 64 * w, tile.head, tile.batch);
+          }
+        }
+        q_parity ^= 1;
+        // K runs one block ahead of V, as the consumers do.
+        if (blocks.end > blocks.begin) load_k(blocks.end - 1);
+#pragma unroll 1
+        for (int block = blocks.end - 1; block > blocks.begin; --block) {
+          load_k(block - 1);
+          load_v(block);
+        }
+        if (blocks.end > blocks.begin) load_v(blocks.begin);
+        __syncwarp();
+      }
+    }
+    return;
+  }
+
+  // ---- Consumers ----
+  ptx::setmaxnreg_increase<kConfig.consumer_registers()>();
+  const int group = warpgroup - 1, warp = uniform((threadIdx.x >> 5) & 3);
+  const std::uint32_t q_tile = q_shared + group * kConfig.q_bytes();
+  const bool leader = lane == 0;
+  const float scale = kGeneral ? 1.0f : p.scale_log2;
+
+  float s[kKeys / 2];                    // scores, then weights
+  float o[kHeadDim / 2];                 // output, not yet normalised
+  std::uint32_t weights[kKeys / 16][4];  // of the previous block, as A operand
+  std::uint32_t q[kConfig.q_in_registers ? kHeadDim / 16 : 1][4];
+  float top[2],
+      sum[2];  // of rows g and g + 8: base of the exponents, this thread's part of the sum
+  Stage<kConfig> k_stage(0), v_stage(0);
+  std::uint32_t q_parity = 0;
+
+  // S = Q K^T; asynchronous.
+  const auto issue_scores = [&] {
+    const std::uint32_t k_low = (k_shared / 16 + k_stage.tile) | 0x10000u;
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      const auto b = ptx::swizzle128_descriptor(k_low + (k / 4) * (kKeys * 128 / 16) + (k % 4) * 2);
+      if constexpr (kConfig.q_in_registers) {
+        ptx::wgmma_rs<T, kKeys>(s, q[k], b, k > 0);
+      } else {
+        const auto a = ptx::swizzle128_descriptor(((q_tile / 16) | 0x10000u) +
+                                                  (k / 4) * (64 * 128 / 16) + (k % 4) * 2);
+        ptx::wgmma_ss<T, kKeys>(s, a, b, k > 0);
+      }
+    }
+    ptx::wgmma_commit();
+  };
+  // O (+)= P V; asynchronous.
+  const auto issue_output = [&](bool accumulate) {
+    const std::uint32_t v_low = (v_shared / 16 + v_stage.tile) | ((kKeys * 128 / 16) << 16);
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k)
+      ptx::wgmma_rs_nmajor<T, kHeadDim>(o, weights[k],
+                                        ptx::swizzle128_descriptor(v_low + k * (16 * 128 / 16)),
+                                        k > 0 || accumulate);
+    ptx::wgmma_commit();
+  };
+  // Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
+  const auto transform = [&]<int kCount>(float(&scores)[kCount]) {
+    if constexpr (kGeneral) {
+      if (p.softcap_out > 0.0f) {
+#pragma unroll
+        for (float& x : scores) x = p.softcap_out * tanh_from_log2(x * p.softcap_in);
+      } else {
+#pragma unroll
+        for (float& x : scores) x *= p.scale_log2;
+      }
+    }
+  };
+  // Hides what the rows do not see.
+  const auto mask = [&]<int kCount>(float(&scores)[kCount], int block, int first_row) {
+    const int lane = ptx::lane_id();  // anew, as in redo_scores
+    const int row = first_row + 16 * warp + (lane >> 2);
+    const int first_key = block * kKeys + 2 * (lane & 3);
+    const int end[2] = {p.band.end(row) - first_key, p.band.end(row + 8) - first_key};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if ((i / 4) * 8 + (i & 1) >= end[(i >> 1) & 1]) scores[i] = -INFINITY;
+    }
+    if constexpr (kWindow) {
+      const int begin[2] = {p.band.first(row) - first_key, p.band.first(row + 8) - first_key};
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if ((i / 4) * 8 + (i & 1) < begin[(i >> 1) & 1]) scores[i] = -INFINITY;
+      }
+    }
+  };
+  // scores = 2^(scale * scores - base), and their sums.
+  const auto exponentiate = [&]<int kCount>(float(&scores)[kCount], float base0, float base1,
+                                            float(&block_sum)[2]) {
+    float part[4];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scores[i] = exp2_fast(fmaf(scores[i], scale, i & 2 ? -base1 : -base0));
+      part[i & 3] = i < 4 ? scores[i] : part[i & 3] + scores[i];
+    }
+    block_sum[0] = part[0] + part[1];
+    block_sum[1] = part[2] + part[3];
+  };
+  // One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
+  const auto softmax_exact = [&]<int kCount>(float(&scores)[kCount], float(&shrink)[2]) {
+    float most[4] = {scores[0], scores[1], scores[2], scores[3]}, base[2], block_sum[2];
+#pragma unroll
+    for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float now = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
+      const float before = top[h];
+      top[h] = fmaxf(before, now);
+      base[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
+      shrink[h] = exp2_fast(before - base[h]);
+    }
+    exponentiate(scores, base[0], base[1], block_sum);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = sum[h] * shrink[h] + block_sum[h];
+  };
+  // Scores become the A operand of the next product.
+  const auto convert = [&]<int kCount>(const float(&scores)[kCount]) {
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 8 * k + 2 * i;
+        weights[k][i] = at < kCount ? pack2<T>(scores[at % kCount], scores[(at + 1) % kCount]) : 0;
+      }
+    }
+  };
+  // S = Q K^T again by this warp alone, after the weights have overwritten it. K's stage must still
+  // be held.
+  const auto redo_scores = [&] {
+    // Read anew, so that addresses of this rare path do not live in registers all the time.
+    const int lane = ptx::lane_id();
+    const int row = (lane & 7) + ((lane >> 4) << 3), half = (lane >> 3) & 1;
+#pragma unroll
+    for (float& x : s) x = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      std::uint32_t a[4];
+      if constexpr (kConfig.q_in_registers) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = q[k][i];
+      } else {
+        const int q_row = 16 * warp + (lane & 15);
+        ptx::ldmatrix_x4(a, q_tile + (k / 4) * 64 * 128 + q_row * 128 +
+                                ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
+      }
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4(b, k_shared + 16 * k_stage.tile + (k / 4) * kKeys * 128 +
+                                (16 * n + row) * 128 + ((((k % 4) * 2 + half) ^ (lane & 7)) << 4));
+        ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n]), a, b[0], b[1]);
+        ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n + 4]), a, b[2], b[3]);
+      }
+    }
+  };
+  // Softmax with the maximum of earlier blocks. Returns whether O must be multiplied by `shrink`.
+  const auto softmax_guarded = [&](float(&shrink)[2]) -> bool {
+    constexpr float kLimit = 0x1p13f;  // far from fp16's 65504
+    constexpr float kHuge = 0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
+    float block_sum[2];
+    exponentiate(s, top[0], top[1], block_sum);
+    // Written so that NaN is trouble too.
+    const bool trouble = __any_sync(kFullWarp, !(block_sum[0] + block_sum[1] <= kLimit));
+    if (trouble) {
+      if (__any_sync(kFullWarp, !(block_sum[0] + block_sum[1] <= kHuge))) {
+        redo_scores();
+        transform(s);
+        softmax_exact(s, shrink);
+        return true;
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float most = quad_max(block_sum[h]);
+        const float up = most > 64.0f ? static_cast<float>((__float_as_int(most) >> 23) - 127) : 0;
+        const float before = top[h];
+        top[h] += up;
+        shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
+        block_sum[h] *= shrink[h];
+        sum[h] *= shrink[h];
+      }
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
+    }
+    sum[0] += block_sum[0];
+    sum[1] += block_sum[1];
+    return trouble;
+  };
+
+  for (int tile_step = 0; tile_of(p, tile_step, tile); ++tile_step) {
+    const int tile_row = tile.index * kConfig.rows(), first_row = tile_row + 64 * group;
+    const BlockRange tile_blocks =
+        blocks_of(p.band, kKeys, tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
+    const int last_row = min(first_row + 63, p.seq_q - 1);
+    BlockRange blocks = blocks_of(p.band, kKeys, first_row, last_row);
+    if (first_row >= p.seq_q || blocks.end <= blocks.begin)
+      blocks.begin = blocks.end = tile_blocks.begin;
+    const bool works = blocks.end > blocks.begin;
+    // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
+    const int exact_from = min(max(first_row + p.band.above, 0), p.band.keys) / kKeys;
+    const int exact_to = (last_row + p.band.below + kKeys - 1) / kKeys - 1;
+
+    const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
+    // A block that other warpgroups of the CTA want.
+    const auto skip_block = [&] {
+      ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
+      release(k_empty + k_stage.barrier);
+      ptx::mbarrier_wait(v_full + k_stage.barrier, k_stage.parity);
+      release(v_empty + k_stage.barrier);
+      k_stage.advance();
+    };
+#pragma unroll 1
+    for (int block = tile_blocks.end; block > blocks.end; --block) skip_block();
+
+    ptx::mbarrier_wait(q_full + 8 * group, q_parity);
+    q_parity ^= 1;
+    if constexpr (kConfig.q_in_registers) {
+      const int lane = ptx::lane_id();
+#pragma unroll
+      for (int k = 0; k < kHeadDim / 16; ++k)
+        ptx::ldmatrix_x4(q[k], q_tile + (k / 4) * 64 * 128 + (16 * warp + (lane & 15)) * 128 +
+                                   ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
+    }
+    constexpr bool kQueriesFreeEarly = kConfig.q_in_registers;
+    if (kQueriesFreeEarly) release(q_empty + 8 * group);
+    // Else released after the last block, or, where O takes Q's place, after O is stored.
+    const auto release_queries_if = [&](bool last) {
+      if constexpr (!kQueriesFreeEarly && !kConfig.o_over_q())
+        ptx::mbarrier_arrive_if(q_empty + 8 * group, leader && last);
+    };
+
+    top[0] = top[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
+    if (works) {
+      int block = blocks.end - 1;
+      // ---- First block ----
+      float shrink[2];
+      ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
+      ptx::pin_registers(s);
+      ptx::wgmma_fence();
+      issue_scores();
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(s);
+      release(k_empty + k_stage.barrier);
+      release_queries_if(block == blocks.begin);
+      const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
+        transform(scores);
+        if (kMasked || (block + 1) * kKeys > p.band.keys) mask(scores, block, first_row);
+        softmax_exact(scores, shrink);
+      };
+      // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
+      // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
+      if (kKeys == 128 && p.band.end(last_row) - block * kKeys <= 64) {
+        first_softmax(reinterpret_cast<float(&)[32]>(s));
+#pragma unroll
+        for (int i = 32; i < kKeys / 2; ++i) s[i] = 0.0f;
+      } else {
+        first_softmax(s);
+      }
+      convert(s);
+      v_stage = k_stage;
+      k_stage.advance();
+
+      // ---- Main loop: S(block) and O += P V of the block before ----
+      const int second = block - 1;
+      const auto step = [&]<bool kExact>() {
+        --block;
+        ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
+        ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
+        ptx::pin_registers(s);
+        ptx::pin_registers(o);
+        ptx::wgmma_fence();
+        issue_scores();
+        issue_output(block < second);
+        ptx::wgmma_wait<1>();
+        ptx::pin_registers(s);
+        transform(s);
+        bool rescale = true;
+        if constexpr (kExact) {
+          mask(s, block, first_row);
+          softmax_exact(s, shrink);
+        } else {
+          rescale = softmax_guarded(shrink);
+        }
+        release(k_empty + k_stage.barrier);
+        release_queries_if(block == blocks.begin);
+        ptx::pin_registers(s);
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(o);
+        ptx::pin_registers(s);
+        release(v_empty + v_stage.barrier);
+        if (rescale) {
+#pragma unroll
+          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
+        }
+        convert(s);
+        v_stage = k_stage;
+        k_stage.advance();
+      };
+      // Diagonal, inside, far edge of a window: exact, guarded, exact.
+      while (block > blocks.begin) {
+        if constexpr (kMasked) {
+          while (block > blocks.begin && (block > exact_from || (kWindow && block - 1 <= exact_to)))
+            step.template operator()<true>();
+        }
+        while (block > blocks.begin && !(kWindow && block - 1 <= exact_to))
+          step.template operator()<false>();
+      }
+
+      // ---- Last product ----
+      ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
+      ptx::pin_registers(o);
+      ptx::wgmma_fence();
+      issue_output(block <= second);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+      release(v_empty + v_stage.barrier);
+    } else {
+#pragma unroll
+      for (float& x : o) x = 0.0f;
+      release_queries_if(true);
+    }
+#pragma unroll 1
+    for (int block = blocks.begin; block > tile_blocks.begin; --block) skip_block();
+
+    // ---- Epilogue: normalise, store ----
+    const int lane = ptx::lane_id();
+    const int row = first_row + 16 * warp + (lane >> 2), t = lane & 3;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum[h] = quad_sum(sum[h]);
+      const int r = row + 8 * h;
+      if (p.lse != nullptr && t == 0 && r < p.seq_q) {
+        const std::int64_t head = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
+        p.lse[head * p.seq_q + r] = sum[h] == 0.0f ? -INFINITY : kLn2 * (top[h] + __log2f(sum[h]));
+      }
+      sum[h] = sum[h] == 0.0f ? 0.0f : reciprocal_fast(sum[h]);  // no key seen: O = 0
+    }
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= sum[(i >> 1) & 1];
+
+    if constexpr (kGeneral) {
+      const std::int64_t base = tile.batch * p.o_batch + tile.head * p.o_head;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (row + 8 * h >= p.seq_q) continue;
+        const std::int64_t at = base + (row + 8 * h) * p.o_row + 2 * t;
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 8; ++i) {
+          if (8 * i >= p.head_dim) continue;
+          const float x = o[4 * i + 2 * h], y = o[4 * i + 2 * h + 1];
+          if (p.out_dtype == DType::f32) {
+            static_cast<float*>(p.o)[at + 8 * i] = x;
+            static_cast<float*>(p.o)[at + 8 * i + 1] = y;
+          } else if (p.out_dtype == DType::f16) {
+            static_cast<__half*>(p.o)[at + 8 * i] = __float2half_rn(x);
+            static_cast<__half*>(p.o)[at + 8 * i + 1] = __float2half_rn(y);
+          } else {
+            static_cast<__nv_bfloat16*>(p.o)[at + 8 * i] = __float2bfloat16_rn(x);
+            static_cast<__nv_bfloat16*>(p.o)[at + 8 * i + 1] = __float2bfloat16_rn(y);
+          }
+        }
+      }
+      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * group);
+    } else {
+      // Each warp lays out its 16 rows and stores them alone; TMA leaves out rows past Sq.
+      std::uint32_t strip, chunk_bytes;
+      if constexpr (kConfig.o_over_q()) {
+        strip = q_tile + warp * 16 * 128;
+        chunk_bytes = 64 * 128;
+        ptx::named_barrier_sync(1 + group, 128);  // all warps are done with Q
+      } else {
+        strip = q_shared + kConfig.o_offset() + (4 * group + warp) * kConfig.strip_bytes();
+        chunk_bytes = 16 * 128;
+        if (leader) ptx::tma_store_wait_read();
+        __syncwarp();
+      }
+      const int strip_row = lane & 15;
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 16; ++j) {
+        const std::uint32_t r[4] = {
+            pack2<T>(o[8 * j], o[8 * j + 1]), pack2<T>(o[8 * j + 2], o[8 * j + 3]),
+            pack2<T>(o[8 * j + 4], o[8 * j + 5]), pack2<T>(o[8 * j + 6], o[8 * j + 7])};
+        ptx::stmatrix_x4(strip + (j / 4) * chunk_bytes + strip_row * 128 +
+                             ((((j % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4),
+                         r);
+      }
+      ptx::fence_proxy_async_shared();
+      __syncwarp();
+      if (leader) {
+        if (first_row + 16 * warp < p.seq_q) {
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c)
+            ptx::tma_store_4d(&o_map, strip + c * chunk_bytes, 64 * c, first_row + 16 * warp,
+                              tile.head, tile.batch);
+        }
+        ptx::tma_store_commit();
+        if constexpr (kConfig.o_over_q()) ptx::tma_store_wait_read();
+      }
+      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * group);
+    }
+    // A point of convergence: without it ptxas keeps the loop's state in vector registers.
+    __syncwarp();
+  }
+  if (!kGeneral && leader) ptx::tma_store_wait();
+}
+
+template <class T, int kTile, Features kFeatures>
+const void* entry() {
+  static constexpr Config kConfig = [] {
+    Config config = kTiles[kTile];
+    config.features = kFeatures;
+    return config;
+  }();
+  return reinterpret_cast<const void*>(&prefill_kernel<T, With<kConfig>>);
+}
+
+template <class T, int kTile>
+Entries entries() {
+  Entries kernels{entry<T, kTile, Features::plain>(), entry<T, kTile, Features::causal>()};
+  if constexpr (kTiles[kTile].takes(Features::window)) {
+    kernels[2] = entry<T, kTile, Features::window>();
+    kernels[3] = entry<T, kTile, Features::general>();
+  }
+  return kernels;
+}
+
+}  // namespace greenfast::cuda::prefill

@@ -1,0 +1,123 @@
+// What host and device agree on: the configurations of the prefill kernel, its shared memory and
+// its arguments.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/cuda/device/mask.hpp"
+
+namespace greenfast::cuda::prefill {
+
+/// What a build of the kernel can do. Each does all that the one before it does.
+enum class Features {
+  plain,    // every query sees every key
+  causal,   // a query sees no key beyond some distance ahead
+  window,   // or behind
+  general,  // softcap, any sign of the scale, any type and strides of the output
+};
+inline constexpr int kFeatures = 4;
+
+struct Config {
+  int head_dim = 64;   // columns of the tiles; smaller heads are padded with zeros by TMA
+  int warpgroups = 2;  // consumers of 64 query rows each
+  int keys = 128;      // of one block of K or V
+  int stages = 2;      // blocks in flight, of K and of V
+  bool q_in_registers = false;
+  Features features = Features::plain;
+
+  // Three warpgroups leave no registers for two bounds.
+  constexpr bool takes(Features wanted) const {
+    return warpgroups < 3 || wanted <= Features::causal;
+  }
+  constexpr int rows() const { return 64 * warpgroups; }
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  constexpr int chunks() const { return (head_dim + 63) / 64; }  // of 64 columns, 128 bytes
+
+  // Shared memory, in bytes from a 1024-byte boundary: Q, one tile a warpgroup; K stages; V stages;
+  // O, one strip of 16 rows a warp. Every tile is [chunk][row][128 bytes], swizzled.
+  constexpr int q_bytes() const { return chunks() * 64 * 128; }
+  constexpr int block_bytes() const { return chunks() * keys * 128; }
+  constexpr int strip_bytes() const { return chunks() * 16 * 128; }
+  constexpr int k_offset() const { return warpgroups * q_bytes(); }
+  constexpr int v_offset() const { return k_offset() + stages * block_bytes(); }
+  // Where it does not fit, a warpgroup's O takes the place of its Q.
+  constexpr bool o_over_q() const { return head_dim > 128; }
+  constexpr int o_offset() const { return o_over_q() ? 0 : v_offset() + stages * block_bytes(); }
+  constexpr int shared_bytes() const {
+    return 1024 + v_offset() + stages * block_bytes() + (o_over_q() ? 0 : warpgroups * q_bytes());
+  }
+
+  // 512 warps' worth of 128 registers, shared out by role (setmaxnreg).
+  constexpr int producer_registers() const {
+    return warpgroups == 3 ? 32 : head_dim > 128 ? 24 : 40;
+  }
+  constexpr int consumer_registers() const {
+    return (512 - producer_registers()) / warpgroups / 8 * 8;
+  }
+};
+
+template <Config kConfig>
+struct With {
+  static constexpr Config value = kConfig;
+};
+
+/// The tiles, by head dim; of those with the same head dim the launch chooses by the problem.
+inline constexpr std::array kTiles{
+    Config{.head_dim = 64, .warpgroups = 3, .keys = 128, .stages = 4},
+    Config{.head_dim = 64, .warpgroups = 2, .keys = 128, .stages = 4, .q_in_registers = true},
+    Config{.head_dim = 96, .warpgroups = 2, .keys = 128, .stages = 2, .q_in_registers = true},
+    Config{.head_dim = 128, .warpgroups = 2, .keys = 128, .stages = 2, .q_in_registers = true},
+    Config{.head_dim = 192, .warpgroups = 2, .keys = 112, .stages = 2},
+    Config{.head_dim = 256, .warpgroups = 2, .keys = 80, .stages = 2},
+};
+
+/// Key blocks [begin, end) that the rows [first, last] see.
+struct BlockRange {
+  std::int32_t begin, end;
+};
+GREENFAST_HOST_DEVICE inline BlockRange blocks_of(const Band& band, int keys_per_block, int first,
+                                                  int last) {
+  const int begin = band.first(first) / keys_per_block;
+  const int end = (band.end(last) + keys_per_block - 1) / keys_per_block;
+  return {begin, end > begin ? end : begin};
+}
+
+/// In which order the tiles of 64 * warpgroups rows are dealt to the CTAs.
+enum class Order : std::int32_t {
+  by_head,        // head after head: tiles of equal work
+  longest_first,  // all heads' longest tile, then the next shorter one, dealt back and forth
+  in_pairs,  // head after head, the longest tile with the shortest: equal work, K and V stay in L2
+};
+
+/// Kernel arguments beside the tensor maps.
+struct Params {
+  Band band;  // of the keys that the K and V maps hold, which are those that some row sees
+  std::int32_t seq_q = 0;
+  std::int32_t q_tiles = 0;  // per head
+  std::int32_t heads_q = 0;
+  std::int32_t all_heads = 0;  // batch * heads_q
+  std::int32_t group = 1;      // query heads that share a KV head
+  // Largest coordinates of the K and V maps: 0 where a stride of 0 broadcasts.
+  std::int32_t k_last_head = 0, k_last_batch = 0, v_last_head = 0, v_last_batch = 0;
+  Order order = Order::by_head;
+  bool longest_is_last = true;  // of a head's tiles
+  float scale_log2 = 0.0f;      // scale * log2(e)
+  float* lse = nullptr;         // [all_heads, seq_q] or null
+
+  // Features::general only.
+  float softcap_in = 0.0f;   // 2 log2(e) scale / softcap
+  float softcap_out = 0.0f;  // softcap * log2(e); 0: no softcap
+  void* o = nullptr;
+  std::int64_t o_batch = 0, o_head = 0, o_row = 0;  // strides in elements
+  std::int32_t head_dim = 0;
+  DType out_dtype = DType::f16;
+};
+
+/// Kernels of a tile, by Features, for cudaLaunchKernelExC; null where the tile does not take them.
+/// T: __half or __nv_bfloat16.
+using Entries = std::array<const void*, kFeatures>;
+template <class T, int kTile>
+Entries entries();
+
+}  // namespace greenfast::cuda::prefill
