@@ -109,10 +109,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const auto shared_u32 = [](const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
   };
-  const std::uint32_t q_shared = (shared_u32(raw_shared) + 1023) & ~1023u;
+  const std::uint32_t q_shared = uniform((shared_u32(raw_shared) + 1023) & ~1023u);
   const std::uint32_t k_shared = q_shared + kConfig.k_offset();
   const std::uint32_t v_shared = q_shared + kConfig.v_offset();
-  const std::uint32_t q_full = shared_u32(barriers), q_empty = q_full + 8 * kWarpgroups;
+  const std::uint32_t q_full = uniform(shared_u32(barriers)), q_empty = q_full + 8 * kWarpgroups;
   const std::uint32_t k_full = q_empty + 8 * kWarpgroups, k_empty = k_full + 8 * kStages;
   const std::uint32_t v_full = k_empty + 8 * kStages, v_empty = v_full + 8 * kStages;
 
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // S = Q K^T; asynchronous.
   const auto issue_scores = [&] {
-    const std::uint32_t k_low = (k_shared / 16 + k_stage.tile) | 0x10000u;
+    const std::uint32_t k_low = ((k_shared / 16) | 0x10000u) + k_stage.tile;
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       const auto b = ptx::swizzle128_descriptor(k_low + (k / 4) * (kKeys * 128 / 16) + (k % 4) * 2);
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
   // O (+)= P V; asynchronous.
   const auto issue_output = [&](bool accumulate) {
-    const std::uint32_t v_low = (v_shared / 16 + v_stage.tile) | ((kKeys * 128 / 16) << 16);
+    const std::uint32_t v_low = ((v_shared / 16) | ((kKeys * 128 / 16) << 16)) + v_stage.tile;
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
       ptx::wgmma_rs_nmajor<T, kHeadDim>(o, weights[k],
