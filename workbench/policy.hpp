@@ -46,7 +46,8 @@ struct Policy {
   bool decoy = true;  // a launch on other data at the same addresses comes first
   bool stream = true;
   bool poison_unseen = true;  // see Case
-  int reruns = 2;             // bitwise equal launches beyond the first
+  int reruns = 2;             // bitwise equal launches beyond the first; at most 1 for problems
+                              // above flop_budget
 
   /// FLOP of attention the oracle may spend on one case (4 D per visible pair); above it rows are
   /// sampled.

@@ -229,6 +229,13 @@ std::uint64_t available_memory() {
   return ~std::uint64_t{0};
 }
 
+// A problem whose oracle is sampled takes seconds on slow kernels: one rerun there.
+int reruns_of(const Policy& policy, const Problem& p) {
+  const double flops =
+      4.0 * static_cast<double>(p.head_dim) * static_cast<double>(visible_pairs(p));
+  return flops <= policy.flop_budget ? policy.reruns : std::min(policy.reruns, 1);
+}
+
 // A subject's launches on one case, and everything that is looked at around them.
 class Session {
  public:
@@ -271,7 +278,8 @@ class Session {
     if (policy_.decoy && !run_decoy(result)) return result;
 
     // Launches alternate between the poison patterns; what differs between them was not written.
-    const int launches = 1 + std::max(policy_.reruns, policy_.poison ? 1 : 0);
+    const int reruns = reruns_of(policy_, p_);
+    const int launches = 1 + std::max(reruns, policy_.poison ? 1 : 0);
     Output first;
     for (int n = 0; n < launches; ++n) {
       poison(n);
@@ -409,7 +417,7 @@ class Session {
         return;
       }
     }
-    if (n > policy_.reruns) return;
+    if (n > reruns_of(policy_, p_)) return;
     fail(result, "rerun",
          "launch " + std::to_string(n + 1) +
              " gave other bits than launch 1: output depends on "
