@@ -41,6 +41,14 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(kFullWarp, x, 2);
 }
 
+/// Which of a lane's score columns lie below `limit`, as the low bits: bit 2 n + i stands for
+/// column 8 n + i of an accumulator row. Testing bits costs half of comparing columns.
+__device__ __forceinline__ std::uint32_t columns_below(int limit) {
+  const int clamped = max(0, min(limit, 128));
+  const int bits = clamped / 8 * 2 + min(clamped % 8, 2);
+  return bits >= 32 ? 0xffffffffu : (1u << bits) - 1;
+}
+
 /// Two floats rounded to nearest even into one register, lo in the low half.
 template <class T>
 __device__ __forceinline__ std::uint32_t pack2(float lo, float hi);

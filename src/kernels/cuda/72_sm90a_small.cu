@@ -1,0 +1,250 @@
+// Host side of cuda.sm90.small: what it takes, the tensor maps and the launch.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/variant.hpp"
+#include "kernels/cuda/72_sm90a_small.hpp"
+#include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/tensor_map.hpp"
+
+namespace greenfast::cuda::small {
+namespace {
+
+constexpr const char* kId = "cuda.sm90.small";
+constexpr int kRank = 230;
+constexpr std::int64_t kGridLimit = 65535;  // of the y and z axes
+// Above half an SM's 228 KB, so that a dependent grid's blocks do not move in beside this grid's:
+// with room for two, launching early is slower than not (5.25 us against 4.88, H200, 2026-11-20).
+constexpr int kWholeSm = 117 * 1024;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// The band over the keys that some query sees, and where they begin. The maps hold only these, so
+/// that nothing in the others can reach a product.
+struct VisibleKeys {
+  std::int64_t first;
+  Band band;
+};
+
+VisibleKeys visible_keys(const Problem& problem) {
+  constexpr auto kFar = static_cast<std::int32_t>(Band::kFar);
+  Band band = make_band(problem);
+  const std::int32_t first = std::min(band.first(0), band.keys);
+  const std::int32_t end = band.end(static_cast<std::int32_t>(problem.seq_q) - 1);
+  if (band.below > -kFar) band.below = std::max(band.below - first, -kFar);
+  if (band.above < kFar) band.above = std::max(band.above - first, -kFar);
+  band.keys = std::max(end - first, 0);
+  return {first, band};
+}
+
+/// Upper bound of the keys that one tile of queries sees.
+std::int64_t tile_keys(const Band& band) {
+  return std::min<std::int64_t>(band.keys, std::int64_t{band.above} - band.below + kRows);
+}
+
+std::size_t choose(const Problem& problem, const Band& band) {
+  for (std::size_t i = 0; i < kConfigs.size(); ++i) {
+    if (problem.head_dim <= kConfigs[i].head_dim && tile_keys(band) <= kConfigs[i].capacity()) {
+      return i;
+    }
+  }
+  return kConfigs.size();
+}
+
+std::int64_t blocks(const Problem& problem, core::Choice choice) {
+  return kCluster * ceil_div(problem.seq_q, kRows) * problem.heads_q *
+         (choice.batch_invariant ? 1 : problem.batch);
+}
+
+int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {
+  return blocks(problem, {}) <= facts.multiprocessors ? std::max(config.shared_bytes(), kWholeSm)
+                                                      : config.shared_bytes();
+}
+
+int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, std::string* why) {
+  const auto refuse = [&](const auto& reason) {
+    if (why != nullptr) *why = reason();
+    return 0;
+  };
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return refuse(
+        [&] { return std::string(name_of(problem.dtype)) + " inputs; takes fp16 and bf16"; });
+  }
+  if (problem.head_dim > 128) {
+    return refuse(
+        [&] { return "head dim " + std::to_string(problem.head_dim) + "; takes up to 128"; });
+  }
+  if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
+    return refuse([] { return std::string("a sequence longer than 2^30"); });
+  }
+  const Band band = visible_keys(problem).band;
+  if (choose(problem, band) == kConfigs.size()) {
+    return refuse([&] {
+      return "a tile of 64 queries sees up to " + std::to_string(tile_keys(band)) +
+             " keys; takes up to 512";
+    });
+  }
+  const Layout& o = problem.o;
+  const auto misaligned = [](std::int64_t length, std::int64_t stride) {
+    return length > 1 && stride % 8 != 0;
+  };
+  if (!tma_addressable(problem.q, problem.batch, problem.heads_q, problem.seq_q) ||
+      !tma_addressable(problem.k, problem.batch, problem.heads_kv, problem.seq_kv) ||
+      !tma_addressable(problem.v, problem.batch, problem.heads_kv, problem.seq_kv) ||
+      o.alignment < kTmaAlignment || misaligned(problem.batch, o.stride[0]) ||
+      misaligned(problem.heads_q, o.stride[1]) || misaligned(problem.seq_q, o.stride[2])) {
+    return refuse([] {
+      return std::string(
+          "rows of Q, K, V or O do not start at 16-byte boundaries, or a sequence stride is 0; "
+          "align "
+          "the tensors");
+    });
+  }
+  const std::int64_t count = blocks(problem, choice);
+  if (ceil_div(problem.seq_q, kRows) * kCluster > kGridLimit || problem.heads_q > kGridLimit ||
+      problem.batch > kGridLimit || count > 2 * std::int64_t{facts.multiprocessors}) {
+    return refuse([&] {
+      return std::to_string(count) + " blocks; worth it up to two a multiprocessor, " +
+             std::to_string(2 * facts.multiprocessors);
+    });
+  }
+  if (why != nullptr) {
+    *why = "every tile's keys fit one pass of a cluster of 2, and the " + std::to_string(count) +
+           " blocks run at once";
+  }
+  return kRank;
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
+  const std::size_t index = choose(problem, visible_keys(problem).band);
+  if (index == kConfigs.size()) return {};
+  const Config config = config_of(index, problem.dtype == DType::f16);
+  Plan result;
+  result.grid = {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
+                 static_cast<int>(problem.heads_q), static_cast<int>(problem.batch)};
+  result.block = {kThreads, 1, 1};
+  result.cluster = {kCluster, 1, 1};
+  result.shared_bytes = shared_bytes(problem, config, facts);
+  result.tile_q = kRows;
+  result.tile_kv = config.keys;
+  result.splits = kParts;
+  result.kernel = std::string("sm90_small_") + (problem.dtype == DType::f16 ? "f16" : "bf16") +
+                  "_d" + std::to_string(config.head_dim) + "_n" + std::to_string(config.keys);
+  result.note = "one pass: " + std::to_string(kParts) + " parts of " + std::to_string(config.keys) +
+                " keys, merged through distributed shared memory";
+  return result;
+}
+
+const void* kernel_of(const Problem& problem, std::size_t index) {
+  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
+}
+
+constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+
+Status ensure_ready(const Problem& problem, std::size_t index, int device) {
+  if (tensor_map_encoder() == nullptr) {
+    return {StatusCode::device_error, std::string(kId) +
+                                          ": this driver cannot encode tensor maps; update it to "
+                                          "CUDA 12 or later, or ask for cuda.sm80.mma"};
+  }
+  const Config config = config_of(index, problem.dtype == DType::f16);
+  return to_status(
+      opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
+          kernel_of(problem, index), std::max(config.shared_bytes(), kWholeSm), device),
+      kId, "reserve shared memory");
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_ready(problem, choose(problem, visible_keys(problem).band), context.facts->index);
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  const VisibleKeys keys = visible_keys(problem);
+  const std::size_t index = choose(problem, keys.band);
+  if (Status status = ensure_ready(problem, index, context.facts->index); !status.ok()) {
+    return status;
+  }
+  const Config config = config_of(index, problem.dtype == DType::f16);
+
+  Params p;
+  p.band = keys.band;
+  p.seq_q = static_cast<std::int32_t>(problem.seq_q);
+  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  p.heads_q = static_cast<std::uint32_t>(problem.heads_q);
+  p.group = static_cast<std::uint32_t>(problem.heads_q / problem.heads_kv);
+  const auto step = [](std::int64_t stride) { return stride == 0 ? 0u : 1u; };
+  p.k_batch_step = step(problem.k.stride[0]);
+  p.k_head_step = step(problem.k.stride[1]);
+  p.v_batch_step = step(problem.v.stride[0]);
+  p.v_head_step = step(problem.v.stride[1]);
+  p.q_batch_step = step(problem.q.stride[0]);
+  p.q_head_step = step(problem.q.stride[1]);
+  p.scale_log2 = problem.scale * kLog2E;
+  p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f);
+  if (problem.softcap > 0.0f) {
+    p.transform_scale = 2.0f * kLog2E * problem.scale / problem.softcap;
+    p.transform_cap = problem.softcap * kLog2E;
+  } else {
+    p.transform_scale = problem.scale * kLog2E;
+  }
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0];
+  p.o_head = problem.o.stride[1];
+  p.o_row = problem.o.stride[2];
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  p.output = problem.out_dtype == DType::f32   ? Output::f32
+             : problem.out_dtype == DType::f16 ? Output::f16
+                                               : Output::bf16;
+
+  CUtensorMap q_map, k_map, v_map;
+  const auto encode_keys = [&](CUtensorMap* map, const void* data, const Layout& layout) {
+    const auto* first = static_cast<const std::uint16_t*>(data) + keys.first * layout.stride[2];
+    // At least one row: an empty axis is no legal map, and nothing of it is read.
+    return encode_tensor_map(map,
+                             {first, layout, problem.batch, problem.heads_kv,
+                              std::max(keys.band.keys, 1), problem.head_dim, problem.dtype},
+                             config.keys);
+  };
+  if (!encode_tensor_map(&q_map,
+                         {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
+                          problem.head_dim, problem.dtype},
+                         kRows) ||
+      !encode_keys(&k_map, tensors.k, problem.k) || !encode_keys(&v_map, tensors.v, problem.v)) {
+    return {StatusCode::invalid_argument,
+            std::string(kId) +
+                ": the driver refused a tensor map; Q, K and V must start at "
+                "16-byte boundaries"};
+  }
+
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch_config{};
+  launch_config.gridDim =
+      dim3(static_cast<unsigned>(kCluster * ceil_div(problem.seq_q, kRows)),
+           static_cast<unsigned>(problem.heads_q), static_cast<unsigned>(problem.batch));
+  launch_config.blockDim = dim3(kThreads);
+  launch_config.dynamicSmemBytes =
+      static_cast<std::size_t>(shared_bytes(problem, config, *context.facts));
+  launch_config.stream = static_cast<cudaStream_t>(context.stream);
+  launch_config.attrs = &early;
+  launch_config.numAttrs = 1;
+  void* arguments[] = {&p, &q_map, &k_map, &v_map};
+  return to_status(cudaLaunchKernelExC(&launch_config, kernel_of(problem, index), arguments), kId,
+                   "launch");
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::small
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm90_small;
+constinit const core::Kernel cuda_sm90_small{.rank = cuda::small::rank,
+                                             .plan = cuda::small::plan,
+                                             .prepare = cuda::small::prepare,
+                                             .launch = cuda::small::launch};
+}  // namespace greenfast::kernels
