@@ -2,14 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+
+#include "workbench/checkpoint.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -245,25 +243,9 @@ Result<std::vector<Samples>> samples_from_json(const json& document) {
 }
 
 Result<std::vector<Samples>> read_samples(const std::filesystem::path& file) {
-  std::error_code error;
-  if (std::filesystem::is_directory(file, error)) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: is a directory; name the file in it", file.string()));
-  }
-  std::ifstream stream(file, std::ios::binary);
-  std::string text;
-  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  if (!stream) {
-    return Status(StatusCode::internal,
-                  fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
-  }
-  const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: not valid JSON, perhaps truncated ({} bytes); record it again",
-                              file.string(), text.size()));
-  }
-  auto shapes = samples_from_json(document);
+  const Result<json> document = read_json(file);
+  if (!document) return document.status();
+  auto shapes = samples_from_json(*document);
   if (!shapes) {
     return Status(shapes.status().code(),
                   fmt::format("{}: {}", file.string(), shapes.status().message()));

@@ -1,0 +1,1052 @@
+#include "workbench/gate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "workbench/atomic_file.hpp"
+#include "workbench/build_info.hpp"
+#include "workbench/checkpoint.hpp"
+#include "workbench/decide.hpp"
+#include "workbench/exit_code.hpp"
+#include "workbench/gate_policy.hpp"
+#include "workbench/isolate.hpp"
+#include "workbench/measure.hpp"
+#include "workbench/policy.hpp"
+#include "workbench/sha256.hpp"
+#include "workbench/subject.hpp"
+#include "workbench/validate.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr std::string_view kAgain = " (again)";
+
+json interval_json(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
+
+json summary_json(const Summary& s) {
+  return {
+      {"p50", s.p50},     {"p90", s.p90},           {"mean", s.mean},   {"std", s.std},
+      {"ci_lo", s.ci_lo}, {"ci_hi", s.ci_hi},       {"samples", s.n},   {"discarded", s.discarded},
+      {"batch", s.batch}, {"tick_seconds", s.tick}, {"timer", s.method}};
+}
+
+json status_json(const Status& status) {
+  return {{"failed", {{"code", static_cast<int>(status.code())}, {"message", status.message()}}}};
+}
+
+/// What a child reported instead of a result.
+std::optional<Status> failure_of(const json& result) {
+  if (!result.contains("failed")) return std::nullopt;
+  return Status(static_cast<StatusCode>(result["failed"]["code"].get<int>()),
+                result["failed"]["message"].get<std::string>());
+}
+
+/// The one subject a text names; selectors that name several are an error here.
+Result<std::unique_ptr<Subject>> one_subject(const std::string& id, std::string_view option) {
+  auto found = find_subjects(id);
+  if (!found) return found.status();
+  if (found->size() != 1) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{} {}: names {} subjects; the gate compares one with one", option,
+                              id, found->size()));
+  }
+  return std::move(found->front());
+}
+
+Result<ProblemDefaults> defaults_of(const GateOptions& options, const std::string& dtype) {
+  ProblemDefaults defaults;
+  const auto parsed = parse_dtype(dtype);
+  if (!parsed) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--dtype {}: possible are fp32, fp16, bf16, e4m3", dtype));
+  }
+  defaults.dtype = *parsed;
+  if (options.causal == "top-left") {
+    defaults.mask = Mask::causal(Alignment::top_left);
+  } else if (options.causal == "bottom-right") {
+    defaults.mask = Mask::causal(Alignment::bottom_right);
+  } else if (!options.causal.empty()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--causal {}: possible are top-left, bottom-right", options.causal));
+  }
+  return defaults;
+}
+
+/// Primary first, then guards that are not the primary, each once.
+Result<std::vector<NamedProblem>> shapes_of(const GateOptions& options, const Policy& policy,
+                                            const std::string& dtype) {
+  const auto defaults = defaults_of(options, dtype);
+  if (!defaults) return defaults.status();
+  const std::string& primary = options.primary.empty() ? policy.primary : options.primary;
+  auto shapes = parse_shapes(primary, *defaults);
+  if (!shapes) return shapes.status();
+  if (shapes->size() != 1) {
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format("--primary {}: names {} shapes; one decides", primary, shapes->size()));
+  }
+  const std::string& guards = options.guards.empty() ? policy.guards : options.guards;
+  if (guards == "none") return shapes;
+  const auto more = parse_shapes(guards, *defaults);
+  if (!more) return more.status();
+  for (const NamedProblem& guard : *more) {
+    const bool known = std::any_of(shapes->begin(), shapes->end(), [&](const NamedProblem& shape) {
+      return shape.problem == guard.problem;
+    });
+    if (!known) shapes->push_back(guard);
+  }
+  return shapes;
+}
+
+/// Both subjects, their device and their shapes: what every step starts from.
+struct Stage {
+  std::unique_ptr<Subject> baseline, candidate;
+  std::unique_ptr<Device> device;
+  Subject& of(bool is_candidate) const { return is_candidate ? *candidate : *baseline; }
+};
+
+Result<Stage> open_stage(const GateOptions& options) {
+  Stage stage;
+  auto baseline = one_subject(options.baseline, "--baseline");
+  if (!baseline) return baseline.status();
+  auto candidate = one_subject(options.candidate, "--candidate");
+  if (!candidate) return candidate.status();
+  if ((*baseline)->device() != (*candidate)->device()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{} runs on {}, {} on {}; the gate compares on one device",
+                              options.baseline, name_of((*baseline)->device()), options.candidate,
+                              name_of((*candidate)->device())));
+  }
+  auto device = open_device((*candidate)->device());
+  if (!device) return device.status();
+  stage.baseline = std::move(*baseline);
+  stage.candidate = std::move(*candidate);
+  stage.device = std::move(*device);
+  return stage;
+}
+
+json plan_json(const Plan& plan) {
+  return {{"variant", plan.variant},
+          {"grid", plan.grid},
+          {"block", plan.block},
+          {"cluster", plan.cluster},
+          {"shared_bytes", plan.shared_bytes},
+          {"workspace_bytes", plan.workspace_bytes},
+          {"tile_q", plan.tile_q},
+          {"tile_kv", plan.tile_kv},
+          {"stages", plan.stages},
+          {"splits", plan.splits},
+          {"kernel", plan.kernel},
+          {"note", plan.note}};
+}
+
+// ---- steps, each in a child
+// -----------------------------------------------------------------------------------------
+
+/// Device, dtype, problems, refusals, plans. No kernel is launched.
+json build_step(const GateOptions& options, const Policy& policy) {
+  auto stage = open_stage(options);
+  if (!stage) return status_json(stage.status());
+  const DeviceFacts& facts = stage->device->facts();
+
+  std::vector<std::string> dtypes = {"fp16", "bf16", "e4m3"};
+  if (facts.kind == DeviceKind::cpu) dtypes = {"fp32", "fp16", "bf16", "e4m3"};
+  if (!options.dtype.empty()) dtypes = {options.dtype};
+  std::string refusal;
+  for (const std::string& dtype : dtypes) {
+    const auto shapes = shapes_of(options, policy, dtype);
+    if (!shapes) return status_json(shapes.status());
+    std::string refused;
+    for (const bool is_candidate : {false, true}) {
+      Subject& subject = stage->of(is_candidate);
+      if (const auto why = subject.refusal(shapes->front().problem, facts)) {
+        refused = fmt::format("{} refuses the primary shape {} ({}): {}", subject.id(),
+                              shapes->front().name, to_string(shapes->front().problem), *why);
+      }
+    }
+    if (!refused.empty()) {
+      // The first type's reason is the one worth reading.
+      if (refusal.empty()) refusal = refused;
+      continue;
+    }
+
+    json out = {{"dtype", dtype},
+                {"device",
+                 {{"kind", name_of(facts.kind)},
+                  {"name", facts.name},
+                  {"isa", facts.isa},
+                  {"arch", facts.arch},
+                  {"threads_or_multiprocessors", facts.multiprocessors},
+                  {"driver", facts.driver}}},
+                {"shapes", json::array()}};
+    bool same_plans = true;
+    for (const NamedProblem& shape : *shapes) {
+      json entry = {{"name", shape.name},
+                    {"problem", to_string(shape.problem)},
+                    {"primary", &shape == &shapes->front()},
+                    {"plans", json::object()}};
+      std::optional<Plan> plans[2];
+      for (const bool is_candidate : {false, true}) {
+        Subject& subject = stage->of(is_candidate);
+        if (const auto why = subject.refusal(shape.problem, facts)) {
+          entry["refused"] = fmt::format("{}: {}", subject.id(), *why);
+          continue;
+        }
+        plans[is_candidate] = subject.plan(shape.problem, facts);
+        if (plans[is_candidate]) {
+          entry["plans"][is_candidate ? "candidate" : "baseline"] = plan_json(*plans[is_candidate]);
+        }
+      }
+      same_plans = same_plans && plans[0] && plans[1] && plans[0]->kernel == plans[1]->kernel &&
+                   !plans[0]->kernel.empty() && plans[0]->variant == plans[1]->variant;
+      out["shapes"].push_back(std::move(entry));
+    }
+    if (options.baseline == options.candidate) {
+      out["no_op"] = "baseline and candidate are the same variant";
+    } else if (same_plans) {
+      out["no_op"] = "both sides run the same kernel on every shape";
+    }
+    return out;
+  }
+  return status_json({StatusCode::unsupported, refusal});
+}
+
+Case normal_case(const NamedProblem& shape, std::uint64_t seed) {
+  Case c;
+  c.name = shape.name;
+  c.problem = shape.problem;
+  c.seed = seed;
+  return c;
+}
+
+/// All distributions and seeds of one shape for the candidate, the first seed for the baseline. A
+/// RED case ends its side's list.
+json green_step(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
+                Activity& activity) {
+  auto stage = open_stage(options);
+  if (!stage) return status_json(stage.status());
+  json out = json::object();
+  struct Tally {
+    int cases = 0, green = 0, skipped = 0;
+    json first_red;
+    std::map<std::string, double> worst;
+    json digests = json::object();
+    std::int64_t rows_checked = 0, rows_total = 0;
+  } tallies[2];
+  for (const Case& c : make_cases({shape}, policy, options.seeds)) {
+    std::optional<CaseData> data;
+    for (const bool is_candidate : {true, false}) {
+      Tally& tally = tallies[is_candidate];
+      if (!tally.first_red.is_null()) continue;
+      if (!is_candidate && c.seed != options.seeds.front()) continue;
+      const std::string distribution(
+          std::find_if(distribution_table().begin(), distribution_table().end(),
+                       [&](const DistributionRow& row) { return row.id == c.distribution; })
+              ->name);
+      if (!data) {
+        activity.set(fmt::format("oracle on {} {} seed {}", c.name, distribution, c.seed));
+        auto prepared = prepare_case(c, policy);
+        if (!prepared) return status_json(prepared.status());
+        data = std::move(*prepared);
+      }
+      Subject& subject = stage->of(is_candidate);
+      activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed));
+      const CaseResult result = validate(subject, *stage->device, *data, policy);
+      ++tally.cases;
+      tally.rows_checked += result.rows_checked;
+      tally.rows_total += result.rows_total;
+      if (result.verdict == Verdict::skipped) {
+        ++tally.skipped;
+      } else if (result.verdict == Verdict::green) {
+        ++tally.green;
+      } else {
+        tally.first_red = {{"distribution", distribution},
+                           {"seed", c.seed},
+                           {"metric", result.failed_metric},
+                           {"integrity", result.integrity},
+                           {"reason", result.reason}};
+      }
+      for (const MetricRow& row : metric_table()) {
+        double& worst = tally.worst[std::string(row.name)];
+        worst = std::max(worst, row.value(result.metrics));
+      }
+      if (c.distribution == Distribution::normal) {
+        tally.digests[std::to_string(c.seed)] = result.output_sha256;
+      }
+    }
+  }
+  for (const bool is_candidate : {false, true}) {
+    const Tally& tally = tallies[is_candidate];
+    out[is_candidate ? "candidate" : "baseline"] = {{"cases", tally.cases},
+                                                    {"green", tally.green},
+                                                    {"skipped", tally.skipped},
+                                                    {"first_red", tally.first_red},
+                                                    {"worst", tally.worst},
+                                                    {"digests", tally.digests},
+                                                    {"rows_checked", tally.rows_checked},
+                                                    {"rows_total", tally.rows_total}};
+  }
+  return out;
+}
+
+/// Judges the output of a timed call: by the digest GREEN recorded, else by the oracle.
+class OutputJudge {
+ public:
+  OutputJudge(json digests, const Policy& policy) : digests_(std::move(digests)), policy_(policy) {}
+  std::optional<std::string> operator()(const Case& c, std::span<const std::byte> output) {
+    const std::string seed = std::to_string(c.seed);
+    if (digests_.contains(seed) && digests_[seed] == sha256_hex(output.data(), output.size())) {
+      return std::nullopt;
+    }
+    auto found = cases_.find(c.seed);
+    if (found == cases_.end()) {
+      auto data = prepare_case(c, policy_);
+      if (!data) return data.status().message();
+      found = cases_.emplace(c.seed, std::move(*data)).first;
+    }
+    const std::size_t lse =
+        c.problem.lse
+            ? sizeof(float) *
+                  static_cast<std::size_t>(c.problem.batch * c.problem.heads_q * c.problem.seq_q)
+            : 0;
+    const auto* base = output.data();
+    const CaseResult result = judge_output(
+        found->second, base,
+        lse != 0 ? reinterpret_cast<const float*>(base + output.size() - lse) : nullptr);
+    if (result.verdict == Verdict::green) return std::nullopt;
+    return result.reason;
+  }
+
+ private:
+  json digests_;
+  const Policy& policy_;
+  std::map<std::uint64_t, CaseData> cases_;
+};
+
+json fast_step(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
+               const NamedProblem& shape, bool primary, int process, double budget,
+               const json& green, Activity& activity) {
+  auto stage = open_stage(options);
+  if (!stage) return status_json(stage.status());
+  activity.set(fmt::format("inputs of {}", shape.name));
+  auto ring = Ring::make(*stage->device, normal_case(shape, options.seeds.front()));
+  if (!ring) return status_json(ring.status());
+
+  const auto judge = [&](const char* side) -> Recheck {
+    auto state = std::make_shared<OutputJudge>(green[side]["digests"], policy);
+    return
+        [state](const Case& c, std::span<const std::byte> output) { return (*state)(c, output); };
+  };
+  std::vector<Timed> timed = {
+      {.subject = stage->baseline.get(), .label = {}, .recheck = judge("baseline")},
+      {.subject = stage->candidate.get(), .label = {}, .recheck = judge("candidate")}};
+  if (options.baseline == options.candidate) timed[1].label = options.candidate + " (candidate)";
+  // The baseline once more, in the same blocks: its difference from itself is the method's noise.
+  if (primary) {
+    timed.push_back({.subject = stage->baseline.get(),
+                     .label = options.baseline + std::string(kAgain),
+                     .recheck = judge("baseline")});
+  }
+
+  MeasureOptions timing;
+  timing.iters = rules.samples;
+  timing.seed = options.seeds.front() * 1000 + static_cast<std::uint64_t>(process);
+  timing.mode = options.hot ? CacheState::hot : CacheState::cold;
+  timing.budget_seconds = budget;
+  timing.target_halfwidth = rules.halfwidth;
+  timing.min_blocks = rules.min_blocks;
+  timing.process = process;
+  timing.progress = [&](int blocks, double seconds) {
+    activity.set(fmt::format("timing {}, process {}: {} blocks, {:.0f} s", shape.name, process + 1,
+                             blocks, seconds));
+  };
+  activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1));
+  auto measured = measure(*stage->device, **ring, timed, timing);
+  if (!measured) return status_json(measured.status());
+  json checks = json::array();
+  for (const SideCheck& check : measured->checks) {
+    checks.push_back({{"failure", check.failure},
+                      {"integrity", check.integrity},
+                      {"impossible", check.impossible},
+                      {"floor_seconds", check.floor_seconds}});
+  }
+  return {{"samples", to_json({measured->samples})},
+          {"checks", checks},
+          {"stopped", measured->stopped},
+          {"peak",
+           {{"flops", measured->peak.flops},
+            {"bytes_per_second", measured->peak.bytes_per_second},
+            {"method", measured->peak.method}}}};
+}
+
+// ---- the walk
+// -------------------------------------------------------------------------------------------------------
+
+class Gate {
+ public:
+  Gate(Checkpoint job, GateOptions options, Policy policy, GatePolicy rules,
+       const GateObserver& observer)
+      : job_(std::move(job)),
+        options_(std::move(options)),
+        policy_(std::move(policy)),
+        rules_(std::move(rules)),
+        rule_(rules_.rule(options_.candidate)),
+        observer_(observer),
+        start_(Clock::now()) {
+    thresholds_.gate = options_.gate.value_or(rule_.gate.value_or(policy_.gate));
+    thresholds_.guard = policy_.guard;
+    if (options_.processes) rules_.processes = *options_.processes;
+    if (options_.budget_seconds) rules_.budget_seconds = *options_.budget_seconds;
+  }
+
+  Result<GateResult> run() {
+    record_ = job_.head();
+    record_["schema"] = kGateSchema;
+    record_["steps"] = json::array();
+    record_["checklist"] = json::array();
+
+    const auto build = isolated("build", "plans and refusals",
+                                [&](Activity&) { return build_step(options_, policy_); });
+    if (!build) return build.status();
+    if (!ended_.has_value()) {
+      if (const auto failure = failure_of(*build)) return *failure;
+      if (Status status = take_build(*build); !status) return status;
+      if (Status status = green(); !status) return status;
+      if (!ended_) resources();
+      if (!ended_) {
+        if (Status status = fast(); !status) return status;
+      }
+    }
+    return finish();
+  }
+
+ private:
+  /// Result of a step: from the checkpoint, or from a child. A child that dies ends the walk with a
+  /// verdict.
+  Result<json> isolated(const std::string& name, const std::string& what,
+                        const std::function<json(Activity&)>& work) {
+    if (observer_.step) observer_.step(done_, total_, what);
+    ++done_;
+    const auto begin = Clock::now();
+    const bool had = job_.finished(name);
+    if (!had) {
+      auto end = run_in_child(
+          [&](Activity& activity) {
+            activity.set(what);
+            const json result = work(activity);
+            if (Status status = job_.save(name, result); !status)
+              throw std::runtime_error(status.message());
+          },
+          rules_.timeout_seconds, observer_.activity);
+      if (!end) return end.status();
+      if (end->how != ChildEnd::How::finished) {
+        const bool crashed = end->how == ChildEnd::How::crashed;
+        // A child that could not write ends with its reason in the activity line; that is no fault
+        // of the candidate.
+        if (crashed && end->detail == "ended with code 1")
+          return Status(StatusCode::internal, end->activity);
+        const bool baseline = end->activity.rfind(options_.baseline + " on ", 0) == 0;
+        Reason reason;
+        reason.code = crashed ? "CRASH" : "TIMEOUT";
+        reason.detail = fmt::format("{}, while: {}", end->detail, end->activity);
+        if (baseline) reason.detail = "the baseline: " + reason.detail;
+        record_["steps"].push_back({{"name", name},
+                                    {"what", what},
+                                    {"status", reason.code},
+                                    {"seconds", seconds_since(begin)}});
+        reasons_.push_back(reason);
+        ended_ = name;
+        return json::object();
+      }
+    }
+    auto result = job_.load(name);
+    if (!result) return result.status();
+    record_["steps"].push_back({{"name", name},
+                                {"what", what},
+                                {"status", "done"},
+                                {"resumed", had},
+                                {"seconds", seconds_since(begin)}});
+    if (observer_.finished) {
+      observer_.finished(had ? fmt::format("{}: taken from the checkpoint", what)
+                             : fmt::format("{}: {:.1f} s", what, seconds_since(begin)));
+    }
+    return result;
+  }
+
+  void check(const std::string& gate, const std::string& target, const std::string& actual,
+             const std::string& status) {
+    record_["checklist"].push_back(
+        {{"gate", gate}, {"target", target}, {"actual", actual}, {"status", status}});
+  }
+  void end_with(const std::string& step, Reason reason) {
+    reasons_.push_back(std::move(reason));
+    ended_ = step;
+  }
+
+  Status take_build(const json& build) {
+    record_["device"] = build["device"];
+    record_["dtype"] = build["dtype"];
+    record_["shapes"] = build["shapes"];
+    const auto shapes = shapes_of(options_, policy_, build["dtype"].get<std::string>());
+    if (!shapes) return shapes.status();
+    shapes_ = *shapes;
+    if (build.contains("no_op")) no_op_ = build["no_op"].get<std::string>();
+    total_ = 2 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes);
+    const BuildInfo& info = build_info();
+    check("build", "both sides built",
+          fmt::format("{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
+                      info.git_dirty ? ", uncommitted changes" : ""),
+          "PASS");
+    return {};
+  }
+
+  std::string refused(std::size_t shape) const {
+    const json& entry = record_["shapes"][shape];
+    return entry.contains("refused") ? entry["refused"].get<std::string>() : "";
+  }
+
+  Status green() {
+    green_.assign(shapes_.size(), json());
+    int cases = 0, passed = 0, base_cases = 0, base_passed = 0;
+    record_["green"] = json::array();
+    std::optional<json> candidate_red, baseline_red;
+    std::string red_shape;
+    for (std::size_t i = 0; i < shapes_.size(); ++i) {
+      if (!refused(i).empty()) continue;
+      const NamedProblem& shape = shapes_[i];
+      const auto result = isolated(
+          fmt::format("green.{}", i), fmt::format("GREEN {}", shape.name),
+          [&](Activity& activity) { return green_step(options_, policy_, shape, activity); });
+      if (!result) return result.status();
+      if (ended_) break;
+      if (const auto failure = failure_of(*result)) return *failure;
+      green_[i] = *result;
+      json entry = *result;
+      entry["shape"] = shape.name;
+      record_["green"].push_back(entry);
+      const json &candidate = entry["candidate"], &baseline = entry["baseline"];
+      cases += candidate["cases"].get<int>();
+      passed += candidate["green"].get<int>();
+      base_cases += baseline["cases"].get<int>();
+      base_passed += baseline["green"].get<int>();
+      if (!candidate["first_red"].is_null() && !candidate_red) {
+        candidate_red = candidate["first_red"];
+        red_shape = shape.name;
+        break;
+      }
+      if (!baseline["first_red"].is_null() && !baseline_red) {
+        baseline_red = baseline["first_red"];
+        if (red_shape.empty()) red_shape = shape.name;
+        break;
+      }
+    }
+    const auto describe = [&](const json& red) {
+      return fmt::format("{} {} seed {}: {}", red_shape, red["distribution"].get<std::string>(),
+                         red["seed"].get<std::uint64_t>(), red["reason"].get<std::string>());
+    };
+    const std::string target = fmt::format("all cases of policy {}", policy_.name);
+    if (ended_) {
+      check("GREEN", target, reasons_.back().detail, "FAIL");
+      return {};
+    }
+    if (candidate_red) {
+      check("GREEN", target, fmt::format("RED: {}", describe(*candidate_red)), "FAIL");
+      end_with("green",
+               {(*candidate_red)["integrity"].get<bool>() ? "INTEGRITY" : "NUMERICS",
+                fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
+                fmt::format("greenfast check {} --shapes {}", options_.candidate, red_shape)});
+      return {};
+    }
+    check("GREEN", target, fmt::format("{}/{} cases", passed, cases),
+          passed > 0 ? "PASS" : "SKIPPED");
+    if (baseline_red) {
+      check("GREEN of the baseline", "GREEN", describe(*baseline_red), "DEFER");
+      end_with(
+          "green",
+          {"INCONCLUSIVE",
+           fmt::format("the baseline {} is RED on {}: a speedup over a wrong kernel says nothing",
+                       options_.baseline, describe(*baseline_red)),
+           "a baseline that is GREEN"});
+      return {};
+    }
+    check("GREEN of the baseline", "first seed",
+          fmt::format("{}/{} cases", base_passed, base_cases),
+          base_passed > 0 ? "PASS" : "SKIPPED");
+    return {};
+  }
+
+  void resources() {
+    ++done_;
+    record_["resources"] = json::array();
+    std::int64_t arena = -1, workspace = 0;
+    for (const json& shape : record_["shapes"]) {
+      if (!shape["plans"].contains("candidate")) continue;
+      const json& plan = shape["plans"]["candidate"];
+      arena = std::max(arena, plan["shared_bytes"].get<std::int64_t>());
+      workspace = std::max(workspace, plan["workspace_bytes"].get<std::int64_t>());
+    }
+    const bool cpu = record_["device"]["kind"] == name_of(DeviceKind::cpu);
+    if (arena < 0) {
+      const std::string why = fmt::format("{} tells no plan", options_.candidate);
+      record_["resources"].push_back({{"name", "plan"}, {"status", "SKIPPED"}, {"reason", why}});
+      check("resources", "inside limits", why, "SKIPPED");
+      reasons_.push_back(
+          {"TOOL_MISSING", "resources are unknown: " + why, "a subject with a plan"});
+      return;
+    }
+    if (cpu) {
+      const bool inside = arena <= rules_.cpu_arena_bytes;
+      record_["resources"].push_back({{"name", "arena_bytes_per_thread"},
+                                      {"value", arena},
+                                      {"limit", rules_.cpu_arena_bytes},
+                                      {"workspace_bytes", workspace},
+                                      {"status", inside ? "PASS" : "FAIL"}});
+      check("resources: arena of a thread", fmt::format("<= {} KB", rules_.cpu_arena_bytes / 1024),
+            fmt::format("{:.0f} KB", static_cast<double>(arena) / 1024), inside ? "PASS" : "FAIL");
+      if (!inside) {
+        end_with("resources", {"RESOURCES",
+                               fmt::format("a thread's arena is {} bytes, limit {}", arena,
+                                           rules_.cpu_arena_bytes),
+                               "smaller tiles"});
+      }
+      return;
+    }
+    // Registers and spills stand in the compiler's log and in the loaded module; a plan does not
+    // know them.
+    const std::string why = "no reader of compiled kernels in this build";
+    record_["resources"].push_back({{"name", "registers, shared memory, spills"},
+                                    {"status", "SKIPPED"},
+                                    {"reason", why},
+                                    {"plan_shared_bytes", arena}});
+    std::string target = "inside limits";
+    if (rule_.registers) {
+      target = fmt::format("<= {} registers, {} bytes shared, {} spilled", *rule_.registers,
+                           rule_.shared_bytes.value_or(-1), rule_.spill_bytes.value_or(0));
+    }
+    check("resources", target, why, "SKIPPED");
+    reasons_.push_back(
+        {"TOOL_MISSING", "registers and spills are unknown: " + why, "a build with that reader"});
+  }
+
+  Status fast() {
+    const double share =
+        rules_.budget_seconds /
+        static_cast<double>(shapes_.size() * static_cast<std::size_t>(rules_.processes));
+    record_["fast"] = json::array();
+    std::vector<Samples> all;
+    std::vector<ShapeEvidence> evidence;
+    std::vector<LogRatio> overall;
+    for (std::size_t i = 0; i < shapes_.size(); ++i) {
+      const NamedProblem& shape = shapes_[i];
+      ShapeEvidence seen;
+      seen.name = shape.name;
+      seen.primary = i == 0;
+      seen.missing = refused(i);
+      if (!seen.missing.empty()) {
+        record_["fast"].push_back(
+            {{"shape", shape.name}, {"primary", seen.primary}, {"skipped", seen.missing}});
+        evidence.push_back(std::move(seen));
+        continue;
+      }
+      Samples samples;
+      json peak = {{"flops", 0.0}, {"bytes_per_second", 0.0}, {"method", ""}};
+      double floor = 0;
+      std::string stopped;
+      bool impossible = true;
+      for (int process = 0; process < rules_.processes; ++process) {
+        const auto result = isolated(
+            fmt::format("fast.{}.{}", i, process),
+            fmt::format("FAST {}, process {} of {}", shape.name, process + 1, rules_.processes),
+            [&](Activity& activity) {
+              return fast_step(options_, policy_, rules_, shape, i == 0, process, share, green_[i],
+                               activity);
+            });
+        if (!result) return result.status();
+        if (ended_) {
+          check("FAST", "", reasons_.back().detail, "FAIL");
+          return {};
+        }
+        if (const auto failure = failure_of(*result)) return *failure;
+        if (failed_side(*result, shape)) return {};
+        auto one = samples_from_json((*result)["samples"]);
+        if (!one) return one.status();
+        append(samples, one->front());
+        impossible = impossible && (*result)["checks"][1]["impossible"].get<bool>();
+        floor = std::max(floor, (*result)["checks"][1]["floor_seconds"].get<double>());
+        stopped = (*result)["stopped"].get<std::string>();
+        if ((*result)["peak"]["flops"].get<double>() > peak["flops"].get<double>())
+          peak = (*result)["peak"];
+      }
+      const Summary baseline = summarize(samples, 0), candidate = summarize(samples, 1);
+      if (impossible) {
+        // Every process agreed; one alone may have met a probe that was disturbed.
+        seen.impossible =
+            fmt::format("p50 {:.4g} us is below {:.4g} us, which the measured ceilings allow",
+                        1e6 * candidate.p50, 1e6 * floor);
+      }
+      auto p50 = paired_log_ratio(samples, 0, 1, Statistic::p50);
+      auto p90 = paired_log_ratio(samples, 0, 1, Statistic::p90);
+      if (!p50) return p50.status();
+      if (!p90) return p90.status();
+      seen.p50 = *p50;
+      seen.p90 = *p90;
+      overall.push_back(*p50);
+      if (samples.sides.size() > 2) {
+        auto same = paired_log_ratio(samples, 0, 2, Statistic::p50);
+        if (!same) return same.status();
+        seen.same = *same;
+      }
+      json entry = {{"shape", shape.name},
+                    {"primary", seen.primary},
+                    {"problem", samples.problem},
+                    {"speedup", interval_json(speedup(seen.p50))},
+                    {"speedup_p90", interval_json(speedup(seen.p90))},
+                    {"blocks", seen.p50.blocks},
+                    {"processes", rules_.processes},
+                    {"stopped", stopped},
+                    {"baseline", summary_json(baseline)},
+                    {"candidate", summary_json(candidate)},
+                    {"candidate_flops", samples.flops / candidate.p50},
+                    {"candidate_percent_of_peak",
+                     peak["flops"].get<double>() > 0
+                         ? 100 * samples.flops / candidate.p50 / peak["flops"].get<double>()
+                         : 0.0},
+                    {"floor_seconds", floor},
+                    {"peak", peak}};
+      if (seen.same) {
+        const Interval same = speedup(*seen.same);
+        entry["same_against_same"] = interval_json(same);
+        entry["noise_floor"] = noise_floor(same);
+        entry["decisive"] = interval_json(decisive(seen.p50, seen.same, thresholds_.confidence));
+      }
+      record_["fast"].push_back(std::move(entry));
+      all.push_back(std::move(samples));
+      evidence.push_back(std::move(seen));
+    }
+    if (!overall.empty()) record_["overall"] = interval_json(speedup(geometric_mean(overall)));
+    record_["samples"] = to_json(all);
+    checklist_of(evidence);
+    if (!no_op_.empty()) {
+      reasons_.push_back({"NO_OP", no_op_, "a candidate that differs from the baseline"});
+      return {};
+    }
+    for (Reason& reason : decide(evidence, thresholds_).reasons)
+      reasons_.push_back(std::move(reason));
+    return {};
+  }
+
+  /// A side whose launch failed or whose timed output was wrong ends the walk.
+  bool failed_side(const json& result, const NamedProblem& shape) {
+    for (const std::size_t side : {1, 0, 2}) {
+      if (side >= result["checks"].size()) continue;
+      const json& seen = result["checks"][side];
+      const auto failure = seen["failure"].get<std::string>();
+      if (failure.empty()) continue;
+      const std::string who = side == 1 ? options_.candidate : options_.baseline;
+      check("FAST " + shape.name, "timed calls do the work", fmt::format("{}: {}", who, failure),
+            "FAIL");
+      if (side == 1) {
+        end_with("fast", {seen["integrity"].get<bool>() ? "INTEGRITY" : "CRASH",
+                          fmt::format("{} at {}: {}", who, shape.name, failure), ""});
+      } else {
+        end_with("fast", {"INCONCLUSIVE",
+                          fmt::format("the baseline {} at {}: {}", who, shape.name, failure),
+                          "a baseline that works"});
+      }
+      return true;
+    }
+    return false;
+  }
+
+  /// Blocks of another process. Batches may differ; the shortest bounds the timer's resolution.
+  static void append(Samples& to, const Samples& from) {
+    if (to.sides.empty()) {
+      to = from;
+      return;
+    }
+    for (std::size_t side = 0; side < to.sides.size(); ++side) {
+      to.sides[side].batch = std::min(to.sides[side].batch, from.sides[side].batch);
+    }
+    to.blocks.insert(to.blocks.end(), from.blocks.begin(), from.blocks.end());
+  }
+
+  void checklist_of(const std::vector<ShapeEvidence>& evidence) {
+    for (const ShapeEvidence& shape : evidence) {
+      const double threshold = shape.primary ? thresholds_.gate : thresholds_.guard;
+      const std::string role = shape.primary ? "FAST" : "guard";
+      if (!shape.missing.empty()) {
+        check(fmt::format("{} {}", role, shape.name), fmt::format(">= {:.2f}x", threshold),
+              shape.missing, "SKIPPED");
+        continue;
+      }
+      if (shape.same) {
+        const Interval same = speedup(*shape.same);
+        check("A/A noise floor", "baseline against itself contains 1",
+              fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
+              same.lo <= 1 && 1 <= same.hi ? "PASS" : "NOISY");
+      }
+      for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
+        const Interval i = decisive(statistic == Statistic::p50 ? shape.p50 : shape.p90, shape.same,
+                                    thresholds_.confidence);
+        const double worse = shape.primary ? 1.0 : thresholds_.guard;
+        const char* status = i.lo >= threshold ? "PASS" : i.hi < worse ? "FAIL" : "DEFER";
+        check(fmt::format("{} {} {}", role, shape.name, name_of(statistic)),
+              fmt::format("lower bound >= {:.2f}x", threshold),
+              fmt::format("{:.3f}x [{:.3f}, {:.3f}]", i.value, i.lo, i.hi), status);
+      }
+      check(fmt::format("speed of light {}", shape.name), "not below the measured ceiling",
+            shape.impossible.empty() ? "above it" : shape.impossible,
+            shape.impossible.empty() ? "PASS" : "FAIL");
+    }
+  }
+
+  Result<GateResult> finish() {
+    const Decision decision = from_reasons(std::move(reasons_));
+    json reasons = json::array();
+    for (const Reason& reason : decision.reasons) {
+      reasons.push_back(
+          {{"code", reason.code}, {"detail", reason.detail}, {"settle", reason.settle}});
+    }
+    const DecisionTree& tree = rules_.tree(rule_.tree);
+    std::string level;
+    json next = json::array();
+    if (record_.contains("fast") && !record_["fast"].empty() &&
+        record_["fast"][0].contains("speedup")) {
+      level = tree.reached(record_["fast"][0]["speedup"]["lo"].get<double>());
+    }
+    if (level.empty() && decision.outcome != Outcome::promote && !ended_) next = tree.below;
+    record_["verdict"] = {{"decision", name_of(decision.outcome)},
+                          {"exit_code", decision.exit_code},
+                          {"reasons", reasons},
+                          {"level", level},
+                          {"next", next},
+                          {"gate", thresholds_.gate},
+                          {"guard", thresholds_.guard},
+                          {"expected", rule_.expected},
+                          {"original", rule_.original}};
+    record_["status"] = "finished";
+    record_["finished_utc"] = utc_time();
+    record_["seconds"] = seconds_since(start_);
+    record_["headline"] = gate_headline(record_);
+    if (Status status =
+            write_file_atomically(job_.directory() / "gate.json", record_.dump(1) + "\n");
+        !status)
+      return status;
+    if (Status status =
+            write_file_atomically(job_.directory() / "report.md", gate_markdown(record_));
+        !status)
+      return status;
+    return GateResult{record_, decision.exit_code};
+  }
+
+  Checkpoint job_;
+  GateOptions options_;
+  Policy policy_;
+  GatePolicy rules_;
+  RungRule rule_;
+  const GateObserver& observer_;
+  Clock::time_point start_;
+  Thresholds thresholds_;
+  json record_;
+  std::vector<NamedProblem> shapes_;
+  std::vector<json> green_;
+  std::vector<Reason> reasons_;
+  std::optional<std::string> ended_;  // the step after which nothing more is run
+  std::string no_op_;
+  std::size_t done_ = 0, total_ = 3;
+};
+
+Result<GatePolicy> load_rules(const std::string& path) {
+  if (path.empty()) return parse_gate_policy("policies/gate.toml", builtin_gate_policy());
+  std::ifstream stream(path, std::ios::binary);
+  std::string text;
+  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
+  if (!stream) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--gate-policy {}: cannot be read", path));
+  }
+  return parse_gate_policy(path, text);
+}
+
+/// Identifies what would give other results: another binary, another policy.
+json identity(const Policy& policy, const GatePolicy& rules) {
+  const BuildInfo& info = build_info();
+  return {{"version", info.version},
+          {"git_sha", info.git_sha},
+          {"git_dirty", info.git_dirty},
+          {"git_diff_sha256", info.git_diff_sha256},
+          {"compiler", info.compiler},
+          {"flags", info.flags},
+          {"cuda", info.cuda},
+          {"policy", {{"name", policy.name}, {"sha256", policy.sha256}}},
+          {"gate_policy_sha256", rules.sha256}};
+}
+
+Status check_options(const GateOptions& options) {
+  const auto bad = [](const std::string& text) {
+    return Status(StatusCode::invalid_argument, text);
+  };
+  for (const auto& [id, option] :
+       {std::pair(&options.baseline, "--baseline"), std::pair(&options.candidate, "--candidate")}) {
+    if (id->empty()) return bad(fmt::format("{} is missing", option));
+    if (auto subject = one_subject(*id, option); !subject) return subject.status();
+  }
+  if (options.seeds.empty()) return bad("--seeds: at least one seed is needed");
+  if (options.gate && !(*options.gate > 0 && *options.gate < 1000))
+    return bad("--gate: expected a speedup such as 1.10");
+  if (options.budget_seconds && !(*options.budget_seconds > 0))
+    return bad("--budget: expected seconds above 0");
+  if (options.processes && (*options.processes < 1 || *options.processes > 100))
+    return bad("--processes: possible are 1 to 100");
+  return {};
+}
+
+}  // namespace
+
+json to_json(const GateOptions& o) {
+  json out = {{"baseline", o.baseline}, {"candidate", o.candidate},
+              {"primary", o.primary},   {"guards", o.guards},
+              {"dtype", o.dtype},       {"causal", o.causal},
+              {"policy", o.policy},     {"gate_policy", o.gate_policy},
+              {"seeds", o.seeds},       {"hot", o.hot}};
+  if (o.gate) out["gate"] = *o.gate;
+  if (o.budget_seconds) out["budget_seconds"] = *o.budget_seconds;
+  if (o.processes) out["processes"] = *o.processes;
+  return out;
+}
+
+Result<GateOptions> gate_options_from_json(const json& document) {
+  GateOptions o;
+  try {
+    document.at("baseline").get_to(o.baseline);
+    document.at("candidate").get_to(o.candidate);
+    document.at("primary").get_to(o.primary);
+    document.at("guards").get_to(o.guards);
+    document.at("dtype").get_to(o.dtype);
+    document.at("causal").get_to(o.causal);
+    document.at("policy").get_to(o.policy);
+    document.at("gate_policy").get_to(o.gate_policy);
+    document.at("seeds").get_to(o.seeds);
+    document.at("hot").get_to(o.hot);
+    if (document.contains("gate")) o.gate = document.at("gate").get<double>();
+    if (document.contains("budget_seconds"))
+      o.budget_seconds = document.at("budget_seconds").get<double>();
+    if (document.contains("processes")) o.processes = document.at("processes").get<int>();
+  } catch (const json::exception& error) {
+    return Status(StatusCode::invalid_argument, fmt::format("options: {}", error.what()));
+  }
+  return o;
+}
+
+Result<GateResult> run_gate(const GateOptions& options, const fs::path& directory,
+                            const std::vector<std::string>& argv, const GateObserver& observer) {
+  if (Status status = check_options(options); !status) return status;
+  auto policy = load_policy(options.policy);
+  if (!policy) return policy.status();
+  auto rules = load_rules(options.gate_policy);
+  if (!rules) return rules.status();
+  // Wrong shape names shall be known before anything runs; which dtype is decided later, and does
+  // not change names.
+  const std::string dtype = options.dtype.empty() ? "fp16" : options.dtype;
+  if (const auto shapes = shapes_of(options, *policy, dtype); !shapes) return shapes.status();
+  auto job = Checkpoint::begin(directory, {{"schema", kGateSchema},
+                                           {"status", "running"},
+                                           {"run_id", directory.filename().string()},
+                                           {"utc", utc_time()},
+                                           {"argv", argv},
+                                           {"options", to_json(options)},
+                                           {"build", identity(*policy, *rules)}});
+  if (!job) return job.status();
+  return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), observer).run();
+}
+
+Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& observer) {
+  auto job = Checkpoint::resume(directory, kGateSchema);
+  if (!job) return job.status();
+  if (!job->head().contains("options") || !job->head().contains("build")) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: job.json lacks its options", directory.string()));
+  }
+  auto options = gate_options_from_json(job->head()["options"]);
+  if (!options) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: {}", directory.string(), options.status().message()));
+  }
+  if (Status status = check_options(*options); !status) return status;
+  auto policy = load_policy(options->policy);
+  if (!policy) return policy.status();
+  auto rules = load_rules(options->gate_policy);
+  if (!rules) return rules.status();
+  if (job->head()["build"] != identity(*policy, *rules)) {
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format(
+            "{}: was begun by another build or policy; its steps would not belong together. "
+            "Start a new gate",
+            directory.string()));
+  }
+  return Gate(std::move(*job), std::move(*options), std::move(*policy), std::move(*rules), observer)
+      .run();
+}
+
+Result<std::vector<LadderStep>> run_ladder(const GateOptions& common, const fs::path& directory,
+                                           const std::vector<std::string>& argv,
+                                           const GateObserver& observer) {
+  std::vector<LadderStep> steps;
+  std::map<std::string, bool> built;
+  for (const VariantInfo& variant : variants()) built[variant.id] = variant.built;
+  for (const VariantInfo& variant : variants()) {
+    if (variant.predecessor.empty()) continue;
+    LadderStep step;
+    step.baseline = variant.predecessor;
+    step.candidate = variant.id;
+    if (!variant.built || !built[step.baseline]) {
+      step.skipped = fmt::format("{} is not built into this binary",
+                                 variant.built ? step.baseline : step.candidate);
+      steps.push_back(std::move(step));
+      continue;
+    }
+    GateOptions options = common;
+    options.baseline = step.baseline;
+    options.candidate = step.candidate;
+    const fs::path own = directory / step.candidate;
+    std::error_code error;
+    fs::create_directories(own, error);
+    if (error)
+      return Status(StatusCode::internal,
+                    fmt::format("cannot create {}: {}", own.string(), error.message()));
+    // A ladder that was interrupted goes on: a rung's own job is resumed where it has one.
+    auto result = fs::exists(own / "job.json", error) ? resume_gate(own, observer)
+                                                      : run_gate(options, own, argv, observer);
+    if (!result) {
+      const StatusCode code = result.status().code();
+      if (code != StatusCode::no_device && code != StatusCode::unsupported) return result.status();
+      step.skipped = result.status().message();
+    } else {
+      step.decision = result->record["verdict"]["decision"].get<std::string>();
+      step.exit_code = result->exit_code;
+      step.headline = result->record["headline"].is_array()
+                          ? result->record["headline"][0].get<std::string>()
+                          : "";
+    }
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+}  // namespace greenfast::workbench

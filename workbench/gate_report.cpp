@@ -1,0 +1,273 @@
+// What people read of a gate's record.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "workbench/gate.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+using nlohmann::json;
+
+std::string text(const json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+std::string interval(const json& i) {
+  return fmt::format("{:.3f}x [{:.3f}, {:.3f}]", i["value"].get<double>(), i["lo"].get<double>(),
+                     i["hi"].get<double>());
+}
+
+const json* primary(const json& record) {
+  if (!record.contains("fast")) return nullptr;
+  for (const json& shape : record["fast"]) {
+    if (shape["primary"].get<bool>() && shape.contains("speedup")) return &shape;
+  }
+  return nullptr;
+}
+
+std::string decision_line(const json& record) {
+  const json& verdict = record["verdict"];
+  std::vector<std::string> codes;
+  for (const json& reason : verdict["reasons"]) {
+    if (std::find(codes.begin(), codes.end(), text(reason["code"])) == codes.end())
+      codes.push_back(text(reason["code"]));
+  }
+  std::string line = text(verdict["decision"]);
+  if (!codes.empty()) line += fmt::format("({})", fmt::join(codes, ", "));
+  if (!text(verdict["level"]).empty() && text(verdict["level"]) != "promote")
+    line += fmt::format(", level \"{}\"", text(verdict["level"]));
+  return line;
+}
+
+Color color_of(const std::string& status) {
+  if (status == "PASS" || status == "PROMOTE") return Color::green;
+  if (status == "FAIL" || status == "REJECT") return Color::red;
+  return Color::yellow;
+}
+
+Table checklist(const json& record, bool color) {
+  using Align = Table::Align;
+  Table table({{"gate", Align::left},
+               {"target", Align::left},
+               {"actual", Align::left},
+               {"status", Align::left}});
+  for (const json& row : record["checklist"]) {
+    const std::string status = text(row["status"]);
+    table.add_row({text(row["gate"]), text(row["target"]), text(row["actual"]),
+                   paint(status, color_of(status), color)});
+  }
+  return table;
+}
+
+Table performance(const json& record) {
+  using Align = Table::Align;
+  Table table({{"shape", Align::left},
+               {"side", Align::left},
+               {"p50"},
+               {"p90"},
+               {"std"},
+               {"samples"},
+               {"left out"},
+               {"GFLOP/s"},
+               {"% of peak"},
+               {"speedup p50", Align::left},
+               {"speedup p90", Align::left}});
+  for (const json& shape : record["fast"]) {
+    if (shape.contains("skipped")) {
+      table.add_row({text(shape["shape"]), "SKIPPED", "", "", "", "", "", "", "",
+                     text(shape["skipped"]), ""});
+      continue;
+    }
+    const double flops =
+        shape["candidate_flops"].get<double>() * shape["candidate"]["p50"].get<double>();
+    const double peak = shape["peak"]["flops"].get<double>();
+    for (const char* side : {"baseline", "candidate"}) {
+      const json& s = shape[side];
+      const double rate = flops / s["p50"].get<double>();
+      const bool candidate = std::string(side) == "candidate";
+      table.add_row({text(shape["shape"]), text(record["options"][side]),
+                     format_duration(s["p50"].get<double>()),
+                     format_duration(s["p90"].get<double>()),
+                     format_duration(s["std"].get<double>()), text(s["samples"]),
+                     text(s["discarded"]), fmt::format("{:.1f}", rate * 1e-9),
+                     peak > 0 ? fmt::format("{:.1f}", 100 * rate / peak) : "?",
+                     candidate ? interval(shape["speedup"]) : "",
+                     candidate ? interval(shape["speedup_p90"]) : ""});
+    }
+  }
+  return table;
+}
+
+}  // namespace
+
+std::vector<std::string> gate_headline(const json& record) {
+  const std::string& candidate = record["options"]["candidate"].get_ref<const std::string&>();
+  const std::string& baseline = record["options"]["baseline"].get_ref<const std::string&>();
+  const json* shape = primary(record);
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format(
+      "{}: {} against {}{}", decision_line(record), candidate, baseline,
+      shape != nullptr
+          ? fmt::format(", {} at {} (gate {:.2f})", interval((*shape)["speedup"]),
+                        text((*shape)["shape"]), record["verdict"]["gate"].get<double>())
+          : ""));
+  int pass = 0;
+  std::vector<std::string> others;
+  for (const json& row : record["checklist"]) {
+    if (row["status"] == "PASS") {
+      ++pass;
+    } else {
+      others.push_back(fmt::format("{} {}", text(row["gate"]), text(row["status"])));
+    }
+  }
+  lines.push_back(fmt::format("{} of {} checks passed{}", pass, record["checklist"].size(),
+                              others.empty() ? "" : fmt::format("; {}", fmt::join(others, ", "))));
+  if (shape != nullptr) {
+    const json& s = *shape;
+    lines.push_back(
+        fmt::format("{}: p50 {} -> {}, p90 {} -> {}, {:.1f}% of the peak measured beside it",
+                    text(s["shape"]), format_duration(s["baseline"]["p50"].get<double>()),
+                    format_duration(s["candidate"]["p50"].get<double>()),
+                    format_duration(s["baseline"]["p90"].get<double>()),
+                    format_duration(s["candidate"]["p90"].get<double>()),
+                    s["candidate_percent_of_peak"].get<double>()));
+  } else if (!record["verdict"]["reasons"].empty()) {
+    lines.push_back(text(record["verdict"]["reasons"][0]["detail"]));
+  } else {
+    lines.push_back("nothing was timed");
+  }
+  return lines;
+}
+
+std::string gate_text(const json& record, bool color) {
+  std::string out;
+  const std::vector<std::string> headline = gate_headline(record);
+  const std::string decision = text(record["verdict"]["decision"]);
+  out += paint(decision, color_of(decision), color) + headline[0].substr(decision.size()) + "\n";
+  out += headline[1] + "\n" + headline[2] + "\n\n" + checklist(record, color).text();
+  for (const json& reason : record["verdict"]["reasons"]) {
+    out += fmt::format("\n{}: {}\n", text(reason["code"]), text(reason["detail"]));
+    if (!text(reason["settle"]).empty())
+      out += fmt::format("  to settle it: {}\n", text(reason["settle"]));
+  }
+  for (const json& next : record["verdict"]["next"]) out += fmt::format("  next: {}\n", text(next));
+  return out;
+}
+
+std::string gate_markdown(const json& record) {
+  const json& options = record["options"];
+  std::string out =
+      fmt::format("# {} against {}\n\n", text(options["candidate"]), text(options["baseline"]));
+  for (const std::string& line : gate_headline(record)) out += fmt::format("> {}  \n", line);
+  out += "\n## Checklist\n\n" + checklist(record, false).markdown();
+
+  const json& verdict = record["verdict"];
+  out += fmt::format("\n## Verdict: {}, exit code {}\n\n", decision_line(record),
+                     verdict["exit_code"].get<int>());
+  if (verdict["reasons"].empty()) out += "Every check passed.\n";
+  for (const json& reason : verdict["reasons"]) {
+    out += fmt::format("- **{}**: {}", text(reason["code"]), text(reason["detail"]));
+    if (!text(reason["settle"]).empty())
+      out += fmt::format(" — to settle it: {}", text(reason["settle"]));
+    out += "\n";
+  }
+  for (const json& next : verdict["next"]) out += fmt::format("- next: {}\n", text(next));
+  if (!text(verdict["expected"]).empty())
+    out += fmt::format("- expected before measuring: {}\n", text(verdict["expected"]));
+  if (!text(verdict["original"]).empty())
+    out += fmt::format("- the original, on an L4: {}\n", text(verdict["original"]));
+
+  if (record.contains("fast") && !record["fast"].empty()) {
+    out += "\n## Performance\n\nspeedup = t_baseline / t_candidate with its 95% interval; ";
+    out += fmt::format(
+        "{} caches, {} fresh processes a shape.\n\n", options["hot"].get<bool>() ? "hot" : "cold",
+        record["fast"][0].contains("processes") ? text(record["fast"][0]["processes"]) : "?");
+    out += performance(record).markdown();
+    if (record.contains("overall"))
+      out += fmt::format("\nGeometric mean over the shapes: {}.\n", interval(record["overall"]));
+    for (const json& shape : record["fast"]) {
+      if (!shape.contains("peak")) continue;
+      out += fmt::format(
+          "- {}: {} blocks, stopped by {}; peak {:.1f} GFLOP/s ({}), {:.1f} GB/s; no time below {} "
+          "is possible\n",
+          text(shape["shape"]), text(shape["blocks"]), text(shape["stopped"]),
+          shape["peak"]["flops"].get<double>() * 1e-9, text(shape["peak"]["method"]),
+          shape["peak"]["bytes_per_second"].get<double>() * 1e-9,
+          format_duration(shape["floor_seconds"].get<double>()));
+      if (shape.contains("same_against_same")) {
+        out += fmt::format("- {}: baseline against itself {}, noise floor {:.2f}%\n",
+                           text(shape["shape"]), interval(shape["same_against_same"]),
+                           100 * shape["noise_floor"].get<double>());
+      }
+    }
+  }
+
+  if (record.contains("green") && !record["green"].empty()) {
+    out += "\n## Correctness\n\n";
+    using Align = Table::Align;
+    Table table({{"shape", Align::left},
+                 {"side", Align::left},
+                 {"cases"},
+                 {"GREEN"},
+                 {"max_err"},
+                 {"max_row"},
+                 {"rel_fro"},
+                 {"rows checked"},
+                 {"first RED", Align::left}});
+    for (const json& shape : record["green"]) {
+      for (const char* side : {"baseline", "candidate"}) {
+        const json& s = shape[side];
+        const auto worst = [&](const char* metric) {
+          return s["worst"].contains(metric) && s["worst"][metric].is_number()
+                     ? fmt::format("{:.2e}", s["worst"][metric].get<double>())
+                     : std::string("not finite");
+        };
+        const json& red = s["first_red"];
+        table.add_row({text(shape["shape"]), text(options[side]), text(s["cases"]),
+                       text(s["green"]), worst("max_err"), worst("max_row"), worst("rel_fro"),
+                       fmt::format("{} of {}", text(s["rows_checked"]), text(s["rows_total"])),
+                       red.is_null() ? ""
+                                     : fmt::format("{} seed {}: {}", text(red["distribution"]),
+                                                   text(red["seed"]), text(red["metric"]))});
+      }
+    }
+    out += table.markdown();
+  }
+
+  if (record.contains("resources") && !record["resources"].empty()) {
+    out += "\n## Resources\n\n";
+    for (const json& row : record["resources"]) {
+      out += fmt::format("- {}: {}", text(row["name"]), text(row["status"]));
+      if (row.contains("value"))
+        out += fmt::format(" ({} of {})", text(row["value"]), text(row["limit"]));
+      if (row.contains("reason")) out += fmt::format(" ({})", text(row["reason"]));
+      out += "\n";
+    }
+  }
+
+  out += "\n## Record\n\n";
+  if (record.contains("device")) {
+    out += fmt::format(
+        "- device: {} {}{}\n", text(record["device"]["kind"]), text(record["device"]["name"]),
+        text(record["device"]["isa"]).empty() ? "" : ", " + text(record["device"]["isa"]));
+  }
+  const json& build = record["build"];
+  out += fmt::format(
+      "- build: greenfast {} {}{}, {}\n", text(build["version"]), text(build["git_sha"]),
+      build["git_dirty"].get<bool>() ? " with uncommitted changes" : "", text(build["compiler"]));
+  out += fmt::format("- policy: {} {}, gate policy {}\n", text(build["policy"]["name"]),
+                     text(build["policy"]["sha256"]).substr(0, 12),
+                     text(build["gate_policy_sha256"]).substr(0, 12));
+  out +=
+      fmt::format("- begun {}, {:.0f} s\n", text(record["utc"]), record["seconds"].get<double>());
+  std::string command = "greenfast";
+  for (const json& word : record["argv"]) command += " " + text(word);
+  out += fmt::format("\nTo reproduce:\n```\n{}\n```\n", command);
+  return out;
+}
+
+}  // namespace greenfast::workbench
