@@ -16,12 +16,8 @@
 #include "workbench/decide.hpp"
 #include "workbench/exit_code.hpp"
 #include "workbench/gate_policy.hpp"
-#include "workbench/isolate.hpp"
+#include "workbench/gate_steps.hpp"
 #include "workbench/measure.hpp"
-#include "workbench/policy.hpp"
-#include "workbench/sha256.hpp"
-#include "workbench/subject.hpp"
-#include "workbench/validate.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -34,8 +30,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr std::string_view kAgain = " (again)";
-
 json interval_json(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
 
 json summary_json(const Summary& s) {
@@ -44,358 +38,6 @@ json summary_json(const Summary& s) {
       {"ci_lo", s.ci_lo}, {"ci_hi", s.ci_hi},       {"samples", s.n},   {"discarded", s.discarded},
       {"batch", s.batch}, {"tick_seconds", s.tick}, {"timer", s.method}};
 }
-
-json status_json(const Status& status) {
-  return {{"failed", {{"code", static_cast<int>(status.code())}, {"message", status.message()}}}};
-}
-
-/// What a child reported instead of a result.
-std::optional<Status> failure_of(const json& result) {
-  if (!result.contains("failed")) return std::nullopt;
-  return Status(static_cast<StatusCode>(result["failed"]["code"].get<int>()),
-                result["failed"]["message"].get<std::string>());
-}
-
-/// The one subject a text names; selectors that name several are an error here.
-Result<std::unique_ptr<Subject>> one_subject(const std::string& id, std::string_view option) {
-  auto found = find_subjects(id);
-  if (!found) return found.status();
-  if (found->size() != 1) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{} {}: names {} subjects; the gate compares one with one", option,
-                              id, found->size()));
-  }
-  return std::move(found->front());
-}
-
-Result<ProblemDefaults> defaults_of(const GateOptions& options, const std::string& dtype) {
-  ProblemDefaults defaults;
-  const auto parsed = parse_dtype(dtype);
-  if (!parsed) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("--dtype {}: possible are fp32, fp16, bf16, e4m3", dtype));
-  }
-  defaults.dtype = *parsed;
-  if (options.causal == "top-left") {
-    defaults.mask = Mask::causal(Alignment::top_left);
-  } else if (options.causal == "bottom-right") {
-    defaults.mask = Mask::causal(Alignment::bottom_right);
-  } else if (!options.causal.empty()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("--causal {}: possible are top-left, bottom-right", options.causal));
-  }
-  return defaults;
-}
-
-/// Primary first, then guards that are not the primary, each once.
-Result<std::vector<NamedProblem>> shapes_of(const GateOptions& options, const Policy& policy,
-                                            const std::string& dtype) {
-  const auto defaults = defaults_of(options, dtype);
-  if (!defaults) return defaults.status();
-  const std::string& primary = options.primary.empty() ? policy.primary : options.primary;
-  auto shapes = parse_shapes(primary, *defaults);
-  if (!shapes) return shapes.status();
-  if (shapes->size() != 1) {
-    return Status(
-        StatusCode::invalid_argument,
-        fmt::format("--primary {}: names {} shapes; one decides", primary, shapes->size()));
-  }
-  const std::string& guards = options.guards.empty() ? policy.guards : options.guards;
-  if (guards == "none") return shapes;
-  const auto more = parse_shapes(guards, *defaults);
-  if (!more) return more.status();
-  for (const NamedProblem& guard : *more) {
-    const bool known = std::any_of(shapes->begin(), shapes->end(), [&](const NamedProblem& shape) {
-      return shape.problem == guard.problem;
-    });
-    if (!known) shapes->push_back(guard);
-  }
-  return shapes;
-}
-
-/// Both subjects, their device and their shapes: what every step starts from.
-struct Stage {
-  std::unique_ptr<Subject> baseline, candidate;
-  std::unique_ptr<Device> device;
-  Subject& of(bool is_candidate) const { return is_candidate ? *candidate : *baseline; }
-};
-
-Result<Stage> open_stage(const GateOptions& options) {
-  Stage stage;
-  auto baseline = one_subject(options.baseline, "--baseline");
-  if (!baseline) return baseline.status();
-  auto candidate = one_subject(options.candidate, "--candidate");
-  if (!candidate) return candidate.status();
-  if ((*baseline)->device() != (*candidate)->device()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{} runs on {}, {} on {}; the gate compares on one device",
-                              options.baseline, name_of((*baseline)->device()), options.candidate,
-                              name_of((*candidate)->device())));
-  }
-  auto device = open_device((*candidate)->device());
-  if (!device) return device.status();
-  stage.baseline = std::move(*baseline);
-  stage.candidate = std::move(*candidate);
-  stage.device = std::move(*device);
-  return stage;
-}
-
-json plan_json(const Plan& plan) {
-  return {{"variant", plan.variant},
-          {"grid", plan.grid},
-          {"block", plan.block},
-          {"cluster", plan.cluster},
-          {"shared_bytes", plan.shared_bytes},
-          {"workspace_bytes", plan.workspace_bytes},
-          {"tile_q", plan.tile_q},
-          {"tile_kv", plan.tile_kv},
-          {"stages", plan.stages},
-          {"splits", plan.splits},
-          {"kernel", plan.kernel},
-          {"note", plan.note}};
-}
-
-// ---- steps, each in a child
-// -----------------------------------------------------------------------------------------
-
-/// Device, dtype, problems, refusals, plans. No kernel is launched.
-json build_step(const GateOptions& options, const Policy& policy) {
-  auto stage = open_stage(options);
-  if (!stage) return status_json(stage.status());
-  const DeviceFacts& facts = stage->device->facts();
-
-  std::vector<std::string> dtypes = {"fp16", "bf16", "e4m3"};
-  if (facts.kind == DeviceKind::cpu) dtypes = {"fp32", "fp16", "bf16", "e4m3"};
-  if (!options.dtype.empty()) dtypes = {options.dtype};
-  std::string refusal;
-  for (const std::string& dtype : dtypes) {
-    const auto shapes = shapes_of(options, policy, dtype);
-    if (!shapes) return status_json(shapes.status());
-    std::string refused;
-    for (const bool is_candidate : {false, true}) {
-      Subject& subject = stage->of(is_candidate);
-      if (const auto why = subject.refusal(shapes->front().problem, facts)) {
-        refused = fmt::format("{} refuses the primary shape {} ({}): {}", subject.id(),
-                              shapes->front().name, to_string(shapes->front().problem), *why);
-      }
-    }
-    if (!refused.empty()) {
-      // The first type's reason is the one worth reading.
-      if (refusal.empty()) refusal = refused;
-      continue;
-    }
-
-    json out = {{"dtype", dtype},
-                {"device",
-                 {{"kind", name_of(facts.kind)},
-                  {"name", facts.name},
-                  {"isa", facts.isa},
-                  {"arch", facts.arch},
-                  {"threads_or_multiprocessors", facts.multiprocessors},
-                  {"driver", facts.driver}}},
-                {"shapes", json::array()}};
-    bool same_plans = true;
-    for (const NamedProblem& shape : *shapes) {
-      json entry = {{"name", shape.name},
-                    {"problem", to_string(shape.problem)},
-                    {"primary", &shape == &shapes->front()},
-                    {"plans", json::object()}};
-      std::optional<Plan> plans[2];
-      for (const bool is_candidate : {false, true}) {
-        Subject& subject = stage->of(is_candidate);
-        if (const auto why = subject.refusal(shape.problem, facts)) {
-          entry["refused"] = fmt::format("{}: {}", subject.id(), *why);
-          continue;
-        }
-        plans[is_candidate] = subject.plan(shape.problem, facts);
-        if (plans[is_candidate]) {
-          entry["plans"][is_candidate ? "candidate" : "baseline"] = plan_json(*plans[is_candidate]);
-        }
-      }
-      same_plans = same_plans && plans[0] && plans[1] && plans[0]->kernel == plans[1]->kernel &&
-                   !plans[0]->kernel.empty() && plans[0]->variant == plans[1]->variant;
-      out["shapes"].push_back(std::move(entry));
-    }
-    if (options.baseline == options.candidate) {
-      out["no_op"] = "baseline and candidate are the same variant";
-    } else if (same_plans) {
-      out["no_op"] = "both sides run the same kernel on every shape";
-    }
-    return out;
-  }
-  return status_json({StatusCode::unsupported, refusal});
-}
-
-Case normal_case(const NamedProblem& shape, std::uint64_t seed) {
-  Case c;
-  c.name = shape.name;
-  c.problem = shape.problem;
-  c.seed = seed;
-  return c;
-}
-
-/// All distributions and seeds of one shape for the candidate, the first seed for the baseline. A
-/// RED case ends its side's list.
-json green_step(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
-                Activity& activity) {
-  auto stage = open_stage(options);
-  if (!stage) return status_json(stage.status());
-  json out = json::object();
-  struct Tally {
-    int cases = 0, green = 0, skipped = 0;
-    json first_red;
-    std::map<std::string, double> worst;
-    json digests = json::object();
-    std::int64_t rows_checked = 0, rows_total = 0;
-  } tallies[2];
-  for (const Case& c : make_cases({shape}, policy, options.seeds)) {
-    std::optional<CaseData> data;
-    for (const bool is_candidate : {true, false}) {
-      Tally& tally = tallies[is_candidate];
-      if (!tally.first_red.is_null()) continue;
-      if (!is_candidate && c.seed != options.seeds.front()) continue;
-      const std::string distribution(
-          std::find_if(distribution_table().begin(), distribution_table().end(),
-                       [&](const DistributionRow& row) { return row.id == c.distribution; })
-              ->name);
-      if (!data) {
-        activity.set(fmt::format("oracle on {} {} seed {}", c.name, distribution, c.seed));
-        auto prepared = prepare_case(c, policy);
-        if (!prepared) return status_json(prepared.status());
-        data = std::move(*prepared);
-      }
-      Subject& subject = stage->of(is_candidate);
-      activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed));
-      const CaseResult result = validate(subject, *stage->device, *data, policy);
-      ++tally.cases;
-      tally.rows_checked += result.rows_checked;
-      tally.rows_total += result.rows_total;
-      if (result.verdict == Verdict::skipped) {
-        ++tally.skipped;
-      } else if (result.verdict == Verdict::green) {
-        ++tally.green;
-      } else {
-        tally.first_red = {{"distribution", distribution},
-                           {"seed", c.seed},
-                           {"metric", result.failed_metric},
-                           {"integrity", result.integrity},
-                           {"reason", result.reason}};
-      }
-      for (const MetricRow& row : metric_table()) {
-        double& worst = tally.worst[std::string(row.name)];
-        worst = std::max(worst, row.value(result.metrics));
-      }
-      if (c.distribution == Distribution::normal) {
-        tally.digests[std::to_string(c.seed)] = result.output_sha256;
-      }
-    }
-  }
-  for (const bool is_candidate : {false, true}) {
-    const Tally& tally = tallies[is_candidate];
-    out[is_candidate ? "candidate" : "baseline"] = {{"cases", tally.cases},
-                                                    {"green", tally.green},
-                                                    {"skipped", tally.skipped},
-                                                    {"first_red", tally.first_red},
-                                                    {"worst", tally.worst},
-                                                    {"digests", tally.digests},
-                                                    {"rows_checked", tally.rows_checked},
-                                                    {"rows_total", tally.rows_total}};
-  }
-  return out;
-}
-
-/// Judges the output of a timed call: by the digest GREEN recorded, else by the oracle.
-class OutputJudge {
- public:
-  OutputJudge(json digests, const Policy& policy) : digests_(std::move(digests)), policy_(policy) {}
-  std::optional<std::string> operator()(const Case& c, std::span<const std::byte> output) {
-    const std::string seed = std::to_string(c.seed);
-    if (digests_.contains(seed) && digests_[seed] == sha256_hex(output.data(), output.size())) {
-      return std::nullopt;
-    }
-    auto found = cases_.find(c.seed);
-    if (found == cases_.end()) {
-      auto data = prepare_case(c, policy_);
-      if (!data) return data.status().message();
-      found = cases_.emplace(c.seed, std::move(*data)).first;
-    }
-    const std::size_t lse =
-        c.problem.lse
-            ? sizeof(float) *
-                  static_cast<std::size_t>(c.problem.batch * c.problem.heads_q * c.problem.seq_q)
-            : 0;
-    const auto* base = output.data();
-    const CaseResult result = judge_output(
-        found->second, base,
-        lse != 0 ? reinterpret_cast<const float*>(base + output.size() - lse) : nullptr);
-    if (result.verdict == Verdict::green) return std::nullopt;
-    return result.reason;
-  }
-
- private:
-  json digests_;
-  const Policy& policy_;
-  std::map<std::uint64_t, CaseData> cases_;
-};
-
-json fast_step(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
-               const NamedProblem& shape, bool primary, int process, double budget,
-               const json& green, Activity& activity) {
-  auto stage = open_stage(options);
-  if (!stage) return status_json(stage.status());
-  activity.set(fmt::format("inputs of {}", shape.name));
-  auto ring = Ring::make(*stage->device, normal_case(shape, options.seeds.front()));
-  if (!ring) return status_json(ring.status());
-
-  const auto judge = [&](const char* side) -> Recheck {
-    auto state = std::make_shared<OutputJudge>(green[side]["digests"], policy);
-    return
-        [state](const Case& c, std::span<const std::byte> output) { return (*state)(c, output); };
-  };
-  std::vector<Timed> timed = {
-      {.subject = stage->baseline.get(), .label = {}, .recheck = judge("baseline")},
-      {.subject = stage->candidate.get(), .label = {}, .recheck = judge("candidate")}};
-  if (options.baseline == options.candidate) timed[1].label = options.candidate + " (candidate)";
-  // The baseline once more, in the same blocks: its difference from itself is the method's noise.
-  if (primary) {
-    timed.push_back({.subject = stage->baseline.get(),
-                     .label = options.baseline + std::string(kAgain),
-                     .recheck = judge("baseline")});
-  }
-
-  MeasureOptions timing;
-  timing.iters = rules.samples;
-  timing.seed = options.seeds.front() * 1000 + static_cast<std::uint64_t>(process);
-  timing.mode = options.hot ? CacheState::hot : CacheState::cold;
-  timing.budget_seconds = budget;
-  timing.target_halfwidth = rules.halfwidth;
-  timing.min_blocks = rules.min_blocks;
-  timing.process = process;
-  timing.progress = [&](int blocks, double seconds) {
-    activity.set(fmt::format("timing {}, process {}: {} blocks, {:.0f} s", shape.name, process + 1,
-                             blocks, seconds));
-  };
-  activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1));
-  auto measured = measure(*stage->device, **ring, timed, timing);
-  if (!measured) return status_json(measured.status());
-  json checks = json::array();
-  for (const SideCheck& check : measured->checks) {
-    checks.push_back({{"failure", check.failure},
-                      {"integrity", check.integrity},
-                      {"impossible", check.impossible},
-                      {"floor_seconds", check.floor_seconds}});
-  }
-  return {{"samples", to_json({measured->samples})},
-          {"checks", checks},
-          {"stopped", measured->stopped},
-          {"peak",
-           {{"flops", measured->peak.flops},
-            {"bytes_per_second", measured->peak.bytes_per_second},
-            {"method", measured->peak.method}}}};
-}
-
-// ---- the walk
-// -------------------------------------------------------------------------------------------------------
 
 class Gate {
  public:
@@ -415,16 +57,28 @@ class Gate {
   }
 
   Result<GateResult> run() {
+    try {
+      return walk();
+    } catch (const json::exception& error) {
+      return Status(
+          StatusCode::invalid_argument,
+          fmt::format("{}: a finished step is not what this version writes ({}); start a new gate",
+                      job_.directory().string(), error.what()));
+    }
+  }
+
+ private:
+  Result<GateResult> walk() {
     record_ = job_.head();
     record_["schema"] = kGateSchema;
     record_["steps"] = json::array();
     record_["checklist"] = json::array();
 
     const auto build = isolated("build", "plans and refusals",
-                                [&](Activity&) { return build_step(options_, policy_); });
+                                [&](Activity&) { return gate_steps::build(options_, policy_); });
     if (!build) return build.status();
     if (!ended_.has_value()) {
-      if (const auto failure = failure_of(*build)) return *failure;
+      if (const auto failure = gate_steps::failure_of(*build)) return *failure;
       if (Status status = take_build(*build); !status) return status;
       if (Status status = green(); !status) return status;
       if (!ended_) resources();
@@ -435,7 +89,6 @@ class Gate {
     return finish();
   }
 
- private:
   /// Result of a step: from the checkpoint, or from a child. A child that dies ends the walk with a
   /// verdict.
   Result<json> isolated(const std::string& name, const std::string& what,
@@ -502,7 +155,7 @@ class Gate {
     record_["device"] = build["device"];
     record_["dtype"] = build["dtype"];
     record_["shapes"] = build["shapes"];
-    const auto shapes = shapes_of(options_, policy_, build["dtype"].get<std::string>());
+    const auto shapes = gate_steps::shapes_of(options_, policy_, build["dtype"].get<std::string>());
     if (!shapes) return shapes.status();
     shapes_ = *shapes;
     if (build.contains("no_op")) no_op_ = build["no_op"].get<std::string>();
@@ -529,12 +182,13 @@ class Gate {
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
       if (!refused(i).empty()) continue;
       const NamedProblem& shape = shapes_[i];
-      const auto result = isolated(
-          fmt::format("green.{}", i), fmt::format("GREEN {}", shape.name),
-          [&](Activity& activity) { return green_step(options_, policy_, shape, activity); });
+      const auto result = isolated(fmt::format("green.{}", i), fmt::format("GREEN {}", shape.name),
+                                   [&](Activity& activity) {
+                                     return gate_steps::green(options_, policy_, shape, activity);
+                                   });
       if (!result) return result.status();
       if (ended_) break;
-      if (const auto failure = failure_of(*result)) return *failure;
+      if (const auto failure = gate_steps::failure_of(*result)) return *failure;
       green_[i] = *result;
       json entry = *result;
       entry["shape"] = shape.name;
@@ -673,15 +327,15 @@ class Gate {
             fmt::format("fast.{}.{}", i, process),
             fmt::format("FAST {}, process {} of {}", shape.name, process + 1, rules_.processes),
             [&](Activity& activity) {
-              return fast_step(options_, policy_, rules_, shape, i == 0, process, share, green_[i],
-                               activity);
+              return gate_steps::fast(options_, policy_, rules_, shape, i == 0, process, share,
+                                      green_[i], activity);
             });
         if (!result) return result.status();
         if (ended_) {
           check("FAST", "", reasons_.back().detail, "FAIL");
           return {};
         }
-        if (const auto failure = failure_of(*result)) return *failure;
+        if (const auto failure = gate_steps::failure_of(*result)) return *failure;
         if (failed_side(*result, shape)) return {};
         auto one = samples_from_json((*result)["samples"]);
         if (!one) return one.status();
@@ -904,7 +558,7 @@ Status check_options(const GateOptions& options) {
   for (const auto& [id, option] :
        {std::pair(&options.baseline, "--baseline"), std::pair(&options.candidate, "--candidate")}) {
     if (id->empty()) return bad(fmt::format("{} is missing", option));
-    if (auto subject = one_subject(*id, option); !subject) return subject.status();
+    if (auto subject = gate_steps::one_subject(*id, option); !subject) return subject.status();
   }
   if (options.seeds.empty()) return bad("--seeds: at least one seed is needed");
   if (options.gate && !(*options.gate > 0 && *options.gate < 1000))
@@ -963,7 +617,8 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
   // Wrong shape names shall be known before anything runs; which dtype is decided later, and does
   // not change names.
   const std::string dtype = options.dtype.empty() ? "fp16" : options.dtype;
-  if (const auto shapes = shapes_of(options, *policy, dtype); !shapes) return shapes.status();
+  if (const auto shapes = gate_steps::shapes_of(options, *policy, dtype); !shapes)
+    return shapes.status();
   auto job = Checkpoint::begin(directory, {{"schema", kGateSchema},
                                            {"status", "running"},
                                            {"run_id", directory.filename().string()},
@@ -1040,9 +695,7 @@ Result<std::vector<LadderStep>> run_ladder(const GateOptions& common, const fs::
     } else {
       step.decision = result->record["verdict"]["decision"].get<std::string>();
       step.exit_code = result->exit_code;
-      step.headline = result->record["headline"].is_array()
-                          ? result->record["headline"][0].get<std::string>()
-                          : "";
+      step.headline = result->record["headline"][0].get<std::string>();
     }
     steps.push_back(std::move(step));
   }

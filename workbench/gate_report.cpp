@@ -253,7 +253,8 @@ std::string gate_markdown(const json& record) {
   if (record.contains("device")) {
     out += fmt::format(
         "- device: {} {}{}\n", text(record["device"]["kind"]), text(record["device"]["name"]),
-        text(record["device"]["isa"]).empty() ? "" : ", " + text(record["device"]["isa"]));
+        text(record["device"]["isa"]).empty() ? std::string()
+                                              : fmt::format(", {}", text(record["device"]["isa"])));
   }
   const json& build = record["build"];
   out += fmt::format(
@@ -265,7 +266,7 @@ std::string gate_markdown(const json& record) {
   out +=
       fmt::format("- begun {}, {:.0f} s\n", text(record["utc"]), record["seconds"].get<double>());
   std::string command = "greenfast";
-  for (const json& word : record["argv"]) command += " " + text(word);
+  for (const json& word : record["argv"]) command += fmt::format(" {}", text(word));
   out += fmt::format("\nTo reproduce:\n```\n{}\n```\n", command);
   return out;
 }

@@ -1,0 +1,162 @@
+// The gate's parts that need no kernel: policy, child processes, checkpoints.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "workbench/checkpoint.hpp"
+#include "workbench/gate.hpp"
+#include "workbench/gate_policy.hpp"
+#include "workbench/isolate.hpp"
+
+namespace greenfast::workbench::test {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+TEST(GatePolicy, TheBuiltInOneHoldsTheLaddersGates) {
+  const auto policy = parse_gate_policy("gate.toml", builtin_gate_policy());
+  ASSERT_TRUE(policy) << policy.status().message();
+  EXPECT_EQ(policy->rule("cuda.stage_c.stage2").gate, 1.15);
+  EXPECT_EQ(policy->rule("cuda.stage_c.stage1").registers, 128);
+  EXPECT_EQ(policy->rule("cuda.stage_c.stage3a").shared_bytes, 49152);
+  EXPECT_FALSE(policy->rule("cpu.flash").gate) << "the numerics policy's gate applies";
+  EXPECT_EQ(policy->cpu_arena_bytes, 8 << 20);
+  // Every candidate of a row is a row of the registry, or the row would never apply.
+  for (const RungRule& rung : policy->rungs) EXPECT_EQ(rung.candidate.rfind("cuda.", 0), 0u);
+}
+
+TEST(GatePolicy, TheOriginalsDecisionTree) {
+  const auto policy = parse_gate_policy("gate.toml", builtin_gate_policy());
+  ASSERT_TRUE(policy);
+  const DecisionTree& tree = policy->tree(policy->rule("cuda.stage_c.stage3a").tree);
+  EXPECT_EQ(tree.reached(656.38 / 656.38), "");
+  EXPECT_EQ(tree.reached(656.38 / 590), "merge");
+  EXPECT_EQ(tree.reached(656.38 / 550), "excellent");
+  EXPECT_EQ(tree.reached(656.38 / 500), "outstanding");
+  ASSERT_FALSE(tree.below.empty());
+  EXPECT_NE(tree.below[0].find("USE_XOR_SWIZZLE=1"), std::string::npos);
+}
+
+TEST(GatePolicy, RefusalsNameThePlace) {
+  const std::string good(builtin_gate_policy());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const std::size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    return parse_gate_policy("my.toml", text).status().message();
+  };
+  EXPECT_NE(with("processes = 3", "proceses = 3").find("measure.proceses: unknown key"),
+            std::string::npos);
+  EXPECT_NE(with("processes = 3", "processes = 0")
+                .find("measure.processes: expected an integer of at least 1"),
+            std::string::npos);
+  EXPECT_NE(with("halfwidth = 0.01", "halfwidth = \"small\"")
+                .find("measure.halfwidth: expected a number"),
+            std::string::npos);
+  EXPECT_NE(with("gate = 1.15", "gate = -1").find("gate: expected a number above 0"),
+            std::string::npos);
+  EXPECT_NE(with("tree = \"stage3\"", "tree = \"stage9\"").find("no tree is called \"stage9\""),
+            std::string::npos);
+  EXPECT_NE(with("at_least = 1.31", "at_least = 1.01").find("levels must ascend"),
+            std::string::npos);
+  EXPECT_NE(with("[measure]", "[measure").find("my.toml: line"), std::string::npos);
+}
+
+TEST(Child, FinishesCrashesAndHangs) {
+  auto end = run_in_child([](Activity& a) { a.set("all well"); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::finished);
+  EXPECT_EQ(end->activity, "all well");
+
+  end = run_in_child(
+      [](Activity& a) {
+        a.set("about to die");
+        signal(SIGABRT, SIG_DFL);
+        kill(getpid(), SIGABRT);
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::crashed);
+  EXPECT_EQ(end->detail, "killed by SIGABRT");
+  EXPECT_EQ(end->activity, "about to die");
+
+  end = run_in_child([](Activity&) { _exit(7); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->detail, "ended with code 7");
+
+  end = run_in_child([](Activity&) { throw std::runtime_error("no room"); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::crashed);
+  EXPECT_NE(end->activity.find("no room"), std::string::npos);
+
+  int watched = 0;
+  end = run_in_child(
+      [](Activity& a) {
+        a.set("waiting");
+        for (;;) pause();
+      },
+      0.3, [&](const std::string& what) { watched += what == "waiting"; });
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::timed_out);
+  EXPECT_GE(watched, 1);
+}
+
+TEST(Child, AnActivityLongerThanItsPageIsCut) {
+  const auto end = run_in_child([](Activity& a) { a.set(std::string(100'000, 'x')); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->activity.size(), 4095u);
+}
+
+TEST(CheckpointFiles, StepsSurviveAndStrangersAreRefused) {
+  const fs::path dir = "checkpoint";
+  fs::remove_all(dir);
+  fs::create_directories(dir);
+  {
+    auto job = Checkpoint::begin(dir, {{"schema", "test/1"}, {"n", 3}});
+    ASSERT_TRUE(job) << job.status().message();
+    EXPECT_FALSE(job->finished("one"));
+    ASSERT_TRUE(job->save("one", {{"x", 1}}));
+  }
+  auto again = Checkpoint::resume(dir, "test/1");
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->head()["n"], 3);
+  ASSERT_TRUE(again->finished("one"));
+  EXPECT_EQ((*again->load("one"))["x"], 1);
+
+  EXPECT_NE(Checkpoint::resume(dir, "test/2")
+                .status()
+                .message()
+                .find("schema \"test/1\"; this version resumes \"test/2\""),
+            std::string::npos);
+  EXPECT_NE(
+      Checkpoint::resume("nowhere", "test/1").status().message().find("nowhere: no such directory"),
+      std::string::npos);
+  EXPECT_NE(Checkpoint::resume(dir / "steps", "test/1").status().message().find("holds no job"),
+            std::string::npos);
+  std::ofstream(dir / "steps" / "one.json") << "{\"x\":";
+  EXPECT_NE(again->load("one").status().message().find("truncated"), std::string::npos);
+}
+
+TEST(GateOptions, RoundTripThroughJson) {
+  GateOptions options;
+  options.baseline = "cpu.naive";
+  options.candidate = "cpu.flash";
+  options.gate = 1.25;
+  options.seeds = {4, 5};
+  options.hot = true;
+  const auto read = gate_options_from_json(json::parse(to_json(options).dump()));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(to_json(*read), to_json(options));
+  json broken = to_json(options);
+  broken["seeds"] = "none";
+  EXPECT_EQ(gate_options_from_json(broken).status().code(), StatusCode::invalid_argument);
+}
+
+}  // namespace
+}  // namespace greenfast::workbench::test
