@@ -34,6 +34,8 @@ Action define_run(OptionSet& options);
 Action define_check(OptionSet& options);
 Action define_bench(OptionSet& options);
 Action define_selftest(OptionSet& options);
+Action define_compare(OptionSet& options);
+Action define_gate(OptionSet& options);
 
 /// Ends the command with an exit code and one line on stderr.
 class Failure : public std::runtime_error {

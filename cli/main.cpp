@@ -28,6 +28,10 @@ constexpr std::array kCommands{
             define_list},
     Command{"selftest", "does the gate catch planted wrong kernels, and pass honest ones?",
             define_selftest},
+    Command{"compare",
+            "two sides beside each other: speedup with its interval, agreement of outputs",
+            define_compare},
+    Command{"gate", "promote, defer or reject a candidate against a baseline", define_gate},
     Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
             define_doctor},
 };

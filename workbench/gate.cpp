@@ -607,18 +607,23 @@ Result<GateOptions> gate_options_from_json(const json& document) {
   return o;
 }
 
+Status check_gate(const GateOptions& options) {
+  if (Status status = check_options(options); !status) return status;
+  const auto policy = load_policy(options.policy);
+  if (!policy) return policy.status();
+  if (const auto rules = load_rules(options.gate_policy); !rules) return rules.status();
+  // Which dtype is decided later; it does not change which names are known.
+  const std::string dtype = options.dtype.empty() ? "fp16" : options.dtype;
+  return gate_steps::shapes_of(options, *policy, dtype).status();
+}
+
 Result<GateResult> run_gate(const GateOptions& options, const fs::path& directory,
                             const std::vector<std::string>& argv, const GateObserver& observer) {
-  if (Status status = check_options(options); !status) return status;
+  if (Status status = check_gate(options); !status) return status;
   auto policy = load_policy(options.policy);
   if (!policy) return policy.status();
   auto rules = load_rules(options.gate_policy);
   if (!rules) return rules.status();
-  // Wrong shape names shall be known before anything runs; which dtype is decided later, and does
-  // not change names.
-  const std::string dtype = options.dtype.empty() ? "fp16" : options.dtype;
-  if (const auto shapes = gate_steps::shapes_of(options, *policy, dtype); !shapes)
-    return shapes.status();
   auto job = Checkpoint::begin(directory, {{"schema", kGateSchema},
                                            {"status", "running"},
                                            {"run_id", directory.filename().string()},

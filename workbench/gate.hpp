@@ -48,6 +48,9 @@ struct GateResult {
   int exit_code = 0;
 };
 
+/// Everything about the options that can be wrong before a device is touched.
+Status check_gate(const GateOptions& options);
+
 /// Runs the gate in a directory that exists. Every step that launches a kernel runs in a child
 /// process, so the caller must be single-threaded and must not have touched a GPU. Fails (without a
 /// verdict) for unknown subjects, shapes or policies, for a primary shape that a side refuses

@@ -1,5 +1,6 @@
 // What people read of a gate's record.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <random>
 
+#include "workbench/sha256.hpp"
+
 namespace greenfast::workbench {
 namespace {
 
@@ -72,7 +74,11 @@ class Session {
     look_for_impossible();
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
       Contestant& c = contestants_[side];
-      if (!c.check.failure.empty()) out_.samples.sides[side].refused = c.check.failure;
+      Side& recorded = out_.samples.sides[side];
+      if (!c.check.failure.empty()) recorded.refused = c.check.failure;
+      if (!c.check.output.empty()) {
+        recorded.output_sha256 = sha256_hex(c.check.output.data(), c.check.output.size());
+      }
       out_.checks.push_back(std::move(c.check));
     }
     if (Status status = device_.synchronize(); !status) return status;

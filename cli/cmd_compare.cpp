@@ -1,0 +1,215 @@
+// greenfast compare: two variants live, two recordings, or two sides of one recording.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/command.hpp"
+#include "cli/problem_options.hpp"
+#include "workbench/atomic_file.hpp"
+#include "workbench/compare.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using workbench::Comparison;
+using workbench::Recording;
+
+struct Options {
+  std::vector<std::string> what;
+  std::string samples, sides;
+  std::string shapes = "small,mission,long";
+  std::string seeds = "0";
+  std::string policy = "strict";
+  std::string markdown_file, json_file;
+  bool hot = false, as_json = false, as_markdown = false;
+  double budget = 10;
+  int iters = 200, warmup = 10;
+  ProblemOptions problem;
+};
+
+bool names_a_file(const std::string& text) {
+  std::error_code error;
+  return text.ends_with(".json") || text.find('/') != std::string::npos || fs::exists(text, error);
+}
+
+std::vector<std::string> ids_of(const Recording& recording) {
+  std::vector<std::string> ids;
+  for (const workbench::Samples& shape : recording.shapes)
+    for (const workbench::Side& side : shape.sides)
+      if (std::find(ids.begin(), ids.end(), side.id) == ids.end()) ids.push_back(side.id);
+  return ids;
+}
+
+/// --sides A,B, where given.
+std::pair<std::string, std::string> asked_sides(const Options& options) {
+  if (options.sides.empty()) return {};
+  const std::vector<std::string> sides = split_list(options.sides);
+  if (sides.size() != 2)
+    throw Failure(workbench::kUsage, fmt::format("--sides {}: two ids are needed, as in --sides "
+                                                 "cpu.naive,cpu.flash",
+                                                 options.sides));
+  return {sides[0], sides[1]};
+}
+
+Comparison compare_files(const Options& options) {
+  const Recording first = value_or_fail(workbench::read_recording(options.what[0]));
+  auto [a, b] = asked_sides(options);
+  if (options.what.size() == 1) {
+    const std::vector<std::string> ids = ids_of(first);
+    if (a.empty() && ids.size() < 2)
+      throw Failure(workbench::kUsage, fmt::format("{}: holds {} alone; a second file is needed",
+                                                   first.source, ids[0]));
+    if (a.empty()) std::tie(a, b) = std::pair(ids[0], ids[1]);
+    return value_or_fail(workbench::compare_sides(first, a, b));
+  }
+  const Recording second = value_or_fail(workbench::read_recording(options.what[1]));
+  if (a.empty()) {
+    // The side that both hold; where each holds one, those two.
+    const std::vector<std::string> in_first = ids_of(first), in_second = ids_of(second);
+    std::vector<std::string> shared;
+    for (const std::string& id : in_first)
+      if (std::find(in_second.begin(), in_second.end(), id) != in_second.end())
+        shared.push_back(id);
+    if (shared.size() == 1) {
+      a = b = shared[0];
+    } else if (in_first.size() == 1 && in_second.size() == 1) {
+      a = in_first[0];
+      b = in_second[0];
+    } else {
+      throw Failure(
+          workbench::kUsage,
+          fmt::format("{} holds {}, {} holds {}; say which with --sides A,B", first.source,
+                      fmt::join(in_first, ", "), second.source, fmt::join(in_second, ", ")));
+    }
+  }
+  return value_or_fail(workbench::compare_recordings(first, a, second, b));
+}
+
+std::unique_ptr<workbench::Subject> one_subject(const std::string& id) {
+  auto found = value_or_fail(workbench::find_subjects(id));
+  if (found.size() != 1)
+    throw Failure(
+        workbench::kUsage,
+        fmt::format("{}: names {} subjects; compare takes one with one", id, found.size()));
+  return std::move(found.front());
+}
+
+Comparison compare_variants(const Options& options) {
+  for (const std::string& id : options.what) {
+    if (id.starts_with("peer:"))
+      throw Failure(workbench::kNoDevice,
+                    fmt::format("{}: peers run in the Python harness, which records both sides "
+                                "interleaved; give its file with --samples FILE",
+                                id));
+  }
+  const auto a = one_subject(options.what[0]), b = one_subject(options.what[1]);
+  if (a->device() != b->device())
+    throw Failure(workbench::kUsage,
+                  fmt::format("{} runs on {}, {} on {}; they cannot be interleaved", a->id(),
+                              name_of(a->device()), b->id(), name_of(b->device())));
+  workbench::CompareOptions compare;
+  compare.policy = value_or_fail(workbench::load_policy(options.policy));
+  compare.problems = problems_of(options.shapes, options.problem, a->device());
+  compare.seeds.clear();
+  for (const std::string& item : split_list(options.seeds)) {
+    std::uint64_t seed = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), seed);
+    if (error != std::errc() || end != item.data() + item.size())
+      throw Failure(workbench::kUsage, fmt::format("--seeds: '{}' is not a whole number", item));
+    compare.seeds.push_back(seed);
+  }
+  if (compare.seeds.empty())
+    throw Failure(workbench::kUsage, "--seeds: at least one seed is needed");
+  if (options.iters < 4)
+    throw Failure(workbench::kUsage, "--iters: at least 4 samples are needed for an interval");
+  if (!(options.budget > 0)) throw Failure(workbench::kUsage, "--budget: expected seconds above 0");
+  compare.timing.iters = options.iters;
+  compare.timing.warmup = options.warmup;
+  compare.timing.mode = options.hot ? workbench::CacheState::hot : workbench::CacheState::cold;
+  compare.timing.budget_seconds = options.budget;
+  compare.timing.target_halfwidth = 0.005;
+  const auto device = value_or_fail(workbench::open_device(a->device()));
+  workbench::Progress progress(stderr, options.as_json);
+  compare.step = [&](std::size_t done, std::size_t total, const std::string& what) {
+    progress.step(done, total, what);
+  };
+  Comparison comparison = value_or_fail(workbench::compare_live(*device, *a, *b, compare));
+  progress.clear();
+  return comparison;
+}
+
+int run(const Options& given) {
+  Options options = given;
+  Comparison comparison;
+  if (!options.samples.empty()) {
+    if (options.what.size() == 2) options.sides = options.what[0] + "," + options.what[1];
+    options.what = {options.samples};
+    comparison = compare_files(options);
+  } else if (names_a_file(options.what[0])) {
+    if (options.what.size() == 2 && !names_a_file(options.what[1]))
+      throw Failure(workbench::kUsage,
+                    fmt::format("{} is a recording, {} is not; compare two of a kind",
+                                options.what[0], options.what[1]));
+    comparison = compare_files(options);
+  } else {
+    if (options.what.size() != 2)
+      throw Failure(
+          workbench::kUsage,
+          fmt::format("compare {}: with what? A second variant is needed", options.what[0]));
+    comparison = compare_variants(options);
+  }
+  const auto write = [](const std::string& file, const std::string& text) {
+    if (file.empty()) return;
+    if (Status status = workbench::write_file_atomically(file, text); !status)
+      throw Failure(status);
+  };
+  write(options.json_file, workbench::to_json(comparison).dump(1) + "\n");
+  write(options.markdown_file, workbench::compare_markdown(comparison));
+  if (options.as_json) {
+    fmt::print("{}\n", workbench::to_json(comparison).dump(1));
+  } else if (options.as_markdown) {
+    fmt::print("{}", workbench::compare_markdown(comparison));
+  } else {
+    fmt::print("{}", workbench::compare_text(comparison, workbench::wants_color(stdout)));
+  }
+  return comparison.exit_code;
+}
+
+}  // namespace
+
+Action define_compare(OptionSet& set) {
+  auto options = std::make_shared<Options>();
+  set.positional(
+      "sides", &options->what, 1, 2,
+      "Two variants, timed live; or one or two recordings (run.json, gate.json, samples)");
+  set.text("--samples", &options->samples, "FILE",
+           "Take both sides from this recording, as the Python harness writes for a peer");
+  set.text("--sides", &options->sides, "A,B", "Which sides of the recordings to compare");
+  set.heading("Live");
+  set.text("--shapes", &options->shapes, "LIST", "Shapes (default: small,mission,long)");
+  set.text("--seeds", &options->seeds, "LIST",
+           "Seeds of GREEN; the first also of FAST (default: 0)");
+  set.text("--policy", &options->policy, "NAME", "Numerics policy (default: strict)");
+  set.integer("--iters", &options->iters, "N", "Samples of each side at most (default: 200)");
+  set.integer("--warmup", &options->warmup, "N", "Untimed calls first (default: 10)");
+  set.number("--budget", &options->budget, "SECONDS", "Of timing, each shape (default: 10)");
+  set.flag("--hot", &options->hot, "Time with inputs in the caches (default: cold)");
+  options->problem.define(set);
+  set.heading("Output");
+  set.flag("--json", &options->as_json, "Print JSON");
+  set.flag("--md", &options->as_markdown, "Print Markdown");
+  set.text("--json-out", &options->json_file, "FILE", "Also write JSON");
+  set.text("--md-out", &options->markdown_file, "FILE", "Also write Markdown");
+  return [options](const Arguments&) { return run(*options); };
+}
+
+}  // namespace greenfast::cli

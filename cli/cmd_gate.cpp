@@ -1,0 +1,212 @@
+// greenfast gate: PROMOTE, DEFER or REJECT a candidate against a baseline.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+#include "cli/problem_options.hpp"
+#include "workbench/atomic_file.hpp"
+#include "workbench/gate.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using workbench::GateObserver;
+using workbench::GateOptions;
+using workbench::Progress;
+using workbench::Table;
+
+struct Options {
+  GateOptions gate;
+  std::string seeds = "0,1,2";
+  std::string out = "results";
+  std::string resume;
+  double budget = 0, threshold = 0;
+  bool ladder = false;
+  bool as_json = false, as_markdown = false;
+};
+
+std::vector<std::uint64_t> seeds_of(const std::string& text) {
+  std::vector<std::uint64_t> seeds;
+  for (const std::string& item : split_list(text)) {
+    std::uint64_t seed = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), seed);
+    if (error != std::errc() || end != item.data() + item.size())
+      throw Failure(
+          workbench::kUsage,
+          fmt::format("--seeds {}: '{}' is not a whole number; expected a list such as 0,1,2", text,
+                      item));
+    seeds.push_back(seed);
+  }
+  return seeds;
+}
+
+/// Progress on stderr; the result alone goes to stdout.
+class Display {
+ public:
+  explicit Display(bool quiet) : progress_(stderr, quiet) {
+    observer.step = [this](std::size_t done, std::size_t total, const std::string& what) {
+      done_ = done;
+      total_ = total;
+      progress_.step(done, total, what);
+    };
+    observer.activity = [this](const std::string& what) {
+      // Plain streams get a line for each finished step only.
+      if (isatty_) progress_.step(done_, total_, what);
+    };
+    observer.finished = [this](const std::string& line) { progress_.finished(line); };
+  }
+  void clear() { progress_.clear(); }
+
+  GateObserver observer;
+
+ private:
+  Progress progress_;
+  bool isatty_ = workbench::wants_color(stderr);
+  std::size_t done_ = 0, total_ = 0;
+};
+
+int print(const json& record, const Options& options, const fs::path& directory) {
+  if (options.as_json) {
+    fmt::print("{}\n", record.dump(1));
+  } else if (options.as_markdown) {
+    fmt::print("{}", workbench::gate_markdown(record));
+  } else {
+    fmt::print("{}\nrecord: {}\n", workbench::gate_text(record, workbench::wants_color(stdout)),
+               (directory / "gate.json").string());
+  }
+  return record["verdict"]["exit_code"].get<int>();
+}
+
+int walk_ladder(const Options& options, const Arguments& arguments) {
+  workbench::OutputDirectory directory =
+      value_or_fail(options.resume.empty() ? workbench::OutputDirectory::open_unique(
+                                                 options.out, workbench::utc_stamp() + "-ladder")
+                                           : workbench::OutputDirectory::open(options.resume));
+  Display display(options.as_json);
+  const auto steps = value_or_fail(
+      workbench::run_ladder(options.gate, directory.path(), arguments, display.observer));
+  display.clear();
+
+  using Align = Table::Align;
+  Table table({{"candidate", Align::left},
+               {"baseline", Align::left},
+               {"verdict", Align::left},
+               {"", Align::left}});
+  json rows = json::array();
+  std::vector<int> codes;
+  for (const workbench::LadderStep& step : steps) {
+    const bool skipped = !step.skipped.empty();
+    table.add_row({step.candidate, step.baseline, skipped ? "SKIPPED" : step.decision,
+                   skipped ? step.skipped : step.headline});
+    rows.push_back({{"candidate", step.candidate},
+                    {"baseline", step.baseline},
+                    {"verdict", skipped ? "SKIPPED" : step.decision},
+                    {"reason", skipped ? step.skipped : step.headline},
+                    {"exit_code", step.exit_code}});
+    if (!skipped) codes.push_back(step.exit_code);
+  }
+  const int code = workbench::worst_of(codes);
+  const json record = {{"schema", "greenfast.ladder/1"}, {"steps", rows}, {"exit_code", code}};
+  if (Status status = directory.write("ladder.json", record.dump(1) + "\n"); !status)
+    throw Failure(status);
+  if (Status status = directory.write("ladder.md", table.markdown()); !status)
+    throw Failure(status);
+  if (options.as_json) {
+    fmt::print("{}\n", record.dump(1));
+  } else {
+    fmt::print("{}\n{}record: {}\n", options.as_markdown ? table.markdown() : table.text(),
+               codes.empty() ? "every rung was skipped\n" : "",
+               (directory.path() / "ladder.json").string());
+  }
+  return code;
+}
+
+int run(const Options& given, const Arguments& arguments) {
+  Options options = given;
+  options.gate.seeds = seeds_of(options.seeds);
+  if (options.budget != 0) options.gate.budget_seconds = options.budget;
+  if (options.threshold != 0) options.gate.gate = options.threshold;
+  if (options.ladder) {
+    if (!options.gate.baseline.empty() || !options.gate.candidate.empty())
+      throw Failure(
+          workbench::kUsage,
+          "--ladder takes baselines and candidates from the registry; leave --baseline and "
+          "--candidate out");
+    return walk_ladder(options, arguments);
+  }
+  Display display(options.as_json);
+  if (!options.resume.empty()) {
+    const auto result = value_or_fail(workbench::resume_gate(options.resume, display.observer));
+    display.clear();
+    return print(result.record, options, options.resume);
+  }
+  // Wrong arguments shall leave nothing behind.
+  if (Status status = workbench::check_gate(options.gate); !status) throw Failure(status);
+  const auto directory = value_or_fail(
+      workbench::OutputDirectory::open_unique(options.out, workbench::utc_stamp() + "-gate"));
+  auto result = workbench::run_gate(options.gate, directory.path(), arguments, display.observer);
+  display.clear();
+  if (!result.ok()) {
+    const StatusCode code = result.status().code();
+    const bool usage = code == StatusCode::unsupported || code == StatusCode::invalid_argument ||
+                       code == StatusCode::no_device;
+    std::error_code ignored;
+    if (usage) fs::remove_all(directory.path(), ignored);
+    throw Failure(workbench::exit_code_of(code),
+                  usage ? result.status().message()
+                        : fmt::format("{} (resume with --resume {})", result.status().message(),
+                                      directory.path().string()));
+  }
+  return print(result->record, options, directory.path());
+}
+
+}  // namespace
+
+Action define_gate(OptionSet& set) {
+  auto options = std::make_shared<Options>();
+  set.text("--baseline", &options->gate.baseline, "ID", "What the candidate must beat");
+  set.text("--candidate", &options->gate.candidate, "ID",
+           "What is judged: a variant, mutant.NAME or honest.NAME");
+  set.flag("--ladder", &options->ladder, "Walk every built rung against its predecessor");
+  set.text("--resume", &options->resume, "DIR",
+           "Go on after the last finished step of that directory");
+  set.heading("What is measured");
+  set.text("--primary", &options->gate.primary, "SHAPE",
+           "The shape that decides (default: the policy's, mission)");
+  set.text("--guards", &options->gate.guards, "LIST",
+           "Shapes that must not get slower; 'none' (default: the policy's, small,long)");
+  set.text("--dtype", &options->gate.dtype, "DTYPE",
+           "fp32, fp16, bf16, e4m3 (default: the first both sides accept)");
+  set.text_or_bare("--causal", &options->gate.causal, "top-left",
+                   "Causal mask: top-left or bottom-right");
+  set.text("--seeds", &options->seeds, "LIST",
+           "Seeds of GREEN; the first also of FAST (default: 0,1,2)");
+  set.flag("--hot", &options->gate.hot, "Time with inputs in the caches (default: cold)");
+  set.heading("How it is judged");
+  set.number("--gate", &options->threshold, "RATIO",
+             "Speedup the lower bound must reach (default: the rung's or policy's, 1.10)");
+  set.text("--policy", &options->gate.policy, "NAME",
+           "Numerics policy, by name or file (default: strict)");
+  set.text("--gate-policy", &options->gate.gate_policy, "FILE",
+           "Instead of the built-in policies/gate.toml");
+  set.number("--budget", &options->budget, "SECONDS",
+             "Of timing, all shapes together (default: 60)");
+  set.integer("--processes", &options->gate.processes, "N",
+              "Fresh processes a shape is timed in (default: 3)");
+  set.heading("Output");
+  set.text("--out", &options->out, "DIR", "Where the result directory is made (default: results)");
+  set.flag("--json", &options->as_json, "Print the record as JSON");
+  set.flag("--md", &options->as_markdown, "Print the report as Markdown");
+  return [options](const Arguments& arguments) { return run(*options, arguments); };
+}
+
+}  // namespace greenfast::cli
