@@ -53,7 +53,7 @@ def test_clean_build_passes(tmp_path):
         (entry() + "ptxas info    : Function properties for helper\n"
                    "    16 bytes stack frame, 12 bytes spill stores, 12 bytes spill loads\n", "not inlined"),
         (entry().replace("Used 64 registers", "used registers"), "no register count"),
-        ("", "no kernel in this log"),
+        ("", "ptxas -v said nothing"),
         (None, "no log of its compilation"),
     ],
 )
@@ -61,6 +61,12 @@ def test_what_no_table_allows(tmp_path, log, complaint):
     result = gate(tmp_path, {"good.o": entry(arch="sm_80"), "a.o": log})
     assert result.returncode == 1
     assert complaint in result.stdout
+
+
+def test_file_without_kernels_is_fine_beside_one_with(tmp_path):
+    host_only = "ptxas info    : 0 bytes gmem\n"
+    assert gate(tmp_path, {"a.o": entry(), "host.o": host_only}).returncode == 0
+    assert gate(tmp_path, {"host.o": host_only}).returncode == 1
 
 
 @pytest.mark.parametrize(
