@@ -1,0 +1,207 @@
+// Comparing recordings: what agrees, what is refused, and by which words.
+#include "workbench/compare.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "tests/workbench_clock/simulated_timer.hpp"
+
+namespace greenfast::workbench::test {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+Samples shape(const char* name, double speedup, std::uint64_t seed) {
+  Weather quiet;
+  quiet.wander = 0;
+  quiet.tick = 20e-9;
+  SimulatedMachine machine(quiet, seed, 200);
+  Samples samples = machine.paired(speedup, 30, seed);
+  samples.name = name;
+  samples.problem = std::string(name) + " fp32";
+  samples.device_name = "one machine";
+  return samples;
+}
+
+Recording recording(std::vector<Samples> shapes, const char* source = "a.json") {
+  Recording r;
+  r.source = source;
+  r.shapes = std::move(shapes);
+  return r;
+}
+
+template <class T>
+std::vector<std::byte> bytes(std::initializer_list<T> values) {
+  std::vector<std::byte> out(values.size() * sizeof(T));
+  std::memcpy(out.data(), std::data(values), out.size());
+  return out;
+}
+
+TEST(OutputDifference, CountsUnitsOfTheLastPlace) {
+  const float one = 1, next = std::nextafter(1.0f, 2.0f),
+              nan = std::numeric_limits<float>::quiet_NaN();
+  const auto d = [](const auto& a, const auto& b, DType t = DType::f32) {
+    return difference(t, a, b);
+  };
+  EXPECT_TRUE(d(bytes({one, 0.0f, nan}), bytes({one, -0.0f, -nan})).identical());
+  EXPECT_EQ(describe(d(bytes({one}), bytes({one}))), "bit for bit");
+  const OutputDifference near = d(bytes({one, one, one}), bytes({one, next, one}));
+  EXPECT_EQ(near.differing, 1);
+  EXPECT_EQ(near.max_ulp, 1);
+  EXPECT_EQ(describe(near), "1 of 3 elements differ, by at most 1 ulp");
+  // Across zero: one denormal to each side.
+  const float tiny = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(d(bytes({tiny}), bytes({-tiny})).max_ulp, 2);
+  EXPECT_EQ(d(bytes({nan, one}), bytes({one, one})).nan_mismatch, 1);
+  EXPECT_EQ(describe(d(bytes({nan}), bytes({one}))), "1 are NaN on one side alone");
+  // fp16 and bf16 know where their infinities end and their NaNs begin.
+  const auto half = [](std::initializer_list<std::uint16_t> v) { return bytes(v); };
+  EXPECT_EQ(d(half({0x7c00}), half({0x7bff}), DType::f16).max_ulp, 1);
+  EXPECT_EQ(d(half({0x7c01}), half({0x7bff}), DType::f16).nan_mismatch, 1);
+  EXPECT_EQ(d(half({0x7c01}), half({0x7bff}), DType::bf16).max_ulp, 2);
+  EXPECT_EQ(d(half({0x8001}), half({0x0001}), DType::bf16).max_ulp, 2);
+}
+
+TEST(Compare, SidesOfOneRecording) {
+  Recording r = recording({shape("mission", 1.5, 1), shape("long", 2.0, 2)});
+  r.green["baseline"]["mission"] = "GREEN";
+  r.green["candidate"]["mission"] = "GREEN";
+  r.shapes[0].sides[0].output_sha256 = r.shapes[0].sides[1].output_sha256 = "same";
+  r.shapes[1].sides[1].refused = "too long";
+  r.shapes.push_back(shape("small", 1.2, 3));
+  const auto c = compare_sides(r, "baseline", "candidate");
+  ASSERT_TRUE(c) << c.status().message();
+  ASSERT_EQ(c->shapes.size(), 2u);
+  EXPECT_NEAR(c->shapes[0].p50.value, 1.5, 0.02);
+  EXPECT_NEAR(c->overall_p50->value, std::sqrt(1.5 * 1.2), 0.02);
+  EXPECT_EQ(c->shapes[0].outputs, "bit for bit");
+  EXPECT_EQ(c->shapes[1].outputs, "no digests recorded");
+  ASSERT_EQ(c->skipped.size(), 1u);
+  EXPECT_EQ(c->skipped[0], "long: candidate: too long");
+  EXPECT_EQ(c->exit_code, 0);
+  const auto back = compare_sides(r, "candidate", "baseline");
+  ASSERT_TRUE(back);
+  EXPECT_NEAR(back->shapes[0].p50.value, 1 / 1.5, 0.02);
+  const std::string text = compare_text(*c, false);
+  EXPECT_NE(text.find("candidate faster"), std::string::npos) << text;
+  EXPECT_NE(text.find("SKIPPED long"), std::string::npos);
+  EXPECT_NE(compare_markdown(*c).find("| geometric mean |"), std::string::npos);
+  EXPECT_EQ(to_json(*c)["schema"], kCompareSchema);
+}
+
+TEST(Compare, ARedSideIsNoPass) {
+  Recording r = recording({shape("mission", 1.5, 1)});
+  r.green["candidate"]["mission"] = "RED: max_row";
+  const auto c = compare_sides(r, "baseline", "candidate");
+  ASSERT_TRUE(c);
+  EXPECT_EQ(c->exit_code, 20);
+  EXPECT_NE(compare_text(*c, false).find("RED"), std::string::npos);
+}
+
+TEST(Compare, UnknownSidesAreNamed) {
+  const auto c = compare_sides(recording({shape("mission", 1.5, 1)}), "baseline", "cpu.flash");
+  ASSERT_FALSE(c);
+  EXPECT_EQ(c.status().message(), "a.json: has no side cpu.flash; it holds baseline, candidate");
+}
+
+TEST(Compare, TwoRecordingsAreComparedWithAWarning) {
+  const Recording a = recording({shape("mission", 1.5, 1), shape("small", 1.0, 3)}, "a.json");
+  const Recording b = recording({shape("mission", 3.0, 2), shape("long", 1.0, 4)}, "b.json");
+  const auto c = compare_recordings(a, "baseline", b, "baseline");
+  ASSERT_TRUE(c) << c.status().message();
+  ASSERT_EQ(c->shapes.size(), 1u);
+  EXPECT_NEAR(c->shapes[0].p50.value, 0.5, 0.01);
+  EXPECT_FALSE(c->paired);
+  EXPECT_NE(c->notes.at(0).find("not interleaved"), std::string::npos);
+  EXPECT_EQ(c->skipped.size(), 2u);
+}
+
+TEST(Compare, RecordingsThatDoNotBelongTogetherAreRefusedByName) {
+  const Recording a = recording({shape("mission", 1.5, 1)}, "a.json");
+  const auto words = [&](const Recording& b) {
+    const auto c = compare_recordings(a, "baseline", b, "candidate");
+    EXPECT_FALSE(c);
+    EXPECT_EQ(c.status().code(), StatusCode::invalid_argument);
+    EXPECT_NE(c.status().message().find("a.json and b.json cannot be compared"), std::string::npos);
+    return c.status().message();
+  };
+  Recording b = recording({shape("mission", 1.5, 1)}, "b.json");
+  b.shapes[0].device_name = "another machine";
+  EXPECT_NE(words(b).find("one is of one machine (cpu), the other of another machine (cpu)"),
+            std::string::npos);
+  b = recording({shape("mission", 1.5, 1)}, "b.json");
+  b.shapes[0].problem = "mission bf16";
+  EXPECT_NE(words(b).find("shape mission is mission fp32 in one, mission bf16 in the other"),
+            std::string::npos);
+  b = recording({shape("mission", 1.5, 1)}, "b.json");
+  b.shapes[0].cache = CacheState::hot;
+  EXPECT_NE(words(b).find("cold in one, hot in the other"), std::string::npos);
+  b = recording({shape("long", 1.5, 1)}, "b.json");
+  EXPECT_NE(words(b).find("no shape in common"), std::string::npos);
+}
+
+class RecordingFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fs::remove_all("recordings");
+    fs::create_directories("recordings");
+  }
+  static std::string refused(const std::string& name, const std::string& text) {
+    std::ofstream("recordings/" + name) << text;
+    const auto r = read_recording("recordings/" + name);
+    EXPECT_FALSE(r);
+    EXPECT_EQ(r.status().code(), StatusCode::invalid_argument);
+    EXPECT_NE(r.status().message().find("recordings/" + name), std::string::npos)
+        << r.status().message();
+    return r.status().message();
+  }
+};
+
+TEST_F(RecordingFile, SamplesRunsAndGatesAreRead) {
+  const json samples = to_json({shape("mission", 1.5, 1)});
+  std::ofstream("recordings/samples.json") << samples;
+  std::ofstream("recordings/run.json") << json{{"schema", "greenfast.run/1"},
+                                               {"samples", samples},
+                                               {"rows",
+                                                {{{"variant", "baseline"},
+                                                  {"problem", "mission"},
+                                                  {"verdict", "RED"},
+                                                  {"reason", "max_row"}}}}};
+  const auto bare = read_recording("recordings/samples.json");
+  ASSERT_TRUE(bare) << bare.status().message();
+  EXPECT_EQ(bare->shapes.size(), 1u);
+  const auto run = read_recording("recordings");
+  ASSERT_TRUE(run) << run.status().message();
+  EXPECT_EQ(run->source, "recordings/run.json");
+  EXPECT_EQ(run->green.at("baseline").at("mission"), "RED: max_row");
+}
+
+TEST_F(RecordingFile, StrangersAreRefusedByName) {
+  const std::string samples = to_json({shape("mission", 1.5, 1)}).dump();
+  EXPECT_NE(refused("other.json", R"({"schema":"nvbench/3"})")
+                .find("schema \"nvbench/3\"; compare reads greenfast.run/1"),
+            std::string::npos);
+  EXPECT_NE(refused("none.json", "[]").find("schema is missing"), std::string::npos);
+  EXPECT_NE(refused("short.json", samples.substr(0, samples.size() - 20)).find("truncated"),
+            std::string::npos);
+  EXPECT_NE(refused("untimed.json", R"({"schema":"greenfast.run/1"})").find("holds no samples"),
+            std::string::npos);
+  EXPECT_NE(refused("empty.json", R"({"schema":"greenfast.samples/1","shapes":[]})")
+                .find("holds no samples"),
+            std::string::npos);
+  EXPECT_NE(read_recording("recordings/missing.json").status().message().find("no such file"),
+            std::string::npos);
+  fs::create_directories("recordings/void");
+  EXPECT_NE(
+      read_recording("recordings/void").status().message().find("neither run.json nor gate.json"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace greenfast::workbench::test
