@@ -96,7 +96,7 @@ std::string run_table(const RunPlan& plan, const RunResult& result, bool color) 
                        result.peaks[i].flops * 1e-12, result.peaks[i].method,
                        result.samples[i].cache == CacheState::cold ? "with cold caches" : "hot");
   }
-  if (result.interrupted) out += "Interrupted: what is above was finished before.\n";
+  if (result.interrupted) out += "Interrupted: other problems were not begun.\n";
   return out;
 }
 

@@ -123,11 +123,15 @@ class Runner {
         result_.plan_problems.push_back(problem.named.name);
       }
     }
-    for (const Case& c : cases_of(problem)) {
+    const std::vector<Case> cases = cases_of(problem);
+    for (const Case& c : cases) {
       // Inputs and oracle are computed for the case once, and only if some variant takes it.
       std::optional<CaseData> data;
       for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
-        if (stopped()) return {};
+        if (stopped()) {
+          mark_unfinished(first_row, static_cast<int>(cases.size()));
+          return {};
+        }
         RunRow& row = result_.rows[first_row + s];
         step(fmt::format("{}  {}", row.variant, to_string(c)));
         if (!row.reason.empty() && row.verdict == Verdict::skipped) continue;
@@ -143,6 +147,18 @@ class Runner {
       }
     }
     return {};
+  }
+
+  // GREEN means every case; what was stopped before is not.
+  void mark_unfinished(std::size_t first_row, int cases) {
+    for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
+      RunRow& row = result_.rows[r];
+      const bool refused = row.cases == 0 && !row.reason.empty();
+      if (row.verdict == Verdict::red || row.cases == cases || refused) continue;
+      row.verdict = Verdict::skipped;
+      row.reason = fmt::format("interrupted after {} of {} cases", row.cases, cases);
+      row.exit_code = kNoDevice;
+    }
   }
 
   void take(const CaseResult& r, RunRow* row) {

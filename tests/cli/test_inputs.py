@@ -173,7 +173,7 @@ def changed(**entries):
     (safetensors(tensors((1, 1, 4, 12), (1, 1, 4, 12))), ["12", "8 to 256"]),
     (safetensors({**tensors((1, 1, 4, 8), (1, 1, 4, 8)), "q": np.zeros((1, 1, 4, 8), np.float16)}), ["fp16, fp32, fp32"]),
     (safetensors({**tensors((1, 1, 4, 8), (1, 1, 4, 8)), "q_scale": np.ones(1, np.float32)}), ["F8_E4M3"]),
-])
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "file")
 def test_a_bad_safetensors_file_is_refused_by_name(greenfast, capture, content, words):
     path = capture(content)
     greenfast("check", "--inputs", path).refused(2, "capture.safetensors", *words)
@@ -207,7 +207,7 @@ F4 = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1, 4, 8), }"
     (npy("{'descr': '<f4', 'descr': '<f4'}"), ["repeated key 'descr'"]),
     (npy(b"\xff" * 64), ["damaged"]),
     (npy(F4, version=2)[:8] + struct.pack("<I", 2**32 - 1) + F4.encode(), ["claims 4294967295 bytes"]),
-])
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "file")
 def test_a_bad_npy_file_is_refused_by_name(greenfast, tmp_path, content, words):
     folder = tmp_path / "npy"
     folder.mkdir()
