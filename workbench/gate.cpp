@@ -219,7 +219,12 @@ class Gate {
       return {};
     }
     if (candidate_red) {
-      check("GREEN", target, fmt::format("RED: {}", describe(*candidate_red)), "FAIL");
+      const auto metric = (*candidate_red)["metric"].get<std::string>();
+      check("GREEN", target,
+            fmt::format("RED at {} {} seed {}: {}", red_shape,
+                        (*candidate_red)["distribution"].get<std::string>(),
+                        (*candidate_red)["seed"].get<std::uint64_t>(), metric),
+            "FAIL");
       end_with("green",
                {(*candidate_red)["integrity"].get<bool>() ? "INTEGRITY" : "NUMERICS",
                 fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
@@ -483,7 +488,10 @@ class Gate {
         record_["fast"][0].contains("speedup")) {
       level = tree.reached(record_["fast"][0]["speedup"]["lo"].get<double>());
     }
-    if (level.empty() && decision.outcome != Outcome::promote && !ended_) next = tree.below;
+    const bool short_of_gate =
+        std::any_of(decision.reasons.begin(), decision.reasons.end(),
+                    [](const Reason& reason) { return reason.code == "BELOW_GATE"; });
+    if (short_of_gate) next = tree.below;
     record_["verdict"] = {{"decision", name_of(decision.outcome)},
                           {"exit_code", decision.exit_code},
                           {"reasons", reasons},

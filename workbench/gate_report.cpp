@@ -153,7 +153,8 @@ std::string gate_text(const json& record, bool color) {
   for (const json& reason : record["verdict"]["reasons"]) {
     out += fmt::format("\n{}: {}\n", text(reason["code"]), text(reason["detail"]));
     if (!text(reason["settle"]).empty())
-      out += fmt::format("  to settle it: {}\n", text(reason["settle"]));
+      out += fmt::format("  {}: {}\n", decision == "DEFER" ? "to settle it" : "to look closer",
+                         text(reason["settle"]));
   }
   for (const json& next : record["verdict"]["next"]) out += fmt::format("  next: {}\n", text(next));
   return out;
@@ -173,7 +174,9 @@ std::string gate_markdown(const json& record) {
   for (const json& reason : verdict["reasons"]) {
     out += fmt::format("- **{}**: {}", text(reason["code"]), text(reason["detail"]));
     if (!text(reason["settle"]).empty())
-      out += fmt::format(" — to settle it: {}", text(reason["settle"]));
+      out += fmt::format("; {}: {}",
+                         text(verdict["decision"]) == "DEFER" ? "to settle it" : "to look closer",
+                         text(reason["settle"]));
     out += "\n";
   }
   for (const json& next : verdict["next"]) out += fmt::format("- next: {}\n", text(next));

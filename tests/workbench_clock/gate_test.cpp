@@ -1,0 +1,154 @@
+// The gate end to end on the CPU, with shapes so small that a case takes a moment. Nothing here
+// depends on which side is faster.
+#include "workbench/gate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "workbench/checkpoint.hpp"
+
+namespace greenfast::workbench::test {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+class GateTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory = fs::path("gate") / ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(directory);
+    fs::create_directories(directory);
+    observer.finished = [this](const std::string& line) { lines.push_back(line); };
+  }
+  static GateOptions small(const char* baseline, const char* candidate) {
+    GateOptions options;
+    options.baseline = baseline;
+    options.candidate = candidate;
+    options.primary = "1x2x33x16";
+    options.guards = "none";
+    options.dtype = "fp32";
+    options.seeds = {0};
+    options.processes = 2;
+    options.budget_seconds = 0.1;
+    return options;
+  }
+  Result<GateResult> run(const GateOptions& options) {
+    return run_gate(options, directory, {"gate", "..."}, observer);
+  }
+  static std::string code(const GateResult& result) {
+    return result.record["verdict"]["reasons"].at(0)["code"].get<std::string>();
+  }
+
+  fs::path directory;
+  GateObserver observer;
+  std::vector<std::string> lines;
+};
+
+TEST_F(GateTest, AMutantIsRejectedWithTheMetricThatCaughtIt) {
+  const auto result = run(small("cpu.naive", "mutant.drops_last_key"));
+  ASSERT_TRUE(result) << result.status().message();
+  EXPECT_EQ(result->exit_code, 20);
+  EXPECT_EQ(result->record["verdict"]["decision"], "REJECT");
+  EXPECT_EQ(code(*result), "NUMERICS");
+  EXPECT_FALSE(result->record.contains("fast")) << "a failed gate ends the walk";
+  EXPECT_NE(gate_text(result->record, false).find("REJECT(NUMERICS)"), std::string::npos);
+}
+
+TEST_F(GateTest, ABreachOfIntegrityHasItsOwnCode) {
+  const auto result = run(small("cpu.naive", "mutant.modifies_input"));
+  ASSERT_TRUE(result) << result.status().message();
+  EXPECT_EQ(result->exit_code, 21);
+  EXPECT_EQ(code(*result), "INTEGRITY");
+}
+
+TEST_F(GateTest, TheSameVariantTwiceIsNoComparison) {
+  const auto result = run(small("cpu.naive", "cpu.naive"));
+  ASSERT_TRUE(result) << result.status().message();
+  EXPECT_EQ(result->exit_code, 10);
+  EXPECT_EQ(result->record["verdict"]["decision"], "DEFER");
+  EXPECT_EQ(code(*result), "NO_OP");
+  // It was measured all the same, in both processes, with an A/A beside it.
+  const json& fast = result->record["fast"][0];
+  EXPECT_EQ(fast["processes"], 2);
+  EXPECT_TRUE(fast.contains("same_against_same"));
+  EXPECT_EQ(result->record["headline"].size(), 3u);
+  EXPECT_TRUE(fs::exists(directory / "gate.json"));
+  EXPECT_TRUE(fs::exists(directory / "report.md"));
+  EXPECT_EQ(*read_json(directory / "gate.json"), result->record);
+}
+
+TEST_F(GateTest, AWrongBaselineDecidesNothing) {
+  const auto result = run(small("mutant.gain", "cpu.naive"));
+  ASSERT_TRUE(result) << result.status().message();
+  EXPECT_EQ(result->exit_code, 10);
+  EXPECT_EQ(code(*result), "INCONCLUSIVE");
+  EXPECT_NE(result->record["verdict"]["reasons"][0]["detail"].get<std::string>().find(
+                "the baseline mutant.gain is RED"),
+            std::string::npos);
+}
+
+TEST_F(GateTest, AnInterruptedWalkGoesOnAfterTheLastFinishedStep) {
+  const auto first = run(small("cpu.naive", "cpu.flash"));
+  ASSERT_TRUE(first) << first.status().message();
+  // As after a kill in the second process of FAST.
+  fs::remove(directory / "steps" / "fast.0.1.json");
+  fs::remove(directory / "gate.json");
+  lines.clear();
+  const auto second = resume_gate(directory, observer);
+  ASSERT_TRUE(second) << second.status().message();
+  int taken = 0;
+  for (const std::string& line : lines)
+    taken += line.find("taken from the checkpoint") != std::string::npos;
+  EXPECT_EQ(taken, 3) << "plans, GREEN and the first process";
+  EXPECT_EQ(lines.size(), 4u);
+  EXPECT_TRUE(fs::exists(directory / "gate.json"));
+}
+
+TEST_F(GateTest, WhatAnotherBuildBeganIsNotResumed) {
+  ASSERT_TRUE(run(small("cpu.naive", "mutant.gain")));
+  auto job = *read_json(directory / "job.json");
+  job["build"]["git_sha"] = "of another day";
+  std::ofstream(directory / "job.json") << job;
+  const auto resumed = resume_gate(directory, observer);
+  ASSERT_FALSE(resumed);
+  EXPECT_EQ(resumed.status().code(), StatusCode::invalid_argument);
+  EXPECT_NE(resumed.status().message().find("begun by another build"), std::string::npos);
+}
+
+TEST_F(GateTest, AStepOfAnotherMakeIsRefused) {
+  ASSERT_TRUE(run(small("cpu.naive", "mutant.gain")));
+  std::ofstream(directory / "steps" / "green.0.json") << "{\"candidate\": 3}";
+  const auto resumed = resume_gate(directory, observer);
+  ASSERT_FALSE(resumed);
+  EXPECT_NE(resumed.status().message().find("not what this version writes"), std::string::npos);
+}
+
+TEST_F(GateTest, ARefusedPrimaryShapeEndsWithTheReason) {
+  GateOptions options = small("cpu.naive", "cpu.flash");
+  options.primary = "1x2x33x12";  // head dim 12 is no multiple of 8
+  auto result = run(options);
+  ASSERT_FALSE(result);
+  EXPECT_TRUE(result.status().code() == StatusCode::unsupported ||
+              result.status().code() == StatusCode::invalid_argument);
+  for (const auto& [field, value, words] :
+       {std::tuple(&GateOptions::primary, "nowhere", "nowhere"),
+        std::tuple(&GateOptions::primary, "small,long", "one decides"),
+        std::tuple(&GateOptions::candidate, "cpu.*", "one with one"),
+        std::tuple(&GateOptions::dtype, "fp64", "--dtype fp64"),
+        std::tuple(&GateOptions::causal, "upwards", "--causal upwards"),
+        std::tuple(&GateOptions::policy, "lenient", "lenient")}) {
+    options = small("cpu.naive", "cpu.flash");
+    options.*field = value;
+    result = run(options);
+    ASSERT_FALSE(result) << value;
+    EXPECT_EQ(result.status().code(), StatusCode::invalid_argument);
+    EXPECT_NE(result.status().message().find(words), std::string::npos)
+        << result.status().message();
+  }
+}
+
+}  // namespace
+}  // namespace greenfast::workbench::test
