@@ -173,104 +173,119 @@ void Case::poison_output() {
   std::fill(lse.begin(), lse.end(), std::numeric_limits<float>::quiet_NaN());
 }
 
-std::string compare(const Case& call, double p_epsilon) {
+Expected::Expected(const Case& call) {
   const Problem& p = call.problem;
   const auto dim = static_cast<std::size_t>(p.head_dim);
-  const std::size_t in_size = size_of(p.dtype), out_size = size_of(p.out_dtype);
-  const double out_epsilon = std::ldexp(1.0, -format_of(p.out_dtype).mantissa_bits - 1);
-  std::size_t written = 0;
+  const auto row_count = static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q);
+  rows_.resize(row_count);
+  o_.assign(row_count * dim, 0.0);
+  weight_.assign(row_count * dim, 0.0);
 
-  const auto decode_head = [&](const std::vector<std::byte>& data, const Layout& layout,
-                               std::int64_t b, std::int64_t h) {
-    std::vector<double> values(static_cast<std::size_t>(p.seq_kv) * dim);
-    for (std::int64_t s = 0; s < p.seq_kv; ++s) {
-      const std::int64_t at = b * layout.stride[0] + h * layout.stride[1] + s * layout.stride[2];
-      for (std::size_t d = 0; d < dim; ++d) {
-        values[static_cast<std::size_t>(s) * dim + d] =
-            decode(p.dtype, data.data() + (static_cast<std::size_t>(at) + d) * in_size);
-      }
+  const auto decode_row = [&](const std::vector<std::byte>& data, const Layout& layout,
+                              std::int64_t b, std::int64_t h, std::int64_t s, double* to) {
+    const std::int64_t at = b * layout.stride[0] + h * layout.stride[1] + s * layout.stride[2];
+    const std::size_t size = size_of(p.dtype);
+    for (std::size_t d = 0; d < dim; ++d) {
+      to[d] = decode(p.dtype, data.data() + (static_cast<std::size_t>(at) + d) * size);
     }
-    return values;
   };
 
-  std::vector<double> score(static_cast<std::size_t>(p.seq_kv)), q(dim), o(dim), weight(dim);
+  std::vector<double> k(static_cast<std::size_t>(p.seq_kv) * dim), v(k.size()), q(dim);
+  std::vector<double> score(static_cast<std::size_t>(p.seq_kv));
+  const std::int64_t group = p.heads_q / p.heads_kv;
   for (std::int64_t b = 0; b < p.batch; ++b) {
-    for (std::int64_t h_kv = 0; h_kv < p.heads_kv; ++h_kv) {
-      const std::vector<double> k = decode_head(call.k, p.k, b, h_kv);
-      const std::vector<double> v = decode_head(call.v, p.v, b, h_kv);
-      const std::int64_t group = p.heads_q / p.heads_kv;
-      for (std::int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
-        const double scale = double{p.scale} * scale_of(call.q_scale, p.scales, b * p.heads_q + h) *
-                             scale_of(call.k_scale, p.scales, b * p.heads_kv + h_kv);
-        const double v_scale = scale_of(call.v_scale, p.scales, b * p.heads_kv + h_kv);
-        for (std::int64_t i = 0; i < p.seq_q; ++i) {
-          const std::int64_t q_at = b * p.q.stride[0] + h * p.q.stride[1] + i * p.q.stride[2];
+    for (std::int64_t h = 0; h < p.heads_q; ++h) {
+      const std::int64_t h_kv = h / group;
+      if (h % group == 0) {
+        for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+          decode_row(call.k, p.k, b, h_kv, j, &k[static_cast<std::size_t>(j) * dim]);
+          decode_row(call.v, p.v, b, h_kv, j, &v[static_cast<std::size_t>(j) * dim]);
+        }
+      }
+      const double scale = double{p.scale} * scale_of(call.q_scale, p.scales, b * p.heads_q + h) *
+                           scale_of(call.k_scale, p.scales, b * p.heads_kv + h_kv);
+      const double v_scale = scale_of(call.v_scale, p.scales, b * p.heads_kv + h_kv);
+      for (std::int64_t i = 0; i < p.seq_q; ++i) {
+        const auto index = static_cast<std::size_t>((b * p.heads_q + h) * p.seq_q + i);
+        Row& row = rows_[index];
+        double* const o = &o_[index * dim];
+        double* const weight = &weight_[index * dim];
+        decode_row(call.q, p.q, b, h, i, q.data());
+        const auto [begin, end] = visible(p, i);
+        row.sees = begin < end;
+        double max = -kInf, sum = 0.0;
+        for (std::int64_t j = begin; j < end; ++j) {
+          const double* const key = &k[static_cast<std::size_t>(j) * dim];
+          double s = 0.0, m = 0.0;
           for (std::size_t d = 0; d < dim; ++d) {
-            q[d] = decode(p.dtype, call.q.data() + (static_cast<std::size_t>(q_at) + d) * in_size);
+            s += q[d] * key[d];
+            m += std::fabs(q[d] * key[d]);
           }
-          const auto [begin, end] = visible(p, i);
-          double max = -kInf, sum = 0.0, magnitude = 0.0;
-          for (std::int64_t j = begin; j < end; ++j) {
-            double s = 0.0, m = 0.0;
-            for (std::size_t d = 0; d < dim; ++d) {
-              const double product = q[d] * k[static_cast<std::size_t>(j) * dim + d];
-              s += product;
-              m += std::fabs(product);
-            }
-            s *= scale;
-            magnitude = std::max(magnitude, m * std::fabs(scale));
-            if (p.softcap > 0.0f) s = double{p.softcap} * std::tanh(s / double{p.softcap});
-            score[static_cast<std::size_t>(j)] = s;
-            max = std::max(max, s);
-          }
-          std::fill(o.begin(), o.end(), 0.0);
-          std::fill(weight.begin(), weight.end(), 0.0);
-          for (std::int64_t j = begin; j < end; ++j) {
-            const double w = std::exp(score[static_cast<std::size_t>(j)] - max);
-            sum += w;
-            for (std::size_t d = 0; d < dim; ++d) {
-              const double value = v[static_cast<std::size_t>(j) * dim + d] * v_scale;
-              o[d] += w * value;
-              weight[d] += w * std::fabs(value);
-            }
-          }
-          const bool sees = begin < end;
-          // fp32 rounds a score, and so the logarithm of a weight, by a few units in the last
-          // place of the largest partial sum.
-          const double weight_epsilon = p_epsilon + (magnitude + 8.0) * 4.0e-7;
-          const std::int64_t o_at = b * p.o.stride[0] + h * p.o.stride[1] + i * p.o.stride[2];
-          const auto where = [&] {
-            return " at b=" + std::to_string(b) + " h=" + std::to_string(h) +
-                   " i=" + std::to_string(i);
-          };
+          s *= scale;
+          row.magnitude = std::max(row.magnitude, m * std::fabs(scale));
+          if (p.softcap > 0.0f) s = double{p.softcap} * std::tanh(s / double{p.softcap});
+          score[static_cast<std::size_t>(j)] = s;
+          max = std::max(max, s);
+        }
+        for (std::int64_t j = begin; j < end; ++j) {
+          const double w = std::exp(score[static_cast<std::size_t>(j)] - max);
+          const double* const value = &v[static_cast<std::size_t>(j) * dim];
+          sum += w;
           for (std::size_t d = 0; d < dim; ++d) {
-            const double got = decode(
-                p.out_dtype, call.o.data() + (static_cast<std::size_t>(o_at) + d) * out_size);
-            const double want = sees ? o[d] / sum : 0.0;
-            const double limit = sees ? weight_epsilon * weight[d] / sum +
-                                            out_epsilon * std::fabs(want) * 1.001 + 3.0e-8
-                                      : 0.0;
-            if (!(std::fabs(got - want) <= limit)) {
-              return "O is " + std::to_string(got) + ", not " + std::to_string(want) + " +- " +
-                     std::to_string(limit) + where() + " d=" + std::to_string(d);
-            }
-            written += std::isnan(got) ? 0 : 1;
+            o[d] += w * value[d] * v_scale;
+            weight[d] += w * std::fabs(value[d] * v_scale);
           }
-          if (!p.lse) continue;
-          const double got = call.lse[static_cast<std::size_t>((b * p.heads_q + h) * p.seq_q + i)];
-          const double want = sees ? max + std::log(sum) : -kInf;
-          const bool same =
-              sees ? std::fabs(got - want) <= (magnitude + 8.0) * 4.0e-7 : got == want;
-          if (!same) {
-            return "LSE is " + std::to_string(got) + ", not " + std::to_string(want) + where();
-          }
+        }
+        row.lse = row.sees ? max + std::log(sum) : -kInf;
+        for (std::size_t d = 0; d < dim && row.sees; ++d) {
+          o[d] /= sum;
+          weight[d] /= sum;
         }
       }
     }
   }
+}
+
+std::string Expected::compare(const Case& call, double p_epsilon, double exp_epsilon) const {
+  const Problem& p = call.problem;
+  const auto dim = static_cast<std::size_t>(p.head_dim);
+  const std::size_t size = size_of(p.out_dtype);
+  const double out_epsilon = std::ldexp(1.0, -format_of(p.out_dtype).mantissa_bits - 1) * 1.001;
+  std::size_t written = 0, touched = 0;
+  for (std::size_t index = 0; index < rows_.size(); ++index) {
+    const Row& row = rows_[index];
+    const auto i = static_cast<std::int64_t>(index) % p.seq_q;
+    const auto h = static_cast<std::int64_t>(index) / p.seq_q % p.heads_q;
+    const auto b = static_cast<std::int64_t>(index) / p.seq_q / p.heads_q;
+    const std::int64_t at = b * p.o.stride[0] + h * p.o.stride[1] + i * p.o.stride[2];
+    const auto where = [&] {
+      return " at b=" + std::to_string(b) + " h=" + std::to_string(h) + " i=" + std::to_string(i);
+    };
+    // fp32 rounds a score, and so the logarithm of a weight, by a few units in the last place of
+    // the largest partial sum.
+    const double fp32_epsilon = (row.magnitude + 8.0) * 4.0e-7;
+    for (std::size_t d = 0; d < dim; ++d) {
+      const double want = o_[index * dim + d];
+      const double got =
+          decode(p.out_dtype, call.o.data() + (static_cast<std::size_t>(at) + d) * size);
+      const double limit =
+          row.sees ? (fp32_epsilon + p_epsilon + exp_epsilon) * weight_[index * dim + d] +
+                         out_epsilon * std::fabs(want) + 3.0e-8
+                   : 0.0;
+      if (!(std::fabs(got - want) <= limit)) {
+        return "O is " + std::to_string(got) + ", not " + std::to_string(want) + " +- " +
+               std::to_string(limit) + where() + " d=" + std::to_string(d);
+      }
+      ++written;
+    }
+    if (!p.lse) continue;
+    const double got = call.lse[index];
+    if (!(row.sees ? std::fabs(got - row.lse) <= fp32_epsilon + exp_epsilon : got == -kInf)) {
+      return "LSE is " + std::to_string(got) + ", not " + std::to_string(row.lse) + where();
+    }
+  }
   // Whatever else changed was not the kernel's to write.
-  std::size_t touched = 0;
-  for (std::size_t at = 0; at + out_size <= call.o.size(); at += out_size) {
+  for (std::size_t at = 0; at + size <= call.o.size(); at += size) {
     touched += std::isnan(decode(p.out_dtype, call.o.data() + at)) ? 0 : 1;
   }
   if (touched != written) {

@@ -30,9 +30,25 @@ struct Case {
   void poison_output();
 };
 
-/// Empty when O and LSE agree with the fp64 evaluation on every row, else the first disagreement.
-/// p_epsilon: relative rounding that the kernel may apply to a softmax weight.
-std::string compare(const Case& call, double p_epsilon);
+/// The fp64 evaluation of a case.
+class Expected {
+ public:
+  explicit Expected(const Case& call);
+  /// Empty when the case's O and LSE agree on every row and nothing else was written, else the
+  /// first disagreement. p_epsilon: relative rounding that the kernel may apply to a softmax
+  /// weight; exp_epsilon: that of its exponential.
+  std::string compare(const Case& call, double p_epsilon, double exp_epsilon) const;
+
+ private:
+  struct Row {
+    bool sees = false;       // any key
+    double magnitude = 0.0;  // largest sum of |products| of a score
+    double lse = 0.0;
+  };
+  std::vector<Row> rows_;       // [B, Hq, Sq]
+  std::vector<double> o_;       // [B, Hq, Sq, D]
+  std::vector<double> weight_;  // the same sums over |V|
+};
 
 /// A random legal problem: shapes with ragged tails, every mask, type, layout and scale kind.
 Problem random_problem(std::uint64_t seed);

@@ -37,6 +37,7 @@ struct Call {
   // Division of the work: a task is task_rows rows of one KV head and one of `splits` parts of the
   // keys they see, which are cut at multiples of key_tile.
   int task_rows = 0;
+  int tile_rows = 0;  // rows of a register tile, at most Code::tile_rows
   int key_tile = 0;
   int splits = 1;
   std::int64_t row_tasks = 0;  // tasks of one KV head, without splits

@@ -65,8 +65,9 @@ struct alignas(64) Bounds {
 
 /// Scores of kKeys keys against the tile's queries, and their running maximum. Bounds may be null.
 template <class A, int kVectors, int kKeys>
-void score_block(const float* q, int units, const char* k, std::int64_t k_stride, float* s,
-                 float* highest, const Bounds* bounds, int first_key) {
+[[gnu::always_inline]] inline void score_block(const float* q, int units, const char* k,
+                                               std::int64_t k_stride, float* s, float* highest,
+                                               const Bounds* bounds, int first_key) {
   constexpr int kRows = kVectors * kLanes;
   Vec acc[kKeys][kVectors];
 #pragma GCC unroll 16
@@ -74,19 +75,22 @@ void score_block(const float* q, int units, const char* k, std::int64_t k_stride
 #pragma GCC unroll 4
     for (int m = 0; m < kVectors; ++m) acc[j][m] = zero();
   }
+  // Head dims are multiples of 8, so units are of 4.
+  for (int left = units; left > 0; left -= 4) {
 #pragma GCC unroll 4
-  for (int u = 0; u < units; ++u) {
-    Vec queries[kVectors];
+    for (int u = 0; u < 4; ++u) {
+      Vec queries[kVectors];
 #pragma GCC unroll 4
-    for (int m = 0; m < kVectors; ++m) queries[m] = load(q + m * kLanes);
+      for (int m = 0; m < kVectors; ++m) queries[m] = load(q + u * kRows + m * kLanes);
 #pragma GCC unroll 16
-    for (int j = 0; j < kKeys; ++j) {
-      const Vec key = broadcast(k + j * k_stride);
+      for (int j = 0; j < kKeys; ++j) {
+        const Vec key = broadcast(k + j * k_stride + 4 * u);
 #pragma GCC unroll 4
-      for (int m = 0; m < kVectors; ++m) acc[j][m] = A::mul_acc(acc[j][m], queries[m], key);
+        for (int m = 0; m < kVectors; ++m) acc[j][m] = A::mul_acc(acc[j][m], queries[m], key);
+      }
     }
-    q += kRows;
-    k += 4;
+    q += 4 * kRows;
+    k += 16;
   }
   if (bounds != nullptr) {
 #pragma GCC unroll 16
@@ -231,6 +235,45 @@ void exponentiate(float* s, int keys, const float* factor, const float* max_used
   for (int m = 0; m < kVectors; ++m) store(sums + m * kLanes, sum[m]);
 }
 
+constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+/// Where a task lies.
+struct Plot {
+  std::int64_t b, h_kv, kv_head, row_task;
+  int split;
+};
+
+Plot locate(const Call& call, std::int64_t task, int splits) {
+  Plot plot{};
+  plot.split = static_cast<int>(task % splits);
+  const std::int64_t whole = task / splits;
+  if (call.head_by_head) {
+    plot.kv_head = whole / call.row_tasks;
+    plot.row_task = whole % call.row_tasks;
+  } else {
+    plot.kv_head = whole % call.kv_heads;
+    plot.row_task = whole / call.kv_heads;
+  }
+  if (call.last_rows_first) plot.row_task = call.row_tasks - 1 - plot.row_task;
+  plot.b = plot.kv_head / call.heads_kv;
+  plot.h_kv = plot.kv_head % call.heads_kv;
+  return plot;
+}
+
+/// A row of a KV head as a query and a query head of the group; steps without dividing.
+struct Row {
+  std::int64_t query, member, group;
+  void next() {
+    if (++member == group) {
+      member = 0;
+      ++query;
+    }
+  }
+};
+Row row_at(const Call& call, std::int64_t row) {
+  return {row / call.group, row % call.group, call.group};
+}
+
 // ---- one tile of rows -------------------------------------------------------------------------
 
 /// Up to kTileRows rows of a task, and their softmax so far. q: [units][lanes], o: [D][lanes].
@@ -263,10 +306,9 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
     const auto within = [keys](std::int64_t n) {
       return static_cast<std::int32_t>(n < 0 ? 0 : n > keys ? keys : n);
     };
-    for (int r = 0; r < kRows; ++r) {
-      const std::int64_t row = tile.first_row + r;
-      const Interval seen =
-          row <= tile.last_row ? keys_of(call.band, row / call.group) : Interval{0, 0};
+    Row row = row_at(call, tile.first_row);
+    for (int r = 0; r < kRows; ++r, row.next()) {  // past the last row: lanes that are not stored
+      const Interval seen = keys_of(call.band, row.query);
       bounds.begin[r] = within(seen.begin - first_key);
       bounds.end[r] = within(seen.end - first_key);
     }
@@ -278,17 +320,15 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
     return (n < full_begin || n + count > full_end) && !capped ? &bounds : nullptr;
   };
 
-  int n = 0;
-  for (; n + R::kKeys <= keys; n += R::kKeys) {
-    score_block<A, kVectors, R::kKeys>(tile.q, units, k + n * k_stride, k_stride, s + n * kRows,
-                                       highest, bounds_for(n, R::kKeys), n);
-  }
-  if (n < keys && keys >= R::kKeys) {  // the last keys once more, rather than a narrower block
-    n = keys - R::kKeys;
-    score_block<A, kVectors, R::kKeys>(tile.q, units, k + n * k_stride, k_stride, s + n * kRows,
-                                       highest, bounds_for(n, R::kKeys), n);
+  if (keys >= R::kKeys) {
+    for (int n = 0; n < keys; n += R::kKeys) {
+      // The last keys once more, rather than a narrower block.
+      const int at = n + R::kKeys <= keys ? n : keys - R::kKeys;
+      score_block<A, kVectors, R::kKeys>(tile.q, units, k + at * k_stride, k_stride, s + at * kRows,
+                                         highest, bounds_for(at, R::kKeys), at);
+    }
   } else {
-    for (; n < keys; ++n) {
+    for (int n = 0; n < keys; ++n) {
       score_block<A, kVectors, 1>(tile.q, units, k + n * k_stride, k_stride, s + n * kRows, highest,
                                   bounds_for(n, 1), n);
     }
@@ -371,33 +411,37 @@ void stage_row(const In* row, int head_dim, float factor, float* stage) {
   }
 }
 
+/// One row of Q as units, and what its scores are multiplied by.
 template <class A, class In>
-void load_queries(const Call& call, std::int64_t b, std::int64_t h_kv, const Tile& tile,
-                  float* stage) {
+void load_query(const Call& call, const Plot& plot, const Row& row, float* factor, float* to) {
+  const std::int64_t h = plot.h_kv * call.group + row.member;
+  float scale = call.scale;
+  if (call.q_scale != nullptr) {
+    scale *= call.q_scale[call.scale_per_head ? plot.b * call.heads_q + h : 0] *
+             call.k_scale[call.scale_per_head ? plot.kv_head : 0];
+  }
+  // The maximum is taken before the multiplication, so the sign goes to Q; and where the scale is
+  // 0 Q is 0 instead, so that the product with a masked -inf stays -inf.
+  const float sign = scale < 0.0f ? -1.0f : scale == 0.0f ? 0.0f : 1.0f;
+  const float magnitude = sign == 0.0f ? 1.0f : scale * sign;
+  *factor = call.softcap > 0.0f ? magnitude / call.softcap : magnitude * kLog2e;
+  stage_row<A>(element<In>(call.q, call.q_stride, plot.b, h, row.query), call.head_dim, sign, to);
+}
+
+template <class A, class In>
+void load_queries(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
   const int lanes = tile.lanes(), units = call.head_dim / A::kPerUnit;
-  const std::int64_t kv_head = b * call.heads_kv + h_kv;
+  const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
+  Row row = row_at(call, tile.first_row);
   for (int m = 0; m < lanes; m += kLanes) {
-    for (int r = 0; r < kLanes; ++r) {
-      const std::int64_t row = tile.first_row + m + r;
+    for (int r = 0; r < kLanes; ++r, row.next()) {
       float* const to = stage + r * kStageStride;
-      if (row > tile.last_row) {
+      if (m + r >= rows) {
         for (int u = 0; u < units; u += kLanes) store(to + u, zero());
         tile.factor[m + r] = 1.0f;
         continue;
       }
-      const std::int64_t h = h_kv * call.group + row % call.group;
-      float scale = call.scale;
-      if (call.q_scale != nullptr) {
-        scale *= call.q_scale[call.scale_per_head ? b * call.heads_q + h : 0] *
-                 call.k_scale[call.scale_per_head ? kv_head : 0];
-      }
-      // The maximum is taken before the multiplication, so the sign goes to Q; and where the scale
-      // is 0 Q is 0 instead, so that the product with a masked -inf stays -inf.
-      const float sign = scale < 0.0f ? -1.0f : scale == 0.0f ? 0.0f : 1.0f;
-      const float magnitude = sign == 0.0f ? 1.0f : scale * sign;
-      tile.factor[m + r] = call.softcap > 0.0f ? magnitude / call.softcap : magnitude * kLog2e;
-      stage_row<A>(element<In>(call.q, call.q_stride, b, h, row / call.group), call.head_dim, sign,
-                   to);
+      load_query<A, In>(call, plot, row, tile.factor + m + r, to);
     }
     for (int u = 0; u < units; u += kLanes) {
       transpose(stage + u, kStageStride, tile.q + u * lanes + m, lanes);
@@ -406,47 +450,47 @@ void load_queries(const Call& call, std::int64_t b, std::int64_t h_kv, const Til
 }
 
 template <class Out>
-void store_row(const float* values, int head_dim, Out* to) {
-  for (int d = 0; d < head_dim; d += kLanes) store_n(to + d, load(values + d), head_dim - d);
+void store_row(const float* values, float factor, int head_dim, Out* to) {
+  for (int d = 0; d < head_dim; d += kLanes) {
+    store_n(to + d, mul(load(values + d), set(factor)), head_dim - d);
+  }
 }
 
 /// Divides by the sums and writes O and LSE.
-void finish(const Call& call, std::int64_t b, std::int64_t h_kv, const Tile& tile, float* stage) {
+void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
+  const std::int64_t b = plot.b, h_kv = plot.h_kv;
   const int lanes = tile.lanes();
-  const float v_scale = call.v_scale == nullptr
-                            ? 1.0f
-                            : call.v_scale[call.scale_per_head ? b * call.heads_kv + h_kv : 0];
+  const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
+  const float v_scale =
+      call.v_scale == nullptr ? 1.0f : call.v_scale[call.scale_per_head ? plot.kv_head : 0];
   alignas(64) float inverse[kTileRows];
   for (int m = 0; m < lanes; m += kLanes) {
     store(inverse + m, div(set(v_scale), load(tile.sum + m)));
   }
-  for (int m = 0; m < lanes; m += kLanes) {
+  Row row = row_at(call, tile.first_row);
+  for (int m = 0; m < rows; m += kLanes) {
     for (int d = 0; d < call.head_dim; d += kLanes) {
-      for (int i = 0; i < kLanes && d + i < call.head_dim; ++i) {
-        float* const at = tile.o + (d + i) * lanes + m;
-        store(at, mul(load(at), load(inverse + m)));
-      }
       transpose(tile.o + d * lanes + m, lanes, stage + d, kStageStride);
     }
-    for (int r = 0; r < kLanes; ++r) {
-      const std::int64_t row = tile.first_row + m + r;
-      if (row > tile.last_row) break;
-      const std::int64_t h = h_kv * call.group + row % call.group, i = row / call.group;
+    for (int r = 0; r < kLanes && m + r < rows; ++r, row.next()) {
+      const std::int64_t h = h_kv * call.group + row.member, i = row.query;
       const Interval seen = keys_of(call.band, i);
       float* const values = stage + r * kStageStride;
       if (seen.begin == seen.end) {
+        inverse[m + r] = 0.0f;
         for (int d = 0; d < call.head_dim; d += kLanes) store(values + d, zero());
       }
       const std::int64_t at = b * call.o_stride.b + h * call.o_stride.h + i * call.o_stride.s;
+      const float factor = inverse[m + r];
       switch (call.out_type) {
         case Type::f16:
-          store_row(values, call.head_dim, static_cast<F16*>(call.o) + at);
+          store_row(values, factor, call.head_dim, static_cast<F16*>(call.o) + at);
           break;
         case Type::bf16:
-          store_row(values, call.head_dim, static_cast<Bf16*>(call.o) + at);
+          store_row(values, factor, call.head_dim, static_cast<Bf16*>(call.o) + at);
           break;
         default:
-          store_row(values, call.head_dim, static_cast<float*>(call.o) + at);
+          store_row(values, factor, call.head_dim, static_cast<float*>(call.o) + at);
       }
       if (call.lse != nullptr) {
         constexpr double kLn2 = 0.693147180559945309;
@@ -501,29 +545,201 @@ void interleave_values(const In* v, std::int64_t stride, int keys, int seen_begi
 }
 #endif
 
-// ---- a task -----------------------------------------------------------------------------------
+// ---- few rows ---------------------------------------------------------------------------------
 
-struct Plot {
-  std::int64_t b, h_kv, kv_head, row_task;
-  int split;
-};
-
-Plot locate(const Call& call, std::int64_t task, int splits) {
-  Plot plot{};
-  plot.split = static_cast<int>(task % splits);
-  const std::int64_t whole = task / splits;
-  if (call.head_by_head) {
-    plot.kv_head = whole / call.row_tasks;
-    plot.row_task = whole % call.row_tasks;
-  } else {
-    plot.kv_head = whole % call.kv_heads;
-    plot.row_task = whole / call.kv_heads;
-  }
-  if (call.last_rows_first) plot.row_task = call.row_tasks - 1 - plot.row_task;
-  plot.b = plot.kv_head / call.heads_kv;
-  plot.h_kv = plot.kv_head % call.heads_kv;
-  return plot;
+// With fewer rows than a vector has lanes, S^T would leave most lanes empty. Up to this many go
+// the other way round: the head dim in lanes, K and V read once as vectors, and a transposition
+// for each vector of keys that sums the lanes. So decoding is bound by memory, not by arithmetic.
+constexpr int kFewRows = 8;
+constexpr int kFewSums = kLanes == 16 ? 16 : 8;  // accumulators
+constexpr int few_sums_per(int rows, int most) {
+  return kFewSums / rows < most ? kFewSums / rows : most;
 }
+static_assert(kFewRows <= kTileRows);
+
+GREENFAST_OP float first_lane(Vec x) {
+  alignas(64) float lanes[kLanes];
+  store(lanes, x);
+  return lanes[0];
+}
+
+/// s[r][n] for the keys of one tile, padded to whole vectors by repeating the last key. values:
+/// their rows of V, which are wanted next.
+template <class In, int kRows>
+void few_scores(const float* q, int dim, const In* k, std::int64_t k_stride, const In* values,
+                std::int64_t v_stride, int keys, float* s, int s_stride) {
+  constexpr int kAtOnce = few_sums_per(kRows, kLanes < 8 ? kLanes : 8);
+  constexpr int kAhead = 16;
+  const int padded = round_up(dim, kLanes);
+  alignas(64) float sums[kRows][kLanes * kLanes];
+  for (int first = 0; first < keys; first += kLanes) {
+    for (int j = 0; j < kLanes; j += kAtOnce) {
+      const In* row[kAtOnce];
+      Vec acc[kAtOnce][kRows];
+#pragma GCC unroll 8
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int n = first + j + i < keys ? first + j + i : keys - 1;
+        row[i] = k + n * k_stride;
+        // Rows are too short for the hardware to find the stream: this doubled the speed (Zen 5).
+        const auto* const next_key = reinterpret_cast<const char*>(row[i] + kAhead * k_stride);
+        const auto* const value = reinterpret_cast<const char*>(values + n * v_stride);
+        for (int at = 0; at < dim * static_cast<int>(sizeof(In)); at += 64) {
+          __builtin_prefetch(next_key + at);
+          __builtin_prefetch(value + at);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) acc[i][r] = zero();
+      }
+      for (int d = 0; d < dim; d += kLanes) {
+        Vec key[kAtOnce];
+#pragma GCC unroll 8
+        for (int i = 0; i < kAtOnce; ++i) key[i] = load_n(row[i] + d, dim - d);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Vec query = load(q + r * padded + d);
+#pragma GCC unroll 8
+          for (int i = 0; i < kAtOnce; ++i) acc[i][r] = mul_add(key[i], query, acc[i][r]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) store(sums[r] + (j + i) * kLanes, acc[i][r]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) store(s + r * s_stride + first, sum_lanes(sums[r]));
+  }
+}
+
+/// o[r][d] = o[r][d] * rescale[r] + sum over keys of p[r][n] * v[n][d] for kVecs vectors of d.
+template <class In, int kRows, int kVecs>
+void few_values(const float* p, int p_stride, const In* v, std::int64_t v_stride, int keys,
+                int dim_left, const float* rescale, float* o) {
+  Vec acc[kRows][kVecs];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecs; ++i) {
+      acc[r][i] = mul(load(o + r * kMaxHeadDim + i * kLanes), set(rescale[r]));
+    }
+  }
+  for (int n = 0; n < keys; ++n) {
+    Vec value[kVecs];
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecs; ++i) {
+      value[i] = load_n(v + n * v_stride + i * kLanes, dim_left - i * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec weight = set(p[r * p_stride + n]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kVecs; ++i) acc[r][i] = mul_add(weight, value[i], acc[r][i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVecs; ++i) store(o + r * kMaxHeadDim + i * kLanes, acc[r][i]);
+  }
+}
+
+/// The keys of tiles [begin_tile, end_tile) against all rows of a KV head, at most kRows.
+template <class In, int kRows>
+void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval seen,
+                std::int64_t begin_tile, std::int64_t end_tile, float* s) {
+  const int dim = call.head_dim, padded = round_up(dim, kLanes);
+  const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
+  alignas(64) float o[kRows * kMaxHeadDim] = {};
+  alignas(64) float rescale[kRows];
+  float max[kRows], sum[kRows];
+  Interval sees[kRows];
+
+  Row row = row_at(call, tile.first_row);
+  for (int r = 0; r < kRows; ++r, row.next()) {
+    max[r] = -kInfinity;
+    sum[r] = 0.0f;
+    float* const q = tile.q + r * padded;
+    if (r < rows) {
+      load_query<Fp32, In>(call, plot, row, tile.factor + r, q);
+      sees[r] = keys_of(call.band, row.query);
+    } else {
+      for (int d = 0; d < padded; d += kLanes) store(q + d, zero());
+      tile.factor[r] = 1.0f;
+      sees[r] = {0, 0};
+    }
+  }
+  const In* const k_head = element<In>(call.k, call.k_stride, plot.b, plot.h_kv, 0);
+  const In* const v_head = element<In>(call.v, call.v_stride, plot.b, plot.h_kv, 0);
+  const int s_stride = round_up(call.key_tile, kLanes);
+
+  for (std::int64_t key_tile = begin_tile; key_tile < end_tile; ++key_tile) {
+    const std::int64_t tile_begin = key_tile * call.key_tile;
+    const std::int64_t begin = tile_begin > seen.begin ? tile_begin : seen.begin;
+    const std::int64_t end =
+        tile_begin + call.key_tile < seen.end ? tile_begin + call.key_tile : seen.end;
+    const auto keys = static_cast<int>(end - begin);
+    const In* const v = v_head + begin * call.v_stride.s;
+    few_scores<In, kRows>(tile.q, dim, k_head + begin * call.k_stride.s, call.k_stride.s, v,
+                          call.v_stride.s, keys, s, s_stride);
+
+    for (int r = 0; r < kRows; ++r) {
+      float* const at = s + r * s_stride;
+      const int whole = round_up(keys, kLanes);
+      float factor = tile.factor[r];
+      if (call.softcap > 0.0f) {
+        for (int n = 0; n < whole; n += kLanes) {
+          store(at + n, mul(tanh(mul(load(at + n), set(factor))), set(call.softcap * kLog2e)));
+        }
+        factor = 1.0f;
+      }
+      for (int n = 0; n < keys && begin + n < sees[r].begin; ++n) at[n] = -kInfinity;
+      const std::int64_t visible = sees[r].end - begin < keys ? sees[r].end - begin : keys;
+      for (int n = visible < 0 ? 0 : static_cast<int>(visible); n < whole; ++n) at[n] = -kInfinity;
+
+      Vec top = set(-kInfinity);
+      for (int n = 0; n < whole; n += kLanes) top = greenfast::kernels::max(load(at + n), top);
+      alignas(64) float lanes[kLanes];
+      store(lanes, top);
+      float now = max[r];
+      for (int i = 0; i < kLanes; ++i) {
+        const float scaled = lanes[i] * factor;
+        if (scaled > now) now = scaled;
+      }
+      rescale[r] = now == max[r] ? 1.0f : first_lane(exp2<5>(set(max[r] - now)));
+      max[r] = now;
+      const Vec used = set(now == -kInfinity ? 0.0f : now);
+      Vec total = zero();
+      for (int n = 0; n < whole; n += kLanes) {
+        const Vec p = exp2<5>(mul_sub(load(at + n), set(factor), used));
+        total = add(total, p);
+        store(at + n, p);
+      }
+      store(lanes, total);
+      float tile_sum = 0.0f;
+      for (int i = 0; i < kLanes; ++i) tile_sum += lanes[i];
+      sum[r] = sum[r] * rescale[r] + tile_sum;
+    }
+
+    constexpr int kVecs = few_sums_per(kRows, 8);
+    int d = 0;
+    for (; d + kVecs * kLanes <= padded; d += kVecs * kLanes) {
+      few_values<In, kRows, kVecs>(s, s_stride, v + d, call.v_stride.s, keys, dim - d, rescale,
+                                   o + d);
+    }
+    for (; d < padded; d += kLanes) {
+      few_values<In, kRows, 1>(s, s_stride, v + d, call.v_stride.s, keys, dim - d, rescale, o + d);
+    }
+  }
+
+  const int lanes = tile.lanes();
+  for (int r = 0; r < rows; ++r) {
+    tile.max[r] = max[r];
+    tile.sum[r] = sum[r];
+    for (int d = 0; d < dim; ++d) tile.o[d * lanes + r] = o[r * kMaxHeadDim + d];
+  }
+}
+
+// ---- a task -----------------------------------------------------------------------------------
 
 // Keys that some of the queries first to last see. Windows of neighbours overlap or touch, so this
 // is an interval, and each key in it is seen.
@@ -542,8 +758,6 @@ struct Tiles {
   Tile tile[kMaxTiles];
 };
 
-constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
-
 // Inputs of the tiles lie in the arena, results in `results`, which is the arena too or the task's
 // part of Call::partials.
 void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results, Tiles& tiles) {
@@ -551,10 +765,10 @@ void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results
   const std::int64_t end = begin + call.task_rows < call.rows ? begin + call.task_rows : call.rows;
   const int padded_dim = round_up(call.head_dim, kLanes);
   tiles.count = 0;
-  for (std::int64_t row = begin; row < end; row += kTileRows) {
+  for (std::int64_t row = begin; row < end; row += call.tile_rows) {
     Tile& tile = tiles.tile[tiles.count++];
     tile.first_row = row;
-    tile.last_row = (row + kTileRows < end ? row + kTileRows : end) - 1;
+    tile.last_row = (row + call.tile_rows < end ? row + call.tile_rows : end) - 1;
     const auto rows = static_cast<int>(tile.last_row - row + 1);
     tile.vectors = (rows + kLanes - 1) / kLanes;
     if (tile.vectors == 3) tile.vectors = 4;
@@ -608,17 +822,6 @@ void attend(const Call& call, const Plot& plot, void* memory) {
     lay_out(call, plot.row_task, arena, partial, tiles);
   }
 
-  for (int t = 0; t < tiles.count; ++t) {
-    const Tile& tile = tiles.tile[t];
-    const int lanes = tile.lanes();
-    load_queries<A, In>(call, plot.b, plot.h_kv, tile, scratch.stage);
-    for (int i = 0; i < call.head_dim * lanes; i += kLanes) store(tile.o + i, zero());
-    for (int m = 0; m < lanes; m += kLanes) {
-      store(tile.max + m, set(-kInfinity));
-      store(tile.sum + m, zero());
-    }
-  }
-
   // Tiles of keys begin at multiples of key_tile whatever the rows, so that a row's bits do not
   // depend on which rows it is processed with.
   const Interval seen = seen_by_some(call.band, tiles.tile[0].first_row / call.group,
@@ -628,6 +831,34 @@ void attend(const Call& call, const Plot& plot, void* memory) {
   const std::int64_t begin_part = first_tile + (end_tile - first_tile) * plot.split / call.splits;
   const std::int64_t end_part =
       first_tile + (end_tile - first_tile) * (plot.split + 1) / call.splits;
+
+  if (call.rows <= kFewRows) {
+    const auto run = [&](auto* code) {
+      code(call, plot, tiles.tile[0], seen, begin_part, end_part, scratch.scores);
+    };
+    if (call.rows == 1) {
+      run(attend_few<In, 1>);
+    } else if (call.rows == 2) {
+      run(attend_few<In, 2>);
+    } else if (call.rows <= 4) {
+      run(attend_few<In, 4>);
+    } else {
+      run(attend_few<In, 8>);
+    }
+    if (call.splits == 1) finish(call, plot, tiles.tile[0], scratch.stage);
+    return;
+  }
+
+  for (int t = 0; t < tiles.count; ++t) {
+    const Tile& tile = tiles.tile[t];
+    const int lanes = tile.lanes();
+    load_queries<A, In>(call, plot, tile, scratch.stage);
+    for (int i = 0; i < call.head_dim * lanes; i += kLanes) store(tile.o + i, zero());
+    for (int m = 0; m < lanes; m += kLanes) {
+      store(tile.max + m, set(-kInfinity));
+      store(tile.sum + m, zero());
+    }
+  }
 
   const In* const k_head = element<In>(call.k, call.k_stride, plot.b, plot.h_kv, 0);
   const In* const v_head = element<In>(call.v, call.v_stride, plot.b, plot.h_kv, 0);
@@ -681,7 +912,7 @@ void attend(const Call& call, const Plot& plot, void* memory) {
 
   if (call.splits > 1) return;
   for (int t = 0; t < tiles.count; ++t) {
-    finish(call, plot.b, plot.h_kv, tiles.tile[t], scratch.stage);
+    finish(call, plot, tiles.tile[t], scratch.stage);
   }
 }
 
@@ -746,7 +977,7 @@ void merge(const Call& call, std::int64_t task, void* memory) {
     }
   }
   for (int t = 0; t < tiles.count; ++t) {
-    finish(call, plot.b, plot.h_kv, tiles.tile[t], scratch.stage);
+    finish(call, plot, tiles.tile[t], scratch.stage);
   }
 }
 

@@ -122,6 +122,20 @@ GREENFAST_OP void store_n(Bf16* p, Vec x, int /*n*/) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 
+/// Lane i of the result is the sum of the lanes of vector i of p.
+GREENFAST_OP Vec sum_lanes(const float* p) {
+  Vec quad[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const float* const at = p + 4 * i * kLanes;
+    const Vec a = _mm256_hadd_ps(load(at), load(at + kLanes));
+    const Vec b = _mm256_hadd_ps(load(at + 2 * kLanes), load(at + 3 * kLanes));
+    quad[i] = _mm256_hadd_ps(a, b);
+  }
+  return add(_mm256_permute2f128_ps(quad[0], quad[1], 0x20),
+             _mm256_permute2f128_ps(quad[0], quad[1], 0x31));
+}
+
 /// 8 x 8 transposition of 4-byte elements; strides in elements.
 GREENFAST_OP void transpose(const float* from, std::int64_t from_stride, float* to,
                             std::int64_t to_stride) {

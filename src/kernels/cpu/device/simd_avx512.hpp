@@ -138,6 +138,27 @@ GREENFAST_OP void store_n(Bf16* p, Vec x, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(value, 16)));
 }
 
+/// Lane i of the result is the sum of the lanes of vector i of p.
+GREENFAST_OP Vec sum_lanes(const float* p) {
+  Vec pair[8], quad[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const Vec a = load(p + 2 * i * kLanes), b = load(p + (2 * i + 1) * kLanes);
+    pair[i] = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Vec a = pair[2 * i], b = pair[2 * i + 1];
+    quad[i] = add(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  }
+  // quad[i] holds vectors 4i..4i+3, each in four partial sums a quarter apart.
+  const Vec low = add(_mm512_shuffle_f32x4(quad[0], quad[1], 0x44),
+                      _mm512_shuffle_f32x4(quad[0], quad[1], 0xee));
+  const Vec high = add(_mm512_shuffle_f32x4(quad[2], quad[3], 0x44),
+                       _mm512_shuffle_f32x4(quad[2], quad[3], 0xee));
+  return add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+}
+
 /// 16 x 16 transposition of 4-byte elements; strides in elements.
 GREENFAST_OP void transpose(const float* from, std::int64_t from_stride, float* to,
                             std::int64_t to_stride) {

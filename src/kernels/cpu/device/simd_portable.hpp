@@ -101,6 +101,16 @@ GREENFAST_OP void store_n(T* p, Vec x, int /*n*/) {
   for (int i = 0; i < kLanes; ++i) narrow(x[i], p[i]);
 }
 
+/// Lane i of the result is the sum of the lanes of vector i of p.
+GREENFAST_OP Vec sum_lanes(const float* p) {
+  Vec sums = zero();
+  for (int i = 0; i < kLanes; ++i) {
+    const Vec x = load(p + i * kLanes);
+    sums[i] = (x[0] + x[2]) + (x[1] + x[3]);
+  }
+  return sums;
+}
+
 GREENFAST_OP void transpose(const float* from, std::int64_t from_stride, float* to,
                             std::int64_t to_stride) {
   const Vec a = load(from), b = load(from + from_stride), c = load(from + 2 * from_stride),

@@ -1,0 +1,224 @@
+// How near the CPU kernels come to the multiply-add peak that is measured beside them.
+//
+//   bench/cpu_flash [--variant cpu.flash] [--rounds 9] [--dtype fp32,bf16,fp16,e4m3] [SHAPE...]
+//
+// SHAPE is BxHxSxD or BxHq/HkvxSq/SkvxD, with :c for a causal mask aligned bottom right. Each round
+// runs the peak probe of the element type's instruction, then the kernel; printed are medians over
+// rounds, because the machine's clock and other load move both. fp16 and types without products of
+// their own are held against the fp32 peak.
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <greenfast/attention.hpp>
+
+#include "workbench/device/cpu.hpp"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Shape {
+  std::int64_t batch = 0, heads_q = 0, heads_kv = 0, seq_q = 0, seq_kv = 0, head_dim = 0;
+  bool causal = false;
+};
+
+bool parse(std::string_view text, Shape& shape) {
+  if (text.ends_with(":c")) {
+    shape.causal = true;
+    text.remove_suffix(2);
+  }
+  std::int64_t parts[4][2] = {};
+  for (auto& part : parts) {
+    for (int i = 0; i < 2; ++i) {
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), part[i]);
+      if (error != std::errc{}) return false;
+      text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+      if (i == 0) {
+        part[1] = part[0];
+        if (!text.starts_with('/')) break;
+        text.remove_prefix(1);
+      }
+    }
+    if (text.starts_with('x')) text.remove_prefix(1);
+  }
+  shape.batch = parts[0][0];
+  shape.heads_q = parts[1][0];
+  shape.heads_kv = parts[1][1];
+  shape.seq_q = parts[2][0];
+  shape.seq_kv = parts[2][1];
+  shape.head_dim = parts[3][0];
+  return text.empty();
+}
+
+// Bits of small normal numbers of any type: sign and mantissa random, exponent near 1.
+std::vector<unsigned char> random_bytes(greenfast::DType dtype, std::size_t count,
+                                        std::mt19937_64& random) {
+  std::vector<unsigned char> bytes(count * greenfast::size_of(dtype));
+  std::normal_distribution<float> normal;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = normal(random);
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    switch (dtype) {
+      case greenfast::DType::f32:
+        std::memcpy(&bytes[4 * i], &bits, 4);
+        break;
+      case greenfast::DType::bf16:
+        std::memcpy(&bytes[2 * i], reinterpret_cast<char*>(&bits) + 2, 2);
+        break;
+      case greenfast::DType::f16: {
+        const int exponent = std::clamp(static_cast<int>(bits >> 23 & 255) - 112, 1, 30);
+        const auto half = static_cast<std::uint16_t>(
+            (bits >> 16 & 0x8000) | static_cast<unsigned>(exponent) << 10 | (bits >> 13 & 0x3ff));
+        std::memcpy(&bytes[2 * i], &half, 2);
+        break;
+      }
+      case greenfast::DType::e4m3: {
+        const int exponent = std::clamp(static_cast<int>(bits >> 23 & 255) - 120, 1, 14);
+        bytes[i] = static_cast<unsigned char>(
+            (bits >> 24 & 0x80) | static_cast<unsigned>(exponent) << 3 | (bits >> 20 & 7));
+        break;
+      }
+    }
+  }
+  return bytes;
+}
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const auto comma = text.find(',');
+    parts.push_back(text.substr(0, comma));
+    if (comma == std::string_view::npos) return parts;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace greenfast;
+  std::string_view variant = "cpu.flash", dtypes = "fp32,bf16,fp16,e4m3";
+  int rounds = 9;
+  std::vector<std::string_view> shapes;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    if (arg.starts_with("--") && i + 1 < argc) {
+      const std::string_view value = argv[++i];
+      if (arg == "--variant") {
+        variant = value;
+      } else if (arg == "--dtype") {
+        dtypes = value;
+      } else if (arg == "--rounds") {
+        rounds = std::max(1, std::atoi(value.data()));
+      } else {
+        std::fprintf(stderr, "unknown option %s: --variant, --dtype, --rounds\n", argv[i - 1]);
+        return 2;
+      }
+    } else {
+      shapes.push_back(arg);
+    }
+  }
+  if (shapes.empty()) {
+    shapes = {"1x8x512x64",    "1x8x512x64:c",  "2x8x2048x64",
+              "2x8x2048x64:c", "1x32x4096x128", "1x32x4096x128:c",
+              "1x12x128x32",   "1x12x128x32:c", "1x32/8x1/8192x128"};
+  }
+
+  const Result<DeviceFacts> facts = device_facts(DeviceKind::cpu);
+  if (!facts) {
+    std::fprintf(stderr, "%s\n", facts.status().message().c_str());
+    return 3;
+  }
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < facts->multiprocessors; ++cpu) cpus.push_back(cpu);
+  std::printf("%s, %s, %d threads, %s\n", facts->name.c_str(), facts->isa.c_str(),
+              facts->multiprocessors, std::string(variant).c_str());
+  std::printf("%-22s %-5s %10s %10s %8s %8s %8s\n", "shape", "dtype", "ms", "GFLOP/s", "peak",
+              "% peak", "best %");
+
+  for (const std::string_view text : shapes) {
+    Shape shape;
+    if (!parse(text, shape)) {
+      std::fprintf(stderr, "shape '%s': expected BxHxSxD or BxHq/HkvxSq/SkvxD\n",
+                   std::string(text).c_str());
+      return 2;
+    }
+    for (const std::string_view dtype_text : split(dtypes)) {
+      const std::optional<DType> dtype = parse_dtype(dtype_text);
+      if (!dtype) {
+        std::fprintf(stderr, "dtype '%s': fp32, fp16, bf16 or e4m3\n",
+                     std::string(dtype_text).c_str());
+        return 2;
+      }
+      Problem problem = make_problem(shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q,
+                                     shape.seq_kv, shape.head_dim, *dtype);
+      if (shape.causal) problem.mask = Mask::causal(Alignment::bottom_right);
+      std::mt19937_64 random(1);
+      const auto q_count =
+          static_cast<std::size_t>(shape.batch * shape.heads_q * shape.seq_q * shape.head_dim);
+      const auto kv_count =
+          static_cast<std::size_t>(shape.batch * shape.heads_kv * shape.seq_kv * shape.head_dim);
+      const auto q = random_bytes(*dtype, q_count, random),
+                 k = random_bytes(*dtype, kv_count, random),
+                 v = random_bytes(*dtype, kv_count, random);
+      std::vector<unsigned char> o(q_count * 4);
+      const Tensors tensors{.q = q.data(), .k = k.data(), .v = v.data(), .o = o.data()};
+      Options options;
+      options.variant = variant;
+
+      const bool bf16_products =
+          facts->isa == "avx512bf16" && (*dtype == DType::bf16 || *dtype == DType::e4m3);
+      const std::string probe =
+          facts->isa == "avx512bf16" && !bf16_products ? "avx512" : facts->isa;
+      const DType peak_dtype = bf16_products ? DType::bf16 : DType::f32;
+      const double flops =
+          4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(shape.head_dim);
+
+      std::vector<double> times, peaks, ratios;
+      for (int round = -1; round < rounds; ++round) {
+        const double before = workbench::probe_cpu_flops(probe, peak_dtype, cpus, 0.004);
+        int calls = 0;
+        const Clock::time_point start = Clock::now();
+        do {
+          const Status status = attention(problem, tensors, options);
+          if (!status.ok()) {
+            std::fprintf(stderr, "%s\n", status.message().c_str());
+            return 1;
+          }
+          ++calls;
+        } while (seconds_since(start) < 0.02);
+        const double time = seconds_since(start) / calls;
+        const double after = workbench::probe_cpu_flops(probe, peak_dtype, cpus, 0.004);
+        if (round < 0) continue;
+        const double peak = std::max(before, after);
+        times.push_back(time);
+        peaks.push_back(peak);
+        ratios.push_back(flops / time / peak);
+      }
+      std::printf("%-22s %-5s %10.3f %10.1f %8.1f %8.1f %8.1f\n", std::string(text).c_str(),
+                  std::string(dtype_text).c_str(), 1e3 * median(times),
+                  1e-9 * flops / median(times), 1e-9 * median(peaks), 100 * median(ratios),
+                  100 * *std::max_element(ratios.begin(), ratios.end()));
+      std::fflush(stdout);
+    }
+  }
+  return 0;
+}
