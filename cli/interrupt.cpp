@@ -1,13 +1,39 @@
 #include "cli/interrupt.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <csignal>
+#include <cstring>
+
+#include "workbench/build_info.hpp"
+#include "workbench/exit_code.hpp"
 
 namespace greenfast::cli {
 namespace {
 
 volatile std::sig_atomic_t caught = 0;
+char running[160] = "starting";
 
 void remember(int number) { caught = number; }
+
+// Only what is safe in a signal handler: write and _exit.
+void report_crash(int number) {
+  auto say = [](const char* text) {
+    if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) return;
+  };
+  say("\ngreenfast: crash (");
+  say(number == SIGSEGV   ? "SIGSEGV"
+      : number == SIGBUS  ? "SIGBUS"
+      : number == SIGILL  ? "SIGILL"
+      : number == SIGFPE  ? "SIGFPE"
+      : number == SIGABRT ? "SIGABRT"
+                          : "signal");
+  say(") in ");
+  say(running);
+  say("; nothing was written\n");
+  ::_exit(workbench::kCrash);
+}
 
 }  // namespace
 
@@ -20,6 +46,19 @@ void catch_interrupts() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-int interrupt_signal() noexcept { return caught; }
+bool interrupted() noexcept { return caught != 0; }
+
+void catch_crashes() {
+  if (!workbench::build_info().sanitize.empty()) return;
+  struct sigaction action {};
+  action.sa_handler = report_crash;
+  for (int number : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) sigaction(number, &action, nullptr);
+}
+
+void now_running(std::string_view what) noexcept {
+  const std::size_t length = std::min(what.size(), sizeof running - 1);
+  std::memcpy(running, what.data(), length);
+  running[length] = '\0';
+}
 
 }  // namespace greenfast::cli

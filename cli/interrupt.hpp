@@ -1,11 +1,21 @@
-// Ctrl-C asks a run to end and write what it has; a second one ends it at once.
+// What signals mean to a run.
 #pragma once
+
+#include <string_view>
 
 namespace greenfast::cli {
 
-/// Installs the handler of SIGINT and SIGTERM.
+/// From here on Ctrl-C (SIGINT, SIGTERM) asks the run to end and write what it has; a second one
+/// ends it at once.
 void catch_interrupts();
-/// The signal that arrived since, 0 when none.
-int interrupt_signal() noexcept;
+/// Whether one arrived.
+bool interrupted() noexcept;
+
+/// From here on a crash (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT) ends the command with exit code
+/// 24 and one line that says what was running. Not in sanitizer builds, which report crashes
+/// better.
+void catch_crashes();
+/// What is running, for that line.
+void now_running(std::string_view what) noexcept;
 
 }  // namespace greenfast::cli

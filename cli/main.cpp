@@ -53,6 +53,9 @@ class HelpFormatter : public CLI::Formatter {
     if (!option->get_type_name().empty()) name += ' ' + option->get_type_name();
     return line(name, option->get_description());
   }
+  std::string make_option_usage(const CLI::Option* option) const override {
+    return option->get_name(true) + (option->get_expected_max() > 1 ? "..." : "");
+  }
   std::string make_subcommand(const CLI::App* sub) const override {
     return line(sub->get_name(), sub->get_description());
   }
@@ -159,7 +162,9 @@ int main_checked(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+    std::string help = app.help();
+    for (std::size_t at; (at = help.find("\n\n\n")) != std::string::npos;) help.erase(at, 1);
+    fmt::print("{}", help);
     return workbench::kPassed;
   } catch (const CLI::CallForVersion&) {
     fmt::print("{}\n", workbench::build_line());

@@ -32,10 +32,11 @@ struct RunOptions {
   std::string seeds = "0";
   std::string device = "auto";
   std::string policy = "strict";
-  std::string cache = "cold";
   std::vector<std::string> set;
   std::optional<int> iters;
   int warmup = 10;
+  std::optional<float> budget;
+  bool hot = false;
   bool as_json = false;
   bool quiet = false;
   ProblemOptions problem;
@@ -77,11 +78,8 @@ workbench::MeasureOptions timing_of(const RunOptions& options, std::uint64_t see
   } else {
     timing.target_halfwidth = 0.01;
   }
-  if (options.cache == "hot") {
-    timing.mode = workbench::CacheState::hot;
-  } else if (options.cache != "cold") {
-    throw Failure(kUsage, fmt::format("--cache {}: possible are cold and hot", options.cache));
-  }
+  if (options.budget) timing.budget_seconds = *options.budget;
+  if (options.hot) timing.mode = workbench::CacheState::hot;
   return timing;
 }
 
@@ -135,6 +133,8 @@ std::string write_record(const RunOptions& options, const std::string& stamp,
 int run_job(const RunOptions& options, const Arguments& argv) {
   if (options.iters && *options.iters < 1)
     throw Failure(kUsage, fmt::format("--iters {}: at least 1", *options.iters));
+  if (options.budget && !(*options.budget > 0))
+    throw Failure(kUsage, fmt::format("--budget {}: more than 0 seconds", *options.budget));
   if (options.warmup < 0)
     throw Failure(kUsage, fmt::format("--warmup {}: at least 0", options.warmup));
   const bool writes = !options.as_json || !options.out.empty();
@@ -162,9 +162,11 @@ int run_job(const RunOptions& options, const Arguments& argv) {
   head.run_id = fmt::format("{}-{}", stamp, ::getpid());
 
   catch_interrupts();
+  catch_crashes();
   workbench::Progress progress(stderr, options.quiet);
   workbench::RunObserver observer;
   observer.step = [&](std::size_t done, std::size_t total, const std::string& what) {
+    now_running(what);
     progress.step(done, total, what);
   };
   observer.row = [&](const workbench::RunRow& row) {
@@ -172,7 +174,7 @@ int run_job(const RunOptions& options, const Arguments& argv) {
                                   row.problem,
                                   row.cases > 0 ? fmt::format(", {} cases", row.cases) : ""));
   };
-  observer.stop = [] { return interrupt_signal() != 0; };
+  observer.stop = [] { return interrupted(); };
 
   const auto start = std::chrono::steady_clock::now();
   const workbench::RunResult result = value_or_fail(workbench::run(plan, observer));
@@ -234,11 +236,11 @@ Action define_run_like(OptionSet& set, RunKind kind) {
                        fmt::join(policy_names, ", ")));
   if (kind != RunKind::check) {
     set.integer("--iters", &options->iters, "N",
-                "Timed samples of each variant (default: until p50 is known to 1%, at most 100 or "
-                "10 s)");
+                "Timed samples of each variant (default: until p50 is known to 1%, at most 100)");
     set.integer("--warmup", &options->warmup, "N", "Untimed calls before (default: 10)");
-    set.text("--cache", &options->cache, "STATE",
-             "cold: every call reads fresh memory; hot: the same inputs again (default: cold)");
+    set.number("--budget", &options->budget, "SECONDS",
+               "Of timing, each problem (default: 10; with --iters none)");
+    set.flag("--hot", &options->hot, "Time with inputs in the caches (default: fresh memory)");
   }
   set.text("--out", &options->out, "DIR",
            "Directory for run.json (default: results/<UTC time>; with --json nothing is written "

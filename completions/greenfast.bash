@@ -48,7 +48,6 @@ _greenfast() {
     --out-dtype) mapfile -t COMPREPLY < <(compgen -W "fp32 fp16 bf16" -- "$word") ;;
     --device) mapfile -t COMPREPLY < <(compgen -W "auto cpu cuda" -- "$word") ;;
     --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 a100 l4" -- "$word") ;;
-    --cache) mapfile -t COMPREPLY < <(compgen -W "cold hot" -- "$word") ;;
     --causal) mapfile -t COMPREPLY < <(compgen -W "top-left bottom-right" -- "$word") ;;
     --inputs) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --out) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;

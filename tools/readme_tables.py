@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """readme_tables.py [--check] [FILE.md...]: writes the tables of Markdown files from records, so that no number is typed.
 
-A table stands between two comments, the first of which says what it is made of:
+A table stands between two comments at the beginning of a line, the first of which says what it is made of:
 
     <!-- greenfast:run evidence/cpu.json -->        every variant and shape of a run.json
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
@@ -18,8 +18,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(?P<open><!-- greenfast:(?P<kind>[a-z-]+)(?P<files>(?: [^ >]+)+) -->\n)(?P<body>.*?)(?P<close><!-- greenfast:end -->)",
-                   re.DOTALL)
+BLOCK = re.compile(r"^(?P<open><!-- greenfast:(?P<kind>[a-z-]+)(?P<files>(?: [^ >]+)+) -->\n)(?P<body>.*?)^(?P<close><!-- greenfast:end -->)",
+                   re.DOTALL | re.MULTILINE)
 
 
 class Unusable(Exception):
@@ -132,7 +132,7 @@ def rewrite(text):
             raise Unusable(f"no table is called {match['kind']!r}; there are {', '.join(KINDS)}")
         return f"{match['open']}{KINDS[match['kind']](*match['files'].split())}{match['close']}"
 
-    if text.count("<!-- greenfast:end -->") != len(BLOCK.findall(text)):
+    if len(re.findall(r"^<!-- greenfast:", text, re.MULTILINE)) != 2 * len(BLOCK.findall(text)):
         raise Unusable("a <!-- greenfast:... --> block lacks its beginning or its <!-- greenfast:end -->")
     return BLOCK.sub(replace, text)
 

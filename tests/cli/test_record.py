@@ -33,7 +33,7 @@ def test_the_schemas_are_schemas(schema):
 
 @pytest.mark.parametrize("arguments", [
     ["run", *QUICK, "--iters", "4"],
-    ["run", *QUICK, "--iters", "2", "--dtype", "e4m3", "--causal", "--lse", "--cache", "hot", "--softcap", "20"],
+    ["run", *QUICK, "--iters", "2", "--dtype", "e4m3", "--causal", "--lse", "--hot", "--softcap", "20"],
     ["check", "--shapes", "small", "--variants", "mutant.zeros,mutant.nan_output,mutant.softcap_ignored,cpu.naive"],
     ["check", "--shapes", "1x2x40x16", "--seeds", "3,4", "--policy", "legacy.v2c", "--dtype", "fp16", "--device", "cpu"],
     ["bench", *QUICK, "--iters", "2"],
@@ -136,6 +136,19 @@ def test_an_interrupted_run_writes_a_valid_record_that_says_so(tmp_path, number)
     cases = max(row["cases"] for row in record["rows"])  # every shape has as many
     assert all(row["cases"] == cases for row in record["rows"] if row["verdict"] == "GREEN")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["out", "run.json"]
+
+
+def test_a_crash_is_exit_24_and_says_what_was_running(greenfast, tmp_path):
+    if greenfast("doctor", "--json").json["build"]["sanitize"]:
+        pytest.skip("sanitizers report crashes themselves")
+    process = subprocess.Popen([GREENFAST, "run", *LONG], cwd=tmp_path, env=environment(), text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stderr.readline()
+    process.send_signal(signal.SIGSEGV)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 24
+    assert err.splitlines()[-1].startswith("greenfast: crash (SIGSEGV) in ")
+    assert greenfast.files() == [] and not list(tmp_path.glob("*.json"))
 
 
 def test_a_killed_run_leaves_nothing(tmp_path):
