@@ -11,9 +11,10 @@ set(_info ${PROJECT_BINARY_DIR}/build_info)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/build_config.hpp.in ${_info}/build_config.hpp @ONLY)
 
 find_package(Git QUIET)
+set(GREENFAST_GIT_SHA "" CACHE STRING "The commit, where the sources come without their repository (an archive, another machine)")
 add_custom_target(greenfast_git_state
   COMMAND ${CMAKE_COMMAND} -DGIT=${GIT_EXECUTABLE} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUT=${_info}/git_state.hpp
-          -P ${CMAKE_CURRENT_LIST_DIR}/git_state.cmake
+          -DSHA=${GREENFAST_GIT_SHA} -P ${CMAKE_CURRENT_LIST_DIR}/git_state.cmake
   BYPRODUCTS ${_info}/git_state.hpp
   VERBATIM)
 add_library(greenfast_build_info INTERFACE)

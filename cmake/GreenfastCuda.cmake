@@ -58,9 +58,10 @@ function(greenfast_cuda_kernel name)
     return()
   endif()
   add_library(${name} OBJECT ${arg_SOURCES})
+  # A list, because a newer CMake passes an empty element on as an argument.
+  set(launcher ${PROJECT_SOURCE_DIR}/tools/ptxas_log ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_target_properties(${name} PROPERTIES
-    CUDA_ARCHITECTURES "${codes}" CUDA_SEPARABLE_COMPILATION OFF
-    CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/tools/ptxas_log;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+    CUDA_ARCHITECTURES "${codes}" CUDA_SEPARABLE_COMPILATION OFF CUDA_COMPILER_LAUNCHER "${launcher}")
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xptxas=-v,-warn-spills --expt-relaxed-constexpr>)
   set_property(GLOBAL APPEND PROPERTY GREENFAST_CUDA_OBJECTS $<TARGET_OBJECTS:${name}>)

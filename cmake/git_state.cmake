@@ -1,10 +1,10 @@
 # Writes OUT with the commit that SOURCE stands at and a digest of what differs from it; touches OUT only when that
-# changed, so that an unchanged tree rebuilds nothing.
-set(sha "")
+# changed, so that an unchanged tree rebuilds nothing. SHA names the commit of sources without a repository.
+set(sha "${SHA}")
 set(dirty false)
 set(diff "")
-if(GIT AND EXISTS ${SOURCE}/.git)
-  execute_process(COMMAND ${GIT} -C ${SOURCE} rev-parse HEAD
+if(sha STREQUAL "" AND GIT AND EXISTS ${SOURCE}/.git)
+  execute_process(COMMAND ${GIT} -C ${SOURCE} rev-parse --verify --quiet HEAD
     OUTPUT_VARIABLE sha OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   execute_process(COMMAND ${GIT} -C ${SOURCE} diff HEAD OUTPUT_VARIABLE changes ERROR_QUIET)
   if(NOT changes STREQUAL "")
