@@ -420,6 +420,7 @@ TEST(Subjects, LibraryVariantsAreGreenOnTheEdges) {
   ProblemDefaults defaults;
   defaults.lse = true;
   for (const DType dtype : {DType::f32, DType::bf16}) {
+    if (GREENFAST_TEST_PERCENT < 100 && dtype == DType::f32) continue;
     defaults.dtype = dtype;
     const std::uint64_t seed = 0;
     for (const Case& c : make_cases(*parse_shapes("edges", defaults), policy, {&seed, 1})) {
