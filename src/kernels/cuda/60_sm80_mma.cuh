@@ -20,6 +20,10 @@
 
 namespace greenfast::cuda::sm80_mma {
 
+/// Largest sum of a lane's weights of one block that fp16 and the sums take without loss: each of
+/// them is then below 2^13.
+inline constexpr float kSumLimit = 8192.0f;
+
 struct Work {
   std::uint32_t batch, head, tile;
 };
@@ -222,7 +226,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
   for (int a = 0; a < kAtoms; ++a) row_max[a][0] = row_max[a][1] = -INFINITY;
 
-    // ---- Mainloop ----
+  bool shifted = false;  // every row of the warp has a maximum; uniform over the warp
+
+  // ---- Mainloop ----
 #pragma unroll 1
   for (int block = block_begin; block < block_end; ++block) {
     const int stage = (block - block_begin) & 1;
@@ -303,58 +309,70 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
       }
 
-      // Online softmax, first the maxima. A maximum that no row of the warp raises leaves O as it
-      // is, which after the first blocks is the rule; multiplying by 1 would give the same bits.
-      float shift[kAtoms][2];
-      float decay[kAtoms][2];
-      bool raised = false;
-#pragma unroll
-      for (int a = 0; a < kAtoms; ++a) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float m0 = s[a][0][2 * half], m1 = s[a][0][2 * half + 1];
-#pragma unroll
-          for (int n = 1; n < kAtomsN; ++n) {
-            m0 = fmaxf(m0, s[a][n][2 * half]);
-            m1 = fmaxf(m1, s[a][n][2 * half + 1]);
-          }
-          const float old_max = row_max[a][half];
-          const float new_max = fmaxf(old_max, quad_max(fmaxf(m0, m1)) * scale);
-          // A row that has seen no key yet keeps -inf; subtracting 0 then gives weights of 0.
-          shift[a][half] = new_max == -INFINITY ? 0.0f : new_max;
-          decay[a][half] = exp2_fast(old_max - shift[a][half]);
-          row_max[a][half] = new_max;
-          raised |= new_max > old_max;
-        }
-      }
-      if (__any_sync(kFullWarp, raised)) {
+      // Weights, two neighbouring keys to a register, and what this lane adds to the row sums.
+      std::uint32_t weights[kAtoms][kAtomsN][2];
+      float added[kAtoms][2];
+      const auto weigh = [&] {
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a) {
 #pragma unroll
-          for (int n = 0; n < kAtomsD; ++n) {
+          for (int half = 0; half < 2; ++half) {
+            // A row that has seen no key keeps -inf; subtracting 0 then gives weights of 0.
+            const float shift = row_max[a][half] == -INFINITY ? 0.0f : row_max[a][half];
+            float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) o[a][n][i] *= decay[a][i / 2];
+            for (int n = 0; n < kAtomsN; ++n) {
+              const float x0 = exp2_fast(fmaf(s[a][n][2 * half], scale, -shift));
+              const float x1 = exp2_fast(fmaf(s[a][n][2 * half + 1], scale, -shift));
+              sum0 += x0;
+              sum1 += x1;
+              weights[a][n][half] = pack2<T>(x0, x1);
+            }
+            added[a][half] = sum0 + sum1;
           }
         }
+      };
+      // The maximum need not be exact, only near enough for the weights to fit T: once all rows of
+      // the warp have one, it is kept until the sums say that it no longer does.
+      bool fits = shifted;
+      if (shifted) {
+        weigh();
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a)
+          fits &= added[a][0] <= kSumLimit && added[a][1] <= kSumLimit;
+        fits = __all_sync(kFullWarp, fits);
       }
-      // Then the unnormalised weights, two neighbouring keys to a register at once: the scores'
-      // registers are what the next product needs.
-      std::uint32_t weights[kAtoms][kAtomsN][2];
+      if (!fits) {
+        shifted = true;
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float m0 = s[a][0][2 * half], m1 = s[a][0][2 * half + 1];
+#pragma unroll
+            for (int n = 1; n < kAtomsN; ++n) {
+              m0 = fmaxf(m0, s[a][n][2 * half]);
+              m1 = fmaxf(m1, s[a][n][2 * half + 1]);
+            }
+            const float new_max = fmaxf(row_max[a][half], quad_max(fmaxf(m0, m1)) * scale);
+            const float decay = new_max == -INFINITY ? 1.0f : exp2_fast(row_max[a][half] - new_max);
+            shifted &= new_max != -INFINITY;
+            row_max[a][half] = new_max;
+            row_sum[a][half] *= decay;
+#pragma unroll
+            for (int n = 0; n < kAtomsD; ++n) {
+              o[a][n][2 * half] *= decay;
+              o[a][n][2 * half + 1] *= decay;
+            }
+          }
+        }
+        shifted = __all_sync(kFullWarp, shifted);
+        weigh();
+      }
 #pragma unroll
       for (int a = 0; a < kAtoms; ++a) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float sum0 = 0.0f, sum1 = 0.0f;
-#pragma unroll
-          for (int n = 0; n < kAtomsN; ++n) {
-            const float x0 = exp2_fast(fmaf(s[a][n][2 * half], scale, -shift[a][half]));
-            const float x1 = exp2_fast(fmaf(s[a][n][2 * half + 1], scale, -shift[a][half]));
-            sum0 += x0;
-            sum1 += x1;
-            weights[a][n][half] = pack2<T>(x0, x1);
-          }
-          row_sum[a][half] = fmaf(row_sum[a][half], decay[a][half], sum0 + sum1);
-        }
+        row_sum[a][0] += added[a][0];
+        row_sum[a][1] += added[a][1];
       }
 
       // O += P V

@@ -201,19 +201,21 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
                                                : Output::bf16;
 
   CUtensorMap q_map, k_map, v_map;
-  const auto encode_keys = [&](CUtensorMap* map, const void* data, const Layout& layout) {
+  const auto encode_keys = [&](CUtensorMap* map, const void* data, const Layout& layout,
+                               int box_rows) {
     const auto* first = static_cast<const std::uint16_t*>(data) + keys.first * layout.stride[2];
     // At least one row: an empty axis is no legal map, and nothing of it is read.
     return encode_tensor_map(map,
                              {first, layout, problem.batch, problem.heads_kv,
                               std::max(keys.band.keys, 1), problem.head_dim, problem.dtype},
-                             config.keys);
+                             box_rows);
   };
   if (!encode_tensor_map(&q_map,
                          {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
                           problem.head_dim, problem.dtype},
                          kRows) ||
-      !encode_keys(&k_map, tensors.k, problem.k) || !encode_keys(&v_map, tensors.v, problem.v)) {
+      !encode_keys(&k_map, tensors.k, problem.k, kPieceKeys) ||
+      !encode_keys(&v_map, tensors.v, problem.v, config.keys)) {
     return {StatusCode::invalid_argument,
             std::string(kId) +
                 ": the driver refused a tensor map; Q, K and V must start at "

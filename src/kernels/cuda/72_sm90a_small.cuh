@@ -57,13 +57,15 @@ __device__ __forceinline__ Stats load_stats(std::uint32_t shared) {
 }
 
 template <class T, std::size_t kIndex>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
+                                                             kConfigs[kIndex].blocks_per_sm())
     attention_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap q_map,
                      const __grid_constant__ CUtensorMap k_map,
                      const __grid_constant__ CUtensorMap v_map) {
   constexpr Config kC = config_of(kIndex, std::is_same_v<T, __half>);
   constexpr int kKeys = kC.keys;
   constexpr int kHeadDim = kC.head_dim;
+  constexpr int kPieces = kC.pieces();
   constexpr int kOwn = kC.own();
   constexpr int kColumns = kC.head_dim / kParts;  // of the output, finished by one part
   constexpr bool kHalfExchange = kC.half_exchange;
@@ -74,7 +76,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
   extern __shared__ unsigned char shared_memory[];
   const std::uint32_t base = (ptx::shared_address(shared_memory) + 1023) & ~1023u;
   const std::uint32_t bar_q = base + kC.barrier_offset();
-  const std::uint32_t bar_k = bar_q + 8, bar_v = bar_k + 8 * kWarpgroups;
+  const std::uint32_t bar_k = bar_q + 8, bar_v = bar_k + 8 * kWarpgroups * kPieces;
   const std::uint32_t bar_exchange = bar_v + 8 * kWarpgroups;
 
   const int thread = threadIdx.x % 128;
@@ -101,7 +103,10 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
       ptx::mbarrier_init(bar_exchange, 5);
       ptx::mbarrier_init(bar_exchange + 8, 5);
     }
-    ptx::mbarrier_init(bar_k + 8 * warpgroup, 1);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      ptx::mbarrier_init(bar_k + 8 * (warpgroup * kPieces + i), 1);
+    }
     ptx::mbarrier_init(bar_v + 8 * warpgroup, 1);
     ptx::fence_mbarrier_init();
     ptx::grid_launch_dependents();
@@ -118,11 +123,16 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     if (active) {
       const std::uint32_t k_to = base + kC.k_offset() + warpgroup * kC.block_bytes();
       const std::uint32_t v_to = base + kC.v_offset() + warpgroup * kC.block_bytes();
-      ptx::mbarrier_arrive_expect_tx(bar_k + 8 * warpgroup, kC.block_bytes());
 #pragma unroll
-      for (int c = 0; c < kC.chunks(); ++c) {
-        ptx::tma_load_4d(k_to + c * kKeys * 128, &k_map, bar_k + 8 * warpgroup, c * 64, first_key,
-                         kv_head * p.k_head_step, batch * p.k_batch_step);
+      for (int i = 0; i < kPieces; ++i) {
+        const std::uint32_t bar = bar_k + 8 * (warpgroup * kPieces + i);
+        ptx::mbarrier_arrive_expect_tx(bar, kC.block_bytes() / kPieces);
+#pragma unroll
+        for (int c = 0; c < kC.chunks(); ++c) {
+          ptx::tma_load_4d(k_to + (c * kKeys + i * kPieceKeys) * 128, &k_map, bar, c * 64,
+                           first_key + i * kPieceKeys, kv_head * p.k_head_step,
+                           batch * p.k_batch_step);
+        }
       }
       ptx::mbarrier_arrive_expect_tx(bar_v + 8 * warpgroup, kC.block_bytes());
 #pragma unroll
@@ -156,23 +166,33 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
 
   if (active) {
     // ---- S = Q K^T ----
-    float s[kKeys / 2];
+    // K arrives in pieces, so that multiplying the first hides the arrival of the second.
+    float s[kPieces][kPieceKeys / 2];
     const std::uint32_t q_low = descriptor_low(base);
     const std::uint32_t k_low = descriptor_low(base + kC.k_offset() + warpgroup * kC.block_bytes());
     ptx::mbarrier_wait(bar_q, 0);
-    ptx::mbarrier_wait(bar_k + 8 * warpgroup, 0);
-    ptx::wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < kC.head_dim / 16; ++d) {
-      const int chunk = d / 4, step = d % 4 * 2;
-      ptx::wgmma_ss<T, kKeys>(s, ptx::swizzle128_descriptor(q_low + chunk * (kRows * 8) + step),
-                              ptx::swizzle128_descriptor(k_low + chunk * (kKeys * 8) + step),
-                              d != 0);
+    for (int i = 0; i < kPieces; ++i) {
+      ptx::mbarrier_wait(bar_k + 8 * (warpgroup * kPieces + i), 0);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+        const int chunk = d / 4, step = d % 4 * 2;
+        ptx::wgmma_ss<T, kPieceKeys>(
+            s[i], ptx::swizzle128_descriptor(q_low + chunk * (kRows * 8) + step),
+            ptx::swizzle128_descriptor(k_low + (chunk * kKeys + i * kPieceKeys) * 8 + step),
+            d != 0);
+      }
+      ptx::wgmma_commit();
     }
-    ptx::wgmma_commit();
-    ptx::pin_registers(s);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) ptx::pin_registers(s[i]);
     ptx::wgmma_wait<0>();
-    ptx::pin_registers(s);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) ptx::pin_registers(s[i]);
+    const auto score = [&](int i) -> float& {
+      return s[i / (kPieceKeys / 2)][i % (kPieceKeys / 2)];
+    };
 
     // ---- Weights ----
     float scale = p.scale_log2;
@@ -180,8 +200,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
       scale = 1.0f;
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) {
-        const float x = s[i] * p.transform_scale;
-        s[i] = p.transform_cap > 0.0f ? p.transform_cap * tanh_from_log2(x) : x;
+        const float x = score(i) * p.transform_scale;
+        score(i) = p.transform_cap > 0.0f ? p.transform_cap * tanh_from_log2(x) : x;
       }
     }
     const int warp_row = row0 - lane / 4;
@@ -195,7 +215,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
         for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            if (!(visible & 1u << (2 * n + i))) s[4 * n + 2 * half + i] = -INFINITY;
+            if (!(visible & 1u << (2 * n + i))) score(4 * n + 2 * half + i) = -INFINITY;
           }
         }
       }
@@ -205,11 +225,11 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     for (int half = 0; half < 2; ++half) {
       float m[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) m[i] = s[i / 2 * 4 + i % 2 + 2 * half];
+      for (int i = 0; i < 4; ++i) m[i] = score(i / 2 * 4 + i % 2 + 2 * half);
 #pragma unroll
       for (int n = 2; n < kKeys / 8; n += 2) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) m[i] = fmaxf(m[i], s[(n + i / 2) * 4 + i % 2 + 2 * half]);
+        for (int i = 0; i < 4; ++i) m[i] = fmaxf(m[i], score((n + i / 2) * 4 + i % 2 + 2 * half));
       }
       max[half] = quad_max(fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]))) * scale;
       shift[half] = max[half] == -INFINITY ? 0.0f : max[half];
@@ -218,8 +238,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) {
       const int half = i % 2;
-      const float x0 = exp2_fast(fmaf(s[2 * i], scale, -shift[half]));
-      const float x1 = exp2_fast(fmaf(s[2 * i + 1], scale, -shift[half]));
+      const float x0 = exp2_fast(fmaf(score(2 * i), scale, -shift[half]));
+      const float x1 = exp2_fast(fmaf(score(2 * i + 1), scale, -shift[half]));
       sum[half] += x0 + x1;
       weights[i / 4][i % 4] = pack2<T>(x0, x1);
     }

@@ -12,6 +12,7 @@ inline constexpr int kRows = 64;       // query rows of a block: the M of one wg
 inline constexpr int kWarpgroups = 2;  // of a block, each with its own keys
 inline constexpr int kCluster = 2;     // blocks that share the keys of one query tile
 inline constexpr int kParts = kWarpgroups * kCluster;
+inline constexpr int kPieceKeys = 64;  // K of one part arrives in boxes of this many keys
 inline constexpr int kThreads = 128 * kWarpgroups;
 
 struct Config {
@@ -21,6 +22,8 @@ struct Config {
 
   constexpr int capacity() const { return kParts * keys; }  // visible keys of one query tile
   constexpr int chunks() const { return head_dim / 64; }    // of 64 columns, 128 bytes
+  constexpr int pieces() const { return keys / kPieceKeys; }
+  constexpr int blocks_per_sm() const { return head_dim == 64 ? 2 : 1; }
   /// Every part finishes a quarter of the columns: registers of a thread that it owns, and sends
   /// to each of the others.
   constexpr int own() const { return head_dim / 2 / kParts; }
@@ -40,7 +43,7 @@ struct Config {
   constexpr int barrier_offset() const {
     return far_offset() + kWarpgroups * kWarpgroups * far_bytes();
   }
-  constexpr int shared_bytes() const { return barrier_offset() + 64 + 1024; }
+  constexpr int shared_bytes() const { return barrier_offset() + 128 + 1024; }
 
   static constexpr int kStatsBytes = 32 * 16;
 };
