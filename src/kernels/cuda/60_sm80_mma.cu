@@ -24,11 +24,11 @@ std::int64_t blocks(const Problem& problem, const Config& config) {
 }
 
 /// The first configuration of the smallest sufficient head dim that fits the device and, when it is
-/// a tall one, gives the device enough blocks: one for nearly every SM, or two where a mask makes
-/// their lengths differ (crossover measured on H200, docs/kernels/sm80-mma.md).
+/// a tall one, gives nearly every SM the two blocks it has room for (crossover measured on H200,
+/// docs/kernels/sm80-mma.md).
 std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t sms = facts.multiprocessors;
-  const std::int64_t enough = problem.mask.is_none() ? sms * 9 / 10 : 2 * sms;
+  const std::int64_t enough = problem.mask.is_none() ? sms * 9 / 5 : 2 * sms;
   std::size_t best = kConfigs.size();
   for (std::size_t i = 0; i < kConfigs.size(); ++i) {
     const Config& config = kConfigs[i];

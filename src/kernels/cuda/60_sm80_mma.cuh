@@ -42,45 +42,58 @@ __device__ __forceinline__ Work block_to_work(const Params& p, std::uint32_t id)
   return {batch, flat_head - batch * p.heads_q, p.tiles - 1 - order};
 }
 
-/// Copies kRows rows of a [S, D] matrix into shared memory, starting at row `first`. Rows outside
-/// [begin, end) and columns past head_dim become zeros and are never read: nothing that no query
-/// sees can reach a product.
+/// How the threads of a block share the copying of rows: each takes every kRowsAtOnce-th row, and
+/// of it every kLanes-th chunk of 16 bytes.
+template <Config kC>
+struct CopyShape {
+  static constexpr int kChunks = kC.head_dim / 8;
+  static constexpr int kLanes = kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kRowsAtOnce = kC.threads() / kLanes;
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kLanes; }
+};
+
+/// Which of kRows rows hold data, counted from the first of them, and how they may be read.
+struct Extent {
+  int begin, end;  // rows outside are zeros in shared memory, and never read:
+  int head_dim;    // as are the columns from here on. So nothing hidden can reach a product
+  bool aligned;    // rows start at 16-byte boundaries
+};
+
+/// Copies kRows rows of a [S, D] matrix. `source` and `target` are those of the thread's first row
+/// and chunk.
 template <class T, Config kC, int kRows>
-__device__ __forceinline__ void load_rows(std::uint32_t shared, const T* matrix,
-                                          std::int64_t stride, int first, int begin, int end,
-                                          int head_dim, bool aligned) {
-  constexpr int kChunks = kC.head_dim / 8;  // of 16 bytes
-  constexpr int kLanes = kChunks % 8 == 0 ? 8 : 4;
-  constexpr int kRowsAtOnce = kC.threads() / kLanes;
-  const int thread = ptx::thread_index();
-  const int lane = thread % kLanes;
-  const int row0 = thread / kLanes;
-  const T* source = matrix + (first + row0) * stride + lane * 8;
-  std::uint32_t target = shared + row0 * kC.pitch() + lane * 16;
-  if (aligned) {
+__device__ __forceinline__ void copy_rows(std::uint32_t target, const T* source,
+                                          std::int64_t stride, Extent extent) {
+  using Shape = CopyShape<kC>;
+  constexpr int kStep = Shape::kRowsAtOnce;
+  constexpr bool kEven = kRows % kStep == 0;
+  // The blocks of a long loop are whole: no predicates there.
+  if (extent.aligned && extent.begin <= 0 && extent.end >= kRows &&
+      extent.head_dim == kC.head_dim && kEven) {
 #pragma unroll
-    for (int r = 0; r < kRows; r += kRowsAtOnce) {
-      const int row = first + row0 + r;
-      const bool row_ok =
-          row >= begin && row < end && (kRows % kRowsAtOnce == 0 || row0 + r < kRows);
-      if (kRows % kRowsAtOnce == 0 || row0 + r < kRows) {
+    for (int r = 0; r < kRows; r += kStep) {
 #pragma unroll
-        for (int c = 0; c < kChunks; c += kLanes) {
-          ptx::cp_async_16(target + r * kC.pitch() + c * 16, source + c * 8,
-                           row_ok && (lane + c) * 8 < head_dim);
-        }
+      for (int c = 0; c < Shape::kChunks; c += Shape::kLanes) {
+        ptx::cp_async_16(target + r * kC.pitch() + c * 16, source + c * 8);
       }
-      source += kRowsAtOnce * stride;
+      source += kStep * stride;
     }
     return;
   }
+  const int lane = Shape::lane();
 #pragma unroll 1
-  for (int r = row0; r < kRows; r += kRowsAtOnce) {
-    const bool row_ok = first + r >= begin && first + r < end;
+  for (int r = Shape::row(); r < kRows; r += kStep) {
+    const bool row_ok = r >= extent.begin && r < extent.end;
 #pragma unroll 1
-    for (int c = 0; c < kChunks; c += kLanes) {
+    for (int c = 0; c < Shape::kChunks; c += Shape::kLanes) {
+      const bool keep = row_ok && (lane + c) * 8 < extent.head_dim;
+      if (extent.aligned) {
+        ptx::cp_async_16(target + c * 16, source + c * 8, keep);
+        continue;
+      }
       uint4 value = make_uint4(0, 0, 0, 0);
-      if (row_ok && (lane + c) * 8 < head_dim) {
+      if (keep) {
         const auto* words = reinterpret_cast<const std::uint16_t*>(source + c * 8);
         std::uint32_t pair[4];
 #pragma unroll
@@ -92,8 +105,8 @@ __device__ __forceinline__ void load_rows(std::uint32_t shared, const T* matrix,
       }
       ptx::store_shared_16(target + c * 16, value);
     }
-    source += kRowsAtOnce * stride;
-    target += kRowsAtOnce * kC.pitch();
+    source += kStep * stride;
+    target += kStep * kC.pitch();
   }
 }
 
@@ -179,36 +192,48 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int block_end = keys_end > keys_begin ? (keys_end + kKeys - 1) / kKeys : block_begin;
 
   const std::uint32_t base = ptx::shared_address(shared_memory);
-  const auto load_block = [&](int block, int stage) {
-    const std::uint32_t to = base + stage * kC.stage_bytes();
-    load_rows<T, kC, kKeys>(to, k, p.k.row, block * kKeys, keys_begin, keys_end, p.head_dim,
-                            p.aligned);
-    load_rows<T, kC, kKeys>(to + kKeys * kPitch, v, p.v.row, block * kKeys, keys_begin, keys_end,
-                            p.head_dim, p.aligned);
+  using Shape = CopyShape<kC>;
+  const std::uint32_t copy_to = base + Shape::row() * kPitch + Shape::lane() * 16;
+  const auto first_source = [](const T* matrix, std::int64_t stride, int row) {
+    return matrix + (row + Shape::row()) * stride + Shape::lane() * 8;
+  };
+  const T* k_source = first_source(k, p.k.row, block_begin * kKeys);
+  const T* v_source = first_source(v, p.v.row, block_begin * kKeys);
+  const auto load_block = [&](int block, int stage) {  // called for one block after the other
+    const std::uint32_t to = copy_to + stage * kC.stage_bytes();
+    const Extent extent{keys_begin - block * kKeys, keys_end - block * kKeys, p.head_dim,
+                        p.aligned};
+    copy_rows<T, kC, kKeys>(to, k_source, p.k.row, extent);
+    copy_rows<T, kC, kKeys>(to + kKeys * kPitch, v_source, p.v.row, extent);
+    k_source += kKeys * p.k.row;
+    v_source += kKeys * p.v.row;
   };
 
   // ---- Prologue: Q and the first block ----
-  load_rows<T, kC, kC.rows()>(base + kC.q_offset(), q, p.q.row, tile_row, 0, p.seq_q, p.head_dim,
-                              p.aligned);
+  copy_rows<T, kC, kC.rows()>(copy_to + kC.q_offset(), first_source(q, p.q.row, tile_row), p.q.row,
+                              {0, p.seq_q - tile_row, p.head_dim, p.aligned});
   constexpr bool kQOverFirstStage = kC.q_offset() == 0;
   if (!kQOverFirstStage && block_begin < block_end) load_block(block_begin, 0);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
 
-  // Address of a lane's row of the first 16x16 piece of a matrix; right for Q and for V.
-  const auto lane_address = [](int lane) { return lane % 16 * kPitch + lane / 16 * 16; };
-  const auto q_address = [&](int thread) {
-    return base + kC.q_offset() + thread / 32 * 16 * kAtoms * kPitch + lane_address(thread % 32);
-  };
+  const int lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
+  const int warp_row = tile_row + warp * 16 * kAtoms;
+  const int warp_last = warp_row + 16 * kAtoms - 1;
+  // A lane's row of the first 16x16 piece of a matrix; right for Q and for V, K has rows and
+  // columns of the 8x8 matrices exchanged.
+  const std::uint32_t lane_offset = lane % 16 * kPitch + lane / 16 * 16;
+  const std::uint32_t k_lane_offset = (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
+  const std::uint32_t q_address = base + kC.q_offset() + warp * 16 * kAtoms * kPitch + lane_offset;
   std::uint32_t q_fragment[kQSteps][kAtoms][4];
   if constexpr (kC.q_in_registers) {
-    const std::uint32_t from = q_address(threadIdx.x);
 #pragma unroll
     for (int d = 0; d < kStepsD; ++d) {
 #pragma unroll
       for (int a = 0; a < kAtoms; ++a) {
-        ptx::ldmatrix_x4(q_fragment[d][a], from + a * 16 * kPitch + d * 32);
+        ptx::ldmatrix_x4(q_fragment[d][a], q_address + a * 16 * kPitch + d * 32);
       }
     }
     __syncthreads();  // the second stage takes Q's place
@@ -226,6 +251,11 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
   for (int a = 0; a < kAtoms; ++a) row_max[a][0] = row_max[a][1] = -INFINITY;
 
+  // Block classes, uniform over a warp: seen by some of its rows, and seen by all of them.
+  const int some_begin = p.band.first(warp_row) / kKeys;
+  const int some_end = (max(p.band.end(warp_last), 0) + kKeys - 1) / kKeys;
+  const int all_begin = (p.band.first(warp_last) + kKeys - 1) / kKeys;
+  const int all_end = max(p.band.end(warp_row), 0) / kKeys;
   bool shifted = false;  // every row of the warp has a maximum; uniform over the warp
 
   // ---- Mainloop ----
@@ -235,21 +265,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     if (block + 1 < block_end) load_block(block + 1, stage ^ 1);
     ptx::cp_async_commit();
 
-    // Lane coordinates are computed anew in each step: kept, they would be what spills.
-    const int thread = ptx::thread_index();
-    const int lane = thread % 32;
-    const int warp_row = tile_row + thread / 32 * 16 * kAtoms;
-    const int warp_last = warp_row + 16 * kAtoms - 1;
-    const int first_key = block * kKeys;
-    // Block classes, uniform over a warp: hidden from all its rows, seen by all, or mixed.
-    const bool hidden =
-        first_key >= p.band.end(warp_last) || first_key + kKeys <= p.band.first(warp_row);
-    const bool mixed =
-        first_key < p.band.first(warp_last) || first_key + kKeys > p.band.end(warp_row);
-    if (!hidden) {
+    if (block >= some_begin && block < some_end) {
       const std::uint32_t k_base = base + stage * kC.stage_bytes();
-      const std::uint32_t k_address =
-          k_base + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
+      const std::uint32_t k_address = k_base + k_lane_offset;
 
       // S = Q K^T
       float s[kAtoms][kAtomsN][4] = {};
@@ -258,7 +276,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         if constexpr (!kC.q_in_registers) {
 #pragma unroll
           for (int a = 0; a < kAtoms; ++a) {
-            ptx::ldmatrix_x4(q_fragment[0][a], q_address(thread) + a * 16 * kPitch + d * 32);
+            ptx::ldmatrix_x4(q_fragment[0][a], q_address + a * 16 * kPitch + d * 32);
           }
         }
 #pragma unroll
@@ -290,7 +308,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           }
         }
       }
-      if (mixed) {
+      if (block < all_begin || block >= all_end) {
+        const int first_key = block * kKeys;
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a) {
 #pragma unroll
@@ -376,7 +395,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
 
       // O += P V
-      const std::uint32_t v_address = k_base + kKeys * kPitch + lane_address(lane);
+      const std::uint32_t v_address = k_base + kKeys * kPitch + lane_offset;
 #pragma unroll
       for (int n = 0; n < kAtomsN; n += 2) {
 #pragma unroll
@@ -398,8 +417,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   }
 
   // ---- Epilogue ----
-  const int lane = threadIdx.x % 32;
-  const int lane_row = tile_row + static_cast<int>(threadIdx.x) / 32 * 16 * kAtoms + lane / 4;
+  const int lane_row = warp_row + lane / 4;
   const std::int64_t o_base = work.batch * p.o_batch + work.head * p.o_head;
   const std::int64_t lse_base = (std::int64_t{work.batch} * p.heads_q + work.head) * p.seq_q;
 #pragma unroll

@@ -9,6 +9,11 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+/// Copies 16 bytes past L1.
+__device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
 /// Copies 16 bytes past L1; writes 16 zero bytes and reads nothing when keep is false.
 __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* global, bool keep) {
   const int bytes = keep ? 16 : 0;
