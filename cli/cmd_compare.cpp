@@ -162,9 +162,8 @@ int run(const Options& given) {
     comparison = compare_files(options);
   } else {
     if (options.what.size() != 2)
-      throw Failure(
-          workbench::kUsage,
-          fmt::format("compare {}: with what? A second variant is needed", options.what[0]));
+      throw Failure(workbench::kUsage,
+                    fmt::format("{}: with what? A second variant is needed", options.what[0]));
     comparison = compare_variants(options);
   }
   const auto write = [](const std::string& file, const std::string& text) {

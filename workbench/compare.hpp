@@ -30,13 +30,15 @@ inline constexpr std::string_view kCompareSchema = "greenfast.compare/1";
 struct OutputDifference {
   std::int64_t elements = 0, differing = 0;
   std::int64_t max_ulp = 0;
+  std::int64_t p99_ulp =
+      0;  ///< 99% of all elements differ by at most this; near zero an ulp is tiny
   std::int64_t nan_mismatch = 0;  ///< elements where exactly one side is NaN
   bool identical() const { return differing == 0 && nan_mismatch == 0; }
 };
 /// Both hold as many elements of dtype (fp32, fp16 or bf16).
 OutputDifference difference(DType dtype, std::span<const std::byte> a,
                             std::span<const std::byte> b);
-/// "bit for bit", "3 of 262144 elements differ, by at most 1 ulp".
+/// "bit for bit", "3 of 262144 elements differ, by at most 1 ulp (99% by at most 0)".
 std::string describe(const OutputDifference& difference);
 
 /// A recorded run: samples, and what it said of each side's correctness.

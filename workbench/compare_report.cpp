@@ -45,7 +45,7 @@ Table table_of(const Comparison& c, bool color) {
                {fmt::format("p50 {}", c.b)},
                {"ratio p50", Align::left},
                {"ratio p90", Align::left},
-               {"", Align::left},
+               {"seen", Align::left},
                {"samples"},
                {"GREEN", Align::left},
                {"outputs", Align::left}});

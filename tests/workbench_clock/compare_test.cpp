@@ -54,7 +54,15 @@ TEST(OutputDifference, CountsUnitsOfTheLastPlace) {
   const OutputDifference near = d(bytes({one, one, one}), bytes({one, next, one}));
   EXPECT_EQ(near.differing, 1);
   EXPECT_EQ(near.max_ulp, 1);
-  EXPECT_EQ(describe(near), "1 of 3 elements differ, by at most 1 ulp");
+  EXPECT_EQ(describe(near), "1 of 3 elements differ, by at most 1 ulp (99% by at most 1)");
+  std::vector<float> many(1000, one), moved = many;
+  moved[7] = 1.5f;
+  for (int i = 100; i < 300; ++i) moved[static_cast<std::size_t>(i)] = next;
+  const OutputDifference spread =
+      difference(DType::f32, std::as_bytes(std::span(many)), std::as_bytes(std::span(moved)));
+  EXPECT_EQ(spread.differing, 201);
+  EXPECT_EQ(spread.p99_ulp, 1);
+  EXPECT_EQ(spread.max_ulp, 1 << 22);
   // Across zero: one denormal to each side.
   const float tiny = std::numeric_limits<float>::denorm_min();
   EXPECT_EQ(d(bytes({tiny}), bytes({-tiny})).max_ulp, 2);
