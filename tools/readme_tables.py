@@ -6,6 +6,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:run evidence/cpu.json -->        every variant and shape of a run.json
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
+    <!-- greenfast:ab evidence/peers.json -->      Greenfast beside its peers, from python -m greenfast.ab --json
     <!-- greenfast:end -->
 
 Without FILE: every Markdown file of the repository. --check changes nothing and exits 1 when a table is out of date.
@@ -123,7 +124,17 @@ def selftest_summary(*paths):
     return table(["policy", "wrong kernels caught", "honest kernels passed", "let through"], "lrrl", rows)
 
 
-KINDS = {"run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+def ab(path):
+    sys.path.insert(0, str(ROOT / "python"))
+    from greenfast import ab as harness  # needs no PyTorch to print a table
+
+    record = load(path, "greenfast.samples/1")
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (harness.table(harness.rows_of(record), markdown=True) +
+            f"\n\n`python -m greenfast.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
+
+
+KINDS = {"ab": ab, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

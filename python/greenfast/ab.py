@@ -168,7 +168,7 @@ class FlashInfer(Engine):
 
 
 class Greenfast(Engine):
-    """The library through its C ABI; a variant forces one kernel."""
+    """The library through its C ABI; a variant forces one kernel, and gives the engine its name."""
 
     def __init__(self, variant: str = ""):
         from greenfast import capi
@@ -325,7 +325,8 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, telemetry: 
     sets = [(normal(shape.heads_q, shape.seq_q), normal(shape.heads_kv, shape.seq_kv),
              normal(shape.heads_kv, shape.seq_kv)) for _ in range(args.sets)]
     rows = reference_rows(shape, args.seed)
-    row = {"shape": shape.text, "causal": causal, "dtype": args.dtype, "flops": shape.flops(causal), "engines": {}}
+    row = {"shape": shape.text, "causal": causal, "dtype": args.dtype, "flops": shape.flops(causal), "engines": {},
+           "rounds": []}
     # Enough calls that one replay is long against the event clock; a multiple of the sets, so that all count alike.
     guess = shape.flops(causal) / 5e14 + 3e-6
     count = max(len(sets), min(96, int(REPLAY_SECONDS / guess)) // len(sets) * len(sets))
@@ -354,14 +355,14 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, telemetry: 
         except Exception as error:  # an engine that cannot take this row must not end the others'
             entry["skipped"] = first_line(error)
             torch.cuda.synchronize()
-    row["calls_per_graph"], row["telemetry"] = count, []
+    row["calls_per_graph"] = count
     names = list(graphs)
     for _ in range(args.rounds):
         rng.shuffle(names)
         for name in names:
             graphs[name].replay()  # settles clock and power for this engine
             row["engines"][name]["us"].append(elapsed_us(graphs[name].replay) / count)
-            row["telemetry"].append({"engine": name, **telemetry.read()})
+        row["rounds"].append({"order": list(names), "telemetry": telemetry.read()})
     if args.single:
         for _ in range(max(args.rounds, 15)):
             rng.shuffle(names)
@@ -386,6 +387,43 @@ def summarise(row: dict, peers: list[str]) -> None:
         row["best_peer"] = best
         for entry in timed.values():
             entry["ratio"] = statistics.median(theirs / ours for ours, theirs in zip(entry["us"], timed[best]["us"]))
+
+
+def identity(name: str) -> str:
+    """How `greenfast compare` calls an engine."""
+    if name in ("cudnn", "flash", "efficient"):
+        return f"peer:torch-{name}"
+    return f"peer:{name}" if name in PEERS else name
+
+
+def samples(row: dict, device: str, seed: int) -> dict:
+    """One shape of greenfast.samples/1: a round is a block. What the schema does not know stands under "ab"."""
+    names = list(row["engines"])
+    sides = []
+    for name in names:
+        entry = row["engines"][name]
+        side = {"id": identity(name), "batch": row["calls_per_graph"]}
+        if not entry["us"]:
+            side["refused"] = entry["skipped"] or entry.get("verdict", "not timed")
+        if math.isfinite(entry.get("error", math.nan)):
+            side["errors"] = {"rel_fro": entry["error"]}
+        sides.append(side)
+    blocks = [{"process": 0, "order": [names.index(name) for name in block["order"]],
+               "seconds": [row["engines"][name]["us"][i] * 1e-6 for name in block["order"]],
+               "telemetry": block["telemetry"]} for i, block in enumerate(row["rounds"]) if block["order"]]
+    mask = " causal(top-left)" if row["causal"] else ""
+    return {"name": row["shape"] + (" causal" if row["causal"] else ""),
+            "problem": f"{row['shape']} {row['dtype']}{mask}", "flops": row["flops"],
+            "device": {"kind": "cuda", "name": device}, "timer": "cuda graph replay between events",
+            "tick_seconds": 0.5e-6, "cache": "hot", "seed": seed, "sides": sides, "blocks": blocks,
+            "ab": {key: value for key, value in row.items() if key != "rounds"}}
+
+
+def rows_of(document: dict) -> list[dict]:
+    """The rows of a record that this harness wrote, for tables and plots."""
+    if document.get("schema") != SCHEMA or any("ab" not in shape for shape in document["shapes"]):
+        raise Usage(f"not a record of greenfast.ab (schema {document.get('schema')!r})")
+    return [shape["ab"] for shape in document["shapes"]]
 
 
 def table(rows: list[dict], markdown: bool) -> str:
@@ -451,7 +489,7 @@ def plot(rows: list[dict], path: str) -> None:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m greenfast.ab", description=(__doc__ or "").split("\n\n")[0],
-        epilog="Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of our kernels is RED.")
+        epilog="Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours is RED.")
     parser.add_argument("--suite", choices=SUITES, help="a named list of shapes (default: mission)")
     parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")
     parser.add_argument("--masks", default="full,causal", help="full, causal or both (default)")
@@ -503,21 +541,21 @@ def main(argv: list[str] | None = None) -> int:
         "argv": list(argv) if argv is not None else sys.argv[1:], "device": torch.cuda.get_device_name(0),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
                      "cudnn": torch.backends.cudnn.version()},
-        "missing": missing, "rows": [],
+        "missing": missing,
     }
-    for shape in args.shape_list:
-        for mask in args.mask_list:
-            record["rows"].append(run_row(shape, mask == "causal", engines, args, telemetry, rng))
+    rows = [run_row(shape, mask == "causal", engines, args, telemetry, rng)
+            for shape in args.shape_list for mask in args.mask_list]
+    record["shapes"] = [samples(row, record["device"], args.seed) for row in rows]
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=1)
     if args.md:
         with open(args.md, "w", encoding="utf-8") as file:
-            file.write(table(record["rows"], markdown=True) + "\n")
+            file.write(table(rows, markdown=True) + "\n")
     if args.plot:
-        plot(record["rows"], args.plot)
-    print(table(record["rows"], markdown=False))
-    ours = [row["engines"][e.name] for row in record["rows"] for e in engines if isinstance(e, Greenfast)]
+        plot(rows, args.plot)
+    print(table(rows, markdown=False))
+    ours = [row["engines"][e.name] for row in rows for e in engines if isinstance(e, Greenfast)]
     if any(entry.get("verdict") == "RED" for entry in ours):
         return 20
     return 0 if any(entry["us"] for entry in ours) else 3

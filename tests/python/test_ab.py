@@ -1,0 +1,114 @@
+"""The A/B harness and the C ABI binding, as far as they go without a GPU: arguments, records, tables, CPU calls."""
+import array
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "cli")]
+
+from cli_paths import GREENFAST  # noqa: E402
+from greenfast import ab, capi  # noqa: E402
+
+
+def library():
+    found = sorted(pathlib.Path(GREENFAST).resolve().parents[1].glob("src/libgreenfast.so"))
+    assert found, "the build has no libgreenfast.so"
+    return capi.load(found[0])
+
+
+@pytest.mark.parametrize("text, fields", [
+    ("1x8x512x64", (1, 8, 8, 512, 512, 64)),
+    ("4x32/8x1/8192x128", (4, 32, 8, 1, 8192, 128)),
+])
+def test_shapes_are_those_of_the_command(text, fields):
+    shape = ab.Shape.parse(text)
+    assert (shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q, shape.seq_kv, shape.dim) == fields
+
+
+@pytest.mark.parametrize("text", ["1x8x512", "ax8x512x64", "0x8x512x64", "1x8/3x512x64", "1x8x-2x64"])
+def test_a_bad_shape_is_named(text, capsys):
+    assert ab.main(["--shapes", text]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, word", [(["--masks", "diagonal"], "diagonal"), (["--rounds", "0"], "--rounds 0")])
+def test_bad_arguments_are_usage(arguments, word, capsys):
+    assert ab.main(arguments) == 2
+    assert word in capsys.readouterr().err
+
+
+def measured_row():
+    """A row as run_row leaves it: two engines timed, one that could not take the shape."""
+    ours = {"us": [10.0, 10.2, 9.9, 10.1, 10.0, 10.1], "single_us": [], "skipped": None, "error": 2.8e-4, "verdict": "GREEN",
+            "variant": "cuda.sm90.prefill"}
+    theirs = {"us": [12.0, 12.3, 11.9, 12.1, 12.0, 12.2], "single_us": [], "skipped": None, "error": 2.8e-4, "verdict": "GREEN"}
+    absent = {"us": [], "single_us": [], "skipped": "D 64 only"}
+    row = {"shape": "1x8x512x64", "causal": True, "dtype": "fp16", "flops": 2.7e8, "calls_per_graph": 96,
+           "engines": {"greenfast": ours, "cudnn": theirs, "fa3": absent},
+           "rounds": [{"order": ["cudnn", "greenfast"], "telemetry": {"sm_mhz": 1980}}] * 6}
+    ab.summarise(row, ["cudnn", "fa3"])
+    return row
+
+
+def test_the_ratio_is_against_the_best_peer_round_by_round():
+    row = measured_row()
+    assert row["best_peer"] == "cudnn"
+    assert row["engines"]["greenfast"]["ratio"] == pytest.approx(1.2, abs=0.02)
+    text = ab.table([row], markdown=True)
+    assert "1,8,512,64" in text and "causal" in text and "cuda.sm90.prefill" in text
+    assert text.splitlines()[2].count("|") == text.splitlines()[0].count("|")
+
+
+def test_compare_reads_the_record(tmp_path):
+    record = {"schema": ab.SCHEMA, "shapes": [ab.samples(measured_row(), "NVIDIA H200", 0)]}
+    file = tmp_path / "peers.json"
+    file.write_text(json.dumps(record))
+    assert ab.rows_of(record)[0]["shape"] == "1x8x512x64"
+    done = subprocess.run([GREENFAST, "compare", "peer:torch-cudnn", "greenfast", "--samples", file], capture_output=True,
+                          text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1.2" in done.stdout
+
+
+def test_another_record_is_refused():
+    with pytest.raises(ab.Usage, match="greenfast.run/1"):
+        ab.rows_of({"schema": "greenfast.run/1", "shapes": []})
+
+
+def test_the_binding_matches_the_abi():
+    lib = library()
+    problem = lib.problem(1, 2, 1, 3, 5, 8, "fp32", capi.BOTTOM_RIGHT)
+    plan = lib.plan(problem, device=capi.CPU)
+    assert plan.variant.decode().startswith("cpu.")
+    with pytest.raises(capi.Error, match="300"):
+        lib.plan(lib.problem(1, 2, 1, 3, 5, 300, "fp32"), device=capi.CPU)
+
+
+class Tensor:
+    """As much of a torch tensor as the binding asks for: dense fp32 on the CPU."""
+
+    dtype = "torch.float32"
+
+    def __init__(self, shape, values=None):
+        self.shape, size = shape, math.prod(shape)
+        self.values = array.array("f", values if values is not None else [math.nan] * size)
+
+    def stride(self):
+        b, h, s, d = self.shape
+        return (h * s * d, s * d, d, 1)
+
+    def data_ptr(self):
+        return self.values.buffer_info()[0]
+
+
+def test_attention_through_the_binding():
+    # One key a head: the output is V, whatever Q and K are.
+    q, k = Tensor((1, 2, 3, 8), [0.5] * 48), Tensor((1, 1, 1, 8), [0.25] * 8)
+    v, o = Tensor((1, 1, 1, 8), range(8)), Tensor((1, 2, 3, 8))
+    library().attention(q, k, v, o, device=capi.CPU)
+    assert list(o.values) == pytest.approx([float(i) for i in range(8)] * 6, rel=1e-6)
