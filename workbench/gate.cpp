@@ -17,7 +17,9 @@
 #include "workbench/exit_code.hpp"
 #include "workbench/gate_policy.hpp"
 #include "workbench/gate_steps.hpp"
+#include "workbench/host.hpp"
 #include "workbench/measure.hpp"
+#include "workbench/record.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -637,6 +639,7 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
                                            {"run_id", directory.filename().string()},
                                            {"utc", utc_time()},
                                            {"argv", argv},
+                                           {"host", host_json(host_facts())},
                                            {"options", to_json(options)},
                                            {"build", identity(*policy, *rules)}});
   if (!job) return job.status();

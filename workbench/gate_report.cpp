@@ -260,6 +260,13 @@ std::string gate_markdown(const json& record) {
         text(record["device"]["isa"]).empty() ? std::string()
                                               : fmt::format(", {}", text(record["device"]["isa"])));
   }
+  if (record.contains("host")) {
+    const json& host = record["host"];
+    out += fmt::format("- host: {}, {} CPUs, load {} before the run\n",
+                       host.contains("os") ? text(host["os"]) : "?",
+                       host.contains("cpus") ? text(host["cpus"]) : "?",
+                       host.contains("load") ? text(host["load"]) : "?");
+  }
   const json& build = record["build"];
   out += fmt::format(
       "- build: greenfast {} {}{}, {}\n", text(build["version"]), text(build["git_sha"]),
