@@ -177,7 +177,7 @@ int run_job(const RunOptions& options, const Arguments& argv) {
   observer.stop = [] { return interrupted(); };
 
   const auto start = std::chrono::steady_clock::now();
-  const workbench::RunResult result = value_or_fail(workbench::run(plan, observer));
+  const workbench::RunResult result = workbench::run(plan, observer);
   head.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   progress.clear();
 

@@ -144,6 +144,7 @@ json run_json(const RecordHead& head, const RunPlan& plan, const RunResult& resu
   json out = head_json(head, kRunSchema);
   out["status"] = result.interrupted ? "interrupted" : "complete";
   out["exit_code"] = result.exit_code;
+  out["failures"] = result.failures;
   out["device"] = device_json(plan.device->facts());
   json distributions = json::array();
   for (const Distribution d : plan.policy.distributions) distributions.push_back(name_of(d));

@@ -85,6 +85,8 @@ std::string run_table(const RunPlan& plan, const RunResult& result, bool color) 
   }
   for (const auto& [what, where] : skipped)
     out += fmt::format("{} {} on {}\n", paint("SKIPPED", Color::yellow, color), what, where);
+  for (const std::string& failure : result.failures)
+    out += fmt::format("{} {}\n", paint("FAILED", Color::red, color), failure);
   if (sampled > 0)
     out += fmt::format(
         "In {} of {} cases the oracle checked a part of the rows, chosen by seed, "

@@ -69,21 +69,27 @@ class Runner {
       steps_ += cases_of(p).size() * plan.subjects.size() + (plan.fast ? 1 : 0);
   }
 
-  Result<RunResult> run() {
+  RunResult run() {
     for (const RunProblem& problem : plan_.problems) {
       const std::size_t first_row = result_.rows.size();
-      if (Status status = check_green(problem); !status.ok()) return status;
+      if (Status status = check_green(problem); !status.ok()) {
+        mark_unfinished(first_row, static_cast<int>(cases_of(problem).size()), "failed");
+        fail("checking", problem, status);
+      }
       if (observer_.row)
         for (std::size_t r = first_row; r < result_.rows.size(); ++r)
           observer_.row(result_.rows[r]);
       if (result_.interrupted) break;
       if (plan_.fast)
-        if (Status status = time_green(problem, first_row); !status.ok()) return status;
+        if (Status status = time_green(problem, first_row); !status.ok())
+          fail("timing", problem, status);
       if (result_.interrupted) break;
     }
     std::vector<int> codes;
     for (const RunRow& row : result_.rows) codes.push_back(row.exit_code);
-    result_.exit_code = result_.interrupted ? static_cast<int>(kInterrupted) : worst_of(codes);
+    result_.exit_code = result_.interrupted         ? static_cast<int>(kInterrupted)
+                        : !result_.failures.empty() ? static_cast<int>(kInternal)
+                                                    : worst_of(codes);
     return std::move(result_);
   }
 
@@ -96,6 +102,11 @@ class Runner {
     c.distribution = Distribution::file;
     c.poison_unseen = false;
     return {c};
+  }
+
+  void fail(std::string_view doing, const RunProblem& problem, const Status& status) {
+    result_.failures.push_back(
+        fmt::format("{} {}: {}", doing, problem.named.name, status.message()));
   }
 
   bool stopped() {
@@ -129,7 +140,7 @@ class Runner {
       std::optional<CaseData> data;
       for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
         if (stopped()) {
-          mark_unfinished(first_row, static_cast<int>(cases.size()));
+          mark_unfinished(first_row, static_cast<int>(cases.size()), "interrupted");
           return {};
         }
         RunRow& row = result_.rows[first_row + s];
@@ -150,13 +161,13 @@ class Runner {
   }
 
   // GREEN means every case; what was stopped before is not.
-  void mark_unfinished(std::size_t first_row, int cases) {
+  void mark_unfinished(std::size_t first_row, int cases, std::string_view why) {
     for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
       RunRow& row = result_.rows[r];
       const bool refused = row.cases == 0 && !row.reason.empty();
       if (row.verdict == Verdict::red || row.cases == cases || refused) continue;
       row.verdict = Verdict::skipped;
-      row.reason = fmt::format("interrupted after {} of {} cases", row.cases, cases);
+      row.reason = fmt::format("{} after {} of {} cases", why, row.cases, cases);
       row.exit_code = kNoDevice;
     }
   }
@@ -374,7 +385,7 @@ Result<RunProblem> make_captured_problem(const Captured& captured, const std::st
   return result;
 }
 
-Result<RunResult> run(const RunPlan& plan, const RunObserver& observer) {
+RunResult run(const RunPlan& plan, const RunObserver& observer) {
   return Runner(plan, observer).run();
 }
 
