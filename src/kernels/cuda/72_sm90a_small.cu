@@ -80,13 +80,6 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
     return refuse([] { return std::string("a sequence longer than 2^30"); });
   }
-  const Band band = visible_keys(problem).band;
-  if (choose(problem, band) == kConfigs.size()) {
-    return refuse([&] {
-      return "a tile of 64 queries sees up to " + std::to_string(tile_keys(band)) +
-             " keys; takes up to 512";
-    });
-  }
   const Layout& o = problem.o;
   const auto misaligned = [](std::int64_t length, std::int64_t stride) {
     return length > 1 && stride % 8 != 0;
@@ -112,8 +105,7 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
     });
   }
   if (why != nullptr) {
-    *why = "every tile's keys fit one pass of a cluster of 2, and the " + std::to_string(count) +
-           " blocks run at once";
+    *why = std::to_string(count) + " blocks run at once, four parts of the keys to every tile";
   }
   return kRank;
 }
@@ -132,9 +124,11 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   result.tile_kv = config.keys;
   result.splits = kParts;
   result.kernel = std::string("sm90_small_") + (problem.dtype == DType::f16 ? "f16" : "bf16") +
-                  "_d" + std::to_string(config.head_dim) + "_n" + std::to_string(config.keys);
-  result.note = "one pass: " + std::to_string(kParts) + " parts of " + std::to_string(config.keys) +
-                " keys, merged through distributed shared memory";
+                  "_d" + std::to_string(config.head_dim) + "_n" + std::to_string(config.keys) +
+                  (config.looped ? "_loop" : "");
+  result.note = (config.looped ? "a loop over blocks of " : "one pass: blocks of ") +
+                std::to_string(config.keys) + " keys, dealt to " + std::to_string(kParts) +
+                " parts that merge through distributed shared memory";
   return result;
 }
 

@@ -1,12 +1,11 @@
-// cuda.sm90.small: attention for problems that are over before a loop would start. sm_90a.
+// cuda.sm90.small: attention for problems that do not fill the machine. sm_90a.
 //
-// Idea    One pass, no loop. A cluster of two blocks shares a tile of 64 queries; each of its four
-//         warpgroups takes a quarter of the keys, computes scores, weights and its part of the
-//         output with one wgmma chain each, and the four parts merge through shared memory: the
-//         neighbour's by ordinary stores, the other block's by st.async. Every part then finishes a
-//         quarter of the columns. One kernel, no workspace, no memset.
-// Takes   fp16 and bf16, head dims 8..128, all masks and options, as long as a query tile sees at
-//         most 512 keys; rows at 16-byte boundaries.
+// Idea    A cluster of two blocks shares a tile of 64 queries; each of its four warpgroups takes a
+//         quarter of the keys, and the four parts merge through shared memory: the neighbour's by
+//         ordinary stores, the other block's by st.async. Every part then finishes a quarter of the
+//         columns. Up to 512 keys there is no loop: scores, weights and output are one wgmma chain
+//         each. One kernel, no workspace, no memset.
+// Takes   fp16 and bf16, head dims 8..128, all masks and options; rows at 16-byte boundaries.
 // Limits  Latency: at 1x8x512x64 about 0.8 us pass before the loads arrive, 1.3 us in the products
 //         and the softmax, 0.7 us in the exchange and the store.
 // Budget  see docs/kernels/sm90-small.md.
@@ -66,6 +65,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
   constexpr int kKeys = kC.keys;
   constexpr int kHeadDim = kC.head_dim;
   constexpr int kPieces = kC.pieces();
+  constexpr bool kLooped = kC.looped;
   constexpr int kOwn = kC.own();
   constexpr int kColumns = kC.head_dim / kParts;  // of the output, finished by one part
   constexpr bool kHalfExchange = kC.half_exchange;
@@ -88,12 +88,38 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
   const std::uint32_t head = blockIdx.y, batch = blockIdx.z;
   const std::uint32_t kv_head = p.group == 1 ? head : head / p.group;
 
-  // The tile's visible keys, in map coordinates, and this warpgroup's quarter of the capacity.
+  // The tile's visible keys, in map coordinates. Their blocks go round the parts; without a loop
+  // there is at most one for each.
   const int tile_last = min(tile_row + kRows, p.seq_q) - 1;
   const int keys_begin = p.band.first(tile_row);
   const int keys_end = p.band.end(tile_last);
   const int first_key = keys_begin + part * kKeys;
   const bool active = first_key < keys_end;
+  constexpr int kRound = kParts * kKeys;
+
+  const std::uint32_t k_tile = base + kC.k_offset() + warpgroup * kC.block_bytes();
+  const std::uint32_t v_tile = base + kC.v_offset() + warpgroup * kC.block_bytes();
+  const auto load_k = [&](int key) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const std::uint32_t bar = bar_k + 8 * (warpgroup * kPieces + i);
+      ptx::mbarrier_arrive_expect_tx(bar, kC.block_bytes() / kPieces);
+#pragma unroll
+      for (int c = 0; c < kC.chunks(); ++c) {
+        ptx::tma_load_4d(k_tile + (c * kKeys + i * kPieceKeys) * 128, &k_map, bar, c * 64,
+                         key + i * kPieceKeys, kv_head * p.k_head_step, batch * p.k_batch_step);
+      }
+    }
+  };
+  const auto load_v = [&](int key) {
+    const std::uint32_t bar = bar_v + 8 * warpgroup;
+    ptx::mbarrier_arrive_expect_tx(bar, kC.block_bytes());
+#pragma unroll
+    for (int c = 0; c < kC.chunks(); ++c) {
+      ptx::tma_load_4d(v_tile + c * kKeys * 128, &v_map, bar, c * 64, key, kv_head * p.v_head_step,
+                       batch * p.v_batch_step);
+    }
+  };
 
   // ---- Loads: one thread of each warpgroup fetches what its warpgroup needs ----
   if (thread == 0) {
@@ -121,25 +147,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
       }
     }
     if (active) {
-      const std::uint32_t k_to = base + kC.k_offset() + warpgroup * kC.block_bytes();
-      const std::uint32_t v_to = base + kC.v_offset() + warpgroup * kC.block_bytes();
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const std::uint32_t bar = bar_k + 8 * (warpgroup * kPieces + i);
-        ptx::mbarrier_arrive_expect_tx(bar, kC.block_bytes() / kPieces);
-#pragma unroll
-        for (int c = 0; c < kC.chunks(); ++c) {
-          ptx::tma_load_4d(k_to + (c * kKeys + i * kPieceKeys) * 128, &k_map, bar, c * 64,
-                           first_key + i * kPieceKeys, kv_head * p.k_head_step,
-                           batch * p.k_batch_step);
-        }
-      }
-      ptx::mbarrier_arrive_expect_tx(bar_v + 8 * warpgroup, kC.block_bytes());
-#pragma unroll
-      for (int c = 0; c < kC.chunks(); ++c) {
-        ptx::tma_load_4d(v_to + c * kKeys * 128, &v_map, bar_v + 8 * warpgroup, c * 64, first_key,
-                         kv_head * p.v_head_step, batch * p.v_batch_step);
-      }
+      load_k(first_key);
+      load_v(first_key);
     }
     if (warpgroup == 0) {
       ptx::mbarrier_arrive_expect_tx(bar_exchange, kWarpgroups * kC.far_bytes());
@@ -164,16 +173,20 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
   float sum[2] = {0.0f, 0.0f};
   ptx::cluster_wait();
 
-  if (active) {
+  const auto add_block = [&](int block_key, std::uint32_t parity) {
+    // Read anew for each block where there is a loop: kept, they would be what spills.
+    const int thread = kLooped ? ptx::thread_index() % 128 : threadIdx.x % 128;
+    const int lane = thread % 32;
+    const int row0 = tile_row + thread / 32 * 16 + lane / 4;
     // ---- S = Q K^T ----
     // K arrives in pieces, so that multiplying the first hides the arrival of the second.
     float s[kPieces][kPieceKeys / 2];
     const std::uint32_t q_low = descriptor_low(base);
-    const std::uint32_t k_low = descriptor_low(base + kC.k_offset() + warpgroup * kC.block_bytes());
+    const std::uint32_t k_low = descriptor_low(k_tile);
     ptx::mbarrier_wait(bar_q, 0);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      ptx::mbarrier_wait(bar_k + 8 * (warpgroup * kPieces + i), 0);
+      ptx::mbarrier_wait(bar_k + 8 * (warpgroup * kPieces + i), parity);
       ptx::wgmma_fence();
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) {
@@ -194,6 +207,12 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
       return s[i / (kPieceKeys / 2)][i % (kPieceKeys / 2)];
     };
 
+    const bool more = kLooped && block_key + kRound < keys_end;
+    if (more) {
+      ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have read K
+      if (thread == 0) load_k(block_key + kRound);
+    }
+
     // ---- Weights ----
     float scale = p.scale_log2;
     if (p.transform) {
@@ -205,11 +224,11 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
       }
     }
     const int warp_row = row0 - lane / 4;
-    if (first_key < p.band.first(warp_row + 15) || first_key + kKeys > p.band.end(warp_row)) {
+    if (block_key < p.band.first(warp_row + 15) || block_key + kKeys > p.band.end(warp_row)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int begin = p.band.first(row0 + 8 * half) - first_key - lane % 4 * 2;
-        const int end = p.band.end(row0 + 8 * half) - first_key - lane % 4 * 2;
+        const int begin = p.band.first(row0 + 8 * half) - block_key - lane % 4 * 2;
+        const int end = p.band.end(row0 + 8 * half) - block_key - lane % 4 * 2;
         const std::uint32_t visible = columns_below(end) & ~columns_below(begin);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
@@ -231,8 +250,19 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
 #pragma unroll
         for (int i = 0; i < 4; ++i) m[i] = fmaxf(m[i], score((n + i / 2) * 4 + i % 2 + 2 * half));
       }
+      const float old_max = max[half];
       max[half] = quad_max(fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]))) * scale;
+      if constexpr (kLooped) max[half] = fmaxf(max[half], old_max);
       shift[half] = max[half] == -INFINITY ? 0.0f : max[half];
+      if constexpr (kLooped) {
+        const float decay = exp2_fast(old_max - shift[half]);
+        sum[half] *= decay;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n) {
+          o[4 * n + 2 * half] *= decay;
+          o[4 * n + 2 * half + 1] *= decay;
+        }
+      }
     }
     std::uint32_t weights[kKeys / 16][4];
 #pragma unroll
@@ -245,15 +275,14 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     }
 
     // ---- O = P V ----
-    const std::uint32_t v_tile = base + kC.v_offset() + warpgroup * kC.block_bytes();
-    ptx::mbarrier_wait(bar_v + 8 * warpgroup, 0);
+    ptx::mbarrier_wait(bar_v + 8 * warpgroup, parity);
     // Keys behind the tile's last have weight 0, but 0 times NaN is NaN: keys that only other tiles
     // see must not reach this one. So the product stops at 64 keys where that is enough, and zeros
     // replace what is left. Behind the map's end TMA has put zeros already.
     constexpr int kHalf = kKeys > 64 ? 64 : kKeys;
-    const int visible_keys = keys_end - first_key;
+    const int visible_keys = keys_end - block_key;
     const bool all_keys = visible_keys > kHalf;
-    const int used = min(all_keys ? kKeys : kHalf, p.band.keys - first_key);
+    const int used = min(all_keys ? kKeys : kHalf, p.band.keys - block_key);
     if (visible_keys < used) {
       for (int i = visible_keys * 8 + thread; i < used * 8; i += 128) {
 #pragma unroll
@@ -269,8 +298,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
       ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
-        ptx::wgmma_rs_nmajor<T, kHeadDim>(o, weights[k],
-                                          ptx::swizzle128_descriptor(v_low + k * 128), k != 0);
+        ptx::wgmma_rs_nmajor<T, kHeadDim>(
+            o, weights[k], ptx::swizzle128_descriptor(v_low + k * 128), kLooped || k != 0);
       }
       ptx::wgmma_commit();
       ptx::pin_registers(o);
@@ -282,12 +311,25 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     } else {
       multiply(std::integral_constant<int, kHalf / 16>{});
     }
-    sum[0] = quad_sum(sum[0]);
-    sum[1] = quad_sum(sum[1]);
-  } else {
+    if (more) {
+      ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have read V
+      if (thread == 0) load_v(block_key + kRound);
+    }
+  };
+  if (kLooped || !active) {
 #pragma unroll
     for (float& x : o) x = 0.0f;
   }
+  if constexpr (kLooped) {
+#pragma unroll 1
+    for (int key = first_key, parity = 0; key < keys_end; key += kRound, parity ^= 1) {
+      add_block(key, parity);
+    }
+  } else if (active) {
+    add_block(first_key, 0);
+  }
+  sum[0] = quad_sum(sum[0]);
+  sum[1] = quad_sum(sum[1]);
 
   // Where this lane will store, computed before the wait that ends in the store.
   const std::int64_t o_base = batch * p.o_batch + head * p.o_head;

@@ -18,10 +18,12 @@ inline constexpr int kThreads = 128 * kWarpgroups;
 struct Config {
   int head_dim = 64;          // 64 or 128; smaller ones are padded with zeros by TMA
   int keys = 128;             // of one part
+  bool looped = false;        // each part takes every fourth block of keys, instead of one
   bool half_exchange = true;  // partial results cross the cluster as fp16 instead of fp32
 
-  constexpr int capacity() const { return kParts * keys; }  // visible keys of one query tile
-  constexpr int chunks() const { return head_dim / 64; }    // of 64 columns, 128 bytes
+  /// Visible keys of one query tile.
+  constexpr int capacity() const { return looped ? static_cast<int>(Band::kFar) : kParts * keys; }
+  constexpr int chunks() const { return head_dim / 64; }  // of 64 columns, 128 bytes
   constexpr int pieces() const { return keys / kPieceKeys; }
   constexpr int blocks_per_sm() const { return head_dim == 64 ? 2 : 1; }
   /// Every part finishes a quarter of the columns: registers of a thread that it owns, and sends
@@ -51,8 +53,10 @@ struct Config {
 inline constexpr std::array kConfigs{
     Config{.head_dim = 64, .keys = 64},
     Config{.head_dim = 64, .keys = 128},
+    Config{.head_dim = 64, .keys = 128, .looped = true},
     Config{.head_dim = 128, .keys = 64},
     Config{.head_dim = 128, .keys = 128},
+    Config{.head_dim = 128, .keys = 128, .looped = true},
 };
 /// bf16 has too few digits to cross the cluster in, and fp16 not its range.
 constexpr Config config_of(std::size_t index, bool half) {
