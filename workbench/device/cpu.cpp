@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <thread>
@@ -165,17 +166,22 @@ void on_each(const std::vector<int>& cpus, const std::function<void(int)>& work)
   std::barrier start(static_cast<std::ptrdiff_t>(cpus.size()));
   std::vector<std::thread> threads;
   threads.reserve(cpus.size());
-  for (int i = 0; i < static_cast<int>(cpus.size()); ++i) {
-    threads.emplace_back([&, i] {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(cpus[static_cast<std::size_t>(i)], &set);
-      // A CPU taken offline meanwhile: the thread then runs where the system likes, which is slower
-      // and never wrong.
-      (void)pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-      start.arrive_and_wait();
-      work(i);
-    });
+  const int count = static_cast<int>(cpus.size());
+  for (int i = 0; i < count; ++i) {
+    try {
+      threads.emplace_back([&, i] {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(cpus[static_cast<std::size_t>(i)], &set);
+        // A CPU taken offline meanwhile: the thread then runs where the system likes, which is
+        // slower and never wrong.
+        (void)pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+        start.arrive_and_wait();
+        work(i);
+      });
+    } catch (const std::exception&) {  // no memory or no threads left: those that run must not wait
+      for (; i < count; ++i) start.arrive_and_drop();
+    }
   }
   for (std::thread& thread : threads) thread.join();
 }
