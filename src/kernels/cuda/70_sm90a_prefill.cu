@@ -126,6 +126,7 @@ struct Decision {
   std::size_t tile;
   Config config;
   Order order;
+  int paired_rounds;
   bool longest_is_last;
   int ctas;
 };
@@ -135,20 +136,23 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   d.keys = visible_keys(problem);
   const Features features = features_of(problem, d.keys.band);
   d.tile = choose_tile(problem, d.keys.band, features, facts, choice);
-  d.config = kTiles[d.tile];
+  d.config = tile_for(d.tile, problem.dtype);
   d.config.features = features;
   const std::int64_t tiles =
       problem.batch * problem.heads_q * ceil_div(problem.seq_q, d.config.rows());
   d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, facts.multiprocessors));
   const TileWork work(d.keys.band, d.config, problem.seq_q);
   d.longest_is_last = work.last >= work.first;
-  // Longest first balances best, but visits all heads at once; when their K and V do not fit L2,
-  // pairs of equal work keep to a few heads.
+  d.order = work.even() ? Order::by_head : Order::balanced;
+  // Longest first balances best, but visits all heads at once. When their K and V do not fit L2,
+  // most of the work is done in pairs, which keep to a few heads.
   const std::int64_t kv_bytes =
       4 * problem.batch * problem.heads_kv * d.keys.band.keys * problem.head_dim;
-  d.order = work.even()                      ? Order::by_head
-            : kv_bytes <= facts.l2_bytes / 2 ? Order::longest_first
-                                             : Order::in_pairs;
+  const std::int64_t pairs =
+      problem.batch * problem.heads_q * (ceil_div(problem.seq_q, d.config.rows()) / 2);
+  d.paired_rounds = kv_bytes <= facts.l2_bytes / 2
+                        ? 0
+                        : static_cast<int>(std::max<std::int64_t>(0, pairs / d.ctas - 1));
   return d;
 }
 
@@ -213,14 +217,14 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.shared_bytes = d.config.shared_bytes();
   result.tile_q = d.config.rows();
   result.tile_kv = d.config.keys;
-  result.stages = d.config.stages;
+  result.stages = d.config.k_stages;
   result.kernel = core::concat("sm90_prefill_", problem.dtype == DType::f16 ? "f16" : "bf16", "_d",
                                d.config.head_dim, "_m", d.config.rows(), "_n", d.config.keys, "_",
                                name_of_features(d.config.features));
   result.note = d.order == Order::by_head ? "tiles of equal work, head after head"
-                : d.order == Order::longest_first
+                : d.paired_rounds == 0
                     ? "longest tiles first: K and V of all heads fit half of L2"
-                    : "a long and a short tile together, head after head";
+                    : "a long and a short tile together, head after head, the rest longest first";
   return result;
 }
 
@@ -325,6 +329,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
   p.v_last_batch = last(problem.batch, problem.v.stride[0]);
   p.order = d.order;
+  p.paired_rounds = d.paired_rounds;
   p.longest_is_last = d.longest_is_last;
   p.scale_log2 = problem.scale * kLog2E;
   p.lse = problem.lse ? tensors.lse : nullptr;

@@ -17,6 +17,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/70_sm90a_prefill.hpp"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
@@ -32,55 +33,22 @@ namespace greenfast::cuda::prefill {
 // uniform registers. Without it every wgmma needs R2UR moves (H200: 60.8 -> 65.7% at D 64).
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
 
-struct Tile {
-  int index;  // of the head's tiles
-  int head, batch;
-};
-
-// The step-th tile of this CTA, or false: a pure function of the CTA's index. There is no counter
-// in memory, so calls may overlap on any streams, and the same call does the same work.
-__device__ __forceinline__ bool tile_of(const Params& p, int step, Tile& tile) {
-  const int cta = blockIdx.x, ctas = gridDim.x, tiles = p.q_tiles;
-  int rank, head;  // rank 0 is the head's longest tile
-  if (p.order == Order::in_pairs) {
-    const int half = tiles / 2, pairs = p.all_heads * half;
-    const int my_pairs = cta < pairs ? (pairs - cta + ctas - 1) / ctas : 0;
-    if (step < 2 * my_pairs) {
-      const int pair = cta + (step >> 1) * ctas;
-      head = pair / half;
-      rank = pair - head * half;
-      if (step & 1) rank = tiles - 1 - rank;
-    } else {
-      // An odd tile out of each head, dealt from where the pairs ended.
-      head = cta + (step - my_pairs) * ctas - pairs;
-      rank = half;
-      if (!(tiles & 1) || head >= p.all_heads) return false;
-    }
-  } else {
-    const bool longest_first = p.order == Order::longest_first;
-    const int position = step * ctas + (longest_first && (step & 1) ? ctas - 1 - cta : cta);
-    if (position >= p.all_heads * tiles) return false;
-    const int inner = longest_first ? p.all_heads : tiles;
-    const int outer_index = position / inner, inner_index = position - outer_index * inner;
-    rank = longest_first ? outer_index : inner_index;
-    head = longest_first ? inner_index : outer_index;
-  }
-  tile.index = uniform(p.longest_is_last ? tiles - 1 - rank : rank);
-  head = uniform(head);
-  tile.batch = uniform(head / p.heads_q);
-  tile.head = head - tile.batch * p.heads_q;
+// The step-th tile of this CTA, in uniform registers; false when there is none.
+__device__ __forceinline__ bool next_tile(const Params& p, int step, Tile& tile) {
+  if (!tile_of(p, blockIdx.x, gridDim.x, step, tile)) return false;
+  tile = {uniform(tile.index), uniform(tile.head), uniform(tile.batch)};
   return true;
 }
 
 // A stage of the K or V ring: its barriers' offset, its tile's offset / 16, and the phase.
-template <Config kConfig>
+template <int kStages, int kBytes>
 struct Stage {
   std::uint32_t barrier = 0, tile = 0, parity;
   __device__ explicit Stage(std::uint32_t first_parity) : parity(first_parity) {}
   __device__ void advance() {
     barrier += 8;
-    tile += kConfig.block_bytes() / 16;
-    if (barrier == 8 * kConfig.stages) {
+    tile += kBytes / 16;
+    if (barrier == 8 * kStages) {
       barrier = 0;
       tile = 0;
       parity ^= 1;
@@ -95,7 +63,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                    const __grid_constant__ CUtensorMap v_map,
                    const __grid_constant__ CUtensorMap o_map, const __grid_constant__ Params p) {
   static constexpr Config kConfig = ConfigOf::value;
-  constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys, kStages = kConfig.stages;
+  constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys;
+  constexpr bool kOnes = kConfig.ones;
+  constexpr int kColumns = kHeadDim + (kOnes ? 8 : 0);  // of the output
+  constexpr int kKStages = kConfig.k_stages, kVStages = kConfig.v_stages;
+  using KStage = Stage<kKStages, kConfig.block_bytes()>;
+  using VStage = Stage<kVStages, kConfig.block_bytes()>;
   constexpr int kChunks = kConfig.chunks(), kWarpgroups = kConfig.warpgroups;
   constexpr bool kMasked = kConfig.features != Features::plain;
   constexpr bool kWindow = kConfig.features >= Features::window;
@@ -105,7 +78,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
   // "full" barriers count TMA bytes; "empty" ones an arrival of each consumer warp.
-  __shared__ alignas(8) std::uint64_t barriers[2 * kWarpgroups + 4 * kStages];
+  __shared__ alignas(8) std::uint64_t barriers[2 * (kWarpgroups + kKStages + kVStages)];
   const auto shared_u32 = [](const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
   };
@@ -113,8 +86,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const std::uint32_t k_shared = q_shared + kConfig.k_offset();
   const std::uint32_t v_shared = q_shared + kConfig.v_offset();
   const std::uint32_t q_full = uniform(shared_u32(barriers)), q_empty = q_full + 8 * kWarpgroups;
-  const std::uint32_t k_full = q_empty + 8 * kWarpgroups, k_empty = k_full + 8 * kStages;
-  const std::uint32_t v_full = k_empty + 8 * kStages, v_empty = v_full + 8 * kStages;
+  const std::uint32_t k_full = q_empty + 8 * kWarpgroups, k_empty = k_full + 8 * kKStages;
+  const std::uint32_t v_full = k_empty + 8 * kKStages, v_empty = v_full + 8 * kVStages;
 
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
@@ -125,13 +98,25 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::mbarrier_init(q_full + 8 * i, 1);
       ptx::mbarrier_init(q_empty + 8 * i, 4);
     }
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < kKStages; ++i) {
       ptx::mbarrier_init(k_full + 8 * i, 1);
       ptx::mbarrier_init(k_empty + 8 * i, 4 * kWarpgroups);
+    }
+    for (int i = 0; i < kVStages; ++i) {
       ptx::mbarrier_init(v_full + 8 * i, 1);
       ptx::mbarrier_init(v_empty + 8 * i, 4 * kWarpgroups);
     }
     ptx::fence_mbarrier_init();
+  }
+  if constexpr (kOnes) {
+    // Key r's ones start at 16-byte chunk 0, which the swizzle moves to r % 8.
+    std::uint32_t* words = reinterpret_cast<std::uint32_t*>(
+        raw_shared + (q_shared - shared_u32(raw_shared)) + kConfig.ones_offset());
+    for (int i = threadIdx.x; i < 16 * 32; i += kConfig.threads()) {
+      const int key = i / 32, word = i % 32;
+      words[i] = word == (key & 7) * 4 ? pack2<T>(1.0f, 0.0f) : 0;
+    }
+    ptx::fence_proxy_async_shared();
   }
   __syncthreads();
 
@@ -143,16 +128,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (threadIdx.x < 32) {
       // All lanes walk, one issues: control flow stays uniform.
       const bool leader = lane == 0;
-      Stage<kConfig> k_stage(1), v_stage(1);
+      KStage k_stage(1);
+      VStage v_stage(1);
       std::uint32_t q_parity = 1;
-      for (int step = 0; tile_of(p, step, tile); ++step) {
+      for (int step = 0; next_tile(p, step, tile); ++step) {
         const int first_row = tile.index * kConfig.rows();
         const BlockRange blocks =
             blocks_of(p.band, kKeys, first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
         const int kv_head = uniform(tile.head / p.group);
         const auto load_block = [&](const CUtensorMap& map, std::uint32_t shared,
-                                    std::uint32_t full, std::uint32_t empty, Stage<kConfig>& stage,
-                                    int block, int last_head, int last_batch) {
+                                    std::uint32_t full, std::uint32_t empty, auto& stage, int block,
+                                    int last_head, int last_batch) {
           ptx::mbarrier_wait(empty + stage.barrier, stage.parity);
           if (leader) {
             ptx::mbarrier_arrive_expect_tx(full + stage.barrier, kConfig.block_bytes());
@@ -206,12 +192,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const float scale = kGeneral ? 1.0f : p.scale_log2;
 
   float s[kKeys / 2];                    // scores, then weights
-  float o[kHeadDim / 2];                 // output, not yet normalised
+  float o[kColumns / 2];                 // output, not yet normalised; then the row sums if kOnes
   std::uint32_t weights[kKeys / 16][4];  // of the previous block, as A operand
   std::uint32_t q[kConfig.q_in_registers ? kHeadDim / 16 : 1][4];
   float top[2],
       sum[2];  // of rows g and g + 8: base of the exponents, this thread's part of the sum
-  Stage<kConfig> k_stage(0), v_stage(0);
+  KStage k_stage(0);
+  VStage v_stage(0);
   std::uint32_t q_parity = 0;
 
   // S = Q K^T; asynchronous.
@@ -232,12 +219,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
   // O (+)= P V; asynchronous.
   const auto issue_output = [&](bool accumulate) {
-    const std::uint32_t v_low = ((v_shared / 16) | ((kKeys * 128 / 16) << 16)) + v_stage.tile;
+    // The leading offset leads from a chunk of 64 columns to the next, or to the ones.
+    constexpr std::uint32_t kChunk =
+        (kOnes ? kConfig.ones_offset() - kConfig.v_offset() : kKeys * 128) / 16;
+    constexpr std::uint32_t kStep = kOnes ? 1u - 0x10000u : 1u;
+    const std::uint32_t v_low = ((v_shared / 16) | (kChunk << 16)) + v_stage.tile * kStep;
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
-      ptx::wgmma_rs_nmajor<T, kHeadDim>(o, weights[k],
-                                        ptx::swizzle128_descriptor(v_low + k * (16 * 128 / 16)),
-                                        k > 0 || accumulate);
+      ptx::wgmma_rs_nmajor<T, kColumns>(
+          o, weights[k], ptx::swizzle128_descriptor(v_low + k * (16 * 128 / 16) * kStep),
+          k > 0 || accumulate);
     ptx::wgmma_commit();
   };
   // Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
@@ -270,18 +261,28 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     }
   };
-  // scores = 2^(scale * scores - base), and their sums.
+  // scores = 2^(scale * scores - base), and their sums, or with kOnes the union of their bits.
   const auto exponentiate = [&]<int kCount>(float(&scores)[kCount], float base0, float base1,
-                                            float(&block_sum)[2]) {
+                                            float(&block_sum)[2]) -> std::uint32_t {
     float part[4];
+    std::uint32_t bits[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       scores[i] = exp2_fast(fmaf(scores[i], scale, i & 2 ? -base1 : -base0));
-      part[i & 3] = i < 4 ? scores[i] : part[i & 3] + scores[i];
+      if constexpr (!kOnes) part[i & 3] = i < 4 ? scores[i] : part[i & 3] + scores[i];
     }
-    block_sum[0] = part[0] + part[1];
-    block_sum[1] = part[2] + part[3];
+    if constexpr (kOnes) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2)
+        bits[(i / 2) & 1] |= __float_as_uint(scores[i]) | __float_as_uint(scores[i + 1]);
+    } else {
+      block_sum[0] = part[0] + part[1];
+      block_sum[1] = part[2] + part[3];
+    }
+    return bits[0] | bits[1];
   };
+  // With kOnes the guard is one bit, a weight of 2 or more, so the weights start low.
+  constexpr float kHeadroom = kOnes ? 6.0f : 0.0f;
   // One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
   const auto softmax_exact = [&]<int kCount>(float(&scores)[kCount], float(&shrink)[2]) {
     float most[4] = {scores[0], scores[1], scores[2], scores[3]}, base[2], block_sum[2];
@@ -289,7 +290,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float now = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
+      const float now = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale + kHeadroom;
       const float before = top[h];
       top[h] = fmaxf(before, now);
       base[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
@@ -297,7 +298,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
     exponentiate(scores, base[0], base[1], block_sum);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) sum[h] = sum[h] * shrink[h] + block_sum[h];
+    for (int h = 0; h < 2; ++h)
+      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + block_sum[h];
   };
   // Scores become the A operand of the next product.
   const auto convert = [&]<int kCount>(const float(&scores)[kCount]) {
@@ -344,35 +346,47 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     constexpr float kLimit = 0x1p13f;  // far from fp16's 65504
     constexpr float kHuge = 0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
     float block_sum[2];
-    exponentiate(s, top[0], top[1], block_sum);
+    const std::uint32_t bits = exponentiate(s, top[0], top[1], block_sum);
     // Written so that NaN is trouble too.
-    const bool trouble = __any_sync(kFullWarp, !(block_sum[0] + block_sum[1] <= kLimit));
+    const bool trouble = __any_sync(
+        kFullWarp, kOnes ? (bits & 0x40000000u) != 0 : !(block_sum[0] + block_sum[1] <= kLimit));
     if (trouble) {
+      if constexpr (kOnes) {
+        block_sum[0] = block_sum[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i) block_sum[(i >> 1) & 1] += s[i];
+      }
       if (__any_sync(kFullWarp, !(block_sum[0] + block_sum[1] <= kHuge))) {
         redo_scores();
         transform(s);
         softmax_exact(s, shrink);
         return true;
       }
+      constexpr float kEnough = kOnes ? 0.25f : 64.0f;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float most = quad_max(block_sum[h]);
-        const float up = most > 64.0f ? static_cast<float>((__float_as_int(most) >> 23) - 127) : 0;
+        const float exponent = static_cast<float>((__float_as_int(most) >> 23) - 127);
         const float before = top[h];
-        top[h] += up;
+        top[h] += most > kEnough ? exponent + kHeadroom : 0.0f;
         shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
-        block_sum[h] *= shrink[h];
-        sum[h] *= shrink[h];
+        if constexpr (!kOnes) {
+          block_sum[h] *= shrink[h];
+          sum[h] *= shrink[h];
+        }
       }
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
     }
-    sum[0] += block_sum[0];
-    sum[1] += block_sum[1];
+    if constexpr (!kOnes) {
+      sum[0] += block_sum[0];
+      sum[1] += block_sum[1];
+    }
     return trouble;
   };
 
-  for (int tile_step = 0; tile_of(p, tile_step, tile); ++tile_step) {
+  if (kOnes && !kMasked && group == 1) ptx::named_barrier_arrive(4, 256);
+  for (int tile_step = 0; next_tile(p, tile_step, tile); ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(), first_row = tile_row + 64 * group;
     const BlockRange tile_blocks =
         blocks_of(p.band, kKeys, tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
@@ -386,13 +400,24 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int exact_to = (last_row + p.band.below + kKeys - 1) / kKeys - 1;
 
     const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
+    // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
+    // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
+    const auto my_turn = [&] {
+      if constexpr (kOnes && !kMasked) ptx::named_barrier_sync(4 + group, 256);
+    };
+    const auto your_turn = [&] {
+      if constexpr (kOnes && !kMasked) ptx::named_barrier_arrive(4 + (group + 1) % 2, 256);
+    };
     // A block that other warpgroups of the CTA want.
     const auto skip_block = [&] {
+      my_turn();
+      your_turn();
       ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
       release(k_empty + k_stage.barrier);
-      ptx::mbarrier_wait(v_full + k_stage.barrier, k_stage.parity);
-      release(v_empty + k_stage.barrier);
       k_stage.advance();
+      ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
+      release(v_empty + v_stage.barrier);
+      v_stage.advance();
     };
 #pragma unroll 1
     for (int block = tile_blocks.end; block > blocks.end; --block) skip_block();
@@ -406,11 +431,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::ldmatrix_x4(q[k], q_tile + (k / 4) * 64 * 128 + (16 * warp + (lane & 15)) * 128 +
                                    ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
     }
-    constexpr bool kQueriesFreeEarly = kConfig.q_in_registers;
-    if (kQueriesFreeEarly) release(q_empty + 8 * group);
-    // Else released after the last block, or, where O takes Q's place, after O is stored.
+    // Q's place is free once Q is in registers, else after the last block, or, where O takes Q's
+    // place, after O is stored.
     const auto release_queries_if = [&](bool last) {
-      if constexpr (!kQueriesFreeEarly && !kConfig.o_over_q())
+      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q())
         ptx::mbarrier_arrive_if(q_empty + 8 * group, leader && last);
     };
 
@@ -421,9 +445,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // ---- First block ----
       float shrink[2];
       ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
+      my_turn();
       ptx::pin_registers(s);
       ptx::wgmma_fence();
       issue_scores();
+      your_turn();
+      // Not before wgmma_fence, which waits for ldmatrix to finish: an arrival overtakes it, and
+      // the next Q then lands in rows not yet read (seen once in 400 runs).
+      if constexpr (kConfig.q_in_registers) release(q_empty + 8 * group);
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
       release(k_empty + k_stage.barrier);
@@ -443,7 +472,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         first_softmax(s);
       }
       convert(s);
-      v_stage = k_stage;
       k_stage.advance();
 
       // ---- Main loop: S(block) and O += P V of the block before ----
@@ -452,11 +480,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         --block;
         ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
         ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
+        my_turn();
         ptx::pin_registers(s);
         ptx::pin_registers(o);
         ptx::wgmma_fence();
         issue_scores();
         issue_output(block < second);
+        your_turn();
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
         transform(s);
@@ -476,10 +506,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         release(v_empty + v_stage.barrier);
         if (rescale) {
 #pragma unroll
-          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
+          for (int i = 0; i < kColumns / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
         }
         convert(s);
-        v_stage = k_stage;
+        v_stage.advance();
         k_stage.advance();
       };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
@@ -500,10 +530,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
       release(v_empty + v_stage.barrier);
+      v_stage.advance();
+      // The other columns of the ones are zeros.
+      if constexpr (kOnes) {
+        sum[0] = o[kHeadDim / 2] + o[kHeadDim / 2 + 1];
+        sum[1] = o[kHeadDim / 2 + 2] + o[kHeadDim / 2 + 3];
+      }
     } else {
-#pragma unroll
-      for (float& x : o) x = 0.0f;
-      release_queries_if(true);
+      if constexpr (!kConfig.o_over_q()) release(q_empty + 8 * group);
     }
 #pragma unroll 1
     for (int block = blocks.begin; block > tile_blocks.begin; --block) skip_block();
@@ -521,9 +555,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
       sum[h] = sum[h] == 0.0f ? 0.0f : reciprocal_fast(sum[h]);  // no key seen: O = 0
     }
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= sum[(i >> 1) & 1];
-
     if constexpr (kGeneral) {
       const std::int64_t base = tile.batch * p.o_batch + tile.head * p.o_head;
 #pragma unroll
@@ -533,7 +564,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 #pragma unroll
         for (int i = 0; i < kHeadDim / 8; ++i) {
           if (8 * i >= p.head_dim) continue;
-          const float x = o[4 * i + 2 * h], y = o[4 * i + 2 * h + 1];
+          const float x = works ? o[4 * i + 2 * h] * sum[h] : 0.0f;
+          const float y = works ? o[4 * i + 2 * h + 1] * sum[h] : 0.0f;
           if (p.out_dtype == DType::f32) {
             static_cast<float*>(p.o)[at + 8 * i] = x;
             static_cast<float*>(p.o)[at + 8 * i + 1] = y;
@@ -560,15 +592,24 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         if (leader) ptx::tma_store_wait_read();
         __syncwarp();
       }
-      const int strip_row = lane & 15;
+      const std::uint32_t strip_row = strip + (lane & 15) * 128;
+      const auto store = [&](int j, const std::uint32_t(&r)[4]) {  // columns 16 * j to 16 * j + 15
+        ptx::stmatrix_x4(
+            strip_row + (j / 4) * chunk_bytes + ((((j % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4),
+            r);
+      };
+      // Apart, so that the accumulators stay where they are.
+      if (works) {
 #pragma unroll
-      for (int j = 0; j < kHeadDim / 16; ++j) {
-        const std::uint32_t r[4] = {
-            pack2<T>(o[8 * j], o[8 * j + 1]), pack2<T>(o[8 * j + 2], o[8 * j + 3]),
-            pack2<T>(o[8 * j + 4], o[8 * j + 5]), pack2<T>(o[8 * j + 6], o[8 * j + 7])};
-        ptx::stmatrix_x4(strip + (j / 4) * chunk_bytes + strip_row * 128 +
-                             ((((j % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4),
-                         r);
+        for (int j = 0; j < kHeadDim / 16; ++j) {
+          const float* x = o + 8 * j;
+          store(j,
+                {pack2<T>(x[0] * sum[0], x[1] * sum[0]), pack2<T>(x[2] * sum[1], x[3] * sum[1]),
+                 pack2<T>(x[4] * sum[0], x[5] * sum[0]), pack2<T>(x[6] * sum[1], x[7] * sum[1])});
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 16; ++j) store(j, {0, 0, 0, 0});
       }
       ptx::fence_proxy_async_shared();
       __syncwarp();
@@ -593,7 +634,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 template <class T, int kTile, Features kFeatures>
 const void* entry() {
   static constexpr Config kConfig = [] {
-    Config config = kTiles[kTile];
+    Config config = tile_for(kTile, std::is_same_v<T, __half> ? DType::f16 : DType::bf16);
     config.features = kFeatures;
     return config;
   }();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/device/mask.hpp"
@@ -22,8 +23,12 @@ struct Config {
   int head_dim = 64;   // columns of the tiles; smaller heads are padded with zeros by TMA
   int warpgroups = 2;  // consumers of 64 query rows each
   int keys = 128;      // of one block of K or V
-  int stages = 2;      // blocks in flight, of K and of V
+  int k_stages = 2;    // blocks in flight; K's are held longer, until the guard has passed
+  int v_stages = 2;
   bool q_in_registers = false;
+  // The row sum is one more column of the output: V gets 8 columns, of which the first holds ones.
+  // It costs 8 / head_dim more matrix work and saves most instructions of the sum and the guard.
+  bool ones = false;
   Features features = Features::plain;
 
   // Three warpgroups leave no registers for two bounds.
@@ -40,12 +45,15 @@ struct Config {
   constexpr int block_bytes() const { return chunks() * keys * 128; }
   constexpr int strip_bytes() const { return chunks() * 16 * 128; }
   constexpr int k_offset() const { return warpgroups * q_bytes(); }
-  constexpr int v_offset() const { return k_offset() + stages * block_bytes(); }
+  constexpr int v_offset() const { return k_offset() + k_stages * block_bytes(); }
   // Where it does not fit, a warpgroup's O takes the place of its Q.
   constexpr bool o_over_q() const { return head_dim > 128; }
-  constexpr int o_offset() const { return o_over_q() ? 0 : v_offset() + stages * block_bytes(); }
+  // 16 keys of the ones' 8 columns, in rows of 128 bytes.
+  constexpr int ones_offset() const { return v_offset() + v_stages * block_bytes(); }
+  constexpr int ones_bytes() const { return ones ? 16 * 128 : 0; }
+  constexpr int o_offset() const { return o_over_q() ? 0 : ones_offset() + ones_bytes(); }
   constexpr int shared_bytes() const {
-    return 1024 + v_offset() + stages * block_bytes() + (o_over_q() ? 0 : warpgroups * q_bytes());
+    return 1024 + ones_offset() + ones_bytes() + (o_over_q() ? 0 : warpgroups * q_bytes());
   }
 
   // 512 warps' worth of 128 registers, shared out by role (setmaxnreg).
@@ -64,13 +72,27 @@ struct With {
 
 /// The tiles, by head dim; of those with the same head dim the launch chooses by the problem.
 inline constexpr std::array kTiles{
-    Config{.head_dim = 64, .warpgroups = 3, .keys = 128, .stages = 4},
-    Config{.head_dim = 64, .warpgroups = 2, .keys = 128, .stages = 4, .q_in_registers = true},
-    Config{.head_dim = 96, .warpgroups = 2, .keys = 128, .stages = 2, .q_in_registers = true},
-    Config{.head_dim = 128, .warpgroups = 2, .keys = 128, .stages = 2, .q_in_registers = true},
-    Config{.head_dim = 192, .warpgroups = 2, .keys = 112, .stages = 2},
-    Config{.head_dim = 256, .warpgroups = 2, .keys = 80, .stages = 2},
+    Config{.head_dim = 64, .warpgroups = 3, .keys = 128, .k_stages = 4, .v_stages = 4},
+    Config{.head_dim = 64,
+           .warpgroups = 2,
+           .keys = 128,
+           .k_stages = 4,
+           .v_stages = 4,
+           .q_in_registers = true,
+           .ones = true},
+    Config{.head_dim = 96, .warpgroups = 2, .keys = 128, .k_stages = 3, .q_in_registers = true},
+    Config{.head_dim = 128, .warpgroups = 2, .keys = 128, .k_stages = 3, .q_in_registers = true},
+    Config{.head_dim = 192, .warpgroups = 2, .keys = 96},
+    Config{.head_dim = 256, .warpgroups = 2, .keys = 64, .k_stages = 3},
 };
+
+/// The tile for inputs of a type. A sum of weights rounded to bf16 would cost the log-sum-exp three
+/// digits.
+constexpr Config tile_for(std::size_t index, DType dtype) {
+  Config tile = kTiles[index];
+  tile.ones = tile.ones && dtype == DType::f16;
+  return tile;
+}
 
 /// Key blocks [begin, end) that the rows [first, last] see.
 struct BlockRange {
@@ -85,9 +107,8 @@ GREENFAST_HOST_DEVICE inline BlockRange blocks_of(const Band& band, int keys_per
 
 /// In which order the tiles of 64 * warpgroups rows are dealt to the CTAs.
 enum class Order : std::int32_t {
-  by_head,        // head after head: tiles of equal work
-  longest_first,  // all heads' longest tile, then the next shorter one, dealt back and forth
-  in_pairs,  // head after head, the longest tile with the shortest: equal work, K and V stay in L2
+  by_head,   // head after head: tiles of equal work
+  balanced,  // some rounds of a long and a short tile, head after head; the rest longest first
 };
 
 /// Kernel arguments beside the tensor maps.
@@ -101,9 +122,10 @@ struct Params {
   // Largest coordinates of the K and V maps: 0 where a stride of 0 broadcasts.
   std::int32_t k_last_head = 0, k_last_batch = 0, v_last_head = 0, v_last_batch = 0;
   Order order = Order::by_head;
-  bool longest_is_last = true;  // of a head's tiles
-  float scale_log2 = 0.0f;      // scale * log2(e)
-  float* lse = nullptr;         // [all_heads, seq_q] or null
+  std::int32_t paired_rounds = 0;  // of Order::balanced: two tiles for every CTA
+  bool longest_is_last = true;     // of a head's tiles
+  float scale_log2 = 0.0f;         // scale * log2(e)
+  float* lse = nullptr;            // [all_heads, seq_q] or null
 
   // Features::general only.
   float softcap_in = 0.0f;   // 2 log2(e) scale / softcap
@@ -113,6 +135,68 @@ struct Params {
   std::int32_t head_dim = 0;
   DType out_dtype = DType::f16;
 };
+
+struct Tile {
+  std::int32_t index;  // of the head's tiles
+  std::int32_t head, batch;
+};
+
+// The step-th tile of this CTA, or false: a pure function of the CTA's index. There is no counter
+// in memory, so calls may overlap on any streams, and the same call does the same work.
+GREENFAST_HOST_DEVICE inline bool tile_of(const Params& p, int cta, int ctas, int step,
+                                          Tile& tile) {
+  const int tiles = p.q_tiles;
+  int rank, head;  // rank 0 is the head's longest tile
+  if (p.order == Order::by_head) {
+    const int position = step * ctas + cta;
+    if (position >= p.all_heads * tiles) return false;
+    head = position / tiles;
+    rank = position - head * tiles;
+  } else if (step < 2 * p.paired_rounds) {
+    // The longest tile of a head and the shortest, the next and the last but one, ...
+    const int half = tiles / 2, pair = cta + (step >> 1) * ctas;
+    head = pair / half;
+    rank = pair - head * half;
+    if (step & 1) rank = tiles - 1 - rank;
+  } else {
+    // The rest, longest first, dealt in rows; rows run forward and back as the Thue-Morse sequence,
+    // which evens out sums of falling numbers. Of head `cut` the pairs before rank `paired` are
+    // done, heads before it lack only their middle tile, if they have one.
+    const int row = step - 2 * p.paired_rounds;
+    int back = row ^ (row >> 16);
+    for (int shift = 8; shift > 0; shift /= 2) back ^= back >> shift;
+    back &= 1;  // parity of the ones in `row`
+    int position = row * ctas + (back ? ctas - 1 - cta : cta);
+    const int half = tiles / 2, done = p.paired_rounds * ctas;
+    const int cut = half > 0 ? done / half : 0, paired = done - cut * half;
+    const int whole = p.all_heads - cut - 1;
+    int in_rank = whole;  // tiles of the same rank
+    if (position < whole * paired) {
+      rank = 0;
+    } else if (position -= whole * paired; position < (whole + 1) * (half - paired)) {
+      rank = paired;
+      in_rank = whole + 1;
+    } else if (position -= (whole + 1) * (half - paired); position < (tiles & 1) * p.all_heads) {
+      rank = half;
+      in_rank = p.all_heads;
+    } else if (position -= (tiles & 1) * p.all_heads; position < (whole + 1) * (half - paired)) {
+      rank = tiles - half;
+      in_rank = whole + 1;
+    } else if (position -= (whole + 1) * (half - paired); position < whole * paired) {
+      rank = tiles - paired;
+    } else {
+      return false;
+    }
+    const int ranks = position / in_rank;
+    rank += ranks;
+    head = cut + 1 + (position - ranks * in_rank);  // whole heads, the cut one, those before it
+    if (head >= p.all_heads) head = head == p.all_heads ? cut : head - p.all_heads - 1;
+  }
+  tile.index = p.longest_is_last ? tiles - 1 - rank : rank;
+  tile.batch = head / p.heads_q;
+  tile.head = head - tile.batch * p.heads_q;
+  return true;
+}
 
 /// Kernels of a tile, by Features, for cudaLaunchKernelExC; null where the tile does not take them.
 /// T: __half or __nv_bfloat16.

@@ -1,0 +1,148 @@
+// How cuda.sm90.prefill deals its tiles to the CTAs, and which tile it chooses. Needs no GPU.
+#include <greenfast/attention.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "kernels/cuda/70_sm90a_prefill.hpp"
+
+namespace greenfast {
+namespace {
+
+using cuda::prefill::Order;
+using cuda::prefill::Params;
+using cuda::prefill::Tile;
+
+struct Deal {
+  int tiles, heads, ctas, paired_rounds;
+  Order order = Order::balanced;
+};
+
+/// Work of the busiest CTA over the mean, where a head's tile i has i + 1 blocks.
+double deal_all(const Deal& deal) {
+  Params params;
+  params.q_tiles = deal.tiles;
+  params.heads_q = deal.heads;
+  params.all_heads = 2 * deal.heads;
+  params.order = deal.order;
+  params.paired_rounds = deal.paired_rounds;
+  std::set<std::tuple<int, int, int>> seen;
+  double most = 0, all = 0;
+  for (int cta = 0; cta < deal.ctas; ++cta) {
+    double work = 0;
+    Tile tile{};
+    for (int step = 0; cuda::prefill::tile_of(params, cta, deal.ctas, step, tile); ++step) {
+      EXPECT_TRUE(tile.index >= 0 && tile.index < deal.tiles);
+      EXPECT_TRUE(tile.head >= 0 && tile.head < deal.heads && tile.batch >= 0 && tile.batch < 2);
+      EXPECT_TRUE(seen.emplace(tile.batch, tile.head, tile.index).second) << "dealt twice";
+      work += tile.index + 1;
+    }
+    most = std::max(most, work);
+    all += work;
+  }
+  EXPECT_EQ(seen.size(), static_cast<std::size_t>(deal.tiles) * deal.heads * 2);
+  return most * deal.ctas / all;
+}
+
+TEST(PrefillSchedule, DealsEveryTileOnce) {
+  for (int tiles : {1, 2, 3, 5, 8, 43}) {
+    for (int heads : {1, 7, 64}) {
+      for (int ctas : {1, 13, 132}) {
+        const int all = 2 * heads * tiles;
+        if (all < ctas) continue;
+        for (int rounds = 0; rounds <= heads * 2 * (tiles / 2) / ctas - 1; ++rounds) {
+          SCOPED_TRACE(std::to_string(tiles) + " tiles, " + std::to_string(heads) + " heads, " +
+                       std::to_string(ctas) + " CTAs, " + std::to_string(rounds) + " rounds");
+          deal_all({tiles, heads, ctas, rounds});
+        }
+        deal_all({tiles, heads, ctas, 0});
+        deal_all({tiles, heads, ctas, 0, Order::by_head});
+      }
+    }
+  }
+}
+
+TEST(PrefillSchedule, BalancesTriangularWork) {
+  EXPECT_LT(deal_all({64, 16, 132, 6}), 1.02);  // 2x16x8192x128
+  EXPECT_LT(deal_all({43, 32, 132, 9}), 1.03);  // 2x32x8192x64 in tiles of 192 rows
+  EXPECT_LT(deal_all({16, 64, 132, 6}), 1.02);  // 8x16x2048x128
+  EXPECT_LT(deal_all({8, 128, 132, 6}), 1.04);  // 16x16x1024x128
+  EXPECT_LT(deal_all({16, 8, 132, 0}), 1.06);   // 2x8x2048x128
+}
+
+class PrefillPlan : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto all = variants();
+    const auto row = std::find_if(all.begin(), all.end(), [](const VariantInfo& info) {
+      return info.id == "cuda.sm90.prefill";
+    });
+    ASSERT_NE(row, all.end());
+    if (!row->built) GTEST_SKIP() << "cuda.sm90.prefill is not built";
+    facts_ = *model_facts("h200");
+    options_.device = DeviceKind::cuda;
+    options_.variant = "cuda.sm90.prefill";
+  }
+  std::string kernel(const Problem& problem) const {
+    const Result<Plan> plan = greenfast::plan(problem, facts_, options_);
+    return plan.ok() ? plan->kernel : plan.status().message();
+  }
+
+  DeviceFacts facts_;
+  Options options_;
+};
+
+TEST_F(PrefillPlan, TallTilesOnlyWhereTheyFillTheMachine) {
+  Problem problem = make_problem(2, 8, 8, 2048, 2048, 64, DType::f16);
+  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d64_m128_n128_plain");
+  problem = make_problem(2, 32, 32, 8192, 8192, 64, DType::bf16);
+  EXPECT_EQ(kernel(problem), "sm90_prefill_bf16_d64_m192_n128_plain");
+  problem.mask = Mask::causal(Alignment::bottom_right);
+  EXPECT_EQ(kernel(problem), "sm90_prefill_bf16_d64_m192_n128_causal");
+  problem.mask = Mask::window(1024, 0, Alignment::bottom_right);
+  EXPECT_EQ(kernel(problem), "sm90_prefill_bf16_d64_m128_n128_window");
+}
+
+TEST_F(PrefillPlan, HeadDimsArePaddedToTheNextTile) {
+  EXPECT_EQ(kernel(make_problem(1, 8, 8, 4096, 4096, 72, DType::f16)),
+            "sm90_prefill_f16_d96_m128_n128_plain");
+  EXPECT_EQ(kernel(make_problem(1, 8, 8, 4096, 4096, 136, DType::f16)),
+            "sm90_prefill_f16_d192_m128_n96_plain");
+}
+
+TEST_F(PrefillPlan, AMaskThatHidesNothingCostsNothing) {
+  Problem problem = make_problem(4, 8, 8, 1, 4096, 128, DType::f16);
+  problem.mask = Mask::causal(Alignment::bottom_right);
+  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_plain");
+  // Keys that no row sees are left out altogether.
+  problem.mask = Mask::window(255, 0, Alignment::bottom_right);
+  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_plain");
+}
+
+TEST_F(PrefillPlan, SoftcapAndOtherOutputsTakeTheGeneralKernel) {
+  Problem problem = make_problem(1, 8, 8, 1024, 1024, 128, DType::f16);
+  problem.softcap = 30.0f;
+  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_general");
+  problem.softcap = 0.0f;
+  problem.out_dtype = DType::f32;
+  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_general");
+}
+
+TEST_F(PrefillPlan, RefusesStridesThatTmaCannotTake) {
+  Problem problem = make_problem(1, 8, 8, 1024, 1024, 64, DType::f16);
+  problem.k.stride[2] = 68;
+  const Selection selection = explain(problem, facts_, options_);
+  const auto answer = std::find_if(
+      selection.candidates.begin(), selection.candidates.end(),
+      [](const Candidate& candidate) { return candidate.variant == "cuda.sm90.prefill"; });
+  ASSERT_NE(answer, selection.candidates.end());
+  EXPECT_FALSE(answer->accepted);
+  EXPECT_NE(answer->reason.find("K has strides"), std::string::npos) << answer->reason;
+}
+
+}  // namespace
+}  // namespace greenfast
