@@ -115,11 +115,22 @@ class Gate {
         // of the candidate.
         if (crashed && end->detail == "ended with code 1")
           return Status(StatusCode::internal, end->activity);
-        const bool baseline = end->activity.rfind(options_.baseline + " on ", 0) == 0;
+        const auto began_with = [&](const std::string& words) {
+          return end->activity.rfind(words, 0) == 0;
+        };
         Reason reason;
         reason.code = crashed ? "CRASH" : "TIMEOUT";
         reason.detail = fmt::format("{}, while: {}", end->detail, end->activity);
-        if (baseline) reason.detail = "the baseline: " + reason.detail;
+        // Only what the candidate did is held against it; in a timed block either side may be at
+        // fault.
+        if (options_.candidate != options_.baseline && began_with(options_.baseline + " on ")) {
+          reason.code = "INCONCLUSIVE";
+          reason.detail = "the baseline: " + reason.detail;
+          reason.settle = "a baseline that works";
+        } else if (began_with("oracle on ") || began_with("inputs of ") || name == "build") {
+          reason.code = "INCONCLUSIVE";
+          reason.settle = "smaller shapes, or a larger timeout_seconds in a gate policy";
+        }
         record_["steps"].push_back({{"name", name},
                                     {"what", what},
                                     {"status", reason.code},
@@ -217,7 +228,8 @@ class Gate {
     };
     const std::string target = fmt::format("all cases of policy {}", policy_.name);
     if (ended_) {
-      check("GREEN", target, reasons_.back().detail, "FAIL");
+      check("GREEN", target, reasons_.back().detail,
+            exit_code_of_reason(reasons_.back().code) == kDefer ? "DEFER" : "FAIL");
       return {};
     }
     if (candidate_red) {
@@ -235,6 +247,11 @@ class Gate {
     }
     check("GREEN", target, fmt::format("{}/{} cases", passed, cases),
           passed > 0 ? "PASS" : "SKIPPED");
+    if (passed == 0) {
+      end_with("green", {"INCONCLUSIVE", "the candidate could not be checked on any case",
+                         "shapes and types that it accepts"});
+      return {};
+    }
     if (baseline_red) {
       check("GREEN of the baseline", "GREEN", describe(*baseline_red), "DEFER");
       end_with(

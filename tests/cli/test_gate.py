@@ -1,14 +1,39 @@
 """compare and gate as their users run them."""
 import json
 
+import jsonschema
+import pytest
+
+from cli_paths import ROOT
+
 TINY = ["--primary", "1x2x33x16", "--guards", "none", "--dtype", "fp32", "--seeds", "0", "--processes", "1",
         "--budget", "0.1"]
+
+
+def validate(record):
+    name = record["schema"].removeprefix("greenfast.").removesuffix("/1")
+    schema = json.loads((ROOT / "docs" / "schema" / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(record)
+    if "samples" in record:
+        validate(record["samples"])
+
+
+@pytest.mark.parametrize("name", ["samples", "gate", "compare"])
+def test_the_schemas_are_schemas(name):
+    jsonschema.Draft202012Validator.check_schema(
+        json.loads((ROOT / "docs" / "schema" / f"{name}.schema.json").read_text()))
+
+
+@pytest.mark.parametrize("record", sorted((ROOT / "docs" / "verdicts").glob("*/gate.json")), ids=lambda p: p.parent.name)
+def test_the_recorded_verdicts_hold_to_the_schema(record):
+    validate(json.loads(record.read_text()))
 
 
 def test_a_mutant_is_rejected_and_the_record_says_why(greenfast):
     result = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "mutant.drops_last_key", *TINY, "--json")
     assert result.code == 20, result.err
     record = result.json
+    validate(record)
     assert record["schema"] == "greenfast.gate/1"
     assert record["verdict"]["decision"] == "REJECT"
     assert [r["code"] for r in record["verdict"]["reasons"]] == ["NUMERICS"]
@@ -24,6 +49,7 @@ def test_an_a_a_is_a_no_op_and_can_be_compared_from_its_record(greenfast):
     directory = result.out.strip().splitlines()[-1].removeprefix("record: ").removesuffix("/gate.json")
     compared = greenfast("compare", directory, "--json")
     assert compared.code == 0, compared.err
+    validate(compared.json)
     assert compared.json["paired"] is True and compared.json["shapes"][0]["outputs"] == "bit for bit"
 
     # Interrupted after GREEN: FAST alone is run again.
@@ -66,6 +92,7 @@ def test_recordings_that_cannot_be_compared_are_refused_by_name(greenfast, tmp_p
         "tick_seconds": 1e-8, "cache": "cold", "sides": [{"id": "cpu.flash", "batch": 1}, {"id": "peer:x", "batch": 1}],
         "blocks": [{"order": [0, 1, 1, 0], "seconds": [1e-3, 2e-3, 2.001e-3, 1.001e-3]}] * 8}]}
     first, second = tmp_path / "first.json", tmp_path / "second.json"
+    validate(good)
     first.write_text(json.dumps(good))
     # A peer's recording holds both sides, and either may come first.
     compared = greenfast("compare", "peer:x", "cpu.flash", "--samples", first, "--json")

@@ -102,6 +102,39 @@ TEST(Coverage, HoldsForFewBlocks) {
   EXPECT_GE(c.paired_p90, 0.93);
 }
 
+TEST(Coverage, HoldsWhenTheWidthDecidesWhereToStop) {
+  // Looking every five blocks and stopping at the first narrow interval must not buy false
+  // certainty.
+  constexpr double kTruth = 1.1, kTarget = 0.005;
+  Weather weather;
+  weather.tick = 20e-9;
+  BootstrapOptions quick, last;
+  quick.resamples = 600;
+  last.resamples = 2000;
+  int p50 = 0, p90 = 0, early = 0;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const auto seed = static_cast<std::uint64_t>(trial);
+    SimulatedMachine machine(weather, 9000 + seed, 400);
+    const Samples all = machine.paired(kTruth, 100, seed);
+    Samples taken = all;
+    taken.blocks.clear();
+    for (const Block& block : all.blocks) {
+      if (taken.blocks.size() > 6 && taken.blocks.size() % 5 == 0) {
+        const Interval i = speedup(*paired_log_ratio(taken, 0, 1, Statistic::p50, quick));
+        if (std::max(i.hi - i.value, i.value - i.lo) <= kTarget * i.value) break;
+      }
+      taken.blocks.push_back(block);
+    }
+    early += taken.blocks.size() < 100;
+    const auto contains = [](const Interval& i) { return i.lo <= kTruth && kTruth <= i.hi; };
+    p50 += contains(speedup(*paired_log_ratio(taken, 0, 1, Statistic::p50, last)));
+    p90 += contains(speedup(*paired_log_ratio(taken, 0, 1, Statistic::p90, last)));
+  }
+  EXPECT_GT(early, kTrials / 2);
+  EXPECT_GE(p50, 0.93 * kTrials);
+  EXPECT_GE(p90, 0.93 * kTrials);
+}
+
 TEST(Coverage, DifferencesBelowTheTickAreNotClaimed) {
   // Jitter far below the tick: every reading is one of two values, and their median says nothing
   // about 0.06%.
