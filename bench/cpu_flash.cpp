@@ -1,6 +1,11 @@
 // How near the CPU kernels come to the multiply-add peak that is measured beside them.
 //
-//   bench/cpu_flash [--variant cpu.flash] [--rounds 9] [--dtype fp32,bf16,fp16,e4m3] [SHAPE...]
+//   cmake --build build/cpu --target bench_cpu_flash && build/cpu/bin/bench_cpu_flash
+//   bench_cpu_flash [--variant cpu.flash] [--rounds 9] [--dtype fp32,bf16,fp16,e4m3]
+//                   [--one-thread 0] [SHAPE...]
+//
+// --one-thread 1 runs one thread and counts its CPU time, for kernel and probe alike: what a busy
+// machine disturbs least. Otherwise all threads, by the clock on the wall.
 //
 // SHAPE is BxHxSxD or BxHq/HkvxSq/SkvxD, with :c for a causal mask aligned bottom right. Each round
 // runs the peak probe of the element type's instruction, then the kernel; printed are medians over
@@ -10,12 +15,19 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <time.h>
 
 #include <greenfast/attention.hpp>
 
@@ -23,15 +35,77 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double wall_seconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
 }
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
+}
+
+// ---- the peak of one thread, in its CPU time ----
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+constexpr int kChains = 12;  // independent sums: latency 4 times two units, and some to spare
+constexpr int kRepeats = 60000;
+
+#if defined(__x86_64__)
+// Twelve named registers: an array would be kept in memory.
+#define GREENFAST_CHAINS(step)                                                                    \
+  for (int i = 0; i < kRepeats; ++i) {                                                            \
+    s0 = step(s0), s1 = step(s1), s2 = step(s2), s3 = step(s3), s4 = step(s4), s5 = step(s5);     \
+    s6 = step(s6), s7 = step(s7), s8 = step(s8), s9 = step(s9), s10 = step(s10), s11 = step(s11); \
+    __asm__ volatile(""                                                                           \
+                     : "+v"(s0), "+v"(s1), "+v"(s2), "+v"(s3), "+v"(s4), "+v"(s5), "+v"(s6),      \
+                       "+v"(s7), "+v"(s8), "+v"(s9), "+v"(s10), "+v"(s11));                       \
+  }
+#define GREENFAST_STEP_512(s) _mm512_fmadd_ps(s, b, b)
+#define GREENFAST_STEP_BF16(s) _mm512_dpbf16_ps(s, (__m512bh)b, (__m512bh)b)
+#define GREENFAST_STEP_256(s) _mm256_fmadd_ps(s, b, b)
+
+[[gnu::target("avx512f")]] void chains_avx512() {
+  const __m512 b = _mm512_set1_ps(0.5f);
+  __m512 s0 = b, s1 = b, s2 = b, s3 = b, s4 = b, s5 = b, s6 = b, s7 = b, s8 = b, s9 = b, s10 = b,
+         s11 = b;
+  GREENFAST_CHAINS(GREENFAST_STEP_512)
+}
+[[gnu::target("avx512f,avx512bf16")]] void chains_bf16() {
+  const __m512 b = _mm512_set1_ps(0.5f);
+  __m512 s0 = b, s1 = b, s2 = b, s3 = b, s4 = b, s5 = b, s6 = b, s7 = b, s8 = b, s9 = b, s10 = b,
+         s11 = b;
+  GREENFAST_CHAINS(GREENFAST_STEP_BF16)
+}
+[[gnu::target("avx2,fma")]] void chains_avx2() {
+  const __m256 b = _mm256_set1_ps(0.5f);
+  __m256 s0 = b, s1 = b, s2 = b, s3 = b, s4 = b, s5 = b, s6 = b, s7 = b, s8 = b, s9 = b, s10 = b,
+         s11 = b;
+  GREENFAST_CHAINS(GREENFAST_STEP_256)
+}
+#endif
+
+/// FLOP/s of one thread; 0 for an instruction set without a probe here.
+double one_thread_peak([[maybe_unused]] std::string_view isa, [[maybe_unused]] bool bf16) {
+#if defined(__x86_64__)
+  const bool wide = isa.starts_with("avx512");
+  if (!wide && isa != "avx2") return 0.0;
+  const double start = cpu_seconds();
+  if (wide) {
+    bf16 ? chains_bf16() : chains_avx512();
+  } else {
+    chains_avx2();
+  }
+  const double flops = 2.0 * kRepeats * kChains * (wide ? bf16 ? 32 : 16 : 8);
+  return flops / (cpu_seconds() - start);
+#else
+  return 0.0;
+#endif
 }
 
 struct Shape {
@@ -117,6 +191,7 @@ int main(int argc, char** argv) {
   using namespace greenfast;
   std::string_view variant = "cpu.flash", dtypes = "fp32,bf16,fp16,e4m3";
   int rounds = 9;
+  bool one_thread = false;
   std::vector<std::string_view> shapes;
   for (int i = 1; i < argc; ++i) {
     const std::string_view arg = argv[i];
@@ -126,10 +201,13 @@ int main(int argc, char** argv) {
         variant = value;
       } else if (arg == "--dtype") {
         dtypes = value;
+      } else if (arg == "--one-thread") {
+        one_thread = value == "1";
       } else if (arg == "--rounds") {
         rounds = std::max(1, std::atoi(value.data()));
       } else {
-        std::fprintf(stderr, "unknown option %s: --variant, --dtype, --rounds\n", argv[i - 1]);
+        std::fprintf(stderr, "unknown option %s: --variant, --dtype, --rounds, --one-thread\n",
+                     argv[i - 1]);
         return 2;
       }
     } else {
@@ -142,6 +220,7 @@ int main(int argc, char** argv) {
               "1x12x128x32",   "1x12x128x32:c", "1x32/8x1/8192x128"};
   }
 
+  if (one_thread) setenv("GREENFAST_THREADS", "1", 1);
   const Result<DeviceFacts> facts = device_facts(DeviceKind::cpu);
   if (!facts) {
     std::fprintf(stderr, "%s\n", facts.status().message().c_str());
@@ -193,10 +272,16 @@ int main(int argc, char** argv) {
           4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(shape.head_dim);
 
       std::vector<double> times, peaks, ratios;
+      const auto peak_now = [&] {
+        return one_thread ? one_thread_peak(facts->isa, bf16_products)
+                          : workbench::probe_cpu_flops(probe, peak_dtype, cpus, 0.004);
+      };
       for (int round = -1; round < rounds; ++round) {
-        const double before = workbench::probe_cpu_flops(probe, peak_dtype, cpus, 0.004);
+        const double before = peak_now();
+        const auto now = [&] { return one_thread ? cpu_seconds() : wall_seconds(); };
         int calls = 0;
-        const Clock::time_point start = Clock::now();
+        const double start = now();
+        double time = 0.0;
         do {
           const Status status = attention(problem, tensors, options);
           if (!status.ok()) {
@@ -204,11 +289,12 @@ int main(int argc, char** argv) {
             return 1;
           }
           ++calls;
-        } while (seconds_since(start) < 0.02);
-        const double time = seconds_since(start) / calls;
-        const double after = workbench::probe_cpu_flops(probe, peak_dtype, cpus, 0.004);
+          time = now() - start;
+        } while (time < 0.02);
+        time /= calls;
+        const double after = peak_now();
         if (round < 0) continue;
-        const double peak = std::max(before, after);
+        const double peak = (before + after) / 2;
         times.push_back(time);
         peaks.push_back(peak);
         ratios.push_back(flops / time / peak);
