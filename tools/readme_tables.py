@@ -130,8 +130,9 @@ def ab(path):
 
     record = load(path, "greenfast.samples/1")
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    argv = re.sub(r" --(json|md|plot) \S+", "", " " + " ".join(record["argv"]))  # where it went does not matter
     return (harness.table(harness.rows_of(record), markdown=True) +
-            f"\n\n`python -m greenfast.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
+            f"\n\n`python -m greenfast.ab{argv}` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
 
 
 KINDS = {"ab": ab, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
