@@ -16,6 +16,11 @@ if(_greenfast_cuda STREQUAL "auto" OR _greenfast_cuda STREQUAL "on")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    # Debian 12's CMake 3.25.1 marks CUDA::nvToolsExt as deprecated without asking whether the toolkit still has it;
+    # 13.0 has not, and find_package would fail.
+    if(NOT TARGET CUDA::nvToolsExt)
+      add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+    endif()
     find_package(CUDAToolkit REQUIRED)
     set(GREENFAST_HAVE_CUDA ON)
   elseif(_greenfast_cuda STREQUAL "on")
