@@ -69,7 +69,8 @@ def provenance(record):
     details = [f"{device['multiprocessors']} threads", device["isa"]] if device.get("kind") == "cpu" else []
     if device.get("kind") == "cuda":
         details = [f"driver {device['driver']}"]
-    return f"{command_of(record)} on {', '.join([where, *filter(None, details)])}, {record['utc'][:10]}, commit {commit}."
+    busy = f" Other work ran beside it (load {host['load']:.1f} on {host['cpus']} CPUs)." if host["load"] > host["cpus"] / 4 else ""
+    return f"{command_of(record)} on {', '.join([where, *filter(None, details)])}, {record['utc'][:10]}, commit {commit}.{busy}"
 
 
 def run(path):
