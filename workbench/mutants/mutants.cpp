@@ -308,10 +308,11 @@ void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, 
 }
 
 void attend(const Problem& p, const Tensors& tensors, const Recipe& recipe) {
-  // Faults of strides, batches and scales are those of K and V.
+  // Faults of strides, batches and scales are those of K and V. So is the zero point: the
+  // originals' Q had it too, but Q here is e4m3 already, and a second rounding of it would be a
+  // larger fault than the one that is modelled.
   Recipe of_query;
   of_query.dequantise_to_fp16 = recipe.dequantise_to_fp16;
-  of_query.affine_zero_point = recipe.affine_zero_point;
   parallel_for(p.batch * p.heads_q, [&](std::int64_t head) {
     const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
     const std::int64_t hkv = recipe.heads_modulo ? h % p.heads_kv : h / (p.heads_q / p.heads_kv);
