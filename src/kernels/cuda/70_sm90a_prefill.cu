@@ -321,6 +321,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.band = d.keys.band;
   p.seq_q = static_cast<std::int32_t>(problem.seq_q);
   p.q_tiles = static_cast<std::int32_t>(ceil_div(problem.seq_q, d.config.rows()));
+  p.key_blocks = static_cast<std::int32_t>(ceil_div(p.band.keys, d.config.keys));
   p.heads_q = static_cast<std::int32_t>(problem.heads_q);
   p.all_heads = static_cast<std::int32_t>(problem.batch * problem.heads_q);
   p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);

@@ -82,10 +82,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const auto shared_u32 = [](const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
   };
-  const std::uint32_t q_shared = uniform((shared_u32(raw_shared) + 1023) & ~1023u);
+  // Large heads need their uniform registers for descriptors; there the address is computed anew.
+  const auto kept = [](std::uint32_t address) -> std::uint32_t {
+    return kHeadDim > 128 ? address : uniform(address);
+  };
+  const std::uint32_t q_shared = kept((shared_u32(raw_shared) + 1023) & ~1023u);
   const std::uint32_t k_shared = q_shared + kConfig.k_offset();
   const std::uint32_t v_shared = q_shared + kConfig.v_offset();
-  const std::uint32_t q_full = uniform(shared_u32(barriers)), q_empty = q_full + 8 * kWarpgroups;
+  const std::uint32_t q_full = kept(shared_u32(barriers)), q_empty = q_full + 8 * kWarpgroups;
   const std::uint32_t k_full = q_empty + 8 * kWarpgroups, k_empty = k_full + 8 * kKStages;
   const std::uint32_t v_full = k_empty + 8 * kKStages, v_empty = v_full + 8 * kVStages;
 
@@ -120,6 +124,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   }
   __syncthreads();
 
+  // Blocks that the rows [first, last] see.
+  const auto visible_blocks = [&](int first, int last) -> BlockRange {
+    if constexpr (kMasked) return blocks_of(p.band, kKeys, first, last);
+    return {0, p.key_blocks};
+  };
   Tile tile;
   if (warpgroup == 0) {
     // ---- Producer: one thread copies the tiles that the consumers will ask for, in that order
@@ -130,11 +139,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       const bool leader = lane == 0;
       KStage k_stage(1);
       VStage v_stage(1);
-      std::uint32_t q_parity = 1;
       for (int step = 0; next_tile(p, step, tile); ++step) {
         const int first_row = tile.index * kConfig.rows();
         const BlockRange blocks =
-            blocks_of(p.band, kKeys, first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
+            visible_blocks(first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
         const int kv_head = uniform(tile.head / p.group);
         const auto load_block = [&](const CUtensorMap& map, std::uint32_t shared,
                                     std::uint32_t full, std::uint32_t empty, auto& stage, int block,
@@ -160,7 +168,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         };
 #pragma unroll
         for (int w = 0; w < kWarpgroups; ++w) {
-          ptx::mbarrier_wait(q_empty + 8 * w, q_parity);
+          ptx::mbarrier_wait(q_empty + 8 * w, (step & 1) ^ 1);
           if (leader) {
             ptx::mbarrier_arrive_expect_tx(q_full + 8 * w, kConfig.q_bytes());
 #pragma unroll
@@ -169,7 +177,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                                q_full + 8 * w, 64 * c, first_row + 64 * w, tile.head, tile.batch);
           }
         }
-        q_parity ^= 1;
         // K runs one block ahead of V, as the consumers do.
         if (blocks.end > blocks.begin) load_k(blocks.end - 1);
 #pragma unroll 1
@@ -186,7 +193,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // ---- Consumers ----
   ptx::setmaxnreg_increase<kConfig.consumer_registers()>();
-  const int group = warpgroup - 1, warp = uniform((threadIdx.x >> 5) & 3);
+  const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
   const std::uint32_t q_tile = q_shared + group * kConfig.q_bytes();
   const bool leader = lane == 0;
   const float scale = kGeneral ? 1.0f : p.scale_log2;
@@ -199,7 +206,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       sum[2];  // of rows g and g + 8: base of the exponents, this thread's part of the sum
   KStage k_stage(0);
   VStage v_stage(0);
-  std::uint32_t q_parity = 0;
 
   // S = Q K^T; asynchronous.
   const auto issue_scores = [&] {
@@ -320,7 +326,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int row = (lane & 7) + ((lane >> 4) << 3), half = (lane >> 3) & 1;
 #pragma unroll
     for (float& x : s) x = 0.0f;
-#pragma unroll
+    // Rolled where Q is not in registers: the loads of an unrolled loop would take registers that
+    // the main loop has none of to spare.
+    constexpr int kUnroll = kConfig.q_in_registers ? kHeadDim / 16 : 1;
+#pragma unroll kUnroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       std::uint32_t a[4];
       if constexpr (kConfig.q_in_registers) {
@@ -389,12 +398,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   for (int tile_step = 0; next_tile(p, tile_step, tile); ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(), first_row = tile_row + 64 * group;
     const BlockRange tile_blocks =
-        blocks_of(p.band, kKeys, tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
+        visible_blocks(tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
     const int last_row = min(first_row + 63, p.seq_q - 1);
-    BlockRange blocks = blocks_of(p.band, kKeys, first_row, last_row);
-    if (first_row >= p.seq_q || blocks.end <= blocks.begin)
-      blocks.begin = blocks.end = tile_blocks.begin;
-    const bool works = blocks.end > blocks.begin;
+    const BlockRange blocks = visible_blocks(first_row, last_row);
+    const bool works = first_row < p.seq_q && blocks.end > blocks.begin;
     // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
     const int exact_from = min(max(first_row + p.band.above, 0), p.band.keys) / kKeys;
     const int exact_to = (last_row + p.band.below + kKeys - 1) / kKeys - 1;
@@ -420,10 +427,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       v_stage.advance();
     };
 #pragma unroll 1
-    for (int block = tile_blocks.end; block > blocks.end; --block) skip_block();
+    for (int block = tile_blocks.end; block > (works ? blocks.end : tile_blocks.begin); --block)
+      skip_block();
 
-    ptx::mbarrier_wait(q_full + 8 * group, q_parity);
-    q_parity ^= 1;
+    ptx::mbarrier_wait(q_full + 8 * group, tile_step & 1);
     if constexpr (kConfig.q_in_registers) {
       const int lane = ptx::lane_id();
 #pragma unroll
@@ -540,7 +547,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if constexpr (!kConfig.o_over_q()) release(q_empty + 8 * group);
     }
 #pragma unroll 1
-    for (int block = blocks.begin; block > tile_blocks.begin; --block) skip_block();
+    for (int block = works ? blocks.begin : tile_blocks.begin; block > tile_blocks.begin; --block)
+      skip_block();
 
     // ---- Epilogue: normalise, store ----
     const int lane = ptx::lane_id();
@@ -587,7 +595,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         chunk_bytes = 64 * 128;
         ptx::named_barrier_sync(1 + group, 128);  // all warps are done with Q
       } else {
-        strip = q_shared + kConfig.o_offset() + (4 * group + warp) * kConfig.strip_bytes();
+        // lane / 32 is 0, but keeps the address from living in a register through the main loop.
+        strip =
+            q_shared + kConfig.o_offset() + (4 * group + warp + lane / 32) * kConfig.strip_bytes();
         chunk_bytes = 16 * 128;
         if (leader) ptx::tma_store_wait_read();
         __syncwarp();

@@ -57,9 +57,7 @@ struct Config {
   }
 
   // 512 warps' worth of 128 registers, shared out by role (setmaxnreg).
-  constexpr int producer_registers() const {
-    return warpgroups == 3 ? 32 : head_dim > 128 ? 24 : 40;
-  }
+  constexpr int producer_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int consumer_registers() const {
     return (512 - producer_registers()) / warpgroups / 8 * 8;
   }
@@ -115,7 +113,8 @@ enum class Order : std::int32_t {
 struct Params {
   Band band;  // of the keys that the K and V maps hold, which are those that some row sees
   std::int32_t seq_q = 0;
-  std::int32_t q_tiles = 0;  // per head
+  std::int32_t q_tiles = 0;     // per head
+  std::int32_t key_blocks = 0;  // of all keys
   std::int32_t heads_q = 0;
   std::int32_t all_heads = 0;  // batch * heads_q
   std::int32_t group = 1;      // query heads that share a KV head
