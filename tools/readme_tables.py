@@ -56,7 +56,8 @@ def small(value):
 
 
 def command_of(record):
-    return "`greenfast " + " ".join(a for a in record["argv"] if a not in ("--json", "--quiet")) + "`"
+    command = " ".join(a for a in record["argv"] if a not in ("--json", "--quiet"))
+    return "`greenfast " + re.sub(r" --out \S+", "", command) + "`"  # where it went does not matter
 
 
 def provenance(record):
