@@ -32,6 +32,9 @@ constexpr std::array kCommands{
             "two sides beside each other: speedup with its interval, agreement of outputs",
             define_compare},
     Command{"gate", "promote, defer or reject a candidate against a baseline", define_gate},
+    Command{"resources",
+            "registers, shared memory, spills, occupancy of every compiled kernel; no GPU",
+            define_resources},
     Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
             define_doctor},
 };

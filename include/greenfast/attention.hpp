@@ -85,7 +85,7 @@ struct Plan {
   int tile_q = 0, tile_kv = 0;       ///< rows and keys of one tile
   int stages = 1;
   int splits = 1;      ///< parts the keys of one row are divided into
-  std::string kernel;  ///< name of the compiled kernel that will run, or the CPU instruction set
+  std::string kernel;  ///< compiled kernel that will run, as kernel_name says; CPU: instruction set
   std::string note;    ///< one line on why this configuration
 };
 
@@ -96,6 +96,11 @@ struct Plan {
 /// note are set.
 GREENFAST_API Result<Plan> plan(const Problem& problem, const DeviceFacts& facts,
                                 const Options& options = {});
+
+/// A compiled kernel's mangled symbol in the words of Plan::kernel: "v2c::kernel<With<Config{64,
+/// 1}>>". Without greenfast::cuda, anonymous namespaces, qualifiers of template arguments, zeros
+/// that end a list, result and parameters. What cannot be demangled comes back as it is.
+GREENFAST_API std::string kernel_name(std::string_view symbol);
 
 /// A toggle of a ladder variant and the value it was compiled with.
 struct Toggle {

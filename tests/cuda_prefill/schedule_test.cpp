@@ -89,7 +89,17 @@ class PrefillPlan : public testing::Test {
   }
   std::string kernel(const Problem& problem) const {
     const Result<Plan> plan = greenfast::plan(problem, facts_, options_);
-    return plan.ok() ? plan->kernel : plan.status().message();
+    if (!plan.ok()) return plan.status().message();
+    // "prefill::prefill_kernel<__half, Compiled<__half, TILE, FEATURES>>"
+    const std::string& name = plan->kernel;
+    const std::size_t last = name.rfind(", "), before = name.rfind(", ", last - 1);
+    const auto tile = std::stoul(name.substr(before + 2)),
+               features = std::stoul(name.substr(last + 2));
+    constexpr const char* kFeatures[] = {"plain", "causal", "window", "general"};
+    return std::string(name.find("__half") != std::string::npos ? "f16" : "bf16") + "_d" +
+           std::to_string(cuda::prefill::kTiles.at(tile).head_dim) + "_m" +
+           std::to_string(plan->tile_q) + "_n" + std::to_string(plan->tile_kv) + "_" +
+           kFeatures[features];
   }
 
   DeviceFacts facts_;
@@ -98,38 +108,36 @@ class PrefillPlan : public testing::Test {
 
 TEST_F(PrefillPlan, TallTilesOnlyWhereTheyFillTheMachine) {
   Problem problem = make_problem(2, 8, 8, 2048, 2048, 64, DType::f16);
-  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d64_m128_n128_plain");
+  EXPECT_EQ(kernel(problem), "f16_d64_m128_n128_plain");
   problem = make_problem(2, 32, 32, 8192, 8192, 64, DType::bf16);
-  EXPECT_EQ(kernel(problem), "sm90_prefill_bf16_d64_m192_n128_plain");
+  EXPECT_EQ(kernel(problem), "bf16_d64_m192_n128_plain");
   problem.mask = Mask::causal(Alignment::bottom_right);
-  EXPECT_EQ(kernel(problem), "sm90_prefill_bf16_d64_m192_n128_causal");
+  EXPECT_EQ(kernel(problem), "bf16_d64_m192_n128_causal");
   problem.mask = Mask::window(1024, 0, Alignment::bottom_right);
-  EXPECT_EQ(kernel(problem), "sm90_prefill_bf16_d64_m128_n128_window");
+  EXPECT_EQ(kernel(problem), "bf16_d64_m128_n128_window");
 }
 
 TEST_F(PrefillPlan, HeadDimsArePaddedToTheNextTile) {
-  EXPECT_EQ(kernel(make_problem(1, 8, 8, 4096, 4096, 72, DType::f16)),
-            "sm90_prefill_f16_d96_m128_n128_plain");
-  EXPECT_EQ(kernel(make_problem(1, 8, 8, 4096, 4096, 136, DType::f16)),
-            "sm90_prefill_f16_d192_m128_n96_plain");
+  EXPECT_EQ(kernel(make_problem(1, 8, 8, 4096, 4096, 72, DType::f16)), "f16_d96_m128_n128_plain");
+  EXPECT_EQ(kernel(make_problem(1, 8, 8, 4096, 4096, 136, DType::f16)), "f16_d192_m128_n96_plain");
 }
 
 TEST_F(PrefillPlan, AMaskThatHidesNothingCostsNothing) {
   Problem problem = make_problem(4, 8, 8, 1, 4096, 128, DType::f16);
   problem.mask = Mask::causal(Alignment::bottom_right);
-  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_plain");
+  EXPECT_EQ(kernel(problem), "f16_d128_m128_n128_plain");
   // Keys that no row sees are left out altogether.
   problem.mask = Mask::window(255, 0, Alignment::bottom_right);
-  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_plain");
+  EXPECT_EQ(kernel(problem), "f16_d128_m128_n128_plain");
 }
 
 TEST_F(PrefillPlan, SoftcapAndOtherOutputsTakeTheGeneralKernel) {
   Problem problem = make_problem(1, 8, 8, 1024, 1024, 128, DType::f16);
   problem.softcap = 30.0f;
-  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_general");
+  EXPECT_EQ(kernel(problem), "f16_d128_m128_n128_general");
   problem.softcap = 0.0f;
   problem.out_dtype = DType::f32;
-  EXPECT_EQ(kernel(problem), "sm90_prefill_f16_d128_m128_n128_general");
+  EXPECT_EQ(kernel(problem), "f16_d128_m128_n128_general");
 }
 
 TEST_F(PrefillPlan, RefusesStridesThatTmaCannotTake) {

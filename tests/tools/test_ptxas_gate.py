@@ -42,6 +42,19 @@ def test_clean_build_passes(tmp_path):
     assert "1 for sm_80, 1 for sm_89, 1 for sm_90a; 0 complaints" in result.stdout
 
 
+def test_a_known_excess_is_told_and_must_go_once_mended(tmp_path):
+    row = limit(registers=63, known="needs a rewrite")
+    over = gate(tmp_path, {"a.o": entry()}, row)
+    assert over.returncode == 0 and "known: sm_89" in over.stdout and "needs a rewrite" in over.stdout
+    mended = gate(tmp_path, {"a.o": entry(registers=63)}, row)
+    assert mended.returncode == 1 and "remove its 'known'" in mended.stdout
+
+
+def test_limits_of_variants_are_left_to_the_command(tmp_path):
+    row = '[[limit]]\nvariant = "cuda.none"\nshared = 1\nreason = "a test"\n'
+    assert gate(tmp_path, {"a.o": entry()}, row).returncode == 0
+
+
 @pytest.mark.parametrize(
     "log, complaint",
     [

@@ -144,7 +144,8 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
       problem.head_dim == 64 ? sizeof(SharedMemoryPlan<64>) : sizeof(SharedMemoryPlan<128>);
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
-  plan.kernel = "v2c_v3::kernel<" + std::to_string(problem.head_dim) + ">";
+  plan.kernel =
+      problem.head_dim == 128 ? name_of_kernel<kernel<128>>() : name_of_kernel<kernel<64>>();
   plan.note = "scalar Q·Kᵀ and P·V, one online softmax";
   return plan;
 }

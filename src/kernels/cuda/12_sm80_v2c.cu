@@ -237,7 +237,8 @@ struct Rung {
     plan.tile_q = kBlockM;
     plan.tile_kv = Config{.head_dim = static_cast<int>(problem.head_dim)}.block_n();
     plan.stages = kStages;
-    plan.kernel = "v2c::kernel";
+    plan.kernel = problem.head_dim == 64 ? name_of_kernel<kernel<Kernel<64>>>()
+                                         : name_of_kernel<kernel<Kernel<128>>>();
     plan.note = kPv == Multiply::scalar ? "WMMA Q·Kᵀ, scalar P·V"
                 : kOverlap              ? "WMMA, copies under arithmetic"
                                         : "WMMA, copies awaited";

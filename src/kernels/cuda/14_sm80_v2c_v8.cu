@@ -190,7 +190,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = "v2c_v8::kernel<" + std::to_string(problem.head_dim) + ">";
+  plan.kernel = wide ? name_of_kernel<kernel<128>>() : name_of_kernel<kernel<64>>();
   plan.note = "mma.sync, scores consumed from registers";
   return plan;
 }

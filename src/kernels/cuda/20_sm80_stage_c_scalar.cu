@@ -126,7 +126,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.block = {kThreads, 1, 1};
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
-  plan.kernel = "stage_c_scalar::kernel";
+  plan.kernel = name_of_kernel<kernel>();
   plan.note = "scalar math on decoded fp16 tiles";
   return plan;
 }

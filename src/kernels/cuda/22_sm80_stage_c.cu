@@ -197,7 +197,7 @@ struct Rung {
     plan.tile_q = kBlockM;
     plan.tile_kv = kBlockN;
     plan.stages = SharedMemoryPlan<W>::kStages;
-    plan.kernel = "stage_c::kernel";
+    plan.kernel = name_of_kernel<kernel<W>>();
     plan.note = C.wmma_pv ? "WMMA Q·Kᵀ and P·V on decoded fp16 tiles" : "WMMA Q·Kᵀ, scalar P·V";
     return plan;
   }

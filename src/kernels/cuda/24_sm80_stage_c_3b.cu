@@ -201,7 +201,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = "stage_c_3b::kernel";
+  plan.kernel = name_of_kernel<kernel>();
   plan.note = "scores, weights and output in registers";
   return plan;
 }

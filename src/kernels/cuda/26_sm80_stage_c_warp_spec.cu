@@ -151,7 +151,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = "stage_c_warp_spec::kernel";
+  plan.kernel = name_of_kernel<kernel>();
   plan.note = "4 producer warps decode, 4 consumer warps multiply";
   return plan;
 }

@@ -181,7 +181,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = "stage_c_persistent::kernel";
+  plan.kernel = name_of_kernel<kernel>();
   plan.note = "CTAs that take tile after tile, last query tile first";
   return plan;
 }

@@ -246,7 +246,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = "stage_c_fp8_mma::kernel";
+  plan.kernel = name_of_kernel<kernel>();
   plan.note = "both products in e4m3";
   return plan;
 }

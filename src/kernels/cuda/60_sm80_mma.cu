@@ -85,9 +85,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.tile_q = config.rows();
   result.tile_kv = config.keys;
   result.stages = Config::kStages;
-  result.kernel = std::string("sm80_mma_") + (problem.dtype == DType::f16 ? "f16" : "bf16") + "_d" +
-                  std::to_string(config.head_dim) + "_m" + std::to_string(config.rows()) + "_n" +
-                  std::to_string(config.keys);
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  result.kernel = std::string("sm80_mma::attention_kernel<") +
+                  (problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16") + ", " +
+                  std::to_string(index) + ">";
   result.note = config.atoms == 2   ? "128-row tiles of 4 warps: enough of them to fill the device"
                 : config.warps == 4 ? "64-row tiles: more blocks"
                                     : "128-row tiles of 8 warps: the head dim fills the registers";

@@ -204,11 +204,6 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::st
   return kRank;
 }
 
-const char* name_of_features(Features features) {
-  constexpr const char* kNames[kFeatures] = {"plain", "causal", "window", "general"};
-  return kNames[static_cast<int>(features)];
-}
-
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const Decision d = decide(problem, facts, choice);
   Plan result;
@@ -218,9 +213,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.tile_q = d.config.rows();
   result.tile_kv = d.config.keys;
   result.stages = d.config.k_stages;
-  result.kernel = core::concat("sm90_prefill_", problem.dtype == DType::f16 ? "f16" : "bf16", "_d",
-                               d.config.head_dim, "_m", d.config.rows(), "_n", d.config.keys, "_",
-                               name_of_features(d.config.features));
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  const char* type = problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16";
+  result.kernel = core::concat("prefill::prefill_kernel<", type, ", Compiled<", type, ", ", d.tile,
+                               ", ", static_cast<int>(d.config.features), ">>");
   result.note = d.order == Order::by_head ? "tiles of equal work, head after head"
                 : d.paired_rounds == 0
                     ? "longest tiles first: K and V of all heads fit half of L2"

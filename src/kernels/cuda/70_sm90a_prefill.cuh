@@ -642,13 +642,18 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 }
 
 template <class T, int kTile, Features kFeatures>
+constexpr Config compiled_config() {
+  Config config = tile_for(kTile, std::is_same_v<T, __half> ? DType::f16 : DType::bf16);
+  config.features = kFeatures;
+  return config;
+}
+/// Gives a compiled kernel a name that a plan can say.
+template <class T, int kTile, Features kFeatures>
+struct Compiled : With<compiled_config<T, kTile, kFeatures>()> {};
+
+template <class T, int kTile, Features kFeatures>
 const void* entry() {
-  static constexpr Config kConfig = [] {
-    Config config = tile_for(kTile, std::is_same_v<T, __half> ? DType::f16 : DType::bf16);
-    config.features = kFeatures;
-    return config;
-  }();
-  return reinterpret_cast<const void*>(&prefill_kernel<T, With<kConfig>>);
+  return reinterpret_cast<const void*>(&prefill_kernel<T, Compiled<T, kTile, kFeatures>>);
 }
 
 template <class T, int kTile>

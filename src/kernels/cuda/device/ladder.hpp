@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/variant.hpp"
+#include "kernels/cuda/device/launch.hpp"
 
 namespace greenfast::cuda::ladder {
 

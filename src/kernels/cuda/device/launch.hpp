@@ -6,8 +6,9 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <typeinfo>
 
-#include <greenfast/types.hpp>
+#include <greenfast/attention.hpp>
 
 namespace greenfast::cuda {
 
@@ -17,6 +18,15 @@ inline Status to_status(cudaError_t error, const char* variant, const char* acti
   return {StatusCode::device_error, std::string(variant) + ": cannot " + action + ": " +
                                         cudaGetErrorName(error) + " (" + cudaGetErrorString(error) +
                                         ")"};
+}
+
+template <auto kKernel>
+struct KernelTag {};
+
+/// For Plan::kernel: the name under which the cubins hold a kernel of this source.
+template <auto kKernel>
+std::string name_of_kernel() {
+  return kernel_name(typeid(KernelTag<kKernel>).name());
 }
 
 /// Remembers on which devices a kernel may use more than 48 KB of shared memory, so that a launch

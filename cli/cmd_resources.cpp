@@ -1,0 +1,201 @@
+// greenfast resources: what every compiled kernel takes of a GPU, and the limits it keeps. Needs no
+// GPU.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+#include "cli/problem_options.hpp"
+#include "workbench/facts.hpp"
+#include "workbench/resources.hpp"
+#include "workbench/subject.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+using nlohmann::json;
+using workbench::Color;
+using workbench::ResourceReport;
+using workbench::ResourceRow;
+using workbench::Table;
+
+constexpr std::string_view kSchema = "greenfast.resources/1";
+
+struct Options {
+  std::string arch, variants, limits, binary;
+  bool as_json = false, codes = false;
+};
+
+std::vector<workbench::ResourceLimit> limits_of(const Options& options) {
+  if (options.limits.empty())
+    return value_or_fail(workbench::parse_resource_limits("policies/resources.toml",
+                                                          workbench::builtin_resource_limits()));
+  std::ifstream stream(options.limits, std::ios::binary);
+  std::string text;
+  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
+  if (!stream)
+    throw Failure(workbench::kUsage, fmt::format("--limits {}: cannot be read", options.limits));
+  return value_or_fail(workbench::parse_resource_limits(options.limits, text));
+}
+
+/// "89", "sm_89" and "90a" alike.
+std::vector<std::string> archs_of(const Options& options, const workbench::DeviceCode& code) {
+  std::vector<std::string> built;
+  for (const auto& kernel : code.kernels)
+    if (std::find(built.begin(), built.end(), kernel.arch) == built.end())
+      built.push_back(kernel.arch);
+  std::sort(built.begin(), built.end());
+  std::vector<std::string> out;
+  for (std::string item : split_list(options.arch)) {
+    if (!item.starts_with("sm_")) item = "sm_" + item;
+    const auto found = std::find_if(built.begin(), built.end(), [&](const std::string& arch) {
+      return arch == item || workbench::arch_number(arch) == workbench::arch_number(item);
+    });
+    if (found == built.end())
+      throw Failure(workbench::kUsage, fmt::format("--arch {}: {} has code for {}", item, code.file,
+                                                   fmt::join(built, ", ")));
+    out.push_back(*found);
+  }
+  return out;
+}
+
+std::vector<std::string> variants_of(const Options& options) {
+  std::vector<std::string> out;
+  if (options.variants.empty()) return out;
+  for (const auto& subject : value_or_fail(workbench::find_subjects(options.variants)))
+    if (subject->device() == DeviceKind::cuda) out.push_back(subject->id());
+  if (out.empty())
+    throw Failure(workbench::kUsage,
+                  fmt::format("--variants {}: names no CUDA variant", options.variants));
+  return out;
+}
+
+json row_json(const ResourceRow& row) {
+  json broken = json::array();
+  for (const auto& limit : row.broken)
+    broken.push_back(
+        {{"what", limit.what}, {"known", limit.known.empty() ? json(nullptr) : json(limit.known)}});
+  json out = {{"variant", row.variant.empty() ? json(nullptr) : json(row.variant)},
+              {"kernel", row.code.name},
+              {"symbol", row.code.symbol},
+              {"arch", row.code.arch},
+              {"registers", row.code.registers},
+              {"static_shared_bytes", row.code.static_shared},
+              {"dynamic_shared_bytes", row.dynamic_shared},
+              {"local_bytes", row.code.stack},
+              {"spill_bytes", row.code.stack == 0 ? json(0) : json(nullptr)},
+              {"threads", row.threads > 0 ? row.threads : row.code.max_threads},
+              {"code_bytes", row.code.code_bytes},
+              {"code_sha256", row.code.sha256},
+              {"compiler", row.code.compiler},
+              {"problem", row.problem.empty() ? json(nullptr) : json(row.problem)},
+              {"occupancy", nullptr},
+              {"broken", broken}};
+  if (row.occupancy)
+    out["occupancy"] = {{"blocks", row.occupancy->blocks},
+                        {"warps", row.occupancy->warps},
+                        {"percent", row.occupancy->percent},
+                        {"limited_by", row.occupancy->limiter}};
+  return out;
+}
+
+std::string kilobytes(std::int64_t bytes) {
+  return bytes == 0 ? "0" : fmt::format("{:.1f}", static_cast<double>(bytes) / 1024);
+}
+
+void print_table(const Options& options, const ResourceReport& report) {
+  const bool color = workbench::wants_color(stdout);
+  using Align = Table::Align;
+  std::vector<Table::Column> columns = {{"variant", Align::left},    {"kernel", Align::left},
+                                        {"arch", Align::left},       {"regs", Align::right},
+                                        {"smem KB", Align::right},   {"local B", Align::right},
+                                        {"threads", Align::right},   {"blocks/SM", Align::right},
+                                        {"occupancy", Align::right}, {"limited by", Align::left}};
+  if (options.codes) columns.push_back({"code SHA-256", Align::left});
+  columns.push_back({"limits", Align::left});
+  Table table(columns);
+  for (const ResourceRow& row : report.rows) {
+    const int threads = row.threads > 0 ? row.threads : row.code.max_threads;
+    std::vector<std::string> cells = {
+        row.variant.empty() ? "-" : row.variant,
+        row.code.name,
+        row.code.arch,
+        fmt::format("{}", row.code.registers),
+        kilobytes(row.shared()),
+        fmt::format("{}", row.code.stack),
+        threads > 0 ? fmt::format("{}", threads) : "-",
+        row.occupancy ? fmt::format("{}", row.occupancy->blocks) : "-",
+        row.occupancy ? fmt::format("{:.0f}%", row.occupancy->percent) : "-",
+        row.occupancy ? row.occupancy->limiter : "-"};
+    if (options.codes) cells.push_back(row.code.sha256.substr(0, 16));
+    cells.push_back(row.broken.empty() ? "" : workbench::paint("BROKEN", Color::red, color));
+    table.add_row(cells);
+  }
+  fmt::print("{}", table.text());
+  for (const ResourceRow& row : report.rows) {
+    for (const auto& limit : row.broken)
+      fmt::print("{} {} on {}: {}{}\n", row.variant, row.code.name, row.code.arch, limit.what,
+                 limit.known.empty() ? "" : "; known: " + limit.known);
+  }
+  if (!report.missing.empty())
+    fmt::print(
+        "{} kernels that plans name have no machine code here, so a driver would compile their "
+        "PTX: {}{}\n",
+        report.missing.size(), report.missing.front(), report.missing.size() > 1 ? ", ..." : "");
+}
+
+int resources(const Options& options) {
+  const workbench::DeviceCode code =
+      options.binary.empty()
+          ? value_or_fail(workbench::own_device_code())
+          : value_or_fail(workbench::read_device_code(std::filesystem::path(options.binary)));
+  if (code.kernels.empty())
+    throw Failure(
+        workbench::kNoDevice,
+        fmt::format("{} holds no compiled CUDA kernel; build with GREENFAST_CUDA=on", code.file));
+  const auto limits = limits_of(options);
+  const auto archs = archs_of(options, code);
+  const auto variants = variants_of(options);
+  const ResourceReport report = workbench::resource_report(code, limits, archs, variants);
+  if (options.as_json) {
+    json rows = json::array();
+    for (const ResourceRow& row : report.rows) rows.push_back(row_json(row));
+    fmt::print("{}\n", json{{"schema", kSchema},
+                            {"file", code.file},
+                            {"build", workbench::build_json()},
+                            {"ptx", code.ptx},
+                            {"kernels", rows},
+                            {"missing", report.missing},
+                            {"within_limits", report.within_limits()}}
+                           .dump(2));
+  } else {
+    print_table(options, report);
+  }
+  return report.within_limits() ? workbench::kPassed : workbench::kResources;
+}
+
+}  // namespace
+
+Action define_resources(OptionSet& set) {
+  auto options = std::make_shared<Options>();
+  set.text("--arch", &options->arch, "LIST",
+           "Only these architectures: sm_89, 90a (default: all that are built)");
+  set.text("--variants", &options->variants, "LIST",
+           "Only these variants: ids, patterns, all, ladder");
+  set.text("--limits", &options->limits, "FILE",
+           "Limits to hold the kernels to (default: policies/resources.toml)");
+  set.text("--binary", &options->binary, "FILE",
+           "Executable, shared library, object or cubin to look into (default: this program)");
+  set.flag("--codes", &options->codes, "Also show the begin of each kernel's machine-code digest");
+  set.flag("--json", &options->as_json, "Print JSON");
+  return [options](const Arguments&) { return resources(*options); };
+}
+
+}  // namespace greenfast::cli
