@@ -49,7 +49,7 @@ _greenfast() {
     --device) mapfile -t COMPREPLY < <(compgen -W "auto cpu cuda" -- "$word") ;;
     --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 a100 l4" -- "$word") ;;
     --causal) mapfile -t COMPREPLY < <(compgen -W "top-left bottom-right" -- "$word") ;;
-    --inputs) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
+    --inputs | --binary | --limits) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --out) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
   esac
   if [[ ${#COMPREPLY[@]} -eq 0 && ( $word == -* || -z $word ) ]]; then

@@ -101,8 +101,11 @@ bool concerns(const ResourceLimit& limit, const ResourceRow& row) {
 
 /// Fills in occupancy and broken limits.
 void judge(ResourceRow& row, std::span<const ResourceLimit> limits) {
-  const int threads = row.threads > 0 ? row.threads : row.code.max_threads;
-  row.occupancy = occupancy(arch_number(row.code.arch), row.code.registers, row.shared(), threads);
+  // Without a plan its dynamic shared memory is not known.
+  if (!row.variant.empty()) {
+    row.occupancy =
+        occupancy(arch_number(row.code.arch), row.code.registers, row.shared(), row.threads);
+  }
   bool stack_allowed = false;
   for (const ResourceLimit& limit : limits) {
     if (!concerns(limit, row)) continue;

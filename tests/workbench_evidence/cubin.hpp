@@ -31,9 +31,9 @@ struct FakeKernel {
   std::string symbol = "_ZN9greenfast4cuda1k4mainE";
   std::string code = "sixteen bytes of";
   std::uint32_t registers = 40, frame = 0;
-  std::uint64_t shared = 0;  // as the section says
-  std::string constants = {};     // .nv.constant2
-  std::string refers_to = {};     // a symbol that a relocation names
+  std::uint64_t shared = 0;    // as the section says
+  std::string constants = {};  // .nv.constant2
+  std::string refers_to = {};  // a symbol that a relocation names
 };
 
 struct FakeSection {
