@@ -33,7 +33,7 @@ struct Options {
   bool as_json = false, codes = false;
 };
 
-std::vector<workbench::ResourceLimit> limits_of(const Options& options) {
+std::vector<workbench::KernelLimit> limits_of(const Options& options) {
   if (options.limits.empty())
     return value_or_fail(workbench::parse_resource_limits("policies/resources.toml",
                                                           workbench::builtin_resource_limits()));

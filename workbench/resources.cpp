@@ -37,8 +37,8 @@ struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-ResourceLimit read_limit(const toml::table& table) {
-  ResourceLimit limit;
+KernelLimit read_limit(const toml::table& table) {
+  KernelLimit limit;
   for (const auto& [key, node] : table) {
     const auto text = [&, &node = node, &key = key] {
       const auto value = node.value_exact<std::string>();
@@ -89,7 +89,7 @@ ResourceLimit read_limit(const toml::table& table) {
   return limit;
 }
 
-bool concerns(const ResourceLimit& limit, const ResourceRow& row) {
+bool concerns(const KernelLimit& limit, const ResourceRow& row) {
   if (!limit.arch.empty() && limit.arch != row.code.arch) return false;
   if (!limit.kernel.empty())
     return std::regex_search("greenfast::cuda::" + row.code.name, std::regex(limit.kernel));
@@ -100,14 +100,14 @@ bool concerns(const ResourceLimit& limit, const ResourceRow& row) {
 }
 
 /// Fills in occupancy and broken limits.
-void judge(ResourceRow& row, std::span<const ResourceLimit> limits) {
+void judge(ResourceRow& row, std::span<const KernelLimit> limits) {
   // Without a plan its dynamic shared memory is not known.
   if (!row.variant.empty()) {
     row.occupancy =
         occupancy(arch_number(row.code.arch), row.code.registers, row.shared(), row.threads);
   }
   bool stack_allowed = false;
-  for (const ResourceLimit& limit : limits) {
+  for (const KernelLimit& limit : limits) {
     if (!concerns(limit, row)) continue;
     stack_allowed = stack_allowed || limit.stack.has_value();
     const auto check = [&](std::string_view what, std::int64_t value,
@@ -221,9 +221,9 @@ std::optional<Occupancy> occupancy(int arch, int registers, std::int64_t shared_
   return out;
 }
 
-Result<std::vector<ResourceLimit>> parse_resource_limits(std::string_view name,
+Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
                                                          std::string_view text) {
-  std::vector<ResourceLimit> out;
+  std::vector<KernelLimit> out;
   try {
     const toml::table table = toml::parse(text);
     for (const auto& [key, node] : table) {
@@ -254,7 +254,7 @@ bool ResourceReport::within_limits() const {
                      [](const ResourceRow& row) { return row.broken.empty(); });
 }
 
-ResourceReport resource_report(const DeviceCode& code, std::span<const ResourceLimit> limits,
+ResourceReport resource_report(const DeviceCode& code, std::span<const KernelLimit> limits,
                                std::span<const std::string> archs,
                                std::span<const std::string> variants) {
   ResourceReport report;

@@ -27,7 +27,7 @@ struct Occupancy {
 std::optional<Occupancy> occupancy(int arch, int registers, std::int64_t shared_bytes, int threads);
 
 /// Most that a kernel may take; one row of policies/resources.toml.
-struct ResourceLimit {
+struct KernelLimit {
   std::string kernel;   ///< regular expression on "greenfast::cuda::" and the kernel's name; or
   std::string variant;  ///< an id, or the begin of several: "cuda.v2c.*"
   std::string arch;     ///< "sm_89"; empty: all
@@ -37,7 +37,7 @@ struct ResourceLimit {
 };
 /// policies/resources.toml as it was when this binary was built.
 std::string_view builtin_resource_limits();
-Result<std::vector<ResourceLimit>> parse_resource_limits(std::string_view name,
+Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
                                                          std::string_view toml);
 
 /// One kernel on one architecture, as a variant launches it.
@@ -65,7 +65,7 @@ struct ResourceReport {
 /// Every kernel of the library's variants in `code`; `archs` ("sm_89") and `variants` (ids) keep
 /// those alone, empty keeps all. Which kernel a variant launches, with how much shared memory, is
 /// asked of the plans of this build, over a grid of problems.
-ResourceReport resource_report(const DeviceCode& code, std::span<const ResourceLimit> limits,
+ResourceReport resource_report(const DeviceCode& code, std::span<const KernelLimit> limits,
                                std::span<const std::string> archs,
                                std::span<const std::string> variants);
 
