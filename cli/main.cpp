@@ -35,6 +35,8 @@ constexpr std::array kCommands{
     Command{"resources",
             "registers, shared memory, spills, occupancy of every compiled kernel; no GPU",
             define_resources},
+    Command{"report", "what results say: Markdown, one HTML page with charts, pull request, bundle",
+            define_report},
     Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
             define_doctor},
 };

@@ -50,8 +50,15 @@ _greenfast() {
     --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 a100 l4" -- "$word") ;;
     --causal) mapfile -t COMPREPLY < <(compgen -W "top-left bottom-right" -- "$word") ;;
     --inputs | --binary | --limits) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
+    --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
+    --html | --md) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --out) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
   esac
+  # Records and result folders.
+  if [[ $command == report && ${#COMPREPLY[@]} -eq 0 && $word != -* ]]; then
+    mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    compopt -o filenames 2>/dev/null
+  fi
   if [[ ${#COMPREPLY[@]} -eq 0 && ( $word == -* || -z $word ) ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$(_greenfast_options "$program" "$command")" -- "$word")
   fi

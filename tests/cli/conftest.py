@@ -39,6 +39,7 @@ def greenfast(tmp_path):
         return Result(subprocess.run([GREENFAST, *map(str, arguments)], cwd=work, env=environment, text=True,
                                      capture_output=True, check=False, timeout=300, **options))
 
+    run.program = GREENFAST
     run.work = tmp_path / "work"
     run.files = lambda: sorted(str(p.relative_to(run.work)) for p in run.work.rglob("*")) if run.work.exists() else []
     return run

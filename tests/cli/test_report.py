@@ -1,0 +1,286 @@
+"""report: what folders it takes and refuses, its Markdown, its page in a real browser, pull request, bundle, tables."""
+import base64
+import hashlib
+import json
+import re
+import shutil
+import struct
+import subprocess
+import tarfile
+import zlib
+
+import pytest
+
+import chromium
+from cli_paths import ROOT
+
+GATE = ROOT / "docs" / "verdicts" / "promote"
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`**"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A result folder with a gate, a run on each kind of device and a peer's samples."""
+    results = tmp_path / "results"
+    results.mkdir()
+    shutil.copy(GATE / "gate.json", results)
+    shutil.copy(ROOT / "evidence" / "cpu.json", results / "run.json")
+    shutil.copy(ROOT / "evidence" / "ladder-h200.json", results / "ladder-h200.json")
+    shutil.copy(ROOT / "evidence" / "mission-h200.json", results / "peers.json")
+    return results
+
+
+def edited(path, change):
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+# ---- what it takes and refuses
+
+
+def test_a_folder_becomes_markdown_and_a_page_beside_its_records(greenfast, folder):
+    result = greenfast("report", folder)
+    assert result.code == 0, result.err
+    assert {"report.md", "report.html"} <= {p.name for p in folder.iterdir()}
+    text = (folder / "report.md").read_text()
+    for heading in ("# Validation report", "### TFLOP/s by shape, NVIDIA H200", "### Ladder at mission, NVIDIA H200",
+                    "### Roofline, AMD EPYC", "### Error by distribution", "### Speedup with its 95% interval",
+                    "### Checklist", "### Resources", "### Correctness by shape and seed", "### Recommended next steps",
+                    "### Lessons", "### Merge checklist", "### Commit message and tag", "## Text of the pull request",
+                    "## Artifacts", "## To reproduce"):
+        assert f"\n{heading}" in f"\n{text}", heading
+    headline = json.loads((folder / "gate.json").read_text())["headline"]
+    assert all(f"> {line}" in text for line in headline)
+    # Every number of a chart stands in its table: cuda.v2c.v8 is 10 times the first rung.
+    assert re.search(r"^\| cuda.v2c.v8 \| mma.sync.* \| 12.81 µs \| .* \| 3.07× \| 10.04× \|$", text, re.M)
+    assert str(folder) not in text  # where the records lay on this machine is nobody's business
+
+
+def test_peers_at_the_same_problem_stand_under_the_same_name(greenfast, folder):
+    text = greenfast("report", folder, "--md", "-").out
+    assert re.search(r"^\| peer:fa3 \| mission fp16 hot \| hot \| ", text, re.M)
+
+
+def test_notes_of_the_folder_are_in_the_report(greenfast, folder):
+    (folder / "notes.md").write_text("## What we learned\n\n- the buffer was never the bottleneck\n")
+    text = greenfast("report", folder, "--md", "-").out
+    assert "## Notes" in text and "- the buffer was never the bottleneck" in text
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], ["what?", "result folder"]),
+    (["/nonexistent"], ["/nonexistent", "no such file or folder"]),
+    (["--check"], ["--readme"]),
+    ([ROOT / "docs" / "schema"], ["holds no record", "greenfast.run/1"]),
+    ([ROOT / "docs" / "schema" / "run.schema.json"], ["run.schema.json", "no schema"]),
+    ([ROOT / "evidence" / "cpu.json", "--pr"], ["--pr", "gate.json"]),
+    ([GATE, "--bundle", "x.zip"], ["--bundle x.zip", ".tar.gz"]),
+])
+def test_bad_usage(greenfast, arguments, words):
+    greenfast("report", *arguments).refused(2, *words)
+    assert greenfast.files() == []
+
+
+def test_a_truncated_record_is_refused_by_name(greenfast, folder):
+    text = (folder / "gate.json").read_text()
+    (folder / "gate.json").write_text(text[: len(text) // 2])
+    greenfast("report", folder).refused(2, str(folder / "gate.json"), "truncated")
+
+
+def test_a_job_without_its_record_is_refused_by_name(greenfast, folder):
+    (folder / "gate.json").unlink()
+    (folder / "job.json").write_text("{}")
+    greenfast("report", folder).refused(2, str(folder / "gate.json"), "missing beside job.json", "--resume")
+
+
+@pytest.mark.parametrize("file, change, words", [
+    ("gate.json", {"schema": "greenfast.gate/2"}, ["greenfast.gate/2", "greenfast.gate/1"]),
+    ("gate.json", {"checklist": None}, ["'checklist'", "not a whole"]),
+    ("run.json", {"device": []}, ["'device'", "not an object"]),
+    ("run.json", {"rows": [{"verdict": 3}]}, ["$.rows[0]", "missing"]),
+    ("run.json", {"cases": [{"metrics": {}}]}, ["$.cases[0]", "missing"]),
+    ("gate.json", {"fast": [{"shape": "mission", "primary": True}]}, ["fast[].baseline is missing"]),
+    ("gate.json", {"verdict": {}}, ["$.verdict.", "missing"]),
+    ("gate.json", {"build": {}}, ["build.version is missing"]),
+])
+def test_another_schema_or_a_piece_of_one_is_refused_by_name(greenfast, folder, file, change, words):
+    edited(folder / file, lambda record: record.update(change))
+    greenfast("report", folder).refused(2, file, *words)
+
+
+def test_a_foreign_file_of_a_folder_is_left_out_and_said_so(greenfast, folder):
+    (folder / "package.json").write_text("{}")
+    (folder / "other.json").write_text('{"schema": "greenfast.doctor/1"}')
+    text = greenfast("report", folder, "--md", "-").out
+    assert "left out" in text and "package.json: no record" in text and "greenfast.doctor/1" in text
+
+
+# ---- the page
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if chromium.find() is None:
+        pytest.skip("no chromium here (tools/setup test installs it on Debian)")
+    one = chromium.Browser(tmp_path_factory.mktemp("chromium"))
+    yield one
+    one.close()
+
+
+def pixels(png):
+    """Rows of RGB(A) bytes of a PNG whose rows are not interlaced."""
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    at, data = 8, b""
+    while at < len(png):
+        size, kind = struct.unpack(">I4s", png[at : at + 8])
+        if kind == b"IHDR":
+            width, height, depth, colour = struct.unpack(">IIBB", png[at + 8 : at + 18])
+        elif kind == b"IDAT":
+            data += png[at + 8 : at + 8 + size]
+        at += 12 + size
+    assert depth == 8
+    return width, height, {2: 3, 6: 4}[colour], zlib.decompress(data)
+
+
+# For each canvas: does anything stand on it, how many colours, is it in view of a screen reader?
+DRAWN = """[...document.querySelectorAll('canvas')].map((canvas) => {
+  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  const colours = new Set();
+  let inked = 0;
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 0) { ++inked; colours.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]); }
+  return {id: canvas.id, width: canvas.clientWidth, height: canvas.clientHeight, inked: inked / (data.length / 4),
+          colours: colours.size, rows: canvas.closest('figure').querySelectorAll('tbody tr').length};
+})"""
+
+
+@pytest.mark.parametrize("width, scheme", [(1200, "light"), (390, "dark")])
+def test_a_browser_draws_every_chart_without_a_complaint(greenfast, folder, browser, width, scheme):
+    assert greenfast("report", folder).code == 0
+    page = browser.open((folder / "report.html").as_uri(), width=width, scheme=scheme)
+    canvases = page.evaluate(DRAWN)
+    assert page.said == []
+    kinds = {c["id"].removeprefix("chart-").rstrip("0123456789").rstrip("-") for c in canvases}
+    assert {"throughput", "ladder", "roofline", "speedups", "errors"} <= kinds
+    for canvas in canvases:
+        assert canvas["inked"] > 0.005 and canvas["colours"] > 3, canvas
+        assert 250 < canvas["width"] <= width and canvas["height"] > 150, canvas
+        assert canvas["rows"] > 0, canvas
+    assert page.evaluate("document.documentElement.dataset.charts") == str(len(canvases))
+    # Readable on a phone: the page does not scroll sideways, wide tables do within themselves.
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(13, 17, 23)") == (scheme == "dark"), background
+    # Marks of data, as a viewer sees them: the palette's first colour covers part of the picture.
+    page.evaluate("document.querySelector('canvas').scrollIntoView()")
+    _, _, size, data = pixels(base64.b64decode(page.call("Page.captureScreenshot", format="png")["data"]))
+    assert size in (3, 4) and len(set(data)) > 10
+
+
+def test_a_screen_reader_finds_a_name_a_description_and_a_table_for_each_chart(greenfast, folder, browser):
+    assert greenfast("report", folder).code == 0
+    page = browser.open((folder / "report.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    nodes = [n for n in page.call("Accessibility.getFullAXTree")["nodes"] if not n.get("ignored")]
+
+    def of(role):
+        return [n for n in nodes if n.get("role", {}).get("value") in role]
+
+    images = of(("image", "img"))
+    assert len(images) == page.evaluate("document.querySelectorAll('canvas').length") > 4
+    assert all(n["name"]["value"] and n["description"]["value"] for n in images)
+    assert len(of(("table",))) >= len(images)
+    assert len(of(("heading",))) > 10 and len(of(("columnheader",))) > 20
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.said == []
+
+
+def test_hostile_names_stay_text(greenfast, folder, browser):
+    def poison(value):
+        if isinstance(value, dict):
+            return {k: poison(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [poison(v) for v in value]
+        return value + HOSTILE if value in ("cpu.flash", "mission", "normal", "AMD EPYC", "Every check passed.") else value
+
+    for name in ("gate.json", "run.json"):
+        record = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(poison(record)))
+    (folder / "notes.md").write_text(f"# {HOSTILE}\n\n{HOSTILE}\n\n| a | {HOSTILE} |\n| --- | --- |\n| 1 | 2 |\n```\n{HOSTILE}\n```\n")
+    result = greenfast("report", folder)
+    assert result.code == 0, result.err
+    page = browser.open((folder / "report.html").as_uri())
+    assert page.said == []
+    assert page.evaluate("document.scripts.length") == 3
+    assert page.evaluate("document.images.length") == 0
+    assert page.evaluate("document.querySelectorAll('[onerror],[onload],iframe,object').length") == 0
+    assert page.evaluate("document.body.textContent.includes('</script><script>alert(1)</script>')")
+    canvases = page.evaluate(DRAWN)
+    assert len(canvases) > 4 and all(c["inked"] > 0.005 for c in canvases)
+
+
+def test_the_page_needs_nothing_else(greenfast, folder):
+    assert greenfast("report", folder).code == 0
+    text = (folder / "report.html").read_text()
+    assert "Content-Security-Policy" in text and "default-src 'none'" in text
+    assert not re.search(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=[\"'](?!data:|#)", text)
+    assert "Released under the MIT License" in text  # Chart.js keeps its notice
+    assert len(text) < 2_000_000
+
+
+# ---- pull request, bundle, tables
+
+
+def test_pull_request_text(greenfast):
+    result = greenfast("report", GATE, "--pr")
+    assert result.code == 0
+    assert result.out.startswith("# PROMOTE: cpu.flash against cpu.naive, 27.054x")
+    for heading in ("Summary", "Results", "Artifacts", "Toggle and rollback", "Risk", "Next steps", "Merge checklist"):
+        assert f"\n## {heading}\n" in result.out
+    boxes = re.findall(r"^- \[([x ])\] ", result.out, re.M)
+    assert len(boxes) == 8 and boxes.count("x") == 6
+    assert "GREENFAST_VARIANT=cpu.naive" in result.out
+
+
+def test_pull_request_of_a_rejected_candidate_ticks_nothing_it_did_not_pass(greenfast):
+    result = greenfast("report", ROOT / "docs" / "verdicts" / "mutant", "--pr")
+    assert result.code == 0
+    assert "- [ ] GREEN on every distribution" in result.out and "- [ ] FAST" in result.out
+    assert "nothing that users call may change" in result.out
+
+
+def test_a_bundle_holds_what_reproduces_the_report_and_is_the_same_twice(greenfast, folder, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        result = greenfast("report", folder, "--bundle", tmp_path / name / "walk.tar.gz")
+        assert result.code == 0, result.err
+    first = (tmp_path / "a" / "walk.tar.gz").read_bytes()
+    assert first == (tmp_path / "b" / "walk.tar.gz").read_bytes()
+    with tarfile.open(tmp_path / "a" / "walk.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(tmp_path)
+    top = tmp_path / "walk"
+    sums = dict(reversed(line.split("  ", 1)) for line in (top / "SHA256SUMS").read_text().splitlines())
+    files = {str(p.relative_to(top)) for p in top.rglob("*") if p.is_file()}
+    assert files == {*sums, "SHA256SUMS"}
+    assert all(hashlib.sha256((top / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())
+    assert {"report.md", "report.html", "pull-request.md", "REPRODUCE.md", "policies/strict.toml"} <= files
+    gate = next(top.glob("records/*/gate.json"))
+    assert gate.read_bytes() == (folder / "gate.json").read_bytes()
+    reproduce = (top / "REPRODUCE.md").read_text()
+    sha = json.loads(gate.read_text())["build"]["git_sha"]
+    assert f"git checkout {sha}" in reproduce and "greenfast gate --baseline cpu.naive --candidate cpu.flash" in reproduce
+
+
+def test_readme_tables_are_checked_and_rewritten_from_inside_the_repository(greenfast, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- greenfast:run {ROOT}/evidence/cpu.json -->\nstale\n<!-- greenfast:end -->\n")
+    command = [greenfast.program, "report", "--readme"]
+    stale = subprocess.run([*command, "--check", page], cwd=ROOT / "docs", capture_output=True, text=True, check=False)
+    assert stale.returncode == 30 and "does not show its records" in stale.stderr
+    assert subprocess.run([*command, page], cwd=ROOT / "docs", check=False).returncode == 0
+    assert "| `cpu.flash` | mission |" in page.read_text()
+    assert subprocess.run([*command, "--check", page], cwd=ROOT, check=False).returncode == 0
+
+
+def test_readme_tables_outside_a_repository_are_refused(greenfast):
+    greenfast("report", "--readme").refused(2, "--readme", "inside a Greenfast repository")

@@ -1,0 +1,634 @@
+// The words of a report.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <greenfast/attention.hpp>
+
+#include "workbench/compare.hpp"
+#include "workbench/gate.hpp"
+#include "workbench/profile/profile.hpp"
+#include "workbench/report/report.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+using nlohmann::json;
+using Row = std::vector<std::string>;
+
+std::string text(const json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+std::string sha_of(const json& record) {
+  const json& build = record.at("build");
+  return build.contains("git") ? text(build["git"].at("sha")) : text(build.at("git_sha"));
+}
+bool dirty(const json& record) {
+  const json& build = record.at("build");
+  const json& flag = build.contains("git") ? build["git"].at("dirty") : build.at("git_dirty");
+  return flag.is_boolean() && flag.get<bool>();
+}
+std::string table(Row header, const std::vector<Row>& rows) { return markdown_table(header, rows); }
+
+// A heading less high, for a report within the report.
+std::string demoted(const std::string& markdown) {
+  std::string out;
+  bool code = false;
+  std::size_t at = 0;
+  while (at < markdown.size()) {
+    const std::size_t end = std::min(markdown.find('\n', at), markdown.size());
+    const std::string_view line = std::string_view(markdown).substr(at, end - at);
+    if (line.starts_with("```")) code = !code;
+    if (!code && line.starts_with('#')) out += '#';
+    out.append(line).push_back('\n');
+    at = end + 1;
+  }
+  return out;
+}
+
+// One word of a command line, so that a shell reads it as it was.
+std::string quoted(const std::string& word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("-_=./,:+@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (const char c : word) {
+    if (c == '\'')
+      out += "'\\''";
+    else if (c == '\n' || c == '\r')
+      out += ' ';
+    else
+      out += c;
+  }
+  return out + "'";
+}
+std::string command_of(const json& record) {
+  std::string command = "greenfast";
+  for (const json& word : record.at("argv")) command += ' ' + quoted(text(word));
+  return command;
+}
+
+const json* primary_of(const json& gate) {
+  if (!gate.contains("fast")) return nullptr;
+  for (const json& shape : gate["fast"])
+    if (shape.at("primary").get<bool>() && shape.contains("speedup")) return &shape;
+  return nullptr;
+}
+
+std::vector<std::string> run_headline(const json& record) {
+  int green = 0, red = 0, skipped = 0;
+  const json* fastest = nullptr;
+  for (const json& row : record["rows"]) {
+    const std::string verdict = text(row.at("verdict"));
+    (verdict == "GREEN" ? green : verdict == "RED" ? red : skipped) += 1;
+    if (row.at("time").is_object() &&
+        (fastest == nullptr ||
+         row["time"].at("flops").get<double>() > (*fastest)["time"].at("flops").get<double>()))
+      fastest = &row;
+  }
+  std::vector<std::string> lines;
+  lines.push_back(
+      fmt::format("{}: {} GREEN, {} RED, {} skipped, of {} pairs of variant and problem",
+                  red > 0     ? "RED"
+                  : green > 0 ? "GREEN"
+                              : "SKIPPED",
+                  green, red, skipped, record["rows"].size()));
+  lines.push_back(
+      fastest == nullptr
+          ? std::string("nothing was timed")
+          : fmt::format("highest rate: {} at {}, {:.3f} TFLOP/s, p50 {}",
+                        text((*fastest)["variant"]), text((*fastest)["problem"]),
+                        (*fastest)["time"]["flops"].get<double>() * 1e-12,
+                        format_duration((*fastest)["time"]["p50_seconds"].get<double>())));
+  lines.push_back(fmt::format("{}, {}, commit {}{}, exit code {}",
+                              text(record["device"].at("name")),
+                              text(record.at("utc")).substr(0, 10), sha_of(record).substr(0, 10),
+                              dirty(record) ? " with changes" : "", text(record.at("exit_code"))));
+  return lines;
+}
+
+// ---- what each kind of record says
+
+std::string run_section(const ReportSource& source) {
+  const json& record = source.record;
+  std::string out = fmt::format("## {}: {}\n\n", markdown_text(text(record.at("command"))),
+                                markdown_text(source.label));
+  for (const std::string& line : run_headline(record))
+    out += fmt::format("> {}  \n", markdown_text(line));
+  std::vector<Row> rows;
+  for (const json& row : record["rows"]) {
+    const json& time = row.at("time");
+    const std::string why = row.at("reason").is_string() ? text(row["reason"]) : std::string();
+    rows.push_back(
+        {text(row.at("variant")), text(row.at("problem")), text(row.at("verdict")),
+         text(row.at("cases")),
+         time.is_object() ? format_duration(time.at("p50_seconds").get<double>()) : "-",
+         time.is_object() ? format_duration(time.at("p90_seconds").get<double>()) : "-",
+         time.is_object() && time.at("std_seconds").is_number()
+             ? format_duration(time["std_seconds"].get<double>())
+             : "-",
+         time.is_object() ? fmt::format("{:.2f}", time.at("times_fastest").get<double>()) : "-",
+         why});
+  }
+  out += "\n### Verdicts and times\n\n" +
+         table({"variant", "shape", "verdict", "cases", "p50", "p90", "std", "×fastest", "reason"},
+               rows);
+
+  // Correctness by shape and seed, over the distributions.
+  struct Worst {
+    int cases = 0, green = 0;
+    double max_err = 0, mean_err = 0, bad = 0;
+  };
+  std::map<std::tuple<std::string, std::string, long long>, Worst> by_seed;
+  for (const json& c : record["cases"]) {
+    if (!c.contains("metrics")) continue;
+    Worst& w =
+        by_seed[{text(c.at("variant")), text(c.at("problem")), c.at("seed").get<long long>()}];
+    ++w.cases;
+    w.green += text(c.at("verdict")) == "GREEN" ? 1 : 0;
+    const auto worse = [&](double& value, const char* metric) {
+      const json& m = c["metrics"].at(metric);
+      value = std::max(value,
+                       m.is_number() ? m.get<double>() : std::numeric_limits<double>::infinity());
+    };
+    worse(w.max_err, "max_err");
+    worse(w.mean_err, "mean_err");
+    worse(w.bad, "percent_bad");
+  }
+  rows.clear();
+  for (const auto& [key, w] : by_seed)
+    rows.push_back({std::get<0>(key), std::get<1>(key), fmt::format("{}", std::get<2>(key)),
+                    fmt::format("{} of {}", w.green, w.cases), fmt::format("{:.2e}", w.max_err),
+                    fmt::format("{:.2e}", w.mean_err), fmt::format("{:.3g}", w.bad)});
+  if (!rows.empty())
+    out += "\n### Correctness by shape and seed\n\nThe worst over the distributions.\n\n" +
+           table({"variant", "shape", "seed", "GREEN", "max_err", "mean_err", "%bad"}, rows);
+  return out;
+}
+
+std::string selftest_section(const ReportSource& source) {
+  const json& r = source.record;
+  std::vector<Row> rows;
+  for (const json& row : r["rows"]) {
+    const bool honest = row.at("honest").get<bool>();
+    const bool right = honest ? row.at("red_cases") == 0 : row.at("caught").get<bool>();
+    if (!right)
+      rows.push_back({text(row.at("subject")), text(row.at("models")),
+                      honest ? "RED, but honest" : "GREEN, but wrong"});
+  }
+  std::string out = fmt::format(
+      "## Selftest of the gate: {}\n\n{} of {} wrong kernels caught, {} of {} honest ones passed, "
+      "policy {}.\n",
+      markdown_text(source.label), text(r.at("mutants_caught")), text(r.at("mutants")),
+      text(r.at("honest_green")), text(r.at("honest")),
+      markdown_text(text(r["policy"].at("name"))));
+  if (!rows.empty()) out += "\n" + table({"planted kernel", "what it models", "result"}, rows);
+  return out;
+}
+
+std::string ladder_section(const ReportSource& source) {
+  std::vector<Row> rows;
+  for (const json& s : source.record["steps"])
+    rows.push_back({text(s.at("candidate")), text(s.at("baseline")), text(s.at("verdict")),
+                    text(s.at("reason"))});
+  return fmt::format("## Walk of the ladder: {}\n\n", markdown_text(source.label)) +
+         table({"candidate", "baseline", "verdict", "headline or reason"}, rows);
+}
+
+// A comparison's own report wants its whole struct; a record's tables are enough here.
+std::string compare_section(const ReportSource& source) {
+  const json& r = source.record;
+  std::vector<Row> rows;
+  for (const json& s : r["shapes"]) {
+    const auto ratio = [&](const char* key) {
+      const json& i = s.at(key);
+      return fmt::format("{:.3f}× [{:.3f}, {:.3f}]", i.at("value").get<double>(),
+                         i.at("lo").get<double>(), i.at("hi").get<double>());
+    };
+    rows.push_back({text(s.at("name")), ratio("ratio_p50"), ratio("ratio_p90"),
+                    text(s.at("a").at("green")), text(s.at("b").at("green")),
+                    text(s.at("outputs"))});
+  }
+  std::string out =
+      fmt::format("## {} against {}: {}\n\n{} caches, {}.\n\n", markdown_text(text(r.at("b"))),
+                  markdown_text(text(r.at("a"))), markdown_text(source.label), text(r.at("cache")),
+                  r.at("paired").get<bool>() ? "interleaved" : "NOT interleaved");
+  out += table({"shape", "speedup p50", "speedup p90", "GREEN of the first", "GREEN of the second",
+                "outputs"},
+               rows);
+  for (const json& note : r.at("notes")) out += fmt::format("- {}\n", markdown_text(text(note)));
+  for (const json& skipped : r.at("skipped"))
+    out += fmt::format("- SKIPPED {}\n", markdown_text(text(skipped)));
+  return out;
+}
+
+// ---- gates
+
+const ReportSource* profile_for(const ReportSources& sources, const std::string& variant) {
+  const ReportSource* found = nullptr;
+  for (const ReportSource& s : sources.records) {
+    if (s.kind != "profile") continue;
+    for (const json& side : s.record["sides"])
+      if (text(side.at("variant")) == variant) found = &s;
+  }
+  return found;
+}
+
+// The originals' third class of gates: profiles of both sides, kept.
+Row evidence_row(const ReportSources& sources, const json& gate) {
+  std::vector<std::string> parts;
+  bool all = true;
+  for (const char* side : {"baseline", "candidate"}) {
+    const std::string variant = text(gate["options"].at(side));
+    const ReportSource* profile = profile_for(sources, variant);
+    std::string status = "no profile in this folder";
+    if (profile != nullptr)
+      for (const json& s : profile->record["sides"])
+        if (text(s.at("variant")) == variant)
+          status = s.at("skipped").is_string() ? "SKIPPED: " + text(s["skipped"])
+                                               : fmt::format("{} metrics", s.at("metrics").size());
+    all = all && status.ends_with(" metrics");
+    parts.push_back(fmt::format("{}: {}", variant, status));
+  }
+  return {"Evidence: profiles", "metrics of both sides, raw profiles kept",
+          fmt::format("{}", fmt::join(parts, "; ")), all ? "PASS" : "deferred"};
+}
+
+struct Step {
+  std::string what, gain, effort, risk;
+};
+// What the records say can still be gained, nothing else.
+std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& model,
+                             const json& gate) {
+  std::vector<Step> steps;
+  const std::string candidate = text(gate["options"].at("candidate"));
+  for (const json& reason : gate["verdict"].at("reasons"))
+    if (!text(reason.at("settle")).empty() && reason["settle"].is_string())
+      steps.push_back({text(reason["settle"]), "the verdict", "one run", "none"});
+  for (const json& next : gate["verdict"].at("next"))
+    steps.push_back({text(next), "not measured", "one gate each", "none: by name only"});
+  for (const VariantInfo& v : variants()) {
+    if (v.predecessor != candidate) continue;
+    // A ratio of two records would not be paired: only the same record counts.
+    std::string gain = "not measured here";
+    for (const Timing& after : model.timings)
+      for (const Timing& before : model.timings)
+        if (after.variant == v.id && before.variant == candidate && after.source == before.source &&
+            after.shape == before.shape && after.shape.starts_with("mission"))
+          gain =
+              fmt::format("{:.2f}× at {} in {}", before.p50 / after.p50, after.shape, after.source);
+    steps.push_back({fmt::format("gate {} against {}: {}", v.id, candidate, v.idea), gain,
+                     v.built ? "one run" : "a build with it, one run",
+                     "none: built beside the others"});
+  }
+  const ReportSource* profile = profile_for(sources, candidate);
+  if (profile != nullptr) {
+    for (const json& side : profile->record["sides"])
+      if (text(side.at("variant")) == candidate && side.contains("advice"))
+        for (const json& line : side["advice"])
+          steps.push_back({text(line), "to be predicted before it is written",
+                           "a change of the kernel", "GREEN decides"});
+  } else {
+    steps.push_back(
+        {fmt::format("greenfast profile {} {}", text(gate["options"].at("baseline")), candidate),
+         "the bottleneck by name", "seconds", "none"});
+  }
+  if (const json* shape = primary_of(gate); shape != nullptr) {
+    const double floor = shape->at("floor_seconds").get<double>();
+    const double p50 = (*shape)["candidate"].at("p50").get<double>();
+    if (floor > 0)
+      steps.push_back(
+          {fmt::format("what is left to the speed of light at {}", text(shape->at("shape"))),
+           fmt::format("at most {:.1f}×", p50 / floor), "unknown", "-"});
+  }
+  return steps;
+}
+
+std::string next_steps_table(const std::vector<Step>& steps) {
+  std::vector<Row> rows;
+  for (const Step& s : steps) rows.push_back({s.what, s.gain, s.effort, s.risk});
+  return table({"step", "expected gain", "effort", "risk"}, rows);
+}
+
+std::vector<std::string> lessons(const json& gate) {
+  std::vector<std::string> out;
+  const json& verdict = gate.at("verdict");
+  const json* shape = primary_of(gate);
+  const std::string expected = text(verdict.at("expected"));
+  if (shape != nullptr) {
+    const json& s = (*shape)["speedup"];
+    const double value = s.at("value").get<double>(), lo = s.at("lo").get<double>(),
+                 hi = s.at("hi").get<double>();
+    out.push_back(fmt::format("expected: {}; found {:.3f}× [{:.3f}, {:.3f}] at {}",
+                              expected.empty() ? "nothing was written down" : expected, value, lo,
+                              hi, text(shape->at("shape"))));
+    if (lo <= 1 && hi >= 1)
+      out.push_back(
+          "a change that shows no difference is a result: its idea was not where the time goes");
+    if (shape->contains("noise_floor"))
+      out.push_back(fmt::format("differences below {:.1f}% are noise on this machine at that time",
+                                100 * (*shape)["noise_floor"].get<double>()));
+    const double peak = shape->at("candidate_percent_of_peak").get<double>();
+    if (peak > 0)
+      out.push_back(fmt::format("the candidate runs at {:.1f}% of the measured peak", peak));
+  }
+  if (!text(verdict.at("original")).empty())
+    out.push_back(fmt::format("the original, on an L4: {}", text(verdict["original"])));
+  return out;
+}
+
+std::string toggles_of(const std::string& id) {
+  for (const VariantInfo& v : variants()) {
+    if (v.id != id) continue;
+    std::string out;
+    for (const Toggle& t : v.toggles)
+      out += fmt::format("{}{}={}", out.empty() ? "" : " ", t.name, t.value);
+    return out;
+  }
+  return {};
+}
+
+std::vector<std::pair<std::string, bool>> merge_checklist(const ReportSources& sources,
+                                                          const json& gate) {
+  const auto passed = [&](std::string_view prefix) {
+    bool any = false;
+    for (const json& row : gate["checklist"]) {
+      if (!text(row.at("gate")).starts_with(prefix)) continue;
+      any = true;
+      if (row.at("status") != "PASS") return false;
+    }
+    return any;
+  };
+  const Row evidence = evidence_row(sources, gate);
+  return {{"both sides build, with no warning", passed("build")},
+          {"GREEN on every distribution, shape and seed", passed("GREEN")},
+          {"resources inside their limits, no spills", passed("resources")},
+          {"FAST: p50 and p90 at the primary shape at or above the gate", passed("FAST")},
+          {"no guard shape slower", passed("guard")},
+          {"profiles of both sides kept, directions as predicted", evidence[3] == "PASS"},
+          {"built from a clean commit", !dirty(gate)},
+          {"evidence, tables and changelog in the same change", false}};
+}
+
+std::string tag_of(const json& gate) {
+  std::string name = text(gate["options"].at("candidate"));
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '_') c = '-';
+  return fmt::format("{}-{}", name, text(gate.at("utc")).substr(0, 10));
+}
+
+std::string commit_message(const json& gate) {
+  const std::vector<std::string> head = gate_headline(gate);
+  return fmt::format("{}\n\n{}\n{}\n\nMeasured on {}, commit {}.\n", head[0], head[1], head[2],
+                     gate.contains("device") ? text(gate["device"].at("name")) : "?",
+                     sha_of(gate).substr(0, 10));
+}
+
+std::string pr_of(const ReportSources& sources, const ReportModel& model,
+                  const ReportSource& source) {
+  const json& gate = source.record;
+  const std::string candidate = text(gate["options"].at("candidate"));
+  const std::string baseline = text(gate["options"].at("baseline"));
+  const std::vector<std::string> head = gate_headline(gate);
+  std::string out = fmt::format("# {}\n\n## Summary\n\n", markdown_text(head[0]));
+  for (const VariantInfo& v : variants())
+    if (v.id == candidate)
+      out += fmt::format("{}: {}.\n\n", markdown_text(candidate), markdown_text(v.idea));
+  out += fmt::format("{}  \n{}\n\n## Results\n\n", markdown_text(head[1]), markdown_text(head[2]));
+  std::vector<Row> rows;
+  for (const json& row : gate["checklist"])
+    rows.push_back({text(row.at("gate")), text(row.at("target")), text(row.at("actual")),
+                    text(row.at("status"))});
+  rows.push_back(evidence_row(sources, gate));
+  out += table({"gate", "target", "actual", "status"}, rows);
+
+  out += "\n## Artifacts\n\n";
+  for (const ReportSource& s : sources.records) {
+    out += fmt::format("- {} ({})\n", markdown_text(s.label), s.kind);
+    if (s.kind == "profile" && s.record.contains("artifacts"))
+      for (const json& a : s.record["artifacts"])
+        out += fmt::format("- {}, SHA-256 {}\n", markdown_text(text(a.at("file"))),
+                           text(a.at("sha256")).substr(0, 12));
+  }
+  const std::string on = toggles_of(candidate), off = toggles_of(baseline);
+  out += "\n## Toggle and rollback\n\n";
+  out +=
+      on.empty()
+          ? fmt::format(
+                "No toggle: `GREENFAST_VARIANT={}` forces it, `GREENFAST_VARIANT={}` goes back.\n",
+                markdown_text(candidate), markdown_text(baseline))
+          : fmt::format("`{}`; back: `{}`, or `GREENFAST_VARIANT={}`.\n", on,
+                        off.empty() ? "none" : off, markdown_text(baseline));
+  out += "\n## Risk\n\n";
+  const std::string decision = text(gate["verdict"].at("decision"));
+  out += decision == "PROMOTE"
+             ? "GREEN on every case that the policy asks for; performance is known for the shapes "
+               "above, on this device.\n"
+             : fmt::format("The gate says {}: nothing that users call may change.\n", decision);
+  for (const json& row : gate["checklist"])
+    if (row.at("status") != "PASS")
+      out += fmt::format("- {}: {} ({})\n", markdown_text(text(row.at("gate"))),
+                         text(row["status"]), markdown_text(text(row.at("actual"))));
+  out += "\n## Next steps\n\n" + next_steps_table(next_steps(sources, model, gate));
+  out += "\n## Merge checklist\n\n";
+  for (const auto& [what, done] : merge_checklist(sources, gate))
+    out += fmt::format("- [{}] {}\n", done ? "x" : " ", what);
+  return out;
+}
+
+std::string gate_section(const ReportSources& sources, const ReportModel& model,
+                         const ReportSource& source) {
+  const json& gate = source.record;
+  std::string out = demoted(gate_markdown(gate));
+  const std::vector<Row> evidence{evidence_row(sources, gate)};
+  out += "\n### Evidence\n\n" + table({"gate", "target", "actual", "status"}, evidence);
+  out += "\n### Recommended next steps\n\n" + next_steps_table(next_steps(sources, model, gate));
+  out += "\n### Lessons\n\n";
+  for (const std::string& line : lessons(gate)) out += fmt::format("- {}\n", markdown_text(line));
+  out += "\n### Merge checklist\n\n";
+  for (const auto& [what, done] : merge_checklist(sources, gate))
+    out += fmt::format("- [{}] {}\n", done ? "x" : " ", what);
+  out += fmt::format("\n### Commit message and tag\n\n```\n{}```\n\nTag: `{}`\n",
+                     commit_message(gate), tag_of(gate));
+  return out;
+}
+
+// ---- artifacts and how to get them again
+
+std::string artifacts_section(const ReportSources& sources) {
+  std::vector<Row> rows;
+  for (const ReportSource& s : sources.records) {
+    const json& r = s.record;
+    if (!r.contains("build")) {
+      rows.push_back({s.label, s.kind, r.contains("utc") ? text(r["utc"]) : "-", "-", "-"});
+      continue;
+    }
+    const json& build = r["build"];
+    const std::string cuda =
+        build.contains("cuda") && build["cuda"].is_object()   ? text(build["cuda"].at("compiler"))
+        : build.contains("cuda") && build["cuda"].is_string() ? text(build["cuda"])
+                                                              : std::string();
+    rows.push_back({s.label, s.kind, text(r.at("utc")),
+                    fmt::format("{}{}", sha_of(r).substr(0, 10), dirty(r) ? " with changes" : ""),
+                    fmt::format("{} {}{}{}", text(build.at("compiler")), text(build.at("flags")),
+                                cuda.empty() ? "" : ", ", cuda)});
+  }
+  std::string out =
+      "## Artifacts\n\n" + table({"record", "kind", "begun", "commit", "build"}, rows);
+  for (const std::string& line : sources.left_out)
+    out += fmt::format("\n- left out: {}\n", markdown_text(line));
+  return out;
+}
+
+}  // namespace
+
+std::string reproduce_text(const ReportSources& sources) {
+  std::string out = "## To reproduce\n\n";
+  std::set<std::string> seen;
+  for (const ReportSource& s : sources.records) {
+    const json& r = s.record;
+    if (!r.contains("build") || !r.contains("argv")) continue;
+    const std::string sha = sha_of(r).empty() || !r["build"].is_object() ? "" : sha_of(r);
+    if (!seen.insert(sha + command_of(r)).second) continue;
+    const std::string checkout =
+        sha.size() >= 7 && sha.find_first_not_of("0123456789abcdef") == std::string::npos
+            ? fmt::format("git checkout {} && make build\n", sha)
+            : std::string("# built outside a repository: no commit to check out\n");
+    std::string expect;
+    if (s.kind == "gate") expect = gate_headline(r)[0];
+    if (s.kind == "run") expect = run_headline(r)[0];
+    out += fmt::format("```\n{}{}\n```\n", checkout, command_of(r));
+    if (!expect.empty())
+      out += fmt::format("\nExpect, within the machine's noise: {}\n", markdown_text(expect));
+    if (dirty(r))
+      out += "\nThe tree had changes that no commit holds; the record names their digest alone.\n";
+    out += '\n';
+  }
+  return out;
+}
+
+std::string markdown_text(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '\n':
+      case '\r':
+        out += ' ';
+        break;
+      case '|':
+      case '`':
+      case '*':
+      case '\\':
+      case '<':
+        out += '\\';
+        [[fallthrough]];
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+std::string markdown_table(std::span<const std::string> header, std::span<const Row> rows) {
+  std::string out = "|";
+  for (const std::string& cell : header) out += ' ' + markdown_text(cell) + " |";
+  out += "\n|";
+  for (std::size_t i = 0; i < header.size(); ++i) out += " --- |";
+  for (const Row& row : rows) {
+    out += "\n|";
+    for (std::size_t i = 0; i < header.size(); ++i)
+      out += ' ' + (i < row.size() ? markdown_text(row[i]) : std::string()) + " |";
+  }
+  return out + '\n';
+}
+
+Result<std::vector<ReportPart>> make_report(const ReportSources& sources,
+                                            std::span<const ReportPart> history) {
+  std::vector<ReportPart> parts;
+  std::string current;
+  try {
+    current = sources.records[0].label;
+    const ReportModel model = model_of(sources.records);
+    std::string head = "# Validation report\n";
+    for (const ReportSource& s : sources.records) {
+      current = s.label;
+      std::vector<std::string> lines;
+      if (s.kind == "gate") lines = gate_headline(s.record);
+      if (s.kind == "run") lines = run_headline(s.record);
+      if (lines.empty()) continue;
+      head += '\n';
+      for (const std::string& line : lines) head += fmt::format("> {}  \n", markdown_text(line));
+    }
+    parts.push_back({head, {}});
+    std::vector<Chart> charts = charts_of(model, sources.records);
+    if (!charts.empty()) parts.push_back({"## At a glance\n", std::move(charts)});
+    for (const ReportPart& part : history) parts.push_back(part);
+    for (const ReportSource& s : sources.records) {
+      current = s.label;
+      ReportPart part;
+      if (s.kind == "run") part.markdown = run_section(s);
+      if (s.kind == "gate") part.markdown = gate_section(sources, model, s);
+      if (s.kind == "compare") part.markdown = compare_section(s);
+      if (s.kind == "selftest") part.markdown = selftest_section(s);
+      if (s.kind == "ladder") part.markdown = ladder_section(s);
+      if (s.kind == "profile") part.markdown = demoted(profile_markdown(s.record));
+      if (!part.markdown.empty()) parts.push_back(std::move(part));
+    }
+    for (const ReportSource& s : sources.records) {
+      current = s.label;
+      if (s.kind == "gate")
+        parts.push_back(
+            {"## Text of the pull request\n\n" + demoted(demoted(pr_of(sources, model, s))), {}});
+    }
+    if (!sources.notes.empty())
+      parts.push_back({"## Notes\n\n" + demoted(demoted(sources.notes)), {}});
+    parts.push_back({artifacts_section(sources), {}});
+    parts.push_back({reproduce_text(sources), {}});
+  } catch (const json::exception& error) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: not of its schema: {}", current, error.what()));
+  }
+  return parts;
+}
+
+std::string report_markdown(std::span<const ReportPart> parts) {
+  std::string out;
+  for (const ReportPart& part : parts) {
+    if (!out.empty()) out += '\n';
+    out += part.markdown;
+    for (const Chart& chart : part.charts)
+      out += fmt::format("\n### {}\n\n{}\n\n{}", markdown_text(chart.title),
+                         markdown_text(chart.note), markdown_table(chart.header, chart.rows));
+  }
+  return out;
+}
+
+Result<std::string> pull_request_text(const ReportSources& sources) {
+  std::string out, current;
+  try {
+    const ReportModel model = model_of(sources.records);
+    for (const ReportSource& s : sources.records) {
+      current = s.label;
+      if (s.kind == "gate") out += (out.empty() ? "" : "\n") + pr_of(sources, model, s);
+    }
+  } catch (const json::exception& error) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: not of its schema: {}", current, error.what()));
+  }
+  if (out.empty())
+    return Status(
+        StatusCode::invalid_argument,
+        "--pr: no gate.json among the records; a pull request rests on a gate (greenfast gate "
+        "--baseline A --candidate B)");
+  return out;
+}
+
+}  // namespace greenfast::workbench
