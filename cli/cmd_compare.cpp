@@ -11,9 +11,11 @@
 #include <set>
 
 #include "cli/command.hpp"
+#include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/atomic_file.hpp"
 #include "workbench/compare.hpp"
+#include "workbench/isolate.hpp"
 #include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
@@ -33,10 +35,12 @@ struct Options {
   bool hot = false, as_json = false, as_markdown = false;
   double budget = 10;
   int iters = 200, warmup = 10;
+  PluginArguments plugins;
   ProblemOptions problem;
 };
 
 bool names_a_file(const std::string& text) {
+  if (text.starts_with("plugin:")) return false;
   std::error_code error;
   return text.ends_with(".json") || text.find('/') != std::string::npos || fs::exists(text, error);
 }
@@ -103,7 +107,7 @@ std::unique_ptr<workbench::Subject> one_subject(const std::string& id) {
   return std::move(found.front());
 }
 
-Comparison compare_variants(const Options& options) {
+Comparison compare_variants(const Options& options, workbench::Activity* activity) {
   for (const std::string& id : options.what) {
     if (id.starts_with("peer:"))
       throw Failure(workbench::kNoDevice,
@@ -140,6 +144,9 @@ Comparison compare_variants(const Options& options) {
   const auto device = value_or_fail(workbench::open_device(a->device()));
   workbench::Progress progress(stderr, options.as_json);
   compare.step = [&](std::size_t done, std::size_t total, const std::string& what) {
+    // Both sides are in every block: a plugin that is lost in one is named by whoever is one.
+    if (activity != nullptr)
+      activity->set(fmt::format("{} against {}: {}", options.what[1], options.what[0], what));
     progress.step(done, total, what);
   };
   Comparison comparison = value_or_fail(workbench::compare_live(*device, *a, *b, compare));
@@ -147,7 +154,7 @@ Comparison compare_variants(const Options& options) {
   return comparison;
 }
 
-int run(const Options& given) {
+int run(const Options& given, workbench::Activity* activity) {
   Options options = given;
   Comparison comparison;
   if (!options.samples.empty()) {
@@ -164,7 +171,7 @@ int run(const Options& given) {
     if (options.what.size() != 2)
       throw Failure(workbench::kUsage,
                     fmt::format("{}: with what? A second variant is needed", options.what[0]));
-    comparison = compare_variants(options);
+    comparison = compare_variants(options, activity);
   }
   const auto write = [](const std::string& file, const std::string& text) {
     if (file.empty()) return;
@@ -202,13 +209,18 @@ Action define_compare(OptionSet& set) {
   set.integer("--warmup", &options->warmup, "N", "Untimed calls first (default: 10)");
   set.number("--budget", &options->budget, "SECONDS", "Of timing, each shape (default: 10)");
   set.flag("--hot", &options->hot, "Time with inputs in the caches (default: cold)");
+  options->plugins.define(set);
   options->problem.define(set);
   set.heading("Output");
   set.flag("--json", &options->as_json, "Print JSON");
   set.flag("--md", &options->as_markdown, "Print Markdown");
   set.text("--json-out", &options->json_file, "FILE", "Also write JSON");
   set.text("--md-out", &options->markdown_file, "FILE", "Also write Markdown");
-  return [options](const Arguments&) { return run(*options); };
+  return [options](const Arguments&) {
+    options->plugins.load();
+    return run_isolated(options->plugins.timeout,
+                        [&](workbench::Activity* activity) { return run(*options, activity); });
+  };
 }
 
 }  // namespace greenfast::cli

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
+#include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/atomic_file.hpp"
 #include "workbench/gate.hpp"
@@ -26,6 +27,7 @@ using workbench::Table;
 
 struct Options {
   GateOptions gate;
+  PluginArguments plugins;
   std::string seeds = "0,1,2";
   std::string out = "results";
   std::string resume;
@@ -133,6 +135,8 @@ int walk_ladder(const Options& options, const Arguments& arguments) {
 int run(const Options& given, const Arguments& arguments) {
   Options options = given;
   options.gate.seeds = seeds_of(options.seeds);
+  options.plugins.load();
+  options.gate.plugins = options.plugins.options();
   if (options.budget != 0) options.gate.budget_seconds = options.budget;
   if (options.threshold != 0) options.gate.gate = options.threshold;
   if (options.ladder) {
@@ -175,10 +179,11 @@ Action define_gate(OptionSet& set) {
   auto options = std::make_shared<Options>();
   set.text("--baseline", &options->gate.baseline, "ID", "What the candidate must beat");
   set.text("--candidate", &options->gate.candidate, "ID",
-           "What is judged: a variant, mutant.NAME or honest.NAME");
+           "What is judged: a variant, plugin:NAME, mutant.NAME or honest.NAME");
   set.flag("--ladder", &options->ladder, "Walk every built rung against its predecessor");
   set.text("--resume", &options->resume, "DIR",
            "Go on after the last finished step of that directory");
+  options->plugins.define(set);
   set.heading("What is measured");
   set.text("--primary", &options->gate.primary, "SHAPE",
            "The shape that decides (default: the policy's, mission)");

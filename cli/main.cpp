@@ -15,6 +15,7 @@
 
 #include "cli/command.hpp"
 #include "workbench/build_info.hpp"
+#include "workbench/plugin/host.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -227,6 +228,9 @@ std::string did_you_mean(std::string_view text, std::span<const std::string> can
 }  // namespace greenfast::cli
 
 int main(int argc, char** argv) {
+  // Not in the table: the command starts itself so, as the process of a plugin.
+  if (argc == 3 && std::string_view(argv[1]) == greenfast::workbench::kPluginHostCommand)
+    return greenfast::workbench::serve_plugin(argv[2]);
   // A write beyond a limit or into a closed pipe shall be an error that is reported, not a death.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);

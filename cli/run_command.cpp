@@ -10,9 +10,11 @@
 #include <memory>
 
 #include "cli/interrupt.hpp"
+#include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
 #include "cli/select.hpp"
 #include "workbench/atomic_file.hpp"
+#include "workbench/isolate.hpp"
 #include "workbench/record.hpp"
 #include "workbench/report.hpp"
 #include "workbench/runner.hpp"
@@ -39,6 +41,7 @@ struct RunOptions {
   bool hot = false;
   bool as_json = false;
   bool quiet = false;
+  PluginArguments plugins;
   ProblemOptions problem;
 };
 
@@ -130,7 +133,8 @@ std::string write_record(const RunOptions& options, const std::string& stamp,
   return (directory.path() / kRecordName).string();
 }
 
-int run_job(const RunOptions& options, const Arguments& argv) {
+/// activity: of the child process this is, null in none.
+int run_job(const RunOptions& options, const Arguments& argv, workbench::Activity* activity) {
   if (options.iters && *options.iters < 1)
     throw Failure(kUsage, fmt::format("--iters {}: at least 1", *options.iters));
   if (options.budget && !(*options.budget > 0))
@@ -162,10 +166,19 @@ int run_job(const RunOptions& options, const Arguments& argv) {
   head.run_id = fmt::format("{}-{}", stamp, ::getpid());
 
   catch_interrupts();
-  catch_crashes();
+  if (activity == nullptr) catch_crashes();
   workbench::Progress progress(stderr, options.quiet);
   workbench::RunObserver observer;
+  std::string before;
   observer.step = [&](std::size_t done, std::size_t total, const std::string& what) {
+    if (activity != nullptr) {
+      // A fault of the last step may show only now; whose step it was stands in its text.
+      if (const Status lost = plan.device->synchronize(); !lost && before.find("plugin:") == 0)
+        leave_broken_context(*activity, before.substr(0, before.find(' ')),
+                             fmt::format("the device reports: {}", lost.message()));
+      activity->set(what);
+      before = what;
+    }
     now_running(what);
     progress.step(done, total, what);
   };
@@ -223,7 +236,8 @@ Action define_run_like(OptionSet& set, RunKind kind) {
   set.text("--seeds", &options->seeds, "LIST",
            "Seeds of the generated inputs, with commas (default: 0)");
   set.text("--variants", &options->variants, "LIST",
-           "Ids (cpu.flash), patterns (cuda.*), ladder, auto, all; planted kernels as mutant.NAME "
+           "Ids (cpu.flash), patterns (cuda.*), ladder, auto, all; planted kernels as mutant.NAME, "
+           "plugins as plugin:NAME "
            "(default: every variant built for the device)");
   set.repeated(
       "--set", &options->set, "NAME=VALUE",
@@ -247,8 +261,14 @@ Action define_run_like(OptionSet& set, RunKind kind) {
            "unless this is given)");
   set.flag("--json", &options->as_json, "Print the record to standard output, no table");
   set.flag("--quiet", &options->quiet, "No progress");
+  options->plugins.define(set);
   options->problem.define(set);
-  return [options](const Arguments& argv) { return run_job(*options, argv); };
+  return [options](const Arguments& argv) {
+    options->plugins.load();
+    return run_isolated(options->plugins.timeout, [&](workbench::Activity* activity) {
+      return run_job(*options, argv, activity);
+    });
+  };
 }
 
 }  // namespace greenfast::cli

@@ -52,6 +52,7 @@ _greenfast() {
     --inputs | --binary | --limits) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
     --html | --md) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
+    --plugin) mapfile -t COMPREPLY < <(compgen -f -X '!*.@(so|cu|c|cc|cpp|cxx)' -- "$word") ;;
     --out) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
   esac
   # Records and result folders.

@@ -239,8 +239,11 @@ class Gate {
                         (*candidate_red)["distribution"].get<std::string>(),
                         (*candidate_red)["seed"].get<std::uint64_t>(), metric),
             "FAIL");
+      const bool launch = candidate_red->value("metric", "") == "launch";
       end_with("green",
-               {(*candidate_red)["integrity"].get<bool>() ? "INTEGRITY" : "NUMERICS",
+               {launch                                      ? "CRASH"
+                : (*candidate_red)["integrity"].get<bool>() ? "INTEGRITY"
+                                                            : "NUMERICS",
                 fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
                 fmt::format("greenfast check {} --shapes {}", options_.candidate, red_shape)});
       return {};
@@ -575,13 +578,15 @@ json identity(const Policy& policy, const GatePolicy& rules) {
           {"flags", info.flags},
           {"cuda", info.cuda},
           {"policy", {{"name", policy.name}, {"sha256", policy.sha256}}},
-          {"gate_policy_sha256", rules.sha256}};
+          {"gate_policy_sha256", rules.sha256},
+          {"plugins", plugins_digest()}};
 }
 
 Status check_options(const GateOptions& options) {
   const auto bad = [](const std::string& text) {
     return Status(StatusCode::invalid_argument, text);
   };
+  if (const auto failure = load_plugins(options.plugins)) return failure->status;
   for (const auto& [id, option] :
        {std::pair(&options.baseline, "--baseline"), std::pair(&options.candidate, "--candidate")}) {
     if (id->empty()) return bad(fmt::format("{} is missing", option));
@@ -605,6 +610,11 @@ json to_json(const GateOptions& o) {
               {"dtype", o.dtype},       {"causal", o.causal},
               {"policy", o.policy},     {"gate_policy", o.gate_policy},
               {"seeds", o.seeds},       {"hot", o.hot}};
+  if (!o.plugins.files.empty())
+    out["plugins"] = {{"files", o.plugins.files},
+                      {"flags", o.plugins.compile.flags},
+                      {"timeout_seconds", o.plugins.timeout_seconds},
+                      {"memory_gib", o.plugins.memory_gib}};
   if (o.gate) out["gate"] = *o.gate;
   if (o.budget_seconds) out["budget_seconds"] = *o.budget_seconds;
   if (o.processes) out["processes"] = *o.processes;
@@ -624,6 +634,13 @@ Result<GateOptions> gate_options_from_json(const json& document) {
     document.at("gate_policy").get_to(o.gate_policy);
     document.at("seeds").get_to(o.seeds);
     document.at("hot").get_to(o.hot);
+    if (document.contains("plugins")) {
+      const json& plugins = document.at("plugins");
+      plugins.at("files").get_to(o.plugins.files);
+      plugins.at("flags").get_to(o.plugins.compile.flags);
+      plugins.at("timeout_seconds").get_to(o.plugins.timeout_seconds);
+      plugins.at("memory_gib").get_to(o.plugins.memory_gib);
+    }
     if (document.contains("gate")) o.gate = document.at("gate").get<double>();
     if (document.contains("budget_seconds"))
       o.budget_seconds = document.at("budget_seconds").get<double>();

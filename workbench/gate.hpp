@@ -13,6 +13,8 @@
 
 #include <greenfast/types.hpp>
 
+#include "workbench/plugin/plugins.hpp"
+
 namespace greenfast::workbench {
 
 inline constexpr std::string_view kGateSchema = "greenfast.gate/1";
@@ -30,7 +32,8 @@ struct GateOptions {
   std::vector<std::uint64_t> seeds{0, 1, 2};
   std::optional<double> budget_seconds;  ///< of timing, all shapes and processes together
   std::optional<int> processes;
-  bool hot = false;  ///< time with inputs in the caches
+  bool hot = false;       ///< time with inputs in the caches
+  PluginOptions plugins;  ///< loaded by whoever runs or resumes the gate
 };
 nlohmann::json to_json(const GateOptions& options);
 Result<GateOptions> gate_options_from_json(const nlohmann::json& document);

@@ -53,6 +53,11 @@ std::string signal_name(int number) {
 
 Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, double timeout_seconds,
                               const std::function<void(const std::string&)>& watch) {
+  return run_in_child(work, ChildLimits{.seconds = timeout_seconds, .stall_seconds = {}}, watch);
+}
+
+Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const ChildLimits& limits,
+                              const std::function<void(const std::string&)>& watch) {
   SharedLine line;
   int ends[2];
   if (!line.ok() || pipe(ends) != 0) {
@@ -89,15 +94,28 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, double
   // The pipe's other end closes with the child: waiting on it needs no signal handler.
   ChildEnd end;
   const auto start = std::chrono::steady_clock::now();
+  std::string doing;
+  auto since = start;
   for (;;) {
     pollfd waiting{ends[0], POLLIN, 0};
     const int ready = poll(&waiting, 1, 100);
     if (ready > 0) break;
     if (watch) watch(line.text());
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    if (elapsed.count() > timeout_seconds) {
+    const auto now = std::chrono::steady_clock::now();
+    const std::chrono::duration<double> elapsed = now - start;
+    double limit = elapsed.count() > limits.seconds ? limits.seconds : 0;
+    if (limits.stall_seconds) {
+      if (std::string line_now = line.text(); line_now != doing) {
+        doing = std::move(line_now);
+        since = now;
+      }
+      const double allowed = limits.stall_seconds(doing);
+      if (allowed > 0 && std::chrono::duration<double>(now - since).count() > allowed)
+        limit = allowed;
+    }
+    if (limit > 0) {
       end.how = ChildEnd::How::timed_out;
-      end.detail = fmt::format("no end after {:.0f} s", timeout_seconds);
+      end.detail = fmt::format("no end after {:.0f} s", limit);
       kill(child, SIGKILL);
       break;
     }

@@ -24,10 +24,19 @@ struct ChildEnd {
   std::string activity;  ///< the last line it set
 };
 
+/// When a child is taken to hang.
+struct ChildLimits {
+  double seconds = 1e9;  ///< in all
+  /// Seconds that its activity may stay this line; 0 for as long as it likes. Empty: the same.
+  std::function<double(const std::string& activity)> stall_seconds{};
+};
+
 /// Forks, runs work in the child and waits. The caller must be single-threaded and must not have
 /// touched a GPU: a CUDA context does not survive a fork. watch, when given, is called about ten
 /// times a second with the child's activity. Fails when the system gives no process.
 Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, double timeout_seconds,
+                              const std::function<void(const std::string&)>& watch = {});
+Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const ChildLimits& limits,
                               const std::function<void(const std::string&)>& watch = {});
 
 }  // namespace greenfast::workbench

@@ -45,6 +45,7 @@ class Ring {
 
   int slots() const noexcept { return static_cast<int>(slots_.size()); }
   const Tensors& tensors(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  std::span<const Tensors> all_tensors() const { return slots_; }
   /// The case whose inputs a slot holds; slots with the same one have the same bits.
   const Case& content(int slot) const;
   int distinct() const noexcept { return static_cast<int>(cases_.size()); }

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "workbench/plugin/plugins.hpp"
+
 namespace greenfast::workbench {
 namespace {
 
@@ -166,6 +168,7 @@ json run_json(const RecordHead& head, const RunPlan& plan, const RunResult& resu
                             {"bytes_per_second", number(result.peaks[i].bytes_per_second)},
                             {"method", result.peaks[i].method}});
   out["samples"] = to_json(result.samples);
+  if (json plugins = plugins_json(); !plugins.empty()) out["plugins"] = std::move(plugins);
   return out;
 }
 

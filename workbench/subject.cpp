@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "workbench/mutants/mutants.hpp"
+#include "workbench/plugin/plugins.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -102,6 +103,7 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
   const auto refuse = [&](std::string_view item, std::string_view what) {
     std::string known;
     for (const auto& variant : registry) known += (known.empty() ? "" : ", ") + variant.id;
+    for (const auto& row : plugin_kernels()) known += ", " + row.id;
     for (const auto& row : planted_table()) known += ", " + planted_id(row);
     return Status(StatusCode::invalid_argument,
                   "variants '" + std::string(item) + "': " + std::string(what) +
@@ -137,6 +139,12 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
         if (!matches(item, id)) continue;
         any = true;
         add(id, [&] { return make_planted(id); });
+      }
+    if (item.starts_with("plugin:"))
+      for (const auto& row : plugin_kernels()) {
+        if (!matches(item, row.id)) continue;
+        any = true;
+        add(row.id, [&] { return make_plugin_subject(row.id); });
       }
     if (!any && item != "ladder" && item != "auto" && item != "all")
       return refuse(item, "matches nothing");

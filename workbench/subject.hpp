@@ -1,8 +1,9 @@
-// What the workbench can measure: a library variant, a mutant, later a plugin or a peer.
+// What the workbench can measure: a library variant, a mutant, a plugin, later a peer.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,20 @@ class Subject {
   virtual Status prepare(const Problem& problem, void* stream) = 0;
   virtual Status launch(const Problem& problem, const Tensors& tensors, void* stream,
                         void* workspace, std::size_t workspace_bytes) = 0;
+
+  /// Seconds of `count` launches, on the sets of tensors slots[first], slots[first + 1], ... in
+  /// turn, for a subject that runs where the device's timer does not reach (a plugin's process).
+  /// Nothing: the device times launch().
+  virtual std::optional<Result<double>> time(const Problem& /*problem*/,
+                                             std::span<const Tensors> /*slots*/, int /*first*/,
+                                             int /*count*/, void* /*workspace*/,
+                                             std::size_t /*workspace_bytes*/) {
+    return std::nullopt;
+  }
+  /// Seconds that time() adds to the launches themselves, at most: a sample must be long beside it.
+  virtual double overhead() { return 0; }
+  /// Gives work that a launch left behind the time to show itself.
+  virtual void settle() {}
 };
 
 /// A library variant through the public API.
@@ -32,8 +47,8 @@ std::unique_ptr<Subject> make_automatic_subject(DeviceKind device);
 
 /// Subjects for a comma-separated selector: ids ("cpu.flash"), patterns ("cuda.*"), "all" (every
 /// variant), "ladder" (those that run by name only), "auto" (every variant that selection may
-/// choose), planted kernels by "mutant.name" and "honest.name". In the order asked, each once.
-/// Errors list what exists.
+/// choose), planted kernels by "mutant.name" and "honest.name", kernels of loaded plugins by
+/// "plugin:name". In the order asked, each once. Errors list what exists.
 Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view selector);
 
 }  // namespace greenfast::workbench

@@ -286,6 +286,7 @@ class Session {
       if (!launch(result)) return result;
       if (n == 0 && policy_.stream) {
         const auto early = o_.read(true), early_lse = lse_.read(true);
+        subject_.settle();
         if (!synchronize(result)) return result;
         if (early != o_.read() || early_lse != lse_.read())
           fail(result, "stream",

@@ -19,6 +19,8 @@
 #include <functional>
 #include <thread>
 
+#include "workbench/plugin/arena.hpp"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -256,10 +258,19 @@ class CpuDevice final : public Device {
   const DeviceFacts& facts() const override { return facts_; }
 
   void* allocate(std::size_t bytes) override {
+    // A plugin's process sees the shared memory alone.
+    if (SharedArena* arena = SharedArena::active()) return arena->allocate(bytes);
     // Rounded up as aligned_alloc asks, and never 0.
     return std::aligned_alloc(256, (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256);
   }
-  void release(void* memory) override { std::free(memory); }
+  void release(void* memory) override {
+    SharedArena* arena = SharedArena::active();
+    if (arena != nullptr && arena->owns(memory)) {
+      arena->release(memory);
+    } else {
+      std::free(memory);
+    }
+  }
   void upload(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
   void download(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
   void download_on_stream(void* to, const void* from, std::size_t bytes) override {

@@ -1,0 +1,126 @@
+#include "cli/plugin_options.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "cli/command.hpp"
+#include "cli/interrupt.hpp"
+#include "workbench/isolate.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+constexpr const char* kBroken = "broken context: ";
+
+/// An int that a child's end does not take along.
+class SharedInt {
+ public:
+  SharedInt()
+      : value_(static_cast<int*>(mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE,
+                                      MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    if (value_ == MAP_FAILED) throw Failure(workbench::kInternal, "no shared memory");
+  }
+  ~SharedInt() { munmap(value_, sizeof(int)); }
+  SharedInt(const SharedInt&) = delete;
+  SharedInt& operator=(const SharedInt&) = delete;
+  int& operator*() { return *value_; }
+
+ private:
+  int* value_;
+};
+
+/// The plugin's kernel that a line of activity names, or the only one there is while several
+/// variants are timed in turn; empty for none.
+std::string kernel_in(const std::string& activity) {
+  std::string found;
+  const auto rows = workbench::plugin_kernels();
+  for (const workbench::PluginKernelRow& row : rows)
+    if (activity.find(row.id) != std::string::npos && row.id.size() > found.size()) found = row.id;
+  if (found.empty() && rows.size() == 1 && activity.starts_with("timing")) found = rows[0].id;
+  return found;
+}
+
+/// Of a step that does more than one call.
+constexpr double kStepFactor = 5;
+
+}  // namespace
+
+void PluginArguments::define(OptionSet& set) {
+  set.repeated("--plugin", &files, "FILE",
+               "A kernel of yours as plugin:NAME: a shared object (.so), or a source (.cu, .c, "
+               ".cpp) to compile; repeatable; see docs/plugins.md");
+  set.text("--plugin-flags", &flags, "FLAGS", "More flags for the compiler of --plugin sources");
+  set.number("--plugin-timeout", &timeout, "SECONDS",
+             "Of one call of a plugin; longer is a hang (default: 60)");
+  set.number("--plugin-memory", &memory, "GIB",
+             "What a CPU plugin's process may allocate (default: 8)");
+}
+
+workbench::PluginOptions PluginArguments::options() const {
+  workbench::PluginOptions options;
+  options.files = files;
+  options.compile.flags = flags;
+  options.timeout_seconds = timeout;
+  options.memory_gib = memory;
+  return options;
+}
+
+void PluginArguments::load() const {
+  if (!(timeout > 0)) throw Failure(workbench::kUsage, "--plugin-timeout: more than 0 seconds");
+  if (!(memory > 0)) throw Failure(workbench::kUsage, "--plugin-memory: more than 0 GiB");
+  if (const auto failure = workbench::load_plugins(options()))
+    throw Failure(failure->crashed ? static_cast<int>(workbench::kCrash)
+                                   : workbench::exit_code_of(failure->status.code()),
+                  failure->status.message());
+}
+
+int run_isolated(double timeout, const std::function<int(workbench::Activity*)>& body) {
+  if (!workbench::any_cuda_plugin()) return body(nullptr);
+  SharedInt code;
+  // Ctrl-C reaches the child as well, which ends the run in order; this process waits for it.
+  catch_interrupts();
+  // Every run condemns one kernel more, so this ends.
+  for (std::size_t attempt = 0;; ++attempt) {
+    *code = workbench::kInternal;
+    workbench::ChildLimits limits;
+    limits.stall_seconds = [&](const std::string& activity) {
+      return kernel_in(activity).empty() ? 0.0 : kStepFactor * timeout;
+    };
+    const auto end = value_or_fail(workbench::run_in_child(
+        [&](workbench::Activity& activity) {
+          try {
+            *code = body(&activity);
+          } catch (const Failure& failure) {
+            fmt::print(stderr, "greenfast: {}\n", failure.what());
+            *code = failure.code();
+          }
+        },
+        limits));
+    if (end.how == workbench::ChildEnd::How::finished) return *code;
+    const std::string blamed = kernel_in(end.activity);
+    const auto broken = end.activity.find(kBroken);
+    std::string reason =
+        broken != std::string::npos
+            ? end.activity.substr(broken + std::string_view(kBroken).size())
+            : fmt::format("{}: {}, while: {}",
+                          end.how == workbench::ChildEnd::How::timed_out ? "hung" : "crashed",
+                          end.detail, end.activity);
+    if (blamed.empty() || attempt > workbench::plugin_kernels().size())
+      throw Failure(workbench::kCrash, reason);
+    fmt::print(stderr, "greenfast: {} {}; once more without it\n", blamed, reason);
+    workbench::condemn_plugin(blamed, reason);
+  }
+}
+
+void leave_broken_context(workbench::Activity& activity, const std::string& blamed,
+                          const std::string& reason) {
+  activity.set(fmt::format("{} {}{}", blamed, kBroken, reason));
+  std::fflush(nullptr);
+  std::_Exit(1);
+}
+
+}  // namespace greenfast::cli

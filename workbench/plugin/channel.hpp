@@ -1,0 +1,54 @@
+// What the command and a plugin's process share: a block of requests and answers, and an arena that
+// holds the tensors. The plugin can write to all of it, so the command believes nothing it reads
+// here but lengths it has clamped and outputs it checks.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <greenfast/plugin.h>
+
+namespace greenfast::workbench::channel {
+
+inline constexpr std::uint32_t kMagic = 0x67667031;  // "gfp1"
+inline constexpr std::size_t kMostCalls = 512;       // sets of tensors in one request
+inline constexpr std::size_t kTextBytes = 4096;
+inline constexpr std::size_t kDescriptionBytes = 64 * 1024;
+/// The request's block and the arena, as the child finds them.
+inline constexpr int kControlDescriptor = 3, kArenaDescriptor = 4;
+
+enum class Request : std::uint32_t { none, describe, supports, workspace, prepare, launch, quit };
+
+/// A set of tensors as offsets into the arena; kNull where there is none.
+inline constexpr std::uint64_t kNull = ~std::uint64_t{0};
+struct Call {
+  std::uint64_t q, k, v, o, lse, q_scale, k_scale, v_scale;
+};
+
+struct Control {
+  std::uint32_t magic;
+  std::int32_t parent;  // its process id
+  // Counts of requests and of answers; both are futexes.
+  std::atomic<std::uint32_t> asked, answered;
+  Request request;
+  std::uint64_t arena_bytes, arena_used;
+  std::uint64_t memory_bytes;  // what the child may allocate; 0: no limit
+  std::uint32_t kernel;
+  gf_problem problem;
+  std::uint64_t workspace, workspace_bytes;
+  // launch: `count` calls, on the sets first, first + 1, … of `sets`, in turn.
+  std::uint32_t sets, first, count;
+  Call calls[kMostCalls];
+  // The answer.
+  std::int32_t status;  // a StatusCode
+  std::uint64_t value;
+  char text[kTextBytes];
+  char description[kDescriptionBytes];  // of describe: name, then a line for each kernel
+};
+
+/// Sleeps while *word is `seen`, at most `seconds`. Spurious returns are possible.
+void wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds);
+void wake(const std::atomic<std::uint32_t>& word);
+
+}  // namespace greenfast::workbench::channel

@@ -1,0 +1,167 @@
+#include "workbench/plugin/process.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <new>
+
+#include "workbench/plugin/arena.hpp"
+#include "workbench/plugin/channel.hpp"
+#include "workbench/plugin/host.hpp"
+
+extern char** environ;
+
+namespace greenfast::workbench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Between two looks whether the process is still there.
+constexpr double kLookSeconds = 0.05;
+
+}  // namespace
+
+Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& path,
+                                                            std::uint64_t memory_bytes) {
+  const auto failed = [&](const char* what) {
+    return Status(StatusCode::internal,
+                  fmt::format("--plugin {}: {}: {}", path, what, std::strerror(errno)));
+  };
+  if (!SharedArena::open()) return failed("no shared memory");
+  const SharedArena& arena = *SharedArena::active();
+  const int made = memfd_create("greenfast-plugin-control", MFD_CLOEXEC);
+  if (made < 0) return failed("no shared memory");
+  const int descriptor = fcntl(made, F_DUPFD_CLOEXEC, 16);
+  close(made);
+  if (descriptor < 0 || ftruncate(descriptor, sizeof(channel::Control)) != 0) {
+    if (descriptor >= 0) close(descriptor);
+    return failed("no shared memory");
+  }
+  void* block =
+      mmap(nullptr, sizeof(channel::Control), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (block == MAP_FAILED) {
+    close(descriptor);
+    return failed("no shared memory");
+  }
+  auto* control = new (block) channel::Control{};
+  control->magic = channel::kMagic;
+  control->parent = getpid();
+  control->arena_bytes = arena.bytes();
+  control->memory_bytes = memory_bytes;
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  // What a plugin prints is not the command's result.
+  posix_spawn_file_actions_adddup2(&actions, 2, 1);
+  posix_spawn_file_actions_adddup2(&actions, descriptor, channel::kControlDescriptor);
+  posix_spawn_file_actions_adddup2(&actions, arena.descriptor(), channel::kArenaDescriptor);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // The command's signal handlers and ignored signals are its own.
+  sigset_t all;
+  sigfillset(&all);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  std::error_code ignored;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
+  std::string name = "greenfast", command = kPluginHostCommand, argument = path;
+  char* argv[] = {name.data(), command.data(), argument.data(), nullptr};
+  pid_t child = -1;
+  const int error = posix_spawn(&child, self.c_str(), &actions, &attributes, argv, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  close(descriptor);
+  if (error != 0) {
+    munmap(block, sizeof(channel::Control));
+    errno = error;
+    return failed("no process");
+  }
+  std::unique_ptr<PluginProcess> process(new PluginProcess(control, child));
+  process->owner_ = getpid();
+  return process;
+}
+
+PluginProcess::~PluginProcess() {
+  // A fork of its owner has no say over it.
+  if (owner_ == getpid() && end_ == PluginEnd::none) {
+    kill(child_, SIGKILL);
+    while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  munmap(control_, sizeof(channel::Control));
+}
+
+Status PluginProcess::gone(int status) {
+  end_ = PluginEnd::crashed;
+  if (WIFSIGNALED(status)) {
+    const int number = WTERMSIG(status);
+    const char* name = sigabbrev_np(number);
+    why_ = {StatusCode::internal,
+            fmt::format(
+                "crashed: killed by {}{}",
+                name != nullptr ? fmt::format("SIG{}", name) : std::to_string(number),
+                number == SIGKILL ? " (the system does that to who takes too much memory)" : "")};
+  } else {
+    why_ = {StatusCode::internal,
+            fmt::format("crashed: its process ended with code {}", WEXITSTATUS(status))};
+  }
+  return why_;
+}
+
+Status PluginProcess::ask(channel::Request request, double timeout, double* seconds) {
+  if (end_ != PluginEnd::none) return why_;
+  control_->request = request;
+  const auto begin = Clock::now();
+  const std::uint32_t ticket = control_->asked.load(std::memory_order_relaxed) + 1;
+  control_->asked.store(ticket, std::memory_order_release);
+  channel::wake(control_->asked);
+  for (;;) {
+    const std::uint32_t answered = control_->answered.load(std::memory_order_acquire);
+    if (answered == ticket) break;
+    channel::wait_while(control_->answered, answered, kLookSeconds);
+    if (control_->answered.load(std::memory_order_acquire) == ticket) break;
+    const double waited = seconds_since(begin);
+    if (waited < kLookSeconds) continue;
+    int status = 0;
+    if (waitpid(child_, &status, WNOHANG) == child_) return gone(status);
+    if (waited > timeout) {
+      kill(child_, SIGKILL);
+      while (waitpid(child_, &status, 0) < 0 && errno == EINTR) {
+      }
+      end_ = PluginEnd::hung;
+      why_ = {StatusCode::internal, fmt::format("hung: no end after {:g} s", timeout)};
+      return why_;
+    }
+  }
+  if (seconds != nullptr) *seconds = seconds_since(begin);
+  const auto code = control_->status;
+  if (code == 0) return {};
+  const std::string text(control_->text, strnlen(control_->text, channel::kTextBytes));
+  const bool known = code > 0 && code <= static_cast<int>(StatusCode::internal);
+  return {known ? static_cast<StatusCode>(code) : StatusCode::internal, text};
+}
+
+int PluginProcess::threads() const {
+  int count = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(fmt::format("/proc/{}/task", child_), error), end;
+       !error && it != end; it.increment(error))
+    ++count;
+  return count;
+}
+
+}  // namespace greenfast::workbench
