@@ -23,6 +23,9 @@ endif()
 option(GREENFAST_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
 find_program(GREENFAST_CCACHE_PROGRAM ccache)
 if(GREENFAST_CCACHE AND GREENFAST_CCACHE_PROGRAM)
+  # ccache takes sources that use a precompiled header only when told that their macros and times do not matter.
+  list(PREPEND GREENFAST_CCACHE_PROGRAM ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime)
   foreach(language IN ITEMS C CXX CUDA)
     if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
       set(CMAKE_${language}_COMPILER_LAUNCHER ${GREENFAST_CCACHE_PROGRAM})
