@@ -38,6 +38,7 @@ Action define_compare(OptionSet& options);
 Action define_gate(OptionSet& options);
 Action define_resources(OptionSet& options);
 Action define_report(OptionSet& options);
+Action define_evidence(OptionSet& options);
 
 /// Ends the command with an exit code and one line on stderr.
 class Failure : public std::runtime_error {

@@ -38,6 +38,7 @@ constexpr std::array kCommands{
             define_resources},
     Command{"report", "what results say: Markdown, one HTML page with charts, pull request, bundle",
             define_report},
+    Command{"evidence", "records bound to machine code: record, import, verify", define_evidence},
     Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
             define_doctor},
 };

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "workbench/evidence.hpp"
 #include "workbench/plugin/plugins.hpp"
 
 namespace greenfast::workbench {
@@ -162,6 +163,7 @@ json run_json(const RecordHead& head, const RunPlan& plan, const RunResult& resu
   for (const CaseResult& c : result.cases) out["cases"].push_back(case_json(c));
   for (std::size_t i = 0; i < result.plans.size(); ++i)
     out["plans"].push_back(plan_json(result.plans[i], result.plan_problems[i]));
+  out["code"] = code_json(result.plans, plan.device->facts());
   for (std::size_t i = 0; i < result.peaks.size(); ++i)
     out["peaks"].push_back({{"problem", result.samples[i].name},
                             {"flops", number(result.peaks[i].flops)},

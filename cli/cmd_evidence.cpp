@@ -1,0 +1,232 @@
+// greenfast evidence: records of runs bound to the machine code that ran; are they still about this
+// code?
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+#include "workbench/atomic_file.hpp"
+#include "workbench/evidence.hpp"
+#include "workbench/sha256.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using workbench::Color;
+using workbench::EvidenceState;
+
+struct Options {
+  std::vector<std::string> what;
+  std::string directory = "evidence";
+  std::string out, source, binary;
+  bool as_json = false;
+};
+
+std::string read_file(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::string text;
+  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
+  if (!stream) throw Failure(workbench::kUsage, fmt::format("{}: cannot be read", file));
+  return text;
+}
+
+/// "ladder-h200=results/x/run.json" or a file alone, whose name it then is. A record that is called
+/// as every run's is called after its directory.
+std::pair<std::string, std::string> name_and_file(const std::string& argument) {
+  const std::size_t equals = argument.find('=');
+  if (equals != std::string::npos && equals > 0 && !fs::exists(argument)) {
+    std::string name = argument.substr(0, equals);
+    if (!name.ends_with(".json")) name += ".json";
+    return {name, argument.substr(equals + 1)};
+  }
+  const fs::path path(argument);
+  std::string name = path.filename().string();
+  if (name == "run.json" || name == "gate.json") {
+    const std::string parent =
+        fs::absolute(path).lexically_normal().parent_path().filename().string();
+    if (!parent.empty()) name = parent + ".json";
+  }
+  return {name, argument};
+}
+
+/// Where the sources are: as asked, or here if this is a checkout.
+fs::path source_root(const Options& options) {
+  const fs::path root = options.source.empty() ? fs::path(".") : fs::path(options.source);
+  if (fs::exists(root / "src" / "dispatch" / "variants.def")) return root;
+  if (!options.source.empty())
+    throw Failure(
+        workbench::kUsage,
+        fmt::format("--source {}: no checkout of Greenfast there (src/dispatch/variants.def)",
+                    options.source));
+  return {};
+}
+
+workbench::BindingSources binding(const Options& options, workbench::DeviceCode& library) {
+  workbench::BindingSources from;
+  from.root = source_root(options);
+  from.trust_root = !options.source.empty();
+  if (!options.binary.empty()) {
+    library = value_or_fail(workbench::read_device_code(fs::path(options.binary)));
+    from.library = &library;
+    from.library_sha256 = workbench::sha256_hex(read_file(options.binary));
+  }
+  return from;
+}
+
+std::string directory_of(const Options& options) {
+  if (!fs::is_directory(options.directory))
+    throw Failure(workbench::kUsage, fmt::format("--dir {}: no such directory", options.directory));
+  return options.directory;
+}
+
+/// A bundle or record that is not what was written is evidence that failed, not a slip of the
+/// command line.
+template <class T>
+T accepted(Result<T> result) {
+  if (!result.ok() && result.status().message().find("TAMPERED") != std::string::npos)
+    throw Failure(workbench::kEvidence, result.status().message());
+  return value_or_fail(std::move(result));
+}
+
+int record(const Options& options) {
+  std::vector<std::string> names, texts;
+  for (const std::string& argument : options.what) {
+    const auto [name, file] = name_and_file(argument);
+    names.push_back(name);
+    texts.push_back(read_file(file));
+  }
+  workbench::DeviceCode library;
+  const auto from = binding(options, library);
+  const json bundle = value_or_fail(workbench::make_bundle(names, texts, from));
+  for (const json& item : bundle["records"]) {
+    const json& entry = item["entry"];
+    const std::string why = entry["why"].is_string() ? ": " + entry["why"].get<std::string>() : "";
+    fmt::print(stderr, "{}: bound to {}{}\n", entry["file"].get<std::string>(),
+               entry["bound_to"].get<std::string>(), why);
+  }
+  if (options.out == "-") {
+    fmt::print("{}\n", bundle.dump(1));
+  } else if (!options.out.empty()) {
+    if (Status status = workbench::write_file_atomically(options.out, bundle.dump(1) + "\n");
+        !status)
+      throw Failure(status);
+  } else {
+    accepted(workbench::import_evidence(directory_of(options), "bundle", bundle.dump(), from));
+  }
+  return workbench::kPassed;
+}
+
+int import(const Options& options) {
+  const std::string directory = directory_of(options);
+  workbench::DeviceCode library;
+  const auto from = binding(options, library);
+  for (const std::string& argument : options.what) {
+    const auto [name, file] = name_and_file(argument);
+    for (const std::string& written :
+         accepted(workbench::import_evidence(directory, name, read_file(file), from)))
+      fmt::print("{}\n", (fs::path(directory) / written).string());
+  }
+  return workbench::kPassed;
+}
+
+int verify(const Options& options) {
+  const std::string directory = directory_of(options);
+  workbench::DeviceCode code;
+  if (options.binary.empty()) {
+    const auto& own = workbench::own_device_code();
+    if (!own.ok()) throw Failure(own.status());
+    code = *own;
+  } else {
+    code = value_or_fail(workbench::read_device_code(fs::path(options.binary)));
+  }
+  const workbench::Verification seen =
+      workbench::verify_evidence(directory, code, source_root(options));
+  std::map<std::string, int> counts;
+  json findings = json::array();
+  for (const workbench::Finding& finding : seen.findings) {
+    ++counts[std::string(workbench::name_of(finding.state))];
+    findings.push_back(
+        {{"state", workbench::name_of(finding.state)},
+         {"file", finding.file.empty() ? json(nullptr) : json(finding.file)},
+         {"subject", finding.subject.empty() ? json(nullptr) : json(finding.subject)},
+         {"detail", finding.detail}});
+  }
+  if (options.as_json) {
+    fmt::print("{}\n", json{{"schema", "greenfast.verification/1"},
+                            {"directory", directory},
+                            {"findings", findings},
+                            {"counts", counts},
+                            {"exit_code", seen.exit_code()}}
+                           .dump(2));
+    return seen.exit_code();
+  }
+  const bool color = workbench::wants_color(stdout);
+  for (const workbench::Finding& finding : seen.findings) {
+    const Color shade = finding.state == EvidenceState::current      ? Color::green
+                        : finding.state == EvidenceState::unbound    ? Color::yellow
+                        : finding.state == EvidenceState::uncompared ? Color::yellow
+                                                                     : Color::red;
+    const std::string where = finding.file.empty()      ? finding.subject
+                              : finding.subject.empty() ? finding.file
+                                                        : finding.file + ": " + finding.subject;
+    fmt::print(
+        "{} {}: {}\n",
+        workbench::paint(fmt::format("{:12}", workbench::name_of(finding.state)), shade, color),
+        where, finding.detail);
+  }
+  std::vector<std::string> parts;
+  for (const auto& [state, count] : counts) parts.push_back(fmt::format("{} {}", count, state));
+  fmt::print("{}: {}\n", directory,
+             parts.empty() ? "nothing to verify" : fmt::format("{}", fmt::join(parts, ", ")));
+  return seen.exit_code();
+}
+
+}  // namespace
+
+Action define_evidence(OptionSet& set) {
+  auto options = std::make_shared<Options>();
+  set.positional("what", &options->what, 1, 1000,
+                 "record [NAME=]FILE..., import [NAME=]FILE..., or verify. record binds run.json, "
+                 "gate.json and the records of "
+                 "greenfast.ab to the machine code that ran; import takes a bundle, or a record "
+                 "made elsewhere");
+  set.text("--dir", &options->directory, "DIR", "Where evidence lies (default: evidence)");
+  set.text("--out", &options->out, "FILE",
+           "record: write one bundle to take home instead; - prints it");
+  set.text("--binary", &options->binary, "FILE",
+           "record, import: the library that a record of greenfast.ab loaded; verify: the build to "
+           "compare with (default: "
+           "this program)");
+  set.text("--source", &options->source, "DIR",
+           "record, import: the checkout that the program which ran was built from; verify: the "
+           "one to compare with (default: "
+           "the working directory, where it is a checkout)");
+  set.flag("--json", &options->as_json, "verify: print JSON");
+  return [options](const Arguments&) {
+    const std::string verb = options->what.front();
+    options->what.erase(options->what.begin());
+    const bool takes_files = verb == "record" || verb == "import";
+    if (!takes_files && verb != "verify")
+      throw Failure(workbench::kUsage,
+                    fmt::format("'{}': possible are record, import, verify", verb));
+    if (takes_files == options->what.empty())
+      throw Failure(workbench::kUsage,
+                    takes_files ? fmt::format("{}: a file is needed", verb)
+                                : fmt::format("verify: unexpected '{}'", options->what.front()));
+    return verb == "record"   ? record(*options)
+           : verb == "import" ? import(*options)
+                              : verify(*options);
+  };
+}
+
+}  // namespace greenfast::cli

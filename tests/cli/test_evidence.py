@@ -1,0 +1,227 @@
+"""greenfast evidence: records bound to machine code. A real change makes that kernel's evidence STALE and no other, a
+comment none, and what was changed by hand is TAMPERED and named."""
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from cli_paths import BUILD, ROOT
+
+CUBIN = ROOT / "fuzz" / "seeds" / "device_code" / "sm_90a.cubin"
+
+
+def codes(greenfast, binary):
+    """What a record says of the machine code, of a file's kernels."""
+    rows = greenfast("resources", "--binary", binary, "--json").json["kernels"]
+    return [{"kernel": row["kernel"], "arch": row["arch"], "sha256": row["code_sha256"], "registers": row["registers"],
+             "static_shared_bytes": row["static_shared_bytes"], "local_bytes": row["local_bytes"],
+             "compiler": row["compiler"]} for row in rows]
+
+
+@pytest.fixture
+def run_on_gpu(greenfast):
+    """A run.json as a GPU would have given it: a real one of the CPU, with the kernels of a file in their place."""
+    template = greenfast("bench", "--device", "cpu", "--variants", "cpu.naive", "--shapes", "1x1x16x16", "--iters", "3",
+                         "--json").json
+
+    def make(binary):
+        record = json.loads(json.dumps(template))
+        record["device"] = {**record["device"], "kind": "cuda", "name": "a GPU", "arch": 90}
+        record["code"] = codes(greenfast, binary)
+        record["plans"] = [{**template["plans"][0], "variant": f"cuda.test.{item['kernel']}", "kernel": item["kernel"]}
+                           for item in record["code"]]
+        return record
+
+    return make
+
+
+@pytest.fixture
+def evidence(greenfast, tmp_path):
+    folder = tmp_path / "work" / "evidence"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def findings(*arguments):
+        """State and words by (file, subject), of files alone: what the registry lacks is no matter of these tests."""
+        result = greenfast("evidence", "verify", "--json", *arguments)
+        seen = result.json["findings"]
+        bad = [f for f in seen if f["state"] in ("STALE", "MISSING", "TAMPERED")]
+        assert result.code == (30 if bad else 0)
+        return [(f["state"], f["file"], f["subject"], f["detail"]) for f in seen if f["file"]]
+
+    findings.folder = folder
+    return findings
+
+
+def write(path, record):
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_a_record_goes_home_in_a_bundle_and_is_current(greenfast, tmp_path, run_on_gpu, evidence):
+    run = write(tmp_path / "run.json", run_on_gpu(CUBIN))
+    bundle = tmp_path / "bundle.json"
+    result = greenfast("evidence", "record", f"gpu={run}", "--out", bundle)
+    assert result.code == 0 and "gpu.json: bound to machine code" in result.err
+    assert not (evidence.folder / "gpu.json").exists()
+    assert greenfast("evidence", "import", bundle).code == 0
+    assert (evidence.folder / "gpu.json").read_text() == run.read_text()
+    assert evidence("--binary", CUBIN) == [("CURRENT", "gpu.json", None, "bound to machine code")]
+
+
+def test_what_was_changed_by_hand_is_named(greenfast, tmp_path, run_on_gpu, evidence):
+    run = write(tmp_path / "gpu.json", run_on_gpu(CUBIN))
+    other = write(tmp_path / "other.json", run_on_gpu(CUBIN))
+    assert greenfast("evidence", "import", run, other).code == 0
+    ledger = evidence.folder / "ledger.json"
+    kept, entries = (evidence.folder / "gpu.json").read_text(), ledger.read_text()
+
+    (evidence.folder / "gpu.json").write_text(kept.replace('"seed"', '"sead"', 1))
+    [changed, whole] = evidence("--binary", CUBIN)
+    assert changed[:2] == ("TAMPERED", "gpu.json") and whole[:2] == ("CURRENT", "other.json")
+    (evidence.folder / "gpu.json").write_text(kept[:-10])
+    assert evidence("--binary", CUBIN)[0][:2] == ("TAMPERED", "gpu.json")
+    (evidence.folder / "gpu.json").unlink()
+    assert evidence("--binary", CUBIN)[0][:2] == ("MISSING", "gpu.json")
+    (evidence.folder / "gpu.json").write_text(kept)
+
+    # A digest in the ledger, and an entry taken out of it.
+    document = json.loads(entries)
+    document["entries"][0]["code"][0]["sha256"] = "0" * 64
+    ledger.write_text(json.dumps(document))
+    assert ("TAMPERED", "ledger.json", "gpu.json") in [f[:3] for f in evidence("--binary", CUBIN)]
+    document = json.loads(entries)
+    del document["entries"][0]
+    ledger.write_text(json.dumps(document))
+    states = [f[:3] for f in evidence("--binary", CUBIN)]
+    assert ("TAMPERED", "ledger.json", "other.json") in states and ("MISSING", "gpu.json", None) in states
+    for text in (entries[: len(entries) // 2], '{"schema": "greenfast.evidence/2", "entries": []}'):
+        ledger.write_text(text)
+        assert evidence("--binary", CUBIN)[0][:2] == ("TAMPERED", "ledger.json")
+
+
+def test_a_faster_time_than_its_samples_is_tampered_even_with_a_fresh_digest(greenfast, tmp_path, run_on_gpu, evidence):
+    record = run_on_gpu(CUBIN)
+    record["rows"][0]["time"]["p50_seconds"] /= 2
+    assert greenfast("evidence", "import", write(tmp_path / "gpu.json", record)).code == 0
+    [found] = evidence("--binary", CUBIN)
+    assert found[0] == "TAMPERED" and "its samples have" in found[3]
+
+
+def test_bundles_that_are_not_what_was_written(greenfast, tmp_path, run_on_gpu, evidence):
+    run = write(tmp_path / "run.json", run_on_gpu(CUBIN))
+    bundle = tmp_path / "bundle.json"
+    assert greenfast("evidence", "record", f"gpu={run}", "--out", bundle).code == 0
+    text = bundle.read_text()
+    bundle.write_text(text.replace("a GPU", "a CPU", 1))
+    greenfast("evidence", "import", bundle).refused(30, "TAMPERED")
+    bundle.write_text(text[:-20])
+    greenfast("evidence", "import", bundle).refused(2, "cut off")
+    assert list(evidence.folder.iterdir()) == []
+
+
+def test_old_records_are_kept_and_said_to_be_unbound(greenfast, tmp_path, run_on_gpu, evidence):
+    record = run_on_gpu(CUBIN)
+    del record["code"]
+    record["build"]["git"]["sha"] = "0" * 40
+    assert greenfast("evidence", "import", write(tmp_path / "old.json", record)).code == 0
+    [found] = evidence("--binary", CUBIN)
+    assert found[0] == "UNBOUND" and "before records held digests" in found[3]
+
+
+def test_another_compiler_is_no_change_of_the_kernel(greenfast, tmp_path, run_on_gpu, evidence):
+    record = run_on_gpu(CUBIN)
+    record["code"][0].update(compiler="12.9, V12.9.41", sha256="0" * 64)
+    assert greenfast("evidence", "import", write(tmp_path / "gpu.json", record)).code == 0
+    [found] = evidence("--binary", CUBIN)
+    assert found[:3] == ("NOT COMPARED", "gpu.json", "scale") and "another ptxas" in found[3]
+
+
+def test_files_that_never_were_recorded_are_named(greenfast, tmp_path, run_on_gpu, evidence):
+    write(evidence.folder / "stray.json", run_on_gpu(CUBIN))
+    [found] = evidence("--binary", CUBIN)
+    assert found[:2] == ("MISSING", "stray.json") and "greenfast evidence import" in found[3]
+
+
+def test_another_policy_makes_stale(greenfast, tmp_path, run_on_gpu, evidence):
+    record = run_on_gpu(CUBIN)
+    record["policy"]["sha256"] = "0" * 64
+    assert greenfast("evidence", "import", write(tmp_path / "gpu.json", record)).code == 0
+    assert evidence("--binary", CUBIN)[0][:3] == ("STALE", "gpu.json", "policy strict")
+
+
+def test_another_plan_makes_stale(greenfast, tmp_path, evidence):
+    record = greenfast("check", "--device", "cpu", "--variants", "cpu.naive,cpu.flash", "--shapes", "1x1x16x16", "--json").json
+    assert record["code"] == []
+    assert greenfast("evidence", "import", write(tmp_path / "cpu.json", record), "--source", ROOT).code == 0
+    assert [f[:2] for f in evidence("--source", ROOT)] == [("CURRENT", "cpu.json")]
+    record["plans"][0]["tile_kv"] += 1
+    assert greenfast("evidence", "import", write(tmp_path / "cpu.json", record), "--source", ROOT).code == 0
+    [found] = evidence("--source", ROOT)
+    assert found[:3] == ("STALE", "cpu.json", record["plans"][0]["variant"]) and "tile_kv was" in found[3]
+
+
+def test_sources_decide_for_the_cpu(greenfast, tmp_path, evidence):
+    record = greenfast("check", "--device", "cpu", "--variants", "cpu.naive,cpu.flash", "--shapes", "1x1x16x16", "--json").json
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "src", checkout / "src")
+    assert greenfast("evidence", "import", write(tmp_path / "cpu.json", record), "--source", checkout).code == 0
+    [naive] = (checkout / "src" / "kernels" / "cpu").glob("*naive.cpp")
+    naive.write_text("// a comment\n" + naive.read_text())
+    assert [f[:2] for f in evidence("--source", checkout)] == [("CURRENT", "cpu.json")]
+    naive.write_text(naive.read_text() + "\nint changed;\n")
+    [found] = evidence("--source", checkout)
+    assert found[:3] == ("STALE", "cpu.json", "cpu.naive") and naive.name in found[3]
+
+
+def test_bad_input_is_said(greenfast, tmp_path, run_on_gpu, evidence):
+    record = run_on_gpu(CUBIN)
+    greenfast("evidence", "perhaps").refused(2, "record, import, verify")
+    greenfast("evidence", "record").refused(2, "a file is needed")
+    greenfast("evidence", "import", tmp_path / "none.json").refused(2, "cannot be read")
+    greenfast("evidence", "import", write(tmp_path / "x.json", {"schema": "greenfast.run/9"})).refused(2, "greenfast.run/9")
+    greenfast("evidence", "import", write(tmp_path / "x.json", {**record, "status": "interrupted"})).refused(2, "interrupted")
+    greenfast("evidence", "import", f"../up={write(tmp_path / 'x.json', record)}").refused(2, "holds no '/'")
+    greenfast("evidence", "verify", "--dir", tmp_path / "none").refused(2, "no such directory")
+    greenfast("evidence", "verify", "--source", tmp_path).refused(2, "no checkout")
+
+
+# ---- With nvcc ----
+
+KERNELS = """
+__global__ void one(float* x) {{ x[threadIdx.x] = x[threadIdx.x] * {constant}f; }}
+namespace {{ __global__ void two(float* x) {{ x[threadIdx.x] += 1.0f; }} }}
+void* keep() {{ return reinterpret_cast<void*>(two); }}
+"""
+
+
+@pytest.fixture(scope="module")
+def nvcc():
+    cache = BUILD / "CMakeCache.txt"
+    found = re.search(r"^CMAKE_CUDA_COMPILER:\w+=(.+)$", cache.read_text(), re.M) if cache.is_file() else None
+    path = found[1] if found and pathlib.Path(found[1]).exists() else shutil.which("nvcc")
+    if path is None:
+        pytest.skip("no nvcc on this machine")
+    return path
+
+
+def test_a_change_makes_its_kernel_stale_and_no_other_a_comment_none(greenfast, tmp_path, run_on_gpu, evidence, nvcc):
+    def compiled(name, text):
+        source = tmp_path / name / f"{name}.cu"
+        source.parent.mkdir()
+        source.write_text(text)
+        out = source.with_suffix(".o")
+        subprocess.run([nvcc, "-lineinfo", "-gencode", "arch=compute_90a,code=sm_90a", "-c", "-o", out, source], check=True)
+        return out
+
+    first = compiled("first", KERNELS.format(constant="2.5"))
+    commented = compiled("elsewhere", "// a comment that moves every line\n\n" + KERNELS.format(constant="2.5"))
+    changed = compiled("changed", KERNELS.format(constant="2.75"))
+    names = {item["kernel"] for item in codes(greenfast, first)}
+    assert names == {"one", "two"}
+    assert greenfast("evidence", "import", write(tmp_path / "gpu.json", run_on_gpu(first))).code == 0
+    assert [f[:2] for f in evidence("--binary", commented)] == [("CURRENT", "gpu.json")]
+    [found] = evidence("--binary", changed)
+    assert found[:3] == ("STALE", "gpu.json", "one (sm_90a)") and "cuda.test.one" in found[3]

@@ -1,0 +1,859 @@
+#include "workbench/evidence.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+
+#include "workbench/atomic_file.hpp"
+#include "workbench/build_info.hpp"
+#include "workbench/exit_code.hpp"
+#include "workbench/policy.hpp"
+#include "workbench/samples.hpp"
+#include "workbench/sha256.hpp"
+#include "workbench/statistics.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::string_view kRun = "greenfast.run/1", kGate = "greenfast.gate/1",
+                           kSamples = "greenfast.samples/1", kSelftest = "greenfast.selftest/1";
+constexpr std::string_view kMachineCode = "machine code", kSources = "sources",
+                           kNothing = "nothing";
+
+Status bad(std::string text) { return {StatusCode::invalid_argument, std::move(text)}; }
+
+Result<std::string> read_text(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::string text;
+  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
+  if (!stream) return bad(fmt::format("{}: cannot be read", file.string()));
+  return text;
+}
+
+/// The member of an object, or null; never throws.
+const json& member(const json& object, std::string_view key) {
+  static const json kNull;
+  if (!object.is_object()) return kNull;
+  const auto found = object.find(key);
+  return found == object.end() ? kNull : *found;
+}
+std::string text_of(const json& object, std::string_view key) {
+  const json& value = member(object, key);
+  return value.is_string() ? value.get<std::string>() : std::string();
+}
+std::int64_t integer_of(const json& object, std::string_view key) {
+  const json& value = member(object, key);
+  return value.is_number_integer() ? value.get<std::int64_t>() : 0;
+}
+const json& list_of(const json& object, std::string_view key) {
+  static const json kEmpty = json::array();
+  const json& value = member(object, key);
+  return value.is_array() ? value : kEmpty;
+}
+
+/// A kernel that a record says was launched.
+struct Launch {
+  std::string variant, kernel;
+};
+std::vector<Launch> launches_of(const json& record) {
+  std::vector<Launch> out;
+  const auto add = [&](const json& plan) {
+    Launch launch{text_of(plan, "variant"), text_of(plan, "kernel")};
+    if (!launch.kernel.empty()) out.push_back(std::move(launch));
+  };
+  for (const json& plan : list_of(record, "plans")) add(plan);  // run
+  for (const json& shape : list_of(record, "shapes")) {
+    for (const char* side : {"baseline", "candidate"})
+      add(member(member(shape, "plans"), side));                   // gate
+    const json& engines = member(member(shape, "ab"), "engines");  // greenfast.ab
+    if (engines.is_object())
+      for (const auto& [name, engine] : engines.items()) add(member(engine, "plan"));
+  }
+  return out;
+}
+
+int arch_of(const json& record) {
+  const json& device = member(record, "device");
+  return static_cast<int>(device.is_object() ? integer_of(device, "arch")
+                                             : integer_of(record, "device_arch"));
+}
+
+/// The program that runs was built from the record's commit, by its compiler, without changes.
+bool made_by_this_program(const json& record) {
+  const json& build = member(record, "build");
+  const json& git = member(build, "git");
+  const BuildInfo& own = build_info();
+  const json& dirty = member(git, "dirty");
+  return !own.git_sha.empty() && text_of(git, "sha") == own.git_sha && !own.git_dirty &&
+         dirty.is_boolean() && !dirty.get<bool>() &&
+         text_of(member(build, "cuda"), "compiler") == own.cuda;
+}
+
+// ---- Sources ----
+
+bool is_word(char c) {
+  return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+/// Whether text defines `core::Kernel symbol`, as a kernel's source does.
+bool defines_kernel(std::string_view text, std::string_view symbol) {
+  const std::string wanted = fmt::format("core::Kernel {}", symbol);
+  for (std::size_t found = 0; (found = text.find(wanted, found)) != std::string_view::npos;
+       found += wanted.size()) {
+    const std::size_t end = found + wanted.size();
+    if (end == text.size() || (!is_word(text[end]) && text[end] != ';')) return true;
+  }
+  return false;
+}
+
+/// Quoted includes of a source.
+std::vector<std::string> includes_of(std::string_view text) {
+  std::vector<std::string> out;
+  constexpr std::string_view kInclude = "#include \"";
+  for (std::size_t found = 0; (found = text.find(kInclude, found)) != std::string_view::npos;) {
+    found += kInclude.size();
+    const std::size_t end = text.find('"', found);
+    if (end == std::string_view::npos) break;
+    out.emplace_back(text.substr(found, end - found));
+  }
+  return out;
+}
+
+std::string leading_digits(const std::string& name) {
+  return name.substr(0, std::min(name.find_first_not_of("0123456789"), name.size()));
+}
+
+/// All files under src/kernels, by path from the root.
+std::map<std::string, std::string> kernel_sources(const fs::path& root) {
+  std::map<std::string, std::string> out;
+  std::error_code error;
+  fs::recursive_directory_iterator files(root / "src" / "kernels", error);
+  if (error) return out;
+  for (const fs::directory_entry& entry : files) {
+    const std::string suffix = entry.path().extension();
+    if (suffix != ".cu" && suffix != ".cuh" && suffix != ".cpp" && suffix != ".hpp" &&
+        suffix != ".inc")
+      continue;
+    if (auto text = read_text(entry.path()); text.ok())
+      out.emplace(fs::relative(entry.path(), root, error).generic_string(), *text);
+  }
+  return out;
+}
+
+std::vector<std::string> closure_of(const std::map<std::string, std::string>& files,
+                                    std::string_view variant) {
+  std::string symbol(variant);
+  std::replace(symbol.begin(), symbol.end(), '.', '_');
+  std::set<std::string> seen;
+  std::vector<std::string> todo;
+  for (const auto& [path, text] : files) {
+    if (!defines_kernel(text, symbol)) continue;
+    // Parts of one kernel share the number their names begin with.
+    const fs::path file(path);
+    const std::string number = leading_digits(file.filename().string());
+    for (const auto& [other, unused] : files) {
+      const fs::path candidate(other);
+      if (other == path || (!number.empty() && candidate.parent_path() == file.parent_path() &&
+                            leading_digits(candidate.filename().string()) == number))
+        todo.push_back(other);
+    }
+  }
+  while (!todo.empty()) {
+    const std::string path = todo.back();
+    todo.pop_back();
+    if (!seen.insert(path).second) continue;
+    for (const std::string& name : includes_of(files.at(path))) {
+      const std::string beside =
+          (fs::path(path).parent_path() / name).lexically_normal().generic_string();
+      for (const std::string& candidate : {beside, "src/" + name})
+        if (files.contains(candidate)) todo.push_back(candidate);
+    }
+  }
+  return {seen.begin(), seen.end()};
+}
+
+// ---- Problems and devices of a record ----
+
+std::optional<Problem> problem_of(const json& row) {
+  const auto dtype = parse_dtype(text_of(row, "dtype")),
+             out_dtype = parse_dtype(text_of(row, "out_dtype"));
+  if (!dtype || !out_dtype) return std::nullopt;
+  Problem p;
+  p.batch = integer_of(row, "batch");
+  p.heads_q = integer_of(row, "heads_q");
+  p.heads_kv = integer_of(row, "heads_kv");
+  p.seq_q = integer_of(row, "seq_q");
+  p.seq_kv = integer_of(row, "seq_kv");
+  p.head_dim = integer_of(row, "head_dim");
+  p.dtype = *dtype;
+  p.out_dtype = *out_dtype;
+  const std::string scales = text_of(row, "scales");
+  p.scales = scales == "tensor"     ? ScaleKind::tensor
+             : scales == "per_head" ? ScaleKind::per_head
+                                    : ScaleKind::none;
+  const auto number = [&](const char* key) {
+    const json& value = member(row, key);
+    return value.is_number() ? value.get<float>() : 0.0f;
+  };
+  p.scale = number("scale");
+  p.softcap = number("softcap");
+  const json& mask = member(row, "mask");
+  p.mask = {
+      integer_of(mask, "left"), integer_of(mask, "right"),
+      text_of(mask, "alignment") == "bottom-right" ? Alignment::bottom_right : Alignment::top_left};
+  const json& lse = member(row, "lse");
+  p.lse = lse.is_boolean() && lse.get<bool>();
+  const json& strides = member(row, "strides");
+  for (const auto& [key, layout] :
+       {std::pair("q", &p.q), std::pair("k", &p.k), std::pair("v", &p.v), std::pair("o", &p.o)}) {
+    const json& stride = list_of(strides, key);
+    if (stride.size() != 4) return std::nullopt;
+    for (std::size_t axis = 0; axis < 4; ++axis) {
+      if (!stride[axis].is_number_integer()) return std::nullopt;
+      layout->stride[axis] = stride[axis].get<std::int64_t>();
+    }
+  }
+  return p;
+}
+
+DeviceFacts facts_of(const json& device) {
+  DeviceFacts facts;
+  facts.kind =
+      text_of(device, "kind") == name_of(DeviceKind::cuda) ? DeviceKind::cuda : DeviceKind::cpu;
+  facts.index = static_cast<int>(integer_of(device, "index"));
+  facts.name = text_of(device, "name");
+  facts.arch = static_cast<int>(integer_of(device, "arch"));
+  facts.multiprocessors = static_cast<int>(integer_of(device, "multiprocessors"));
+  facts.shared_per_block = integer_of(device, "shared_per_block");
+  facts.l2_bytes = integer_of(device, "l2_bytes");
+  facts.isa = text_of(device, "isa");
+  facts.driver = text_of(device, "driver");
+  return facts;
+}
+
+// ---- Ledger ----
+
+std::string digest_of(json entry) {
+  entry.erase("digest");
+  return sha256_hex(entry.dump());
+}
+
+void close(json& entry, const std::string& previous) {
+  entry["previous"] = previous.empty() ? json(nullptr) : json(previous);
+  entry["digest"] = digest_of(entry);
+}
+
+Result<json> read_json(const fs::path& file) {
+  const auto text = read_text(file);
+  if (!text.ok()) return text.status();
+  json document = json::parse(*text, nullptr, false);
+  if (document.is_discarded()) return bad(fmt::format("{}: not JSON, or cut off", file.string()));
+  return document;
+}
+
+Result<json> read_ledger(const fs::path& directory) {
+  const fs::path file = directory / kLedgerFile;
+  std::error_code error;
+  if (!fs::exists(file, error)) return json{{"schema", kLedgerSchema}, {"entries", json::array()}};
+  auto ledger = read_json(file);
+  if (!ledger.ok()) return ledger.status();
+  if (text_of(*ledger, "schema") != kLedgerSchema || !member(*ledger, "entries").is_array())
+    return bad(fmt::format("{}: schema '{}', expected {}", file.string(),
+                           text_of(*ledger, "schema"), kLedgerSchema));
+  return ledger;
+}
+
+/// A name that stays inside the directory and ends as records do.
+Status check_name(const std::string& name) {
+  if (name.empty() || name.find('/') != std::string::npos || name.starts_with('.') ||
+      !name.ends_with(".json") || name == kLedgerFile)
+    return bad(fmt::format("'{}': a record's name ends in .json, holds no '/', and is not {}", name,
+                           kLedgerFile));
+  return {};
+}
+
+// ---- Verification ----
+
+class Verifier {
+ public:
+  Verifier(const fs::path& directory, const DeviceCode& code, const fs::path& root)
+      : directory_(directory), code_(code) {
+    if (!root.empty()) sources_ = kernel_sources(root);
+    for (const KernelCode& kernel : code.kernels) {
+      kernels_[{kernel.name, kernel.arch}] = &kernel;
+      archs_.insert(kernel.arch);
+    }
+    for (const VariantInfo& variant : greenfast::variants()) variants_[variant.id] = variant;
+  }
+
+  Verification run() {
+    const auto ledger = read_ledger(directory_);
+    if (!ledger.ok()) {
+      add({.file = std::string(kLedgerFile),
+           .state = EvidenceState::tampered,
+           .detail = ledger.status().message()});
+      return std::move(out_);
+    }
+    // Of several entries for one file the last counts; the chain holds the others.
+    std::map<std::string, const json*> latest;
+    std::string previous;
+    std::size_t number = 0;
+    for (const json& entry : (*ledger)["entries"]) {
+      ++number;
+      const std::string file = text_of(entry, "file");
+      if (text_of(entry, "digest") != digest_of(entry) || text_of(entry, "previous") != previous ||
+          !check_name(file).ok())
+        add({.file = std::string(kLedgerFile),
+             .subject = file,
+             .state = EvidenceState::tampered,
+             .detail =
+                 fmt::format("entry {} was changed, or one before it was taken out", number)});
+      previous = text_of(entry, "digest");
+      latest[file] = &entry;
+    }
+    for (const auto& [file, entry] : latest)
+      if (check_name(file).ok()) verify_file(file, *entry);
+    std::error_code error;
+    std::vector<std::string> strays;
+    for (const auto& item : fs::directory_iterator(directory_, error)) {
+      const std::string name = item.path().filename().string();
+      if (name.ends_with(".json") && name != kLedgerFile && !latest.contains(name))
+        strays.push_back(name);
+    }
+    std::sort(strays.begin(), strays.end());
+    for (const std::string& name : strays)
+      add({.file = name,
+           .state = EvidenceState::missing,
+           .detail = "has no entry in the ledger: greenfast evidence import " +
+                     (directory_ / name).string()});
+    for (const auto& [id, variant] : variants_) {
+      if (variant.device == DeviceKind::cuda && variant.built && !green_.contains(id))
+        add({.subject = id,
+             .state = EvidenceState::missing,
+             .detail = stale_.contains(id)
+                           ? "its evidence is stale: run it again on a GPU and record that"
+                           : "no record with a GREEN row is bound to its machine code"});
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void add(Finding finding) { out_.findings.push_back(std::move(finding)); }
+
+  /// "; changed: a, b", or why that is not known.
+  std::string changed_sources(const json& entry, const std::set<std::string>& variants,
+                              bool* same = nullptr) const {
+    if (same != nullptr) *same = false;
+    const json& recorded = member(entry, "sources");
+    if (!recorded.is_object() || recorded.empty()) return "; no sources are recorded";
+    if (sources_.empty()) return "; no sources here to compare (--source)";
+    std::set<std::string> files;
+    for (const std::string& variant : variants) {
+      for (const json& path : list_of(member(entry, "variants"), variant))
+        if (path.is_string()) files.insert(path.get<std::string>());
+      for (const std::string& path : closure_of(sources_, variant)) files.insert(path);
+    }
+    std::vector<std::string> changed;
+    for (const std::string& path : files) {
+      const auto now = sources_.find(path);
+      if (now == sources_.end() || text_of(recorded, path) != source_digest(now->second))
+        changed.push_back(path);
+    }
+    if (same != nullptr) *same = changed.empty();
+    return changed.empty() ? "; its sources have not changed"
+                           : fmt::format("; changed: {}", fmt::join(changed, ", "));
+  }
+
+  void verify_file(const std::string& file, const json& entry) {
+    const std::size_t before = out_.findings.size();
+    const auto text = read_text(directory_ / file);
+    if (!text.ok()) {
+      add({.file = file,
+           .state = EvidenceState::missing,
+           .detail = "the ledger names it, and it is not there"});
+      return;
+    }
+    if (sha256_hex(*text) != text_of(entry, "sha256")) {
+      add({.file = file,
+           .state = EvidenceState::tampered,
+           .detail = "is not the file that was recorded (SHA-256)"});
+      return;
+    }
+    const json record = json::parse(*text, nullptr, false);
+    if (record.is_discarded()) {
+      add({.file = file, .state = EvidenceState::tampered, .detail = "is no JSON"});
+      return;
+    }
+    verify_numbers(file, record);
+    verify_policy(file, record);
+    std::set<std::string> stale = verify_code(file, entry, record);
+    verify_plans(file, entry, record, stale);
+    const std::string bound = text_of(entry, "bound_to");
+    if (bound == kMachineCode) {
+      for (const json& row : list_of(record, "rows")) {
+        const std::string variant = text_of(row, "variant");
+        if (text_of(row, "verdict") == "GREEN" && !stale.contains(variant)) green_.insert(variant);
+      }
+    }
+    stale_.insert(stale.begin(), stale.end());
+    if (out_.findings.size() == before) {
+      add({.file = file,
+           .state = bound == kNothing ? EvidenceState::unbound : EvidenceState::current,
+           .detail =
+               bound == kNothing ? text_of(entry, "why") : fmt::format("bound to {}", bound)});
+    }
+  }
+
+  /// Rows against the raw samples that they were computed from.
+  void verify_numbers(const std::string& file, const json& record) {
+    if (text_of(record, "schema") != kRun) return;
+    const auto samples = samples_from_json(member(record, "samples"));
+    if (!samples.ok()) {
+      add({.file = file,
+           .state = EvidenceState::tampered,
+           .detail = "samples: " + samples.status().message()});
+      return;
+    }
+    for (const json& row : list_of(record, "rows")) {
+      const json& p50 = member(member(row, "time"), "p50_seconds");
+      if (!p50.is_number()) continue;
+      for (const Samples& shape : *samples) {
+        const int side =
+            shape.name == text_of(row, "problem") ? shape.side(text_of(row, "variant")) : -1;
+        if (side < 0) continue;
+        std::vector<double> seconds;
+        for (const Block& block : shape.blocks) {
+          if (!block.dropped.empty()) continue;
+          for (const Sample& sample : block.samples)
+            if (sample.side == side) seconds.push_back(sample.seconds);
+        }
+        const double said = p50.get<double>();
+        const double median = seconds.empty() ? 0 : quantile(seconds, 0.5);
+        if (!(std::fabs(median - said) <= 1e-6 * median))
+          add({.file = file,
+               .subject = text_of(row, "variant"),
+               .state = EvidenceState::tampered,
+               .detail = fmt::format("{}: p50 {:.6g} s, but its samples have {:.6g} s", shape.name,
+                                     said, median)});
+      }
+    }
+  }
+
+  void verify_policy(const std::string& file, const json& record) {
+    const std::string name = text_of(member(record, "policy"), "name"),
+                      digest = text_of(member(record, "policy"), "sha256");
+    for (const BuiltinPolicy& policy : builtin_policies()) {
+      if (policy.name == name && sha256_hex(policy.text) != digest)
+        add({.file = file,
+             .subject = "policy " + name,
+             .state = EvidenceState::stale,
+             .detail = "the policy has changed since: what was GREEN then may not be now"});
+    }
+  }
+
+  /// Variants whose evidence in this file is stale.
+  std::set<std::string> verify_code(const std::string& file, const json& entry,
+                                    const json& record) {
+    std::set<std::string> stale;
+    std::map<std::string, std::set<std::string>> launched_by;
+    for (const Launch& launch : launches_of(record))
+      launched_by[launch.kernel].insert(launch.variant);
+    std::vector<std::string> other_compiler, other_build;
+    for (const json& item : list_of(entry, "code")) {
+      const std::string name = text_of(item, "kernel"), arch = text_of(item, "arch"),
+                        digest = text_of(item, "sha256");
+      if (digest.empty()) continue;  // said so when it was recorded
+      const std::set<std::string>& users = launched_by[name];
+      const auto found = kernels_.find({name, arch});
+      const std::string was = text_of(item, "compiler");
+      std::string why;
+      if (found == kernels_.end()) {
+        const bool built = std::any_of(users.begin(), users.end(), [&](const std::string& id) {
+          const auto variant = variants_.find(id);
+          return variant != variants_.end() && variant->second.built;
+        });
+        if (!archs_.contains(arch) || !built) {
+          other_build.push_back(name);
+        } else {
+          why = "is not in this build any more";
+        }
+      } else if (found->second->compiler != was) {
+        other_compiler.push_back(name);
+      } else if (found->second->sha256 != digest) {
+        why = fmt::format("machine code {} is now {}", digest.substr(0, 12),
+                          found->second->sha256.substr(0, 12));
+      } else {
+        continue;
+      }
+      if (why.empty()) {
+        // Cannot be compared: the sources decide, where they are known.
+        bool same = false;
+        const std::string changes = changed_sources(entry, users, &same);
+        if (same || changes.find("; changed") == std::string::npos) continue;
+        why = "its machine code cannot be compared here" + changes;
+      } else {
+        why += changed_sources(entry, users);
+      }
+      stale.insert(users.begin(), users.end());
+      add({.file = file,
+           .subject = fmt::format("{} ({})", name, arch),
+           .state = EvidenceState::stale,
+           .detail = fmt::format("{}: {}", fmt::join(users, ", "), why)});
+    }
+    const auto tell = [&](const std::vector<std::string>& names, const std::string& why) {
+      if (!names.empty())
+        add({.file = file,
+             .subject = names.size() == 1 ? names[0] : fmt::format("{} kernels", names.size()),
+             .state = EvidenceState::uncompared,
+             .detail =
+                 why +
+                 (sources_.empty() ? "" : "; where their sources are recorded, those decided")});
+    };
+    tell(other_compiler,
+         "compiled by another ptxas than this build's: other machine code says nothing");
+    tell(other_build, "this build has no code for their architecture, or leaves them out");
+    if (text_of(entry, "bound_to") == kSources) {
+      for (const auto& [variant, paths] : member(entry, "variants").items()) {
+        bool same = false;
+        const std::string changes = changed_sources(entry, {variant}, &same);
+        if (same) continue;
+        if (changes.find("; changed") == std::string::npos) {
+          add({.file = file,
+               .subject = variant,
+               .state = EvidenceState::uncompared,
+               .detail = changes.substr(2)});
+        } else {
+          stale.insert(variant);
+          add({.file = file,
+               .subject = variant,
+               .state = EvidenceState::stale,
+               .detail = changes.substr(2)});
+        }
+      }
+    }
+    return stale;
+  }
+
+  void verify_plans(const std::string& file, const json& entry, const json& record,
+                    std::set<std::string>& stale_here) {
+    if (text_of(record, "schema") != kRun) return;
+    const DeviceFacts facts = facts_of(member(record, "device"));
+    std::map<std::string, Problem> problems;
+    for (const json& row : list_of(record, "problems"))
+      if (const auto problem = problem_of(row)) problems[text_of(row, "name")] = *problem;
+    for (const json& plan_row : list_of(record, "plans")) {
+      const std::string id = text_of(plan_row, "variant");
+      const auto variant = variants_.find(id);
+      const auto problem = problems.find(text_of(plan_row, "problem"));
+      if (variant == variants_.end() || !variant->second.built || problem == problems.end())
+        continue;
+      Options options;
+      options.device = facts.kind;
+      options.variant = id;
+      const auto stale = [&](std::string detail) {
+        stale_here.insert(id);
+        add({.file = file,
+             .subject = id,
+             .state = EvidenceState::stale,
+             .detail = fmt::format("plan of {}: {}", problem->first, std::move(detail))});
+      };
+      const auto now = plan(problem->second, facts, options);
+      if (!now.ok()) {
+        // A build without the architecture refuses every problem; that is no change of the plan.
+        if (facts.kind == DeviceKind::cuda &&
+            now.status().message().find("GREENFAST_CUDA_ARCHS") != std::string::npos)
+          continue;
+        stale(now.status().message());
+        continue;
+      }
+      json fields = {{"grid", now->grid},
+                     {"block", now->block},
+                     {"cluster", now->cluster},
+                     {"tile_q", now->tile_q},
+                     {"tile_kv", now->tile_kv},
+                     {"stages", now->stages},
+                     {"splits", now->splits},
+                     {"shared_bytes", now->shared_bytes},
+                     {"workspace_bytes", now->workspace_bytes}};
+      // Records without machine code are older than the names that plans give kernels now.
+      if (text_of(entry, "bound_to") != kNothing) fields["kernel"] = now->kernel;
+      for (const auto& [field, value] : fields.items()) {
+        if (member(plan_row, field) == value) continue;
+        stale(fmt::format("{} was {}, is {}", field, member(plan_row, field).dump(), value.dump()));
+        break;
+      }
+    }
+  }
+
+  fs::path directory_;
+  const DeviceCode& code_;
+  std::map<std::string, std::string> sources_;
+  std::map<std::pair<std::string, std::string>, const KernelCode*> kernels_;
+  std::set<std::string> archs_;
+  std::map<std::string, VariantInfo> variants_;
+  std::set<std::string> green_, stale_;
+  Verification out_;
+};
+
+}  // namespace
+
+json code_json(std::span<const std::string> kernels, int arch, const DeviceCode& code) {
+  json out = json::array();
+  std::set<std::string> seen;
+  for (const std::string& name : kernels) {
+    if (name.empty() || !seen.insert(name).second) continue;
+    const KernelCode* kernel = find_kernel(code, name, arch);
+    if (kernel == nullptr) {
+      out.push_back({{"kernel", name},
+                     {"reason", fmt::format("no machine code for compute capability {}.{} in the "
+                                            "binary: the driver compiled its PTX",
+                                            arch / 10, arch % 10)}});
+      continue;
+    }
+    out.push_back({{"kernel", name},
+                   {"arch", kernel->arch},
+                   {"sha256", kernel->sha256},
+                   {"registers", kernel->registers},
+                   {"static_shared_bytes", kernel->static_shared},
+                   {"local_bytes", kernel->stack},
+                   {"compiler", kernel->compiler}});
+  }
+  return out;
+}
+
+json code_json(std::span<const Plan> plans, const DeviceFacts& facts) {
+  if (facts.kind != DeviceKind::cuda) return json::array();
+  const auto& code = own_device_code();
+  if (!code.ok()) return json::array();
+  std::vector<std::string> names;
+  for (const Plan& plan : plans)
+    if (plan.variant.starts_with(name_of(DeviceKind::cuda))) names.push_back(plan.kernel);
+  return code_json(names, facts.arch, *code);
+}
+
+std::string source_digest(std::string_view text) {
+  std::string out;
+  const auto blank = [&] {
+    if (!out.empty() && out.back() != ' ') out += ' ';
+  };
+  for (std::size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    if (text.substr(i, 2) == "//") {
+      i = std::min(text.find('\n', i), text.size());
+    } else if (text.substr(i, 2) == "/*") {
+      const std::size_t end = text.find("*/", i + 2);
+      i = end == std::string_view::npos ? text.size() : end + 2;
+      blank();
+    } else if (text.substr(i, 2) == "R\"") {
+      const std::size_t open = text.find('(', i);
+      const std::string close = open == std::string_view::npos
+                                    ? ""
+                                    : fmt::format("){}\"", text.substr(i + 2, open - i - 2));
+      const std::size_t end = close.empty() ? std::string_view::npos : text.find(close, open);
+      const std::size_t stop = end == std::string_view::npos ? text.size() : end + close.size();
+      out += text.substr(i, stop - i);
+      i = stop;
+    } else if (c == '"' ||
+               (c == '\'' && (i == 0 || !is_word(text[i - 1])))) {  // 1'000 is no character
+      std::size_t end = i + 1;
+      while (end < text.size() && text[end] != c && text[end] != '\n')
+        end += text[end] == '\\' ? 2 : 1;
+      end = std::min(end + 1, text.size());
+      out += text.substr(i, end - i);
+      i = end;
+    } else if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+      blank();
+      ++i;
+    } else {
+      out += c;
+      ++i;
+    }
+  }
+  while (!out.empty() && out.back() == ' ') out.pop_back();
+  return sha256_hex(out);
+}
+
+std::vector<std::pair<std::string, std::string>> sources_of(const fs::path& root,
+                                                            std::string_view variant) {
+  const auto files = kernel_sources(root);
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const std::string& path : closure_of(files, variant))
+    out.emplace_back(path, source_digest(files.at(path)));
+  return out;
+}
+
+Result<json> make_entry(const std::string& file, const std::string& text,
+                        const BindingSources& from) {
+  if (Status status = check_name(file); !status) return status;
+  const json record = json::parse(text, nullptr, false);
+  if (record.is_discarded()) return bad(fmt::format("{}: not JSON, or cut off", file));
+  const std::string schema = text_of(record, "schema");
+  if (schema != kRun && schema != kGate && schema != kSamples && schema != kSelftest)
+    return bad(fmt::format("{}: schema '{}'; evidence is made of {}, {}, {} and {}", file, schema,
+                           kRun, kGate, kSamples, kSelftest));
+  if (text_of(record, "status") == "interrupted")
+    return bad(fmt::format("{}: the run was interrupted; run it to its end", file));
+
+  const std::vector<Launch> launches = launches_of(record);
+  std::vector<std::string> kernels;
+  std::set<std::string> variants;
+  for (const Launch& launch : launches) {
+    if (launch.variant.starts_with("cuda.")) kernels.push_back(launch.kernel);
+    if (!launch.variant.empty()) variants.insert(launch.variant);
+  }
+  const json& device = member(record, "device");
+  const bool same_program = made_by_this_program(record);
+  json code = list_of(record, "code");
+  std::string why;
+  if (code.empty() && !kernels.empty()) {
+    const std::string loaded = text_of(member(record, "library"), "sha256");
+    if (!loaded.empty()) {
+      if (from.library == nullptr) {
+        why = "the library that ran was not given (--binary)";
+      } else if (from.library_sha256 != loaded) {
+        return bad(fmt::format(
+            "{}: --binary {} is not the library that ran: SHA-256 {}, the record says {}", file,
+            from.library->file, from.library_sha256.substr(0, 12), loaded.substr(0, 12)));
+      } else {
+        code = code_json(kernels, arch_of(record), *from.library);
+      }
+    } else if (same_program && own_device_code().ok()) {
+      code = code_json(kernels, arch_of(record), *own_device_code());
+    } else {
+      why = "made before records held digests of machine code";
+    }
+  }
+  json sources = json::object(), by_variant = json::object();
+  if (!from.root.empty() && (from.trust_root || same_program)) {
+    const auto files = kernel_sources(from.root);
+    for (const std::string& variant : variants) {
+      const auto closure = closure_of(files, variant);
+      if (closure.empty()) continue;
+      by_variant[variant] = closure;
+      for (const std::string& path : closure) sources[path] = source_digest(files.at(path));
+    }
+  }
+  const bool has_code = std::any_of(
+      code.begin(), code.end(), [](const json& item) { return !text_of(item, "sha256").empty(); });
+  const bool on_cpu = text_of(device, "kind") == name_of(DeviceKind::cpu);
+  std::string bound(has_code ? kMachineCode : on_cpu && !sources.empty() ? kSources : kNothing);
+  if (schema == kSelftest) bound = "policy";
+  if (bound == kNothing && why.empty())
+    why = on_cpu ? "made from another commit than this program's, and its sources were not given "
+                   "(--source)"
+                 : "no kernel of it has machine code in the binary";
+  return json{{"file", file},
+              {"sha256", sha256_hex(text)},
+              {"schema", schema},
+              {"made", text_of(record, "utc")},
+              {"recorded", utc_time()},
+              {"commit", member(member(member(record, "build"), "git"), "sha")},
+              {"device", device.is_object() ? member(device, "name") : device},
+              {"policy", member(record, "policy").is_object()
+                             ? json{{"name", member(record["policy"], "name")},
+                                    {"sha256", member(record["policy"], "sha256")}}
+                             : json(nullptr)},
+              {"bound_to", bound},
+              {"why", bound == kNothing ? json(why) : json(nullptr)},
+              {"code", code},
+              {"sources", sources},
+              {"variants", by_variant}};
+}
+
+Result<json> make_bundle(std::span<const std::string> names, std::span<const std::string> texts,
+                         const BindingSources& from) {
+  json records = json::array();
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (!seen.insert(names[i]).second)
+      return bad(fmt::format("{}: given twice; NAME=FILE gives a record another name", names[i]));
+    auto entry = make_entry(names[i], texts[i], from);
+    if (!entry.ok()) return entry.status();
+    records.push_back({{"entry", std::move(*entry)}, {"text", texts[i]}});
+  }
+  json bundle = {{"schema", kBundleSchema}, {"utc", utc_time()}, {"records", std::move(records)}};
+  bundle["digest"] = digest_of(bundle);
+  return bundle;
+}
+
+Result<std::vector<std::string>> import_evidence(const fs::path& directory, const std::string& name,
+                                                 const std::string& text,
+                                                 const BindingSources& from) {
+  auto ledger = read_ledger(directory);
+  if (!ledger.ok()) return ledger.status();
+  const json document = json::parse(text, nullptr, false);
+  if (document.is_discarded()) return bad(fmt::format("{}: not JSON, or cut off", name));
+  json records = json::array();
+  if (text_of(document, "schema") == kBundleSchema) {
+    if (text_of(document, "digest") != digest_of(document))
+      return bad(fmt::format("{}: TAMPERED: the bundle is not what was written (SHA-256)", name));
+    records = list_of(document, "records");
+    for (const json& record : records) {
+      const json& entry = member(record, "entry");
+      if (Status status = check_name(text_of(entry, "file")); !status) return status;
+      if (text_of(entry, "sha256") != sha256_hex(text_of(record, "text")))
+        return bad(fmt::format("{}: TAMPERED: {} is not the record that was bundled (SHA-256)",
+                               name, text_of(entry, "file")));
+    }
+  } else {
+    auto entry = make_entry(name, text, from);
+    if (!entry.ok()) return entry.status();
+    records.push_back({{"entry", std::move(*entry)}, {"text", text}});
+  }
+  std::vector<std::string> files;
+  json& entries = (*ledger)["entries"];
+  for (const json& record : records) {
+    json entry = record["entry"];
+    const std::string file = text_of(entry, "file");
+    if (Status status = write_file_atomically(directory / file, text_of(record, "text")); !status)
+      return status;
+    close(entry, entries.empty() ? std::string() : text_of(entries.back(), "digest"));
+    entries.push_back(std::move(entry));
+    files.push_back(file);
+  }
+  if (Status status = write_file_atomically(directory / kLedgerFile, ledger->dump(1) + "\n");
+      !status)
+    return status;
+  return files;
+}
+
+std::string_view name_of(EvidenceState state) noexcept {
+  switch (state) {
+    case EvidenceState::current:
+      return "CURRENT";
+    case EvidenceState::unbound:
+      return "UNBOUND";
+    case EvidenceState::uncompared:
+      return "NOT COMPARED";
+    case EvidenceState::stale:
+      return "STALE";
+    case EvidenceState::missing:
+      return "MISSING";
+    default:
+      return "TAMPERED";
+  }
+}
+
+int Verification::exit_code() const {
+  const bool wrong = std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
+    return finding.state == EvidenceState::stale || finding.state == EvidenceState::missing ||
+           finding.state == EvidenceState::tampered;
+  });
+  return wrong ? kEvidence : kPassed;
+}
+
+Verification verify_evidence(const fs::path& directory, const DeviceCode& code,
+                             const fs::path& root) {
+  return Verifier(directory, code, root).run();
+}
+
+}  // namespace greenfast::workbench
