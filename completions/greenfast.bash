@@ -49,6 +49,7 @@ _greenfast() {
     --device) mapfile -t COMPREPLY < <(compgen -W "auto cpu cuda" -- "$word") ;;
     --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 a100 l4" -- "$word") ;;
     --causal) mapfile -t COMPREPLY < <(compgen -W "top-left bottom-right" -- "$word") ;;
+    evidence) mapfile -t COMPREPLY < <(compgen -W "record import verify" -- "$word") ;;
     --inputs | --binary | --limits) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
     --html | --md) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;

@@ -747,6 +747,7 @@ Result<json> make_entry(const std::string& file, const std::string& text,
   const bool on_cpu = text_of(device, "kind") == name_of(DeviceKind::cpu);
   std::string bound(has_code ? kMachineCode : on_cpu && !sources.empty() ? kSources : kNothing);
   if (schema == kSelftest) bound = "policy";
+  if (bound == kNothing && why.empty() && launches.empty()) why = "names no plan of a kernel";
   if (bound == kNothing && why.empty())
     why = on_cpu ? "made from another commit than this program's, and its sources were not given "
                    "(--source)"

@@ -222,7 +222,7 @@ std::optional<Occupancy> occupancy(int arch, int registers, std::int64_t shared_
 }
 
 Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
-                                                         std::string_view text) {
+                                                       std::string_view text) {
   std::vector<KernelLimit> out;
   try {
     const toml::table table = toml::parse(text);

@@ -38,7 +38,7 @@ struct KernelLimit {
 /// policies/resources.toml as it was when this binary was built.
 std::string_view builtin_resource_limits();
 Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
-                                                         std::string_view toml);
+                                                       std::string_view toml);
 
 /// One kernel on one architecture, as a variant launches it.
 struct ResourceRow {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import math
 import random
@@ -191,8 +192,17 @@ class Greenfast(Engine):
             return str(error)
         return None
 
-    def chosen(self, shape: Shape, causal: bool, dtype: str) -> str:
-        return self._plan(shape, causal, dtype).variant.decode()
+    def chosen(self, shape: Shape, causal: bool, dtype: str) -> dict:
+        """What a record keeps of the plan: `greenfast evidence` finds the machine code that ran by it."""
+        plan = self._plan(shape, causal, dtype)
+        return {"variant": plan.variant.decode(), "kernel": plan.kernel.decode(), "grid": list(plan.grid),
+                "block": list(plan.block), "shared_bytes": plan.shared_bytes}
+
+    def identity(self) -> dict:
+        """Of the library that was loaded."""
+        path = self._library._dll._name
+        with open(path, "rb") as file:
+            return {"version": self._library.version(), "sha256": hashlib.sha256(file.read()).hexdigest()}
 
     def call(self, q, k, v, o, causal):
         import torch
@@ -348,7 +358,8 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, telemetry: 
                 calls.append(lambda q=q, k=k, v=v, o=o, e=engine: e.call(q, k, v, o, causal))
             entry["verdict"] = "GREEN" if entry["error"] <= ERROR_LIMIT[args.dtype] else "RED"
             if isinstance(engine, Greenfast):
-                entry["variant"] = engine.chosen(shape, causal, args.dtype)
+                entry["plan"] = engine.chosen(shape, causal, args.dtype)
+                entry["variant"] = entry["plan"]["variant"]
             if entry["verdict"] == "GREEN":  # nothing is timed before it is right
                 graphs[engine.name] = make_graph(calls, count)
                 singles[engine.name] = calls[0]
@@ -541,7 +552,8 @@ def main(argv: list[str] | None = None) -> int:
         "argv": list(argv) if argv is not None else sys.argv[1:], "device": torch.cuda.get_device_name(0),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
                      "cudnn": torch.backends.cudnn.version()},
-        "missing": missing,
+        "missing": missing, "library": engines[0].identity(),
+        "device_arch": int("".join(map(str, torch.cuda.get_device_capability(0)))),
     }
     rows = [run_row(shape, mask == "causal", engines, args, telemetry, rng)
             for shape in args.shape_list for mask in args.mask_list]
