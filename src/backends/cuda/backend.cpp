@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backends/cuda/fill_empty.hpp"
+#include "backends/cuda/quantize.hpp"
 #include "core/backend.hpp"
 
 namespace greenfast::cuda {
@@ -127,6 +128,6 @@ Status enter(int index) noexcept {
 
 extern const core::Backend backend;
 const core::Backend backend{
-    .count = count, .facts = facts, .enter = enter, .fill_empty = fill_empty};
+    .count = count, .facts = facts, .enter = enter, .fill_empty = fill_empty, .quantize = quantize};
 
 }  // namespace greenfast::cuda
