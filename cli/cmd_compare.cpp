@@ -1,4 +1,5 @@
-// greenfast compare: two variants live, two recordings, or two sides of one recording.
+// greenfast compare: two variants live, a variant beside a peer, two recordings, or two sides of
+// one recording.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +17,7 @@
 #include "workbench/atomic_file.hpp"
 #include "workbench/compare.hpp"
 #include "workbench/isolate.hpp"
+#include "workbench/peer.hpp"
 #include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
@@ -107,22 +109,35 @@ std::unique_ptr<workbench::Subject> one_subject(const std::string& id) {
   return std::move(found.front());
 }
 
+/// Two sides, one of them at least a peer: which device they share.
+DeviceKind device_with_peer(const Options& options) {
+  // Whatever else is wrong with them is found before a device is opened.
+  workbench::PeerOptions peers;
+  peers.sides = options.what;
+  if (Status status = workbench::check_peers(peers); !status) throw Failure(status);
+  for (const workbench::PeerRow& row : workbench::peer_table())
+    if (row.id == options.what[0] || row.id == options.what[1]) return row.device;
+  return DeviceKind::cpu;
+}
+
 Comparison compare_variants(const Options& options, workbench::Activity* activity) {
-  for (const std::string& id : options.what) {
-    if (id.starts_with("peer:"))
-      throw Failure(workbench::kNoDevice,
-                    fmt::format("{}: peers run in the Python harness, which records both sides "
-                                "interleaved; give its file with --samples FILE",
-                                id));
+  const bool peers = workbench::is_peer(options.what[0]) || workbench::is_peer(options.what[1]);
+  std::unique_ptr<workbench::Subject> a, b;
+  DeviceKind kind = DeviceKind::cpu;
+  if (peers) {
+    kind = device_with_peer(options);
+  } else {
+    a = one_subject(options.what[0]);
+    b = one_subject(options.what[1]);
+    if (a->device() != b->device())
+      throw Failure(workbench::kUsage,
+                    fmt::format("{} runs on {}, {} on {}; they cannot be interleaved", a->id(),
+                                name_of(a->device()), b->id(), name_of(b->device())));
+    kind = a->device();
   }
-  const auto a = one_subject(options.what[0]), b = one_subject(options.what[1]);
-  if (a->device() != b->device())
-    throw Failure(workbench::kUsage,
-                  fmt::format("{} runs on {}, {} on {}; they cannot be interleaved", a->id(),
-                              name_of(a->device()), b->id(), name_of(b->device())));
   workbench::CompareOptions compare;
   compare.policy = value_or_fail(workbench::load_policy(options.policy));
-  compare.problems = problems_of(options.shapes, options.problem, a->device());
+  compare.problems = problems_of(options.shapes, options.problem, kind);
   compare.seeds.clear();
   for (const std::string& item : split_list(options.seeds)) {
     std::uint64_t seed = 0;
@@ -141,7 +156,7 @@ Comparison compare_variants(const Options& options, workbench::Activity* activit
   compare.timing.mode = options.hot ? workbench::CacheState::hot : workbench::CacheState::cold;
   compare.timing.budget_seconds = options.budget;
   compare.timing.target_halfwidth = 0.005;
-  const auto device = value_or_fail(workbench::open_device(a->device()));
+  const auto device = value_or_fail(workbench::open_device(kind));
   workbench::Progress progress(stderr, options.as_json);
   compare.step = [&](std::size_t done, std::size_t total, const std::string& what) {
     // Both sides are in every block: a plugin that is lost in one is named by whoever is one.
@@ -149,7 +164,9 @@ Comparison compare_variants(const Options& options, workbench::Activity* activit
       activity->set(fmt::format("{} against {}: {}", options.what[1], options.what[0], what));
     progress.step(done, total, what);
   };
-  Comparison comparison = value_or_fail(workbench::compare_live(*device, *a, *b, compare));
+  Comparison comparison = value_or_fail(
+      peers ? workbench::compare_with_peer(*device, options.what[0], options.what[1], compare)
+            : workbench::compare_live(*device, *a, *b, compare));
   progress.clear();
   return comparison;
 }
@@ -194,9 +211,10 @@ int run(const Options& given, workbench::Activity* activity) {
 
 Action define_compare(OptionSet& set) {
   auto options = std::make_shared<Options>();
-  set.positional(
-      "sides", &options->what, 1, 2,
-      "Two variants, timed live; or one or two recordings (run.json, gate.json, samples)");
+  set.positional("sides", &options->what, 1, 2,
+                 "Two variants, or a variant and a peer (peer:torch-cpu, peer:torch-cudnn, ...), "
+                 "timed live; or "
+                 "one or two recordings (run.json, gate.json, samples)");
   set.text("--samples", &options->samples, "FILE",
            "Take both sides from this recording, as the Python harness writes for a peer");
   set.text("--sides", &options->sides, "A,B", "Which sides of the recordings to compare");

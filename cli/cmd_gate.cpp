@@ -12,6 +12,7 @@
 #include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/atomic_file.hpp"
+#include "workbench/checkpoint.hpp"
 #include "workbench/gate.hpp"
 #include "workbench/terminal.hpp"
 
@@ -32,6 +33,7 @@ struct Options {
   std::string out = "results";
   std::string resume;
   double budget = 0, threshold = 0;
+  std::string peers;
   bool ladder = false;
   bool as_json = false, as_markdown = false;
 };
@@ -89,6 +91,8 @@ int print(const json& record, const Options& options, const fs::path& directory)
 }
 
 int walk_ladder(const Options& options, const Arguments& arguments) {
+  if (!options.resume.empty())  // what is no walk is refused before anything is written into it
+    value_or_fail(workbench::Checkpoint::resume(options.resume, workbench::kLadderSchema));
   workbench::OutputDirectory directory =
       value_or_fail(options.resume.empty() ? workbench::OutputDirectory::open_unique(
                                                  options.out, workbench::utc_stamp() + "-ladder")
@@ -117,7 +121,7 @@ int walk_ladder(const Options& options, const Arguments& arguments) {
     if (!skipped) codes.push_back(step.exit_code);
   }
   const int code = workbench::worst_of(codes);
-  const json record = {{"schema", "greenfast.ladder/1"}, {"steps", rows}, {"exit_code", code}};
+  const json record = {{"schema", workbench::kLadderSchema}, {"steps", rows}, {"exit_code", code}};
   if (Status status = directory.write("ladder.json", record.dump(1) + "\n"); !status)
     throw Failure(status);
   if (Status status = directory.write("ladder.md", table.markdown()); !status)
@@ -134,9 +138,24 @@ int walk_ladder(const Options& options, const Arguments& arguments) {
 
 int run(const Options& given, const Arguments& arguments) {
   Options options = given;
+  if (!options.resume.empty()) {
+    const GateOptions& g = options.gate;
+    const bool more = !g.baseline.empty() || !g.candidate.empty() || !g.primary.empty() ||
+                      !g.guards.empty() || !g.dtype.empty() || !g.causal.empty() ||
+                      !g.gate_policy.empty() || g.policy != "strict" || g.hot || g.processes ||
+                      !options.peers.empty() || options.seeds != Options().seeds ||
+                      options.budget != 0 || options.threshold != 0;
+    if (more)
+      throw Failure(
+          workbench::kUsage,
+          fmt::format("--resume {}: goes on as it was begun; leave what is measured and how "
+                      "it is judged out, or start a new gate",
+                      options.resume));
+  }
   options.gate.seeds = seeds_of(options.seeds);
   options.plugins.load();
   options.gate.plugins = options.plugins.options();
+  options.gate.peers = split_list(options.peers);
   if (options.budget != 0) options.gate.budget_seconds = options.budget;
   if (options.threshold != 0) options.gate.gate = options.threshold;
   if (options.ladder) {
@@ -195,6 +214,9 @@ Action define_gate(OptionSet& set) {
                    "Causal mask: top-left or bottom-right");
   set.text("--seeds", &options->seeds, "LIST",
            "Seeds of GREEN; the first also of FAST (default: 0,1,2)");
+  set.text("--peers", &options->peers, "LIST",
+           "Also time the candidate beside these at the primary shape (peer:torch-cpu, "
+           "peer:torch-cudnn, peer:fa3, ...)");
   set.flag("--hot", &options->gate.hot, "Time with inputs in the caches (default: cold)");
   set.heading("How it is judged");
   set.number("--gate", &options->threshold, "RATIO",

@@ -167,6 +167,14 @@ void read_green_of_gate(const json& document, Recording& recording) {
   }
 }
 
+void read_notes(const json& document, Recording& recording) {
+  const auto notes = document.find("notes");
+  if (notes == document.end() || !notes->is_array()) return;
+  for (const json& note : *notes) {
+    if (note.is_string()) recording.notes.push_back(note.get<std::string>());
+  }
+}
+
 }  // namespace
 
 OutputDifference difference(DType dtype, std::span<const std::byte> a,
@@ -226,7 +234,9 @@ Result<Recording> read_recording(const fs::path& path) {
     } else {
       read_green_of_run(*document, recording);
     }
-  } else if (schema != kSamplesSchema) {
+  } else if (schema == kSamplesSchema) {
+    read_notes(*document, recording);
+  } else {
     return Status(
         StatusCode::invalid_argument,
         fmt::format("{}: schema {}; compare reads greenfast.run/1, {} and {}", file.string(),
@@ -239,6 +249,11 @@ Result<Recording> read_recording(const fs::path& path) {
                   fmt::format("{}: {}", file.string(), shapes.status().message()));
   }
   recording.shapes = std::move(*shapes);
+  for (const Samples& shape : recording.shapes) {
+    for (const Side& side : shape.sides) {
+      if (!side.verdict.empty()) recording.green[side.id][shape.name] = side.verdict;
+    }
+  }
   if (recording.shapes.empty()) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: holds no samples", file.string()));
   }
@@ -255,6 +270,7 @@ Result<Comparison> compare_sides(const Recording& recording, const std::string& 
   out.b = b;
   out.device = recording.shapes.front().device_name;
   out.cache = name_of(recording.shapes.front().cache);
+  out.notes = recording.notes;
   Ratios ratios;
   for (const Samples& samples : recording.shapes) {
     const int side_a = samples.side(a), side_b = samples.side(b);

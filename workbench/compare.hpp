@@ -48,6 +48,7 @@ struct Recording {
   /// "GREEN", "RED: why", "SKIPPED: why" by side, then shape; empty where the recorder did not
   /// check.
   std::map<std::string, std::map<std::string, std::string>> green;
+  std::vector<std::string> notes;  ///< what the recorder says of the circumstances
 };
 /// Reads greenfast.run/1 or greenfast.samples/1, or gate.json; a directory stands for the run.json
 /// or gate.json in it. Errors name the file: another schema (invalid_argument), truncated

@@ -1,6 +1,7 @@
 #include "workbench/gate.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,10 +17,13 @@
 #include "workbench/decide.hpp"
 #include "workbench/exit_code.hpp"
 #include "workbench/gate_policy.hpp"
+#include "workbench/gate_resources.hpp"
 #include "workbench/gate_steps.hpp"
 #include "workbench/host.hpp"
 #include "workbench/measure.hpp"
+#include "workbench/peer.hpp"
 #include "workbench/record.hpp"
+#include "workbench/resources.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -39,6 +43,65 @@ json summary_json(const Summary& s) {
       {"p50", s.p50},     {"p90", s.p90},           {"mean", s.mean},   {"std", s.std},
       {"ci_lo", s.ci_lo}, {"ci_hi", s.ci_hi},       {"samples", s.n},   {"discarded", s.discarded},
       {"batch", s.batch}, {"tick_seconds", s.tick}, {"timer", s.method}};
+}
+
+constexpr const char* kPeersStep = "peers";
+
+/// A kernel of this program as a device of compute capability `arch` loads it, with the limits that
+/// it breaks as the candidate launches it.
+std::optional<KernelResources> compiled_kernel(const std::string& kernel, int arch,
+                                               const std::string& candidate, const json& shapes) {
+  const Result<DeviceCode>& code = own_device_code();
+  if (!code) return std::nullopt;
+  const KernelCode* found = find_kernel(*code, kernel, arch);
+  if (found == nullptr) return std::nullopt;
+  KernelResources out{found->arch,  found->registers, found->static_shared,
+                      found->stack, found->sha256,    {}};
+  std::vector<Plan> plans;
+  for (const json& shape : shapes) {
+    if (!shape["plans"].contains("candidate")) continue;
+    const json& recorded = shape["plans"]["candidate"];
+    if (recorded["kernel"] != kernel) continue;
+    Plan& plan = plans.emplace_back();
+    plan.kernel = kernel;
+    recorded["block"].get_to(plan.block);
+    recorded["shared_bytes"].get_to(plan.shared_bytes);
+  }
+  if (const auto report = resources_of(candidate, arch, plans)) {
+    for (const ResourceRow& row : report->rows) {
+      for (const auto& broken : row.broken) {
+        out.over.push_back(broken.known.empty()
+                               ? broken.what
+                               : fmt::format("{}; known: {}", broken.what, broken.known));
+      }
+    }
+  }
+  return out;
+}
+
+/// The range of what the device told about itself while a shape was timed; empty where it told
+/// nothing.
+json clocks_of(const Samples& samples) {
+  json out = json::object();
+  const auto range = [&](const char* name, std::optional<double> Telemetry::*of) {
+    std::vector<double> values;
+    for (const Block& block : samples.blocks) {
+      if (block.telemetry.*of) values.push_back(*(block.telemetry.*of));
+    }
+    if (values.empty()) return;
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    out[name] = {*low, quantile(values, 0.5), *high};
+  };
+  range("sm_mhz", &Telemetry::sm_mhz);
+  range("memory_mhz", &Telemetry::memory_mhz);
+  range("watts", &Telemetry::watts);
+  range("celsius", &Telemetry::celsius);
+  std::map<std::string, int> reasons;
+  for (const Block& block : samples.blocks) {
+    for (const std::string& reason : block.telemetry.throttle_reasons) ++reasons[reason];
+  }
+  if (!reasons.empty()) out["throttled_blocks"] = reasons;
+  return out;
 }
 
 class Gate {
@@ -87,6 +150,9 @@ class Gate {
       if (!ended_) {
         if (Status status = fast(); !status) return status;
       }
+      if (!ended_ && !options_.peers.empty()) {
+        if (Status status = peers(); !status) return status;
+      }
     }
     return finish();
   }
@@ -118,6 +184,13 @@ class Gate {
         const auto began_with = [&](const std::string& words) {
           return end->activity.rfind(words, 0) == 0;
         };
+        if (name == kPeersStep) {  // whatever ends the harness is no fault of the candidate's
+          record_["steps"].push_back({{"name", name},
+                                      {"what", what},
+                                      {"status", crashed ? "CRASH" : "TIMEOUT"},
+                                      {"seconds", seconds_since(begin)}});
+          return json{{"skipped", fmt::format("{}, while: {}", end->detail, end->activity)}};
+        }
         Reason reason;
         reason.code = crashed ? "CRASH" : "TIMEOUT";
         reason.detail = fmt::format("{}, while: {}", end->detail, end->activity);
@@ -172,7 +245,8 @@ class Gate {
     if (!shapes) return shapes.status();
     shapes_ = *shapes;
     if (build.contains("no_op")) no_op_ = build["no_op"].get<std::string>();
-    total_ = 2 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes);
+    total_ = 2 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes) +
+             (options_.peers.empty() ? 0 : 1);
     const BuildInfo& info = build_info();
     check("build", "both sides built",
           fmt::format("{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
@@ -282,7 +356,7 @@ class Gate {
       workspace = std::max(workspace, plan["workspace_bytes"].get<std::int64_t>());
     }
     const bool cpu = record_["device"]["kind"] == name_of(DeviceKind::cpu);
-    if (arena < 0) {
+    if (cpu && arena < 0) {
       const std::string why = fmt::format("{} tells no plan", options_.candidate);
       record_["resources"].push_back({{"name", "plan"}, {"status", "SKIPPED"}, {"reason", why}});
       check("resources", "inside limits", why, "SKIPPED");
@@ -307,21 +381,21 @@ class Gate {
       }
       return;
     }
-    // Registers and spills stand in the compiler's log and in the loaded module; a plan does not
-    // know them.
-    const std::string why = "no reader of compiled kernels in this build";
-    record_["resources"].push_back({{"name", "registers, shared memory, spills"},
-                                    {"status", "SKIPPED"},
-                                    {"reason", why},
-                                    {"plan_shared_bytes", arena}});
-    std::string target = "inside limits";
-    if (rule_.registers) {
-      target = fmt::format("<= {} registers, {} bytes shared, {} spilled", *rule_.registers,
-                           rule_.shared_bytes.value_or(-1), rule_.spill_bytes.value_or(0));
+    const int arch = record_["device"]["arch"].get<int>();
+    const ResourceJudgement judged =
+        judge_kernels(record_["shapes"], rule_, [&](const std::string& kernel) {
+          return compiled_kernel(kernel, arch, options_.candidate, record_["shapes"]);
+        });
+    record_["resources"] = judged.rows;
+    for (const auto& [gate, target, actual, status] : judged.checklist)
+      check(gate, target, actual, status);
+    if (no_op_.empty()) no_op_ = judged.no_op;
+    if (!judged.reason) return;
+    if (judged.reason->code == "RESOURCES") {
+      end_with("resources", *judged.reason);
+    } else {
+      reasons_.push_back(*judged.reason);
     }
-    check("resources", target, why, "SKIPPED");
-    reasons_.push_back(
-        {"TOOL_MISSING", "registers and spills are unknown: " + why, "a build with that reader"});
   }
 
   Status fast() {
@@ -348,7 +422,7 @@ class Gate {
       json peak = {{"flops", 0.0}, {"bytes_per_second", 0.0}, {"method", ""}};
       double floor = 0;
       std::string stopped;
-      bool impossible = true;
+      bool impossible = true, base_impossible = true;
       for (int process = 0; process < rules_.processes; ++process) {
         const auto result = isolated(
             fmt::format("fast.{}.{}", i, process),
@@ -366,7 +440,15 @@ class Gate {
         if (failed_side(*result, shape)) return {};
         auto one = samples_from_json((*result)["samples"]);
         if (!one) return one.status();
+        if (one->front().device_name != record_["device"]["name"]) {
+          return {
+              StatusCode::invalid_argument,
+              fmt::format("{}: was begun on {}, this is {}; start a new gate",
+                          job_.directory().string(), record_["device"]["name"].get<std::string>(),
+                          one->front().device_name)};
+        }
         append(samples, one->front());
+        base_impossible = base_impossible && (*result)["checks"][0]["impossible"].get<bool>();
         impossible = impossible && (*result)["checks"][1]["impossible"].get<bool>();
         floor = std::max(floor, (*result)["checks"][1]["floor_seconds"].get<double>());
         stopped = (*result)["stopped"].get<std::string>();
@@ -379,6 +461,14 @@ class Gate {
         seen.impossible =
             fmt::format("p50 {:.4g} us is below {:.4g} us, which the measured ceilings allow",
                         1e6 * candidate.p50, 1e6 * floor);
+      }
+      if (base_impossible && !impossible) {
+        reasons_.push_back(
+            {"INCONCLUSIVE",
+             fmt::format("the baseline {} at {}: p50 {:.4g} us is below {:.4g} us, "
+                         "which the measured ceilings allow",
+                         options_.baseline, shape.name, 1e6 * baseline.p50, 1e6 * floor),
+             "a baseline that does the work while timed"});
       }
       auto p50 = paired_log_ratio(samples, 0, 1, Statistic::p50);
       auto p90 = paired_log_ratio(samples, 0, 1, Statistic::p90);
@@ -409,6 +499,7 @@ class Gate {
                          : 0.0},
                     {"floor_seconds", floor},
                     {"peak", peak}};
+      if (json clocks = clocks_of(samples); !clocks.empty()) entry["clocks"] = std::move(clocks);
       if (seen.same) {
         const Interval same = speedup(*seen.same);
         entry["same_against_same"] = interval_json(same);
@@ -428,6 +519,22 @@ class Gate {
     }
     for (Reason& reason : decide(evidence, thresholds_).reasons)
       reasons_.push_back(std::move(reason));
+    return {};
+  }
+
+  /// The candidate beside the peers that were asked for, at the primary shape. For the report
+  /// alone.
+  Status peers() {
+    // As long as the primary shape was timed for.
+    const double budget = rules_.budget_seconds / static_cast<double>(shapes_.size());
+    const auto result =
+        isolated(kPeersStep,
+                 fmt::format("{} beside {}", shapes_.front().name, fmt::join(options_.peers, ", ")),
+                 [&](Activity& activity) {
+                   return gate_steps::peers(options_, rules_, shapes_.front(), budget, activity);
+                 });
+    if (!result) return result.status();
+    record_["peers"] = *result;
     return {};
   }
 
@@ -597,6 +704,17 @@ Status check_options(const GateOptions& options) {
     return bad("--gate: expected a speedup such as 1.10");
   if (options.budget_seconds && !(*options.budget_seconds > 0))
     return bad("--budget: expected seconds above 0");
+  if (!options.peers.empty()) {
+    PeerOptions ask;
+    ask.sides = {options.candidate};
+    for (const std::string& peer : options.peers) {
+      if (!is_peer(peer))
+        return bad(fmt::format("--peers {}: expected peers, such as peer:torch-cpu", peer));
+      ask.sides.push_back(peer);
+    }
+    if (Status status = check_peers(ask); !status && status.code() == StatusCode::invalid_argument)
+      return bad(fmt::format("--peers: {}", status.message()));
+  }
   if (options.processes && (*options.processes < 1 || *options.processes > 100))
     return bad("--processes: possible are 1 to 100");
   return {};
@@ -609,7 +727,8 @@ json to_json(const GateOptions& o) {
               {"primary", o.primary},   {"guards", o.guards},
               {"dtype", o.dtype},       {"causal", o.causal},
               {"policy", o.policy},     {"gate_policy", o.gate_policy},
-              {"seeds", o.seeds},       {"hot", o.hot}};
+              {"seeds", o.seeds},       {"hot", o.hot},
+              {"peers", o.peers}};
   if (!o.plugins.files.empty())
     out["plugins"] = {{"files", o.plugins.files},
                       {"flags", o.plugins.compile.flags},
@@ -641,6 +760,7 @@ Result<GateOptions> gate_options_from_json(const json& document) {
       plugins.at("timeout_seconds").get_to(o.plugins.timeout_seconds);
       plugins.at("memory_gib").get_to(o.plugins.memory_gib);
     }
+    if (document.contains("peers")) document.at("peers").get_to(o.peers);
     if (document.contains("gate")) o.gate = document.at("gate").get<double>();
     if (document.contains("budget_seconds"))
       o.budget_seconds = document.at("budget_seconds").get<double>();
@@ -709,9 +829,31 @@ Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& ob
       .run();
 }
 
-Result<std::vector<LadderStep>> run_ladder(const GateOptions& common, const fs::path& directory,
+Result<std::vector<LadderStep>> run_ladder(const GateOptions& asked, const fs::path& directory,
                                            const std::vector<std::string>& argv,
                                            const GateObserver& observer) {
+  // A walk that goes on does so with the options it was begun with.
+  std::error_code error;
+  GateOptions common = asked;
+  if (fs::exists(directory / "job.json", error)) {
+    auto job = Checkpoint::resume(directory, kLadderSchema);
+    if (!job) return job.status();
+    auto begun =
+        job->head().contains("options")
+            ? gate_options_from_json(job->head()["options"])
+            : Result<GateOptions>(Status(StatusCode::invalid_argument, "options: missing"));
+    if (!begun) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("{}: {}", directory.string(), begun.status().message()));
+    }
+    common = std::move(*begun);
+  } else {
+    auto job = Checkpoint::begin(directory, {{"schema", kLadderSchema},
+                                             {"utc", utc_time()},
+                                             {"argv", argv},
+                                             {"options", to_json(asked)}});
+    if (!job) return job.status();
+  }
   std::vector<LadderStep> steps;
   std::map<std::string, bool> built;
   for (const VariantInfo& variant : variants()) built[variant.id] = variant.built;
@@ -730,7 +872,6 @@ Result<std::vector<LadderStep>> run_ladder(const GateOptions& common, const fs::
     options.baseline = step.baseline;
     options.candidate = step.candidate;
     const fs::path own = directory / step.candidate;
-    std::error_code error;
     fs::create_directories(own, error);
     if (error)
       return Status(StatusCode::internal,

@@ -18,6 +18,7 @@
 namespace greenfast::workbench {
 
 inline constexpr std::string_view kGateSchema = "greenfast.gate/1";
+inline constexpr std::string_view kLadderSchema = "greenfast.ladder/1";
 
 /// What to judge, in the words of the command line, so that an interrupted job can be resumed from
 /// its record.
@@ -34,6 +35,7 @@ struct GateOptions {
   std::optional<int> processes;
   bool hot = false;       ///< time with inputs in the caches
   PluginOptions plugins;  ///< loaded by whoever runs or resumes the gate
+  std::vector<std::string> peers;  ///< "peer:torch-cpu": timed beside the candidate, for the report
 };
 nlohmann::json to_json(const GateOptions& options);
 Result<GateOptions> gate_options_from_json(const nlohmann::json& document);
@@ -74,8 +76,8 @@ struct LadderStep {
 };
 /// Every rung of the registry against its predecessor, in ladder order, each in
 /// directory/<candidate>. Rungs that are not built, or whose device is missing, are skipped with
-/// the reason.
-Result<std::vector<LadderStep>> run_ladder(const GateOptions& common,
+/// the reason. A directory that holds a walk goes on with it, by the options it was begun with.
+Result<std::vector<LadderStep>> run_ladder(const GateOptions& asked,
                                            const std::filesystem::path& directory,
                                            const std::vector<std::string>& argv,
                                            const GateObserver& observer);

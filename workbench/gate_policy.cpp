@@ -98,7 +98,7 @@ DecisionTree read_tree(const toml::table& table, const std::string& path) {
 RungRule read_rung(const toml::table& table, const std::string& path) {
   const Reader reader(table, path + ".",
                       {"candidate", "gate", "tree", "registers", "shared_bytes", "spill_bytes",
-                       "expected", "original"});
+                       "arch", "expected", "original"});
   RungRule rule;
   rule.candidate = reader.text("candidate");
   if (reader.has("gate")) rule.gate = reader.number("gate", 0);

@@ -30,6 +30,18 @@ const json* primary(const json& record) {
   return nullptr;
 }
 
+/// The distance to the best peer, in words: how it was timed, or why it was not.
+std::string peer_words(const json& record) {
+  if (!record.contains("peers")) return "no peer measured (--peers)";
+  const json& peers = record["peers"];
+  if (!peers.contains("best")) return fmt::format("peers SKIPPED: {}", text(peers["skipped"]));
+  for (const json& side : peers["sides"]) {
+    if (side["id"] == peers["best"])
+      return fmt::format("{} of the best peer, {}", interval(side["speedup"]), text(side["id"]));
+  }
+  return "";
+}
+
 std::string decision_line(const json& record) {
   const json& verdict = record["verdict"];
   std::vector<std::string> codes;
@@ -103,6 +115,56 @@ Table performance(const json& record) {
   return table;
 }
 
+std::string clocks_line(const json& shape) {
+  std::vector<std::string> parts;
+  const json& clocks = shape["clocks"];
+  for (const auto& [key, unit] : {std::pair("sm_mhz", "MHz"), std::pair("memory_mhz", "MHz memory"),
+                                  std::pair("watts", "W"), std::pair("celsius", "degrees")}) {
+    if (!clocks.contains(key)) continue;
+    const json& range = clocks[key];
+    parts.push_back(fmt::format("{:.0f} to {:.0f} {} (median {:.0f})", range[0].get<double>(),
+                                range[2].get<double>(), unit, range[1].get<double>()));
+  }
+  std::string line = fmt::format("- {}: {}", text(shape["shape"]), fmt::join(parts, ", "));
+  if (clocks.contains("throttled_blocks")) {
+    for (const auto& [reason, blocks] : clocks["throttled_blocks"].items())
+      line += fmt::format("; {} in {} blocks", reason, blocks.dump());
+  }
+  return line + "\n";
+}
+
+/// The candidate beside peers, as a section of the report.
+std::string peers_section(const json& record) {
+  const json& peers = record["peers"];
+  std::string out = "\n## Beside peers\n\n";
+  if (!peers.contains("sides")) return out + fmt::format("SKIPPED: {}\n", text(peers["skipped"]));
+  using Align = Table::Align;
+  Table table({{"side", Align::left},
+               {"p50"},
+               {"p90"},
+               {"rel_fro"},
+               {"GREEN", Align::left},
+               {"speedup of the candidate", Align::left}});
+  for (const json& side : peers["sides"]) {
+    const std::string error = side["errors"].contains("rel_fro")
+                                  ? fmt::format("{:.2e}", side["errors"]["rel_fro"].get<double>())
+                                  : "";
+    if (side.contains("refused")) {
+      table.add_row(
+          {text(side["id"]), "SKIPPED", "", error, text(side["verdict"]), text(side["refused"])});
+      continue;
+    }
+    table.add_row({text(side["id"]), format_duration(side["p50"].get<double>()),
+                   format_duration(side["p90"].get<double>()), error, text(side["verdict"]),
+                   side.contains("speedup") ? interval(side["speedup"]) : ""});
+  }
+  out +=
+      fmt::format("At {}, both sides interleaved in the Python harness.\n\n", text(peers["shape"]));
+  out += table.markdown() + "\n";
+  for (const json& note : peers["notes"]) out += fmt::format("- {}\n", text(note));
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string> gate_headline(const json& record) {
@@ -130,12 +192,12 @@ std::vector<std::string> gate_headline(const json& record) {
   if (shape != nullptr) {
     const json& s = *shape;
     lines.push_back(
-        fmt::format("{}: p50 {} -> {}, p90 {} -> {}, {:.1f}% of the peak measured beside it",
+        fmt::format("{}: p50 {} -> {}, p90 {} -> {}, {:.1f}% of the peak measured beside it; {}",
                     text(s["shape"]), format_duration(s["baseline"]["p50"].get<double>()),
                     format_duration(s["candidate"]["p50"].get<double>()),
                     format_duration(s["baseline"]["p90"].get<double>()),
                     format_duration(s["candidate"]["p90"].get<double>()),
-                    s["candidate_percent_of_peak"].get<double>()));
+                    s["candidate_percent_of_peak"].get<double>(), peer_words(record)));
   } else if (!record["verdict"]["reasons"].empty()) {
     lines.push_back(text(record["verdict"]["reasons"][0]["detail"]));
   } else {
@@ -202,6 +264,7 @@ std::string gate_markdown(const json& record) {
           shape["peak"]["flops"].get<double>() * 1e-9, text(shape["peak"]["method"]),
           shape["peak"]["bytes_per_second"].get<double>() * 1e-9,
           format_duration(shape["floor_seconds"].get<double>()));
+      if (shape.contains("clocks")) out += clocks_line(shape);
       if (shape.contains("same_against_same")) {
         out += fmt::format("- {}: baseline against itself {}, noise floor {:.2f}%\n",
                            text(shape["shape"]), interval(shape["same_against_same"]),
@@ -209,6 +272,8 @@ std::string gate_markdown(const json& record) {
       }
     }
   }
+
+  if (record.contains("peers")) out += peers_section(record);
 
   if (record.contains("green") && !record["green"].empty()) {
     out += "\n## Correctness\n\n";
@@ -246,8 +311,14 @@ std::string gate_markdown(const json& record) {
     out += "\n## Resources\n\n";
     for (const json& row : record["resources"]) {
       out += fmt::format("- {}: {}", text(row["name"]), text(row["status"]));
-      if (row.contains("value"))
-        out += fmt::format(" ({} of {})", text(row["value"]), text(row["limit"]));
+      if (row.contains("value")) {
+        out += fmt::format(" ({} {}", text(row["value"]),
+                           row.contains("unit") ? text(row["unit"]) : "");
+        out += row.contains("limit") ? fmt::format(", limit {})", text(row["limit"])) : ")";
+      }
+      if (row.contains("kernel"))
+        out += fmt::format(" {}{}", text(row["kernel"]),
+                           row.contains("arch") ? ", " + text(row["arch"]) : "");
       if (row.contains("reason")) out += fmt::format(" ({})", text(row["reason"]));
       out += "\n";
     }

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "workbench/measure.hpp"
+#include "workbench/peer.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/validate.hpp"
 
@@ -374,6 +375,72 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
            {{"flops", measured->peak.flops},
             {"bytes_per_second", measured->peak.bytes_per_second},
             {"method", measured->peak.method}}}};
+}
+
+json peers(const GateOptions& options, const GatePolicy& rules, const NamedProblem& shape,
+           double budget, Activity& activity) {
+  PeerOptions ask;
+  ask.sides = {options.candidate};
+  ask.sides.insert(ask.sides.end(), options.peers.begin(), options.peers.end());
+  ask.problems = {shape};
+  ask.seed = options.seeds.front();
+  ask.iters = rules.samples;
+  ask.budget_seconds = budget;
+  ask.hot = options.hot;
+  ask.timeout_seconds = rules.timeout_seconds;
+  ask.activity = [&](const std::string& what) { activity.set(what); };
+  auto recorded = record_peers(ask);
+  if (!recorded) return {{"skipped", recorded.status().message()}};
+  const Samples& samples = recorded->recording.shapes.front();
+  const int ours = samples.side(options.candidate);
+  json sides = json::array();
+  std::string best;
+  double fastest = 0;
+  for (std::size_t i = 0; i < samples.sides.size(); ++i) {
+    const Side& side = samples.sides[i];
+    // The GPU harness times the library's own choice as well.
+    if (std::find(ask.sides.begin(), ask.sides.end(), side.id) == ask.sides.end()) continue;
+    json entry = {{"id", side.id}, {"verdict", side.verdict}, {"errors", side.errors}};
+    if (!side.refused.empty()) {
+      entry["refused"] = side.refused;
+      sides.push_back(std::move(entry));
+      continue;
+    }
+    const Summary times = summarize(samples, static_cast<int>(i));
+    entry["p50"] = times.p50;
+    entry["p90"] = times.p90;
+    entry["samples"] = times.n;
+    if (static_cast<int>(i) != ours && ours >= 0) {
+      const auto ratio = paired_log_ratio(samples, static_cast<int>(i), ours, Statistic::p50);
+      if (ratio) {
+        const Interval of = speedup(*ratio);
+        entry["speedup"] = {{"value", of.value}, {"lo", of.lo}, {"hi", of.hi}};
+        // A wrong peer is no rival.
+        if (!side.verdict.starts_with("RED") && (best.empty() || times.p50 < fastest)) {
+          best = side.id;
+          fastest = times.p50;
+        }
+      } else {
+        entry["refused"] = ratio.status().message();
+      }
+    }
+    sides.push_back(std::move(entry));
+  }
+  json out = {{"shape", shape.name},
+              {"sides", sides},
+              {"notes", recorded->recording.notes},
+              {"samples", to_json({samples})}};
+  if (best.empty()) {
+    out["skipped"] = "no peer was timed beside the candidate";
+    for (const json& side : sides) {
+      if (side.contains("refused"))
+        out["skipped"] = fmt::format("{}: {}", side["id"].get<std::string>(),
+                                     side["refused"].get<std::string>());
+    }
+  } else {
+    out["best"] = best;
+  }
+  return out;
 }
 
 }  // namespace greenfast::workbench::gate_steps

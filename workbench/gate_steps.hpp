@@ -39,6 +39,11 @@ nlohmann::json fast(const GateOptions& options, const Policy& policy, const Gate
                     const NamedProblem& shape, bool primary, int process, double budget,
                     const nlohmann::json& green, Activity& activity);
 
+/// Times the candidate beside peers at one shape. Where that cannot be done, {"skipped": why}:
+/// peers decide nothing.
+nlohmann::json peers(const GateOptions& options, const GatePolicy& rules, const NamedProblem& shape,
+                     double budget, Activity& activity);
+
 /// The failure that a step returned instead of a result.
 std::optional<Status> failure_of(const nlohmann::json& result);
 

@@ -76,7 +76,7 @@ class Session {
     const Peak after = device_.peak(ring_.problem().dtype);
     out_.peak.flops = std::max(out_.peak.flops, after.flops);
     out_.peak.bytes_per_second = std::max(out_.peak.bytes_per_second, after.bytes_per_second);
-    drop_slow_rounds();
+    drop_slow_blocks();
     look_for_impossible();
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
       Contestant& c = contestants_[side];
@@ -231,6 +231,9 @@ class Session {
   /// One sample: poison off the clock, time, verify off the clock.
   void take(std::size_t index, Block& block) {
     Contestant& c = contestants_[index];
+    // The ring already brings inputs that no cache holds; this takes away what the other side left,
+    // the lines that it asked to persist among them.
+    if (cold()) device_.flush_cache();
     if (device_.kind() == DeviceKind::cpu && c.estimate < kShortCall) {
       if (Status status = launch(c, next_slot()); !status) {
         c.check.failure = status.message();
@@ -291,10 +294,8 @@ class Session {
     std::vector<Block>& blocks = out_.samples.blocks;
     const auto close_round = [&] {
       const double after = pulse();
-      const Telemetry telemetry = device_.telemetry();
       for (std::size_t i = round_begin; i < blocks.size(); ++i) {
         blocks[i].pulse = std::min(before, after);
-        blocks[i].telemetry = telemetry;
       }
       before = after;
       round_begin = blocks.size();
@@ -328,6 +329,7 @@ class Session {
         const std::size_t side = order[i < n ? i : 2 * n - 1 - i];
         if (contestants_[side].check.failure.empty()) take(side, block);
       }
+      block.telemetry = device_.telemetry();
       blocks.push_back(std::move(block));
       if (options_.progress) options_.progress(taken + 1, seconds_since(start_));
       if (seconds_since(round) > options_.round_seconds) close_round();
@@ -357,23 +359,27 @@ class Session {
     return true;
   }
 
-  /// Leaves out rounds during which the device was slower than usual, unless that is most of them.
-  void drop_slow_rounds() {
+  /// Leaves out blocks during which the device was slower than usual, unless that is most of them.
+  /// The probe tells on a CPU, the clock on a GPU.
+  void drop_slow_blocks() {
     std::vector<Block>& blocks = out_.samples.blocks;
-    std::vector<double> pulses;
-    for (const Block& block : blocks) pulses.push_back(block.pulse);
-    const double usual = quantile(pulses, 0.5);
+    const auto speed = [](const Block& block) {
+      return block.pulse > 0 ? block.pulse : block.telemetry.sm_mhz.value_or(0);
+    };
+    std::vector<double> speeds;
+    for (const Block& block : blocks) speeds.push_back(speed(block));
+    const double usual = quantile(speeds, 0.5);
     const double lowest = usual * (1 - options_.pulse_tolerance);
     const auto slow =
-        std::count_if(pulses.begin(), pulses.end(), [&](double p) { return p < lowest; });
+        std::count_if(speeds.begin(), speeds.end(), [&](double s) { return s < lowest; });
     if (!(usual > 0) || 2 * static_cast<std::size_t>(slow) > blocks.size() ||
         static_cast<int>(blocks.size()) - static_cast<int>(slow) < options_.min_blocks) {
       return;
     }
     for (Block& block : blocks) {
-      if (block.pulse >= lowest) continue;
+      if (speed(block) >= lowest) continue;
       block.dropped = fmt::format("the device's speed around it was {:.0f}% below the median",
-                                  100 * (1 - block.pulse / usual));
+                                  100 * (1 - speed(block) / usual));
     }
   }
 

@@ -95,7 +95,8 @@ struct MeasureOptions {
   int min_blocks = 6;             ///< taken whatever the budget says
   int min_ticks = 200;            ///< a sample is at least this many ticks long
   double round_seconds = 0.3;     ///< blocks between two probes of the device's speed
-  double pulse_tolerance = 0.05;  ///< a round whose probe is this much below the median is dropped
+  double pulse_tolerance = 0.05;  ///< a block whose probe or clock is this much below the median is
+                                  ///< left out
   bool verify = true;  ///< compare the outputs of timed calls with those from before timing
   int process = 0;     ///< recorded with every block
   std::function<void(int blocks, double seconds)> progress{};

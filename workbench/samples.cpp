@@ -114,6 +114,7 @@ json shape_json(const Samples& samples) {
     json entry = {{"id", side.id}, {"batch", side.batch}};
     if (!side.refused.empty()) entry["refused"] = side.refused;
     if (!side.errors.empty()) entry["errors"] = side.errors;
+    if (!side.verdict.empty()) entry["verdict"] = side.verdict;
     if (!side.output_sha256.empty()) entry["output_sha256"] = side.output_sha256;
     sides.push_back(std::move(entry));
   }
@@ -172,6 +173,7 @@ Samples shape_of(const Node& node) {
     if (samples.side(side.id) >= 0) entry.at("id").refuse("a side appears twice");
     side.batch = static_cast<int>(entry.at("batch").integer(1, std::numeric_limits<int>::max()));
     if (entry.has("refused")) side.refused = entry.at("refused").text();
+    if (entry.has("verdict")) side.verdict = entry.at("verdict").text();
     if (entry.has("output_sha256")) side.output_sha256 = entry.at("output_sha256").text();
     if (entry.has("errors")) {
       const Node errors = entry.at("errors");

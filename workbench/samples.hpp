@@ -45,6 +45,7 @@ struct Side {
   int batch = 1;                         ///< calls per sample
   std::string refused;                   ///< why it has no samples; empty when it has
   std::map<std::string, double> errors;  ///< against fp64, by metric, where the recorder knows them
+  std::string verdict;                   ///< "GREEN", "RED: why"; empty: not checked there
   std::string output_sha256;             ///< of its output on the first inputs; empty: not taken
 };
 

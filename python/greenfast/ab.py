@@ -418,6 +418,8 @@ def samples(row: dict, device: str, seed: int) -> dict:
             side["refused"] = entry["skipped"] or entry.get("verdict", "not timed")
         if math.isfinite(entry.get("error", math.nan)):
             side["errors"] = {"rel_fro": entry["error"]}
+        if "verdict" in entry:
+            side["verdict"] = "GREEN" if entry["verdict"] == "GREEN" else f"RED: rel_fro {entry['error']:.3g}"
         sides.append(side)
     blocks = [{"process": 0, "order": [names.index(name) for name in block["order"]],
                "seconds": [row["engines"][name]["us"][i] * 1e-6 for name in block["order"]],
@@ -554,6 +556,8 @@ def main(argv: list[str] | None = None) -> int:
                      "cudnn": torch.backends.cudnn.version()},
         "missing": missing, "library": engines[0].identity(),
         "device_arch": int("".join(map(str, torch.cuda.get_device_capability(0)))),
+        "notes": [f"one Python process; torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN "
+                  f"{torch.backends.cudnn.version()}"],
     }
     rows = [run_row(shape, mask == "causal", engines, args, telemetry, rng)
             for shape in args.shape_list for mask in args.mask_list]

@@ -61,6 +61,15 @@ class Options(_Struct):
     ]
 
 
+class DeviceFacts(_Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32), ("abi_version", ctypes.c_uint32), ("device", ctypes.c_int32),
+        ("index", ctypes.c_int32), ("arch", ctypes.c_int32), ("multiprocessors", ctypes.c_int32),
+        ("shared_per_block", ctypes.c_int64), ("l2_bytes", ctypes.c_int64),
+        ("name", ctypes.c_char * 128), ("isa", ctypes.c_char * 32), ("driver", ctypes.c_char * 32),
+    ]
+
+
 class PlanInfo(_Struct):
     _fields_ = [
         ("struct_size", ctypes.c_uint32), ("abi_version", ctypes.c_uint32), ("variant", ctypes.c_char_p),
@@ -126,9 +135,14 @@ class Library:
         self._check(self._dll.gf_plan(problem, None, Options(device=device, variant=variant.encode()), plan))
         return plan
 
-    def attention(self, q, k, v, o, causal: bool = False, variant: str = "", stream: int = 0,
-                  device: int = CUDA) -> None:
-        """O from torch tensors [B, H, S, D] of any strides with a contiguous last dimension; causal is top-left."""
+    def device_facts(self, device: int = CPU, index: int = 0) -> DeviceFacts:
+        facts = DeviceFacts()
+        self._check(self._dll.gf_get_device_facts(device, index, ctypes.byref(facts)))
+        return facts
+
+    def bind(self, q, k, v, o, causal: bool = False, variant: str = "", stream: int = 0, device: int = CUDA):
+        """A call of attention() with these arguments: what is left to do at each is the library's alone. The tensors
+        must outlive it."""
         batch, heads_q, seq_q, head_dim = q.shape
         problem = self.problem(batch, heads_q, k.shape[1], seq_q, k.shape[2], head_dim,
                                TORCH_DTYPES[str(q.dtype)], TOP_LEFT if causal else None)
@@ -139,7 +153,19 @@ class Library:
         options = Options(device=device, stream=stream, variant=variant.encode())
         if device == CUDA:
             options.device_index = q.device.index or 0
-        self._check(self._dll.gf_attention(problem, tensors, options))
+        arguments = [ctypes.byref(argument) for argument in (problem, tensors, options)]
+        attention, check = self._dll.gf_attention, self._check
+
+        def call() -> None:
+            if status := attention(*arguments):
+                check(status)
+
+        return call
+
+    def attention(self, q, k, v, o, causal: bool = False, variant: str = "", stream: int = 0,
+                  device: int = CUDA) -> None:
+        """O from torch tensors [B, H, S, D] of any strides with a contiguous last dimension; causal is top-left."""
+        self.bind(q, k, v, o, causal, variant, stream, device)()
 
 
 def load(path: str | os.PathLike | None = None) -> Library:

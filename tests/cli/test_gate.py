@@ -1,5 +1,8 @@
 """compare and gate as their users run them."""
 import json
+import os
+import shutil
+import sys
 
 import jsonschema
 import pytest
@@ -112,4 +115,59 @@ def test_recordings_that_cannot_be_compared_are_refused_by_name(greenfast, tmp_p
     second.write_text(json.dumps(good)[:200])
     greenfast("compare", first, second).refused(2, "second.json", "truncated")
     greenfast("compare", first, tmp_path / "missing.json").refused(2, "missing.json")
-    greenfast("compare", "cpu.naive", "peer:torch-cpu").refused(3, "--samples")
+
+
+def test_a_peer_that_cannot_be_had_is_named_at_once(greenfast):
+    peer = ["cpu.flash", "peer:torch-cpu", "--shapes", "1x2x33x16"]
+    nowhere = {"GREENFAST_PYTHON": "/nowhere/python3"}
+    greenfast("compare", *peer, env=nowhere).refused(3, "/nowhere/python3", "GREENFAST_PYTHON")
+    # This checkout's package is found, the library of this build is loaded, and torch is hidden.
+    (greenfast.work / "torch.py").write_text("raise ImportError('no torch here')")
+    hidden = {"GREENFAST_PYTHON": sys.executable, "PYTHONPATH": str(greenfast.work)}
+    greenfast("compare", *peer, env=hidden).refused(3, "PyTorch", "no torch here")
+    greenfast("compare", "cpu.flash", "peer:torch-cudnn").refused(2, "peer:torch-cudnn on cuda", "peer:torch-cpu (cpu)")
+    greenfast("compare", "cpu.flash", "peer:nobody").refused(2, "peer:nobody", "peer:torch-cpu")
+    greenfast("compare", "mutant.gain", "peer:torch-cpu").refused(2, "mutant.gain")
+    greenfast("compare", *peer, "--window", "8,0").refused(2, "--causal=top-left")
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--peers", "peer:nobody").refused(2, "peer:nobody")
+
+
+@pytest.mark.skipif("GREENFAST_PYTHON" not in os.environ, reason="GREENFAST_PYTHON names no Python with torch")
+def test_a_peer_is_timed_beside_a_variant(greenfast):
+    peer = {"GREENFAST_PYTHON": os.environ["GREENFAST_PYTHON"]}
+    result = greenfast("compare", "cpu.flash", "peer:torch-cpu", "--shapes", "1x2x33x16,1x4/2x64/96x32", "--iters", "20",
+                       "--budget", "1", "--json", env=peer)
+    assert result.code == 0, result.err
+    validate(result.json)
+    assert result.json["paired"] is True and "threads" in result.json["notes"][0]
+    for shape in result.json["shapes"]:
+        assert shape["a"]["green"] == shape["b"]["green"] == "GREEN"
+        assert 0 < shape["b"]["errors"]["rel_fro"] < 1e-5
+        assert "ulp" in shape["outputs"] or shape["outputs"] == "bit for bit"
+
+    result = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", *TINY, "--peers", "peer:torch-cpu",
+                       "--json", env=peer)
+    validate(result.json)
+    assert result.json["peers"]["best"] == "peer:torch-cpu"
+    assert "of the best peer, peer:torch-cpu" in result.json["headline"][2]
+
+
+def test_a_resumed_job_goes_on_as_it_was_begun(greenfast):
+    result = greenfast("gate", "--ladder", *TINY, "--peers", "", "--json")
+    directory = next(f for f in greenfast.files() if f.endswith("-ladder"))
+    # A kill between two rungs: what is not begun yet is run by the options of the first call.
+    for step in result.json["steps"]:
+        shutil.rmtree(greenfast.work / directory / step["candidate"], ignore_errors=True)
+    again = greenfast("gate", "--ladder", "--resume", directory, "--json")
+    assert [s["candidate"] for s in again.json["steps"]] == [s["candidate"] for s in result.json["steps"]]
+    for record in (greenfast.work / directory).glob("*/gate.json"):
+        assert json.loads(record.read_text())["options"]["primary"] == TINY[1]
+    greenfast("gate", "--ladder", "--resume", directory, "--budget", "5").refused(2, "--resume", "as it was begun")
+    greenfast("gate", "--ladder", "--resume", "nowhere").refused(2, "nowhere")
+    assert not (greenfast.work / "nowhere").exists()
+
+
+def test_a_variant_that_refuses_the_primary_shape_ends_with_its_reason(greenfast):
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "mutant.first_head_scale", *TINY).refused(
+        2, "mutant.first_head_scale refuses the primary shape")
+    assert greenfast.files() == []

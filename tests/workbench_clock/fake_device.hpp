@@ -21,6 +21,7 @@ class FakeDevice : public Device {
   double resolution = 1e-6;
   Peak ceiling{1e12, 1e11, "fake"};
   std::function<double()> speed;  ///< what pulse() sees; empty: the ceiling
+  std::function<double()> clock;  ///< MHz that telemetry() tells; empty: 1234
   int flushes = 0, allocations = 0, releases = 0;
   std::size_t cache = 1 << 16;
   std::size_t memory_limit = std::size_t{1} << 30;
@@ -59,7 +60,7 @@ class FakeDevice : public Device {
   std::string timer() const override { return "fake clock"; }
   Telemetry telemetry() override {
     Telemetry t;
-    t.sm_mhz = 1234;
+    t.sm_mhz = clock ? clock() : 1234;
     return t;
   }
   Peak peak(DType) override { return ceiling; }

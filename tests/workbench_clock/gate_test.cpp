@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -116,6 +117,62 @@ TEST_F(GateTest, WhatAnotherBuildBeganIsNotResumed) {
   ASSERT_FALSE(resumed);
   EXPECT_EQ(resumed.status().code(), StatusCode::invalid_argument);
   EXPECT_NE(resumed.status().message().find("begun by another build"), std::string::npos);
+}
+
+TEST_F(GateTest, WhatAnotherDeviceBeganIsNotResumed) {
+  ASSERT_TRUE(run(small("cpu.naive", "cpu.naive")));
+  json step = *read_json(directory / "steps" / "fast.0.0.json");
+  step["samples"]["shapes"][0]["device"]["name"] = "another machine";
+  std::ofstream(directory / "steps" / "fast.0.0.json") << step;
+  const auto resumed = resume_gate(directory, observer);
+  ASSERT_FALSE(resumed);
+  EXPECT_EQ(resumed.status().code(), StatusCode::invalid_argument);
+  EXPECT_NE(resumed.status().message().find("another machine"), std::string::npos)
+      << resumed.status().message();
+}
+
+TEST_F(GateTest, APeerThatCannotBeMeasuredIsSkippedAndDecidesNothing) {
+  setenv("GREENFAST_PYTHON", "/nowhere/python3", 1);
+  GateOptions options = small("cpu.naive", "cpu.naive");
+  options.peers = {"peer:torch-cpu"};
+  const auto result = run(options);
+  unsetenv("GREENFAST_PYTHON");
+  ASSERT_TRUE(result) << result.status().message();
+  EXPECT_EQ(code(*result), "NO_OP");
+  EXPECT_NE(result->record["peers"]["skipped"].get<std::string>().find("/nowhere/python3"),
+            std::string::npos);
+  const auto last = result->record["headline"][2].get<std::string>();
+  EXPECT_NE(last.find("peers SKIPPED"), std::string::npos) << last;
+  EXPECT_NE(gate_markdown(result->record).find("## Beside peers"), std::string::npos);
+
+  options.peers = {"peer:torch-cudnn"};
+  EXPECT_EQ(check_gate(options).code(), StatusCode::invalid_argument);
+  options.peers = {"cpu.flash"};
+  EXPECT_NE(check_gate(options).message().find("--peers cpu.flash"), std::string::npos);
+}
+
+TEST_F(GateTest, TheReportTellsTheDistanceToTheBestPeer) {
+  const auto result = run(small("cpu.naive", "cpu.naive"));
+  ASSERT_TRUE(result);
+  EXPECT_NE(result->record["headline"][2].get<std::string>().find("no peer measured"),
+            std::string::npos);
+  json record = result->record;
+  const auto side = [](const char* id, double p50, double speedup) {
+    return json{{"id", id},
+                {"verdict", "GREEN"},
+                {"errors", {{"rel_fro", 2e-7}}},
+                {"p50", p50},
+                {"p90", p50},
+                {"speedup", {{"value", speedup}, {"lo", speedup}, {"hi", speedup}}}};
+  };
+  record["peers"] = {{"shape", "mission"},
+                     {"sides", {side("peer:slow", 3e-3, 3), side("peer:torch-cpu", 2e-3, 2)}},
+                     {"notes", {"one process"}},
+                     {"best", "peer:torch-cpu"}};
+  EXPECT_NE(gate_headline(record)[2].find("2.000x [2.000, 2.000] of the best peer, peer:torch-cpu"),
+            std::string::npos)
+      << gate_headline(record)[2];
+  EXPECT_NE(gate_markdown(record).find("| peer:slow | 3.000 ms |"), std::string::npos);
 }
 
 TEST_F(GateTest, AStepOfAnotherMakeIsRefused) {

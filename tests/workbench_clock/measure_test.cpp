@@ -115,6 +115,38 @@ TEST_F(MeasureTest, HotCallsMeetTheSameInputs) {
   EXPECT_EQ(m->samples.cache, CacheState::hot);
 }
 
+TEST_F(MeasureTest, ColdSamplesBeginWithEmptyCachesHotOnesDoNot) {
+  MeasureOptions options;
+  options.iters = 20;
+  const auto cold = run({{.subject = &slow}, {.subject = &fast}}, options);
+  ASSERT_TRUE(cold);
+  EXPECT_EQ(device.flushes, 40) << "once before every sample";
+  device.flushes = 0;
+  options.mode = CacheState::hot;
+  ASSERT_TRUE(run({{.subject = &slow}, {.subject = &fast}}, options));
+  EXPECT_EQ(device.flushes, 0);
+}
+
+TEST_F(MeasureTest, ClocksAreReadForEveryBlockAndSlowOnesLeftOut) {
+  // A device that has no probe, as a GPU: its clock falls for three blocks of ten.
+  int reads = 0;
+  device.speed = [] { return 0.0; };
+  device.clock = [&] { return reads++ % 10 < 3 ? 1500.0 : 1980.0; };
+  MeasureOptions options;
+  options.iters = 40;
+  const auto m = run({{.subject = &slow}, {.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  ASSERT_EQ(m->samples.blocks.size(), 20u);
+  EXPECT_EQ(reads, 20);
+  int dropped = 0;
+  for (const Block& block : m->samples.blocks) {
+    dropped += block.dropped.empty() ? 0 : 1;
+    EXPECT_EQ(block.dropped.empty(), block.telemetry.sm_mhz == 1980.0);
+  }
+  EXPECT_EQ(dropped, 6);
+  EXPECT_EQ(summarize(m->samples, 0).discarded, 12);
+}
+
 TEST_F(MeasureTest, ACallThatSkipsItsWorkWhileTimedIsCaught) {
   // Right before timing, later it leaves whatever an earlier call wrote.
   fast.forget = [](int call) { return call > 40; };

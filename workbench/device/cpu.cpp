@@ -284,12 +284,11 @@ class CpuDevice final : public Device {
 
   void flush_cache() override {
     // Twice the outermost cache, each thread its part, so that the private caches of every core are
-    // overwritten too.
-    if (flush_.empty()) flush_.resize(2 * cache_bytes_);
-    const std::size_t part = flush_.size() / cpus_.size();
-    const int value = ++flush_value_;
+    // evicted too. Read, not written: dirty lines would have to go to memory while a call is timed.
+    if (flush_.empty()) flush_.resize(2 * cache_bytes_, 1);
+    const std::size_t part = flush_.size() / cpus_.size() / 64 * 64;
     on_each(cpus_, [&](int i) {
-      std::memset(flush_.data() + static_cast<std::size_t>(i) * part, value, part);
+      keep(read_all(flush_.data() + static_cast<std::size_t>(i) * part, part));
     });
   }
 
@@ -326,6 +325,16 @@ class CpuDevice final : public Device {
   }
 
  private:
+  static std::uint64_t read_all(const unsigned char* from, std::size_t bytes) {
+    std::uint64_t sum = 0;
+    for (std::size_t offset = 0; offset < bytes; offset += 64) {
+      std::uint64_t words[8];
+      std::memcpy(words, from + offset, sizeof words);
+      for (const std::uint64_t word : words) sum += word;
+    }
+    return sum;
+  }
+
   static void copy(void* to, const void* from, std::size_t bytes) {
     if (bytes != 0) std::memcpy(to, from, bytes);
   }
@@ -339,13 +348,7 @@ class CpuDevice final : public Device {
       on_each(cpus_, [&](int i) {
         unsigned char* base = flush_.data() + static_cast<std::size_t>(i) * part;
         auto begin = Clock::now();
-        std::uint64_t sum = 0;
-        for (std::size_t offset = 0; offset < part; offset += 64) {
-          std::uint64_t words[8];
-          std::memcpy(words, base + offset, sizeof words);
-          for (const std::uint64_t word : words) sum += word;
-        }
-        keep(sum);
+        keep(read_all(base, part));
         reads[static_cast<std::size_t>(i)] = static_cast<double>(part) / seconds_since(begin);
         begin = Clock::now();
         std::memcpy(base, base + part / 2, part / 2);
@@ -364,7 +367,6 @@ class CpuDevice final : public Device {
   std::size_t cache_bytes_ = 0;
   double tick_ = 0;
   std::vector<unsigned char> flush_;
-  int flush_value_ = 0;
 };
 
 }  // namespace

@@ -7,9 +7,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 
+#include "workbench/device/cuda_hold.hpp"
 #include "workbench/device/cuda_peak.hpp"
 
 namespace greenfast::workbench {
@@ -33,7 +35,9 @@ class Nvml {
     clock_ = load<decltype(clock_)>("nvmlDeviceGetClockInfo");
     power_ = load<decltype(power_)>("nvmlDeviceGetPowerUsage");
     temperature_ = load<decltype(temperature_)>("nvmlDeviceGetTemperature");
-    throttle_ = load<decltype(throttle_)>("nvmlDeviceGetCurrentClocksThrottleReasons");
+    throttle_ = load<decltype(throttle_)>("nvmlDeviceGetCurrentClocksEventReasons");
+    if (throttle_ == nullptr)  // its name before driver 535
+      throttle_ = load<decltype(throttle_)>("nvmlDeviceGetCurrentClocksThrottleReasons");
     if (init == nullptr || init() != 0) by_bus_ = nullptr;
   }
   Nvml(const Nvml&) = delete;
@@ -93,6 +97,7 @@ class CudaDevice final : public Device {
   ~CudaDevice() override {
     cudaDeviceSynchronize();
     cudaFree(flush_);
+    cudaFreeHost(gate_);
     if (begin_ != nullptr) cudaEventDestroy(begin_);
     if (end_ != nullptr) cudaEventDestroy(end_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -109,6 +114,11 @@ class CudaDevice final : public Device {
     }
     cudaEventCreate(&begin_);
     cudaEventCreate(&end_);
+    if (const cudaError_t e =
+            cudaHostAlloc(reinterpret_cast<void**>(&gate_), sizeof *gate_, cudaHostAllocMapped);
+        e != cudaSuccess) {
+      return device_error("cudaHostAlloc", e);
+    }
     int l2 = 0;
     cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, index_);
     flush_bytes_ = 2 * static_cast<std::size_t>(std::max(l2, 1 << 20));
@@ -207,9 +217,14 @@ class CudaDevice final : public Device {
     });
   }
   double between_events(const std::function<void()>& work) {
+    // Both events and all that lies between them are queued while the stream is held, so that only
+    // the device's time counts. The limit is for work that waits for the device itself.
+    std::atomic_ref<int>(*gate_).store(0);
+    if (!hold_stream(stream_, gate_, 0.02)) keep(cudaErrorLaunchFailure);
     keep(cudaEventRecord(begin_, stream_));
     work();
     keep(cudaEventRecord(end_, stream_));
+    std::atomic_ref<int>(*gate_).store(1);
     keep(cudaEventSynchronize(end_));
     float ms = 0;
     keep(cudaEventElapsedTime(&ms, begin_, end_));
@@ -238,6 +253,7 @@ class CudaDevice final : public Device {
   DeviceFacts facts_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  int* gate_ = nullptr;  // the held stream waits until it is not 0
   cudaError_t error_ = cudaSuccess;
   void* flush_ = nullptr;
   std::size_t flush_bytes_ = 0;
