@@ -174,7 +174,7 @@ int run(const Options& given, const Arguments& arguments) {
   }
   // Wrong arguments shall leave nothing behind.
   if (Status status = workbench::check_gate(options.gate); !status) throw Failure(status);
-  const auto directory = value_or_fail(
+  auto directory = value_or_fail(
       workbench::OutputDirectory::open_unique(options.out, workbench::utc_stamp() + "-gate"));
   auto result = workbench::run_gate(options.gate, directory.path(), arguments, display.observer);
   display.clear();
@@ -182,8 +182,7 @@ int run(const Options& given, const Arguments& arguments) {
     const StatusCode code = result.status().code();
     const bool usage = code == StatusCode::unsupported || code == StatusCode::invalid_argument ||
                        code == StatusCode::no_device;
-    std::error_code ignored;
-    if (usage) fs::remove_all(directory.path(), ignored);
+    if (usage) directory.discard();
     throw Failure(workbench::exit_code_of(code),
                   usage ? result.status().message()
                         : fmt::format("{} (resume with --resume {})", result.status().message(),

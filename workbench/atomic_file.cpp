@@ -140,6 +140,12 @@ Result<OutputDirectory> OutputDirectory::open_unique(const fs::path& parent,
   }
 }
 
+void OutputDirectory::discard() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  remove_created();
+}
+
 Status OutputDirectory::write(std::string_view name, std::string_view contents) {
   Status status = write_file_atomically(path_ / name, contents);
   if (!status.ok()) remove_created();

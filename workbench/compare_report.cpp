@@ -9,9 +9,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string words(const Interval& i) {
-  return fmt::format("{:.3f}x [{:.3f}, {:.3f}]", i.value, i.lo, i.hi);
-}
 json interval_json(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
 
 json side_json(const Summary& s, double percent, const std::string& green,
@@ -54,12 +51,12 @@ Table table_of(const Comparison& c, bool color) {
     const auto verdict = [](const std::string& text) { return text.substr(0, text.find(':')); };
     const std::string a = verdict(s.a_green), b = verdict(s.b_green);
     table.add_row({s.name, format_duration(s.a.p50), format_duration(s.b.p50),
-                   paint(words(s.p50), tone, color), words(s.p90), faster(c, s.p50),
+                   paint(ratio_words(s.p50), tone, color), ratio_words(s.p90), faster(c, s.p50),
                    fmt::format("{}", s.a.n), a == b ? a : fmt::format("{} / {}", a, b), s.outputs});
   }
   if (c.overall_p50 && c.shapes.size() > 1) {
-    table.add_row({"geometric mean", "", "", words(*c.overall_p50), words(*c.overall_p90),
-                   faster(c, *c.overall_p50), "", "", ""});
+    table.add_row({"geometric mean", "", "", ratio_words(*c.overall_p50),
+                   ratio_words(*c.overall_p90), faster(c, *c.overall_p50), "", "", ""});
   }
   return table;
 }

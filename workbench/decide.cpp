@@ -9,10 +9,6 @@
 namespace greenfast::workbench {
 namespace {
 
-std::string words(const Interval& i) {
-  return fmt::format("{:.3f}x [{:.3f}, {:.3f}]", i.value, i.lo, i.hi);
-}
-
 /// What would narrow an interval until it leaves a threshold.
 std::string settle(const LogRatio& ratio, double threshold, double confidence) {
   const auto blocks = blocks_to_settle(ratio, threshold, confidence);
@@ -108,7 +104,7 @@ Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresho
       const Interval plain = speedup(ratio, thresholds.confidence);
       const Interval i = decisive(ratio, shape.same, thresholds.confidence);
       const std::string where =
-          fmt::format("{} {} ({}) {}", shape.name, name_of(statistic), role, words(i));
+          fmt::format("{} {} ({}) {}", shape.name, name_of(statistic), role, ratio_words(i));
       if (i.hi < worse) {
         reasons.push_back({"REGRESSION",
                            fmt::format("{}: all of the interval lies below {:.2f}", where, worse),

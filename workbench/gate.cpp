@@ -594,8 +594,7 @@ class Gate {
         const double worse = shape.primary ? 1.0 : thresholds_.guard;
         const char* status = i.lo >= threshold ? "PASS" : i.hi < worse ? "FAIL" : "DEFER";
         check(fmt::format("{} {} {}", role, shape.name, name_of(statistic)),
-              fmt::format("lower bound >= {:.2f}x", threshold),
-              fmt::format("{:.3f}x [{:.3f}, {:.3f}]", i.value, i.lo, i.hi), status);
+              fmt::format("lower bound >= {:.2f}x", threshold), ratio_words(i), status);
       }
       check(fmt::format("speed of light {}", shape.name), "not below the measured ceiling",
             shape.impossible.empty() ? "above it" : shape.impossible,

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "workbench/gate.hpp"
+#include "workbench/statistics.hpp"
 #include "workbench/terminal.hpp"
 
 namespace greenfast::workbench {
@@ -18,8 +19,7 @@ std::string text(const json& value) {
 }
 
 std::string interval(const json& i) {
-  return fmt::format("{:.3f}x [{:.3f}, {:.3f}]", i["value"].get<double>(), i["lo"].get<double>(),
-                     i["hi"].get<double>());
+  return ratio_words({i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()});
 }
 
 const json* primary(const json& record) {
@@ -30,11 +30,11 @@ const json* primary(const json& record) {
   return nullptr;
 }
 
-/// The distance to the best peer, in words: how it was timed, or why it was not.
+/// The distance to the best peer, in words.
 std::string peer_words(const json& record) {
   if (!record.contains("peers")) return "no peer measured (--peers)";
   const json& peers = record["peers"];
-  if (!peers.contains("best")) return fmt::format("peers SKIPPED: {}", text(peers["skipped"]));
+  if (!peers.contains("best")) return "peers SKIPPED";
   for (const json& side : peers["sides"]) {
     if (side["id"] == peers["best"])
       return fmt::format("{} of the best peer, {}", interval(side["speedup"]), text(side["id"]));
@@ -219,6 +219,8 @@ std::string gate_text(const json& record, bool color) {
                          text(reason["settle"]));
   }
   for (const json& next : record["verdict"]["next"]) out += fmt::format("  next: {}\n", text(next));
+  if (record.contains("peers") && record["peers"].contains("skipped"))
+    out += fmt::format("\npeers SKIPPED: {}\n", text(record["peers"]["skipped"]));
   return out;
 }
 
@@ -312,13 +314,13 @@ std::string gate_markdown(const json& record) {
     for (const json& row : record["resources"]) {
       out += fmt::format("- {}: {}", text(row["name"]), text(row["status"]));
       if (row.contains("value")) {
-        out += fmt::format(" ({} {}", text(row["value"]),
-                           row.contains("unit") ? text(row["unit"]) : "");
+        out += fmt::format(" ({}{}", text(row["value"]),
+                           row.contains("unit") ? fmt::format(" {}", text(row["unit"])) : "");
         out += row.contains("limit") ? fmt::format(", limit {})", text(row["limit"])) : ")";
       }
       if (row.contains("kernel"))
         out += fmt::format(" {}{}", text(row["kernel"]),
-                           row.contains("arch") ? ", " + text(row["arch"]) : "");
+                           row.contains("arch") ? fmt::format(", {}", text(row["arch"])) : "");
       if (row.contains("reason")) out += fmt::format(" ({})", text(row["reason"]));
       out += "\n";
     }

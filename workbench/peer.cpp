@@ -304,10 +304,14 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
     }
     // RED of ours (20) comes with a record, which says so.
     if (end->how == ChildEnd::How::crashed && end->code != kNumerics) {
-      return Status(end->code == kUsage      ? StatusCode::invalid_argument
-                    : end->code == kNoDevice ? StatusCode::no_device
-                                             : StatusCode::internal,
-                    fmt::format("{}: {}", out.recording.source, said.empty() ? end->detail : said));
+      return Status(
+          end->code == kUsage      ? StatusCode::invalid_argument
+          : end->code == kNoDevice ? StatusCode::no_device
+                                   : StatusCode::internal,
+          // Its own words already begin with its name.
+          said.starts_with("greenfast.")
+              ? said
+              : fmt::format("{}: {}", out.recording.source, said.empty() ? end->detail : said));
     }
     auto part = read_recording(file);
     if (!part) return part.status();

@@ -178,6 +178,13 @@ std::string_view name_of(Statistic statistic) noexcept {
   return statistic == Statistic::p50 ? "p50" : "p90";
 }
 
+std::string ratio_words(const Interval& ratio) {
+  // A hundredth of the speed needs digits where a ratio near 1 has them.
+  return ratio.value < 0.1
+             ? fmt::format("{:.3g}x [{:.3g}, {:.3g}]", ratio.value, ratio.lo, ratio.hi)
+             : fmt::format("{:.3f}x [{:.3f}, {:.3f}]", ratio.value, ratio.lo, ratio.hi);
+}
+
 double quantile(std::span<const double> values, double q) {
   Weighted weighted;
   for (const double value : values) weighted.add(value, 0);

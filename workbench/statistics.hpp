@@ -20,6 +20,8 @@ double quantile(std::span<const double> values, double q);
 struct Interval {
   double value = 0, lo = 0, hi = 0;
 };
+/// A ratio as every table and verdict prints it: "1.234x [1.200, 1.268]".
+std::string ratio_words(const Interval& ratio);
 
 struct BootstrapOptions {
   int resamples = 10'000;

@@ -216,6 +216,11 @@ TEST(Statistics, TheOtherWayRoundIsTheReciprocal) {
   EXPECT_NEAR(forth.lo * back.hi, 1, 1e-3);
 }
 
+TEST(Statistics, RatiosKeepTheirDigits) {
+  EXPECT_EQ(ratio_words({1.0006, 0.99, 1.01}), "1.001x [0.990, 1.010]");
+  EXPECT_EQ(ratio_words({0.00123, 0.00117, 0.00131}), "0.00123x [0.00117, 0.00131]");
+}
+
 TEST(Statistics, GeometricMeanOverShapes) {
   SimulatedMachine machine({.tick = 20e-9}, 13, 400);
   Samples twice = machine.paired(2.0, 40, 1), half = machine.paired(0.5, 40, 2);
