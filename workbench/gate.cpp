@@ -440,7 +440,7 @@ class Gate {
         if (failed_side(*result, shape)) return {};
         auto one = samples_from_json((*result)["samples"]);
         if (!one) return one.status();
-        if (one->front().device_name != record_["device"]["name"]) {
+        if (record_["device"]["name"].get<std::string>() != one->front().device_name) {
           return {
               StatusCode::invalid_argument,
               fmt::format("{}: was begun on {}, this is {}; start a new gate",
