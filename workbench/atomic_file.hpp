@@ -38,8 +38,8 @@ class OutputDirectory {
   const std::filesystem::path& path() const { return path_; }
   /// Writes path()/name atomically. On failure every directory created by open is removed again.
   Status write(std::string_view name, std::string_view contents);
-  /// Removes the directory with what it holds, and what had to be created for it: as if it had never
-  /// been opened.
+  /// Removes the directory with what it holds, and what had to be created for it: as if it had
+  /// never been opened.
   void discard();
 
  private:

@@ -33,8 +33,8 @@ struct GateOptions {
   std::vector<std::uint64_t> seeds{0, 1, 2};
   std::optional<double> budget_seconds;  ///< of timing, all shapes and processes together
   std::optional<int> processes;
-  bool hot = false;       ///< time with inputs in the caches
-  PluginOptions plugins;  ///< loaded by whoever runs or resumes the gate
+  bool hot = false;                ///< time with inputs in the caches
+  PluginOptions plugins;           ///< loaded by whoever runs or resumes the gate
   std::vector<std::string> peers;  ///< "peer:torch-cpu": timed beside the candidate, for the report
 };
 nlohmann::json to_json(const GateOptions& options);

@@ -131,8 +131,7 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
     end.detail = fmt::format("killed by {}", signal_name(WTERMSIG(status)));
   } else if (WEXITSTATUS(status) != 0) {
     end.how = ChildEnd::How::crashed;
-    end.code = WEXITSTATUS(status);
-    end.detail = fmt::format("ended with code {}", end.code);
+    end.detail = fmt::format("ended with code {}", WEXITSTATUS(status));
   }
   return end;
 }

@@ -20,8 +20,7 @@ class Activity {
 struct ChildEnd {
   enum class How { finished, crashed, timed_out };
   How how = How::finished;
-  int code = 0;          ///< its exit code, unless a signal ended it
-  std::string detail;    ///< "killed by SIGSEGV", "ended with code 3"; empty when it finished
+  std::string detail;    ///< "killed by SIGSEGV", "exit code 3"; empty when it finished
   std::string activity;  ///< the last line it set
 };
 

@@ -1,9 +1,7 @@
 #include "workbench/peer.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,7 +13,7 @@
 #include <set>
 
 #include "workbench/exit_code.hpp"
-#include "workbench/isolate.hpp"
+#include "workbench/subprocess.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench {
@@ -82,12 +80,6 @@ std::string read_text(const fs::path& file) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
-std::string last_line(std::string text) {
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  const auto cut = text.rfind('\n');
-  return cut == std::string::npos ? text : text.substr(cut + 1);
-}
-
 /// What the harness said of an engine that it could not import.
 std::string reason_left_out(const std::string& said, std::string_view engine) {
   const std::string begin = fmt::format("SKIPPED {}: ", engine);
@@ -124,27 +116,18 @@ fs::path library_file() {
   return {};
 }
 
-/// Only between fork and exec: sets up the child's environment and streams and becomes the harness.
-[[noreturn]] void become(const std::vector<std::string>& command, const fs::path& errors) {
-  const int null = open("/dev/null", O_RDWR), log = open(errors.c_str(), O_WRONLY | O_CREAT, 0600);
-  dup2(null, 0);
-  dup2(null, 1);
-  dup2(log, 2);
+/// What the harness has to find in its environment, as words of env(1).
+std::vector<std::string> environment() {
+  std::vector<std::string> words = {"env"};
   if (const fs::path folder = package_folder(); !folder.empty()) {
     const char* old = std::getenv("PYTHONPATH");
-    const std::string path =
-        folder.string() + (old != nullptr && *old != 0 ? ":" : "") + (old != nullptr ? old : "");
-    setenv("PYTHONPATH", path.c_str(), 1);
+    words.push_back(fmt::format("PYTHONPATH={}{}{}", folder.string(),
+                                old != nullptr && *old != 0 ? ":" : "", old != nullptr ? old : ""));
   }
-  if (const fs::path library = library_file(); !library.empty())
-    setenv("GREENFAST_LIBRARY", library.c_str(), 0);
-  std::vector<char*> arguments;
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  execvp(arguments[0], arguments.data());
-  const std::string message = std::strerror(errno);
-  (void)!write(2, message.c_str(), message.size());
-  _exit(127);
+  const fs::path library = library_file();
+  if (std::getenv("GREENFAST_LIBRARY") == nullptr && !library.empty())
+    words.push_back(fmt::format("GREENFAST_LIBRARY={}", library.string()));
+  return words;
 }
 
 }  // namespace
@@ -247,29 +230,18 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
     }
     const bool causal = !like.mask.is_none();
     const fs::path file = scratch.path() / fmt::format("{}.json", begin),
-                   errors = scratch.path() / "stderr",
                    outputs = scratch.path() / fmt::format("{}", begin);
     std::error_code ignored;
     fs::create_directory(outputs, ignored);
-    std::vector<std::string> command = {
-        python,
-        "-m",
-        device == DeviceKind::cpu ? "greenfast.ab_cpu" : "greenfast.ab",
-        "--shapes",
-        fmt::format("{}", fmt::join(shapes, ",")),
-        "--dtype",
-        std::string(name_of(like.dtype)),
-        "--variants",
-        fmt::format("{}", fmt::join(ours, ",")),
-        "--peers",
-        fmt::format("{}", fmt::join(engines, ",")),
-        "--seed",
-        std::to_string(options.seed),
-        "--json",
-        file.string()};
+    std::vector<std::string> command = environment();
     const auto add = [&](std::initializer_list<std::string> words) {
       command.insert(command.end(), words);
     };
+    add({python, "-m", device == DeviceKind::cpu ? "greenfast.ab_cpu" : "greenfast.ab", "--shapes",
+         fmt::format("{}", fmt::join(shapes, ",")), "--dtype", std::string(name_of(like.dtype)),
+         "--variants", fmt::format("{}", fmt::join(ours, ",")), "--peers",
+         fmt::format("{}", fmt::join(engines, ",")), "--seed", std::to_string(options.seed),
+         "--json", file.string()});
     if (device == DeviceKind::cpu) {
       add({"--iters", std::to_string(options.iters), "--warmup", std::to_string(options.warmup),
            "--budget", fmt::format("{}", options.budget_seconds), "--outputs", outputs.string()});
@@ -283,18 +255,19 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
     if (options.activity)
       options.activity(
           fmt::format("{} beside {}", fmt::join(ours, ", "), fmt::join(engines, ", ")));
-    const auto end =
-        run_in_child([&](Activity&) { become(command, errors); }, options.timeout_seconds);
+    const auto end = run_program(command, options.timeout_seconds);
     if (!end) return end.status();
-    const std::string all_said = read_text(errors), said = last_line(all_said);
-    if (end->how == ChildEnd::How::timed_out)
-      return Status(StatusCode::internal, fmt::format("{}: {}", out.recording.source, end->detail));
-    if (end->code == 127) {
+    const std::string said = last_line(end->err);
+    if (end->timed_out) {
       return Status(
-          StatusCode::no_device,
-          fmt::format("{}: {}; peers run in Python: install it, or name the interpreter in "
-                      "GREENFAST_PYTHON",
-                      python, said));
+          StatusCode::internal,
+          fmt::format("{}: no end after {:.0f} s", out.recording.source, options.timeout_seconds));
+    }
+    if (end->exit_code == 126 || end->exit_code == 127) {
+      return Status(StatusCode::no_device,
+                    fmt::format("{}: {}; peers run in Python: install it, or name the interpreter "
+                                "in GREENFAST_PYTHON",
+                                python, said));
     }
     if (said.find("No module named 'greenfast") != std::string::npos ||
         said.find("No module named greenfast") != std::string::npos) {
@@ -303,15 +276,15 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
           fmt::format("{}: {}; put the folder python/ of the sources on PYTHONPATH", python, said));
     }
     // RED of ours (20) comes with a record, which says so.
-    if (end->how == ChildEnd::How::crashed && end->code != kNumerics) {
+    if (end->exit_code != kPassed && end->exit_code != kNumerics) {
+      const std::string why =
+          said.empty() ? fmt::format("ended with code {}", end->exit_code) : said;
       return Status(
-          end->code == kUsage      ? StatusCode::invalid_argument
-          : end->code == kNoDevice ? StatusCode::no_device
-                                   : StatusCode::internal,
+          end->exit_code == kUsage      ? StatusCode::invalid_argument
+          : end->exit_code == kNoDevice ? StatusCode::no_device
+                                        : StatusCode::internal,
           // Its own words already begin with its name.
-          said.starts_with("greenfast.")
-              ? said
-              : fmt::format("{}: {}", out.recording.source, said.empty() ? end->detail : said));
+          why.starts_with("greenfast.") ? why : fmt::format("{}: {}", out.recording.source, why));
     }
     auto part = read_recording(file);
     if (!part) return part.status();
@@ -326,7 +299,7 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
       const PeerRow* peer = find_peer(id);
       return Status(StatusCode::no_device,
                     fmt::format("{}: {}", id,
-                                peer != nullptr ? reason_left_out(all_said, peer->engine)
+                                peer != nullptr ? reason_left_out(end->err, peer->engine)
                                                 : std::string("was not timed")));
     }
     for (std::size_t i = 0; i < group.size(); ++i) {

@@ -149,7 +149,7 @@ def test_a_peer_is_timed_beside_a_variant(greenfast):
                        "--json", env=peer)
     validate(result.json)
     assert result.json["peers"]["best"] == "peer:torch-cpu"
-    assert "of the best peer, peer:torch-cpu" in result.json["headline"][2]
+    assert "against the best peer, peer:torch-cpu" in result.json["headline"][2]
 
 
 def test_a_resumed_job_goes_on_as_it_was_begun(greenfast):
