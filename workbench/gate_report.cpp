@@ -37,7 +37,8 @@ std::string peer_words(const json& record) {
   if (!peers.contains("best")) return "peers SKIPPED";
   for (const json& side : peers["sides"]) {
     if (side["id"] == peers["best"])
-      return fmt::format("{} against the best peer, {}", interval(side["speedup"]), text(side["id"]));
+      return fmt::format("{} against the best peer, {}", interval(side["speedup"]),
+                         text(side["id"]));
   }
   return "";
 }

@@ -169,8 +169,9 @@ TEST_F(GateTest, TheReportTellsTheDistanceToTheBestPeer) {
                      {"sides", {side("peer:slow", 3e-3, 3), side("peer:torch-cpu", 2e-3, 2)}},
                      {"notes", {"one process"}},
                      {"best", "peer:torch-cpu"}};
-  EXPECT_NE(gate_headline(record)[2].find("2.000x [2.000, 2.000] against the best peer, peer:torch-cpu"),
-            std::string::npos)
+  EXPECT_NE(
+      gate_headline(record)[2].find("2.000x [2.000, 2.000] against the best peer, peer:torch-cpu"),
+      std::string::npos)
       << gate_headline(record)[2];
   EXPECT_NE(gate_markdown(record).find("| peer:slow | 3.000 ms |"), std::string::npos);
 }
