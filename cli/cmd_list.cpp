@@ -89,6 +89,7 @@ int list_variants(const ListOptions& options) {
                       {"automatic", v.automatic},
                       {"min_arch", v.min_arch},
                       {"predecessor", v.predecessor},
+                      {"derived_from", v.derived_from},
                       {"toggles", toggles},
                       {"idea", v.idea}});
     }
@@ -101,8 +102,12 @@ int list_variants(const ListOptions& options) {
                {"chosen", Align::left},
                {"built", Align::left},
                {"idea", Align::left}});
-  std::size_t missing = 0;
+  std::size_t missing = 0, derived = 0;
   for (const VariantInfo& v : all) {
+    if (!v.derived_from.empty()) {
+      ++derived;
+      continue;
+    }
     const std::string toggles = toggles_of(v);
     table.add_row({v.id, v.min_arch > 0 ? fmt::format("sm_{}", v.min_arch) : "any CPU",
                    v.automatic ? "automatically" : "by name", v.built ? "yes" : "no",
@@ -110,6 +115,11 @@ int list_variants(const ListOptions& options) {
     missing += v.built ? 0 : 1;
   }
   fmt::print("{}", table.text());
+  if (derived > 0)
+    fmt::print(
+        "And {} made from rungs, a toggle set back or clocks in it: --names variants, --set "
+        "NAME=VALUE.\n",
+        derived);
   if (missing > 0)
     fmt::print("{} not built here: CUDA variants need nvcc 13.0 and GREENFAST_CUDA=on.\n", missing);
   return workbench::kPassed;

@@ -16,12 +16,16 @@ namespace {
 
 struct SelftestOptions {
   std::string policy = "strict";
+  std::string device = "cpu";
   bool as_json = false;
   bool quiet = false;
 };
 
 int run_selftest(const SelftestOptions& options, const Arguments& argv) {
   const workbench::Policy policy = value_or_fail(workbench::load_policy(options.policy));
+  if (options.device != "cpu" && options.device != "cuda")
+    throw Failure(workbench::kUsage,
+                  fmt::format("--device {}: possible are cpu, cuda", options.device));
   workbench::RecordHead head;
   head.command = "selftest";
   head.argv = argv;
@@ -35,7 +39,8 @@ int run_selftest(const SelftestOptions& options, const Arguments& argv) {
         progress.step(static_cast<std::size_t>(index), static_cast<std::size_t>(total),
                       row.subject);
         progress.finished(row.subject);
-      }));
+      },
+      options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu));
   progress.clear();
   head.seconds = result.seconds;
   if (options.as_json)
@@ -56,6 +61,9 @@ Action define_selftest(OptionSet& set) {
       fmt::format("The gate to test: {}, or a TOML file (default: strict). A legacy policy that "
                   "lets wrong kernels pass ends with 20",
                   fmt::join(names, ", ")));
+  set.text("--device", &options->device, "DEVICE",
+           "cpu, or cuda: planted kernels on a GPU's buffers and around real launches (default: "
+           "cpu)");
   set.flag("--json", &options->as_json, "Print JSON");
   set.flag("--quiet", &options->quiet, "No progress");
   return [options](const Arguments& argv) { return run_selftest(*options, argv); };

@@ -33,6 +33,7 @@ constexpr std::array kCommands{
             "two sides beside each other: speedup with its interval, agreement of outputs",
             define_compare},
     Command{"gate", "promote, defer or reject a candidate against a baseline", define_gate},
+    Command{"phases", "where a ladder rung's time goes, by its instrumented twin", define_phases},
     Command{"resources",
             "registers, shared memory, spills, occupancy of every compiled kernel; no GPU",
             define_resources},

@@ -153,6 +153,7 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   plan.quick = options.kind == RunKind::bench;
   plan.timing = timing_of(options, plan.seeds.front());
   Selected selected = select_subjects(options.device, options.variants, options.set);
+  for (const std::string& note : selected.notes) fmt::print(stderr, "greenfast: {}\n", note);
   plan.device = selected.device.get();
   for (const auto& subject : selected.subjects) plan.subjects.push_back(subject.get());
   plan.problems = problems_to_run(options, plan.device->kind());

@@ -90,6 +90,20 @@ Toggles asked_toggles(const std::vector<VariantInfo>& all, const std::vector<std
   return asked;
 }
 
+// Combinations that no kernel could have a meaning for.
+struct Rule {
+  std::string_view toggle;
+  int value;
+  std::string_view needs;  // must not be 0
+  std::string_view why;
+};
+constexpr Rule kRules[] = {
+    {"USE_THREE_STAGE_PIPE", 1, "USE_CP_ASYNC",
+     "a third stage holds tiles whose copies are under way, and plain loads never are"},
+    {"USE_FUSED_SOFTMAX_PV", 2, "USE_WMMA_PV",
+     "P stays in the registers of a matrix instruction, which scalar P·V cannot read"},
+};
+
 // A toggle that a ladder variant does not name is off in it.
 int value_of(const Toggles& toggles, const std::string& name) {
   const auto it = toggles.find(name);
@@ -109,11 +123,20 @@ bool has_all(const Toggles& toggles, const Toggles& asked) {
   });
 }
 
+void refuse_meaningless(const std::string& id, const Toggles& wanted) {
+  for (const Rule& rule : kRules)
+    if (value_of(wanted, std::string(rule.toggle)) == rule.value &&
+        value_of(wanted, std::string(rule.needs)) == 0)
+      throw Failure(kUsage, fmt::format("{} with {}: {}={} needs {}=1: {}", id, text_of(wanted),
+                                        rule.toggle, rule.value, rule.needs, rule.why));
+}
+
 // The variant of the same family that has the toggles of `variant` with those asked for changed.
 const VariantInfo& sibling(const std::vector<VariantInfo>& all, const VariantInfo& variant,
                            const Toggles& asked) {
   Toggles wanted = toggles_of(variant);
   for (const auto& [name, value] : asked) wanted[name] = value;
+  refuse_meaningless(variant.id, wanted);
   const VariantInfo* nearest = &variant;
   for (const VariantInfo& v : all) {
     if (family_of(v.id) != family_of(variant.id) || v.toggles.empty()) continue;
@@ -129,7 +152,8 @@ const VariantInfo& sibling(const std::vector<VariantInfo>& all, const VariantInf
 }
 
 Subjects apply_toggles(Subjects subjects, const std::set<std::string>& named,
-                       const std::vector<VariantInfo>& all, const Toggles& asked, bool from_set) {
+                       const std::vector<VariantInfo>& all, const Toggles& asked, bool from_set,
+                       std::vector<std::string>& notes) {
   if (asked.empty()) return subjects;
   Subjects kept;
   std::set<std::string> seen;
@@ -142,7 +166,14 @@ Subjects apply_toggles(Subjects subjects, const std::set<std::string>& named,
     }
     if (named.contains(subject->id())) {
       const VariantInfo& other = sibling(all, *variant, asked);
-      if (seen.insert(other.id).second) kept.push_back(workbench::make_library_subject(other));
+      if (other.id == variant->id)
+        notes.push_back(
+            fmt::format("NO_OP: {} changes nothing in {}", text_of(asked), variant->id));
+      if (seen.insert(other.id).second)
+        kept.push_back(workbench::make_library_subject(other));
+      else
+        notes.push_back(fmt::format("NO_OP: {} with {} is {}, which runs already: one subject",
+                                    variant->id, text_of(asked), other.id));
     } else if (has_all(toggles_of(*variant), asked) && seen.insert(variant->id).second) {
       kept.push_back(std::move(subject));
     }
@@ -184,9 +215,9 @@ Selected select_subjects(const std::string& device, const std::string& variants,
   // cannot be kept of them is an error or SKIPPED, never left out.
   std::set<std::string> ids;
   for (const std::string& item : split_list(variants)) ids.insert(item);
-  subjects = apply_toggles(std::move(subjects), ids, all, asked, from_set);
-
   Selected selected;
+  subjects = apply_toggles(std::move(subjects), ids, all, asked, from_set, selected.notes);
+
   const DeviceKind kind = choose_device(device, subjects, all, named || from_set);
   for (auto& subject : subjects) {
     const VariantInfo* variant = find_variant(all, subject->id());

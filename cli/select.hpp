@@ -14,6 +14,7 @@ namespace greenfast::cli {
 struct Selected {
   std::unique_ptr<workbench::Device> device;
   std::vector<std::unique_ptr<workbench::Subject>> subjects;
+  std::vector<std::string> notes;  ///< NO_OP: toggles that changed nothing, one line each
 };
 
 /// Opens the device ("auto", "cpu", "cuda") and finds the subjects for a --variants selector and
@@ -21,7 +22,8 @@ struct Selected {
 /// device of the variants named, else a GPU if there is one and something is built for it, else the
 /// CPU. A toggle given with --set, or by its exact name in the environment, turns a variant named
 /// by its id into its built sibling with that value, and picks among the others those that have it.
-/// Throws Failure.
+/// A combination without a meaning is refused with the reason, one that is not built with the
+/// nearest that is. Throws Failure.
 Selected select_subjects(const std::string& device, const std::string& variants,
                          const std::vector<std::string>& set);
 

@@ -33,7 +33,7 @@ _greenfast() {
   fi
   case $before in
     --shapes | --why) _greenfast_list "$("$program" list --names shapes 2>/dev/null)" "$word" ;;
-    --variants) _greenfast_list "$("$program" list --names variants 2>/dev/null) all auto ladder" "$word" ;;
+    --variants) _greenfast_list "$("$program" list --names variants 2>/dev/null) all auto ladder rollback" "$word" ;;
     --baseline | --candidate)
       mapfile -t COMPREPLY < <(compgen -W "$("$program" list --names variants 2>/dev/null)" -- "$word") ;;
     --set)

@@ -125,13 +125,13 @@ json row_json(const RunRow& row) {
   return out;
 }
 
+}  // namespace
+
 json head_json(const RecordHead& head, std::string_view schema) {
   return {{"schema", schema},        {"run_id", head.run_id},       {"utc", head.utc},
           {"seconds", head.seconds}, {"command", head.command},     {"argv", head.argv},
           {"build", build_json()},   {"host", host_json(head.host)}};
 }
-
-}  // namespace
 
 json metrics_json(const Metrics& m) {
   return {{"max_err", number(m.max_err)},   {"mean_err", number(m.mean_err)},
@@ -182,6 +182,13 @@ json selftest_json(const RecordHead& head, const Policy& policy, const SelftestR
   out["mutants_caught"] = result.mutants_caught;
   out["honest"] = result.honest;
   out["honest_green"] = result.honest_green;
+  out["device"] = {{"kind", name_of(result.device.kind)}, {"name", result.device.name}};
+  out["quantizer"] = json::array();
+  for (const QuantizerRow& r : result.quantizer)
+    out["quantizer"].push_back({{"what", r.what},
+                                {"values", r.values},
+                                {"wrong", r.wrong},
+                                {"first", text_or_null(r.first)}});
   out["rows"] = json::array();
   for (const SelftestRow& r : result.rows)
     out["rows"].push_back({{"subject", r.subject},

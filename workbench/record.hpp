@@ -26,6 +26,9 @@ struct RecordHead {
   HostFacts host;                 // before it began
 };
 
+/// What every record begins with: schema, run, build, host.
+nlohmann::json head_json(const RecordHead& head, std::string_view schema);
+
 /// Numbers that JSON cannot hold (NaN, infinities) become null.
 nlohmann::json metrics_json(const Metrics& metrics);
 

@@ -116,12 +116,20 @@ std::string selftest_table(const SelftestResult& result, bool color) {
                    row.metric.empty() ? "-" : row.metric, row.where.empty() ? "-" : row.where,
                    row.models});
   }
-  return table.text() +
+  std::string quantizer;
+  for (const QuantizerRow& row : result.quantizer)
+    quantizer += fmt::format(
+        "Quantiser, {}: {}\n", row.what,
+        row.wrong == 0 ? paint(fmt::format("{} exact", row.values), Color::green, color)
+                       : paint(fmt::format("{} of {} wrong, first: {}", row.wrong, row.values,
+                                           row.first),
+                               Color::red, color));
+  return table.text() + quantizer +
          fmt::format(
-             "{} of {} wrong kernels caught, {} of {} honest ones passed, policy {}, {:.1f} "
+             "{} of {} wrong kernels caught, {} of {} honest ones passed, policy {}, on {}, {:.1f} "
              "s.\n",
              result.mutants_caught, result.mutants, result.honest_green, result.honest,
-             result.policy, result.seconds);
+             result.policy, result.device.name, result.seconds);
 }
 
 }  // namespace greenfast::workbench

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
 #include <map>
 
 #include "workbench/mutants/mutants.hpp"
@@ -18,6 +19,7 @@ struct Probe {
   LayoutKind layout;
   Mask mask;
   float softcap;
+  bool lse = true;  // where the policy judges it
 };
 constexpr std::array kProbes{
     Probe{"1x4/2x97/517x64", DType::f16, LayoutKind::bhsd, Mask::none(), 0},
@@ -33,11 +35,36 @@ constexpr std::array kProbes{
     Probe{"1x2x140/129x40", DType::f16, LayoutKind::broadcast,
           Mask::window(17, 9, Alignment::top_left), 0},
 };
+// What the GPU's e4m3 kernels take, so that a wrapped launch has something to wrap.
+constexpr std::array kCudaProbes{
+    Probe{"2x4/2x97/200x64", DType::e4m3, LayoutKind::bhsd, Mask::none(), 0, false},
+    Probe{"2x4/2x127x64", DType::e4m3, LayoutKind::padded, Mask::causal(Alignment::bottom_right), 0,
+          false},
+};
 
-Result<std::vector<Case>> cases_of(const Policy& policy) {
+struct Entry {
+  PlantedRow row;
+  std::function<std::unique_ptr<Subject>()> make;
+};
+std::vector<Entry> entries_for(Device& device) {
+  std::vector<Entry> entries;
+  for (const PlantedRow& row : planted_table())
+    entries.push_back({row, [id = planted_id(row), &device] {
+                         return device.kind() == DeviceKind::cpu ? make_planted(id)
+                                                                 : make_planted_on(id, device);
+                       }});
+#if defined(GREENFAST_HAVE_CUDA)
+  if (device.kind() == DeviceKind::cuda)
+    for (const PlantedRow& row : cuda_planted_table())
+      entries.push_back({row, [id = planted_id(row)] { return make_cuda_planted(id); }});
+#endif
+  return entries;
+}
+
+Result<std::vector<Case>> cases_of(const Policy& policy, DeviceKind device) {
   std::vector<Case> cases;
   const auto add = [&](std::string_view shapes, ProblemDefaults defaults) -> Status {
-    defaults.lse = policy.limits.contains("lse");
+    defaults.lse = defaults.lse && policy.limits.contains("lse");
     auto problems = parse_shapes(shapes, defaults);
     if (!problems) return problems.status();
     const std::uint64_t seed = 0;
@@ -48,12 +75,17 @@ Result<std::vector<Case>> cases_of(const Policy& policy) {
     for (const DType dtype : policy.selftest_dtypes) {
       ProblemDefaults defaults;
       defaults.dtype = dtype;
+      defaults.lse = true;
       if (const Status status = add(policy.selftest_shapes, defaults); !status) return status;
     }
     return cases;
   }
-  for (const Probe& probe : kProbes) {
+  std::vector<Probe> probes(kProbes.begin(), kProbes.end());
+  if (device == DeviceKind::cuda)
+    probes.insert(probes.end(), kCudaProbes.begin(), kCudaProbes.end());
+  for (const Probe& probe : probes) {
     ProblemDefaults defaults;
+    defaults.lse = probe.lse;
     defaults.dtype = probe.dtype;
     defaults.layout = probe.layout;
     defaults.mask = probe.mask;
@@ -73,12 +105,13 @@ Result<std::vector<Case>> cases_of(const Policy& policy) {
 
 }  // namespace
 
-Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& progress) {
+Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& progress,
+                                DeviceKind kind) {
   const auto start = std::chrono::steady_clock::now();
-  auto opened = open_device(DeviceKind::cpu);
+  auto opened = open_device(kind);
   if (!opened) return opened.status();
   Device& device = **opened;
-  auto cases = cases_of(policy);
+  auto cases = cases_of(policy, kind);
   if (!cases) return cases.status();
   std::vector<CaseData> data;
   for (const Case& c : *cases) {
@@ -89,16 +122,17 @@ Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& pr
 
   SelftestResult result;
   result.policy = policy.name;
-  const auto table = planted_table();
+  result.device = device.facts();
+  const std::vector<Entry> table = entries_for(device);
   for (std::size_t n = 0; n < table.size(); ++n) {
-    const PlantedRow& planted = table[n];
+    const PlantedRow& planted = table[n].row;
     SelftestRow row;
     row.subject = planted_id(planted);
     row.models = planted.models;
     row.honest = planted.honest;
     std::string refusal;
     for (const CaseData& one : data) {
-      const auto subject = make_planted(row.subject);
+      const auto subject = table[n].make();
       const CaseResult judged = validate(*subject, device, one, policy);
       if (judged.verdict == Verdict::skipped) {
         refusal = judged.reason;
@@ -121,7 +155,13 @@ Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& pr
     result.rows.push_back(row);
     if (progress) progress(row, static_cast<int>(n), static_cast<int>(table.size()));
   }
-  result.ok = result.mutants_caught == result.mutants && result.honest_green == result.honest;
+  auto quantizer = check_quantizer(device);
+  if (!quantizer) return quantizer.status();
+  result.quantizer = std::move(*quantizer);
+  const bool exact = std::all_of(result.quantizer.begin(), result.quantizer.end(),
+                                 [](const QuantizerRow& row) { return row.wrong == 0; });
+  result.ok =
+      result.mutants_caught == result.mutants && result.honest_green == result.honest && exact;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "workbench/policy.hpp"
+#include "workbench/quantizer.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench {
@@ -25,15 +26,19 @@ struct SelftestRow {
 
 struct SelftestResult {
   std::string policy;
+  DeviceFacts device;  // on which the planted kernels ran
   std::vector<SelftestRow> rows;
-  bool ok = false;  // all mutants caught, no honest kernel RED
+  std::vector<QuantizerRow> quantizer;
+  bool ok = false;  // all mutants caught, no honest kernel RED, the quantiser exact
   int mutants = 0, mutants_caught = 0, honest = 0, honest_green = 0;
   double seconds = 0;
 };
 
 using SelftestProgress = std::function<void(const SelftestRow& done, int index, int total)>;
-/// Runs on the CPU. Under a legacy policy the cases are those of its originals, and ok says whether
-/// that gate would have caught everything.
-Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& progress = {});
+/// Runs on the CPU or on a GPU. There the planted kernels of the CPU work on the GPU's buffers, and
+/// others wrap a launch of a real kernel. Under a legacy policy the cases are those of its
+/// originals, and ok says whether that gate would have caught everything.
+Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& progress = {},
+                                DeviceKind device = DeviceKind::cpu);
 
 }  // namespace greenfast::workbench

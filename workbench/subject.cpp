@@ -100,6 +100,14 @@ std::unique_ptr<Subject> make_automatic_subject(DeviceKind device) {
 
 Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view selector) {
   const std::vector<VariantInfo> registry = variants();
+  // Compared with a predecessor, or the first of those.
+  const auto is_rung = [&](const VariantInfo& variant) {
+    return !variant.automatic &&
+           (!variant.predecessor.empty() ||
+            std::any_of(registry.begin(), registry.end(), [&](const VariantInfo& other) {
+              return other.predecessor == variant.id;
+            }));
+  };
   const auto refuse = [&](std::string_view item, std::string_view what) {
     std::string known;
     for (const auto& variant : registry) known += (known.empty() ? "" : ", ") + variant.id;
@@ -107,7 +115,7 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
     for (const auto& row : planted_table()) known += ", " + planted_id(row);
     return Status(StatusCode::invalid_argument,
                   "variants '" + std::string(item) + "': " + std::string(what) +
-                      "; give ids, patterns with *, all, ladder or auto. Known: " + known);
+                      "; give ids, patterns with *, all, ladder, rollback or auto. Known: " + known);
   };
 
   std::vector<std::unique_ptr<Subject>> found;
@@ -126,8 +134,12 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
 
     bool any = false;
     for (const auto& variant : registry) {
-      const bool wanted = item == "all" || (item == "ladder" && !variant.automatic) ||
-                          (item == "auto" && variant.automatic) || matches(item, variant.id);
+      const bool derived = !variant.derived_from.empty();
+      const bool wanted = item == variant.id ||
+                          (item == "rollback" && derived && variant.phases.empty()) ||
+                          (!derived && (item == "all" || (item == "ladder" && is_rung(variant)) ||
+                                        (item == "auto" && variant.automatic) ||
+                                        matches(item, variant.id)));
       if (!wanted) continue;
       any = true;
       add(variant.id, [&] { return make_library_subject(variant); });
@@ -146,7 +158,7 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
         any = true;
         add(row.id, [&] { return make_plugin_subject(row.id); });
       }
-    if (!any && item != "ladder" && item != "auto" && item != "all")
+    if (!any && item != "ladder" && item != "rollback" && item != "auto" && item != "all")
       return refuse(item, "matches nothing");
   }
   if (found.empty()) return refuse(selector, "matches no variant of this build");

@@ -46,9 +46,10 @@ std::unique_ptr<Subject> make_library_subject(const VariantInfo& variant);
 std::unique_ptr<Subject> make_automatic_subject(DeviceKind device);
 
 /// Subjects for a comma-separated selector: ids ("cpu.flash"), patterns ("cuda.*"), "all" (every
-/// variant), "ladder" (those that run by name only), "auto" (every variant that selection may
-/// choose), planted kernels by "mutant.name" and "honest.name", kernels of loaded plugins by
-/// "plugin:name". In the order asked, each once. Errors list what exists.
+/// variant), "ladder" (the rungs), "rollback" (rungs with one toggle set back), "auto" (every
+/// variant that selection may choose), planted kernels by "mutant.name" and "honest.name", kernels
+/// of loaded plugins by "plugin:name". A variant derived from a rung is in no other group and
+/// matches no pattern. In the order asked, each once. Errors list what exists.
 Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view selector);
 
 }  // namespace greenfast::workbench

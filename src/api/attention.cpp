@@ -1,5 +1,6 @@
 // The calls of the public API: check, select, launch.
 #include <greenfast/attention.hpp>
+#include <greenfast/quantize.hpp>
 
 #include <cstdlib>
 #include <exception>
@@ -186,6 +187,17 @@ Status prepare(const Problem& problem, const Options& options) {
     if (core::writes_nothing(problem) || problem.seq_kv == 0 || variant->kernel->prepare == nullptr)
       return {};
     return variant->kernel->prepare(problem, context_of(machine, options));
+  });
+}
+
+Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tensors,
+                     const Options& options) {
+  return guarded([&]() -> Status {
+    if (Status status = core::check_quantize(problem, tensors); !status) return status;
+    Machine machine;
+    if (Status status = find_machine(options, machine); !status) return status;
+    if (problem.batch == 0) return {};
+    return machine.backend->quantize(problem, tensors, context_of(machine, options));
   });
 }
 

@@ -3,9 +3,11 @@
 #include "core/check.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "core/text.hpp"
 
@@ -287,6 +289,58 @@ Status check_workspace(const Problem& p, const Tensors& t, std::int64_t needed,
   for (const Operand& operand : operands_of(p, t)) {
     if (overlap(scratch, operand))
       return invalid("the workspace overlaps ", operand.name, "; give it memory of its own");
+  }
+  return {};
+}
+
+Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
+  if (p.dtype != DType::f32 && p.dtype != DType::f16 && p.dtype != DType::bf16)
+    return unsupported("quantising takes fp32, fp16 or bf16 values, not ", name_of(p.dtype));
+  if (p.scales != ScaleKind::none && p.scales != ScaleKind::tensor &&
+      p.scales != ScaleKind::per_head)
+    return invalid("scales ", static_cast<std::int32_t>(p.scales),
+                   " does not exist: use none, tensor or per_head");
+  if (p.head_dim < kMinHeadDim || p.head_dim > kMaxHeadDim || p.head_dim % kHeadDimStep != 0)
+    return unsupported("head_dim is ", p.head_dim, ": 8 to 256 in steps of 8 is possible; pad it");
+  if (p.batch < 0 || p.heads < 1 || p.seq < 0 || p.seq > kMaxLength ||
+      p.heads > kMaxBatchHeads / std::max<std::int64_t>(p.batch, 1))
+    return invalid("the values have shape [", p.batch, ", ", p.heads, ", ", p.seq, ", ", p.head_dim,
+                   "]: sizes are not negative, there is a head, S is at most 2^30 and B * H below "
+                   "2^31");
+  if (Status status = check_layout("from", p.from, p.batch, p.heads, p.seq, p.head_dim, p.dtype,
+                                   Sharing::broadcast);
+      !status)
+    return status;
+  if (Status status = check_layout("to", p.to, p.batch, p.heads, p.seq, p.head_dim, DType::e4m3,
+                                   Sharing::distinct);
+      !status)
+    return status;
+  if (p.batch == 0) return {};
+  const auto span = [&](const Layout& layout, DType dtype) {
+    return extent_bytes(layout, p.batch, p.heads, p.seq, p.head_dim, dtype);
+  };
+  const bool values = p.seq > 0;
+  const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
+  const std::array<Operand, 3> operands{
+      {{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
+       {"to", t.to, span(p.to, DType::e4m3), 1, values},
+       {"scale", t.scale, scales, 4, p.scales != ScaleKind::none,
+        " although the problem has scales"}}};
+  for (const Operand& operand : operands) {
+    if (!operand.needed) continue;
+    if (operand.data == nullptr)
+      return invalid(operand.name, " is null", operand.why, ": pass a pointer to ", operand.bytes,
+                     " bytes");
+    if (reinterpret_cast<std::uintptr_t>(operand.data) % operand.element != 0)
+      return invalid(operand.name,
+                     " is not aligned to its elements: the address must be a multiple of ",
+                     operand.element, " bytes");
+  }
+  for (const auto& [a, b] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
+    const Operand& first = operands[static_cast<std::size_t>(a)];
+    const Operand& second = operands[static_cast<std::size_t>(b)];
+    if (overlap(first, second))
+      return invalid(first.name, " overlaps ", second.name, "; give each memory of its own");
   }
   return {};
 }

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <greenfast/types.hpp>
+#include <greenfast/quantize.hpp>
 
 namespace greenfast::core {
 
@@ -32,6 +32,9 @@ Status check_tensors(const Problem& problem, const Tensors& tensors);
 /// The caller's scratch is there, large enough, aligned, and apart from every tensor.
 Status check_workspace(const Problem& problem, const Tensors& tensors, std::int64_t needed,
                        const void* workspace, std::size_t given);
+
+/// Types, shapes, strides and pointers of a quantisation.
+Status check_quantize(const QuantizeProblem& problem, const QuantizeTensors& tensors);
 
 /// Lowers each Layout::alignment to what the pointers have. Null pointers leave it as it is.
 void lower_alignment(Problem& problem, const Tensors& tensors) noexcept;

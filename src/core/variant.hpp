@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <greenfast/attention.hpp>
+#include <greenfast/quantize.hpp>
 
 namespace greenfast::core {
 
@@ -57,6 +58,8 @@ struct Variant {
   bool automatic = true;              // false: runs only by name (ladder rungs)
   std::string_view predecessor = {};  // ladder rung it is compared with
   std::string_view toggles = {};      // "USE_CP_ASYNC=1 USE_WMMA_PV=0"
+  std::string_view derived_from = {};  // the rung with one toggle set back, or with clocks in it
+  std::string_view phases = {};        // "loads,softmax": sums clock cycles by phase in its workspace
   // Filled in by the registry.
   const Kernel* kernel = nullptr;  // null: not built
   int lowest_code = 0;             // lowest architecture that this build has code for

@@ -65,13 +65,17 @@ static_assert(ids_are_unique(), "variants.def: two rows have the same id");
 
 constexpr bool predecessors_exist() {
   for (const core::Variant& row : kTable) {
-    bool found = row.predecessor.empty();
-    for (const core::Variant& other : kTable) found = found || other.id == row.predecessor;
-    if (!found) return false;
+    bool found = row.predecessor.empty(), origin = row.derived_from.empty();
+    for (const core::Variant& other : kTable) {
+      found = found || other.id == row.predecessor;
+      origin = origin || other.id == row.derived_from;
+    }
+    if (!found || !origin) return false;
   }
   return true;
 }
-static_assert(predecessors_exist(), "variants.def: a predecessor is not an id of the table");
+static_assert(predecessors_exist(),
+              "variants.def: a predecessor or an origin is not an id of the table");
 
 // Levenshtein distance: what a typing slip costs.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -126,6 +130,12 @@ VariantInfo describe(const core::Variant& row) {
   info.built = row.kernel != nullptr;
   info.automatic = row.automatic;
   info.predecessor = row.predecessor;
+  info.derived_from = row.derived_from;
+  for (std::string_view rest = row.phases; !rest.empty();) {
+    const std::string_view phase = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(phase.size() + 1, rest.size()));
+    info.phases.emplace_back(phase);
+  }
   for (std::string_view rest = row.toggles; !rest.empty();) {
     const std::string_view pair = rest.substr(0, rest.find(' '));
     rest.remove_prefix(std::min(pair.size() + 1, rest.size()));

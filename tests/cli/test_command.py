@@ -7,7 +7,7 @@ import pytest
 
 from cli_paths import GREENFAST, ROOT
 
-COMMANDS = ["run", "check", "bench", "list", "selftest", "compare", "gate", "report", "doctor"]
+COMMANDS = ["run", "check", "bench", "list", "selftest", "compare", "gate", "phases", "report", "doctor"]
 
 
 def test_version_names_a_version_and_a_commit(greenfast):
@@ -65,8 +65,15 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["run", "--set", "USE_WMMA_PV"], ["--set USE_WMMA_PV", "NAME=VALUE"]),
     (["run", "--set", "USE_WMMA_VP=1"], ["no variant has a toggle USE_WMMA_VP", "did you mean 'USE_WMMA_PV'"]),
     (["run", "--set", "USE_WMMA_PV=7"], ["USE_WMMA_PV=7", "0, 1"]),
-    (["run", "--variants", "cuda.stage_c.stage2", "--set", "USE_XOR_SWIZZLE=1"],
+    (["run", "--variants", "cuda.stage_c.stage2", "--set", "USE_PERSISTENT_CTA=1", "--set", "USE_XOR_SWIZZLE=1"],
      ["no such kernel", "nearest is cuda.stage_c."]),
+    (["run", "--variants", "cuda.stage_c.three_stage", "--set", "USE_CP_ASYNC=0"],
+     ["USE_THREE_STAGE_PIPE=1 needs USE_CP_ASYNC=1"]),
+    (["run", "--variants", "cuda.stage_c.stage3b", "--set", "USE_WMMA_PV=0"],
+     ["USE_FUSED_SOFTMAX_PV=2 needs USE_WMMA_PV=1"]),
+    (["phases", "--variants", "cuda.stage_c.scalar"], ["cuda.stage_c.scalar", "no instrumented twin", "cuda.stage_c.stage2"]),
+    (["phases", "--launches", "0"], ["--launches 0"]),
+    (["selftest", "--device", "tpu"], ["--device tpu", "cpu, cuda"]),
     (["list", "--names", "colours"], ["--names colours", "variants, shapes"]),
     (["list", "--why", "small", "--model", "abacus"], ["abacus", "h200"]),
     (["selftest", "--policy", "/nonexistent.toml"], ["/nonexistent.toml"]),
@@ -85,6 +92,8 @@ def test_a_missing_gpu_is_exit_3(greenfast):
         pytest.skip("there is a GPU here")
     greenfast("check", "--device", "cuda", "--shapes", "small").refused(3, "cuda")
     greenfast("check", "--set", "USE_WMMA_PV=0", "--shapes", "small").refused(3, "cuda")
+    greenfast("selftest", "--device", "cuda").refused(3, "cuda")
+    greenfast("phases").refused(3, "cuda")
     assert greenfast.files() == []
 
 
@@ -215,3 +224,38 @@ def test_completion_loads_and_completes_names_of_this_build():
     lines = done.stdout.splitlines()
     assert set(COMMANDS) <= set(lines[0].split())
     assert lines[1:] == ["small,mission", "cpu.flash", "--policy", "legacy.v2c", "bottom-right", "USE_WMMA_PV="]
+
+
+def one_toggle_set_back(variant):
+    """Its toggles, each in turn set to 0."""
+    for name, value in variant["toggles"].items():
+        if value:
+            yield {**variant["toggles"], name: 0}
+
+
+def test_every_rung_is_built_with_each_of_its_toggles_set_back(greenfast):
+    variants = [v for v in greenfast("list", "--json").json["variants"] if v["id"].startswith("cuda.stage_c.")]
+    on = lambda toggles: {name: value for name, value in toggles.items() if value}
+    known = [on(v["toggles"]) for v in variants if v["toggles"]]
+    rungs = [v for v in variants if v["toggles"] and not v["derived_from"]]
+    assert len(rungs) == 9
+    for rung in rungs:
+        for toggles in one_toggle_set_back(rung):
+            meaningless = toggles.get("USE_THREE_STAGE_PIPE") and not toggles["USE_CP_ASYNC"] \
+                or toggles.get("USE_FUSED_SOFTMAX_PV") == 2 and not toggles["USE_WMMA_PV"]
+            assert (on(toggles) in known) != bool(meaningless), (rung["id"], toggles)
+    for v in variants:
+        if v["derived_from"] and v["toggles"]:
+            origin = next(r for r in rungs if r["id"] == v["derived_from"])
+            assert on(v["toggles"]) in [on(t) for t in one_toggle_set_back(origin)], v["id"]
+
+
+def test_a_toggle_that_changes_nothing_is_a_no_op(greenfast):
+    if not greenfast("doctor", "--json").json["devices"]["cuda"]["available"]:
+        pytest.skip("no GPU here: a variant is selected for a device that is there")
+    small = ["--shapes", "small", "--dtype", "e4m3"]
+    same = greenfast("check", "--variants", "cuda.stage_c.stage2", "--set", "USE_WMMA_PV=1", *small)
+    assert same.code == 0 and "NO_OP: USE_WMMA_PV=1 changes nothing in cuda.stage_c.stage2" in same.err
+    both = greenfast("check", "--variants", "cuda.stage_c.stage2,cuda.stage_c.stage1", "--set", "USE_WMMA_PV=0", *small)
+    assert both.code == 0 and "which runs already: one subject" in both.err
+    assert both.out.count("cuda.stage_c.stage1 ") == 1

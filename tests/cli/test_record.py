@@ -26,7 +26,7 @@ def environment(**more):
     return {**plain, "TERM": "xterm", **more}
 
 
-@pytest.mark.parametrize("schema", ["run", "selftest"])
+@pytest.mark.parametrize("schema", ["run", "selftest", "phases"])
 def test_the_schemas_are_schemas(schema):
     jsonschema.Draft202012Validator.check_schema(json.loads((ROOT / "docs" / "schema" / f"{schema}.schema.json").read_text()))
 

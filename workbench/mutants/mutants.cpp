@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -634,6 +635,82 @@ class Planted final : public Subject {
   Memory memory_;
 };
 
+// Host copies of what a launch is given, at addresses that stay, with room on both sides for a
+// kernel that writes outside.
+class Mirror {
+ public:
+  explicit Mirror(Device& device) : device_(device) {}
+
+  template <class T>
+  T* fetch(T* on_device, std::size_t bytes) {
+    if (on_device == nullptr || bytes == 0) return on_device;
+    auto* const base = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(on_device));
+    Copy& copy = copies_[base];
+    copy.host.resize(bytes + 2 * kMargin);
+    device_.download_on_stream(copy.host.data(), base - kMargin, copy.host.size());
+    copy.before = copy.host;
+    return reinterpret_cast<T*>(copy.host.data() + kMargin);
+  }
+  void put_back() {
+    for (auto& [base, copy] : copies_)
+      if (copy.host != copy.before)
+        device_.upload(base - kMargin, copy.host.data(), copy.host.size());
+  }
+
+ private:
+  static constexpr std::size_t kMargin = 256;  // inside validate's redzones
+  struct Copy {
+    std::vector<std::byte> host, before;
+  };
+  Device& device_;
+  std::map<std::byte*, Copy> copies_;
+};
+
+class PlantedOnDevice final : public Subject {
+ public:
+  PlantedOnDevice(const Kernel& kernel, Device& device)
+      : kernel_(kernel), kind_(device.kind()), mirror_(device) {}
+
+  std::string id() const override { return planted_id(kernel_.row); }
+  DeviceKind device() const override { return kind_; }
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) override {
+    if (kernel_.row.absent)
+      if (const char* reason = kernel_.row.absent(problem)) return reason;
+    return std::nullopt;
+  }
+  std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
+  Status prepare(const Problem&, void*) override { return {}; }
+  Status launch(const Problem& p, const Tensors& t, void*, void*, std::size_t) override {
+    const auto values = [&](const Layout& layout, std::int64_t heads, std::int64_t seq) {
+      return extent_bytes(layout, p.batch, heads, seq, p.head_dim, p.dtype);
+    };
+    const auto scales = [&](std::int64_t heads) {
+      const std::int64_t count = p.scales == ScaleKind::per_head ? p.batch * heads : 1;
+      return static_cast<std::size_t>(count) * sizeof(float);
+    };
+    Tensors host;
+    host.q = mirror_.fetch(t.q, values(p.q, p.heads_q, p.seq_q));
+    host.k = mirror_.fetch(t.k, values(p.k, p.heads_kv, p.seq_kv));
+    host.v = mirror_.fetch(t.v, values(p.v, p.heads_kv, p.seq_kv));
+    host.o = mirror_.fetch(t.o, o_bytes(p));
+    host.lse = mirror_.fetch(
+        t.lse, static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q) * sizeof(float));
+    host.q_scale = mirror_.fetch(t.q_scale, scales(p.heads_q));
+    host.k_scale = mirror_.fetch(t.k_scale, scales(p.heads_kv));
+    host.v_scale = mirror_.fetch(t.v_scale, scales(p.heads_kv));
+    kernel_.run(p, host, kernel_.recipe, memory_);
+    ++memory_.launches;
+    mirror_.put_back();
+    return {};
+  }
+
+ private:
+  const Kernel& kernel_;
+  DeviceKind kind_;
+  Mirror mirror_;
+  Memory memory_;
+};
+
 }  // namespace
 
 std::string planted_id(const PlantedRow& row) {
@@ -652,6 +729,12 @@ std::span<const PlantedRow> planted_table() {
 std::unique_ptr<Subject> make_planted(std::string_view id) {
   for (const Kernel& kernel : kernels())
     if (planted_id(kernel.row) == id) return std::make_unique<Planted>(kernel);
+  return nullptr;
+}
+
+std::unique_ptr<Subject> make_planted_on(std::string_view id, Device& device) {
+  for (const Kernel& kernel : kernels())
+    if (planted_id(kernel.row) == id) return std::make_unique<PlantedOnDevice>(kernel, device);
   return nullptr;
 }
 

@@ -1,11 +1,12 @@
-// Planted kernels: wrong ones that the gate must catch, honest ones that it must not. They run on
-// the CPU, in any dtype, layout and mask.
+// Planted kernels: wrong ones that the gate must catch, honest ones that it must not. They compute
+// on the CPU, in any dtype, layout and mask; those of the CUDA table wrap a launch of a real kernel.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <string_view>
 
+#include "workbench/device/device.hpp"
 #include "workbench/subject.hpp"
 
 namespace greenfast::workbench {
@@ -24,6 +25,15 @@ std::span<const PlantedRow> planted_table();
 /// A fresh instance, with no memory of earlier calls. Null for an unknown id; ids are "mutant.name"
 /// and "honest.name".
 std::unique_ptr<Subject> make_planted(std::string_view id);
+/// The same for a GPU's buffers: they are fetched on the launch's stream, and what the kernel
+/// changed is written back. The device must outlive it.
+std::unique_ptr<Subject> make_planted_on(std::string_view id, Device& device);
+
+/// Faults that need a real launch: work on another stream, a kernel called for a smaller problem.
+/// Only in builds with CUDA. Ids are "mutant.cuda_name" and "honest.cuda_name".
+std::span<const PlantedRow> cuda_planted_table();
+std::unique_ptr<Subject> make_cuda_planted(std::string_view id);
+
 std::string planted_id(const PlantedRow& row);
 
 }  // namespace greenfast::workbench

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "backends/cpu/config.hpp"
+#include "backends/cpu/quantize.hpp"
 #include "core/text.hpp"
 
 #if defined(__x86_64__)
@@ -144,6 +145,7 @@ constinit const core::Backend backend{.count = count,
                                       .facts = facts,
                                       .enter = nullptr,
                                       .fill_empty = fill_empty,
+                                      .quantize = quantize,
                                       .executor = executor};
 
 }  // namespace greenfast::cpu

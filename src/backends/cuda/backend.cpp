@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backends/cuda/fill_empty.hpp"
+#include "backends/cuda/quantize.hpp"
 #include "core/backend.hpp"
 
 namespace greenfast::cuda {
@@ -126,7 +127,10 @@ Status enter(int index) noexcept {
 }  // namespace
 
 extern const core::Backend backend;
-const core::Backend backend{
-    .count = count, .facts = facts, .enter = enter, .fill_empty = fill_empty};
+const core::Backend backend{.count = count,
+                            .facts = facts,
+                            .enter = enter,
+                            .fill_empty = fill_empty,
+                            .quantize = quantize};
 
 }  // namespace greenfast::cuda

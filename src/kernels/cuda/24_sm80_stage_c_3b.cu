@@ -29,6 +29,7 @@ struct SharedMemoryPlan {
 constexpr int kPartial = 4 * kOutAtoms + 4;
 static_assert(2 * 32 * kPartial * sizeof(float) <= 2 * kBlockN * kPitch * sizeof(__half));
 
+template <bool kCpAsync>
 __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
   __shared__ __align__(16) SharedMemoryPlan s;
   const ladder::Place at = ladder::place(p);
@@ -44,10 +45,10 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
-      load_raw<kBlockN, kThreads, true>(s.k_raw[tile % kStages], gk, p.k.stride_s, tile * kBlockN,
-                                        keys, p.vector_loads, thread);
-      load_raw<kBlockN, kThreads, true>(s.v_raw[tile % kStages], gv, p.v.stride_s, tile * kBlockN,
-                                        keys, p.vector_loads, thread);
+      load_raw<kBlockN, kThreads, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
+      load_raw<kBlockN, kThreads, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
     }
     ptx::cp_async_commit();
   };
@@ -183,8 +184,9 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   }
 }
 
+template <bool kCpAsync>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  kernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, 0,
+  kernel<kCpAsync><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, 0,
            static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM));
   return ladder::launched("cuda.stage_c.stage3b");
@@ -194,6 +196,7 @@ int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* 
   return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
 }
 
+template <bool kCpAsync>
 Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   Plan plan;
   plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
@@ -201,7 +204,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = name_of_kernel<kernel>();
+  plan.kernel = name_of_kernel<kernel<kCpAsync>>();
   plan.note = "scores, weights and output in registers";
   return plan;
 }
@@ -211,6 +214,11 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 
 namespace greenfast::kernels {
 extern const core::Kernel cuda_stage_c_stage3b{.rank = cuda::stage_c_3b::rank,
-                                               .plan = cuda::stage_c_3b::plan,
-                                               .launch = cuda::stage_c_3b::launch};
+                                               .plan = cuda::stage_c_3b::plan<true>,
+                                               .launch = cuda::stage_c_3b::launch<true>};
+// USE_CP_ASYNC=0: the next tile still comes while this one waits, by plain loads.
+extern const core::Kernel cuda_stage_c_stage3b_no_cp_async{
+    .rank = cuda::stage_c_3b::rank,
+    .plan = cuda::stage_c_3b::plan<false>,
+    .launch = cuda::stage_c_3b::launch<false>};
 }  // namespace greenfast::kernels

@@ -34,6 +34,7 @@ struct SharedMemoryPlan {
   float u[kBlockM * kOutPitch];
 };
 
+template <bool kCpAsync, bool kWmmaPv>
 __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
   extern __shared__ __align__(32) unsigned char memory[];
   SharedMemoryPlan& s = *reinterpret_cast<SharedMemoryPlan*>(memory);
@@ -61,10 +62,10 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     const int keys = ladder::key_end(p, min(first + kBlockM, p.seq_q) - 1);
     const auto load_keys = [&](int tile) {
       if (tile < tiles) {
-        load_raw<kBlockN, kGroup, true>(s.k_raw[tile % kStages], gk, p.k.stride_s, tile * kBlockN,
-                                        keys, p.vector_loads, thread);
-        load_raw<kBlockN, kGroup, true>(s.v_raw[tile % kStages], gv, p.v.stride_s, tile * kBlockN,
-                                        keys, p.vector_loads, thread);
+        load_raw<kBlockN, kGroup, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
+        load_raw<kBlockN, kGroup, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
       }
       ptx::cp_async_commit();
     };
@@ -114,7 +115,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     for (int c = part; c < kD; c += kLanesPerRow) s.u[row * kOutPitch + c] *= rescale;
     ptx::barrier_sync<kGroup>(kConsumers);
 
-    multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.v[stage], warp);
+    if constexpr (kWmmaPv) {
+      multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.v[stage], warp);
+    } else {
+      multiply_scalar<kBlockM / (kGroup / 32)>(s.u, kOutPitch, s.weight, kWeightPitch, s.v[stage],
+                                               warp, thread % 32);
+    }
     // The stage's next tile, if there is one, is waited for by the producers; an arrival nobody
     // waits for would hang the barrier.
     if (t + kStages < tiles) ptx::barrier_arrive<kThreads>(kFree + stage);
@@ -130,7 +136,9 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
 }
 
+template <bool kCpAsync, bool kWmmaPv>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const auto kernel = stage_c_warp_spec::kernel<kCpAsync, kWmmaPv>;
   if (Status status = ladder::allow_shared(kernel, sizeof(SharedMemoryPlan)); !status)
     return status;
   kernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads,
@@ -143,6 +151,7 @@ int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* 
   return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
 }
 
+template <bool kCpAsync, bool kWmmaPv>
 Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   Plan plan;
   plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
@@ -151,7 +160,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = name_of_kernel<kernel>();
+  plan.kernel = name_of_kernel<kernel<kCpAsync, kWmmaPv>>();
   plan.note = "4 producer warps decode, 4 consumer warps multiply";
   return plan;
 }
@@ -160,7 +169,11 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 }  // namespace greenfast::cuda::stage_c_warp_spec
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_warp_spec{.rank = cuda::stage_c_warp_spec::rank,
-                                                 .plan = cuda::stage_c_warp_spec::plan,
-                                                 .launch = cuda::stage_c_warp_spec::launch};
+template <bool kCpAsync, bool kWmmaPv>
+constexpr core::Kernel kWarpSpec{.rank = cuda::stage_c_warp_spec::rank,
+                                 .plan = cuda::stage_c_warp_spec::plan<kCpAsync, kWmmaPv>,
+                                 .launch = cuda::stage_c_warp_spec::launch<kCpAsync, kWmmaPv>};
+extern const core::Kernel cuda_stage_c_warp_spec = kWarpSpec<true, true>;
+extern const core::Kernel cuda_stage_c_warp_spec_no_cp_async = kWarpSpec<false, true>;
+extern const core::Kernel cuda_stage_c_warp_spec_no_wmma_pv = kWarpSpec<true, false>;
 }  // namespace greenfast::kernels

@@ -48,6 +48,7 @@ __device__ __forceinline__ Work work_at(const ladder::Params& p, int index, int 
   return work;
 }
 
+template <bool kCpAsync, bool kWmmaPv>
 __global__ void __launch_bounds__(kThreads)
     kernel(const __grid_constant__ ladder::Params p, int total) {
   extern __shared__ __align__(32) unsigned char memory[];
@@ -57,11 +58,11 @@ __global__ void __launch_bounds__(kThreads)
 
   const auto load_keys = [&](const Work& work, int tile, int stage) {
     if (tile < work.tiles) {
-      load_raw<kBlockN, kThreads, true>(
+      load_raw<kBlockN, kThreads, kCpAsync>(
           s.k_raw[stage],
           ladder::head_base<std::uint8_t>(p.k, work.at.batch, work.at.head / p.group), p.k.stride_s,
           tile * kBlockN, work.keys, p.vector_loads, thread);
-      load_raw<kBlockN, kThreads, true>(
+      load_raw<kBlockN, kThreads, kCpAsync>(
           s.v_raw[stage],
           ladder::head_base<std::uint8_t>(p.v, work.at.batch, work.at.head / p.group), p.v.stride_s,
           tile * kBlockN, work.keys, p.vector_loads, thread);
@@ -124,7 +125,12 @@ __global__ void __launch_bounds__(kThreads)
       for (int c = part; c < kD; c += kLanesPerRow) s.u[row * kOutPitch + c] *= rescale;
       __syncthreads();
 
-      multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.kv, warp);
+      if constexpr (kWmmaPv) {
+        multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.kv, warp);
+      } else {
+        multiply_scalar<kBlockM / kWarps>(s.u, kOutPitch, s.weight, kWeightPitch, s.kv, warp,
+                                          thread % 32);
+      }
       __syncthreads();
     }
     if (work.tiles == 0) {  // no step has asked for the next tile's keys
@@ -159,7 +165,9 @@ int grid(const Problem& problem, const DeviceFacts& facts) {
   return static_cast<int>(std::min<std::int64_t>(ladder::ctas(problem, kBlockM), resident(facts)));
 }
 
+template <bool kCpAsync, bool kWmmaPv>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const auto kernel = stage_c_persistent::kernel<kCpAsync, kWmmaPv>;
   if (Status status = ladder::allow_shared(kernel, sizeof(SharedMemoryPlan)); !status)
     return status;
   kernel<<<static_cast<unsigned>(grid(problem, *context.facts)), kThreads, sizeof(SharedMemoryPlan),
@@ -173,6 +181,7 @@ int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* 
   return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
 }
 
+template <bool kCpAsync, bool kWmmaPv>
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   Plan plan;
   plan.grid = {grid(problem, facts), 1, 1};
@@ -181,7 +190,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
-  plan.kernel = name_of_kernel<kernel>();
+  plan.kernel = name_of_kernel<kernel<kCpAsync, kWmmaPv>>();
   plan.note = "CTAs that take tile after tile, last query tile first";
   return plan;
 }
@@ -190,7 +199,11 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
 }  // namespace greenfast::cuda::stage_c_persistent
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_persistent{.rank = cuda::stage_c_persistent::rank,
-                                                  .plan = cuda::stage_c_persistent::plan,
-                                                  .launch = cuda::stage_c_persistent::launch};
+template <bool kCpAsync, bool kWmmaPv>
+constexpr core::Kernel kPersistent{.rank = cuda::stage_c_persistent::rank,
+                                   .plan = cuda::stage_c_persistent::plan<kCpAsync, kWmmaPv>,
+                                   .launch = cuda::stage_c_persistent::launch<kCpAsync, kWmmaPv>};
+extern const core::Kernel cuda_stage_c_persistent = kPersistent<true, true>;
+extern const core::Kernel cuda_stage_c_persistent_no_cp_async = kPersistent<false, true>;
+extern const core::Kernel cuda_stage_c_persistent_no_wmma_pv = kPersistent<true, false>;
 }  // namespace greenfast::kernels

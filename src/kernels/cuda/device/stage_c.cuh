@@ -99,4 +99,23 @@ __device__ __forceinline__ void multiply(float* c_tile, int c_pitch, const __hal
   }
 }
 
+/// U (kRows a warp x 64, fp32) += P (fp16) times V (64 x 64) by scalar math; a lane has two columns.
+template <int kRows>
+__device__ __forceinline__ void multiply_scalar(float* u, int u_pitch, const __half* weight,
+                                                int weight_pitch, const __half* v, int warp,
+                                                int lane) {
+#pragma unroll 1
+  for (int row = warp * kRows; row < warp * kRows + kRows; ++row) {
+    float low = 0, high = 0;
+#pragma unroll 8
+    for (int n = 0; n < 64; ++n) {
+      const float w = __half2float(weight[row * weight_pitch + n]);
+      low = fmaf(w, __half2float(v[n * kPitch + lane]), low);
+      high = fmaf(w, __half2float(v[n * kPitch + 32 + lane]), high);
+    }
+    u[row * u_pitch + lane] += low;
+    u[row * u_pitch + 32 + lane] += high;
+  }
+}
+
 }  // namespace greenfast::cuda::stage_c

@@ -1,0 +1,159 @@
+// greenfast phases: where a ladder rung's time goes, by its instrumented twin.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.hpp"
+#include "cli/problem_options.hpp"
+#include "workbench/atomic_file.hpp"
+#include "workbench/phases.hpp"
+#include "workbench/record.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::cli {
+namespace {
+
+using nlohmann::json;
+using workbench::PhaseShares;
+using workbench::Table;
+
+constexpr std::string_view kPhasesSchema = "greenfast.phases/1";
+
+struct PhasesOptions {
+  std::string shapes = "mission,long";
+  std::string variants, causal;
+  int launches = 20;
+  bool as_json = false;
+};
+
+std::vector<std::string> rungs_of(const std::string& text) {
+  std::vector<std::string> asked = split_list(text), known;
+  for (const VariantInfo& variant : variants())
+    if (!variant.phases.empty()) known.push_back(variant.derived_from);
+  for (const std::string& id : asked)
+    if (std::find(known.begin(), known.end(), id) == known.end())
+      throw Failure(workbench::kUsage,
+                    fmt::format("--variants {}: has no instrumented twin; there is one of {}{}", id,
+                                fmt::join(known, ", "), did_you_mean(id, known)));
+  return asked;
+}
+
+json to_json(const PhaseShares& row) {
+  json shares = json::object(), estimate = json::object();
+  for (std::size_t i = 0; i < row.shares.size(); ++i) {
+    shares[row.phases[i]] = row.shares[i];
+    const double original = workbench::original_estimate(row.phases[i]);
+    estimate[row.phases[i]] = original < 0 ? json(nullptr) : json(original);
+  }
+  return {{"variant", row.rung},
+          {"twin", row.twin},
+          {"problem", row.problem},
+          {"skipped", row.skipped.empty() ? json(nullptr) : json(row.skipped)},
+          {"shares", shares},
+          {"original_estimate", estimate},
+          {"cycles_per_warp", row.cycles_per_warp},
+          {"warps", row.warps},
+          {"launches", row.launches},
+          {"green", row.green},
+          {"same_output_as_rung", row.same_output}};
+}
+
+void print(const std::vector<PhaseShares>& rows) {
+  std::vector<Table::Column> columns{{"instrumented twin of", Table::Align::left},
+                                     {"shape", Table::Align::left}};
+  std::vector<std::string> phases;
+  for (const PhaseShares& row : rows)
+    if (phases.empty()) phases = row.phases;
+  for (const std::string& phase : phases) columns.push_back({phase, Table::Align::right});
+  columns.push_back({"cycles a warp", Table::Align::right});
+  Table table(columns);
+  for (const PhaseShares& row : rows) {
+    if (!row.skipped.empty()) continue;
+    std::vector<std::string> cells{row.rung, row.problem};
+    for (const double share : row.shares) cells.push_back(fmt::format("{:.1f}%", 100 * share));
+    cells.push_back(fmt::format("{:.0f}", row.cycles_per_warp));
+    table.add_row(cells);
+  }
+  std::vector<std::string> cells{"originals' estimate, stage 3 on an L4", "mission"};
+  for (const std::string& phase : phases) {
+    const double share = workbench::original_estimate(phase);
+    cells.push_back(share < 0 ? "-" : fmt::format("{:.0f}%", 100 * share));
+  }
+  cells.push_back("-");
+  table.add_row(cells);
+  fmt::print("{}", table.text());
+  for (const PhaseShares& row : rows) {
+    if (!row.skipped.empty())
+      fmt::print("SKIPPED {} on {}: {}\n", row.rung, row.problem, row.skipped);
+    else if (!row.green)
+      fmt::print("RED {} on {}: {}\n", row.twin, row.problem, row.reason);
+    else if (!row.same_output)
+      fmt::print("{} on {}: the twin's output differs from the rung's\n", row.twin, row.problem);
+  }
+  fmt::print(
+      "Clock readings of a copy with clocks in it, waiting included; its time is nobody's time.\n");
+}
+
+int run_phases(const PhasesOptions& options, const Arguments& argv) {
+  if (options.launches < 1)
+    throw Failure(workbench::kUsage, fmt::format("--launches {}: at least 1", options.launches));
+  const std::vector<std::string> rungs = rungs_of(options.variants);
+  workbench::ProblemDefaults defaults;
+  defaults.dtype = DType::e4m3;
+  defaults.lse = false;
+  if (options.causal == "top-left" || options.causal == "bottom-right")
+    defaults.mask = Mask::causal(options.causal == "top-left" ? Alignment::top_left
+                                                              : Alignment::bottom_right);
+  else if (!options.causal.empty())
+    throw Failure(
+        workbench::kUsage,
+        fmt::format("--causal={}: possible are top-left, bottom-right", options.causal));
+  const auto problems = value_or_fail(workbench::parse_shapes(options.shapes, defaults));
+  const workbench::Policy policy = value_or_fail(workbench::load_policy("strict"));
+  workbench::RecordHead head;
+  head.command = "phases";
+  head.argv = argv;
+  head.host = workbench::host_facts();
+  head.utc = workbench::utc_time();
+  head.run_id = fmt::format("{}-{}", workbench::utc_stamp(), ::getpid());
+
+  const auto device = value_or_fail(workbench::open_device(DeviceKind::cuda));
+  const auto rows = value_or_fail(
+      workbench::measure_phases(*device, rungs, problems, policy, options.launches));
+  if (options.as_json) {
+    json out = workbench::head_json(head, kPhasesSchema);
+    out["device"] = {{"name", device->facts().name}, {"arch", device->facts().arch}};
+    out["rows"] = json::array();
+    for (const PhaseShares& row : rows) out["rows"].push_back(to_json(row));
+    fmt::print("{}\n", out.dump(2));
+  } else {
+    print(rows);
+  }
+  const bool ran = std::any_of(rows.begin(), rows.end(),
+                               [](const PhaseShares& row) { return row.skipped.empty(); });
+  const bool red = std::any_of(rows.begin(), rows.end(), [](const PhaseShares& row) {
+    return row.skipped.empty() && !row.green;
+  });
+  return red ? workbench::kNumerics : ran ? workbench::kPassed : workbench::kNoDevice;
+}
+
+}  // namespace
+
+Action define_phases(OptionSet& set) {
+  auto options = std::make_shared<PhasesOptions>();
+  set.text("--variants", &options->variants, "LIST",
+           "Rungs that have an instrumented twin, with commas (default: all of them)");
+  set.text("--shapes", &options->shapes, "LIST",
+           "Shape names or BxHxSxD, in e4m3 (default: mission,long)");
+  set.text_or_bare("--causal", &options->causal, "top-left",
+                   "Causal mask: top-left or bottom-right");
+  set.integer("--launches", &options->launches, "N", "Launches that are added up (default: 20)");
+  set.flag("--json", &options->as_json, "Print JSON");
+  return [options](const Arguments& argv) { return run_phases(*options, argv); };
+}
+
+}  // namespace greenfast::cli
