@@ -8,6 +8,12 @@ namespace greenfast::cuda {
 enum class Phase : int { loads, decode, scores, softmax, values, epilogue };
 inline constexpr int kPhases = 6;
 
+__device__ __forceinline__ unsigned long long clock_now() {
+  unsigned long long cycles;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+  return cycles;
+}
+
 struct NoProbe {
   __device__ __forceinline__ void end_of(Phase) {}
 };
@@ -18,9 +24,9 @@ class ClockProbe {
  public:
   /// `slots`: kPhases words of this thread's warp; its first lane writes them.
   __device__ __forceinline__ explicit ClockProbe(unsigned long long* slots)
-      : slots_(slots), last_(clock64()) {}
+      : slots_(slots), last_(clock_now()) {}
   __device__ __forceinline__ void end_of(Phase phase) {
-    const long long now = clock64();
+    const unsigned long long now = clock_now();
     spent_[static_cast<int>(phase)] += static_cast<unsigned>(now - last_);
     last_ = now;
   }
@@ -34,7 +40,7 @@ class ClockProbe {
 
  private:
   unsigned long long* slots_;
-  long long last_;
+  unsigned long long last_;
   unsigned spent_[kPhases] = {};  // 2^32 cycles are two seconds
 };
 
