@@ -176,7 +176,11 @@ def test_list_shows_every_variant_and_why(greenfast):
     names = greenfast("list", "--names", "variants").out.split()
     assert {"cpu.naive", "cpu.flash"} <= set(names)
     table = greenfast("list").out
-    assert all(f"\n{name} " in table for name in names)
+    rows = greenfast("list", "--json").json["variants"]
+    assert names == [row["id"] for row in rows]
+    # Made from rungs: counted, not listed.
+    assert all((f"\n{row['id']} " in table) == (row["derived_from"] == "") for row in rows)
+    assert f"And {sum(row['derived_from'] != '' for row in rows)} made from rungs" in table
     assert [v["id"] for v in greenfast("list", "--json").json["variants"]] == names
 
     why = greenfast("list", "--why", "mission", "long", "--device", "cpu", "--json").json
