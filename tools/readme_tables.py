@@ -6,6 +6,9 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:run evidence/cpu.json -->        every variant and shape of a run.json
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
+    <!-- greenfast:ladder evidence/run.json evidence/gates.json evidence/peers.json -->   rungs beside predecessor, peer, ceiling
+    <!-- greenfast:phases evidence/phases.json -->       where a rung's time goes
+    <!-- greenfast:sanitizer evidence/sanitizer.json -->   findings by tool and variant
     <!-- greenfast:ab evidence/peers.json -->      Greenfast beside its peers, from python -m greenfast.ab --json
     <!-- greenfast:end -->
 
@@ -137,7 +140,106 @@ def ab(path):
             f"\n\n`python -m greenfast.ab{argv}` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
 
 
-KINDS = {"ab": ab, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+def peers_of(record):
+    """The best peer of each shape without a mask: problem text -> (name, seconds)."""
+    best = {}
+    for shape in record["shapes"]:
+        row = shape["ab"]
+        if not row["causal"] and row.get("best_peer"):
+            best[row["shape"]] = (row["best_peer"], row["engines"][row["best_peer"]]["p50_us"] * 1e-6)
+    return best
+
+
+def ladder_rows(run_path, gates_path, peers_path):
+    """One dictionary for each rung and shape that the gates judged, in ladder order."""
+    record, gates = load(run_path, "greenfast.run/1"), load(gates_path, "greenfast.ladder_gates/1")
+    peers = peers_of(load(peers_path, "greenfast.samples/1"))
+    steps = {step["candidate"]: step for step in gates["steps"]}
+    shapes = {p["name"]: p["problem"].split()[0] for p in record["problems"]}
+    digests = {}
+    for case in record["cases"]:
+        digests[case["variant"], case["problem"], case["distribution"], case["seed"]] = case["output_sha256"]
+    for row in record["rows"]:
+        if not row["time"]:
+            continue
+        step = steps.get(row["variant"])
+        name = row["problem"].split()[0]
+        fast = next((f for f in step["fast"] if f["shape"] == name), None) if step else None
+        own = [key for key in digests if key[0] == row["variant"] and key[1] == row["problem"]]
+        before = [(step["baseline"], *key[1:]) for key in own] if step else []
+        peer = peers.get(shapes[row["problem"]])
+        yield {"variant": row["variant"], "shape": name, "cases": row["cases"], "verdict": row["verdict"],
+               "seconds": row["time"]["p50_seconds"], "percent": row["time"]["percent_of_peak"], "peer": peer,
+               "step": step, "fast": fast, "floor": row["time"]["floor_seconds"],
+               "same": sum(digests[a] == digests[b] for a, b in zip(own, before) if b in digests),
+               "compared": sum(b in digests for b in before)}
+
+
+def met(step, fast):
+    """How the interval lies to the rung's gate."""
+    gate, interval = step["verdict"]["gate"], fast["speedup"]
+    where = "reached" if interval["lo"] >= gate else "missed" if interval["hi"] < gate else "open"
+    return f"{gate:.2f} {where}"
+
+
+def ladder(run_path, gates_path, peers_path):
+    rows = []
+    for row in ladder_rows(run_path, gates_path, peers_path):
+        if row["shape"] not in ("mission", "long"):
+            continue
+        fast, step, peer = row["fast"], row["step"], row["peer"]
+        interval = f"{fast['speedup']['value']:.3f} [{fast['speedup']['lo']:.3f}, {fast['speedup']['hi']:.3f}]" if fast else "the base"
+        verdict = "-"
+        if step:
+            reasons = ", ".join(r["code"] for r in step["verdict"]["reasons"])
+            verdict = step["verdict"]["decision"] + (f" ({reasons})" if reasons else "")
+        bits = "-"
+        if row["compared"]:
+            bits = "all" if row["same"] == row["compared"] else f"{row['same']} of {row['compared']}"
+        rows.append([f"`{row['variant'].removeprefix('cuda.')}`", row["shape"], f"{row['verdict']} ({row['cases']})", seconds(row["seconds"]),
+                     interval, met(step, fast) if fast else "-", verdict, bits,
+                     f"{row['seconds'] / peer[1]:.2f}" if peer else "-", f"{row['percent']:.2f}"])
+    record, gates, peers = load(run_path, "greenfast.run/1"), load(gates_path, "greenfast.ladder_gates/1"), load(peers_path, "greenfast.samples/1")
+    named = sorted({f"{name} {seconds(value)} at {shape}" for shape, (name, value) in peers_of(peers).items()
+                    if shape in ("1x8x512x64", "1x8x2048x64")})
+    header = ["rung", "shape", "GREEN (cases)", "p50", "speedup over predecessor", "gate", "verdict at mission", "bits of predecessor",
+              "× best peer", "% of ceiling"]
+    return (table(header, "lllrlllrrr", rows) + f"\n{provenance(record)} Gates: {command_of(gates)}, {gates['utc'][:10]}. "
+            f"Best peer, fp16 also beside e4m3 rungs: {', '.join(named) or 'none recorded'} (`python -m greenfast.ab`, {peers['utc'][:10]}). "
+            f"Ceiling: the matrix product measured beside each run.\n")
+
+
+def phases(path):
+    record = load(path, "greenfast.phases/1")
+    names = record["rows"][0]["phases"]
+    rows = [[f"`{r['variant'].removeprefix('cuda.')}`", r["problem"], *(f"{100 * r['shares'][n]:.1f}%" for n in names), f"{r['cycles_per_warp']:.0f}",
+             "yes" if r["same_output_as_rung"] else "no"] for r in record["rows"] if not r["skipped"]]
+    estimate = record["rows"][0]["original_estimate"]
+    rows.append(["originals' estimate, stage 3 on an L4", "mission",
+                 *(f"{100 * estimate[n]:.0f}%" if estimate[n] is not None else "-" for n in names), "-", "-"])
+    return (table(["instrumented twin of", "shape", *names, "cycles a warp", "same bits"], "ll" + "r" * (len(names) + 1) + "l", rows) +
+            f"\n{command_of(record)} on {record['device']['name']}, {record['utc'][:10]}, commit {record['build']['git']['sha'][:8]}.\n")
+
+
+def sanitizer(path):
+    record = load(path, "greenfast.sanitizer/1")
+    tools = list(dict.fromkeys(row["tool"] for row in record["rows"]))
+    found = {(row["variant"], row["tool"]): row for row in record["rows"]}
+    rows, notes = [], []
+    for variant in dict.fromkeys(row["variant"] for row in record["rows"]):
+        cells = [f"`{variant}`", found[variant, tools[0]]["cases"]]
+        for tool in tools:
+            row = found[variant, tool]
+            cells.append({"clean": "0", "findings": str(row["findings"]), "explained": "0*"}.get(row["status"], row["status"]))
+            if row["status"] == "explained":
+                notes.append(f"\\* {variant} under {tool}: {row['explained']}.")
+        rows.append(cells)
+    return (table(["variant", "cases", *tools], "lr" + "r" * len(tools), rows) + "".join(f"\n{note}\n" for note in dict.fromkeys(notes)) +
+            f"\n`tools/sanitize_gpu` with compute-sanitizer {record['compute_sanitizer']} on {record['device']}, driver {record['driver']}, "
+            f"{record['utc'][:10]}, {record['greenfast']}; shapes {record['shapes']}.\n")
+
+
+KINDS = {"ab": ab, "ladder": ladder, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):
