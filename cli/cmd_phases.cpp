@@ -107,12 +107,11 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
   defaults.dtype = DType::e4m3;
   defaults.lse = false;
   if (options.causal == "top-left" || options.causal == "bottom-right")
-    defaults.mask = Mask::causal(options.causal == "top-left" ? Alignment::top_left
-                                                              : Alignment::bottom_right);
+    defaults.mask =
+        Mask::causal(options.causal == "top-left" ? Alignment::top_left : Alignment::bottom_right);
   else if (!options.causal.empty())
-    throw Failure(
-        workbench::kUsage,
-        fmt::format("--causal={}: possible are top-left, bottom-right", options.causal));
+    throw Failure(workbench::kUsage,
+                  fmt::format("--causal={}: possible are top-left, bottom-right", options.causal));
   const auto problems = value_or_fail(workbench::parse_shapes(options.shapes, defaults));
   const workbench::Policy policy = value_or_fail(workbench::load_policy("strict"));
   workbench::RecordHead head;
@@ -123,8 +122,8 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
   head.run_id = fmt::format("{}-{}", workbench::utc_stamp(), ::getpid());
 
   const auto device = value_or_fail(workbench::open_device(DeviceKind::cuda));
-  const auto rows = value_or_fail(
-      workbench::measure_phases(*device, rungs, problems, policy, options.launches));
+  const auto rows =
+      value_or_fail(workbench::measure_phases(*device, rungs, problems, policy, options.launches));
   if (options.as_json) {
     json out = workbench::head_json(head, kPhasesSchema);
     out["device"] = {{"name", device->facts().name}, {"arch", device->facts().arch}};

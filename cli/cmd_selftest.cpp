@@ -34,8 +34,9 @@ int run_selftest(const SelftestOptions& options, const Arguments& argv) {
   head.run_id = fmt::format("{}-{}", workbench::utc_stamp(), ::getpid());
 
   workbench::Progress progress(stderr, options.quiet);
-  const auto result = value_or_fail(
-      workbench::selftest(policy, [&](const workbench::SelftestRow& row, int index, int total) {
+  const auto result = value_or_fail(workbench::selftest(
+      policy,
+      [&](const workbench::SelftestRow& row, int index, int total) {
         progress.step(static_cast<std::size_t>(index), static_cast<std::size_t>(total),
                       row.subject);
         progress.finished(row.subject);

@@ -68,8 +68,7 @@ Status run_twin(Device& device, Subject& twin, const CaseData& data, int launche
   tensors.q_scale = buffers.put(data.inputs.q_scale);
   tensors.k_scale = buffers.put(data.inputs.k_scale);
   tensors.v_scale = buffers.put(data.inputs.v_scale);
-  tensors.o = buffers.take(
-      extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype));
+  tensors.o = buffers.take(extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype));
   void* workspace = buffers.take(words * sizeof(std::uint64_t));
   if (buffers.exhausted())
     return {StatusCode::out_of_memory, "device memory is exhausted; choose a smaller shape"};

@@ -53,8 +53,8 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
   p.dtype = job.dtype;
   p.scales = job.scales;
   p.from = p.to = dense_layout(Order::bhsd, 1, p.heads, p.seq, kDim);
-  const std::size_t groups = job.scales == ScaleKind::per_head ? static_cast<std::size_t>(p.heads)
-                                                               : std::size_t{1};
+  const std::size_t groups =
+      job.scales == ScaleKind::per_head ? static_cast<std::size_t>(p.heads) : std::size_t{1};
 
   const Memory from(device, job.values.size()), to(device, static_cast<std::size_t>(count)),
       scale(device, groups * sizeof(float));

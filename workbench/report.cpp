@@ -120,10 +120,10 @@ std::string selftest_table(const SelftestResult& result, bool color) {
   for (const QuantizerRow& row : result.quantizer)
     quantizer += fmt::format(
         "Quantiser, {}: {}\n", row.what,
-        row.wrong == 0 ? paint(fmt::format("{} exact", row.values), Color::green, color)
-                       : paint(fmt::format("{} of {} wrong, first: {}", row.wrong, row.values,
-                                           row.first),
-                               Color::red, color));
+        row.wrong == 0
+            ? paint(fmt::format("{} exact", row.values), Color::green, color)
+            : paint(fmt::format("{} of {} wrong, first: {}", row.wrong, row.values, row.first),
+                    Color::red, color));
   return table.text() + quantizer +
          fmt::format(
              "{} of {} wrong kernels caught, {} of {} honest ones passed, policy {}, on {}, {:.1f} "

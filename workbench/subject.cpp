@@ -104,18 +104,18 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
   const auto is_rung = [&](const VariantInfo& variant) {
     return !variant.automatic &&
            (!variant.predecessor.empty() ||
-            std::any_of(registry.begin(), registry.end(), [&](const VariantInfo& other) {
-              return other.predecessor == variant.id;
-            }));
+            std::any_of(registry.begin(), registry.end(),
+                        [&](const VariantInfo& other) { return other.predecessor == variant.id; }));
   };
   const auto refuse = [&](std::string_view item, std::string_view what) {
     std::string known;
     for (const auto& variant : registry) known += (known.empty() ? "" : ", ") + variant.id;
     for (const auto& row : plugin_kernels()) known += ", " + row.id;
     for (const auto& row : planted_table()) known += ", " + planted_id(row);
-    return Status(StatusCode::invalid_argument,
-                  "variants '" + std::string(item) + "': " + std::string(what) +
-                      "; give ids, patterns with *, all, ladder, rollback or auto. Known: " + known);
+    return Status(
+        StatusCode::invalid_argument,
+        "variants '" + std::string(item) + "': " + std::string(what) +
+            "; give ids, patterns with *, all, ladder, rollback or auto. Known: " + known);
   };
 
   std::vector<std::unique_ptr<Subject>> found;
@@ -135,11 +135,10 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
     bool any = false;
     for (const auto& variant : registry) {
       const bool derived = !variant.derived_from.empty();
-      const bool wanted = item == variant.id ||
-                          (item == "rollback" && derived && variant.phases.empty()) ||
-                          (!derived && (item == "all" || (item == "ladder" && is_rung(variant)) ||
-                                        (item == "auto" && variant.automatic) ||
-                                        matches(item, variant.id)));
+      const bool wanted =
+          item == variant.id || (item == "rollback" && derived && variant.phases.empty()) ||
+          (!derived && (item == "all" || (item == "ladder" && is_rung(variant)) ||
+                        (item == "auto" && variant.automatic) || matches(item, variant.id)));
       if (!wanted) continue;
       any = true;
       add(variant.id, [&] { return make_library_subject(variant); });

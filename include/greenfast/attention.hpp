@@ -121,8 +121,8 @@ struct VariantInfo {
   /// The rung this one is made from: with one toggle set back, or with clocks in it. Such a variant
   /// belongs to no group ("all", "ladder"); it is asked for by its toggles or its id.
   std::string derived_from;
-  /// Phases whose clock cycles it adds up in its workspace, as uint64 [warp][phase]; empty for every
-  /// variant whose time means something.
+  /// Phases whose clock cycles it adds up in its workspace, as uint64 [warp][phase]; empty for
+  /// every variant whose time means something.
   std::vector<std::string> phases;
 };
 /// Every variant, ladder order first to last.

@@ -28,8 +28,8 @@ struct Backend {
   /// is enqueued on context.stream.
   Status (*fill_empty)(const Problem&, const Tensors&, const Context&) = nullptr;
 
-  /// Values to e4m3; the problem has passed check_quantize and has a head. On CUDA it is enqueued on
-  /// context.stream.
+  /// Values to e4m3; the problem has passed check_quantize and has a head. On CUDA it is enqueued
+  /// on context.stream.
   Status (*quantize)(const QuantizeProblem&, const QuantizeTensors&, const Context&) = nullptr;
 
   /// The CPU's threads; null function on devices that need none. Never returns null: a pool that

@@ -54,12 +54,12 @@ struct Variant {
   std::string_view id = {};    // device.family.name, never changes
   std::string_view idea = {};  // one line for `list`
   DeviceKind device = DeviceKind::cpu;
-  int min_arch = 0;                   // lowest compute capability, 10 * major + minor
-  bool automatic = true;              // false: runs only by name (ladder rungs)
-  std::string_view predecessor = {};  // ladder rung it is compared with
-  std::string_view toggles = {};      // "USE_CP_ASYNC=1 USE_WMMA_PV=0"
+  int min_arch = 0;                    // lowest compute capability, 10 * major + minor
+  bool automatic = true;               // false: runs only by name (ladder rungs)
+  std::string_view predecessor = {};   // ladder rung it is compared with
+  std::string_view toggles = {};       // "USE_CP_ASYNC=1 USE_WMMA_PV=0"
   std::string_view derived_from = {};  // the rung with one toggle set back, or with clocks in it
-  std::string_view phases = {};        // "loads,softmax": sums clock cycles by phase in its workspace
+  std::string_view phases = {};  // "loads,softmax": sums clock cycles by phase in its workspace
   // Filled in by the registry.
   const Kernel* kernel = nullptr;  // null: not built
   int lowest_code = 0;             // lowest architecture that this build has code for

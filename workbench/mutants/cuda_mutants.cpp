@@ -96,10 +96,10 @@ Status zeros(Call& call, Memory&) {
   const std::size_t element = size_of(p.out_dtype);
   for (std::int64_t b = 0; b < p.batch; ++b)
     for (std::int64_t h = 0; h < p.heads_q; ++h)
-      cudaMemset2DAsync(call.o() + (b * p.o.stride[0] + h * p.o.stride[1]) *
-                                       static_cast<std::int64_t>(element),
-                        static_cast<std::size_t>(p.o.stride[2]) * element, 0, call.row_bytes(),
-                        static_cast<std::size_t>(p.seq_q), call.stream);
+      cudaMemset2DAsync(
+          call.o() + (b * p.o.stride[0] + h * p.o.stride[1]) * static_cast<std::int64_t>(element),
+          static_cast<std::size_t>(p.o.stride[2]) * element, 0, call.row_bytes(),
+          static_cast<std::size_t>(p.seq_q), call.stream);
   return {};
 }
 
@@ -176,8 +176,8 @@ Status underrun(Call& call, Memory&) {
   return after_launch(call, [](Call& c) { cudaMemsetAsync(c.o() - 16, 0, 16, c.stream); });
 }
 Status gap_writer(Call& call, Memory&) {
-  return after_launch(
-      call, [](Call& c) { cudaMemsetAsync(c.o() + c.row_bytes(), 0, 16, c.stream); });
+  return after_launch(call,
+                      [](Call& c) { cudaMemsetAsync(c.o() + c.row_bytes(), 0, 16, c.stream); });
 }
 Status modifies_input(Call& call, Memory&) {
   return after_launch(
@@ -191,9 +191,8 @@ Status nan_output(Call& call, Memory&) {
 }
 /// Every byte 0x3c: about 1.06 in fp16, 0.0115 in bf16 and fp32.
 Status one_element(Call& call, Memory&) {
-  return after_launch(call, [](Call& c) {
-    cudaMemsetAsync(c.o(), 0x3c, size_of(c.problem.out_dtype), c.stream);
-  });
+  return after_launch(
+      call, [](Call& c) { cudaMemsetAsync(c.o(), 0x3c, size_of(c.problem.out_dtype), c.stream); });
 }
 
 // A right kernel called for another problem.
@@ -212,8 +211,8 @@ Status no_mask(Call& call, Memory&) {
 }
 Status other_alignment(Call& call, Memory&) {
   Mask& mask = call.problem.mask;
-  mask.alignment = mask.alignment == Alignment::top_left ? Alignment::bottom_right
-                                                         : Alignment::top_left;
+  mask.alignment =
+      mask.alignment == Alignment::top_left ? Alignment::bottom_right : Alignment::top_left;
   return call.launch();
 }
 Status scale(Call& call, Memory&) {
@@ -265,9 +264,7 @@ const char* needs_lengths(const Problem& p) {
              : "needs a causal mask and Sq != Skv";
 }
 const char* needs_softcap(const Problem& p) { return p.softcap > 0 ? nullptr : "needs a softcap"; }
-const char* needs_kv_heads(const Problem& p) {
-  return p.heads_kv > 1 ? nullptr : "needs Hkv > 1";
-}
+const char* needs_kv_heads(const Problem& p) { return p.heads_kv > 1 ? nullptr : "needs Hkv > 1"; }
 const char* needs_batch(const Problem& p) { return p.batch > 1 ? nullptr : "needs B > 1"; }
 const char* needs_head_scales(const Problem& p) {
   return p.scales == ScaleKind::per_head ? nullptr : "needs scales per head";
@@ -305,8 +302,7 @@ constexpr std::array kPlants{
     Plant{{"cuda_other_alignment", "called with the other alignment", false, needs_lengths},
           other_alignment},
     Plant{{"cuda_scale_x0.8", "called with 0.8 of the scale"}, scale},
-    Plant{{"cuda_softcap_ignored", "called without the softcap", false, needs_softcap},
-          no_softcap},
+    Plant{{"cuda_softcap_ignored", "called without the softcap", false, needs_softcap}, no_softcap},
     Plant{{"cuda_first_kv_head", "every query head reads KV head 0", false, needs_kv_heads},
           first_kv_head},
     Plant{{"cuda_first_batch", "reads K and V of batch 0", false, needs_batch}, first_batch},
@@ -314,9 +310,9 @@ constexpr std::array kPlants{
           wrong_stride},
     Plant{{"cuda_v_scale_of_k", "K's descale factors for V", false, needs_head_scales},
           v_scale_of_k},
-    Plant{{"cuda_one_v_scale", "the first head's descale factors for all", false,
-           needs_head_scales},
-          one_v_scale},
+    Plant{
+        {"cuda_one_v_scale", "the first head's descale factors for all", false, needs_head_scales},
+        one_v_scale},
     Plant{{"cuda_as_asked", "the kernel itself", kHonest}, as_asked},
     Plant{{"cuda_joined_stream", "a stream of its own, joined by events", kHonest}, joined_stream},
 };

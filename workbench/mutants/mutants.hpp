@@ -1,5 +1,6 @@
 // Planted kernels: wrong ones that the gate must catch, honest ones that it must not. They compute
-// on the CPU, in any dtype, layout and mask; those of the CUDA table wrap a launch of a real kernel.
+// on the CPU, in any dtype, layout and mask; those of the CUDA table wrap a launch of a real
+// kernel.
 #pragma once
 
 #include <memory>

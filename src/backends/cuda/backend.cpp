@@ -127,10 +127,7 @@ Status enter(int index) noexcept {
 }  // namespace
 
 extern const core::Backend backend;
-const core::Backend backend{.count = count,
-                            .facts = facts,
-                            .enter = enter,
-                            .fill_empty = fill_empty,
-                            .quantize = quantize};
+const core::Backend backend{
+    .count = count, .facts = facts, .enter = enter, .fill_empty = fill_empty, .quantize = quantize};
 
 }  // namespace greenfast::cuda

@@ -83,9 +83,9 @@ __device__ __forceinline__ std::uint32_t encode4(float a, float b, float c, floa
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) encode(const T* from, std::uint8_t* to,
-                                                   const float* scale, const View view,
-                                                   std::int64_t all_heads) {
+__global__ void __launch_bounds__(kThreads)
+    encode(const T* from, std::uint8_t* to, const float* scale, const View view,
+           std::int64_t all_heads) {
   for (std::int64_t head = blockIdx.y; head < all_heads; head += gridDim.y) {
     const float divisor = scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head];
     for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < view.per_head;
@@ -111,8 +111,8 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, const View& view
             cudaStream_t stream) {
   const std::int64_t all_heads = p.batch * p.heads;
   const std::int64_t scales = view.one_scale ? 1 : all_heads;
-  const dim3 grid(static_cast<unsigned>(std::clamp<std::int64_t>(
-                      (view.per_head + kThreads - 1) / kThreads, 1, 1024)),
+  const dim3 grid(static_cast<unsigned>(
+                      std::clamp<std::int64_t>((view.per_head + kThreads - 1) / kThreads, 1, 1024)),
                   static_cast<unsigned>(std::min<std::int64_t>(all_heads, 65535)));
   const auto* from = static_cast<const T*>(t.from);
   const bool scaled = p.scales != ScaleKind::none;

@@ -59,7 +59,8 @@ struct SharedMemoryPlan {
   }
 };
 
-/// The rung, prologue to epilogue. A probe hears where each phase ends; the timed kernel's is empty.
+/// The rung, prologue to epilogue. A probe hears where each phase ends; the timed kernel's is
+/// empty.
 template <class W, class Probe>
 __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   using Plan = SharedMemoryPlan<W>;

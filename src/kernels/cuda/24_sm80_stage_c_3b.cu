@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 template <bool kCpAsync>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   kernel<kCpAsync><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, 0,
-           static_cast<cudaStream_t>(context.stream)>>>(
+                     static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM));
   return ladder::launched("cuda.stage_c.stage3b");
 }

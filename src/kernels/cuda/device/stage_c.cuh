@@ -99,7 +99,8 @@ __device__ __forceinline__ void multiply(float* c_tile, int c_pitch, const __hal
   }
 }
 
-/// U (kRows a warp x 64, fp32) += P (fp16) times V (64 x 64) by scalar math; a lane has two columns.
+/// U (kRows a warp x 64, fp32) += P (fp16) times V (64 x 64) by scalar math; a lane has two
+/// columns.
 template <int kRows>
 __device__ __forceinline__ void multiply_scalar(float* u, int u_pitch, const __half* weight,
                                                 int weight_pitch, const __half* v, int warp,
