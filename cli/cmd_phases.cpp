@@ -53,7 +53,6 @@ json to_json(const PhaseShares& row) {
           {"twin", row.twin},
           {"problem", row.problem},
           {"skipped", row.skipped.empty() ? json(nullptr) : json(row.skipped)},
-          {"phases", row.phases},
           {"shares", shares},
           {"original_estimate", estimate},
           {"cycles_per_warp", row.cycles_per_warp},

@@ -6,7 +6,8 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:run evidence/cpu.json -->        every variant and shape of a run.json
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
-    <!-- greenfast:ladder evidence/run.json evidence/gates.json evidence/peers.json -->   rungs beside predecessor, peer, ceiling
+    <!-- greenfast:ladder evidence/run.json evidence/peers.json [evidence/gates.json] -->   rungs beside predecessor, peer, ceiling
+    <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
     <!-- greenfast:phases evidence/phases.json -->       where a rung's time goes
     <!-- greenfast:sanitizer evidence/sanitizer.json -->   findings by tool and variant
     <!-- greenfast:ab evidence/peers.json -->      Greenfast beside its peers, from python -m greenfast.ab --json
@@ -150,68 +151,77 @@ def peers_of(record):
     return best
 
 
-def ladder_rows(run_path, gates_path, peers_path):
-    """One dictionary for each rung and shape that the gates judged, in ladder order."""
-    record, gates = load(run_path, "greenfast.run/1"), load(gates_path, "greenfast.ladder_gates/1")
-    peers = peers_of(load(peers_path, "greenfast.samples/1"))
-    steps = {step["candidate"]: step for step in gates["steps"]}
+VARIANT = re.compile(r"GREENFAST_CUDA_VARIANT\(.*?(?=\nGREENFAST_|\Z)", re.DOTALL)
+FIELD = re.compile(r'\.(id|predecessor|derived_from) = "([^"]*)"')
+
+
+def compared_with():
+    """Rung -> the one it is compared with: its predecessor, or the rung that it is derived from."""
+    text = (ROOT / "src" / "dispatch" / "variants.def").read_text()
+    fields = [dict(FIELD.findall(row)) for row in VARIANT.findall(text)]
+    return {f["id"]: f.get("predecessor") or f.get("derived_from") for f in fields if "id" in f}
+
+
+def ladder_rows(run_path, peers_path, gates_path=None):
+    """One dictionary for each rung and shape of a run, in ladder order: its time beside predecessor, peer and floor."""
+    record, peers = load(run_path, "greenfast.run/1"), peers_of(load(peers_path, "greenfast.samples/1"))
+    steps = {step["candidate"]: step for step in load(gates_path, "greenfast.ladder_gates/1")["steps"]} if gates_path else {}
     shapes = {p["name"]: p["problem"].split()[0] for p in record["problems"]}
-    digests = {}
-    for case in record["cases"]:
-        digests[case["variant"], case["problem"], case["distribution"], case["seed"]] = case["output_sha256"]
-    for row in record["rows"]:
-        if not row["time"]:
-            continue
-        step = steps.get(row["variant"])
-        name = row["problem"].split()[0]
-        fast = next((f for f in step["fast"] if f["shape"] == name), None) if step else None
-        own = [key for key in digests if key[0] == row["variant"] and key[1] == row["problem"]]
-        before = [(step["baseline"], *key[1:]) for key in own] if step else []
-        peer = peers.get(shapes[row["problem"]])
-        yield {"variant": row["variant"], "shape": name, "cases": row["cases"], "verdict": row["verdict"],
-               "seconds": row["time"]["p50_seconds"], "percent": row["time"]["percent_of_peak"], "peer": peer,
-               "step": step, "fast": fast, "floor": row["time"]["floor_seconds"],
-               "same": sum(digests[a] == digests[b] for a, b in zip(own, before) if b in digests),
-               "compared": sum(b in digests for b in before)}
+    before = compared_with()
+    times = {(row["variant"], row["problem"]): row["time"] for row in record["rows"] if row["time"]}
+    for (variant, problem), time in times.items():
+        name, step = problem.split()[0], steps.get(variant)
+        base = times.get((before.get(variant), problem))
+        yield {"variant": variant, "shape": name, "seconds": time["p50_seconds"], "percent": time["percent_of_peak"],
+               "floor": time["floor_seconds"], "peer": peers.get(shapes[problem]), "step": step,
+               "ratio": base["p50_seconds"] / time["p50_seconds"] if base else None,
+               "fast": next((f for f in step["fast"] if f["shape"] == name), None) if step else None}
 
 
-def met(step, fast):
-    """How the interval lies to the rung's gate."""
-    gate, interval = step["verdict"]["gate"], fast["speedup"]
+def speedup_cell(row):
+    if row["fast"] is None:
+        return f"{row['ratio']:.2f}" if row["ratio"] else "-"
+    interval, gate = row["fast"]["speedup"], row["step"]["verdict"]["gate"]
     where = "reached" if interval["lo"] >= gate else "missed" if interval["hi"] < gate else "open"
-    return f"{gate:.2f} {where}"
+    return f"{interval['value']:.3f} [{interval['lo']:.3f}, {interval['hi']:.3f}], {gate:.2f} {where}"
 
 
-def ladder(run_path, gates_path, peers_path):
+def ladder(run_path, peers_path, gates_path=None):
+    shapes = ("mission", "long")
+    every = list(ladder_rows(run_path, peers_path, gates_path))
     rows = []
-    for row in ladder_rows(run_path, gates_path, peers_path):
-        if row["shape"] not in ("mission", "long"):
-            continue
-        fast, step, peer = row["fast"], row["step"], row["peer"]
-        interval = f"{fast['speedup']['value']:.3f} [{fast['speedup']['lo']:.3f}, {fast['speedup']['hi']:.3f}]" if fast else "the base"
-        verdict = "-"
-        if step:
-            reasons = ", ".join(r["code"] for r in step["verdict"]["reasons"])
-            verdict = step["verdict"]["decision"] + (f" ({reasons})" if reasons else "")
-        bits = "-"
-        if row["compared"]:
-            bits = "all" if row["same"] == row["compared"] else f"{row['same']} of {row['compared']}"
-        rows.append([f"`{row['variant'].removeprefix('cuda.')}`", row["shape"], f"{row['verdict']} ({row['cases']})", seconds(row["seconds"]),
-                     interval, met(step, fast) if fast else "-", verdict, bits,
-                     f"{row['seconds'] / peer[1]:.2f}" if peer else "-", f"{row['percent']:.2f}"])
-    record, gates, peers = load(run_path, "greenfast.run/1"), load(gates_path, "greenfast.ladder_gates/1"), load(peers_path, "greenfast.samples/1")
-    named = sorted({f"{name} {seconds(value)} at {shape}" for shape, (name, value) in peers_of(peers).items()
-                    if shape in ("1x8x512x64", "1x8x2048x64")})
-    header = ["rung", "shape", "GREEN (cases)", "p50", "speedup over predecessor", "gate", "verdict at mission", "bits of predecessor",
-              "× best peer", "% of ceiling"]
-    return (table(header, "lllrlllrrr", rows) + f"\n{provenance(record)} Gates: {command_of(gates)}, {gates['utc'][:10]}. "
-            f"Best peer, fp16 also beside e4m3 rungs: {', '.join(named) or 'none recorded'} (`python -m greenfast.ab`, {peers['utc'][:10]}). "
-            f"Ceiling: the matrix product measured beside each run.\n")
+    for variant in dict.fromkeys(row["variant"] for row in every):
+        cells, verdict = [f"`{variant.removeprefix('cuda.')}`"], "-"
+        for shape in shapes:
+            row = next((r for r in every if r["variant"] == variant and r["shape"] == shape), None)
+            if row is None:
+                cells += ["-"] * 4
+                continue
+            cells += [seconds(row["seconds"]), speedup_cell(row), f"{row['seconds'] / row['peer'][1]:.2f}" if row["peer"] else "-",
+                      f"{row['percent']:.2f}"]
+            if row["step"]:
+                reasons = ", ".join(r["code"] for r in row["step"]["verdict"]["reasons"])
+                verdict = row["step"]["verdict"]["decision"] + (f" ({reasons})" if reasons else "")
+        rows.append(cells + ([verdict] if gates_path else []))
+    record, peers = load(run_path, "greenfast.run/1"), load(peers_path, "greenfast.samples/1")
+    texts = [p["problem"].split()[0] for p in record["problems"] if p["name"].split()[0] in shapes]
+    named = [f"{name} {seconds(value)} at {shape}" for shape, (name, value) in peers_of(peers).items() if shape in texts]
+    header = ["rung", *(f"{shape}{title}" for shape in shapes for title in (", p50", ", × predecessor", ", ÷ best peer", ", % of ceiling"))]
+    notes = (f"{provenance(record)} Best peer, in fp16 for every rung: {', '.join(named) or 'none recorded'} (`python -m greenfast.ab`, "
+             f"{peers['utc'][:10]}). Ceiling: the matrix product measured beside the rungs.")
+    if gates_path:
+        gates = load(gates_path, "greenfast.ladder_gates/1")
+        notes += f" Intervals and verdicts: {command_of(gates)}, {gates['utc'][:10]}."
+    return table(header + (["verdict"] if gates_path else []), "l" + "r" * 8 + ("l" if gates_path else ""), rows) + f"\n{notes}\n"
+
+
+# As they follow each other in a step; a JSON object keeps no order.
+PHASES = ("loads", "decode", "Q·Kᵀ", "softmax", "P·V", "epilogue")
 
 
 def phases(path):
     record = load(path, "greenfast.phases/1")
-    names = record["rows"][0]["phases"]
+    names = [name for name in PHASES if name in record["rows"][0]["shares"]]
     rows = [[f"`{r['variant'].removeprefix('cuda.')}`", r["problem"], *(f"{100 * r['shares'][n]:.1f}%" for n in names), f"{r['cycles_per_warp']:.0f}",
              "yes" if r["same_output_as_rung"] else "no"] for r in record["rows"] if not r["skipped"]]
     estimate = record["rows"][0]["original_estimate"]
@@ -239,7 +249,34 @@ def sanitizer(path):
             f"{record['utc'][:10]}, {record['greenfast']}; shapes {record['shapes']}.\n")
 
 
-KINDS = {"ab": ab, "ladder": ladder, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+def ladder_checks(path):
+    record = load(path, "greenfast.ladder_checks/1")
+    problems = list(dict.fromkeys(row["problem"].split()[0] for row in record["rows"]))
+    few = len(problems) <= 8
+    rows = []
+    for variant in dict.fromkeys(row["variant"] for row in record["rows"]):
+        own = [row for row in record["rows"] if row["variant"] == variant]
+        cells = [f"`{variant.removeprefix('cuda.')}`"]
+        if few:
+            by_shape = {row["problem"].split()[0]: row for row in own}
+            cells += [f"{by_shape[p]['verdict']} ({by_shape[p]['cases']})" if p in by_shape else "-" for p in problems]
+        else:
+            green = sum(row["verdict"] == "GREEN" for row in own)
+            cells.append(f"{green} of {len(own)} problems GREEN, {sum(row['cases'] for row in own)} cases")
+        same, compared = sum(row["same_bits"] for row in own), sum(row["compared"] for row in own)
+        base = next((row["compared_with"] for row in own if row["compared_with"]), "")
+        cells += [small(max(row["rel_fro"] for row in own)),
+                  "-" if not compared else f"{'all' if same == compared else same} of {compared} ({base.removeprefix('cuda.').split('.')[-1]})"]
+        rows.append(cells)
+    header = ["variant", *(problems if few else ["odd lengths"]), "largest rel_err", "same bits as"]
+    commands = list(dict.fromkeys("`greenfast " + " ".join(a for a in source["argv"] if a not in ("--json", "--quiet")) + "`" for source in record["sources"]))
+    commits = ", ".join(dict.fromkeys(source["commit"][:8] for source in record["sources"]))
+    source = record["sources"][0]
+    return (table(header, "l" * (len(header) - 2) + "rl", rows) + f"\n{'; '.join(commands)} on {source['device']['name']}, {source['utc'][:10]}, "
+            f"commit {commits}, policy {source['policy']}.\n")
+
+
+KINDS = {"ab": ab, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):
