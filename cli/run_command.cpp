@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <filesystem>
@@ -118,6 +119,15 @@ std::vector<workbench::RunProblem> problems_to_run(const RunOptions& options, De
   return problems;
 }
 
+void refuse_to_time_instrumented(const std::string& variants) {
+  const std::vector<std::string> asked = split_list(variants);
+  for (const VariantInfo& variant : greenfast::variants())
+    if (!variant.phases.empty() && std::find(asked.begin(), asked.end(), variant.id) != asked.end())
+      throw Failure(kUsage, fmt::format("{} has clocks in it, its times say nothing: time {}, or "
+                                        "see greenfast phases",
+                                        variant.id, variant.derived_from));
+}
+
 // Where the record goes, checked before anything runs.
 std::filesystem::path output_parent(const RunOptions& options) {
   return options.out.empty() ? "results" : options.out;
@@ -152,6 +162,7 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   plan.fast = options.kind != RunKind::check;
   plan.quick = options.kind == RunKind::bench;
   plan.timing = timing_of(options, plan.seeds.front());
+  if (plan.fast) refuse_to_time_instrumented(options.variants);
   Selected selected = select_subjects(options.device, options.variants, options.set);
   for (const std::string& note : selected.notes) fmt::print(stderr, "greenfast: {}\n", note);
   plan.device = selected.device.get();

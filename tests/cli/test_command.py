@@ -73,6 +73,7 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
      ["USE_FUSED_SOFTMAX_PV=2 needs USE_WMMA_PV=1"]),
     (["phases", "--variants", "cuda.stage_c.scalar"], ["cuda.stage_c.scalar", "no instrumented twin", "cuda.stage_c.stage2"]),
     (["phases", "--launches", "0"], ["--launches 0"]),
+    (["bench", "--variants", "cuda.stage_c.stage2_phases"], ["clocks in it", "cuda.stage_c.stage2, or", "greenfast phases"]),
     (["selftest", "--device", "tpu"], ["--device tpu", "cpu, cuda"]),
     (["list", "--names", "colours"], ["--names colours", "variants, shapes"]),
     (["list", "--why", "small", "--model", "abacus"], ["abacus", "h200"]),
