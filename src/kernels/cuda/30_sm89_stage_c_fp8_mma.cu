@@ -18,10 +18,9 @@ using namespace stage_c;
 
 constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 2;
 constexpr int kKeys = kBlockN / 2;  // of one warp
-constexpr int kAtoms = kKeys / 8, kOutAtoms = kD / 8;
+constexpr int kAtoms = kKeys / 8;
 constexpr int kTransposedPitch = kBlockN + 16;  // bytes; eight rows start in eight different banks
 constexpr float kWeightExponent = 8.0f;
-constexpr int kPartial = 4 * kOutAtoms + 4;  // floats a lane hands over at the end
 
 struct SharedMemoryPlan {
   std::uint8_t q[kBlockM * kD];  // swizzled, as K: ldmatrix without bank conflicts
@@ -192,40 +191,10 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 
   // The second warp of a stripe hands its partial result to the first.
   float* partial = s.partial + (warp % 2) * 32 * kPartial + lane;
-  if (part == 1) {
-#pragma unroll
-    for (int i = 0; i < 4 * kOutAtoms; ++i) partial[i * 32] = u[i / 4][i % 4];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      partial[(4 * kOutAtoms + r) * 32] = max[r];
-      partial[(4 * kOutAtoms + 2 + r) * 32] = sum[r];
-    }
-  }
+  if (part == 1) hand_over(partial, u, max, sum);
   __syncthreads();
   if (part == 1) return;
-
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first + stripe + group + 8 * r;
-    if (row >= p.seq_q) continue;
-    const float other_max = partial[(4 * kOutAtoms + r) * 32],
-                other_sum = partial[(4 * kOutAtoms + 2 + r) * 32];
-    const float both = fmaxf(max[r], other_max);
-    const float origin = both == -INFINITY ? 0.0f : both;
-    const float mine = exp2_fast(max[r] - origin), other = exp2_fast(other_max - origin);
-    const float normalise =
-        both == -INFINITY ? 0.0f : scale.output / (sum[r] * mine + other_sum * other);
-    auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-               row * p.o.stride_s + 2 * member;
-#pragma unroll
-    for (int n = 0; n < kOutAtoms; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float merged = u[n][2 * r + e] * mine + partial[(4 * n + 2 * r + e) * 32] * other;
-        go[n * 8 + e] = __float2half(merged * normalise);
-      }
-    }
-  }
+  merge_and_store(p, at, first + stripe + group, member, partial, u, max, sum, scale.output);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/ladder.cuh"
+#include "kernels/cuda/device/softmax.cuh"
 
 namespace greenfast::cuda::stage_c {
 
@@ -116,6 +117,54 @@ __device__ __forceinline__ void multiply_scalar(float* u, int u_pitch, const __h
     }
     u[row * u_pitch + lane] += low;
     u[row * u_pitch + 32 + lane] += high;
+  }
+}
+
+/// What a lane of mma.sync accumulators holds of 16 rows: kD columns of two rows, and their state.
+inline constexpr int kOutAtoms = kD / 8;
+inline constexpr int kPartial = 4 * kOutAtoms + 4;  // floats
+
+/// Leaves a lane's partial result for the lane of the warp that had the other keys of these rows.
+/// `partial` is this lane's first word; words are 32 apart.
+__device__ __forceinline__ void hand_over(float* partial, const float (&u)[kOutAtoms][4],
+                                          const float (&max)[2], const float (&sum)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kOutAtoms; ++i) partial[i * 32] = u[i / 4][i % 4];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    partial[(4 * kOutAtoms + r) * 32] = max[r];
+    partial[(4 * kOutAtoms + 2 + r) * 32] = sum[r];
+  }
+}
+
+/// Rows `row0` and row0 + 8 from this lane's part and the one handed over, normalised and stored;
+/// member: the lane's place in its quad.
+__device__ __forceinline__ void merge_and_store(const ladder::Params& p, const ladder::Place& at,
+                                                int row0, int member, const float* partial,
+                                                const float (&u)[kOutAtoms][4],
+                                                const float (&max)[2], const float (&sum)[2],
+                                                float output_scale) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = row0 + 8 * r;
+    if (row >= p.seq_q) continue;
+    const float other_max = partial[(4 * kOutAtoms + r) * 32],
+                other_sum = partial[(4 * kOutAtoms + 2 + r) * 32];
+    const float both = fmaxf(max[r], other_max);
+    const float origin = both == -INFINITY ? 0.0f : both;
+    const float mine = exp2_fast(max[r] - origin), other = exp2_fast(other_max - origin);
+    const float normalise =
+        both == -INFINITY ? 0.0f : output_scale / (sum[r] * mine + other_sum * other);
+    auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
+               row * p.o.stride_s + 2 * member;
+#pragma unroll
+    for (int n = 0; n < kOutAtoms; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float merged = u[n][2 * r + e] * mine + partial[(4 * n + 2 * r + e) * 32] * other;
+        go[n * 8 + e] = __float2half(merged * normalise);
+      }
+    }
   }
 }
 
