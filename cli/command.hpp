@@ -37,6 +37,7 @@ Action define_selftest(OptionSet& options);
 Action define_compare(OptionSet& options);
 Action define_gate(OptionSet& options);
 Action define_resources(OptionSet& options);
+Action define_profile(OptionSet& options);
 Action define_report(OptionSet& options);
 Action define_evidence(OptionSet& options);
 

@@ -36,6 +36,8 @@ constexpr std::array kCommands{
     Command{"resources",
             "registers, shared memory, spills, occupancy of every compiled kernel; no GPU",
             define_resources},
+    Command{"profile", "hardware counters: what bounds a kernel, and did it move as predicted?",
+            define_profile},
     Command{"report", "what results say: Markdown, one HTML page with charts, pull request, bundle",
             define_report},
     Command{"evidence", "records bound to machine code: record, import, verify", define_evidence},
