@@ -17,6 +17,7 @@
 #include "workbench/build_info.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/facts.hpp"
+#include "workbench/subprocess.hpp"
 #include "workbench/terminal.hpp"
 
 extern char** environ;
@@ -40,17 +41,6 @@ constexpr Tool kTools[] = {
     {"perf", "profiles CPU kernels"},
     {"git", "names the commit in records"},
 };
-
-std::optional<std::string> find_program(std::string_view name) {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string candidate = fmt::format("{}/{}", folder, name);
-    if (::access(candidate.c_str(), X_OK) == 0 && !std::filesystem::is_directory(candidate))
-      return candidate;
-  }
-  return std::nullopt;
-}
 
 struct Finding {
   Color color = Color::green;  // green: fine, yellow: something is lost, dim: absent and not needed
@@ -89,10 +79,10 @@ class Doctor {
     examine_device(DeviceKind::cuda);
     examine_variants();
     for (const Tool& tool : kTools) {
-      const auto path = find_program(tool.name);
-      out_["tools"][tool.name] = path ? json(*path) : json(nullptr);
+      const auto path = workbench::find_program(tool.name);
+      out_["tools"][tool.name] = path ? json(path->string()) : json(nullptr);
       say(path ? Color::green : Color::dim, tool.name,
-          path ? *path : fmt::format("not found ({})", tool.use));
+          path ? path->string() : fmt::format("not found ({})", tool.use));
     }
     const Status writable = workbench::check_output_directory("results");
     out_["results_writable"] = writable.ok();

@@ -7,7 +7,7 @@ import pytest
 
 from cli_paths import GREENFAST, ROOT
 
-COMMANDS = ["run", "check", "bench", "list", "selftest", "compare", "gate", "report", "doctor"]
+COMMANDS = ["run", "check", "bench", "list", "selftest", "compare", "gate", "profile", "report", "doctor"]
 
 
 def test_version_names_a_version_and_a_commit(greenfast):
