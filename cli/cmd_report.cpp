@@ -6,6 +6,7 @@
 
 #include "cli/command.hpp"
 #include "workbench/atomic_file.hpp"
+#include "workbench/report/history.hpp"
 #include "workbench/report/report.hpp"
 #include "workbench/subprocess.hpp"
 
@@ -16,7 +17,7 @@ namespace fs = std::filesystem;
 
 struct Options {
   std::vector<std::string> what;
-  std::string out, html, markdown, bundle;
+  std::string out, html, markdown, bundle, history;
   bool pr = false, readme = false, check = false;
 };
 
@@ -62,7 +63,13 @@ int run(const Options& options) {
     fmt::print("{}", value_or_fail(workbench::pull_request_text(sources)));
     return workbench::kPassed;
   }
-  const auto parts = value_or_fail(workbench::make_report(sources, {}));
+  std::vector<workbench::ReportPart> history;
+  if (!options.history.empty()) {
+    workbench::HistoryOptions asked;
+    asked.repository = options.history;
+    history = workbench::history_parts(value_or_fail(workbench::read_history(asked)), asked);
+  }
+  const auto parts = value_or_fail(workbench::make_report(sources, history));
   const std::string markdown = workbench::report_markdown(parts);
   const auto page = [&] {
     return value_or_fail(workbench::report_html(parts, "Validation report"));
@@ -112,6 +119,9 @@ Action define_report(OptionSet& set) {
   set.flag("--pr", &options->pr, "Print the text of a pull request, from a gate's record");
   set.text("--bundle", &options->bundle, "FILE.tar.gz",
            "Records, profiles, policies, reports and how to reproduce them, in one file");
+  set.text_or_bare(
+      "--history", &options->history, ".",
+      "Add the performance over the commits of a repository, --history=DIR or this one");
   set.flag("--readme", &options->readme,
            "Rewrite the tables between the marks of a repository's Markdown files (those named, or "
            "all)");

@@ -39,6 +39,7 @@ Action define_gate(OptionSet& options);
 Action define_phases(OptionSet& options);
 Action define_resources(OptionSet& options);
 Action define_profile(OptionSet& options);
+Action define_history(OptionSet& options);
 Action define_report(OptionSet& options);
 Action define_evidence(OptionSet& options);
 

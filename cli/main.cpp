@@ -42,6 +42,8 @@ constexpr std::array kCommands{
     Command{"report", "what results say: Markdown, one HTML page with charts, pull request, bundle",
             define_report},
     Command{"evidence", "records bound to machine code: record, import, verify", define_evidence},
+    Command{"history", "performance over commits, and the change that caused each step",
+            define_history},
     Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
             define_doctor},
 };

@@ -7,8 +7,8 @@ import pytest
 
 from cli_paths import GREENFAST, ROOT
 
-COMMANDS = ["run", "check", "bench", "list", "selftest", "compare", "gate", "resources", "phases", "profile", "report", "evidence",
-            "doctor"]
+COMMANDS = ["run", "check", "bench", "list", "selftest", "compare", "gate", "resources", "phases", "profile", "history", "report",
+            "evidence", "doctor"]
 
 
 def test_version_names_a_version_and_a_commit(greenfast):
