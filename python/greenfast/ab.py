@@ -341,6 +341,9 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, telemetry: 
     guess = shape.flops(causal) / 5e14 + 3e-6
     count = max(len(sets), min(96, int(REPLAY_SECONDS / guess)) // len(sets) * len(sets))
     graphs, singles = {}, {}
+    # Every call's output stays allocated as long as a graph writes to it: torch.cuda.graph() empties the cache, and a
+    # replay into memory that was given back is an illegal access, or another engine's output overwritten.
+    kept = []
     for engine in engines:
         entry = row["engines"].setdefault(engine.name, {"us": [], "single_us": []})
         entry["skipped"] = engine.unavailable(shape, causal, args.dtype)
@@ -348,6 +351,7 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, telemetry: 
             continue
         try:
             calls, entry["error"] = [], 0.0
+            kept.append(calls)
             for q, k, v in sets:
                 o = torch.full_like(q, math.nan)
                 out = engine.call(q, k, v, o, causal)

@@ -93,9 +93,13 @@ struct TileWork {
   bool even() const { return 4 * std::min(first, last) >= 3 * longest(); }
 };
 
-/// Relative time of one block, from measurement at D 64 (H200, 2026-11-21): tall tiles keep the
-/// tensor cores busier, short ones fill the machine better.
-std::int64_t block_cost(const Config& config) { return config.warpgroups == 3 ? 293 : 234; }
+/// Relative times of a block and of a tile beside its blocks, from measurement at D 64 (H200,
+/// 2026-11-21): tall tiles keep the tensor cores busier, short ones fill the machine better, and a
+/// split tile pays for its merge.
+std::int64_t block_cost(const Config& config) {
+  return config.split ? 117 : config.warpgroups == 3 ? 260 : 234;
+}
+std::int64_t tile_cost(const Config& config) { return config.split ? 200 : 0; }
 
 std::size_t choose_tile(const Problem& problem, const Band& band, Features features,
                         const DeviceFacts& facts, core::Choice choice) {
@@ -108,10 +112,13 @@ std::size_t choose_tile(const Problem& problem, const Band& band, Features featu
     if (best != kTiles.size() && tile.head_dim != kTiles[best].head_dim) break;
     const TileWork work(band, tile, problem.seq_q);
     const std::int64_t tiles = heads * ceil_div(problem.seq_q, tile.rows());
+    const auto cost = [&](std::int64_t blocks) {
+      return blocks * block_cost(tile) + tile_cost(tile);
+    };
     const std::int64_t time =
-        block_cost(tile) *
-        (work.even() ? work.longest() * ceil_div(tiles, facts.multiprocessors)
-                     : std::max(work.longest(), work.mean * tiles / facts.multiprocessors));
+        work.even()
+            ? cost(work.longest()) * ceil_div(tiles, facts.multiprocessors)
+            : std::max(cost(work.longest()), cost(work.mean) * tiles / facts.multiprocessors);
     if (best == kTiles.size() || time < best_time) {
       best = i;
       best_time = time;
@@ -136,8 +143,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   d.keys = visible_keys(problem);
   const Features features = features_of(problem, d.keys.band);
   d.tile = choose_tile(problem, d.keys.band, features, facts, choice);
-  d.config = tile_for(d.tile, problem.dtype);
-  d.config.features = features;
+  d.config = config_of(d.tile, problem.dtype, features);
   const std::int64_t tiles =
       problem.batch * problem.heads_q * ceil_div(problem.seq_q, d.config.rows());
   d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, facts.multiprocessors));

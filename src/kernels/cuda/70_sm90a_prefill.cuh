@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   static constexpr Config kConfig = ConfigOf::value;
   constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys;
   constexpr bool kOnes = kConfig.ones;
+  constexpr bool kLateGuard = kConfig.late_guard();
   constexpr int kColumns = kHeadDim + (kOnes ? 8 : 0);  // of the output
   constexpr int kKStages = kConfig.k_stages, kVStages = kConfig.v_stages;
   using KStage = Stage<kKStages, kConfig.block_bytes()>;
@@ -73,6 +74,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr bool kMasked = kConfig.features != Features::plain;
   constexpr bool kWindow = kConfig.features >= Features::window;
   constexpr bool kGeneral = kConfig.features == Features::general;
+  constexpr bool kSplit = kConfig.split;
+  constexpr int kStride = kSplit ? kWarpgroups : 1;  // from a warpgroup's block to its next
+  constexpr bool kTurns = kOnes && !kMasked && kWarpgroups == 2 && !kSplit;
   static_assert(kConfig.shared_bytes() <= 232448 && kKeys % 16 == 0);
 
   // ---- Prologue: shared memory and barriers ----
@@ -104,11 +108,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
     for (int i = 0; i < kKStages; ++i) {
       ptx::mbarrier_init(k_full + 8 * i, 1);
-      ptx::mbarrier_init(k_empty + 8 * i, 4 * kWarpgroups);
+      ptx::mbarrier_init(k_empty + 8 * i, kSplit ? 4 : 4 * kWarpgroups);
     }
     for (int i = 0; i < kVStages; ++i) {
       ptx::mbarrier_init(v_full + 8 * i, 1);
-      ptx::mbarrier_init(v_empty + 8 * i, 4 * kWarpgroups);
+      ptx::mbarrier_init(v_empty + 8 * i, kSplit ? 4 : 4 * kWarpgroups);
     }
     ptx::fence_mbarrier_init();
   }
@@ -126,8 +130,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // Blocks that the rows [first, last] see.
   const auto visible_blocks = [&](int first, int last) -> BlockRange {
-    if constexpr (kMasked) return blocks_of(p.band, kKeys, first, last);
-    return {0, p.key_blocks};
+    if constexpr (!kMasked) return {0, p.key_blocks};
+    BlockRange range = blocks_of(p.band, kKeys, first, last);
+    if constexpr (!kWindow) range.begin = 0;  // said to the compiler, which saves a register
+    return range;
   };
   Tile tile;
   if (warpgroup == 0) {
@@ -174,7 +180,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 #pragma unroll
             for (int c = 0; c < kChunks; ++c)
               ptx::tma_load_4d(q_shared + w * kConfig.q_bytes() + c * 64 * 128, &q_map,
-                               q_full + 8 * w, 64 * c, first_row + 64 * w, tile.head, tile.batch);
+                               q_full + 8 * w, 64 * c, first_row + (kSplit ? 0 : 64 * w), tile.head, tile.batch);
           }
         }
         // K runs one block ahead of V, as the consumers do.
@@ -255,9 +261,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int row = first_row + 16 * warp + (lane >> 2);
     const int first_key = block * kKeys + 2 * (lane & 3);
     const int end[2] = {p.band.end(row) - first_key, p.band.end(row + 8) - first_key};
+    const auto hide_from = [&]<int kFrom>() {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if ((i / 4) * 8 + (i & 1) >= end[(i >> 1) & 1]) scores[i] = -INFINITY;
+      for (int i = kFrom; i < kCount; ++i) {
+        if ((i / 4) * 8 + (i & 1) >= end[(i >> 1) & 1]) scores[i] = -INFINITY;
+      }
+    };
+    // Of the second of two diagonal warpgroups, every row sees the first half.
+    if (kCount == 64 && p.band.end(first_row) - block * kKeys >= 64) {
+      hide_from.template operator()<kCount / 2>();
+    } else {
+      hide_from.template operator()<0>();
     }
     if constexpr (kWindow) {
       const int begin[2] = {p.band.first(row) - first_key, p.band.first(row + 8) - first_key};
@@ -267,25 +281,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     }
   };
-  // scores = 2^(scale * scores - base), and their sums, or with kOnes the union of their bits.
+  // scores = 2^(scale * scores - base), and, without kOnes, their sums.
   const auto exponentiate = [&]<int kCount>(float(&scores)[kCount], float base0, float base1,
-                                            float(&block_sum)[2]) -> std::uint32_t {
-    float part[4];
-    std::uint32_t bits[2] = {0, 0};
+                                            float(&block_sum)[2]) {
+    [[maybe_unused]] float part[4];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       scores[i] = exp2_fast(fmaf(scores[i], scale, i & 2 ? -base1 : -base0));
       if constexpr (!kOnes) part[i & 3] = i < 4 ? scores[i] : part[i & 3] + scores[i];
     }
-    if constexpr (kOnes) {
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2)
-        bits[(i / 2) & 1] |= __float_as_uint(scores[i]) | __float_as_uint(scores[i + 1]);
-    } else {
+    if constexpr (!kOnes) {
       block_sum[0] = part[0] + part[1];
       block_sum[1] = part[2] + part[3];
     }
-    return bits[0] | bits[1];
   };
   // With kOnes the guard is one bit, a weight of 2 or more, so the weights start low.
   constexpr float kHeadroom = kOnes ? 6.0f : 0.0f;
@@ -350,58 +358,91 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     }
   };
+  // Weights beyond the range of the guard: scales them down exactly, or takes the block's true
+  // maximum. `shrink` is what O must be multiplied by.
+  const auto recover = [&](float(&block_sum)[2], float(&shrink)[2]) {
+    constexpr float kHuge = 0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
+    if constexpr (kOnes) {
+      block_sum[0] = block_sum[1] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) block_sum[(i >> 1) & 1] += s[i];
+    }
+    if (__any_sync(kFullWarp, !(block_sum[0] + block_sum[1] <= kHuge))) {
+      redo_scores();
+      transform(s);
+      softmax_exact(s, shrink);
+      return;
+    }
+    constexpr float kEnough = kOnes ? 0.25f : 64.0f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float most = quad_max(block_sum[h]);
+      const float exponent = static_cast<float>((__float_as_int(most) >> 23) - 127);
+      const float before = top[h];
+      top[h] += most > kEnough ? exponent + kHeadroom : 0.0f;
+      shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
+      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + block_sum[h] * shrink[h];
+    }
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
+  };
   // Softmax with the maximum of earlier blocks. Returns whether O must be multiplied by `shrink`.
   const auto softmax_guarded = [&](float(&shrink)[2]) -> bool {
     constexpr float kLimit = 0x1p13f;  // far from fp16's 65504
-    constexpr float kHuge = 0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
     float block_sum[2];
-    const std::uint32_t bits = exponentiate(s, top[0], top[1], block_sum);
-    // Written so that NaN is trouble too.
-    const bool trouble = __any_sync(
-        kFullWarp, kOnes ? (bits & 0x40000000u) != 0 : !(block_sum[0] + block_sum[1] <= kLimit));
-    if (trouble) {
-      if constexpr (kOnes) {
-        block_sum[0] = block_sum[1] = 0.0f;
+    exponentiate(s, top[0], top[1], block_sum);
+    bool outside;
+    if constexpr (kOnes) {
+      std::uint32_t bits[2] = {0, 0};
 #pragma unroll
-        for (int i = 0; i < kKeys / 2; ++i) block_sum[(i >> 1) & 1] += s[i];
-      }
-      if (__any_sync(kFullWarp, !(block_sum[0] + block_sum[1] <= kHuge))) {
-        redo_scores();
-        transform(s);
-        softmax_exact(s, shrink);
-        return true;
-      }
-      constexpr float kEnough = kOnes ? 0.25f : 64.0f;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float most = quad_max(block_sum[h]);
-        const float exponent = static_cast<float>((__float_as_int(most) >> 23) - 127);
-        const float before = top[h];
-        top[h] += most > kEnough ? exponent + kHeadroom : 0.0f;
-        shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
-        if constexpr (!kOnes) {
-          block_sum[h] *= shrink[h];
-          sum[h] *= shrink[h];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
+      for (int i = 0; i < kKeys / 2; i += 2)
+        bits[(i / 2) & 1] |= __float_as_uint(s[i]) | __float_as_uint(s[i + 1]);
+      outside = ((bits[0] | bits[1]) & 0x40000000u) != 0;
+    } else {
+      outside = !(block_sum[0] + block_sum[1] <= kLimit);  // NaN is outside too
     }
-    if constexpr (!kOnes) {
+    const bool trouble = __any_sync(kFullWarp, outside);
+    if (trouble) {
+      recover(block_sum, shrink);
+    } else if constexpr (!kOnes) {
       sum[0] += block_sum[0];
       sum[1] += block_sum[1];
     }
     return trouble;
   };
+  const auto rescale_output = [&](const float(&shrink)[2]) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
+  };
+  // The guard on weights that are converted already, two to a word: bit 14 of a half is set from 2
+  // on, for infinity and NaN, in fp16 and in bf16.
+  const auto guard_converted = [&]<bool kFirst>() {
+    std::uint32_t bits[2] = {0, 0};
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      bits[0] |= weights[k][0] | weights[k][1];
+      bits[1] |= weights[k][2] | weights[k][3];
+    }
+    if (__any_sync(kFullWarp, ((bits[0] | bits[1]) & 0x40004000u) != 0)) {
+      float block_sum[2], shrink[2];
+      recover(block_sum, shrink);
+      if constexpr (!kFirst) rescale_output(shrink);
+      convert(s);
+    }
+  };
 
-  if (kOnes && !kMasked && group == 1) ptx::named_barrier_arrive(4, 256);
+  if (kTurns && group == 1) ptx::named_barrier_arrive(4, 256);
+  // Of the exchange: 6 is empty, 7 is full.
+  if (kSplit && group == 0) ptx::named_barrier_arrive(6, 256);
   for (int tile_step = 0; next_tile(p, tile_step, tile); ++tile_step) {
-    const int tile_row = tile.index * kConfig.rows(), first_row = tile_row + 64 * group;
+    const int tile_row = tile.index * kConfig.rows(), first_row = tile_row + (kSplit ? 0 : 64 * group);
     const BlockRange tile_blocks =
         visible_blocks(tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
     const int last_row = min(first_row + 63, p.seq_q - 1);
     const BlockRange blocks = visible_blocks(first_row, last_row);
-    const bool works = first_row < p.seq_q && blocks.end > blocks.begin;
+    // The warpgroup's first block and how many it has.
+    const int newest = blocks.end - 1 - (kSplit ? group : 0);
+    const bool works = first_row < p.seq_q && newest >= blocks.begin;
     // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
     const int exact_from = min(max(first_row + p.band.above, 0), p.band.keys) / kKeys;
     const int exact_to = (last_row + p.band.below + kKeys - 1) / kKeys - 1;
@@ -410,10 +451,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
     // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
     const auto my_turn = [&] {
-      if constexpr (kOnes && !kMasked) ptx::named_barrier_sync(4 + group, 256);
+      if constexpr (kTurns) ptx::named_barrier_sync(4 + group, 256);
     };
     const auto your_turn = [&] {
-      if constexpr (kOnes && !kMasked) ptx::named_barrier_arrive(4 + (group + 1) % 2, 256);
+      if constexpr (kTurns) ptx::named_barrier_arrive(4 + (group + 1) % 2, 256);
     };
     // A block that other warpgroups of the CTA want.
     const auto skip_block = [&] {
@@ -426,9 +467,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       release(v_empty + v_stage.barrier);
       v_stage.advance();
     };
+    if constexpr (kSplit) {
+      if (group == 1 && blocks.end > blocks.begin) {
+        k_stage.advance();
+        v_stage.advance();
+      }
+    } else {
 #pragma unroll 1
-    for (int block = tile_blocks.end; block > (works ? blocks.end : tile_blocks.begin); --block)
-      skip_block();
+      for (int block = tile_blocks.end; block > (works ? blocks.end : tile_blocks.begin); --block)
+        skip_block();
+    }
 
     ptx::mbarrier_wait(q_full + 8 * group, tile_step & 1);
     if constexpr (kConfig.q_in_registers) {
@@ -448,7 +496,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
     if (works) {
-      int block = blocks.end - 1;
+      int block = newest;
       // ---- First block ----
       float shrink[2];
       ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
@@ -462,29 +510,52 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if constexpr (kConfig.q_in_registers) release(q_empty + 8 * group);
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
-      release(k_empty + k_stage.barrier);
-      release_queries_if(block == blocks.begin);
-      const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
-        transform(scores);
-        if (kMasked || (block + 1) * kKeys > p.band.keys) mask(scores, block, first_row);
-        softmax_exact(scores, shrink);
-      };
-      // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
-      // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
-      if (kKeys == 128 && p.band.end(last_row) - block * kKeys <= 64) {
-        first_softmax(reinterpret_cast<float(&)[32]>(s));
+      if (kLateGuard && !kMasked && (block + 1) * kKeys <= p.band.keys) {
+        // A base from a quarter of the keys; the guard knows where that is not enough.
 #pragma unroll
-        for (int i = 32; i < kKeys / 2; ++i) s[i] = 0.0f;
+        for (int h = 0; h < 2; ++h) {
+          float most = s[2 * h];
+#pragma unroll
+          for (int i = 1; i < kKeys / 16; ++i)
+            most = fmaxf(most, s[4 * (i / 2) + 2 * h + (i & 1)]);
+          top[h] = quad_max(most) * scale + kHeadroom;
+        }
+        float unused[2];
+        exponentiate(s, top[0], top[1], unused);
+        convert(s);
+        guard_converted.template operator()<true>();
+        release(k_empty + k_stage.barrier);
+        release_queries_if(block < blocks.begin + kStride);
       } else {
-        first_softmax(s);
+        release(k_empty + k_stage.barrier);
+        release_queries_if(block < blocks.begin + kStride);
+        const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
+          transform(scores);
+          if (kMasked || (block + 1) * kKeys > p.band.keys) mask(scores, block, first_row);
+          softmax_exact(scores, shrink);
+        };
+        // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
+        // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
+        if (kKeys == 128 && p.band.end(last_row) - block * kKeys <= 64) {
+          first_softmax(reinterpret_cast<float(&)[32]>(s));
+#pragma unroll
+          for (int i = 32; i < kKeys / 2; ++i) s[i] = 0.0f;
+        } else {
+          first_softmax(s);
+        }
+        convert(s);
       }
-      convert(s);
-      k_stage.advance();
+      // To the warpgroup's next block, if there is one in the tile, else past the tile's last.
+      const auto advance = [&](auto& stage, int from) {
+        stage.advance();
+        if (kSplit && from > blocks.begin) stage.advance();
+      };
+      advance(k_stage, block);
 
       // ---- Main loop: S(block) and O += P V of the block before ----
-      const int second = block - 1;
+      const int second = block - kStride;
       const auto step = [&]<bool kExact>() {
-        --block;
+        block -= kStride;
         ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
         ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
         my_turn();
@@ -501,32 +572,42 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         if constexpr (kExact) {
           mask(s, block, first_row);
           softmax_exact(s, shrink);
+        } else if constexpr (kLateGuard) {
+          float unused[2];
+          exponentiate(s, top[0], top[1], unused);
         } else {
           rescale = softmax_guarded(shrink);
         }
-        release(k_empty + k_stage.barrier);
-        release_queries_if(block == blocks.begin);
+        if constexpr (!kLateGuard || kExact) {
+          release(k_empty + k_stage.barrier);
+          release_queries_if(block < blocks.begin + kStride);
+        }
         ptx::pin_registers(s);
         ptx::wgmma_wait<0>();
         ptx::pin_registers(o);
         ptx::pin_registers(s);
         release(v_empty + v_stage.barrier);
-        if (rescale) {
-#pragma unroll
-          for (int i = 0; i < kColumns / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
+        if constexpr (kLateGuard && !kExact) {
+          convert(s);
+          guard_converted.template operator()<false>();
+          release(k_empty + k_stage.barrier);
+          release_queries_if(block < blocks.begin + kStride);
+        } else {
+          if (rescale) rescale_output(shrink);
+          convert(s);
         }
-        convert(s);
-        v_stage.advance();
-        k_stage.advance();
+        advance(v_stage, block + kStride);
+        advance(k_stage, block);
       };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
-      while (block > blocks.begin) {
+      const auto more = [&] { return block - kStride >= blocks.begin; };
+      const auto far_edge = [&] { return kWindow && block - kStride <= exact_to; };
+      while (more()) {
         if constexpr (kMasked) {
-          while (block > blocks.begin && (block > exact_from || (kWindow && block - 1 <= exact_to)))
+          while (more() && (block - kStride >= exact_from || far_edge()))
             step.template operator()<true>();
         }
-        while (block > blocks.begin && !(kWindow && block - 1 <= exact_to))
-          step.template operator()<false>();
+        while (more() && !far_edge()) step.template operator()<false>();
       }
 
       // ---- Last product ----
@@ -537,7 +618,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
       release(v_empty + v_stage.barrier);
-      v_stage.advance();
+      advance(v_stage, block);
       // The other columns of the ones are zeros.
       if constexpr (kOnes) {
         sum[0] = o[kHeadDim / 2] + o[kHeadDim / 2 + 1];
@@ -546,9 +627,54 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     } else {
       if constexpr (!kConfig.o_over_q()) release(q_empty + 8 * group);
     }
+    if constexpr (!kSplit) {
 #pragma unroll 1
-    for (int block = works ? blocks.begin : tile_blocks.begin; block > tile_blocks.begin; --block)
-      skip_block();
+      for (int block = works ? blocks.begin : tile_blocks.begin; block > tile_blocks.begin; --block)
+        skip_block();
+    } else {
+      // ---- Merge: the second warpgroup's thread hands its part to the same thread of the first
+      // ----
+      const std::uint32_t mine = q_shared + kConfig.exchange_offset() + 16 * (threadIdx.x & 127);
+      constexpr std::uint32_t kPitch = 16 * 128;
+      if (group == 1) {
+        ptx::named_barrier_sync(6, 256);
+        ptx::shared_store4(mine, {top[0], top[1], sum[0], sum[1]});
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 8; ++i) {
+          if (works)
+            ptx::shared_store4(mine + (i + 1) * kPitch,
+                               {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]});
+        }
+        ptx::named_barrier_arrive(7, 256);
+        __syncwarp();
+        continue;
+      }
+      ptx::named_barrier_sync(7, 256);
+      const float4 theirs = ptx::shared_load4(mine);
+      const float their_top[2] = {theirs.x, theirs.y}, their_sum[2] = {theirs.z, theirs.w};
+      float ours[2], factor[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float most = fmaxf(top[h], their_top[h]);
+        const float base = most == -INFINITY ? 0.0f : most;
+        ours[h] = exp2_fast(top[h] - base);
+        factor[h] = exp2_fast(their_top[h] - base);
+        sum[h] = sum[h] * ours[h] + their_sum[h] * factor[h];
+        top[h] = most;
+      }
+      // A tile of one block has no second part.
+      if (blocks.end - blocks.begin > 1) {
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 8; ++i) {
+          const float4 part = ptx::shared_load4(mine + (i + 1) * kPitch);
+          o[4 * i] = o[4 * i] * ours[0] + part.x * factor[0];
+          o[4 * i + 1] = o[4 * i + 1] * ours[0] + part.y * factor[0];
+          o[4 * i + 2] = o[4 * i + 2] * ours[1] + part.z * factor[1];
+          o[4 * i + 3] = o[4 * i + 3] * ours[1] + part.w * factor[1];
+        }
+      }
+      ptx::named_barrier_arrive(6, 256);
+    }
 
     // ---- Epilogue: normalise, store ----
     const int lane = ptx::lane_id();
@@ -641,15 +767,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   if (!kGeneral && leader) ptx::tma_store_wait();
 }
 
-template <class T, int kTile, Features kFeatures>
-constexpr Config compiled_config() {
-  Config config = tile_for(kTile, std::is_same_v<T, __half> ? DType::f16 : DType::bf16);
-  config.features = kFeatures;
-  return config;
-}
 /// Gives a compiled kernel a name that a plan can say.
 template <class T, int kTile, Features kFeatures>
-struct Compiled : With<compiled_config<T, kTile, kFeatures>()> {};
+struct Compiled
+    : With<config_of(kTile, std::is_same_v<T, __half> ? DType::f16 : DType::bf16, kFeatures)> {};
 
 template <class T, int kTile, Features kFeatures>
 const void* entry() {
@@ -660,8 +781,11 @@ template <class T, int kTile>
 Entries entries() {
   Entries kernels{entry<T, kTile, Features::plain>(), entry<T, kTile, Features::causal>()};
   if constexpr (kTiles[kTile].takes(Features::window)) {
-    kernels[2] = entry<T, kTile, Features::window>();
     kernels[3] = entry<T, kTile, Features::general>();
+    if constexpr (config_of(kTile, DType::f16, Features::window).features == Features::general)
+      kernels[2] = kernels[3];
+    else
+      kernels[2] = entry<T, kTile, Features::window>();
   }
   return kernels;
 }

@@ -29,13 +29,20 @@ struct Config {
   // The row sum is one more column of the output: V gets 8 columns, of which the first holds ones.
   // It costs 8 / head_dim more matrix work and saves most instructions of the sum and the guard.
   bool ones = false;
+  // Two warpgroups share 64 rows and take every other block of keys each; the second hands its
+  // result to the first. Half as high a tile, for problems that do not fill the machine.
+  bool split = false;
   Features features = Features::plain;
 
+  // The guard looks at the weights after P V of the block before: its rare path then has that
+  // product's registers. Two warpgroups want its vote earlier, because ptxas moves the wait for
+  // P V up to the next branch.
+  constexpr bool late_guard() const { return ones && warpgroups == 3; }
   // Three warpgroups leave no registers for two bounds.
   constexpr bool takes(Features wanted) const {
-    return warpgroups < 3 || wanted <= Features::causal;
+    return (warpgroups < 3 && !split) || wanted <= Features::causal;
   }
-  constexpr int rows() const { return 64 * warpgroups; }
+  constexpr int rows() const { return split ? 64 : 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   constexpr int chunks() const { return (head_dim + 63) / 64; }  // of 64 columns, 128 bytes
 
@@ -52,14 +59,18 @@ struct Config {
   constexpr int ones_offset() const { return v_offset() + v_stages * block_bytes(); }
   constexpr int ones_bytes() const { return ones ? 16 * 128 : 0; }
   constexpr int o_offset() const { return o_over_q() ? 0 : ones_offset() + ones_bytes(); }
-  constexpr int shared_bytes() const {
-    return 1024 + ones_offset() + ones_bytes() + (o_over_q() ? 0 : warpgroups * q_bytes());
-  }
+  constexpr int o_bytes() const { return o_over_q() ? 0 : (split ? 1 : warpgroups) * q_bytes(); }
+  // The second warpgroup's output in fp32, and base and sum of its rows.
+  constexpr int exchange_offset() const { return ones_offset() + ones_bytes() + o_bytes(); }
+  constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 4) : 0; }
+  constexpr int shared_bytes() const { return 1024 + exchange_offset() + exchange_bytes(); }
 
-  // 512 warps' worth of 128 registers, shared out by role (setmaxnreg).
+  // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for each
+  // thread; a warpgroup that asks for more than the others gave back waits for ever.
+  constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int producer_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int consumer_registers() const {
-    return (512 - producer_registers()) / warpgroups / 8 * 8;
+    return (launch_registers() * (warpgroups + 1) - producer_registers()) / warpgroups / 8 * 8;
   }
 };
 
@@ -70,7 +81,12 @@ struct With {
 
 /// The tiles, by head dim; of those with the same head dim the launch chooses by the problem.
 inline constexpr std::array kTiles{
-    Config{.head_dim = 64, .warpgroups = 3, .keys = 128, .k_stages = 4, .v_stages = 4},
+    Config{.head_dim = 64,
+           .warpgroups = 3,
+           .keys = 128,
+           .k_stages = 4,
+           .v_stages = 4,
+           .ones = true},
     Config{.head_dim = 64,
            .warpgroups = 2,
            .keys = 128,
@@ -78,18 +94,30 @@ inline constexpr std::array kTiles{
            .v_stages = 4,
            .q_in_registers = true,
            .ones = true},
+    Config{.head_dim = 64,
+           .warpgroups = 2,
+           .keys = 128,
+           .k_stages = 4,
+           .v_stages = 4,
+           .q_in_registers = true,
+           .ones = true,
+           .split = true},
     Config{.head_dim = 96, .warpgroups = 2, .keys = 128, .k_stages = 3, .q_in_registers = true},
     Config{.head_dim = 128, .warpgroups = 2, .keys = 128, .k_stages = 3, .q_in_registers = true},
     Config{.head_dim = 192, .warpgroups = 2, .keys = 96},
     Config{.head_dim = 256, .warpgroups = 2, .keys = 64, .k_stages = 3},
 };
 
-/// The tile for inputs of a type. A sum of weights rounded to bf16 would cost the log-sum-exp three
-/// digits.
-constexpr Config tile_for(std::size_t index, DType dtype) {
-  Config tile = kTiles[index];
-  tile.ones = tile.ones && dtype == DType::f16;
-  return tile;
+/// The build of a tile for inputs of a type and what is wanted. A sum of weights rounded to bf16
+/// would cost the log-sum-exp three digits. Softcap at D 128 needs the registers that Q would take,
+/// and a window at D 256 those of a second set of loops.
+constexpr Config config_of(std::size_t tile, DType dtype, Features features) {
+  Config config = kTiles[tile];
+  config.ones = config.ones && dtype == DType::f16;
+  if (features == Features::window && config.head_dim == 256) features = Features::general;
+  config.features = features;
+  if (features == Features::general && config.head_dim == 128) config.q_in_registers = false;
+  return config;
 }
 
 /// Key blocks [begin, end) that the rows [first, last] see.

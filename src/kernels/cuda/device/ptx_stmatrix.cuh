@@ -12,4 +12,19 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, const std::uin
                : "memory");
 }
 
+/// Four floats at a 16-byte aligned shared address.
+__device__ __forceinline__ void shared_store4(std::uint32_t shared, float4 x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(x.x), "f"(x.y),
+               "f"(x.z), "f"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ float4 shared_load4(std::uint32_t shared) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
+
 }  // namespace greenfast::cuda::ptx
