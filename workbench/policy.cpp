@@ -169,8 +169,17 @@ Policy read_policy(std::string_view name, std::string_view text) {
   integrity.read("decoy", policy.decoy);
   integrity.read("stream", policy.stream);
   integrity.read("poison_unseen", policy.poison_unseen);
-  integrity.read("reruns", policy.reruns);
-  if (policy.reruns < 0 || policy.reruns > 1000) integrity.fail("reruns", "must be 0 to 1000");
+  if (const toml::node* node = integrity.take("reruns"); node && !node->is_table()) {
+    integrity.read("reruns", policy.reruns.cpu);
+    policy.reruns.cuda = policy.reruns.cpu;
+  } else {
+    Table reruns = integrity.table("reruns");
+    reruns.read("cpu", policy.reruns.cpu);
+    reruns.read("cuda", policy.reruns.cuda);
+    reruns.finish();
+  }
+  for (const int count : {policy.reruns.cpu, policy.reruns.cuda})
+    if (count < 0 || count > 1000) integrity.fail("reruns", "must be 0 to 1000");
   integrity.finish();
 
   Table selftest = root.table("selftest");

@@ -46,8 +46,12 @@ struct Policy {
   bool decoy = true;  // a launch on other data at the same addresses comes first
   bool stream = true;
   bool poison_unseen = true;  // see Case
-  int reruns = 2;             // bitwise equal launches beyond the first; at most 1 for problems
-                              // above flop_budget
+  /// Bitwise equal launches beyond the first, by what the subject runs on; of problems above
+  /// flop_budget a sixth of them, at least one.
+  struct Reruns {
+    int cpu = 2, cuda = 2;
+    int on(DeviceKind kind) const { return kind == DeviceKind::cuda ? cuda : cpu; }
+  } reruns;
 
   /// FLOP of attention the oracle may spend on one case (4 D per visible pair); above it rows are
   /// sampled.

@@ -229,11 +229,12 @@ std::uint64_t available_memory() {
   return ~std::uint64_t{0};
 }
 
-// A problem whose oracle is sampled takes seconds on slow kernels: one rerun there.
-int reruns_of(const Policy& policy, const Problem& p) {
+// A problem whose oracle is sampled takes seconds on slow kernels: fewer reruns there.
+int reruns_of(const Policy& policy, const Problem& p, DeviceKind kind) {
   const double flops =
       4.0 * static_cast<double>(p.head_dim) * static_cast<double>(visible_pairs(p));
-  return flops <= policy.flop_budget ? policy.reruns : std::min(policy.reruns, 1);
+  const int reruns = policy.reruns.on(kind);
+  return flops <= policy.flop_budget ? reruns : std::min(reruns, std::max(1, reruns / 6));
 }
 
 // A subject's launches on one case, and everything that is looked at around them.
@@ -278,7 +279,7 @@ class Session {
     if (policy_.decoy && !run_decoy(result)) return result;
 
     // Launches alternate between the poison patterns; what differs between them was not written.
-    const int reruns = reruns_of(policy_, p_);
+    const int reruns = reruns_of(policy_, p_, device_.kind());
     const int launches = 1 + std::max(reruns, policy_.poison ? 1 : 0);
     Output first;
     for (int n = 0; n < launches; ++n) {
@@ -418,7 +419,7 @@ class Session {
         return;
       }
     }
-    if (n > reruns_of(policy_, p_)) return;
+    if (n > reruns_of(policy_, p_, device_.kind())) return;
     fail(result, "rerun",
          "launch " + std::to_string(n + 1) +
              " gave other bits than launch 1: output depends on "

@@ -115,6 +115,41 @@ TEST_F(PrefillPlan, TallTilesOnlyWhereTheyFillTheMachine) {
   EXPECT_EQ(kernel(problem), "bf16_d64_m192_n128_causal");
   problem.mask = Mask::window(1024, 0, Alignment::bottom_right);
   EXPECT_EQ(kernel(problem), "bf16_d64_m128_n128_window");
+  // At D 256 no build is for windows alone.
+  problem = make_problem(2, 32, 32, 8192, 8192, 256, DType::bf16);
+  problem.mask = Mask::window(1024, 0, Alignment::bottom_right);
+  EXPECT_EQ(kernel(problem), "bf16_d256_m128_n64_general");
+}
+
+TEST_F(PrefillPlan, HalfTilesWhereTheLongestTileDecides) {
+  // 128 tiles of 128 rows fill the machine, but under a causal mask the last rows take all the
+  // time.
+  Problem problem = make_problem(1, 8, 8, 2048, 2048, 64, DType::f16);
+  EXPECT_EQ(kernel(problem), "f16_d64_m128_n128_plain");
+  problem.mask = Mask::causal(Alignment::top_left);
+  EXPECT_EQ(kernel(problem), "f16_d64_m64_n128_causal");
+  problem = make_problem(1, 8, 8, 1000, 1000, 64, DType::bf16);
+  EXPECT_EQ(kernel(problem), "bf16_d64_m64_n128_plain");
+  // One block of keys has nothing to split.
+  EXPECT_EQ(kernel(make_problem(1, 8, 8, 1000, 128, 64, DType::f16)), "f16_d64_m128_n128_plain");
+  // It does not depend on the batch where that is promised.
+  options_.batch_invariant = true;
+  const std::string one = kernel(make_problem(1, 8, 8, 1000, 1000, 64, DType::f16));
+  EXPECT_EQ(kernel(make_problem(64, 8, 8, 1000, 1000, 64, DType::f16)), one);
+}
+
+TEST_F(PrefillPlan, EveryTileFitsItsMachineAndItsRegisters) {
+  for (std::size_t tile = 0; tile < cuda::prefill::kTiles.size(); ++tile) {
+    for (int features = 0; features < cuda::prefill::kFeatures; ++features) {
+      const auto config = cuda::prefill::config_of(tile, DType::f16,
+                                                   static_cast<cuda::prefill::Features>(features));
+      EXPECT_LE(config.shared_bytes(), facts_.shared_per_block) << tile;
+      // A consumer that asks for more than the CTA was launched with waits for ever.
+      EXPECT_LE(config.producer_registers() + config.warpgroups * config.consumer_registers(),
+                (config.warpgroups + 1) * config.launch_registers())
+          << tile;
+    }
+  }
 }
 
 TEST_F(PrefillPlan, HeadDimsArePaddedToTheNextTile) {

@@ -11,11 +11,12 @@ namespace {
 
 constexpr const char* kSmall = "cuda.sm90.small";
 constexpr const char* kMma = "cuda.sm80.mma";
+constexpr const char* kPrefill = "cuda.sm90.prefill";
 
 class CudaSelection : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* id : {kSmall, kMma}) {
+    for (const char* id : {kSmall, kMma, kPrefill}) {
       const auto all = variants();
       const auto row = std::find_if(all.begin(), all.end(),
                                     [&](const VariantInfo& info) { return info.id == id; });
@@ -45,6 +46,20 @@ TEST_F(CudaSelection, SmallTakesWhatTwoBlocksPerMultiprocessorHold) {
   const Candidate refused = answer(make_problem(3, 8, 8, 512, 512, 64, DType::f16), kSmall);
   EXPECT_FALSE(refused.accepted);
   EXPECT_NE(refused.reason.find("384 blocks"), std::string::npos) << refused.reason;
+}
+
+TEST_F(CudaSelection, PrefillTakesWhatSmallLeaves) {
+  // The measured table of docs/kernels/sm90.md.
+  const auto chosen = [&](const Problem& problem) {
+    return explain(problem, facts_, options_).chosen;
+  };
+  EXPECT_EQ(chosen(make_problem(1, 8, 8, 1024, 1024, 64, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(2, 8, 8, 512, 512, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(1, 8, 8, 2048, 2048, 64, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(1, 8, 8, 512, 512, 256, DType::bf16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(32, 32, 32, 64, 64, 64, DType::bf16)), kPrefill);
+  facts_ = *model_facts("a100");
+  EXPECT_EQ(chosen(make_problem(1, 8, 8, 2048, 2048, 64, DType::f16)), kMma);
 }
 
 TEST_F(CudaSelection, SmallIgnoresTheBatchWhenAsked) {

@@ -112,3 +112,19 @@ def test_attention_through_the_binding():
     v, o = Tensor((1, 1, 1, 8), range(8)), Tensor((1, 2, 3, 8))
     library().attention(q, k, v, o, device=capi.CPU)
     assert list(o.values) == pytest.approx([float(i) for i in range(8)] * 6, rel=1e-6)
+
+
+def test_the_suites_hold_the_table_of_the_targets():
+    shapes = [ab.Shape.parse(text) for name in ("peers", "hard") for text in ab.SUITES[name]]
+    for dim in (64, 128):
+        lengths = {shape.seq_q for shape in shapes if shape.dim == dim}
+        assert {512, 1024, 2048, 4096, 8192, 16384} <= lengths
+    assert any(shape.dim == 256 for shape in shapes)
+
+
+def test_hard_inputs_are_beside_normal_ones_and_only_what_has_a_reference_is_checked(monkeypatch):
+    monkeypatch.setattr(ab.Greenfast, "__init__", lambda self: None)
+    engines = {kind: ab.OnHardInputs(kind) for kind in ab.HARD_INPUTS}
+    assert [kind for kind, engine in engines.items() if engine.rival] == ["normal"]
+    assert [kind for kind, engine in engines.items() if not engine.checked] == ["nan", "inf"]
+    assert not ab.Greenfast.rival and ab.Engine.rival

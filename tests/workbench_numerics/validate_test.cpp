@@ -93,6 +93,9 @@ TEST(Policies, AnyTextIsAcceptedOrRefusedInWords) {
         {good + "[limits.max_rows]\n", "unknown key limits.max_rows"},
         {good + "[integrity]\nredzone = true\n", "unknown key integrity.redzone"},
         {good + "[integrity]\nreruns = -1\n", "reruns"},
+        {good + "[integrity]\nreruns = { cpu = 1, cuda = 1001 }\n", "reruns"},
+        {good + "[integrity]\nreruns = { gpu = 1 }\n", "unknown key integrity.reruns.gpu"},
+        {good + "[integrity]\nreruns = \"many\"\n", "must be an integer"},
         {good + "[integrity]\npoison = 1\n", "true or false"},
         {good + "[[resources]]\nregisters = 3\n", "variants"},
         {"reference = \"mine\"\n" + good, "unquantised"}}) {
@@ -100,6 +103,22 @@ TEST(Policies, AnyTextIsAcceptedOrRefusedInWords) {
     EXPECT_NE(message.find(part), std::string::npos) << text << "\n-> " << message;
     EXPECT_EQ(message.find("policy test: "), 0u) << message;
   }
+}
+
+TEST(Policies, RerunsMayDifferByDevice) {
+  const auto reruns = [](const std::string& value) {
+    return parse_policy("test",
+                        "distributions = [\"normal\"]\n[limits.max_row]\nfp16 = { limit = 1 }\n"
+                        "[integrity]\nreruns = " +
+                            value + "\n")
+        ->reruns;
+  };
+  EXPECT_EQ(reruns("7").on(DeviceKind::cpu), 7);
+  EXPECT_EQ(reruns("7").on(DeviceKind::cuda), 7);
+  EXPECT_EQ(reruns("{ cpu = 1, cuda = 30 }").on(DeviceKind::cpu), 1);
+  EXPECT_EQ(reruns("{ cpu = 1, cuda = 30 }").on(DeviceKind::cuda), 30);
+  // Two of them missed a race on a GPU.
+  EXPECT_GE(strict().reruns.on(DeviceKind::cuda), 24);
 }
 
 TEST(Limits, AWrongEmulatorCannotLoosenTheGate) {

@@ -65,8 +65,8 @@ struct Config {
   constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 4) : 0; }
   constexpr int shared_bytes() const { return 1024 + exchange_offset() + exchange_bytes(); }
 
-  // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for each
-  // thread; a warpgroup that asks for more than the others gave back waits for ever.
+  // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for
+  // each thread; a warpgroup that asks for more than the others gave back waits for ever.
   constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int producer_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int consumer_registers() const {
@@ -81,12 +81,8 @@ struct With {
 
 /// The tiles, by head dim; of those with the same head dim the launch chooses by the problem.
 inline constexpr std::array kTiles{
-    Config{.head_dim = 64,
-           .warpgroups = 3,
-           .keys = 128,
-           .k_stages = 4,
-           .v_stages = 4,
-           .ones = true},
+    Config{
+        .head_dim = 64, .warpgroups = 3, .keys = 128, .k_stages = 4, .v_stages = 4, .ones = true},
     Config{.head_dim = 64,
            .warpgroups = 2,
            .keys = 128,
