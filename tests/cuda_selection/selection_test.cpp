@@ -58,8 +58,6 @@ TEST_F(CudaSelection, PrefillTakesWhatSmallLeaves) {
   EXPECT_EQ(chosen(make_problem(1, 8, 8, 2048, 2048, 64, DType::f16)), kPrefill);
   EXPECT_EQ(chosen(make_problem(1, 8, 8, 512, 512, 256, DType::bf16)), kPrefill);
   EXPECT_EQ(chosen(make_problem(32, 32, 32, 64, 64, 64, DType::bf16)), kPrefill);
-  facts_ = *model_facts("a100");
-  EXPECT_EQ(chosen(make_problem(1, 8, 8, 2048, 2048, 64, DType::f16)), kMma);
 }
 
 TEST_F(CudaSelection, SmallIgnoresTheBatchWhenAsked) {
@@ -77,13 +75,15 @@ TEST_F(CudaSelection, SmallLoopsOnlyAboveFourPartsOfKeys) {
     const Result<Plan> result = plan(problem, facts_, options_);
     return result.ok() ? result->kernel : result.status().message();
   };
-  EXPECT_EQ(keys(256, Mask::none()), "sm90_small_f16_d64_n64");
-  EXPECT_EQ(keys(512, Mask::none()), "sm90_small_f16_d64_n128");
-  EXPECT_EQ(keys(513, Mask::none()), "sm90_small_f16_d64_n128_loop");
+  // Configurations 0, 1 and 2: 64 and 128 keys a part, and the loop.
+  EXPECT_EQ(keys(256, Mask::none()), "small::attention_kernel<__half, 0>");
+  EXPECT_EQ(keys(512, Mask::none()), "small::attention_kernel<__half, 1>");
+  EXPECT_EQ(keys(513, Mask::none()), "small::attention_kernel<__half, 2>");
   // A window of 449 keys seen by 64 queries spans 512, however long the sequence is.
-  EXPECT_EQ(keys(100000, Mask::window(448, 0, Alignment::bottom_right)), "sm90_small_f16_d64_n128");
+  EXPECT_EQ(keys(100000, Mask::window(448, 0, Alignment::bottom_right)),
+            "small::attention_kernel<__half, 1>");
   EXPECT_EQ(keys(100000, Mask::window(449, 0, Alignment::bottom_right)),
-            "sm90_small_f16_d64_n128_loop");
+            "small::attention_kernel<__half, 2>");
 }
 
 TEST_F(CudaSelection, MmaTakesWhatTmaCannotAddress) {
