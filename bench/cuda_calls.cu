@@ -26,7 +26,7 @@ constexpr int kCalls = 200;
 void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "bench_cuda_calls: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(error == cudaErrorNoDevice ? 3 : 4);
+  std::exit(error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ? 3 : 4);
 }
 
 double median(std::vector<double> x) {
