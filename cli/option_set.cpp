@@ -1,8 +1,24 @@
 #include "cli/option_set.hpp"
 
 #include <CLI/CLI.hpp>
+#include <limits>
+#include <string>
+#include <type_traits>
 
 namespace greenfast::cli {
+namespace {
+
+// CLI11 says "Could not convert" and not what would be possible.
+template <class T>
+std::string refuse_number(const std::string& text) {
+  T value{};
+  if (!text.empty() && CLI::detail::lexical_cast(text, value)) return {};
+  if (std::is_floating_point_v<T>) return "'" + text + "' is not a number";
+  return "'" + text + "' is not a whole number of at most " +
+         std::to_string(std::numeric_limits<T>::max());
+}
+
+}  // namespace
 
 void OptionSet::text(const std::string& name, std::string* target, const std::string& value,
                      const std::string& help) {
@@ -36,27 +52,47 @@ void OptionSet::positional(const std::string& name, std::vector<std::string>* ta
 
 void OptionSet::integer(const std::string& name, int* target, const std::string& value,
                         const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading_)
+      ->take_last()
+      ->check(refuse_number<int>);
 }
 
 void OptionSet::integer(const std::string& name, std::optional<int>* target,
                         const std::string& value, const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading_)
+      ->take_last()
+      ->check(refuse_number<int>);
 }
 
 void OptionSet::number(const std::string& name, float* target, const std::string& value,
                        const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading_)
+      ->take_last()
+      ->check(refuse_number<float>);
 }
 
 void OptionSet::number(const std::string& name, std::optional<float>* target,
                        const std::string& value, const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading_)
+      ->take_last()
+      ->check(refuse_number<float>);
 }
 
 void OptionSet::number(const std::string& name, double* target, const std::string& value,
                        const std::string& help) {
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading_)
+      ->take_last()
+      ->check(refuse_number<double>);
 }
 
 void OptionSet::flag(const std::string& name, bool* target, const std::string& help) {

@@ -14,10 +14,17 @@ namespace {
 
 using workbench::ProblemDefaults;
 
-DType parse_dtype_option(std::string_view option, std::string_view text) {
+DType parse_input_dtype(std::string_view text) {
   if (const auto dtype = parse_dtype(text)) return *dtype;
   throw Failure(workbench::kUsage,
-                fmt::format("{} {}: possible are fp32, fp16, bf16, e4m3", option, text));
+                fmt::format("--dtype {}: possible are fp32, fp16, bf16, e4m3", text));
+}
+
+DType parse_out_dtype(std::string_view text) {
+  const auto dtype = parse_dtype(text);
+  if (dtype && *dtype != DType::e4m3) return *dtype;
+  throw Failure(workbench::kUsage,
+                fmt::format("--out-dtype {}: possible are fp32, fp16, bf16", text));
 }
 
 std::int64_t parse_bound(std::string_view window, std::string_view text) {
@@ -106,17 +113,12 @@ std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
     throw Failure(workbench::kUsage, fmt::format("--layout {}: possible are {}", layout,
                                                  fmt::join(layout_names(), ", ")));
   }
-  if (!out_dtype.empty()) {
-    common.out_dtype = parse_dtype_option("--out-dtype", out_dtype);
-    if (*common.out_dtype == DType::e4m3)
-      throw Failure(workbench::kUsage,
-                    fmt::format("--out-dtype {}: possible are fp32, fp16, bf16", out_dtype));
-  }
+  if (!out_dtype.empty()) common.out_dtype = parse_out_dtype(out_dtype);
 
   std::vector<ProblemDefaults> all;
   for (const std::string& name : split_list(dtype)) {
     all.push_back(common);
-    all.back().dtype = parse_dtype_option("--dtype", name);
+    all.back().dtype = parse_input_dtype(name);
   }
   if (all.empty()) {
     all.push_back(common);

@@ -48,7 +48,10 @@ Status check_shape(const Problem& p) {
   if (p.head_dim < kMinHeadDim || p.head_dim > kMaxHeadDim || p.head_dim % kHeadDimStep != 0)
     return unsupported("head_dim is ", p.head_dim, ": it may be ", kMinHeadDim, " to ", kMaxHeadDim,
                        " in steps of ", kHeadDimStep,
-                       "; pad Q, K and V with zero columns up to the next step");
+                       p.head_dim > kMaxHeadDim
+                           ? "; larger ones are not supported"
+                           : "; pad Q, K and V with zero columns up to the next step, and keep the "
+                             "scale of the unpadded problem");
   return {};
 }
 
