@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -139,6 +140,12 @@ int explain_shapes(const ListOptions& options) {
   for (const auto& [name, problem] : problems) {
     const Selection selection = explain(problem, facts, call);
     all_chosen = all_chosen && !selection.chosen.empty();
+    // Only the environment can force one here.
+    const char* forced = selection.forced ? std::getenv("GREENFAST_VARIANT") : nullptr;
+    if (forced != nullptr && std::none_of(selection.candidates.begin(), selection.candidates.end(),
+                                          [&](const Candidate& c) { return c.variant == forced; }))
+      throw Failure(workbench::kUsage,
+                    fmt::format("GREENFAST_VARIANT={}: {}", forced, selection.refusal));
     if (options.as_json) {
       json candidates = json::array();
       for (const Candidate& c : selection.candidates)
@@ -150,12 +157,16 @@ int explain_shapes(const ListOptions& options) {
                          {"problem", to_string(problem)},
                          {"chosen", selection.chosen},
                          {"forced", selection.forced},
+                         {"refusal", selection.refusal},
                          {"candidates", candidates}});
       continue;
     }
+    if (&name != &problems.front().name) fmt::print("\n");
     fmt::print("{} on {}: {}{}\n", to_string(problem), facts.name,
                selection.chosen.empty() ? "nothing fits" : selection.chosen,
                selection.forced ? " (forced by GREENFAST_VARIANT)" : "");
+    // Without force the table's last column says it.
+    if (selection.forced && !selection.refusal.empty()) fmt::print("{}\n", selection.refusal);
     Table table({{"", Table::Align::left},
                  {"variant", Table::Align::left},
                  {"rank", Table::Align::right},
@@ -176,7 +187,6 @@ int explain_shapes(const ListOptions& options) {
       fmt::print("{} variants run on {} only; --model {} explains those.\n", elsewhere,
                  facts.kind == DeviceKind::cpu ? "cuda" : "cpu",
                  facts.kind == DeviceKind::cpu ? "h200" : "cpu");
-    fmt::print("\n");
   }
   if (options.as_json)
     fmt::print(
@@ -194,7 +204,7 @@ Action define_list(OptionSet& set) {
   set.text("--device", &options->device, "DEVICE",
            "auto, cpu, cuda: whose facts decide (default: auto, a GPU if there is one)");
   set.text("--model", &options->model, "MODEL",
-           "Decide as on this machine: cpu, h200, a100, l4; needs no such device");
+           "Decide as on this machine: cpu, h200, h100, a100, l4; needs no such device");
   set.text("--names", &options->names, "KIND",
            "Print names alone, one a line: variants, shapes, policies, layouts, toggles");
   set.flag("--batch-invariant", &options->batch_invariant,

@@ -206,7 +206,8 @@ int run_main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "greenfast: out of memory; choose smaller shapes\n");
   } catch (const std::exception& error) {
-    fmt::print(stderr, "greenfast: internal error: {}\n", error.what());
+    // What fmt throws when standard output is full is said below.
+    if (!std::ferror(stdout)) fmt::print(stderr, "greenfast: internal error: {}\n", error.what());
   }
   // Output that never reached its file is a failure too (full disk, closed pipe).
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {

@@ -47,7 +47,7 @@ _greenfast() {
     --dtype) _greenfast_list "fp32 fp16 bf16 e4m3" "$word" ;;
     --out-dtype) mapfile -t COMPREPLY < <(compgen -W "fp32 fp16 bf16" -- "$word") ;;
     --device) mapfile -t COMPREPLY < <(compgen -W "auto cpu cuda" -- "$word") ;;
-    --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 a100 l4" -- "$word") ;;
+    --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 h100 a100 l4" -- "$word") ;;
     --causal) mapfile -t COMPREPLY < <(compgen -W "top-left bottom-right" -- "$word") ;;
     evidence) mapfile -t COMPREPLY < <(compgen -W "record import verify" -- "$word") ;;
     --inputs | --binary | --limits) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
@@ -56,6 +56,10 @@ _greenfast() {
     --plugin) mapfile -t COMPREPLY < <(compgen -f -X '!*.@(so|cu|c|cc|cpp|cxx)' -- "$word") ;;
     --out) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
   esac
+  # The two sides.
+  if [[ $command == compare && ${#COMPREPLY[@]} -eq 0 && -n $word && $word != -* ]]; then
+    mapfile -t COMPREPLY < <(compgen -W "$("$program" list --names variants 2>/dev/null)" -- "$word")
+  fi
   # Records and result folders.
   if [[ $command == report && ${#COMPREPLY[@]} -eq 0 && $word != -* ]]; then
     mapfile -t COMPREPLY < <(compgen -f -- "$word")

@@ -41,7 +41,8 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["run", "--shapes", "99999999999999999999x1x1x64"], ["99999999999999999999"]),
     (["run", "--shapes", "1000000x1000000x1000000x256"], ["1000000"]),
     (["check", "--shapes", "64x64x65536x256"], ["GiB", "choose a smaller shape"]),
-    (["run", "--variants", "cpu.flesh"], ["cpu.flesh", "cpu.flash"]),
+    (["run", "--variants", "cpu.flesh"], ["cpu.flesh", "cpu.flash", "mutant.NAME"]),
+    (["run", "--variants", "mutant.zer"], ["mutant.zer", "mutant.zeros"]),
     (["run", "--variants", "cuda.v2c.v8", "--device", "cpu"], ["cuda.v2c.v8", "--device cuda"]),
     (["run", "--dtype", "fp12"], ["--dtype fp12", "fp32, fp16, bf16, e4m3"]),
     (["run", "--out-dtype", "e4m3"], ["--out-dtype e4m3", "fp32, fp16, bf16"]),
@@ -53,12 +54,14 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["run", "--window", "1,2,3"], ["--window 1,2,3"]),
     (["run", "--window", "4,4", "--causal"], ["--window 4,4", "--causal"]),
     (["run", "--scale", "nan"], ["scale", "nan"]),
+    (["run", "--scale", "half"], ["--scale", "'half' is not a number"]),
     (["run", "--softcap", "-1"], ["softcap", "-1"]),
     (["run", "--seeds", "0,x"], ["--seeds 0,x"]),
     (["run", "--seeds", "-1"], ["--seeds -1"]),
     (["run", "--seeds", ","], ["--seeds"]),
     (["run", "--iters", "0"], ["--iters 0"]),
-    (["run", "--iters", "many"], ["--iters", "many"]),
+    (["run", "--iters", "many"], ["--iters", "'many' is not a whole number"]),
+    (["run", "--iters", "99999999999"], ["--iters", "'99999999999'", "at most 2147483647"]),
     (["run", "--warmup", "-2"], ["--warmup -2"]),
     (["run", "--budget", "0"], ["--budget 0"]),
     (["run", "--budget", "nan"], ["--budget nan"]),
@@ -191,6 +194,9 @@ def test_list_shows_every_variant_and_why(greenfast):
     assert all(c["reason"] for c in why["problems"][0]["candidates"])
     forced = greenfast("list", "--why", "mission", "--device", "cpu", "--json", env={"GREENFAST_VARIANT": "cpu.naive"})
     assert (forced.json["problems"][0]["chosen"], forced.json["problems"][0]["forced"]) == ("cpu.naive", True)
+    greenfast("list", "--why", "mission", env={"GREENFAST_VARIANT": "cpu.flesh"}).refused(2, "cpu.flesh", "cpu.flash")
+    unfit = greenfast("list", "--why", "mission", "--device", "cpu", env={"GREENFAST_VARIANT": "cuda.sm80.mma"})
+    assert unfit.code == 3 and "cuda.sm80.mma cannot take" in unfit.out
 
 
 def test_doctor_describes_this_machine(greenfast):
@@ -204,9 +210,10 @@ def test_doctor_describes_this_machine(greenfast):
 
 def test_output_that_cannot_be_written_is_exit_4():
     with open("/dev/full", "w") as full:
-        done = subprocess.run([GREENFAST, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 4
-    assert done.stderr == "greenfast: could not write to standard output\n"
+        for command in (["list"], ["check", "--shapes", "1x1x8x8", "--device", "cpu", "--quiet", "--json"]):
+            done = subprocess.run([GREENFAST, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            assert done.returncode == 4
+            assert done.stderr == "greenfast: could not write to standard output\n"
 
 
 def test_completion_loads_and_completes_names_of_this_build():
