@@ -435,6 +435,16 @@ Result<SafetensorsIndex> read_safetensors(std::span<const std::byte> head,
   for (std::size_t i = 1; i < ranges.size(); ++i)
     if (ranges[i].first < ranges[i - 1].second)
       return invalid("two tensors share the bytes from {} on", ranges[i].first);
+  // The format lets no byte belong to none: such a header lies, or two files became one.
+  std::uint64_t covered = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (begin > covered)
+      return invalid("bytes {} to {} of the data belong to no tensor: damaged", covered, begin);
+    covered = end;
+  }
+  if (covered != data_bytes)
+    return invalid("the tensors take {} bytes of data, the file has {}: damaged", covered,
+                   data_bytes);
   return index;
 }
 

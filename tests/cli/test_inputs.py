@@ -168,6 +168,8 @@ def changed(**entries):
     (changed(data_offsets=[32, 0]), ["outside the file"]),
     (changed(data_offsets=[-4, 28]), ["data_offsets"]),
     (changed(data_offsets=[16, 48]), ["share the bytes"]),
+    (with_header(TRIPLE, b"\0" * 100), ["take 96 bytes", "the file has 100"]),
+    (with_header(TRIPLE.replace("[64,96]", "[68,100]"), b"\0" * 100), ["bytes 64 to 68 of the data belong to no tensor"]),
     (changed(shape=[1, 1, 2, 4]), ["do not fit together"]),
     (safetensors(tensors((1, 3, 4, 8), (1, 2, 4, 8))), ["3", "2"]),
     (safetensors(tensors((1, 1, 4, 12), (1, 1, 4, 12))), ["12", "8 to 256"]),
