@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 
@@ -15,7 +16,15 @@ namespace {
 volatile std::sig_atomic_t caught = 0;
 char running[160] = "starting";
 
-void remember(int number) { caught = number; }
+// Only what is safe in a signal handler, and errno as it was.
+void remember(int number) {
+  const int before = errno;
+  caught = number;
+  // A step can take minutes: who pressed Ctrl-C shall see that it was heard.
+  constexpr char kHeard[] = "\ngreenfast: stopping after this step; once more stops at once\n";
+  if (::write(STDERR_FILENO, kHeard, sizeof kHeard - 1) < 0) errno = before;
+  errno = before;
+}
 
 // Only what is safe in a signal handler: write and _exit.
 void report_crash(int number) {

@@ -127,6 +127,7 @@ def test_an_interrupted_run_writes_a_valid_record_that_says_so(tmp_path, number)
     assert process.returncode == 130
     assert "interrupted; out/run.json holds what was finished" in err
     assert "Interrupted" in out
+    assert "stopping after this step" in err
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     validate(record)
     assert record["status"] == "interrupted"
