@@ -28,7 +28,11 @@ struct Options {
 };
 
 /// Computes attention. Never allocates device memory, never synchronises a stream; on the CPU it
-/// returns when the output is written. The output must not overlap an input. Thread-safe.
+/// returns when the output is written. Thread-safe. Every address is a multiple of its element's
+/// size; o, lse and the workspace overlap nothing else.
+/// Errors: invalid_argument (problem, pointers or workspace), unsupported (no variant can, or not
+/// the forced one), no_device, out_of_memory (the CPU's own arena), device_error. After one the
+/// output is not defined.
 GREENFAST_API Status attention(const Problem& problem, const Tensors& tensors,
                                const Options& options = {});
 
@@ -89,11 +93,9 @@ struct Plan {
   std::string note;    ///< one line on why this configuration
 };
 
-/// The plan of the variant that `attention` would launch; the refusal of every variant where none
-/// fits.
-/// The plan of the variant that a call with these options would use. Options::device is not looked
-/// at: the facts say which device. For an empty problem nothing is launched and only variant and
-/// note are set.
+/// The plan of the variant that a call with these options would launch; where none fits, a Status
+/// with the refusal of every variant. Options::device is not looked at: the facts say which device.
+/// For an empty problem nothing is launched and only variant and note are set.
 GREENFAST_API Result<Plan> plan(const Problem& problem, const DeviceFacts& facts,
                                 const Options& options = {});
 
@@ -142,9 +144,9 @@ struct Selection {
   std::string refusal;                ///< why nothing was chosen; empty otherwise
   std::vector<Candidate> candidates;  ///< everybody's answer, in registry order
 };
-/// Options::device is not looked at: the facts say which device. Never fails: a problem that
-/// check() refuses is refused by every variant with check()'s message.
-/// Runs selection without launching anything.
+/// Runs selection without launching anything. Options::device is not looked at: the facts say which
+/// device. Never fails: a problem that check() refuses is refused by every variant with check()'s
+/// message.
 GREENFAST_API Selection explain(const Problem& problem, const DeviceFacts& facts,
                                 const Options& options = {});
 
