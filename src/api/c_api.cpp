@@ -7,6 +7,8 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 #include <greenfast/attention.hpp>
 
@@ -67,14 +69,17 @@ template <class Struct>
 Status check_head(const Struct* given, std::string_view name) {
   constexpr std::uint32_t kFirst = sizeof(Struct);  // ABI 1 has had no addition yet
   if (given == nullptr) return missing(name);
+  const std::string_view initialiser =
+      std::is_same_v<Struct, gf_problem> ? "gf_problem_init" : "its GF_..._INIT";
   if (given->abi_version != GF_ABI_VERSION)
-    return {StatusCode::invalid_argument,
-            concat(name, " has ABI version ", given->abi_version, ": this library speaks ",
-                   GF_ABI_VERSION, "; initialise it with its GF_..._INIT, or rebuild the caller")};
+    return {
+        StatusCode::invalid_argument,
+        concat(name, " has ABI version ", given->abi_version, ": this library speaks ",
+               GF_ABI_VERSION, "; initialise it with ", initialiser, ", or rebuild the caller")};
   if (given->struct_size < kFirst)
     return {StatusCode::invalid_argument,
             concat(name, " has struct_size ", given->struct_size, ": at least ", kFirst,
-                   " is expected; initialise it with its GF_..._INIT")};
+                   " is expected; initialise it with ", initialiser)};
   return {};
 }
 
