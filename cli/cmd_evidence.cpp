@@ -28,7 +28,7 @@ using workbench::EvidenceState;
 struct Options {
   std::vector<std::string> what;
   std::string directory = "evidence";
-  std::string out, source, binary;
+  std::string out, source, binary, rebuilt, known;
   bool as_json = false;
 };
 
@@ -73,6 +73,12 @@ fs::path source_root(const Options& options) {
 
 workbench::BindingSources binding(const Options& options, workbench::DeviceCode& library) {
   workbench::BindingSources from;
+  if (!options.rebuilt.empty() && !options.binary.empty())
+    throw Failure(workbench::kUsage, "--rebuilt and --binary: one of them");
+  if (!options.rebuilt.empty()) {
+    library = value_or_fail(workbench::read_device_code(fs::path(options.rebuilt)));
+    from.rebuilt = &library;
+  }
   from.root = source_root(options);
   from.trust_root = !options.source.empty();
   if (!options.binary.empty()) {
@@ -149,8 +155,11 @@ int verify(const Options& options) {
   } else {
     code = value_or_fail(workbench::read_device_code(fs::path(options.binary)));
   }
+  std::vector<workbench::KnownGap> known;
+  if (!options.known.empty())
+    known = value_or_fail(workbench::parse_known_gaps(options.known, read_file(options.known)));
   const workbench::Verification seen =
-      workbench::verify_evidence(directory, code, source_root(options));
+      workbench::verify_evidence(directory, code, source_root(options), known);
   std::map<std::string, int> counts;
   json findings = json::array();
   for (const workbench::Finding& finding : seen.findings) {
@@ -159,7 +168,8 @@ int verify(const Options& options) {
         {{"state", workbench::name_of(finding.state)},
          {"file", finding.file.empty() ? json(nullptr) : json(finding.file)},
          {"subject", finding.subject.empty() ? json(nullptr) : json(finding.subject)},
-         {"detail", finding.detail}});
+         {"detail", finding.detail},
+         {"known", finding.known.empty() ? json(nullptr) : json(finding.known)}});
   }
   if (options.as_json) {
     fmt::print("{}\n", json{{"schema", "greenfast.verification/1"},
@@ -182,7 +192,7 @@ int verify(const Options& options) {
     fmt::print(
         "{} {}: {}\n",
         workbench::paint(fmt::format("{:12}", workbench::name_of(finding.state)), shade, color),
-        where, finding.detail);
+        where, finding.detail + (finding.known.empty() ? "" : "; known: " + finding.known));
   }
   std::vector<std::string> parts;
   for (const auto& [state, count] : counts) parts.push_back(fmt::format("{} {}", count, state));
@@ -207,10 +217,17 @@ Action define_evidence(OptionSet& set) {
            "record, import: the library that a record of greenfast.ab loaded; verify: the build to "
            "compare with (default: "
            "this program)");
+  set.text("--rebuilt", &options->rebuilt, "FILE",
+           "record, import: kernels compiled again by the same compiler from --source, the "
+           "checkout of the record's commit; "
+           "for records without machine code whose program is gone");
   set.text("--source", &options->source, "DIR",
            "record, import: the checkout that the program which ran was built from; verify: the "
            "one to compare with (default: "
            "the working directory, where it is a checkout)");
+  set.text("--known", &options->known, "FILE",
+           "verify: variants whose evidence is known to be missing (policies/evidence.toml): told, "
+           "and no failure");
   set.flag("--json", &options->as_json, "verify: print JSON");
   return [options](const Arguments&) {
     const std::string verb = options->what.front();

@@ -50,7 +50,7 @@ _greenfast() {
     --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 h100 a100 l4" -- "$word") ;;
     --causal) mapfile -t COMPREPLY < <(compgen -W "top-left bottom-right" -- "$word") ;;
     evidence) mapfile -t COMPREPLY < <(compgen -W "record import verify" -- "$word") ;;
-    --inputs | --binary | --limits) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
+    --inputs | --binary | --limits | --rebuilt | --known) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
     --html | --md) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --plugin) mapfile -t COMPREPLY < <(compgen -f -X '!*.@(so|cu|c|cc|cpp|cxx)' -- "$word") ;;

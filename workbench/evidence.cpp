@@ -10,6 +10,8 @@
 #include <map>
 #include <set>
 
+#include <toml++/toml.h>
+
 #include "workbench/atomic_file.hpp"
 #include "workbench/build_info.hpp"
 #include "workbench/exit_code.hpp"
@@ -17,6 +19,7 @@
 #include "workbench/samples.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/statistics.hpp"
+#include "workbench/workload.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -62,29 +65,24 @@ const json& list_of(const json& object, std::string_view key) {
 
 /// A kernel that a record says was launched.
 struct Launch {
-  std::string variant, kernel;
+  std::string variant, kernel, problem;
 };
 std::vector<Launch> launches_of(const json& record) {
   std::vector<Launch> out;
-  const auto add = [&](const json& plan) {
-    Launch launch{text_of(plan, "variant"), text_of(plan, "kernel")};
-    if (!launch.kernel.empty()) out.push_back(std::move(launch));
+  const auto add = [&](const json& plan, std::string problem) {
+    Launch launch{text_of(plan, "variant"), text_of(plan, "kernel"), std::move(problem)};
+    if (!launch.variant.empty()) out.push_back(std::move(launch));
   };
-  for (const json& plan : list_of(record, "plans")) add(plan);  // run
+  for (const json& plan : list_of(record, "plans")) add(plan, text_of(plan, "problem"));  // run
   for (const json& shape : list_of(record, "shapes")) {
     for (const char* side : {"baseline", "candidate"})
-      add(member(member(shape, "plans"), side));                   // gate
+      add(member(member(shape, "plans"), side), "");               // gate
     const json& engines = member(member(shape, "ab"), "engines");  // greenfast.ab
-    if (engines.is_object())
-      for (const auto& [name, engine] : engines.items()) add(member(engine, "plan"));
+    if (!engines.is_object()) continue;
+    for (const auto& [name, engine] : engines.items())
+      add(member(engine, "plan").is_object() ? engine["plan"] : engine, text_of(shape, "name"));
   }
   return out;
-}
-
-int arch_of(const json& record) {
-  const json& device = member(record, "device");
-  return static_cast<int>(device.is_object() ? integer_of(device, "arch")
-                                             : integer_of(record, "device_arch"));
 }
 
 /// The program that runs was built from the record's commit, by its compiler, without changes.
@@ -240,6 +238,36 @@ DeviceFacts facts_of(const json& device) {
   return facts;
 }
 
+/// The problems of a record by the names its rows use, and the device they ran on.
+std::map<std::string, Problem> problems_of(const json& record) {
+  std::map<std::string, Problem> out;
+  for (const json& row : list_of(record, "problems"))
+    if (const auto problem = problem_of(row)) out[text_of(row, "name")] = *problem;
+  for (const json& shape : list_of(record, "shapes")) {
+    const json& row = member(shape, "ab");
+    const auto dtype = parse_dtype(text_of(row, "dtype"));
+    if (!dtype) continue;
+    ProblemDefaults defaults;
+    defaults.dtype = *dtype;
+    const json& causal = member(row, "causal");
+    if (causal.is_boolean() && causal.get<bool>())
+      defaults.mask = Mask::causal(Alignment::top_left);
+    const auto parsed = parse_shapes(text_of(row, "shape"), defaults);
+    if (parsed.ok() && parsed->size() == 1) out[text_of(shape, "name")] = parsed->front().problem;
+  }
+  return out;
+}
+std::optional<DeviceFacts> device_of(const json& record) {
+  const json& device = member(record, "device");
+  if (device.is_object()) return facts_of(device);
+  if (!device.is_string()) return std::nullopt;
+  for (const char* model : {"h200", "h100", "a100", "l4"}) {  // greenfast.ab names the device alone
+    auto facts = model_facts(model);
+    if (facts.ok() && facts->name == device.get<std::string>()) return *facts;
+  }
+  return std::nullopt;
+}
+
 // ---- Ledger ----
 
 std::string digest_of(json entry) {
@@ -279,6 +307,45 @@ Status check_name(const std::string& name) {
     return bad(fmt::format("'{}': a record's name ends in .json, holds no '/', and is not {}", name,
                            kLedgerFile));
   return {};
+}
+
+// ---- Machine code of a record that does not hold it at its head ----
+
+/// A gate's record has it in its rows of resources.
+json code_of_gate(const json& record) {
+  json out = json::array();
+  std::set<std::string> seen;
+  for (const json& row : list_of(record, "resources")) {
+    const std::string kernel = text_of(row, "kernel"), arch = text_of(row, "arch"),
+                      digest = text_of(row, "sha256");
+    if (digest.empty() || !seen.insert(kernel + arch).second) continue;
+    out.push_back({{"kernel", kernel}, {"arch", arch}, {"sha256", digest}});
+  }
+  return out;
+}
+
+/// By the names of the record's plans; where they are older than those names, by what the present
+/// plan of the same problem calls it.
+json code_of_launches(const std::vector<Launch>& launches,
+                      const std::map<std::string, Problem>& problems, const DeviceFacts& facts,
+                      const DeviceCode& binary) {
+  std::map<std::string, std::set<std::string>> variants;
+  std::vector<std::string> names;
+  for (const Launch& launch : launches) {
+    std::string name = launch.kernel;
+    const auto problem = problems.find(launch.problem);
+    if (find_kernel(binary, name, facts.arch) == nullptr && problem != problems.end()) {
+      Options options;
+      options.device = facts.kind;
+      options.variant = launch.variant;
+      if (const auto now = plan(problem->second, facts, options); now.ok()) name = now->kernel;
+    }
+    names.push_back(name);
+    variants[name].insert(launch.variant);
+  }
+  json out = code_json(names, facts.arch, binary);
+  for (json& item : out) item["variants"] = variants[text_of(item, "kernel")];
+  return out;
 }
 
 // ---- Verification ----
@@ -397,13 +464,25 @@ class Verifier {
     }
     verify_numbers(file, record);
     verify_policy(file, record);
+    unbound_here_.clear();
     std::set<std::string> stale = verify_code(file, entry, record);
-    verify_plans(file, entry, record, stale);
+    verify_plans(file, record, stale);
     const std::string bound = text_of(entry, "bound_to");
     if (bound == kMachineCode) {
       for (const json& row : list_of(record, "rows")) {
         const std::string variant = text_of(row, "variant");
-        if (text_of(row, "verdict") == "GREEN" && !stale.contains(variant)) green_.insert(variant);
+        if (text_of(row, "verdict") == "GREEN" && !stale.contains(variant) &&
+            !unbound_here_.contains(variant))
+          green_.insert(variant);
+      }
+      for (const json& shape : list_of(record, "shapes")) {  // greenfast.ab
+        const json& engines = member(member(shape, "ab"), "engines");
+        if (!engines.is_object()) continue;
+        for (const auto& [name, engine] : engines.items()) {
+          const std::string variant = text_of(engine, "variant");
+          if (text_of(engine, "verdict") == "GREEN" && !stale.contains(variant))
+            green_.insert(variant);
+        }
       }
     }
     stale_.insert(stale.begin(), stale.end());
@@ -467,9 +546,31 @@ class Verifier {
                                     const json& record) {
     std::set<std::string> stale;
     std::map<std::string, std::set<std::string>> launched_by;
-    for (const Launch& launch : launches_of(record))
-      launched_by[launch.kernel].insert(launch.variant);
+    for (const Launch& launch : launches_of(record)) {
+      if (!launch.kernel.empty()) launched_by[launch.kernel].insert(launch.variant);
+    }
+    for (const json& item : list_of(entry, "code")) {
+      for (const json& variant : list_of(item, "variants"))
+        if (variant.is_string())
+          launched_by[text_of(item, "kernel")].insert(variant.get<std::string>());
+    }
     std::vector<std::string> other_compiler, other_build;
+    if (text_of(entry, "bound_to") == kMachineCode) {
+      std::set<std::string> bound, free;
+      for (const json& item : list_of(entry, "code")) {
+        if (text_of(item, "sha256").empty()) continue;
+        const std::set<std::string>& users = launched_by[text_of(item, "kernel")];
+        bound.insert(users.begin(), users.end());
+      }
+      for (const Launch& launch : launches_of(record))
+        if (!bound.contains(launch.variant)) free.insert(launch.variant);
+      unbound_here_ = free;
+      for (const std::string& variant : free)
+        add({.file = file,
+             .subject = variant,
+             .state = EvidenceState::unbound,
+             .detail = "no machine code of it is recorded"});
+    }
     for (const json& item : list_of(entry, "code")) {
       const std::string name = text_of(item, "kernel"), arch = text_of(item, "arch"),
                         digest = text_of(item, "sha256");
@@ -488,7 +589,7 @@ class Verifier {
         } else {
           why = "is not in this build any more";
         }
-      } else if (found->second->compiler != was) {
+      } else if (!was.empty() && found->second->compiler != was) {
         other_compiler.push_back(name);
       } else if (found->second->sha256 != digest) {
         why = fmt::format("machine code {} is now {}", digest.substr(0, 12),
@@ -545,13 +646,11 @@ class Verifier {
     return stale;
   }
 
-  void verify_plans(const std::string& file, const json& entry, const json& record,
+  void verify_plans(const std::string& file, const json& record,
                     std::set<std::string>& stale_here) {
     if (text_of(record, "schema") != kRun) return;
     const DeviceFacts facts = facts_of(member(record, "device"));
-    std::map<std::string, Problem> problems;
-    for (const json& row : list_of(record, "problems"))
-      if (const auto problem = problem_of(row)) problems[text_of(row, "name")] = *problem;
+    const std::map<std::string, Problem> problems = problems_of(record);
     for (const json& plan_row : list_of(record, "plans")) {
       const std::string id = text_of(plan_row, "variant");
       const auto variant = variants_.find(id);
@@ -586,8 +685,8 @@ class Verifier {
                      {"splits", now->splits},
                      {"shared_bytes", now->shared_bytes},
                      {"workspace_bytes", now->workspace_bytes}};
-      // Records without machine code are older than the names that plans give kernels now.
-      if (text_of(entry, "bound_to") != kNothing) fields["kernel"] = now->kernel;
+      // Records without machine code of their own are older than the names that plans give kernels.
+      if (!list_of(record, "code").empty()) fields["kernel"] = now->kernel;
       for (const auto& [field, value] : fields.items()) {
         if (member(plan_row, field) == value) continue;
         stale(fmt::format("{} was {}, is {}", field, member(plan_row, field).dump(), value.dump()));
@@ -603,6 +702,7 @@ class Verifier {
   std::set<std::string> archs_;
   std::map<std::string, VariantInfo> variants_;
   std::set<std::string> green_, stale_;
+  std::set<std::string> unbound_here_;  // variants of the file at hand
   Verification out_;
 };
 
@@ -706,33 +806,48 @@ Result<json> make_entry(const std::string& file, const std::string& text,
     return bad(fmt::format("{}: the run was interrupted; run it to its end", file));
 
   const std::vector<Launch> launches = launches_of(record);
-  std::vector<std::string> kernels;
-  std::set<std::string> variants;
-  for (const Launch& launch : launches) {
-    if (launch.variant.starts_with("cuda.")) kernels.push_back(launch.kernel);
-    if (!launch.variant.empty()) variants.insert(launch.variant);
-  }
+  const auto facts = device_of(record);
   const json& device = member(record, "device");
   const bool same_program = made_by_this_program(record);
+  const bool on_gpu = facts && facts->kind == DeviceKind::cuda;
+  std::set<std::string> variants;
+  for (const Launch& launch : launches) variants.insert(launch.variant);
   json code = list_of(record, "code");
-  std::string why;
-  if (code.empty() && !kernels.empty()) {
+  std::string why, how = "told by the program that ran";
+  if (code.empty() && schema == kGate) code = code_of_gate(record);
+  if (code.empty() && on_gpu && !launches.empty()) {
     const std::string loaded = text_of(member(record, "library"), "sha256");
-    if (!loaded.empty()) {
-      if (from.library == nullptr) {
-        why = "the library that ran was not given (--binary)";
-      } else if (from.library_sha256 != loaded) {
-        return bad(fmt::format(
-            "{}: --binary {} is not the library that ran: SHA-256 {}, the record says {}", file,
-            from.library->file, from.library_sha256.substr(0, 12), loaded.substr(0, 12)));
-      } else {
-        code = code_json(kernels, arch_of(record), *from.library);
-      }
+    const DeviceCode* binary = nullptr;
+    if (from.rebuilt != nullptr) {
+      if (!from.trust_root || from.root.empty())
+        return bad(
+            fmt::format("{}: --rebuilt needs --source, the checkout of the record's commit that it "
+                        "was built from",
+                        file));
+      const std::string compiler = text_of(member(member(record, "build"), "cuda"), "compiler");
+      const std::string version = compiler.substr(compiler.find(' ') + 1);  // "nvcc 13.0.88"
+      const std::string& found =
+          from.rebuilt->kernels.empty() ? "" : from.rebuilt->kernels.front().compiler;
+      if (!version.empty() && !found.ends_with("V" + version))
+        return bad(fmt::format("{}: ran code of {}, --rebuilt is of {}", file, compiler, found));
+      binary = from.rebuilt;
+      how = "compiled again from the sources of its commit by the same compiler";
+    } else if (!loaded.empty() && from.library == nullptr) {
+      why = "the library that ran was not given (--binary)";
+    } else if (!loaded.empty() && from.library_sha256 != loaded) {
+      return bad(fmt::format(
+          "{}: --binary {} is not the library that ran: SHA-256 {}, the record says {}", file,
+          from.library->file, from.library_sha256.substr(0, 12), loaded.substr(0, 12)));
+    } else if (!loaded.empty()) {
+      binary = from.library;
+      how = "read from the library that ran";
     } else if (same_program && own_device_code().ok()) {
-      code = code_json(kernels, arch_of(record), *own_device_code());
+      binary = &*own_device_code();
+      how = "read from the program that ran";
     } else {
       why = "made before records held digests of machine code";
     }
+    if (binary != nullptr) code = code_of_launches(launches, problems_of(record), *facts, *binary);
   }
   json sources = json::object(), by_variant = json::object();
   if (!from.root.empty() && (from.trust_root || same_program)) {
@@ -746,7 +861,7 @@ Result<json> make_entry(const std::string& file, const std::string& text,
   }
   const bool has_code = std::any_of(
       code.begin(), code.end(), [](const json& item) { return !text_of(item, "sha256").empty(); });
-  const bool on_cpu = text_of(device, "kind") == name_of(DeviceKind::cpu);
+  const bool on_cpu = facts && facts->kind == DeviceKind::cpu;
   std::string bound(has_code ? kMachineCode : on_cpu && !sources.empty() ? kSources : kNothing);
   if (schema == kSelftest) bound = "policy";
   if (bound == kNothing && why.empty() && launches.empty()) why = "names no plan of a kernel";
@@ -767,6 +882,7 @@ Result<json> make_entry(const std::string& file, const std::string& text,
                              : json(nullptr)},
               {"bound_to", bound},
               {"why", bound == kNothing ? json(why) : json(nullptr)},
+              {"how", has_code ? json(how) : json(nullptr)},
               {"code", code},
               {"sources", sources},
               {"variants", by_variant}};
@@ -829,6 +945,30 @@ Result<std::vector<std::string>> import_evidence(const fs::path& directory, cons
   return files;
 }
 
+Result<std::vector<KnownGap>> parse_known_gaps(std::string_view name, std::string_view text) {
+  const auto wrong = [&](std::string_view what) { return bad(fmt::format("{}: {}", name, what)); };
+  std::vector<KnownGap> out;
+  try {
+    const toml::table table = toml::parse(text);
+    for (const auto& [key, node] : table) {
+      if (key != "known" || !node.is_array()) return wrong("possible are [[known]] tables alone");
+      for (const toml::node& row : *node.as_array()) {
+        const toml::table* fields = row.as_table();
+        if (fields == nullptr) return wrong("[[known]]: expected tables");
+        const auto variant = (*fields)["variant"].value<std::string>();
+        const auto reason = (*fields)["reason"].value<std::string>();
+        if (!variant || !reason || fields->size() != 2)
+          return wrong("a [[known]] needs variant and reason, and nothing else");
+        out.push_back({*variant, *reason});
+      }
+    }
+  } catch (const toml::parse_error& error) {
+    return wrong(
+        fmt::format("line {}: {}", error.source().begin.line, std::string(error.description())));
+  }
+  return out;
+}
+
 std::string_view name_of(EvidenceState state) noexcept {
   switch (state) {
     case EvidenceState::current:
@@ -848,15 +988,37 @@ std::string_view name_of(EvidenceState state) noexcept {
 
 int Verification::exit_code() const {
   const bool wrong = std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
-    return finding.state == EvidenceState::stale || finding.state == EvidenceState::missing ||
-           finding.state == EvidenceState::tampered;
+    return finding.known.empty() &&
+           (finding.state == EvidenceState::stale || finding.state == EvidenceState::missing ||
+            finding.state == EvidenceState::tampered);
   });
   return wrong ? kEvidence : kPassed;
 }
 
 Verification verify_evidence(const fs::path& directory, const DeviceCode& code,
-                             const fs::path& root) {
-  return Verifier(directory, code, root).run();
+                             const fs::path& root, std::span<const KnownGap> known) {
+  Verification out = Verifier(directory, code, root).run();
+  const std::vector<VariantInfo> all = greenfast::variants();
+  for (const KnownGap& gap : known) {
+    bool found = false;
+    for (Finding& finding : out.findings) {
+      if (finding.state != EvidenceState::missing || !finding.file.empty() ||
+          finding.subject != gap.subject)
+        continue;
+      finding.known = gap.reason;
+      found = true;
+    }
+    // A build without the variant cannot tell.
+    const bool built = std::any_of(all.begin(), all.end(), [&](const VariantInfo& variant) {
+      return variant.id == gap.subject && variant.built;
+    });
+    if (!found && built)
+      out.findings.push_back(
+          {.subject = gap.subject,
+           .state = EvidenceState::stale,
+           .detail = "has current evidence: take it from the list of known gaps"});
+  }
+  return out;
 }
 
 }  // namespace greenfast::workbench

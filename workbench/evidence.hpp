@@ -43,6 +43,10 @@ struct BindingSources {
   /// The caller says that the record's program was built from root; otherwise only a record made by
   /// a program of this one's commit is bound to it.
   bool trust_root = false;
+  /// Kernels compiled again, by the record's compiler, from `root`, which trust_root says is the
+  /// record's commit: for records that hold no machine code and whose program is gone. Null: none.
+  /// The entry says that it was done so.
+  const DeviceCode* rebuilt = nullptr;
   /// The library that a record of another program (greenfast.ab) loaded; null: none.
   const DeviceCode* library = nullptr;
   std::string library_sha256;  ///< of the library's file
@@ -82,11 +86,20 @@ struct Finding {
   std::string subject = {};  ///< variant, kernel or part that it is about; empty: the whole file
   EvidenceState state = EvidenceState::current;
   std::string detail = {};
+  std::string known = {};  ///< why it is so for the time being, where the caller's list admits it
 };
+/// What is missing for the time being and need not end a verification; a row of
+/// policies/evidence.toml.
+struct KnownGap {
+  std::string subject;  ///< variant
+  std::string reason;
+};
+Result<std::vector<KnownGap>> parse_known_gaps(std::string_view name, std::string_view toml);
+
 struct Verification {
   std::vector<Finding>
       findings;  ///< worst first within a file; one `current` for a file without any other
-  /// 30 when anything is stale, missing or tampered, else 0.
+  /// 30 when anything is stale, missing or tampered and not known, else 0.
   int exit_code() const;
 };
 
@@ -94,7 +107,10 @@ struct Verification {
 /// kernels against `code`, plans against the library's, policies against the built-in ones, sources
 /// against `root` (empty: not compared). MISSING names every CUDA variant of this build that no
 /// current record holds a GREEN row of.
+/// `known`: variants whose being MISSING is admitted; one that is not missing any more is a
+/// finding.
 Verification verify_evidence(const std::filesystem::path& directory, const DeviceCode& code,
-                             const std::filesystem::path& root);
+                             const std::filesystem::path& root,
+                             std::span<const KnownGap> known = {});
 
 }  // namespace greenfast::workbench

@@ -131,6 +131,34 @@ def test_old_records_are_kept_and_said_to_be_unbound(greenfast, tmp_path, run_on
     assert found[0] == "UNBOUND" and "before records held digests" in found[3]
 
 
+def test_a_record_whose_program_is_gone_is_bound_by_building_its_commit_again(greenfast, tmp_path, run_on_gpu, evidence):
+    record = run_on_gpu(CUBIN)
+    del record["code"]
+    record["build"]["git"]["sha"] = "0" * 40
+    record["build"]["cuda"] = {"compiler": "nvcc 13.0.88", "flags": "", "architectures": "90a"}
+    old = write(tmp_path / "old.json", record)
+    greenfast("evidence", "import", old, "--rebuilt", CUBIN).refused(2, "--rebuilt needs --source")
+    assert greenfast("evidence", "import", old, "--rebuilt", CUBIN, "--source", ROOT).code == 0
+    [entry] = json.loads((evidence.folder / "ledger.json").read_text())["entries"]
+    assert entry["how"].startswith("compiled again") and entry["code"][0]["variants"] == ["cuda.test.scale"]
+    assert evidence("--binary", CUBIN) == [("CURRENT", "old.json", None, "bound to machine code")]
+    record["build"]["cuda"]["compiler"] = "nvcc 13.0.48"
+    greenfast("evidence", "import", write(old, record), "--rebuilt", CUBIN, "--source", ROOT).refused(2, "13.0.48", "V13.0.88")
+
+
+def test_a_known_gap_is_told_and_does_not_fail(greenfast, tmp_path, evidence):
+    missing = [f["subject"] for f in greenfast("evidence", "verify", "--json").json["findings"]]
+    known = tmp_path / "known.toml"
+    known.write_text("".join(f"[[known]]\nvariant = '{variant}'\nreason = 'no GPU'\n" for variant in missing))
+    result = greenfast("evidence", "verify", "--known", known)
+    assert result.code == 0 and result.out.count("known: no GPU") == len(missing)
+    known.write_text(known.read_text() + "[[known]]\nvariant = 'cpu.flash'\nreason = 'none'\n")
+    result = greenfast("evidence", "verify", "--known", known)
+    assert result.code == 30 and "take it from the list" in result.out
+    known.write_text("[[known]]\nvariant = 'x'\n")
+    greenfast("evidence", "verify", "--known", known).refused(2, "needs variant and reason")
+
+
 def test_another_compiler_is_no_change_of_the_kernel(greenfast, tmp_path, run_on_gpu, evidence):
     record = run_on_gpu(CUBIN)
     record["code"][0].update(compiler="12.9, V12.9.41", sha256="0" * 64)
