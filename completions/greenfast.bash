@@ -52,7 +52,8 @@ _greenfast() {
     evidence) mapfile -t COMPREPLY < <(compgen -W "record import verify" -- "$word") ;;
     --inputs | --binary | --limits | --rebuilt | --known) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
-    --html | --md) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
+    --repo) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
+    --html) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --plugin) mapfile -t COMPREPLY < <(compgen -f -X '!*.@(so|cu|c|cc|cpp|cxx)' -- "$word") ;;
     --out) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
   esac

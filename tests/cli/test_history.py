@@ -1,0 +1,130 @@
+"""history: performance over the commits of a repository, from the records in its evidence/."""
+import json
+import os
+import subprocess
+
+import pytest
+
+import chromium
+from cli_paths import ROOT
+
+
+class Repository:
+    """A git repository whose commits change kernels and bring records."""
+
+    def __init__(self, path):
+        self.path, self.minute = path, 0
+        (path / "evidence").mkdir(parents=True)
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *words):
+        environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+        for who in ("AUTHOR", "COMMITTER"):
+            environment |= {f"GIT_{who}_NAME": "t", f"GIT_{who}_EMAIL": "t@example.org",
+                            f"GIT_{who}_DATE": f"2026-01-01T00:{self.minute:02}:00Z"}
+        return subprocess.run(["git", *words], cwd=self.path, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self, file, text, subject):
+        self.minute += 1
+        (self.path / file).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / file).write_text(text)
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", subject)
+        return self.git("rev-parse", "HEAD")
+
+    def record(self, p50, commit=None, change=lambda record: None):
+        """One variant at mission, measured at a commit (this one), with an interval of 1%."""
+        record = json.loads((ROOT / "evidence" / "cpu.json").read_text())
+        record["rows"] = [r for r in record["rows"] if r["problem"] == "mission" and r["variant"] == "cpu.flash"]
+        record["rows"][0]["time"] |= {"p50_seconds": p50, "p50_ci_seconds": [p50 * 0.99, p50 * 1.01]}
+        record["build"]["git"]["sha"] = commit or self.git("rev-parse", "HEAD")
+        record["run_id"], record["utc"] = f"run-{self.minute}", f"2026-01-01T00:{self.minute:02}:30Z"
+        change(record)
+        return self.commit("evidence/cpu.json", json.dumps(record), f"evidence {self.minute}")
+
+
+@pytest.fixture
+def repository(tmp_path):
+    one = Repository(tmp_path / "repository")
+    one.commit("src/kernels/cpu/flash.cpp", "1", "the first kernel")
+    one.record(8e-3)
+    one.commit("src/kernels/cpu/flash.cpp", "2", "queries in lanes")
+    one.commit("src/kernels/cuda/other.cu", "1", "another device's kernel")
+    one.record(4e-3)
+    one.commit("README.md", "words", "words only")
+    one.record(4.01e-3)
+    return one
+
+
+def test_each_step_has_its_ratio_its_interval_and_the_change_that_caused_it(greenfast, repository):
+    result = greenfast("history", "--repo", repository.path, "--json")
+    assert result.code == 0, result.err
+    first, second, third = result.json["points"]
+    assert [p["p50_seconds"] for p in (first, second, third)] == [8e-3, 4e-3, 4.01e-3]
+    assert first["seen"] == "first record" and first["over_previous"] is None
+    assert second["seen"] == "faster" and second["over_previous"] == pytest.approx(2) and second["over_first"] == pytest.approx(2)
+    assert [c.split(" ", 1)[1] for c in second["changes"]] == ["queries in lanes"]  # not the other device's
+    assert third["seen"] == "no difference" and third["changes"] == []
+    assert "no commit between them touched what it runs" in third["note"]
+    table = greenfast("history", "--repo", repository.path).out
+    for column in ("version", "optimisation", "over its predecessor", "over the first", "95% interval"):
+        assert column in table
+    assert "queries in lanes" in table and "2.00×" in table
+
+
+def test_a_commit_that_was_lost_is_said_to_be(greenfast, repository):
+    repository.record(2e-3, commit="0123456789abcdef0123456789abcdef01234567")
+    last = greenfast("history", "--repo", repository.path, "--json").json["points"][-1]
+    assert last["seen"] == "faster" and "0123456789 is not in this repository" in last["note"]
+
+
+def test_a_hostile_commit_is_no_option_of_git(greenfast, repository):
+    repository.record(2e-3, commit="--output=/tmp/owned")
+    result = greenfast("history", "--repo", repository.path, "--json")
+    assert result.code == 0 and "not in this repository" in result.json["points"][-1]["note"]
+
+
+def test_the_same_run_counts_once_and_other_files_are_left_out(greenfast, repository):
+    text = (repository.path / "evidence" / "cpu.json").read_text()
+    repository.commit("evidence/copy.json", text, "the same again")
+    repository.commit("evidence/torn.json", text[:1000], "torn")
+    repository.commit("evidence/new.json", '{"schema": "greenfast.run/2"}', "another schema")
+    result = greenfast("history", "--repo", repository.path)
+    assert result.code == 0 and len(greenfast("history", "--repo", repository.path, "--json").json["points"]) == 3
+    assert "torn.json" in result.err and "no record" in result.err
+    assert "greenfast.run/2" in result.err
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--repo", "/nonexistent"], ["/nonexistent", "no such folder"]),
+    ([], ["not in a git repository", "evidence/"]),
+])
+def test_outside_a_repository_it_says_so(greenfast, arguments, words):
+    greenfast("history", *arguments).refused(2, *words)
+
+
+def test_a_repository_without_records_or_without_the_shape(greenfast, repository, tmp_path):
+    empty = Repository(tmp_path / "empty")
+    empty.commit("README.md", "words", "words")
+    greenfast("history", "--repo", empty.path).refused(2, "no commit holds a record in evidence/")
+    greenfast("history", "--repo", repository.path, "--shape", "long").refused(2, "shape long", "recorded are", "mission")
+    greenfast("history", "--repo", repository.path, "--variants", "cpu.naive").refused(2, "of what was asked for")
+
+
+def test_the_plot_is_drawn_alone_and_in_a_report(greenfast, repository, tmp_path):
+    if chromium.find() is None:
+        pytest.skip("no chromium here (tools/setup test installs it on Debian)")
+    assert greenfast("history", "--repo", repository.path, "--html", "alone.html").code == 0
+    result = greenfast("report", ROOT / "docs" / "verdicts" / "promote", "--html", "report.html", f"--history={repository.path}")
+    assert result.code == 0, result.err
+    browser = chromium.Browser(tmp_path / "profile")
+    try:
+        for name in ("alone.html", "report.html"):
+            page = browser.open((greenfast.work / name).as_uri())
+            figure = "document.getElementById('chart-history-0')"
+            inked = page.evaluate(f"(() => {{ const c = {figure}, d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+                                  "let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n / (c.width * c.height); })()")
+            assert inked > 0.005 and page.said == []
+            assert page.evaluate(f"{figure}.closest('figure').querySelectorAll('tbody tr').length") == 3
+    finally:
+        browser.close()
