@@ -241,8 +241,8 @@ Result<History> read_history(const HistoryOptions& options) {
     for (const std::string& line : split(repository->ask(ask), '\n'))
       if (!line.empty()) p.changes.push_back(line);
     if (p.changes.empty() && p.note.empty())
-      p.note = from == to ? "the same commit, measured again"
-                          : "no commit between them touched the library";
+      p.note = from == to ? "the same commit, measured again: the machine or its load"
+                          : "no commit between them touched what it runs: the machine or its load";
   }
   return out;
 }
