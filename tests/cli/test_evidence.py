@@ -173,11 +173,11 @@ def test_files_that_never_were_recorded_are_named(greenfast, tmp_path, run_on_gp
     assert found[:2] == ("MISSING", "stray.json") and "greenfast evidence import" in found[3]
 
 
-def test_another_policy_makes_stale(greenfast, tmp_path, run_on_gpu, evidence):
+def test_another_policy_is_told(greenfast, tmp_path, run_on_gpu, evidence):
     record = run_on_gpu(CUBIN)
     record["policy"]["sha256"] = "0" * 64
     assert greenfast("evidence", "import", write(tmp_path / "gpu.json", record)).code == 0
-    assert evidence("--binary", CUBIN)[0][:3] == ("STALE", "gpu.json", "policy strict")
+    assert evidence("--binary", CUBIN)[0][:3] == ("NOT COMPARED", "gpu.json", "policy strict")
 
 
 def test_another_plan_makes_stale(greenfast, tmp_path, evidence):
