@@ -370,9 +370,18 @@ Result<Comparison> compare_with_peer(Device& device, const std::string& a, const
     auto recorded = record_peers(peers);
     if (!recorded) return recorded.status();
     const Peak after = device.peak(dtype);
-    const double flops = std::max(before.flops, after.flops);
-    const Peak ceiling{flops, std::max(before.bytes_per_second, after.bytes_per_second),
-                       before.method};
+    Peak ceiling{std::max(before.flops, after.flops),
+                 std::max(before.bytes_per_second, after.bytes_per_second), before.method};
+    // Nothing probes the device while the harness runs; before anybody is called impossible,
+    // another look, long enough to find a moment that a busy machine leaves alone.
+    const auto look_again = [&] {
+      for (int i = 0; i < 3; ++i) {
+        const Peak peak = device.peak(dtype);
+        ceiling.flops = std::max(ceiling.flops, peak.flops);
+        ceiling.bytes_per_second = std::max(ceiling.bytes_per_second, peak.bytes_per_second);
+      }
+      for (int i = 0; i < 100; ++i) ceiling.flops = std::max(ceiling.flops, device.pulse(dtype));
+    };
     // The policy's verdict on our side is worth more than the harness's one metric.
     for (const NamedProblem& problem : peers.problems) {
       if (options.step) options.step(done++, total, fmt::format("GREEN {}", problem.name));
@@ -398,11 +407,24 @@ Result<Comparison> compare_with_peer(Device& device, const std::string& a, const
     out = std::move(*comparison);
     out.samples = recorded->recording.shapes;
     if (out.exit_code != kPassed) codes.push_back(out.exit_code);
-    for (ShapeComparison& shape : out.shapes) {
-      const auto index = static_cast<std::size_t>(
+    const auto index_of = [&](const ShapeComparison& shape) {
+      return static_cast<std::size_t>(
           std::find_if(peers.problems.begin(), peers.problems.end(),
                        [&](const NamedProblem& named) { return named.name == shape.name; }) -
           peers.problems.begin());
+    };
+    for (const ShapeComparison& shape : out.shapes) {
+      const std::size_t index = index_of(shape);
+      const Problem& problem = peers.problems[index].problem;
+      const CacheState cache = recorded->recording.shapes[index].cache;
+      if (problem.dtype != dtype ||
+          std::min(shape.a.p50, shape.b.p50) >= speed_of_light(problem, ceiling, cache))
+        continue;
+      look_again();
+      break;
+    }
+    for (ShapeComparison& shape : out.shapes) {
+      const std::size_t index = index_of(shape);
       const Problem& problem = peers.problems[index].problem;
       const Samples& samples = recorded->recording.shapes[index];
       const auto& outputs = recorded->outputs[index];
@@ -412,10 +434,10 @@ Result<Comparison> compare_with_peer(Device& device, const std::string& a, const
           outputs[side_a].size() == outputs[side_b].size()) {
         shape.outputs = describe(difference(problem.out_dtype, outputs[side_a], outputs[side_b]));
       }
-      if (problem.dtype == dtype && flops > 0) {
-        shape.a_percent_of_peak = 100 * samples.flops / shape.a.p50 / flops;
-        shape.b_percent_of_peak = 100 * samples.flops / shape.b.p50 / flops;
+      if (problem.dtype == dtype && ceiling.flops > 0) {
         const double floor = speed_of_light(problem, ceiling, samples.cache);
+        shape.a_percent_of_peak = 100 * samples.flops / shape.a.p50 / ceiling.flops;
+        shape.b_percent_of_peak = 100 * samples.flops / shape.b.p50 / ceiling.flops;
         for (const auto& [id, p50] : {std::pair(a, shape.a.p50), std::pair(b, shape.b.p50)}) {
           if (p50 >= floor) continue;
           out.notes.push_back(
