@@ -83,17 +83,48 @@ def test_a_search_that_was_killed_goes_on_to_the_same_winner(greenfast, source):
         file.write('{"key":"WORK=1 UNUSED=0","sta')  # what a kill in the middle of a line leaves
     before = cache.read_text().splitlines()[:-1]
     result = greenfast("tune", source, *TINY, "--json")
-    assert result.code == 0, result.err
+    assert result.code in (0, 10), result.err
     assert result.json["winner"] == "WORK=1 UNUSED=0"
     assert cache.read_text().splitlines()[:len(before)] == before
 
 
-@pytest.mark.parametrize("strategy", ["random", "halving", "evolution"])
-@needs_compiler
-def test_every_strategy_finds_it(greenfast, source, strategy):
-    result = greenfast("tune", source, *TINY, "--strategy", strategy, "--candidates", "6", "--json")
+def made_up_cache(path, strategy, candidates):
+    """Every result of a space of 24, best at A=4 B=2 by far, and better the nearer to that; B=3 is wrong."""
+    parameters = ["A = *1 2 3 4 5 6", "B = *0 1 2 3"]
+    lines = [{"schema": "greenfast.search/1", "identity": {
+        "parameters": parameters, "conditions": ["A != 6 || B != 1"],
+        "search": {"strategy": strategy, "candidates": candidates, "seed": 7, "finalists": 2}}}]
+    for a in range(1, 7):
+        for b in range(4):
+            key = f"A={a} B={b}"
+            value = 2.0 - 0.1 * abs(a - 4) - 0.2 * abs(b - 2)
+            speedup = {"shape": "s", "problem": "p", "p50_seconds": 1e-3, "samples": 9,
+                       "speedup": {"value": value, "lo": value - 0.01, "hi": value + 0.01}}
+            lines.append({"key": key, "stage": "compile", "result": {"ok": True, "library": "x"}})
+            lines.append({"key": key, "stage": "case", "result": {"ok": b != 3, "reason": "wrong"}})
+            lines.append({"key": key, "stage": "green", "result": {"ok": True, "cases": 14}})
+            for stage in ("time0", "time1", "time2", "time3", "final", "confirm"):
+                lines.append({"key": key, "stage": stage, "result": {"ok": True, "shapes": [speedup]}})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("strategy, candidates", [("exhaustive", 1), ("random", 22), ("halving", 22), ("evolution", 20)])
+def test_every_strategy_finds_the_best(greenfast, tmp_path, strategy, candidates):
+    made_up_cache(tmp_path / "cache.jsonl", strategy, candidates)
+    result = greenfast("tune", "--simulate", tmp_path / "cache.jsonl", "--json")
     assert result.code == 0, result.err
-    assert result.json["winner"] == "WORK=1 UNUSED=0" and result.json["strategy"] == strategy
+    found = result.json
+    assert found["winner"] == "A=4 B=2" and found["strategy"] == strategy
+    assert found["space"] == 23 and found["tried"] <= 23
+    assert all(" B=3" in row["key"] and row["stage"] == "case" for row in found["rejected"])
+
+
+def test_a_simulated_search_misses_nothing_silently(greenfast, tmp_path):
+    made_up_cache(tmp_path / "cache.jsonl", "exhaustive", 1)
+    lines = (tmp_path / "cache.jsonl").read_text().splitlines()
+    kept = [line for line in lines if '"A=3 B=1"' not in line or '"time0"' not in line]
+    (tmp_path / "cache.jsonl").write_text("\n".join(kept) + "\n")
+    greenfast("tune", "--simulate", tmp_path / "cache.jsonl").refused(2, "holds no 'time0' of A=3 B=1")
 
 
 @needs_compiler
