@@ -54,7 +54,6 @@ _greenfast() {
     --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
     --repo) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
     --html) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
-    --html | --md) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --strategy) mapfile -t COMPREPLY < <(compgen -W "exhaustive random halving evolution" -- "$word") ;;
     --simulate | --cache) mapfile -t COMPREPLY < <(compgen -f -X '!*.jsonl' -- "$word") ;;
     --tree) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
