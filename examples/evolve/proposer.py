@@ -25,17 +25,14 @@ def children(source):
 
 
 def main():
-    base, tried = None, set()
+    tried = set()
     for line in sys.stdin:
         message = json.loads(line)
         if message["type"] == "task":
-            base = message["source"]
-            tried.add(base)
+            tried.add(message["source"])
         elif message["type"] == "propose":
-            # The best first; what there was at the beginning when none is right yet.
-            parents = [(best["id"], best["source"]) for best in message["best"]] + [("c0", base)]
             answer = {"type": "done"}
-            for parent, source in parents:
+            for parent, source in ((best["id"], best["source"]) for best in message["best"]):
                 fresh = [(child, note) for child, note in children(source) if child not in tried]
                 if fresh:
                     child, note = fresh[0]

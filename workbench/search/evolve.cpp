@@ -173,6 +173,8 @@ class Evolution {
     lab_.time(base_, {}, 0);  // what there is must be right
     const std::string base_text = text_of(base_.source);
     known_[sha256_hex(base_text)] = base_.key;
+    speedups_[base_.key] = 1;
+    right_.push_back(base_);
     history_.push_back(
         {{"id", "c0"}, {"parents", json::array()}, {"ok", true}, {"speedup", 1.0}, {"note", ""}});
     int lost = 0;
