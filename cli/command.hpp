@@ -37,6 +37,8 @@ Action define_selftest(OptionSet& options);
 Action define_compare(OptionSet& options);
 Action define_gate(OptionSet& options);
 Action define_phases(OptionSet& options);
+Action define_tune(OptionSet& options);
+Action define_evolve(OptionSet& options);
 Action define_resources(OptionSet& options);
 Action define_profile(OptionSet& options);
 Action define_history(OptionSet& options);

@@ -44,6 +44,8 @@ constexpr std::array kCommands{
     Command{"evidence", "records bound to machine code: record, import, verify", define_evidence},
     Command{"history", "performance over commits, and the change that caused each step",
             define_history},
+    Command{"tune", "search a kernel's configurations for the fastest that is right", define_tune},
+    Command{"evolve", "try sources that another process proposes", define_evolve},
     Command{"doctor", "what this machine offers: devices, clock, tools, permissions",
             define_doctor},
 };

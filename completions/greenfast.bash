@@ -32,8 +32,8 @@ _greenfast() {
     return
   fi
   case $before in
-    --shapes | --why) _greenfast_list "$("$program" list --names shapes 2>/dev/null)" "$word" ;;
     --variants) _greenfast_list "$("$program" list --names variants 2>/dev/null) all auto ladder rollback" "$word" ;;
+    --shapes | --why | --primary | --held-out) _greenfast_list "$("$program" list --names shapes 2>/dev/null)" "$word" ;;
     --baseline | --candidate)
       mapfile -t COMPREPLY < <(compgen -W "$("$program" list --names variants 2>/dev/null)" -- "$word") ;;
     --set)
@@ -54,6 +54,9 @@ _greenfast() {
     --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
     --repo) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
     --html) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
+    --strategy) mapfile -t COMPREPLY < <(compgen -W "exhaustive random halving evolution" -- "$word") ;;
+    --simulate | --cache) mapfile -t COMPREPLY < <(compgen -f -X '!*.jsonl' -- "$word") ;;
+    --tree) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
     --plugin) mapfile -t COMPREPLY < <(compgen -f -X '!*.@(so|cu|c|cc|cpp|cxx)' -- "$word") ;;
     --out) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
   esac

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <sstream>
 
 #include "workbench/atomic_file.hpp"
@@ -233,10 +234,9 @@ Result<Compiled> compile_plugin(const fs::path& source, const fs::path& director
   const fs::path include = directory / "include";
   fs::create_directories(include / "greenfast", error);
   for (const toolchain::Header& header : toolchain::headers()) {
-    if (Status status =
-            write_file_atomically(include / "greenfast" / std::string(header.name), header.text);
-        !status)
-      return status;
+    const fs::path file = include / "greenfast" / std::string(header.name);
+    if (const auto there = read_file(file); there && *there == header.text) continue;
+    if (Status status = write_file_atomically(file, header.text); !status) return status;
   }
   auto command = compile_command(source, options, include);
   if (!command) return command.status();
@@ -245,7 +245,9 @@ Result<Compiled> compile_plugin(const fs::path& source, const fs::path& director
   out.compiler = command->front();
   out.source_sha256 = sha256_hex(*text);
   // Asked once for each compiler: nvcc takes a tenth of a second to say it.
+  static std::mutex mutex;
   static std::map<std::string, std::string> versions;
+  std::unique_lock lock(mutex);
   std::string& version = versions[out.compiler];
   if (version.empty()) {
     const auto asked = run_program({out.compiler, "--version"}, 30);
@@ -257,6 +259,7 @@ Result<Compiled> compile_plugin(const fs::path& source, const fs::path& director
     }
   }
   out.version = version;
+  lock.unlock();
 
   // Where the headers were unpacked is no part of what was built.
   std::string identity = fmt::format("{}\n{}", out.version, out.source_sha256);

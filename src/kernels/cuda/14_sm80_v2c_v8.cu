@@ -13,8 +13,16 @@
 namespace greenfast::cuda::v2c_v8 {
 namespace {
 
-constexpr int kBlockM = 64, kBlockN = 64, kChunk = 32, kStages = 2;
+// The hand-set tile; `greenfast tune cuda.v2c.v8` compiles others (tune/cuda.v2c.v8.cu).
+#ifndef V8_BLOCK_M
+#define V8_BLOCK_M 64
+#define V8_BLOCK_N 64
+#define V8_CHUNK 32
+#define V8_STAGES 2
+#endif
+constexpr int kBlockM = V8_BLOCK_M, kBlockN = V8_BLOCK_N, kChunk = V8_CHUNK, kStages = V8_STAGES;
 constexpr int kColumns = 64;  // output columns of one warp
+static_assert(kBlockM % 16 == 0 && kBlockN % kChunk == 0 && kChunk % 16 == 0 && kStages >= 2);
 
 template <int D>
 struct SharedMemoryPlan {
@@ -58,7 +66,7 @@ __global__ void __launch_bounds__(kThreads<D>) kernel(const __grid_constant__ la
   ladder::load_tile<__half, kBlockM, D, kPitch, kThreads<D>, true>(
       s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.stride_s, first, p.seq_q,
       p.vector_loads);
-  load_keys(0);
+  for (int t = 0; t < kStages - 1; ++t) load_keys(t);
 
   // Where this lane points ldmatrix: matrix i of four, row r.
   const int matrix = lane / 8, row8 = lane % 8;
@@ -72,8 +80,8 @@ __global__ void __launch_bounds__(kThreads<D>) kernel(const __grid_constant__ la
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, o[kOutAtoms][4] = {};
 
   for (int t = 0; t < tiles; ++t) {
-    load_keys(t + 1);
-    ptx::cp_async_wait<1>();
+    load_keys(t + kStages - 1);
+    ptx::cp_async_wait<kStages - 1>();
     __syncthreads();
 #pragma unroll 1
     for (int chunk = 0; chunk < kBlockN; chunk += kChunk) {

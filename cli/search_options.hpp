@@ -1,0 +1,47 @@
+// What tune and evolve have in common: shapes, limits, the cache, and how they tell where they are.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "cli/option_set.hpp"
+#include "cli/problem_options.hpp"
+#include "workbench/search/lab.hpp"
+#include "workbench/terminal.hpp"
+
+namespace greenfast::cli {
+
+/// Progress on stderr.
+class SearchDisplay {
+ public:
+  explicit SearchDisplay(bool quiet) : progress_(stderr, quiet) {}
+  void step(const std::string& what);
+  void finished(const std::string& line);
+  void clear() { progress_.clear(); }
+  /// Candidates that are to be tried; 0 when nobody knows.
+  std::size_t total = 0;
+
+ private:
+  workbench::Progress progress_;
+  bool terminal_ = workbench::wants_color(stderr);
+  std::size_t done_ = 0;
+};
+
+struct SearchOptions {
+  std::string primary = "mission", held_out = "small,long";
+  std::string policy = "strict";
+  std::string cache, device = "auto", kernel, flags;
+  double timeout = 60, memory = 8;
+  int finalists = 3, jobs = 0;
+  bool hot = false, as_json = false;
+  ProblemOptions problem;
+
+  void define(OptionSet& set);
+  /// Opens nothing yet; throws Failure for what cannot be. `tree` is where includes of a variant's
+  /// source are found.
+  workbench::LabOptions lab(const std::string& command, const std::string& name,
+                            const std::filesystem::path& source, const std::filesystem::path& tree,
+                            SearchDisplay& display) const;
+};
+
+}  // namespace greenfast::cli

@@ -1,0 +1,86 @@
+// A kernel of the library as a plugin, so that `greenfast tune` can compile it in other
+// configurations. Include after the kernel's source, once.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include <greenfast/plugin.h>
+
+#include "core/types.cpp"
+#include "core/variant.hpp"
+
+namespace greenfast::tune {
+
+inline Layout to_layout(const gf_layout& from) {
+  Layout layout;
+  std::copy(from.stride, from.stride + 4, layout.stride.begin());
+  layout.alignment = from.alignment;
+  return layout;
+}
+
+inline Problem to_problem(const gf_problem& from) {
+  Problem p;
+  p.batch = from.batch;
+  p.heads_q = from.heads_q;
+  p.heads_kv = from.heads_kv;
+  p.seq_q = from.seq_q;
+  p.seq_kv = from.seq_kv;
+  p.head_dim = from.head_dim;
+  p.dtype = static_cast<DType>(from.dtype);
+  p.out_dtype = static_cast<DType>(from.out_dtype);
+  p.scales = static_cast<ScaleKind>(from.scales);
+  p.scale = from.scale;
+  p.softcap = from.softcap;
+  p.mask = {from.mask_left, from.mask_right, static_cast<Alignment>(from.mask_alignment)};
+  p.lse = from.lse != 0;
+  p.q = to_layout(from.q);
+  p.k = to_layout(from.k);
+  p.v = to_layout(from.v);
+  p.o = to_layout(from.o);
+  return p;
+}
+
+/// Functions of a plugin for a core::Kernel of a CUDA ladder rung. Those look at no device facts.
+template <const core::Kernel& kKernel>
+struct KernelPlugin {
+  static int supports(const gf_problem* problem, char* why, size_t capacity) {
+    std::string text;
+    const DeviceFacts facts{.kind = DeviceKind::cuda};
+    if (kKernel.rank(to_problem(*problem), facts, {}, &text) > 0) return 1;
+    if (capacity == 0) return 0;
+    const std::size_t length = std::min(text.size(), capacity - 1);
+    std::memcpy(why, text.data(), length);
+    why[length] = 0;
+    return 0;
+  }
+  static gf_status launch(const gf_plugin_call* call) {
+    const gf_tensors& t = *call->tensors;
+    const Tensors tensors{t.q, t.k, t.v, t.o, t.lse, t.q_scale, t.k_scale, t.v_scale};
+    const DeviceFacts facts{.kind = DeviceKind::cuda};
+    core::Context context;
+    context.facts = &facts;
+    context.stream = call->stream;
+    context.workspace = call->workspace;
+    const Status status = kKernel.launch(to_problem(*call->problem), tensors, context);
+    if (status.ok()) return GF_OK;
+    if (call->error_capacity > 0) {
+      const std::size_t length = std::min(status.message().size(), call->error_capacity - 1);
+      std::memcpy(call->error, status.message().data(), length);
+      call->error[length] = 0;
+    }
+    return static_cast<gf_status>(status.code());
+  }
+};
+
+}  // namespace greenfast::tune
+
+/// The plugin of one kernel: GREENFAST_KERNEL_PLUGIN("v8", greenfast::kernels::cuda_v2c_v8)
+#define GREENFAST_KERNEL_PLUGIN(kernel_name, kernel)                            \
+  static const gf_plugin_kernel kPluginKernels[] = {                            \
+      {sizeof(gf_plugin_kernel), GF_CUDA, kernel_name, "",                      \
+       greenfast::tune::KernelPlugin<kernel>::supports, nullptr, nullptr,       \
+       greenfast::tune::KernelPlugin<kernel>::launch}};                         \
+  static const gf_plugin kPlugin = GF_PLUGIN_INIT("greenfast", kPluginKernels); \
+  GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }

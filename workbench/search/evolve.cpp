@@ -1,0 +1,348 @@
+#include "workbench/search/evolve.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "workbench/atomic_file.hpp"
+#include "workbench/sha256.hpp"
+
+extern char** environ;
+
+namespace greenfast::workbench {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // of one line
+/// Losses in a row after which nobody is asked any more.
+constexpr int kPatience = 3;
+
+/// The proposer's process and its two pipes.
+class Proposer {
+ public:
+  explicit Proposer(std::string command) : command_(std::move(command)) {}
+  ~Proposer() { stop(); }
+  Proposer(const Proposer&) = delete;
+  Proposer& operator=(const Proposer&) = delete;
+
+  bool running() const { return child_ > 0; }
+
+  Status start() {
+    int to[2], from[2];
+    if (pipe2(to, O_CLOEXEC) != 0) return failed("no pipe");
+    if (pipe2(from, O_CLOEXEC) != 0) {
+      close(to[0]);
+      close(to[1]);
+      return failed("no pipe");
+    }
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, to[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, from[1], 1);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    sigset_t all;
+    sigfillset(&all);
+    posix_spawnattr_setsigdefault(&attributes, &all);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+    std::string shell = "/bin/sh", option = "-c", command = command_;
+    char* argv[] = {shell.data(), option.data(), command.data(), nullptr};
+    const int error = posix_spawn(&child_, shell.c_str(), &actions, &attributes, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    close(to[0]);
+    close(from[1]);
+    to_ = to[1];
+    from_ = from[0];
+    if (error == 0) return {};
+    child_ = 0;
+    stop();
+    errno = error;
+    return failed("no process");
+  }
+
+  void stop() {
+    if (to_ >= 0) close(to_);
+    if (from_ >= 0) close(from_);
+    to_ = from_ = -1;
+    if (child_ > 0) {
+      kill(-child_, SIGKILL);
+      while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    }
+    child_ = 0;
+    buffer_.clear();
+  }
+
+  /// False when it does not listen any more.
+  bool say(const json& message, double timeout) {
+    const std::string line = message.dump() + "\n";
+    fcntl(to_, F_SETFL, O_NONBLOCK);
+    const auto begin = Clock::now();
+    for (std::size_t done = 0; done < line.size();) {
+      const ssize_t count = write(to_, line.data() + done, line.size() - done);
+      if (count > 0) {
+        done += static_cast<std::size_t>(count);
+        continue;
+      }
+      if (count < 0 && errno != EAGAIN && errno != EINTR) return false;
+      const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
+      if (waited > timeout) return false;
+      pollfd waiting{to_, POLLOUT, 0};
+      poll(&waiting, 1, 100);
+    }
+    return true;
+  }
+
+  /// The next line; or why there is none.
+  Result<std::string> hear(double timeout, const std::function<bool()>& stop_asked) {
+    const auto begin = Clock::now();
+    for (;;) {
+      if (const auto end = buffer_.find('\n'); end != std::string::npos) {
+        std::string line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        return line;
+      }
+      if (buffer_.size() > kMostBytes)
+        return Status(StatusCode::invalid_argument,
+                      fmt::format("a line of more than {} bytes", kMostBytes));
+      const double left = timeout - std::chrono::duration<double>(Clock::now() - begin).count();
+      if (left <= 0)
+        return Status(StatusCode::internal, fmt::format("no answer within {:g} s", timeout));
+      if (stop_asked && stop_asked()) throw LabStopped{};
+      pollfd waiting{from_, POLLIN, 0};
+      if (poll(&waiting, 1, static_cast<int>(std::min(left, 0.2) * 1000) + 1) <= 0) continue;
+      char bytes[8192];
+      const ssize_t count = read(from_, bytes, sizeof bytes);
+      if (count > 0) {
+        buffer_.append(bytes, static_cast<std::size_t>(count));
+      } else if (count == 0 || errno != EINTR) {
+        return Status(StatusCode::internal, "the proposer ended");
+      }
+    }
+  }
+
+ private:
+  static Status failed(const char* what) {
+    return {StatusCode::internal, fmt::format("--proposer: {}: {}", what, std::strerror(errno))};
+  }
+
+  std::string command_, buffer_;
+  pid_t child_ = 0;
+  int to_ = -1, from_ = -1;
+};
+
+std::string text_of(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(stream), {});
+}
+
+class Evolution {
+ public:
+  Evolution(const EvolveOptions& options, Lab& lab)
+      : options_(options),
+        lab_(lab),
+        folder_(fs::absolute(options.lab.cache).parent_path() / "candidates"),
+        proposer_(options.proposer),
+        base_{"c0", options.source, {}} {}
+
+  json run() {
+    std::error_code error;
+    fs::create_directories(folder_, error);
+    if (error)
+      throw LabError(
+          {StatusCode::internal, fmt::format("{}: {}", folder_.string(), error.message())});
+    lab_.time(base_, {}, 0);  // what there is must be right
+    const std::string base_text = text_of(base_.source);
+    known_[sha256_hex(base_text)] = base_.key;
+    speedups_[base_.key] = 1;
+    right_.push_back(base_);
+    history_.push_back(
+        {{"id", "c0"}, {"parents", json::array()}, {"ok", true}, {"speedup", 1.0}, {"note", ""}});
+    int lost = 0;
+    for (int n = 1; n <= options_.candidates && lost < kPatience && !done_; ++n) {
+      const std::string id = fmt::format("c{}", n);
+      if (options_.lab.stop && options_.lab.stop()) throw LabStopped{};
+      if (lab_.find(id, "proposal") == nullptr) {
+        if (options_.lab.step) options_.lab.step(fmt::format("waiting for proposal {}", id));
+        json proposal = ask(id);
+        if (done_) break;
+        lab_.add(id, "proposal", std::move(proposal));
+      }
+      const json proposal = *lab_.find(id, "proposal");
+      lost = proposal.value("lost", false) ? lost + 1 : 0;
+      judge(id, proposal);
+    }
+    proposer_.stop();
+    return result();
+  }
+
+ private:
+  json rejection(const std::string& reason, bool lost) {
+    // Whatever it says next belongs to nobody's question.
+    proposer_.stop();
+    return {{"ok", false}, {"reason", reason}, {"lost", lost}};
+  }
+
+  json ask(const std::string& id) {
+    if (!proposer_.running()) {
+      if (Status status = proposer_.start(); !status) throw LabError(status);
+      std::vector<std::string> problems;
+      for (const NamedProblem& p : options_.lab.problems) problems.push_back(to_string(p.problem));
+      if (!proposer_.say({{"type", "task"},
+                          {"protocol", "greenfast.evolve/1"},
+                          {"language", base_.source.extension().string().substr(1)},
+                          {"source", text_of(base_.source)},
+                          {"problems", problems},
+                          {"policy", options_.lab.policy}},
+                         options_.proposal_seconds))
+        return rejection("the proposer does not listen", true);
+    }
+    json best = json::array();
+    for (const LabCandidate& c : ranked())
+      if (static_cast<int>(best.size()) < options_.shown)
+        best.push_back(
+            {{"id", c.key}, {"speedup", speedups_[c.key]}, {"source", text_of(c.source)}});
+    if (!proposer_.say({{"type", "propose"}, {"id", id}, {"best", best}, {"history", history_}},
+                       options_.proposal_seconds))
+      return rejection("the proposer does not listen", true);
+    const auto line = proposer_.hear(options_.proposal_seconds, options_.lab.stop);
+    if (!line) return rejection(line.status().message(), true);
+    const json said = json::parse(*line, nullptr, false);
+    if (said.is_discarded() || !said.is_object())
+      return rejection(fmt::format("no JSON object: {}", line->substr(0, 80)), false);
+    const auto text = [&](const char* name) {
+      const auto it = said.find(name);
+      return it != said.end() && it->is_string() ? it->get<std::string>() : std::string();
+    };
+    if (text("type") == "done") {
+      done_ = true;
+      return {};
+    }
+    if (text("type") != "candidate")
+      return rejection(fmt::format("type is '{}'; possible are candidate, done", text("type")),
+                       false);
+    if (text("id") != id)
+      return rejection(fmt::format("answers '{}' where {} was asked for", text("id"), id), false);
+    const std::string source = text("source");
+    if (source.empty()) return rejection("has no source", false);
+    json parents = json::array();
+    if (said.contains("parents") && said["parents"].is_array())
+      for (const json& parent : said["parents"])
+        if (parent.is_string()) parents.push_back(parent);
+    const std::string file = id + base_.source.extension().string();
+    if (Status status = write_file_atomically(folder_ / file, source); !status)
+      throw LabError(status);
+    return {{"ok", true},
+            {"parents", parents},
+            {"note", text("note").substr(0, 500)},
+            {"file", file},
+            {"sha256", sha256_hex(source)}};
+  }
+
+  void judge(const std::string& id, const json& proposal) {
+    json told = {{"id", id},
+                 {"parents", proposal.value("parents", json::array())},
+                 {"ok", false},
+                 {"speedup", 0.0},
+                 {"note", proposal.value("note", "")}};
+    if (!proposal["ok"].get<bool>()) {
+      told["stage"] = "proposal";
+      told["reason"] = proposal.value("reason", "");
+    } else if (const auto same = known_.find(proposal.value("sha256", "")); same != known_.end()) {
+      told["stage"] = "proposal";
+      told["reason"] = "the same source as " + same->second;
+    } else {
+      known_[proposal.value("sha256", "")] = id;
+      const LabCandidate candidate{id, folder_ / proposal.value("file", ""), {}};
+      const double speedup = lab_.time(base_, {candidate}, 0).front();
+      told["ok"] = speedup > 0;
+      told["speedup"] = speedup;
+      if (speedup > 0) {
+        speedups_[id] = speedup;
+        right_.push_back(candidate);
+      } else {
+        for (const char* stage : {"compile", "case", "time0"}) {
+          const json* result = lab_.find(id, stage);
+          if (result == nullptr || result->at("ok").get<bool>()) continue;
+          told["stage"] = stage;
+          told["reason"] = result->value("reason", "").substr(0, 2000);
+        }
+      }
+    }
+    if (options_.lab.finished)
+      options_.lab.finished(told["ok"].get<bool>()
+                                ? fmt::format("{}: {:.3f}x", id, told["speedup"].get<double>())
+                                : fmt::format("{}: rejected ({}): {}", id, told.value("stage", ""),
+                                              told.value("reason", "").substr(0, 200)));
+    history_.push_back(told);
+    told["type"] = "result";
+    // Who does not listen is found out at the next question.
+    if (proposer_.running()) (void)proposer_.say(told, 1);
+  }
+
+  std::vector<LabCandidate> ranked() const {
+    std::vector<LabCandidate> out = right_;
+    std::stable_sort(out.begin(), out.end(), [&](const LabCandidate& a, const LabCandidate& b) {
+      return speedups_.at(a.key) > speedups_.at(b.key);
+    });
+    return out;
+  }
+
+  json result() {
+    const Lab::Final final = lab_.decide(base_, ranked());
+    json rejected = json::array();
+    for (const json& row : history_)
+      if (!row["ok"].get<bool>())
+        rejected.push_back({{"key", row["id"]},
+                            {"stage", row.value("stage", "")},
+                            {"reason", row.value("reason", "")}});
+    return {{"schema", "greenfast.evolve/1"},
+            {"hand_set", base_.key},
+            {"winner", final.winner.key},
+            {"winner_file", final.winner.source.string()},
+            {"finalists", final.finalists},
+            {"confirmed", final.confirmed},
+            {"lineage", history_},
+            {"rejected", rejected}};
+  }
+
+  const EvolveOptions& options_;
+  Lab& lab_;
+  fs::path folder_;
+  Proposer proposer_;
+  LabCandidate base_;
+  std::map<std::string, std::string> known_;  // digest -> id
+  std::map<std::string, double> speedups_;
+  std::vector<LabCandidate> right_;
+  json history_ = json::array();
+  bool done_ = false;
+};
+
+}  // namespace
+
+json evolve(const EvolveOptions& options) {
+  auto lab = Lab::open(options.lab);
+  if (!lab) throw LabError(lab.status());
+  return Evolution(options, **lab).run();
+}
+
+}  // namespace greenfast::workbench

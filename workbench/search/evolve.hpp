@@ -1,0 +1,27 @@
+// greenfast evolve: the same trials as tune, with sources that another process proposes.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "workbench/search/lab.hpp"
+
+namespace greenfast::workbench {
+
+struct EvolveOptions {
+  std::filesystem::path source;   ///< what there is, "c0": a plugin's source
+  std::string proposer;           ///< a shell command that speaks JSON lines (docs/evolve.md)
+  int candidates = 16;            ///< proposals to ask for
+  int shown = 4;                  ///< of the best, that every request carries with their source
+  double proposal_seconds = 600;  ///< for one proposal
+  LabOptions lab;
+};
+
+/// Asks, tries, tells, until there are enough candidates or the proposer is done. A proposer that
+/// dies, is late or talks nonsense loses that candidate and is started anew. The result,
+/// greenfast.evolve/1: winner, speedups on fresh data, and the lineage of every candidate. Throws
+/// LabError and LabStopped.
+nlohmann::json evolve(const EvolveOptions& options);
+
+}  // namespace greenfast::workbench
