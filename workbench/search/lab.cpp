@@ -139,7 +139,7 @@ Result<std::unique_ptr<Lab>> Lab::open(LabOptions options) {
   }
   const auto head = read_identity(o.cache);
   if (!head) return head.status();
-  if ((*head)["schema"] != "greenfast.search/1")
+  if (head->value("schema", "") != "greenfast.search/1")
     return Status(StatusCode::invalid_argument,
                   fmt::format("{}: has schema {}, this version reads greenfast.search/1",
                               o.cache.string(), (*head)["schema"].dump()));
