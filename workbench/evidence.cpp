@@ -480,7 +480,8 @@ class Verifier {
         if (!engines.is_object()) continue;
         for (const auto& [name, engine] : engines.items()) {
           const std::string variant = text_of(engine, "variant");
-          if (text_of(engine, "verdict") == "GREEN" && !stale.contains(variant))
+          if (text_of(engine, "verdict") == "GREEN" && !stale.contains(variant) &&
+              !unbound_here_.contains(variant))
             green_.insert(variant);
         }
       }
