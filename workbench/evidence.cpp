@@ -353,7 +353,7 @@ json code_of_launches(const std::vector<Launch>& launches,
 class Verifier {
  public:
   Verifier(const fs::path& directory, const DeviceCode& code, const fs::path& root)
-      : directory_(directory), code_(code) {
+      : directory_(directory) {
     if (!root.empty()) sources_ = kernel_sources(root);
     for (const KernelCode& kernel : code.kernels) {
       kernels_[{kernel.name, kernel.arch}] = &kernel;
@@ -697,7 +697,6 @@ class Verifier {
   }
 
   fs::path directory_;
-  const DeviceCode& code_;
   std::map<std::string, std::string> sources_;
   std::map<std::pair<std::string, std::string>, const KernelCode*> kernels_;
   std::set<std::string> archs_;
