@@ -7,15 +7,14 @@
 #include <cmath>
 #include <random>
 
+#include "workbench/seconds_since.hpp"
 #include "workbench/sha256.hpp"
 
 namespace greenfast::workbench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+constexpr double kShortestCounted = 0.1;  // seconds
 
 /// Scratch of one contestant, freed with it.
 class Workspace {
@@ -299,13 +298,22 @@ class Session {
     };
     double before = pulse();
     auto round = Clock::now();
+    auto others = device_.other_work();
+    double share = 0;
     std::size_t round_begin = 0;
     std::vector<Block>& blocks = out_.samples.blocks;
     const auto close_round = [&] {
       const double after = pulse();
+      const auto others_now = device_.other_work();
+      // Systems count in steps of 10 ms: a round of a few steps is taken to be like the one before.
+      const double took = seconds_since(round);
+      if (others && others_now && took >= kShortestCounted)
+        share = std::clamp((*others_now - *others) / took, 0.0, 1.0);
       for (std::size_t i = round_begin; i < blocks.size(); ++i) {
         blocks[i].pulse = std::min(before, after);
+        blocks[i].other_work = share;
       }
+      others = others_now;
       before = after;
       round_begin = blocks.size();
       round = Clock::now();

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "workbench/evidence.hpp"
+#include "workbench/json.hpp"
 #include "workbench/plugin/plugins.hpp"
 
 namespace greenfast::workbench {
@@ -13,8 +14,6 @@ namespace {
 using nlohmann::json;
 
 json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
-
-json text_or_null(const std::string& text) { return text.empty() ? json(nullptr) : json(text); }
 
 json mask_json(const Mask& mask) {
   return {{"left", mask.left},
@@ -106,6 +105,7 @@ json time_json(const RunRow& row) {
           {"mean_seconds", s.mean},
           {"std_seconds", number(s.std)},
           {"p50_ci_seconds", {number(s.ci_lo), number(s.ci_hi)}},
+          {"other_work", s.other_work},
           {"flops", row.flops},
           {"percent_of_peak", row.percent_of_peak},
           {"times_fastest", row.times_fastest},

@@ -98,6 +98,15 @@ std::string run_table(const RunPlan& plan, const RunResult& result, bool color) 
                        result.peaks[i].flops * 1e-12, result.peaks[i].method,
                        result.samples[i].cache == CacheState::cold ? "with cold caches" : "hot");
   }
+  double others = 0;
+  for (const RunRow& row : result.rows)
+    if (row.time) others = std::max(others, row.time->other_work);
+  if (others > 0.05)
+    out += fmt::format(
+        "Other work took up to {:.0f}% of these cores while this was timed; intervals in the "
+        "record "
+        "reach down by as much.\n",
+        100 * others);
   if (result.interrupted) out += "Interrupted: other problems were not begun.\n";
   return out;
 }

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "workbench/checkpoint.hpp"
+#include "workbench/json.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -127,6 +128,7 @@ json shape_json(const Samples& samples) {
     }
     json entry = {{"process", block.process}, {"order", order}, {"seconds", seconds}};
     if (block.pulse > 0) entry["pulse"] = block.pulse;
+    if (block.other_work > 0) entry["other_work"] = block.other_work;
     if (!block.dropped.empty()) entry["dropped"] = block.dropped;
     if (json telemetry = telemetry_json(block.telemetry); !telemetry.empty()) {
       entry["telemetry"] = std::move(telemetry);
@@ -192,6 +194,11 @@ Samples shape_of(const Node& node) {
       block.process = static_cast<int>(entry.at("process").integer(0, 1'000'000));
     }
     if (entry.has("pulse")) block.pulse = entry.at("pulse").number();
+    if (entry.has("other_work")) {
+      block.other_work = entry.at("other_work").number();
+      if (!(block.other_work >= 0 && block.other_work <= 1))
+        entry.at("other_work").refuse("expected a share from 0 to 1");
+    }
     if (entry.has("dropped")) block.dropped = entry.at("dropped").text();
     if (entry.has("telemetry")) block.telemetry = telemetry_of(entry.at("telemetry"));
     const std::vector<Node> order = entry.at("order").list(), seconds = entry.at("seconds").list();

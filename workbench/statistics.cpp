@@ -232,7 +232,14 @@ Summary summarize(const Samples& samples, int side, const BootstrapOptions& opti
   }
   bootstrap.resolution = resolution(samples, side, summary.p50);
   const Interval interval = speedup(bootstrap, options.confidence);
-  summary.ci_lo = interval.lo;
+  std::int64_t used = 0;
+  for (const Block& block : samples.blocks) {
+    if (!block.dropped.empty()) continue;
+    summary.other_work += block.other_work;
+    ++used;
+  }
+  summary.other_work /= static_cast<double>(used);
+  summary.ci_lo = interval.lo * (1 - summary.other_work);
   summary.ci_hi = interval.hi;
   return summary;
 }

@@ -33,12 +33,15 @@ struct BootstrapOptions {
 /// Times of one side: what `run` and `bench` print.
 struct Summary {
   double p50 = 0, p90 = 0, mean = 0, std = 0;  ///< seconds per call
-  double ci_lo = 0, ci_hi = 0;                 ///< of p50, widened by the timer's resolution
-  std::int64_t n = 0;                          ///< samples used
-  std::int64_t discarded = 0;                  ///< samples in dropped blocks
-  int batch = 1;                               ///< calls per sample
-  double tick = 0;                             ///< seconds
-  std::string method;                          ///< the timer
+  /// Of p50, widened by the timer's resolution, and downwards by other_work: alone on the machine a
+  /// call may have been that much faster, which no number of samples would show.
+  double ci_lo = 0, ci_hi = 0;
+  double other_work = 0;  ///< mean share of the cores' time that other work took, of blocks used
+  std::int64_t n = 0;     ///< samples used
+  std::int64_t discarded = 0;  ///< samples in dropped blocks
+  int batch = 1;               ///< calls per sample
+  double tick = 0;             ///< seconds
+  std::string method;          ///< the timer
   CacheState mode = CacheState::cold;
 };
 Summary summarize(const Samples& samples, int side, const BootstrapOptions& options = {});

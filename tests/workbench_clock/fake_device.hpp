@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,9 @@ class FakeDevice : public Device {
   double now = 0;  ///< seconds
   double resolution = 1e-6;
   Peak ceiling{1e12, 1e11, "fake"};
-  std::function<double()> speed;  ///< what pulse() sees; empty: the ceiling
-  std::function<double()> clock;  ///< MHz that telemetry() tells; empty: 1234
+  std::function<double()> speed;                  ///< what pulse() sees; empty: the ceiling
+  std::function<double()> clock;                  ///< MHz that telemetry() tells; empty: 1234
+  std::function<std::optional<double>()> others;  ///< what other_work() tells; empty: nothing
   int flushes = 0, allocations = 0, releases = 0;
   std::size_t cache = 1 << 16;
   std::size_t memory_limit = std::size_t{1} << 30;
@@ -64,6 +66,9 @@ class FakeDevice : public Device {
     return t;
   }
   Peak peak(DType) override { return ceiling; }
+  std::optional<double> other_work() override {
+    return others ? others() : std::optional<double>();
+  }
   double pulse(DType) override { return speed ? speed() : ceiling.flops; }
 
  private:

@@ -3,10 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "tests/workbench_clock/fake_device.hpp"
+#include "workbench/seconds_since.hpp"
 
 namespace greenfast::workbench::test {
 namespace {
@@ -229,6 +236,54 @@ TEST_F(MeasureTest, ADeviceThatIsMostlySlowDropsNothing) {
   const auto m = run({{.subject = &fast}}, options);
   ASSERT_TRUE(m);
   EXPECT_EQ(summarize(m->samples, 0).discarded, 0);
+}
+
+TEST_F(MeasureTest, OtherWorkOnTheCoresReachesTheInterval) {
+  const auto begin = std::chrono::steady_clock::now();
+  device.others = [&] { return 7 + 0.25 * seconds_since(begin); };
+  MeasureOptions options;
+  options.iters = 40;
+  // Long enough for the share of a round to be believed.
+  options.progress = [](int, double) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  };
+  const auto m = run({{.subject = &fast}}, options);
+  ASSERT_TRUE(m);
+  const Summary s = summarize(m->samples, 0);
+  EXPECT_NEAR(s.other_work, 0.25, 0.02);
+  EXPECT_LT(s.ci_lo, 0.8 * s.p50);
+  EXPECT_GT(s.ci_lo, 0.7 * s.p50);
+}
+
+TEST(CpuDevice, SeesTheWorkOfOthersAndNotItsOwn) {
+  auto device = open_device(DeviceKind::cpu);
+  ASSERT_TRUE(device) << device.status().message();
+  const auto before = (*device)->other_work();
+  if (!before) GTEST_SKIP() << "this system does not tell";
+  // A grandchild whose parent has gone is nobody's child here.
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const pid_t orphan = fork();
+    if (orphan == 0) {
+      for (;;) {
+      }
+    }
+    const bool told = write(ends[1], &orphan, sizeof orphan) == sizeof orphan;
+    _exit(told ? 0 : 1);
+  }
+  pid_t orphan = 0;
+  ASSERT_EQ(read(ends[0], &orphan, sizeof orphan), static_cast<ssize_t>(sizeof orphan));
+  close(ends[0]);
+  close(ends[1]);
+  waitpid(child, nullptr, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const double grown = (*device)->other_work().value() - *before;
+  kill(orphan, SIGKILL);
+  // Alone it computes 0.5 s on one of the cores.
+  const double cores = (*device)->facts().multiprocessors;
+  EXPECT_GT(grown, 0.1 / cores);
 }
 
 TEST_F(MeasureTest, StopsWhenTheIntervalIsNarrow) {

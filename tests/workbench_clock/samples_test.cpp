@@ -27,6 +27,7 @@ std::vector<Samples> recorded() {
   samples.blocks[2].dropped = "slow";
   samples.blocks[2].process = 2;
   samples.blocks[3].pulse = 1e12;
+  samples.blocks[3].other_work = 0.25;
   samples.blocks[3].telemetry.sm_mhz = 1980;
   samples.blocks[3].telemetry.throttle_reasons = {"power"};
   return {samples};
@@ -54,6 +55,7 @@ TEST(SamplesFile, RefusalsNameThePlace) {
       {"/shapes/0/device/kind", "tpu", "/shapes/0/device/kind", "expected \"cpu\" or \"cuda\""},
       {"/shapes/0/tick_seconds", 0, "/shapes/0/tick_seconds", "above 0"},
       {"/shapes/0/cache", "warm", "/shapes/0/cache", "expected \"cold\" or \"hot\""},
+      {"/shapes/0/blocks/3/other_work", 1.5, "/shapes/0/blocks/3/other_work", "share from 0 to 1"},
       {"/shapes/0/sides", json::array(), "/shapes/0/sides", "at least one side"},
       {"/shapes/0/sides/1/id", "baseline", "/shapes/0/sides/1/id", "twice"},
       {"/shapes/0/sides/0/batch", 0, "/shapes/0/sides/0/batch", "from 1 to"},

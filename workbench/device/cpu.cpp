@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,11 +16,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <sstream>
 #include <thread>
 
 #include "workbench/plugin/arena.hpp"
+#include "workbench/seconds_since.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -29,10 +34,6 @@ namespace greenfast::workbench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 /// Makes the compiler believe that somebody reads the value.
 template <class T>
 void keep(T value) {
@@ -231,6 +232,62 @@ std::size_t outermost_cache() {
   return largest != 0 ? largest : std::size_t{32} << 20;
 }
 
+// ---- other work
+// -----------------------------------------------------------------------------------------------------
+
+double seconds_of(const timeval& t) {
+  return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+}
+
+/// CPU seconds of this process, and of its children, alive or not.
+double own_seconds() {
+  double total = 0;
+  for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage use{};
+    getrusage(who, &use);
+    total += seconds_of(use.ru_utime) + seconds_of(use.ru_stime);
+  }
+  std::error_code error;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    std::ifstream children(task.path() / "children");
+    for (int child = 0; children >> child;) {
+      std::ifstream file(fmt::format("/proc/{}/stat", child));
+      const std::string text(std::istreambuf_iterator<char>(file), {});
+      // The name, in parentheses, may hold blanks; user and system time are the 12th and 13th
+      // fields after it.
+      std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+      std::string skipped;
+      for (int i = 0; i < 11; ++i) fields >> skipped;
+      double user = 0, system = 0;
+      if (fields >> user >> system)
+        total += (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+    }
+  }
+  return total;
+}
+
+/// CPU seconds that these CPUs have computed for anybody, a hypervisor's other guests included;
+/// nothing where the kernel does not tell.
+std::optional<double> busy_seconds(const std::vector<int>& cpus) {
+  std::ifstream file("/proc/stat");
+  double ticks = 0;
+  std::size_t seen = 0;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream fields(line);
+    std::string name;
+    double user = 0, nice = 0, system = 0, idle = 0, wait = 0, irq = 0, softirq = 0, steal = 0;
+    if (!(fields >> name >> user >> nice >> system >> idle >> wait >> irq >> softirq >> steal))
+      continue;
+    for (const int cpu : cpus) {
+      if (name != fmt::format("cpu{}", cpu)) continue;
+      ticks += user + nice + system + irq + softirq + steal;
+      ++seen;
+    }
+  }
+  if (seen != cpus.size()) return std::nullopt;
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
 /// The shortest step that two readings of the clock can be apart.
 double measure_tick() {
   double tick = 1;
@@ -311,6 +368,12 @@ class CpuDevice final : public Device {
   }
 
   double pulse(DType dtype) override { return run_probe(best_probe(dtype), cpus_, 0.004); }
+
+  std::optional<double> other_work() override {
+    const auto busy = busy_seconds(cpus_);
+    if (!busy) return std::nullopt;
+    return (*busy - own_seconds()) / static_cast<double>(cpus_.size());
+  }
 
   Peak peak(DType dtype) override {
     Peak peak;

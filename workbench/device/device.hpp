@@ -64,6 +64,10 @@ class Device {
   /// A glance at the speed the device has now, a few milliseconds: FLOP/s of the same loop. 0 where
   /// telemetry() tells it better.
   virtual double pulse(DType /*dtype*/) { return 0; }
+  /// Seconds that everybody but this process and its children has computed on the cores in use, the
+  /// mean over these cores since some fixed moment: what grew by 1 s within 2 s was half the
+  /// machine. Absent where nothing tells.
+  virtual std::optional<double> other_work() { return std::nullopt; }
 };
 
 /// The machine's CPU or a GPU; StatusCode::no_device says what is missing.

@@ -1,0 +1,25 @@
+// What every record is made of and read with.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include <greenfast/types.hpp>
+
+#include "workbench/statistics.hpp"
+
+namespace greenfast::workbench {
+
+/// Parses a JSON file. invalid_argument for what is not JSON (truncated), internal for what cannot
+/// be read; both name the file.
+Result<nlohmann::json> read_json(const std::filesystem::path& file);
+
+/// Null for the empty text.
+nlohmann::json text_or_null(const std::string& text);
+/// {"value", "lo", "hi"}.
+nlohmann::json interval_json(const Interval& interval);
+/// A string as it is, anything else as JSON.
+std::string plain(const nlohmann::json& value);
+
+}  // namespace greenfast::workbench
