@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 using workbench::Comparison;
 using workbench::Recording;
 
-struct Options {
+struct CompareOptions {
   std::vector<std::string> what;
   std::string samples, sides;
   std::string shapes = "small,mission,long";
@@ -56,7 +56,7 @@ std::vector<std::string> ids_of(const Recording& recording) {
 }
 
 /// --sides A,B, where given.
-std::pair<std::string, std::string> asked_sides(const Options& options) {
+std::pair<std::string, std::string> asked_sides(const CompareOptions& options) {
   if (options.sides.empty()) return {};
   const std::vector<std::string> sides = split_list(options.sides);
   if (sides.size() != 2)
@@ -66,7 +66,7 @@ std::pair<std::string, std::string> asked_sides(const Options& options) {
   return {sides[0], sides[1]};
 }
 
-Comparison compare_files(const Options& options) {
+Comparison compare_files(const CompareOptions& options) {
   const Recording first = value_or_fail(workbench::read_recording(options.what[0]));
   auto [a, b] = asked_sides(options);
   if (options.what.size() == 1) {
@@ -110,7 +110,7 @@ std::unique_ptr<workbench::Subject> one_subject(const std::string& id) {
 }
 
 /// Two sides, one of them at least a peer: which device they share.
-DeviceKind device_with_peer(const Options& options) {
+DeviceKind device_with_peer(const CompareOptions& options) {
   // Whatever else is wrong with them is found before a device is opened.
   workbench::PeerOptions peers;
   peers.sides = options.what;
@@ -120,7 +120,7 @@ DeviceKind device_with_peer(const Options& options) {
   return DeviceKind::cpu;
 }
 
-Comparison compare_variants(const Options& options, workbench::Activity* activity) {
+Comparison compare_variants(const CompareOptions& options, workbench::Activity* activity) {
   const bool peers = workbench::is_peer(options.what[0]) || workbench::is_peer(options.what[1]);
   std::unique_ptr<workbench::Subject> a, b;
   DeviceKind kind = DeviceKind::cpu;
@@ -171,8 +171,8 @@ Comparison compare_variants(const Options& options, workbench::Activity* activit
   return comparison;
 }
 
-int run(const Options& given, workbench::Activity* activity) {
-  Options options = given;
+int run_compare(const CompareOptions& given, workbench::Activity* activity) {
+  CompareOptions options = given;
   Comparison comparison;
   if (!options.samples.empty()) {
     if (options.what.size() == 2) options.sides = options.what[0] + "," + options.what[1];
@@ -210,7 +210,7 @@ int run(const Options& given, workbench::Activity* activity) {
 }  // namespace
 
 Action define_compare(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompareOptions>();
   set.positional("sides", &options->what, 1, 2,
                  "Two variants, or a variant and a peer (peer:torch-cpu, peer:torch-cudnn, ...), "
                  "timed live; or "
@@ -236,8 +236,9 @@ Action define_compare(OptionSet& set) {
   set.text("--md-out", &options->markdown_file, "FILE", "Also write Markdown");
   return [options](const Arguments&) {
     options->plugins.load();
-    return run_isolated(options->plugins.timeout,
-                        [&](workbench::Activity* activity) { return run(*options, activity); });
+    return run_isolated(options->plugins.timeout, [&](workbench::Activity* activity) {
+      return run_compare(*options, activity);
+    });
   };
 }
 

@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
 #include "workbench/atomic_file.hpp"
 #include "workbench/evidence.hpp"
+#include "workbench/files.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/terminal.hpp"
 
@@ -25,20 +24,12 @@ using nlohmann::json;
 using workbench::Color;
 using workbench::EvidenceState;
 
-struct Options {
+struct EvidenceOptions {
   std::vector<std::string> what;
   std::string directory = "evidence";
   std::string out, source, binary, rebuilt, known;
   bool as_json = false;
 };
-
-std::string read_file(const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::string text;
-  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  if (!stream) throw Failure(workbench::kUsage, fmt::format("{}: cannot be read", file));
-  return text;
-}
 
 /// "ladder-h200=results/x/run.json" or a file alone, whose name it then is. A record that is called
 /// as every run's is called after its directory.
@@ -60,7 +51,7 @@ std::pair<std::string, std::string> name_and_file(const std::string& argument) {
 }
 
 /// Where the sources are: as asked, or here if this is a checkout.
-fs::path source_root(const Options& options) {
+fs::path source_root(const EvidenceOptions& options) {
   const fs::path root = options.source.empty() ? fs::path(".") : fs::path(options.source);
   if (fs::exists(root / "src" / "dispatch" / "variants.def")) return root;
   if (!options.source.empty())
@@ -71,7 +62,7 @@ fs::path source_root(const Options& options) {
   return {};
 }
 
-workbench::BindingSources binding(const Options& options, workbench::DeviceCode& library) {
+workbench::BindingSources binding(const EvidenceOptions& options, workbench::DeviceCode& library) {
   workbench::BindingSources from;
   if (!options.rebuilt.empty() && !options.binary.empty())
     throw Failure(workbench::kUsage, "--rebuilt and --binary: one of them");
@@ -84,12 +75,13 @@ workbench::BindingSources binding(const Options& options, workbench::DeviceCode&
   if (!options.binary.empty()) {
     library = value_or_fail(workbench::read_device_code(fs::path(options.binary)));
     from.library = &library;
-    from.library_sha256 = workbench::sha256_hex(read_file(options.binary));
+    from.library_sha256 =
+        workbench::sha256_hex(value_or_fail(workbench::read_file(options.binary)));
   }
   return from;
 }
 
-std::string directory_of(const Options& options) {
+std::string directory_of(const EvidenceOptions& options) {
   if (!fs::is_directory(options.directory))
     throw Failure(workbench::kUsage, fmt::format("--dir {}: no such directory", options.directory));
   return options.directory;
@@ -104,12 +96,12 @@ T accepted(Result<T> result) {
   return value_or_fail(std::move(result));
 }
 
-int record(const Options& options) {
+int record(const EvidenceOptions& options) {
   std::vector<std::string> names, texts;
   for (const std::string& argument : options.what) {
     const auto [name, file] = name_and_file(argument);
     names.push_back(name);
-    texts.push_back(read_file(file));
+    texts.push_back(value_or_fail(workbench::read_file(file)));
   }
   workbench::DeviceCode library;
   const auto from = binding(options, library);
@@ -132,20 +124,20 @@ int record(const Options& options) {
   return workbench::kPassed;
 }
 
-int import(const Options& options) {
+int import(const EvidenceOptions& options) {
   const std::string directory = directory_of(options);
   workbench::DeviceCode library;
   const auto from = binding(options, library);
   for (const std::string& argument : options.what) {
     const auto [name, file] = name_and_file(argument);
-    for (const std::string& written :
-         accepted(workbench::import_evidence(directory, name, read_file(file), from)))
+    for (const std::string& written : accepted(workbench::import_evidence(
+             directory, name, value_or_fail(workbench::read_file(file)), from)))
       fmt::print("{}\n", (fs::path(directory) / written).string());
   }
   return workbench::kPassed;
 }
 
-int verify(const Options& options) {
+int verify(const EvidenceOptions& options) {
   const std::string directory = directory_of(options);
   workbench::DeviceCode code;
   if (options.binary.empty()) {
@@ -157,7 +149,8 @@ int verify(const Options& options) {
   }
   std::vector<workbench::KnownGap> known;
   if (!options.known.empty())
-    known = value_or_fail(workbench::parse_known_gaps(options.known, read_file(options.known)));
+    known = value_or_fail(workbench::parse_known_gaps(
+        options.known, value_or_fail(workbench::read_file(options.known))));
   const workbench::Verification seen =
       workbench::verify_evidence(directory, code, source_root(options), known);
   std::map<std::string, int> counts;
@@ -204,7 +197,7 @@ int verify(const Options& options) {
 }  // namespace
 
 Action define_evidence(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EvidenceOptions>();
   set.positional("what", &options->what, 1, 1000,
                  "record [NAME=]FILE..., import [NAME=]FILE..., or verify. record binds run.json, "
                  "gate.json and the records of "

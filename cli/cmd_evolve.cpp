@@ -6,9 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
-#include "cli/interrupt.hpp"
 #include "cli/search_options.hpp"
-#include "workbench/atomic_file.hpp"
 #include "workbench/search/evolve.hpp"
 #include "workbench/search/tune.hpp"
 
@@ -18,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using workbench::kUsage;
 
-struct Options {
+struct EvolveOptions {
   std::vector<std::string> what;
   std::string proposer;
   int candidates = 16;
@@ -26,7 +24,7 @@ struct Options {
   SearchOptions search;
 };
 
-int run(const Options& options) {
+int run_evolve(const EvolveOptions& options) {
   const fs::path source = options.what.front();
   std::error_code error;
   if (!fs::is_regular_file(source, error) || !workbench::is_plugin_source(source))
@@ -45,36 +43,27 @@ int run(const Options& options) {
   evolve.lab = options.search.lab("evolve", source.stem().string(), source, "", display);
   // What the source includes is found from where its children lie as well.
   evolve.lab.compile.flags += " -I" + fs::absolute(source).parent_path().string();
-  catch_interrupts();
-  try {
+  return search_or_interrupted(display, evolve.lab.cache, [&] {
     const nlohmann::json result = workbench::evolve(evolve);
     display.clear();
-    const fs::path folder = fs::absolute(evolve.lab.cache).parent_path();
-    if (Status status =
-            workbench::write_file_atomically(folder / "evolve.json", result.dump(1) + "\n");
-        !status)
-      throw Failure(status);
+    const fs::path record =
+        write_search_record(result, fs::absolute(evolve.lab.cache).parent_path(), "evolve.json");
     if (options.search.as_json) {
       fmt::print("{}\n", result.dump(1));
     } else {
       fmt::print("{}{} candidates, {} rejected\nsource: {}\nrecord: {}\n",
                  workbench::search_text(result), result["lineage"].size() - 1,
                  result["rejected"].size(), result["winner_file"].get<std::string>(),
-                 (folder / "evolve.json").string());
+                 record.string());
     }
     return workbench::exit_code_of_search(result);
-  } catch (const workbench::LabStopped&) {
-    display.clear();
-    throw Failure(workbench::kInterrupted,
-                  fmt::format("interrupted; {} holds what was finished: the same command goes on",
-                              evolve.lab.cache.string()));
-  }
+  });
 }
 
 }  // namespace
 
 Action define_evolve(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EvolveOptions>();
   set.positional("source", &options->what, 1, 1, "A plugin's source: what there is to improve");
   set.text("--proposer", &options->proposer, "COMMAND",
            "A shell command that answers JSON lines with sources (docs/evolve.md)");
@@ -83,7 +72,7 @@ Action define_evolve(OptionSet& set) {
   options->search.define(set);
   return [options](const Arguments&) {
     try {
-      return run(*options);
+      return run_evolve(*options);
     } catch (const workbench::LabError& error) {
       throw Failure(error.status());
     }

@@ -26,7 +26,7 @@ using workbench::GateOptions;
 using workbench::Progress;
 using workbench::Table;
 
-struct Options {
+struct GateFlags {
   GateOptions gate;
   PluginArguments plugins;
   std::string seeds = "0,1,2";
@@ -78,7 +78,7 @@ class Display {
   std::size_t done_ = 0, total_ = 0;
 };
 
-int print(const json& record, const Options& options, const fs::path& directory) {
+int print(const json& record, const GateFlags& options, const fs::path& directory) {
   if (options.as_json) {
     fmt::print("{}\n", record.dump(1));
   } else if (options.as_markdown) {
@@ -90,7 +90,7 @@ int print(const json& record, const Options& options, const fs::path& directory)
   return record["verdict"]["exit_code"].get<int>();
 }
 
-int walk_ladder(const Options& options, const Arguments& arguments) {
+int walk_ladder(const GateFlags& options, const Arguments& arguments) {
   if (!options.resume.empty())  // what is no walk is refused before anything is written into it
     value_or_fail(workbench::Checkpoint::resume(options.resume, workbench::kLadderSchema));
   workbench::OutputDirectory directory =
@@ -136,14 +136,14 @@ int walk_ladder(const Options& options, const Arguments& arguments) {
   return code;
 }
 
-int run(const Options& given, const Arguments& arguments) {
-  Options options = given;
+int run_gate(const GateFlags& given, const Arguments& arguments) {
+  GateFlags options = given;
   if (!options.resume.empty()) {
     const GateOptions& g = options.gate;
     const bool more = !g.baseline.empty() || !g.candidate.empty() || !g.primary.empty() ||
                       !g.guards.empty() || !g.dtype.empty() || !g.causal.empty() ||
                       !g.gate_policy.empty() || g.policy != "strict" || g.hot || g.processes ||
-                      !options.peers.empty() || options.seeds != Options().seeds ||
+                      !options.peers.empty() || options.seeds != GateFlags().seeds ||
                       options.budget != 0 || options.threshold != 0;
     if (more)
       throw Failure(
@@ -194,7 +194,7 @@ int run(const Options& given, const Arguments& arguments) {
 }  // namespace
 
 Action define_gate(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GateFlags>();
   set.text("--baseline", &options->gate.baseline, "ID", "What the candidate must beat");
   set.text("--candidate", &options->gate.candidate, "ID",
            "What is judged: a variant, plugin:NAME, mutant.NAME or honest.NAME");
@@ -232,7 +232,7 @@ Action define_gate(OptionSet& set) {
   set.text("--out", &options->out, "DIR", "Where the result directory is made (default: results)");
   set.flag("--json", &options->as_json, "Print the record as JSON");
   set.flag("--md", &options->as_markdown, "Print the report as Markdown");
-  return [options](const Arguments& arguments) { return run(*options, arguments); };
+  return [options](const Arguments& arguments) { return run_gate(*options, arguments); };
 }
 
 }  // namespace greenfast::cli

@@ -13,14 +13,14 @@
 namespace greenfast::cli {
 namespace {
 
-struct Options {
+struct HistoryOptions {
   workbench::HistoryOptions history;
   std::string repository = ".", variants, html;
   bool as_json = false, as_markdown = false;
 };
 
-int run(const Options& given) {
-  Options options = given;
+int run_history(const HistoryOptions& given) {
+  HistoryOptions options = given;
   options.history.repository = options.repository;
   options.history.variants = split_list(options.variants);
   const auto history = value_or_fail(workbench::read_history(options.history));
@@ -60,7 +60,7 @@ int run(const Options& given) {
 }  // namespace
 
 Action define_history(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<HistoryOptions>();
   set.text("--repo", &options->repository, "DIR",
            "A git repository whose commits hold records in evidence/ (default: here)");
   set.text("--shape", &options->history.shape, "SHAPE",
@@ -72,7 +72,7 @@ Action define_history(OptionSet& set) {
   set.text("--html", &options->html, "FILE", "One page with the plot");
   set.flag("--md", &options->as_markdown, "Print Markdown");
   set.flag("--json", &options->as_json, "Print JSON, with every commit of each step");
-  return [options](const Arguments&) { return run(*options); };
+  return [options](const Arguments&) { return run_history(*options); };
 }
 
 }  // namespace greenfast::cli

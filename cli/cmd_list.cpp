@@ -70,7 +70,7 @@ int list_names(const std::string& kind) {
   return workbench::kPassed;
 }
 
-std::string toggles_of(const VariantInfo& variant) {
+std::string toggle_text(const VariantInfo& variant) {
   std::vector<std::string> words;
   for (const Toggle& toggle : variant.toggles)
     words.push_back(fmt::format("{}={}", toggle.name, toggle.value));
@@ -109,7 +109,7 @@ int list_variants(const ListOptions& options) {
       ++derived;
       continue;
     }
-    const std::string toggles = toggles_of(v);
+    const std::string toggles = toggle_text(v);
     table.add_row({v.id, v.min_arch > 0 ? fmt::format("sm_{}", v.min_arch) : "any CPU",
                    v.automatic ? "automatically" : "by name", v.built ? "yes" : "no",
                    toggles.empty() ? v.idea : fmt::format("{} [{}]", v.idea, toggles)});

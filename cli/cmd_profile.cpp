@@ -4,17 +4,17 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/atomic_file.hpp"
 #include "workbench/facts.hpp"
+#include "workbench/files.hpp"
 #include "workbench/measure.hpp"
 #include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
+#include "workbench/seconds_since.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/terminal.hpp"
 
@@ -26,7 +26,7 @@ using nlohmann::json;
 using workbench::kUsage;
 using workbench::SideProfile;
 
-struct Options {
+struct ProfileOptions {
   std::vector<std::string> what;
   std::string shape = "mission", out, csv, plan;
   int launch_calls = 0;
@@ -41,13 +41,7 @@ struct Case {
   std::string dtype;
 };
 
-std::string read_file(const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) throw Failure(kUsage, fmt::format("{}: cannot be read", file));
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-Case prepare(const Options& options) {
+Case prepare(const ProfileOptions& options) {
   Case out;
   for (const std::string& id : options.what) {
     auto found = value_or_fail(workbench::find_subjects(id));
@@ -96,7 +90,7 @@ Case prepare(const Options& options) {
 }
 
 // What the tool runs: some calls, each on other inputs.
-int launch(const Options& options) {
+int launch(const ProfileOptions& options) {
   const Case c = prepare(options);
   workbench::Subject& subject = *c.sides[0];
   workbench::Ring::Options ring_options;
@@ -122,7 +116,7 @@ int launch(const Options& options) {
   return workbench::kPassed;
 }
 
-std::vector<std::string> launch_command(const Options& options, const Case& c,
+std::vector<std::string> launch_command(const ProfileOptions& options, const Case& c,
                                         const std::string& variant) {
   const ProblemOptions& p = options.problem;
   std::vector<std::string> argv{fs::read_symlink("/proc/self/exe").string(),
@@ -154,7 +148,7 @@ std::string file_name(std::string text) {
   return text;
 }
 
-int run(const Options& options, const Arguments& arguments) {
+int run_profile(const ProfileOptions& options, const Arguments& arguments) {
   if (options.launch_calls > 0) return launch(options);
   const auto start = std::chrono::steady_clock::now();
   const std::string utc = workbench::utc_time(), stamp = workbench::utc_stamp();
@@ -170,7 +164,8 @@ int run(const Options& options, const Arguments& arguments) {
   const auto predictions = value_or_fail(
       options.plan.empty() ? workbench::parse_predictions("policies/predictions.toml",
                                                           workbench::builtin_predictions())
-                           : workbench::parse_predictions(options.plan, read_file(options.plan)));
+                           : workbench::parse_predictions(
+                                 options.plan, value_or_fail(workbench::read_file(options.plan))));
   std::optional<workbench::OutputDirectory> directory;
   if (!options.as_json || !options.out.empty())
     directory = value_or_fail(
@@ -191,12 +186,15 @@ int run(const Options& options, const Arguments& arguments) {
     workbench::Collected collected;
     std::string raw_name;
     if (!files.empty()) {
-      auto launches = value_or_fail(workbench::parse_ncu_csv(read_file(files[i])));
+      auto launches =
+          value_or_fail(workbench::parse_ncu_csv(value_or_fail(workbench::read_file(files[i]))));
       collected.call.push_back(std::move(launches.back()));
       collected.tool = fmt::format("ncu, from {}", fs::path(files[i]).filename().string());
       raw_name = fs::path(files[i]).filename().string();
       if (directory && !(directory->path() / raw_name == fs::path(files[i])))
-        if (Status status = directory->write(raw_name, read_file(files[i])); !status)
+        if (Status status =
+                directory->write(raw_name, value_or_fail(workbench::read_file(files[i])));
+            !status)
           throw Failure(status);
     } else {
       workbench::ProfileJob job{id, launch_command(options, c, id), options.hot, {}};
@@ -215,7 +213,8 @@ int run(const Options& options, const Arguments& arguments) {
     else
       workbench::explain_cpu(side, flop, bytes, peak);
     if (!side.skipped && !raw_name.empty() && directory) {
-      const std::string content = read_file((directory->path() / raw_name).string());
+      const std::string content =
+          value_or_fail(workbench::read_file((directory->path() / raw_name).string()));
       artifacts.push_back({{"file", raw_name},
                            {"bytes", content.size()},
                            {"sha256", workbench::sha256_hex(content)}});
@@ -275,8 +274,7 @@ int run(const Options& options, const Arguments& arguments) {
   }
   const int code = any ? workbench::kPassed : workbench::kNoDevice;
   record["exit_code"] = code;
-  record["seconds"] =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  record["seconds"] = workbench::seconds_since(start);
   if (directory)
     if (Status status = directory->write("profile.json", record.dump(1) + "\n"); !status)
       throw Failure(status);
@@ -292,7 +290,7 @@ int run(const Options& options, const Arguments& arguments) {
 }  // namespace
 
 Action define_profile(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ProfileOptions>();
   set.positional("VARIANT", &options->what, 1, 2,
                  "One variant; or baseline and candidate, for the directions between them");
   set.text("--shape", &options->shape, "SHAPE", "One name or BxHxSxD (default: mission)");
@@ -312,7 +310,7 @@ Action define_profile(OptionSet& set) {
   set.integer("--launch-calls", &options->launch_calls, "N",
               "Only launch, N times: what the profiler runs");
   options->problem.define(set);
-  return [options](const Arguments& arguments) { return run(*options, arguments); };
+  return [options](const Arguments& arguments) { return run_profile(*options, arguments); };
 }
 
 }  // namespace greenfast::cli

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ReportOptions {
   std::vector<std::string> what;
   std::string out, html, markdown, bundle, history;
   bool pr = false, readme = false, check = false;
@@ -28,7 +28,7 @@ void write(const fs::path& file, const std::string& text) {
 
 // The tables of a repository are made in one place, tools/readme_tables.py: they need no build, and
 // one of them is made by the Python harness that wrote its record.
-int rewrite_tables(const Options& options) {
+int rewrite_tables(const ReportOptions& options) {
   constexpr const char* kTool = "tools/readme_tables.py";
   fs::path root = fs::current_path();
   while (!fs::exists(root / kTool)) {
@@ -51,7 +51,7 @@ int rewrite_tables(const Options& options) {
                 workbench::last_line(end.err));
 }
 
-int run(const Options& options) {
+int run_report(const ReportOptions& options) {
   if (options.readme) return rewrite_tables(options);
   if (options.check) throw Failure(workbench::kUsage, "--check goes with --readme");
   if (options.what.empty())
@@ -107,7 +107,7 @@ int run(const Options& options) {
 }  // namespace
 
 Action define_report(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReportOptions>();
   set.positional(
       "DIR|FILE", &options->what, 0, 1000,
       "Result folders and records of run, check, bench, gate, compare, selftest, profile, and of "
@@ -127,7 +127,7 @@ Action define_report(OptionSet& set) {
            "all)");
   set.flag("--check", &options->check,
            "With --readme: change nothing, exit 30 when a table is out of date");
-  return [options](const Arguments&) { return run(*options); };
+  return [options](const Arguments&) { return run_report(*options); };
 }
 
 }  // namespace greenfast::cli

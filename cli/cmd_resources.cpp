@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/facts.hpp"
+#include "workbench/files.hpp"
 #include "workbench/resources.hpp"
 #include "workbench/subject.hpp"
 #include "workbench/terminal.hpp"
@@ -28,25 +27,22 @@ using workbench::Table;
 
 constexpr std::string_view kSchema = "greenfast.resources/1";
 
-struct Options {
+struct ResourcesOptions {
   std::string arch, variants, limits, binary;
   bool as_json = false, codes = false;
 };
 
-std::vector<workbench::KernelLimit> limits_of(const Options& options) {
+std::vector<workbench::KernelLimit> limits_of(const ResourcesOptions& options) {
   if (options.limits.empty())
     return value_or_fail(workbench::parse_resource_limits("policies/resources.toml",
                                                           workbench::builtin_resource_limits()));
-  std::ifstream stream(options.limits, std::ios::binary);
-  std::string text;
-  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  if (!stream)
-    throw Failure(workbench::kUsage, fmt::format("--limits {}: cannot be read", options.limits));
+  const std::string text = value_or_fail(workbench::read_file(options.limits));
   return value_or_fail(workbench::parse_resource_limits(options.limits, text));
 }
 
 /// "89", "sm_89" and "90a" alike.
-std::vector<std::string> archs_of(const Options& options, const workbench::DeviceCode& code) {
+std::vector<std::string> archs_of(const ResourcesOptions& options,
+                                  const workbench::DeviceCode& code) {
   std::vector<std::string> built;
   for (const auto& kernel : code.kernels)
     if (std::find(built.begin(), built.end(), kernel.arch) == built.end())
@@ -66,7 +62,7 @@ std::vector<std::string> archs_of(const Options& options, const workbench::Devic
   return out;
 }
 
-std::vector<std::string> variants_of(const Options& options) {
+std::vector<std::string> variants_of(const ResourcesOptions& options) {
   std::vector<std::string> out;
   if (options.variants.empty()) return out;
   for (const auto& subject : value_or_fail(workbench::find_subjects(options.variants)))
@@ -110,7 +106,7 @@ std::string kilobytes(std::int64_t bytes) {
   return bytes == 0 ? "0" : fmt::format("{:.1f}", static_cast<double>(bytes) / 1024);
 }
 
-void print_table(const Options& options, const ResourceReport& report) {
+void print_table(const ResourcesOptions& options, const ResourceReport& report) {
   const bool color = workbench::wants_color(stdout);
   using Align = Table::Align;
   std::vector<Table::Column> columns = {{"variant", Align::left},    {"kernel", Align::left},
@@ -151,7 +147,7 @@ void print_table(const Options& options, const ResourceReport& report) {
         report.missing.size(), report.missing.front(), report.missing.size() > 1 ? ", ..." : "");
 }
 
-int resources(const Options& options) {
+int resources(const ResourcesOptions& options) {
   const workbench::DeviceCode code =
       options.binary.empty()
           ? value_or_fail(workbench::own_device_code())
@@ -184,7 +180,7 @@ int resources(const Options& options) {
 }  // namespace
 
 Action define_resources(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ResourcesOptions>();
   set.text("--arch", &options->arch, "LIST",
            "Only these architectures: sm_89, 90a (default: all that are built)");
   set.text("--variants", &options->variants, "LIST",

@@ -3,16 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/command.hpp"
-#include "cli/interrupt.hpp"
 #include "cli/search_options.hpp"
-#include "workbench/atomic_file.hpp"
+#include "workbench/files.hpp"
 #include "workbench/plugin/toolchain.hpp"
 #include "workbench/search/tune.hpp"
 #include "workbench/terminal.hpp"
@@ -24,7 +21,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using workbench::kUsage;
 
-struct Options {
+struct TuneOptions {
   std::vector<std::string> what;
   std::string strategy = "halving";
   std::string tree, simulate;
@@ -34,7 +31,7 @@ struct Options {
 };
 
 /// The source of what was asked for: a file, or tune/<id>.cu of the source tree for a variant.
-fs::path source_of(const Options& options) {
+fs::path source_of(const TuneOptions& options) {
   const std::string& what = options.what.front();
   std::error_code error;
   if (fs::is_regular_file(what, error)) return what;
@@ -68,22 +65,19 @@ workbench::Strategy strategy_of(const std::string& name) {
                 fmt::format("--strategy {}: possible are {}", name, fmt::join(names, ", ")));
 }
 
-int finish(const Options& options, const json& result, const fs::path& folder) {
-  if (options.simulate.empty())
-    if (Status status =
-            workbench::write_file_atomically(folder / "tune.json", result.dump(1) + "\n");
-        !status)
-      throw Failure(status);
+int finish(const TuneOptions& options, const json& result, const fs::path& folder) {
+  fs::path record;
+  if (options.simulate.empty()) record = write_search_record(result, folder, "tune.json");
   if (options.search.as_json) {
     fmt::print("{}\n", result.dump(1));
   } else {
     fmt::print("{}", workbench::search_text(result));
-    if (options.simulate.empty()) fmt::print("record: {}\n", (folder / "tune.json").string());
+    if (!record.empty()) fmt::print("record: {}\n", record.string());
   }
   return workbench::exit_code_of_search(result);
 }
 
-int simulate(const Options& options) {
+int simulate(const TuneOptions& options) {
   const auto head = value_or_fail(workbench::Lab::read_identity(options.simulate));
   workbench::TuneOptions tune;
   workbench::TuneSpace space;
@@ -110,7 +104,7 @@ int simulate(const Options& options) {
   return finish(options, workbench::tune("", space, tune), "");
 }
 
-int run(const Options& options) {
+int run_tune(const TuneOptions& options) {
   if (!options.simulate.empty()) {
     if (!options.what.empty())
       throw Failure(kUsage, "--simulate takes everything from the cache; leave the source out");
@@ -121,8 +115,7 @@ int run(const Options& options) {
   if (options.candidates < 1) throw Failure(kUsage, "--candidates: at least 1");
   if (options.seed < 0) throw Failure(kUsage, "--seed: at least 0");
   const fs::path source = source_of(options);
-  std::ifstream stream(source, std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  const std::string text = value_or_fail(workbench::read_file(source));
   const auto space = value_or_fail(workbench::parse_space(source.string(), text));
 
   workbench::TuneOptions tune;
@@ -143,29 +136,23 @@ int run(const Options& options) {
                                  {"candidates", options.candidates},
                                  {"seed", options.seed},
                                  {"finalists", options.search.finalists}};
-  catch_interrupts();
-  try {
+  return search_or_interrupted(display, tune.lab.cache, [&] {
     if (options.compile_only) {
       workbench::compile_all(source, space, tune);
       display.clear();
       fmt::print("compiled: {}\n", tune.lab.cache.string());
-      return workbench::kPassed;
+      return static_cast<int>(workbench::kPassed);
     }
     const json result = workbench::tune(source, space, tune);
     display.clear();
     return finish(options, result, fs::absolute(tune.lab.cache).parent_path());
-  } catch (const workbench::LabStopped&) {
-    display.clear();
-    throw Failure(workbench::kInterrupted,
-                  fmt::format("interrupted; {} holds what was finished: the same command goes on",
-                              tune.lab.cache.string()));
-  }
+  });
 }
 
 }  // namespace
 
 Action define_tune(OptionSet& set) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TuneOptions>();
   set.positional("what", &options->what, 0, 1,
                  "A plugin's source with // tune: lines, or a variant that has them");
   std::string strategies;
@@ -184,7 +171,7 @@ Action define_tune(OptionSet& set) {
   options->search.define(set);
   return [options](const Arguments&) {
     try {
-      return run(*options);
+      return run_tune(*options);
     } catch (const workbench::LabError& error) {
       throw Failure(error.status());
     }

@@ -19,6 +19,7 @@
 #include "workbench/record.hpp"
 #include "workbench/report.hpp"
 #include "workbench/runner.hpp"
+#include "workbench/seconds_since.hpp"
 #include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
@@ -203,7 +204,7 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
 
   const auto start = std::chrono::steady_clock::now();
   const workbench::RunResult result = workbench::run(plan, observer);
-  head.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  head.seconds = workbench::seconds_since(start);
   progress.clear();
 
   // An interrupted run that had nothing to say leaves nothing behind.

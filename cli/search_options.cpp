@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/command.hpp"
 #include "cli/interrupt.hpp"
+#include "workbench/atomic_file.hpp"
 #include "workbench/build_info.hpp"
 #include "workbench/host.hpp"
 #include "workbench/isolate.hpp"
@@ -102,6 +104,27 @@ workbench::LabOptions SearchOptions::lab(const std::string& command, const std::
   lab.finished = [&display](const std::string& line) { display.finished(line); };
   lab.stop = [] { return interrupted(); };
   return lab;
+}
+
+int search_or_interrupted(SearchDisplay& display, const fs::path& cache,
+                          const std::function<int()>& search) {
+  catch_interrupts();
+  try {
+    return search();
+  } catch (const workbench::LabStopped&) {
+    display.clear();
+    throw Failure(workbench::kInterrupted,
+                  fmt::format("interrupted; {} holds what was finished: the same command goes on",
+                              cache.string()));
+  }
+}
+
+fs::path write_search_record(const nlohmann::json& result, const fs::path& folder,
+                             const std::string& name) {
+  const fs::path record = folder / name;
+  if (Status status = workbench::write_file_atomically(record, result.dump(1) + "\n"); !status)
+    throw Failure(status);
+  return record;
 }
 
 }  // namespace greenfast::cli

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "cli/option_set.hpp"
@@ -43,5 +45,13 @@ struct SearchOptions {
                             const std::filesystem::path& source, const std::filesystem::path& tree,
                             SearchDisplay& display) const;
 };
+
+/// Runs a search; interrupted, it clears the display and ends with what the cache keeps.
+int search_or_interrupted(SearchDisplay& display, const std::filesystem::path& cache,
+                          const std::function<int()>& search);
+/// Writes a search's result as FOLDER/NAME; throws Failure when it cannot be written.
+std::filesystem::path write_search_record(const nlohmann::json& result,
+                                          const std::filesystem::path& folder,
+                                          const std::string& name);
 
 }  // namespace greenfast::cli

@@ -8,39 +8,11 @@
 
 #include <greenfast/plugin.h>
 
+#include "core/c_types.hpp"
 #include "core/types.cpp"
 #include "core/variant.hpp"
 
 namespace greenfast::tune {
-
-inline Layout to_layout(const gf_layout& from) {
-  Layout layout;
-  std::copy(from.stride, from.stride + 4, layout.stride.begin());
-  layout.alignment = from.alignment;
-  return layout;
-}
-
-inline Problem to_problem(const gf_problem& from) {
-  Problem p;
-  p.batch = from.batch;
-  p.heads_q = from.heads_q;
-  p.heads_kv = from.heads_kv;
-  p.seq_q = from.seq_q;
-  p.seq_kv = from.seq_kv;
-  p.head_dim = from.head_dim;
-  p.dtype = static_cast<DType>(from.dtype);
-  p.out_dtype = static_cast<DType>(from.out_dtype);
-  p.scales = static_cast<ScaleKind>(from.scales);
-  p.scale = from.scale;
-  p.softcap = from.softcap;
-  p.mask = {from.mask_left, from.mask_right, static_cast<Alignment>(from.mask_alignment)};
-  p.lse = from.lse != 0;
-  p.q = to_layout(from.q);
-  p.k = to_layout(from.k);
-  p.v = to_layout(from.v);
-  p.o = to_layout(from.o);
-  return p;
-}
 
 /// Functions of a plugin for a core::Kernel of a CUDA ladder rung. Those look at no device facts.
 template <const core::Kernel& kKernel>
@@ -48,7 +20,7 @@ struct KernelPlugin {
   static int supports(const gf_problem* problem, char* why, size_t capacity) {
     std::string text;
     const DeviceFacts facts{.kind = DeviceKind::cuda};
-    if (kKernel.rank(to_problem(*problem), facts, {}, &text) > 0) return 1;
+    if (kKernel.rank(core::problem_of(*problem), facts, {}, &text) > 0) return 1;
     if (capacity == 0) return 0;
     const std::size_t length = std::min(text.size(), capacity - 1);
     std::memcpy(why, text.data(), length);
@@ -63,7 +35,7 @@ struct KernelPlugin {
     context.facts = &facts;
     context.stream = call->stream;
     context.workspace = call->workspace;
-    const Status status = kKernel.launch(to_problem(*call->problem), tensors, context);
+    const Status status = kKernel.launch(core::problem_of(*call->problem), tensors, context);
     if (status.ok()) return GF_OK;
     if (call->error_capacity > 0) {
       const std::size_t length = std::min(status.message().size(), call->error_capacity - 1);

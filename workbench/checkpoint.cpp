@@ -2,12 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
-
 #include "workbench/atomic_file.hpp"
+#include "workbench/files.hpp"
+#include "workbench/json.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -18,28 +15,6 @@ using nlohmann::json;
 constexpr const char* kHead = "job.json";
 
 }  // namespace
-
-Result<json> read_json(const fs::path& file) {
-  std::error_code error;
-  if (fs::is_directory(file, error)) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: is a directory; name the file in it", file.string()));
-  }
-  std::ifstream stream(file, std::ios::binary);
-  std::string text;
-  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  if (!stream) {
-    return Status(StatusCode::internal,
-                  fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
-  }
-  json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: not valid JSON, perhaps truncated ({} bytes); record it again",
-                              file.string(), text.size()));
-  }
-  return document;
-}
 
 fs::path Checkpoint::file(const std::string& step) const {
   return directory_ / "steps" / (step + ".json");

@@ -30,8 +30,4 @@ class Checkpoint {
   nlohmann::json head_;
 };
 
-/// Parses a JSON file. invalid_argument for what is not JSON (truncated), internal for what cannot
-/// be read; both name the file.
-Result<nlohmann::json> read_json(const std::filesystem::path& file);
-
 }  // namespace greenfast::workbench

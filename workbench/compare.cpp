@@ -10,6 +10,7 @@
 #include "workbench/checkpoint.hpp"
 #include "workbench/exit_code.hpp"
 #include "workbench/gate.hpp"
+#include "workbench/json.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench {

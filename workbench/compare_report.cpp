@@ -2,14 +2,13 @@
 #include <fmt/format.h>
 
 #include "workbench/compare.hpp"
+#include "workbench/json.hpp"
 #include "workbench/terminal.hpp"
 
 namespace greenfast::workbench {
 namespace {
 
 using nlohmann::json;
-
-json interval_json(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
 
 json side_json(const Summary& s, double percent, const std::string& green,
                const std::map<std::string, double>& errors) {

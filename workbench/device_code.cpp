@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
 
 #include <greenfast/attention.hpp>
 
+#include "workbench/files.hpp"
 #include "workbench/sha256.hpp"
 
 namespace greenfast::workbench {
@@ -442,14 +441,9 @@ Result<DeviceCode> read_device_code(Bytes file) {
 }
 
 Result<DeviceCode> read_device_code(const std::filesystem::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::vector<char> bytes;
-  if (stream)
-    bytes.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  if (!stream || bytes.empty())
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: cannot be read, or is empty", file.string()));
-  auto code = read_device_code(std::as_bytes(std::span(bytes)));
+  const auto bytes = read_file(file);
+  if (!bytes) return bytes.status();
+  auto code = read_device_code(std::as_bytes(std::span(*bytes)));
   if (!code)
     return Status(code.status().code(),
                   fmt::format("{}: {}", file.string(), code.status().message()));

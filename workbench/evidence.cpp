@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 
@@ -15,6 +13,8 @@
 #include "workbench/atomic_file.hpp"
 #include "workbench/build_info.hpp"
 #include "workbench/exit_code.hpp"
+#include "workbench/files.hpp"
+#include "workbench/json.hpp"
 #include "workbench/policy.hpp"
 #include "workbench/samples.hpp"
 #include "workbench/sha256.hpp"
@@ -33,14 +33,6 @@ constexpr std::string_view kMachineCode = "machine code", kSources = "sources",
                            kNothing = "nothing";
 
 Status bad(std::string text) { return {StatusCode::invalid_argument, std::move(text)}; }
-
-Result<std::string> read_text(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::string text;
-  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  if (!stream) return bad(fmt::format("{}: cannot be read", file.string()));
-  return text;
-}
 
 /// The member of an object, or null; never throws.
 const json& member(const json& object, std::string_view key) {
@@ -141,7 +133,7 @@ std::map<std::string, std::string> kernel_sources(const fs::path& root) {
     if (suffix != ".cu" && suffix != ".cuh" && suffix != ".cpp" && suffix != ".hpp" &&
         suffix != ".inc")
       continue;
-    if (auto text = read_text(entry.path()); text.ok())
+    if (auto text = read_file(entry.path()); text.ok())
       out.emplace(fs::relative(entry.path(), root, error).generic_string(), *text);
   }
   return out;
@@ -275,17 +267,9 @@ std::string digest_of(json entry) {
   return sha256_hex(entry.dump());
 }
 
-void close(json& entry, const std::string& previous) {
+void seal(json& entry, const std::string& previous) {
   entry["previous"] = previous.empty() ? json(nullptr) : json(previous);
   entry["digest"] = digest_of(entry);
-}
-
-Result<json> read_json(const fs::path& file) {
-  const auto text = read_text(file);
-  if (!text.ok()) return text.status();
-  json document = json::parse(*text, nullptr, false);
-  if (document.is_discarded()) return bad(fmt::format("{}: not JSON, or cut off", file.string()));
-  return document;
 }
 
 Result<json> read_ledger(const fs::path& directory) {
@@ -444,7 +428,7 @@ class Verifier {
 
   void verify_file(const std::string& file, const json& entry) {
     const std::size_t before = out_.findings.size();
-    const auto text = read_text(directory_ / file);
+    const auto text = read_file(directory_ / file);
     if (!text.ok()) {
       add({.file = file,
            .state = EvidenceState::missing,
@@ -935,7 +919,7 @@ Result<std::vector<std::string>> import_evidence(const fs::path& directory, cons
     const std::string file = text_of(entry, "file");
     if (Status status = write_file_atomically(directory / file, text_of(record, "text")); !status)
       return status;
-    close(entry, entries.empty() ? std::string() : text_of(entries.back(), "digest"));
+    seal(entry, entries.empty() ? std::string() : text_of(entries.back(), "digest"));
     entries.push_back(std::move(entry));
     files.push_back(file);
   }

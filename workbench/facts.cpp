@@ -1,13 +1,12 @@
 #include "workbench/facts.hpp"
 
 #include "workbench/build_info.hpp"
+#include "workbench/json.hpp"
 
 namespace greenfast::workbench {
 namespace {
 
 using nlohmann::json;
-
-json text_or_null(const std::string& text) { return text.empty() ? json(nullptr) : json(text); }
 
 }  // namespace
 

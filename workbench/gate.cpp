@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -16,14 +14,17 @@
 #include "workbench/checkpoint.hpp"
 #include "workbench/decide.hpp"
 #include "workbench/exit_code.hpp"
+#include "workbench/files.hpp"
 #include "workbench/gate_policy.hpp"
 #include "workbench/gate_resources.hpp"
 #include "workbench/gate_steps.hpp"
 #include "workbench/host.hpp"
+#include "workbench/json.hpp"
 #include "workbench/measure.hpp"
 #include "workbench/peer.hpp"
 #include "workbench/record.hpp"
 #include "workbench/resources.hpp"
+#include "workbench/seconds_since.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -31,12 +32,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-json interval_json(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
 
 json summary_json(const Summary& s) {
   return {
@@ -663,14 +658,8 @@ class Gate {
 
 Result<GatePolicy> load_rules(const std::string& path) {
   if (path.empty()) return parse_gate_policy("policies/gate.toml", builtin_gate_policy());
-  std::ifstream stream(path, std::ios::binary);
-  std::string text;
-  if (stream) text.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  if (!stream) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("--gate-policy {}: cannot be read", path));
-  }
-  return parse_gate_policy(path, text);
+  const auto text = read_file(path);
+  return text ? parse_gate_policy(path, *text) : text.status();
 }
 
 /// Identifies what would give other results: another binary, another policy.

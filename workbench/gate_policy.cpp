@@ -12,7 +12,7 @@
 namespace greenfast::workbench {
 namespace {
 
-struct Wrong : std::runtime_error {
+struct BadRule : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -24,42 +24,42 @@ class Reader {
     for (const auto& [key, value] : table_) {
       bool found = false;
       for (const std::string_view name : known) found = found || name == key.str();
-      if (!found) throw Wrong(fmt::format("{}{}: unknown key", path_, key.str()));
+      if (!found) throw BadRule(fmt::format("{}{}: unknown key", path_, key.str()));
     }
   }
   bool has(std::string_view key) const { return table_.contains(key); }
   const toml::node& node(std::string_view key) const {
     const toml::node* found = table_.get(key);
-    if (found == nullptr) throw Wrong(fmt::format("{}{}: missing", path_, key));
+    if (found == nullptr) throw BadRule(fmt::format("{}{}: missing", path_, key));
     return *found;
   }
   double number(std::string_view key, double above) const {
     const auto value = node(key).value<double>();
     if (!value || !(*value > above)) {
-      throw Wrong(fmt::format("{}{}: expected a number above {}", path_, key, above));
+      throw BadRule(fmt::format("{}{}: expected a number above {}", path_, key, above));
     }
     return *value;
   }
   std::int64_t integer(std::string_view key, std::int64_t least) const {
     const auto value = node(key).value_exact<std::int64_t>();
     if (!value || *value < least) {
-      throw Wrong(fmt::format("{}{}: expected an integer of at least {}", path_, key, least));
+      throw BadRule(fmt::format("{}{}: expected an integer of at least {}", path_, key, least));
     }
     return *value;
   }
   std::string text(std::string_view key) const {
     const auto value = node(key).value_exact<std::string>();
-    if (!value) throw Wrong(fmt::format("{}{}: expected a string", path_, key));
+    if (!value) throw BadRule(fmt::format("{}{}: expected a string", path_, key));
     return *value;
   }
   const toml::table& table(std::string_view key) const {
     const toml::table* found = node(key).as_table();
-    if (found == nullptr) throw Wrong(fmt::format("{}{}: expected a table", path_, key));
+    if (found == nullptr) throw BadRule(fmt::format("{}{}: expected a table", path_, key));
     return *found;
   }
   const toml::array& array(std::string_view key) const {
     const toml::array* found = node(key).as_array();
-    if (found == nullptr) throw Wrong(fmt::format("{}{}: expected a list", path_, key));
+    if (found == nullptr) throw BadRule(fmt::format("{}{}: expected a list", path_, key));
     return *found;
   }
   std::string path(std::string_view key) const { return fmt::format("{}{}", path_, key); }
@@ -71,7 +71,7 @@ class Reader {
 
 const toml::table& as_table(const toml::node& node, const std::string& path) {
   const toml::table* table = node.as_table();
-  if (table == nullptr) throw Wrong(fmt::format("{}: expected a table", path));
+  if (table == nullptr) throw BadRule(fmt::format("{}: expected a table", path));
   return *table;
 }
 
@@ -84,12 +84,12 @@ DecisionTree read_tree(const toml::table& table, const std::string& path) {
     tree.levels.push_back({level.number("at_least", 0), level.text("name")});
     if (tree.levels.size() > 1 &&
         tree.levels.back().at_least <= tree.levels[tree.levels.size() - 2].at_least) {
-      throw Wrong(fmt::format("{}at_least: levels must ascend", place + "."));
+      throw BadRule(fmt::format("{}at_least: levels must ascend", place + "."));
     }
   }
   for (const toml::node& node : reader.array("below")) {
     const auto text = node.value_exact<std::string>();
-    if (!text) throw Wrong(fmt::format("{}: expected strings", reader.path("below")));
+    if (!text) throw BadRule(fmt::format("{}: expected strings", reader.path("below")));
     tree.below.push_back(*text);
   }
   return tree;
@@ -111,7 +111,7 @@ RungRule read_rung(const toml::table& table, const std::string& path) {
   return rule;
 }
 
-GatePolicy read(const toml::table& root) {
+GatePolicy read_policy(const toml::table& root) {
   const Reader reader(root, "", {"about", "measure", "resources", "tree", "rung"});
   GatePolicy policy;
   const Reader measure(
@@ -129,17 +129,17 @@ GatePolicy read(const toml::table& root) {
     const std::string path = fmt::format("tree.{}", name.str());
     policy.trees[std::string(name.str())] = read_tree(as_table(node, path), path);
   }
-  if (!policy.trees.contains("default")) throw Wrong("tree.default: missing");
+  if (!policy.trees.contains("default")) throw BadRule("tree.default: missing");
   if (reader.has("rung")) {
     for (const toml::node& node : reader.array("rung")) {
       const std::string path = fmt::format("rung[{}]", policy.rungs.size());
       RungRule rule = read_rung(as_table(node, path), path);
       if (!policy.trees.contains(rule.tree)) {
-        throw Wrong(fmt::format("{}.tree: no tree is called \"{}\"", path, rule.tree));
+        throw BadRule(fmt::format("{}.tree: no tree is called \"{}\"", path, rule.tree));
       }
       for (const RungRule& other : policy.rungs) {
         if (other.candidate == rule.candidate) {
-          throw Wrong(fmt::format("{}.candidate: {} has a row already", path, rule.candidate));
+          throw BadRule(fmt::format("{}.candidate: {} has a row already", path, rule.candidate));
         }
       }
       policy.rungs.push_back(std::move(rule));
@@ -171,14 +171,14 @@ const DecisionTree& GatePolicy::tree(const std::string& name) const { return tre
 
 Result<GatePolicy> parse_gate_policy(std::string_view name, std::string_view text) {
   try {
-    GatePolicy policy = read(toml::parse(text));
+    GatePolicy policy = read_policy(toml::parse(text));
     policy.sha256 = sha256_hex(text);
     return policy;
   } catch (const toml::parse_error& error) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("{}: line {}: {}", name, error.source().begin.line,
                               std::string(error.description())));
-  } catch (const Wrong& wrong) {
+  } catch (const BadRule& wrong) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: {}", name, wrong.what()));
   }
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "workbench/gate.hpp"
+#include "workbench/json.hpp"
 #include "workbench/statistics.hpp"
 #include "workbench/terminal.hpp"
 
@@ -13,10 +14,6 @@ namespace greenfast::workbench {
 namespace {
 
 using nlohmann::json;
-
-std::string text(const json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
 
 std::string interval(const json& i) {
   return ratio_words({i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()});
@@ -38,7 +35,7 @@ std::string peer_words(const json& record) {
   for (const json& side : peers["sides"]) {
     if (side["id"] == peers["best"])
       return fmt::format("{} against the best peer, {}", interval(side["speedup"]),
-                         text(side["id"]));
+                         plain(side["id"]));
   }
   return "";
 }
@@ -47,13 +44,13 @@ std::string decision_line(const json& record) {
   const json& verdict = record["verdict"];
   std::vector<std::string> codes;
   for (const json& reason : verdict["reasons"]) {
-    if (std::find(codes.begin(), codes.end(), text(reason["code"])) == codes.end())
-      codes.push_back(text(reason["code"]));
+    if (std::find(codes.begin(), codes.end(), plain(reason["code"])) == codes.end())
+      codes.push_back(plain(reason["code"]));
   }
-  std::string line = text(verdict["decision"]);
+  std::string line = plain(verdict["decision"]);
   if (!codes.empty()) line += fmt::format("({})", fmt::join(codes, ", "));
-  if (!text(verdict["level"]).empty() && text(verdict["level"]) != "promote")
-    line += fmt::format(", level \"{}\"", text(verdict["level"]));
+  if (!plain(verdict["level"]).empty() && plain(verdict["level"]) != "promote")
+    line += fmt::format(", level \"{}\"", plain(verdict["level"]));
   return line;
 }
 
@@ -70,8 +67,8 @@ Table checklist(const json& record, bool color) {
                {"actual", Align::left},
                {"status", Align::left}});
   for (const json& row : record["checklist"]) {
-    const std::string status = text(row["status"]);
-    table.add_row({text(row["gate"]), text(row["target"]), text(row["actual"]),
+    const std::string status = plain(row["status"]);
+    table.add_row({plain(row["gate"]), plain(row["target"]), plain(row["actual"]),
                    paint(status, color_of(status), color)});
   }
   return table;
@@ -92,8 +89,8 @@ Table performance(const json& record) {
                {"speedup p90", Align::left}});
   for (const json& shape : record["fast"]) {
     if (shape.contains("skipped")) {
-      table.add_row({text(shape["shape"]), "SKIPPED", "", "", "", "", "", "", "",
-                     text(shape["skipped"]), ""});
+      table.add_row({plain(shape["shape"]), "SKIPPED", "", "", "", "", "", "", "",
+                     plain(shape["skipped"]), ""});
       continue;
     }
     const double flops =
@@ -103,11 +100,11 @@ Table performance(const json& record) {
       const json& s = shape[side];
       const double rate = flops / s["p50"].get<double>();
       const bool candidate = std::string(side) == "candidate";
-      table.add_row({text(shape["shape"]), text(record["options"][side]),
+      table.add_row({plain(shape["shape"]), plain(record["options"][side]),
                      format_duration(s["p50"].get<double>()),
                      format_duration(s["p90"].get<double>()),
-                     format_duration(s["std"].get<double>()), text(s["samples"]),
-                     text(s["discarded"]), fmt::format("{:.1f}", rate * 1e-9),
+                     format_duration(s["std"].get<double>()), plain(s["samples"]),
+                     plain(s["discarded"]), fmt::format("{:.1f}", rate * 1e-9),
                      peak > 0 ? fmt::format("{:.1f}", 100 * rate / peak) : "?",
                      candidate ? interval(shape["speedup"]) : "",
                      candidate ? interval(shape["speedup_p90"]) : ""});
@@ -126,7 +123,7 @@ std::string clocks_line(const json& shape) {
     parts.push_back(fmt::format("{:.0f} to {:.0f} {} (median {:.0f})", range[0].get<double>(),
                                 range[2].get<double>(), unit, range[1].get<double>()));
   }
-  std::string line = fmt::format("- {}: {}", text(shape["shape"]), fmt::join(parts, ", "));
+  std::string line = fmt::format("- {}: {}", plain(shape["shape"]), fmt::join(parts, ", "));
   if (clocks.contains("throttled_blocks")) {
     for (const auto& [reason, blocks] : clocks["throttled_blocks"].items())
       line += fmt::format("; {} in {} blocks", reason, blocks.dump());
@@ -138,7 +135,7 @@ std::string clocks_line(const json& shape) {
 std::string peers_section(const json& record) {
   const json& peers = record["peers"];
   std::string out = "\n## Beside peers\n\n";
-  if (!peers.contains("sides")) return out + fmt::format("SKIPPED: {}\n", text(peers["skipped"]));
+  if (!peers.contains("sides")) return out + fmt::format("SKIPPED: {}\n", plain(peers["skipped"]));
   using Align = Table::Align;
   Table table({{"side", Align::left},
                {"p50"},
@@ -151,18 +148,18 @@ std::string peers_section(const json& record) {
                                   ? fmt::format("{:.2e}", side["errors"]["rel_fro"].get<double>())
                                   : "";
     if (side.contains("refused")) {
-      table.add_row(
-          {text(side["id"]), "SKIPPED", "", error, text(side["verdict"]), text(side["refused"])});
+      table.add_row({plain(side["id"]), "SKIPPED", "", error, plain(side["verdict"]),
+                     plain(side["refused"])});
       continue;
     }
-    table.add_row({text(side["id"]), format_duration(side["p50"].get<double>()),
-                   format_duration(side["p90"].get<double>()), error, text(side["verdict"]),
+    table.add_row({plain(side["id"]), format_duration(side["p50"].get<double>()),
+                   format_duration(side["p90"].get<double>()), error, plain(side["verdict"]),
                    side.contains("speedup") ? interval(side["speedup"]) : ""});
   }
-  out +=
-      fmt::format("At {}, both sides interleaved in the Python harness.\n\n", text(peers["shape"]));
+  out += fmt::format("At {}, both sides interleaved in the Python harness.\n\n",
+                     plain(peers["shape"]));
   out += table.markdown() + "\n";
-  for (const json& note : peers["notes"]) out += fmt::format("- {}\n", text(note));
+  for (const json& note : peers["notes"]) out += fmt::format("- {}\n", plain(note));
   return out;
 }
 
@@ -177,7 +174,7 @@ std::vector<std::string> gate_headline(const json& record) {
       "{}: {} against {}{}", decision_line(record), candidate, baseline,
       shape != nullptr
           ? fmt::format(", {} at {} (gate {:.2f})", interval((*shape)["speedup"]),
-                        text((*shape)["shape"]), record["verdict"]["gate"].get<double>())
+                        plain((*shape)["shape"]), record["verdict"]["gate"].get<double>())
           : ""));
   int pass = 0;
   std::vector<std::string> others;
@@ -185,7 +182,7 @@ std::vector<std::string> gate_headline(const json& record) {
     if (row["status"] == "PASS") {
       ++pass;
     } else {
-      others.push_back(fmt::format("{} {}", text(row["gate"]), text(row["status"])));
+      others.push_back(fmt::format("{} {}", plain(row["gate"]), plain(row["status"])));
     }
   }
   lines.push_back(fmt::format("{} of {} checks passed{}", pass, record["checklist"].size(),
@@ -194,13 +191,13 @@ std::vector<std::string> gate_headline(const json& record) {
     const json& s = *shape;
     lines.push_back(
         fmt::format("{}: p50 {} -> {}, p90 {} -> {}, {:.1f}% of the peak measured beside it; {}",
-                    text(s["shape"]), format_duration(s["baseline"]["p50"].get<double>()),
+                    plain(s["shape"]), format_duration(s["baseline"]["p50"].get<double>()),
                     format_duration(s["candidate"]["p50"].get<double>()),
                     format_duration(s["baseline"]["p90"].get<double>()),
                     format_duration(s["candidate"]["p90"].get<double>()),
                     s["candidate_percent_of_peak"].get<double>(), peer_words(record)));
   } else if (!record["verdict"]["reasons"].empty()) {
-    lines.push_back(text(record["verdict"]["reasons"][0]["detail"]));
+    lines.push_back(plain(record["verdict"]["reasons"][0]["detail"]));
   } else {
     lines.push_back("nothing was timed");
   }
@@ -210,25 +207,26 @@ std::vector<std::string> gate_headline(const json& record) {
 std::string gate_text(const json& record, bool color) {
   std::string out;
   const std::vector<std::string> headline = gate_headline(record);
-  const std::string decision = text(record["verdict"]["decision"]);
+  const std::string decision = plain(record["verdict"]["decision"]);
   out += paint(decision, color_of(decision), color) + headline[0].substr(decision.size()) + "\n";
   out += headline[1] + "\n" + headline[2] + "\n\n" + checklist(record, color).text();
   for (const json& reason : record["verdict"]["reasons"]) {
-    out += fmt::format("\n{}: {}\n", text(reason["code"]), text(reason["detail"]));
-    if (!text(reason["settle"]).empty())
+    out += fmt::format("\n{}: {}\n", plain(reason["code"]), plain(reason["detail"]));
+    if (!plain(reason["settle"]).empty())
       out += fmt::format("  {}: {}\n", decision == "DEFER" ? "to settle it" : "to look closer",
-                         text(reason["settle"]));
+                         plain(reason["settle"]));
   }
-  for (const json& next : record["verdict"]["next"]) out += fmt::format("  next: {}\n", text(next));
+  for (const json& next : record["verdict"]["next"])
+    out += fmt::format("  next: {}\n", plain(next));
   if (record.contains("peers") && record["peers"].contains("skipped"))
-    out += fmt::format("\npeers SKIPPED: {}\n", text(record["peers"]["skipped"]));
+    out += fmt::format("\npeers SKIPPED: {}\n", plain(record["peers"]["skipped"]));
   return out;
 }
 
 std::string gate_markdown(const json& record) {
   const json& options = record["options"];
   std::string out =
-      fmt::format("# {} against {}\n\n", text(options["candidate"]), text(options["baseline"]));
+      fmt::format("# {} against {}\n\n", plain(options["candidate"]), plain(options["baseline"]));
   for (const std::string& line : gate_headline(record)) out += fmt::format("> {}  \n", line);
   out += "\n## Checklist\n\n" + checklist(record, false).markdown();
 
@@ -237,24 +235,24 @@ std::string gate_markdown(const json& record) {
                      verdict["exit_code"].get<int>());
   if (verdict["reasons"].empty()) out += "Every check passed.\n";
   for (const json& reason : verdict["reasons"]) {
-    out += fmt::format("- **{}**: {}", text(reason["code"]), text(reason["detail"]));
-    if (!text(reason["settle"]).empty())
+    out += fmt::format("- **{}**: {}", plain(reason["code"]), plain(reason["detail"]));
+    if (!plain(reason["settle"]).empty())
       out += fmt::format("; {}: {}",
-                         text(verdict["decision"]) == "DEFER" ? "to settle it" : "to look closer",
-                         text(reason["settle"]));
+                         plain(verdict["decision"]) == "DEFER" ? "to settle it" : "to look closer",
+                         plain(reason["settle"]));
     out += "\n";
   }
-  for (const json& next : verdict["next"]) out += fmt::format("- next: {}\n", text(next));
-  if (!text(verdict["expected"]).empty())
-    out += fmt::format("- expected before measuring: {}\n", text(verdict["expected"]));
-  if (!text(verdict["original"]).empty())
-    out += fmt::format("- the original, on an L4: {}\n", text(verdict["original"]));
+  for (const json& next : verdict["next"]) out += fmt::format("- next: {}\n", plain(next));
+  if (!plain(verdict["expected"]).empty())
+    out += fmt::format("- expected before measuring: {}\n", plain(verdict["expected"]));
+  if (!plain(verdict["original"]).empty())
+    out += fmt::format("- the original, on an L4: {}\n", plain(verdict["original"]));
 
   if (record.contains("fast") && !record["fast"].empty()) {
     out += "\n## Performance\n\nspeedup = t_baseline / t_candidate with its 95% interval; ";
     out += fmt::format(
         "{} caches, {} fresh processes a shape.\n\n", options["hot"].get<bool>() ? "hot" : "cold",
-        record["fast"][0].contains("processes") ? text(record["fast"][0]["processes"]) : "?");
+        record["fast"][0].contains("processes") ? plain(record["fast"][0]["processes"]) : "?");
     out += performance(record).markdown();
     if (record.contains("overall"))
       out += fmt::format("\nGeometric mean over the shapes: {}.\n", interval(record["overall"]));
@@ -263,14 +261,14 @@ std::string gate_markdown(const json& record) {
       out += fmt::format(
           "- {}: {} blocks, stopped by {}; peak {:.1f} GFLOP/s ({}), {:.1f} GB/s; no time below {} "
           "is possible\n",
-          text(shape["shape"]), text(shape["blocks"]), text(shape["stopped"]),
-          shape["peak"]["flops"].get<double>() * 1e-9, text(shape["peak"]["method"]),
+          plain(shape["shape"]), plain(shape["blocks"]), plain(shape["stopped"]),
+          shape["peak"]["flops"].get<double>() * 1e-9, plain(shape["peak"]["method"]),
           shape["peak"]["bytes_per_second"].get<double>() * 1e-9,
           format_duration(shape["floor_seconds"].get<double>()));
       if (shape.contains("clocks")) out += clocks_line(shape);
       if (shape.contains("same_against_same")) {
         out += fmt::format("- {}: baseline against itself {}, noise floor {:.2f}%\n",
-                           text(shape["shape"]), interval(shape["same_against_same"]),
+                           plain(shape["shape"]), interval(shape["same_against_same"]),
                            100 * shape["noise_floor"].get<double>());
       }
     }
@@ -299,12 +297,12 @@ std::string gate_markdown(const json& record) {
                      : std::string("not finite");
         };
         const json& red = s["first_red"];
-        table.add_row({text(shape["shape"]), text(options[side]), text(s["cases"]),
-                       text(s["green"]), worst("max_err"), worst("max_row"), worst("rel_fro"),
-                       fmt::format("{} of {}", text(s["rows_checked"]), text(s["rows_total"])),
+        table.add_row({plain(shape["shape"]), plain(options[side]), plain(s["cases"]),
+                       plain(s["green"]), worst("max_err"), worst("max_row"), worst("rel_fro"),
+                       fmt::format("{} of {}", plain(s["rows_checked"]), plain(s["rows_total"])),
                        red.is_null() ? ""
-                                     : fmt::format("{} seed {}: {}", text(red["distribution"]),
-                                                   text(red["seed"]), text(red["metric"]))});
+                                     : fmt::format("{} seed {}: {}", plain(red["distribution"]),
+                                                   plain(red["seed"]), plain(red["metric"]))});
       }
     }
     out += table.markdown();
@@ -313,45 +311,46 @@ std::string gate_markdown(const json& record) {
   if (record.contains("resources") && !record["resources"].empty()) {
     out += "\n## Resources\n\n";
     for (const json& row : record["resources"]) {
-      out += fmt::format("- {}: {}", text(row["name"]), text(row["status"]));
+      out += fmt::format("- {}: {}", plain(row["name"]), plain(row["status"]));
       if (row.contains("value")) {
-        out += fmt::format(" ({}{}", text(row["value"]),
-                           row.contains("unit") ? fmt::format(" {}", text(row["unit"])) : "");
-        out += row.contains("limit") ? fmt::format(", limit {})", text(row["limit"])) : ")";
+        out += fmt::format(" ({}{}", plain(row["value"]),
+                           row.contains("unit") ? fmt::format(" {}", plain(row["unit"])) : "");
+        out += row.contains("limit") ? fmt::format(", limit {})", plain(row["limit"])) : ")";
       }
       if (row.contains("kernel"))
-        out += fmt::format(" {}{}", text(row["kernel"]),
-                           row.contains("arch") ? fmt::format(", {}", text(row["arch"])) : "");
-      if (row.contains("reason")) out += fmt::format(" ({})", text(row["reason"]));
+        out += fmt::format(" {}{}", plain(row["kernel"]),
+                           row.contains("arch") ? fmt::format(", {}", plain(row["arch"])) : "");
+      if (row.contains("reason")) out += fmt::format(" ({})", plain(row["reason"]));
       out += "\n";
     }
   }
 
   out += "\n## Record\n\n";
   if (record.contains("device")) {
-    out += fmt::format(
-        "- device: {} {}{}\n", text(record["device"]["kind"]), text(record["device"]["name"]),
-        text(record["device"]["isa"]).empty() ? std::string()
-                                              : fmt::format(", {}", text(record["device"]["isa"])));
+    out += fmt::format("- device: {} {}{}\n", plain(record["device"]["kind"]),
+                       plain(record["device"]["name"]),
+                       plain(record["device"]["isa"]).empty()
+                           ? std::string()
+                           : fmt::format(", {}", plain(record["device"]["isa"])));
   }
   if (record.contains("host")) {
     const json& host = record["host"];
     out += fmt::format("- host: {}, {} CPUs, load {} before the run\n",
-                       host.contains("os") ? text(host["os"]) : "?",
-                       host.contains("cpus") ? text(host["cpus"]) : "?",
-                       host.contains("load") ? text(host["load"]) : "?");
+                       host.contains("os") ? plain(host["os"]) : "?",
+                       host.contains("cpus") ? plain(host["cpus"]) : "?",
+                       host.contains("load") ? plain(host["load"]) : "?");
   }
   const json& build = record["build"];
   out += fmt::format(
-      "- build: greenfast {} {}{}, {}\n", text(build["version"]), text(build["git_sha"]),
-      build["git_dirty"].get<bool>() ? " with uncommitted changes" : "", text(build["compiler"]));
-  out += fmt::format("- policy: {} {}, gate policy {}\n", text(build["policy"]["name"]),
-                     text(build["policy"]["sha256"]).substr(0, 12),
-                     text(build["gate_policy_sha256"]).substr(0, 12));
+      "- build: greenfast {} {}{}, {}\n", plain(build["version"]), plain(build["git_sha"]),
+      build["git_dirty"].get<bool>() ? " with uncommitted changes" : "", plain(build["compiler"]));
+  out += fmt::format("- policy: {} {}, gate policy {}\n", plain(build["policy"]["name"]),
+                     plain(build["policy"]["sha256"]).substr(0, 12),
+                     plain(build["gate_policy_sha256"]).substr(0, 12));
   out +=
-      fmt::format("- begun {}, {:.0f} s\n", text(record["utc"]), record["seconds"].get<double>());
+      fmt::format("- begun {}, {:.0f} s\n", plain(record["utc"]), record["seconds"].get<double>());
   std::string command = "greenfast";
-  for (const json& word : record["argv"]) command += fmt::format(" {}", text(word));
+  for (const json& word : record["argv"]) command += fmt::format(" {}", plain(word));
   out += fmt::format("\nTo reproduce:\n```\n{}\n```\n", command);
   return out;
 }

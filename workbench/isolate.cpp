@@ -18,27 +18,27 @@
 namespace greenfast::workbench {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kLineBytes = 4096;
 
 /// A page shared by parent and child. The child writes without a lock; a line read while it is
 /// written may be torn, which a progress display can bear, and after the child's end it is whole.
 class SharedLine final : public Activity {
  public:
   SharedLine()
-      : page_(static_cast<char*>(
-            mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+      : page_(static_cast<char*>(mmap(nullptr, kLineBytes, PROT_READ | PROT_WRITE,
+                                      MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~SharedLine() override {
-    if (ok()) munmap(page_, kPage);
+    if (ok()) munmap(page_, kLineBytes);
   }
   SharedLine(const SharedLine&) = delete;
   SharedLine& operator=(const SharedLine&) = delete;
   bool ok() const { return page_ != MAP_FAILED; }
   void set(std::string_view what) noexcept override {
-    const std::size_t length = std::min(what.size(), kPage - 1);
+    const std::size_t length = std::min(what.size(), kLineBytes - 1);
     std::memcpy(page_, what.data(), length);
     page_[length] = 0;
   }
-  std::string text() const { return {page_, strnlen(page_, kPage)}; }
+  std::string text() const { return {page_, strnlen(page_, kLineBytes)}; }
 
  private:
   char* page_;

@@ -4,15 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <set>
 
 #include "workbench/exit_code.hpp"
+#include "workbench/files.hpp"
 #include "workbench/subprocess.hpp"
 #include "workbench/validate.hpp"
 
@@ -54,30 +52,6 @@ std::string shape_text(const Problem& p) {
   };
   return fmt::format("{}x{}x{}x{}", p.batch, pair(p.heads_q, p.heads_kv), pair(p.seq_q, p.seq_kv),
                      p.head_dim);
-}
-
-/// A directory that goes with its contents.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "greenfast-peer-XXXXXX").string();
-    if (mkdtemp(name.data()) != nullptr) path_ = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-std::string read_text(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
 /// What the harness said of an engine that it could not import.
@@ -202,10 +176,8 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
       ours.push_back(id);
     }
   }
-  const Scratch scratch;
-  if (scratch.path().empty())
-    return Status(StatusCode::internal,
-                  fmt::format("no scratch directory: {}", std::strerror(errno)));
+  const auto scratch = ScratchFolder::make("peer");
+  if (!scratch) return scratch.status();
   const char* named = std::getenv("GREENFAST_PYTHON");
   const std::string python = named != nullptr && *named != 0 ? named : "python3";
 
@@ -229,8 +201,8 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
       done[i] = true;
     }
     const bool causal = !like.mask.is_none();
-    const fs::path file = scratch.path() / fmt::format("{}.json", begin),
-                   outputs = scratch.path() / fmt::format("{}", begin);
+    const fs::path file = scratch->path() / fmt::format("{}.json", begin),
+                   outputs = scratch->path() / fmt::format("{}", begin);
     std::error_code ignored;
     fs::create_directory(outputs, ignored);
     std::vector<std::string> command = environment();
@@ -311,9 +283,10 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
                                   samples.problem, to_string(asked.problem)));
       }
       for (std::size_t side = 0; side < samples.sides.size(); ++side) {
-        const std::string bytes = read_text(outputs / fmt::format("{}.{}.bin", i, side));
-        std::vector<std::byte>& to = out.outputs[group[i]].emplace_back(bytes.size());
-        std::memcpy(to.data(), bytes.data(), bytes.size());
+        const auto bytes = read_file(outputs / fmt::format("{}.{}.bin", i, side));
+        if (!bytes) return bytes.status();
+        std::vector<std::byte>& to = out.outputs[group[i]].emplace_back(bytes->size());
+        std::memcpy(to.data(), bytes->data(), bytes->size());
         if (!samples.sides[side].verdict.empty())
           out.recording.green[samples.sides[side].id][asked.name] = samples.sides[side].verdict;
       }

@@ -5,10 +5,10 @@
 #include <array>
 #include <cmath>
 #include <exception>
-#include <fstream>
 #include <initializer_list>
 #include <sstream>
 
+#include "workbench/files.hpp"
 #include "workbench/metrics.hpp"
 #include "workbench/numeric.hpp"
 #include "workbench/sha256.hpp"
@@ -33,9 +33,9 @@ struct Mistake : std::exception {
 
 // A table whose every key must be asked for: what is left over at the end is a mistake, so that a
 // misspelt limit cannot be silently absent.
-class Table {
+class PolicyTable {
  public:
-  Table(const toml::table* table, std::string path) : table_(table), path_(std::move(path)) {}
+  PolicyTable(const toml::table* table, std::string path) : table_(table), path_(std::move(path)) {}
 
   bool has(std::string_view key) const { return table_ && table_->contains(key); }
 
@@ -67,7 +67,7 @@ class Table {
     return table_ ? table_->get(key) : nullptr;
   }
 
-  Table table(std::string_view key) {
+  PolicyTable table(std::string_view key) {
     const toml::node* node = take(key);
     if (node && !node->is_table()) fail(key, "must be a table");
     return {node ? node->as_table() : nullptr, name(key)};
@@ -93,13 +93,13 @@ class Table {
   std::vector<std::string> known_;
 };
 
-void read_limits(Table root, Policy& policy) {
+void read_limits(PolicyTable root, Policy& policy) {
   std::vector<std::string_view> names;
   for (const MetricRow& row : metric_table()) {
-    Table metric = root.table(row.name);
+    PolicyTable metric = root.table(row.name);
     for (const auto precision : kPrecisions) {
       if (!metric.has(precision)) continue;
-      Table entry = metric.table(precision);
+      PolicyTable entry = metric.table(precision);
       MetricLimit limit;
       double threshold = -1;
       entry.read("limit", threshold);
@@ -126,7 +126,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
   Policy policy;
   policy.name = name;
   policy.sha256 = sha256_hex(text);
-  Table root(&document, "");
+  PolicyTable root(&document, "");
 
   std::string about, reference = "decoded";
   root.read("about", about);
@@ -152,7 +152,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
   if (policy.distributions.empty())
     root.fail("distributions", "must name at least one of " + list(known));
 
-  Table numerics = root.table("numerics");
+  PolicyTable numerics = root.table("numerics");
   numerics.read("relative_max_err", policy.relative_max_err);
   numerics.read("element_threshold", policy.element_threshold);
   numerics.read("flop_budget", policy.flop_budget);
@@ -162,7 +162,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
   read_limits(root.table("limits"), policy);
   if (policy.limits.empty()) root.fail("limits", "must limit at least one metric");
 
-  Table integrity = root.table("integrity");
+  PolicyTable integrity = root.table("integrity");
   integrity.read("poison", policy.poison);
   integrity.read("redzones", policy.redzones);
   integrity.read("inputs_unchanged", policy.inputs_unchanged);
@@ -173,7 +173,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
     integrity.read("reruns", policy.reruns.cpu);
     policy.reruns.cuda = policy.reruns.cpu;
   } else {
-    Table reruns = integrity.table("reruns");
+    PolicyTable reruns = integrity.table("reruns");
     reruns.read("cpu", policy.reruns.cpu);
     reruns.read("cuda", policy.reruns.cuda);
     reruns.finish();
@@ -182,7 +182,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
     if (count < 0 || count > 1000) integrity.fail("reruns", "must be 0 to 1000");
   integrity.finish();
 
-  Table selftest = root.table("selftest");
+  PolicyTable selftest = root.table("selftest");
   std::string dtypes;
   selftest.read("shapes", policy.selftest_shapes);
   selftest.read("dtypes", dtypes);
@@ -195,7 +195,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
     selftest.fail("shapes", "and dtypes go together");
   selftest.finish();
 
-  Table fast = root.table("fast");
+  PolicyTable fast = root.table("fast");
   fast.read("gate", policy.gate);
   fast.read("guard", policy.guard);
   fast.read("primary", policy.primary);
@@ -209,7 +209,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
     if (!array) root.fail("resources", "must be an array of tables, [[resources]]");
     for (const toml::node& item : *array) {
       if (!item.is_table()) root.fail("resources", "must be an array of tables, [[resources]]");
-      Table row(item.as_table(), "resources");
+      PolicyTable row(item.as_table(), "resources");
       ResourceLimit limit;
       row.read("variants", limit.variants);
       row.read("registers", limit.registers);
@@ -258,13 +258,12 @@ Result<Policy> load_policy(std::string_view name_or_path) {
     if (builtin.name == name_or_path) return parse_policy(builtin.name, builtin.text);
     names.push_back(builtin.name);
   }
-  std::ifstream file{std::string(name_or_path)};
-  std::ostringstream text;
-  if (name_or_path.empty() || !file || !(text << file.rdbuf()))
+  const auto text = read_file(name_or_path);
+  if (!text)
     return Status(StatusCode::invalid_argument, "policy '" + std::string(name_or_path) +
                                                     "': neither a built-in policy (" + list(names) +
                                                     ") nor a file that can be read");
-  return parse_policy(name_or_path, text.str());
+  return parse_policy(name_or_path, *text);
 }
 
 }  // namespace greenfast::workbench

@@ -33,7 +33,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-struct Wrong : std::runtime_error {
+struct BadLimit : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -42,13 +42,13 @@ KernelLimit read_limit(const toml::table& table) {
   for (const auto& [key, node] : table) {
     const auto text = [&, &node = node, &key = key] {
       const auto value = node.value_exact<std::string>();
-      if (!value || value->empty()) throw Wrong(fmt::format("{}: expected a text", key.str()));
+      if (!value || value->empty()) throw BadLimit(fmt::format("{}: expected a text", key.str()));
       return *value;
     };
     const auto number = [&, &node = node, &key = key] {
       const auto value = node.value_exact<std::int64_t>();
       if (!value || *value < 0)
-        throw Wrong(fmt::format("{}: expected an integer of at least 0", key.str()));
+        throw BadLimit(fmt::format("{}: expected an integer of at least 0", key.str()));
       return *value;
     };
     if (key == "kernel")
@@ -70,20 +70,20 @@ KernelLimit read_limit(const toml::table& table) {
     else if (key == "stack")
       limit.stack = number();
     else
-      throw Wrong(fmt::format("{}: unknown key", key.str()));
+      throw BadLimit(fmt::format("{}: unknown key", key.str()));
   }
   if (limit.kernel.empty() == limit.variant.empty())
-    throw Wrong("needs a kernel or a variant, not both");
-  if (limit.reason.empty()) throw Wrong("needs a reason");
+    throw BadLimit("needs a kernel or a variant, not both");
+  if (limit.reason.empty()) throw BadLimit("needs a reason");
   if (!limit.registers && !limit.static_shared && !limit.shared && !limit.stack)
-    throw Wrong("needs one of registers, static_shared, shared, stack");
+    throw BadLimit("needs one of registers, static_shared, shared, stack");
   if (!limit.arch.empty() && arch_number(limit.arch) == 0)
-    throw Wrong(fmt::format("arch '{}': expected one such as sm_89", limit.arch));
+    throw BadLimit(fmt::format("arch '{}': expected one such as sm_89", limit.arch));
   if (!limit.kernel.empty()) {
     try {
       std::regex pattern(limit.kernel);
     } catch (const std::regex_error& error) {
-      throw Wrong(fmt::format("kernel '{}': {}", limit.kernel, error.what()));
+      throw BadLimit(fmt::format("kernel '{}': {}", limit.kernel, error.what()));
     }
   }
   return limit;
@@ -229,13 +229,13 @@ Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
     for (const auto& [key, node] : table) {
       const toml::array* rows = node.as_array();
       if (key != "limit" || rows == nullptr)
-        throw Wrong(fmt::format("{}: possible are [[limit]] tables alone", key.str()));
+        throw BadLimit(fmt::format("{}: possible are [[limit]] tables alone", key.str()));
       for (const toml::node& row : *rows) {
-        if (!row.is_table()) throw Wrong("limit: expected tables");
+        if (!row.is_table()) throw BadLimit("limit: expected tables");
         try {
           out.push_back(read_limit(*row.as_table()));
-        } catch (const Wrong& wrong) {
-          throw Wrong(fmt::format("line {}: {}", row.source().begin.line, wrong.what()));
+        } catch (const BadLimit& wrong) {
+          throw BadLimit(fmt::format("line {}: {}", row.source().begin.line, wrong.what()));
         }
       }
     }
@@ -243,7 +243,7 @@ Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
     return Status(StatusCode::invalid_argument,
                   fmt::format("{}: line {}: {}", name, error.source().begin.line,
                               std::string(error.description())));
-  } catch (const Wrong& wrong) {
+  } catch (const BadLimit& wrong) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: {}", name, wrong.what()));
   }
   return out;

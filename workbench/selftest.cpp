@@ -7,6 +7,7 @@
 #include <map>
 
 #include "workbench/mutants/mutants.hpp"
+#include "workbench/seconds_since.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -162,7 +163,7 @@ Result<SelftestResult> selftest(const Policy& policy, const SelftestProgress& pr
                                  [](const QuantizerRow& row) { return row.wrong == 0; });
   result.ok =
       result.mutants_caught == result.mutants && result.honest_green == result.honest && exact;
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.seconds = seconds_since(start);
   return result;
 }
 

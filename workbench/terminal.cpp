@@ -1,4 +1,5 @@
 #include "workbench/terminal.hpp"
+#include "workbench/seconds_since.hpp"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -128,8 +129,7 @@ Progress::Progress(std::FILE* stream, bool quiet)
 
 void Progress::step(std::size_t done, std::size_t total, std::string_view what) {
   if (quiet_ || !terminal_) return;
-  const double elapsed =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const double elapsed = seconds_since(start_);
   const std::string full = fmt::format("[{}/{}] {:.0f} s  {}", done + 1, total, elapsed, what);
   // One column stays free: writing into the last one wraps on some terminals.
   const std::string_view shown = truncate(full, terminal_columns(stream_) - 1);

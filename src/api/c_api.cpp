@@ -12,6 +12,7 @@
 
 #include <greenfast/attention.hpp>
 
+#include "core/c_types.hpp"
 #include "core/text.hpp"
 #include "dispatch/registry.hpp"
 
@@ -20,6 +21,7 @@ namespace {
 using greenfast::Status;
 using greenfast::StatusCode;
 using greenfast::core::concat;
+using greenfast::core::problem_of;
 
 constexpr const char* kOutOfMemory = "out of memory";
 
@@ -129,36 +131,8 @@ Status check_problem(const gf_problem* problem) {
   return {};
 }
 
-greenfast::Layout layout_of(const gf_layout& from) {
-  return {{from.stride[0], from.stride[1], from.stride[2], from.stride[3]}, from.alignment};
-}
-
 gf_layout layout_of(const greenfast::Layout& from) {
   return {{from.stride[0], from.stride[1], from.stride[2], from.stride[3]}, from.alignment, 0};
-}
-
-greenfast::Problem problem_of(const gf_problem& from) {
-  greenfast::Problem to;
-  to.batch = from.batch;
-  to.heads_q = from.heads_q;
-  to.heads_kv = from.heads_kv;
-  to.seq_q = from.seq_q;
-  to.seq_kv = from.seq_kv;
-  to.head_dim = from.head_dim;
-  to.dtype = static_cast<greenfast::DType>(from.dtype);
-  to.out_dtype = static_cast<greenfast::DType>(from.out_dtype);
-  to.scales = static_cast<greenfast::ScaleKind>(from.scales);
-  to.scale = from.scale;
-  to.softcap = from.softcap;
-  to.mask.left = from.mask_left;
-  to.mask.right = from.mask_right;
-  to.mask.alignment = static_cast<greenfast::Alignment>(from.mask_alignment);
-  to.lse = from.lse != 0;
-  to.q = layout_of(from.q);
-  to.k = layout_of(from.k);
-  to.v = layout_of(from.v);
-  to.o = layout_of(from.o);
-  return to;
 }
 
 Status options_of(const gf_options* from, greenfast::Options& to) {

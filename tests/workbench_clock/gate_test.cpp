@@ -1,6 +1,7 @@
 // The gate end to end on the CPU, with shapes so small that a case takes a moment. Nothing here
 // depends on which side is faster.
 #include "workbench/gate.hpp"
+#include "workbench/json.hpp"
 
 #include <gtest/gtest.h>
 

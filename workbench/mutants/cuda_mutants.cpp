@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "workbench/mutants/mutants.hpp"
+#include "workbench/mutants/needs.hpp"
 #include "workbench/workload.hpp"
 
 namespace greenfast::workbench {
@@ -246,12 +247,6 @@ Status one_v_scale(Call& call, Memory&) {
   return call.launch();
 }
 
-const char* needs_lse(const Problem& p) { return p.lse ? nullptr : "needs LSE"; }
-const char* needs_gaps(const Problem& p) {
-  return p.o.stride[2] >= p.head_dim + 8 && p.o.stride[1] > p.o.stride[2]
-             ? nullptr
-             : "needs gaps between the rows of O";
-}
 const char* needs_no_mask(const Problem& p) {
   return p.mask.is_none() && p.seq_kv > 1 ? nullptr : "needs a problem without a mask";
 }
@@ -263,17 +258,7 @@ const char* needs_lengths(const Problem& p) {
              ? nullptr
              : "needs a causal mask and Sq != Skv";
 }
-const char* needs_softcap(const Problem& p) { return p.softcap > 0 ? nullptr : "needs a softcap"; }
 const char* needs_kv_heads(const Problem& p) { return p.heads_kv > 1 ? nullptr : "needs Hkv > 1"; }
-const char* needs_batch(const Problem& p) { return p.batch > 1 ? nullptr : "needs B > 1"; }
-const char* needs_head_scales(const Problem& p) {
-  return p.scales == ScaleKind::per_head ? nullptr : "needs scales per head";
-}
-const char* needs_strides(const Problem& p) {
-  const Layout dense = dense_layout(Order::bhsd, p.batch, p.heads_kv, p.seq_kv, p.head_dim);
-  return p.k.stride != dense.stride && p.k.stride[1] > 0 ? nullptr
-                                                         : "needs K that is not dense BHSD";
-}
 
 struct Plant {
   PlantedRow row;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "workbench/mutants/needs.hpp"
 #include "workbench/numeric.hpp"
 #include "workbench/oracle.hpp"
 #include "workbench/parallel.hpp"
@@ -453,23 +454,6 @@ const char* needs_lengths(const Problem& p) {
 const char* needs_groups(const Problem& p) {
   return p.heads_kv > 1 && p.heads_q > p.heads_kv ? nullptr : "needs 1 < Hkv < Hq";
 }
-const char* needs_batch(const Problem& p) { return p.batch > 1 ? nullptr : "needs B > 1"; }
-const char* needs_head_scales(const Problem& p) {
-  return p.scales == ScaleKind::per_head ? nullptr : "needs scales per head";
-}
-const char* needs_strides(const Problem& p) {
-  const Layout dense = dense_layout(Order::bhsd, p.batch, p.heads_kv, p.seq_kv, p.head_dim);
-  // Not where storage is shared: there the dense reading would leave the allocation.
-  return p.k.stride != dense.stride && p.k.stride[1] > 0 ? nullptr
-                                                         : "needs K that is not dense BHSD";
-}
-const char* needs_gaps(const Problem& p) {
-  return p.o.stride[2] >= p.head_dim + 8 && p.o.stride[1] > p.o.stride[2]
-             ? nullptr
-             : "needs gaps between the rows of O";
-}
-const char* needs_softcap(const Problem& p) { return p.softcap > 0 ? nullptr : "needs a softcap"; }
-const char* needs_lse(const Problem& p) { return p.lse ? nullptr : "needs LSE"; }
 const char* needs_ragged_lse(const Problem& p) {
   return p.lse && p.batch * p.heads_q * p.seq_q % kRows != 0 ? nullptr
                                                              : "needs LSE of a ragged length";

@@ -1,125 +1,37 @@
 #include "workbench/plugin/compile.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <sstream>
 
 #include "workbench/atomic_file.hpp"
 #include "workbench/build_info.hpp"
+#include "workbench/files.hpp"
 #include "workbench/plugin/toolchain.hpp"
 #include "workbench/sha256.hpp"
-
-extern char** environ;
+#include "workbench/subprocess.hpp"
 
 namespace greenfast::workbench {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kShownLines = 30;
 
-Result<std::string> read_file(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: cannot be read: {}", path.string(), std::strerror(errno)));
-  }
-  return std::string(std::istreambuf_iterator<char>(stream), {});
-}
-
-struct Ended {
-  int code = 0;  // -1: no end within the limit
-  std::string output;
-};
-
-/// Runs a program with both its outputs in one text.
-Result<Ended> run_program(const std::vector<std::string>& arguments, double timeout) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    return Status(StatusCode::internal, fmt::format("no pipe: {}", std::strerror(errno)));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t all;
-  sigfillset(&all);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  std::vector<std::string> copy = arguments;
-  std::vector<char*> argv;
-  for (std::string& argument : copy) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  pid_t child = -1;
-  const int error = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  close(ends[1]);
-  if (error != 0) {
-    close(ends[0]);
-    return Status(StatusCode::internal,
-                  fmt::format("{} cannot be run: {}", arguments[0], std::strerror(error)));
-  }
-  Ended ended;
-  const auto start = Clock::now();
-  fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  char buffer[8192];
-  int status = 0;
-  for (bool open = true; open;) {
-    const ssize_t count = read(ends[0], buffer, sizeof buffer);
-    if (count > 0) {
-      ended.output.append(buffer, static_cast<std::size_t>(count));
-      continue;
-    }
-    if (count == 0) break;
-    if (errno != EAGAIN && errno != EINTR) break;
-    if (std::chrono::duration<double>(Clock::now() - start).count() > timeout) {
-      kill(-child, SIGKILL);
-      ended.code = -1;
-      open = false;
-    }
-    usleep(5000);
-  }
-  close(ends[0]);
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (ended.code != -1) ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return ended;
-}
-
-std::string find_program(std::initializer_list<std::string> names) {
-  const char* path = std::getenv("PATH");
+/// The first of these that there is: names of PATH, or paths.
+std::string first_program(std::initializer_list<std::string> names) {
   for (const std::string& name : names) {
     if (name.empty()) continue;
-    if (name.find('/') != std::string::npos) {
-      if (access(name.c_str(), X_OK) == 0) return name;
-      continue;
-    }
-    std::istringstream folders(path != nullptr ? path : "");
-    for (std::string folder; std::getline(folders, folder, ':');) {
-      const fs::path candidate = fs::path(folder) / name;
-      std::error_code ignored;
-      if (access(candidate.c_str(), X_OK) == 0 && !fs::is_directory(candidate, ignored))
-        return candidate.string();
+    if (name.find('/') == std::string::npos) {
+      if (const auto found = find_program(name)) return found->string();
+    } else if (access(name.c_str(), X_OK) == 0) {
+      return name;
     }
   }
   return "";
@@ -177,13 +89,13 @@ Result<std::vector<std::string>> compile_command(const fs::path& source,
                                 "end in .c, .cc, .cpp, .cxx or .cu",
                                 source.string()));
     case Language::c:
-      out = {find_program({"cc", std::string(toolchain::kC)}), "-std=c11"};
+      out = {first_program({"cc", std::string(toolchain::kC)}), "-std=c11"};
       break;
     case Language::cpp:
-      out = {find_program({"c++", std::string(toolchain::kCxx)}), "-std=c++20"};
+      out = {first_program({"c++", std::string(toolchain::kCxx)}), "-std=c++20"};
       break;
     case Language::cuda: {
-      out = {find_program({"nvcc", std::string(toolchain::kNvcc), "/usr/local/cuda/bin/nvcc"}),
+      out = {first_program({"nvcc", std::string(toolchain::kNvcc), "/usr/local/cuda/bin/nvcc"}),
              "-std=c++20", "--expt-relaxed-constexpr", "-lineinfo", "-Xptxas=-v"};
       const bool chosen = std::any_of(extra.begin(), extra.end(), [](const std::string& flag) {
         return flag.starts_with("-arch") || flag.starts_with("--gpu-architecture") ||
@@ -250,9 +162,9 @@ Result<Compiled> compile_plugin(const fs::path& source, const fs::path& director
   std::unique_lock lock(mutex);
   std::string& version = versions[out.compiler];
   if (version.empty()) {
-    const auto asked = run_program({out.compiler, "--version"}, 30);
+    const auto asked = run_program(std::vector<std::string>{out.compiler, "--version"}, 30);
     if (!asked) return asked.status();
-    std::istringstream lines(asked->output);
+    std::istringstream lines(asked->out);
     for (std::string line; std::getline(lines, line);) {
       if (version.empty()) version = line;                            // gcc, clang: the first line
       if (line.find("release") != std::string::npos) version = line;  // nvcc
@@ -285,17 +197,17 @@ Result<Compiled> compile_plugin(const fs::path& source, const fs::path& director
   }
   const auto ended = run_program(*command, options.timeout_seconds);
   if (!ended) return ended.status();
-  out.log = ended->output;
-  if (ended->code == -1)
+  out.log = ended->err + ended->out;
+  if (ended->timed_out)
     return Status(StatusCode::internal,
                   fmt::format("--plugin {}: {} did not end within {:g} s", source.string(),
                               out.compiler, options.timeout_seconds));
-  if (ended->code != 0) {
+  if (ended->exit_code != 0) {
     fs::remove(temporary, error);
     return Status(
         StatusCode::invalid_argument,
         fmt::format("--plugin {}: does not compile ({}, exit code {}):{}\n  command: {}",
-                    source.string(), out.version, ended->code, excerpt(out.log), out.command));
+                    source.string(), out.version, ended->exit_code, excerpt(out.log), out.command));
   }
   if (Status status = write_file_atomically(log, out.log); !status) return status;
   fs::rename(temporary, out.library, error);

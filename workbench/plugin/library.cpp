@@ -27,7 +27,7 @@ bool is_name(const char* text) {
   });
 }
 
-gf_layout to_c(const Layout& layout) {
+gf_layout c_layout(const Layout& layout) {
   gf_layout out{};
   for (std::size_t i = 0; i < 4; ++i) out.stride[i] = layout.stride[i];
   out.alignment = layout.alignment;
@@ -78,10 +78,10 @@ gf_problem to_c(const Problem& p) {
   out.mask_left = p.mask.left;
   out.mask_right = p.mask.right;
   out.lse = p.lse ? 1 : 0;
-  out.q = to_c(p.q);
-  out.k = to_c(p.k);
-  out.v = to_c(p.v);
-  out.o = to_c(p.o);
+  out.q = c_layout(p.q);
+  out.k = c_layout(p.k);
+  out.v = c_layout(p.v);
+  out.o = c_layout(p.o);
   return out;
 }
 

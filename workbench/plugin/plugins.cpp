@@ -4,15 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "workbench/build_info.hpp"
+#include "workbench/files.hpp"
 #include "workbench/plugin/arena.hpp"
 #include "workbench/plugin/channel.hpp"
 #include "workbench/plugin/library.hpp"
@@ -46,30 +43,6 @@ struct Plugin {
 std::vector<std::shared_ptr<Plugin>>& loaded() {
   static std::vector<std::shared_ptr<Plugin>> plugins;
   return plugins;
-}
-
-/// Where sources are compiled to when nobody wants to keep that; removed when the process that made
-/// it ends.
-struct Scratch {
-  fs::path path;
-  pid_t owner = 0;
-  ~Scratch() {
-    std::error_code ignored;
-    if (!path.empty() && owner == getpid()) fs::remove_all(path, ignored);
-  }
-};
-
-Result<fs::path> scratch_directory() {
-  static Scratch scratch;
-  if (!scratch.path.empty()) return scratch.path;
-  std::error_code error;
-  std::string text = (fs::temp_directory_path(error) / "greenfast-plugin-XXXXXX").string();
-  if (error || mkdtemp(text.data()) == nullptr)
-    return Status(StatusCode::internal,
-                  fmt::format("cannot create {}: {}", text, std::strerror(errno)));
-  scratch.path = text;
-  scratch.owner = getpid();
-  return scratch.path;
 }
 
 Result<PluginProcess*> process_of(Plugin& plugin) {
@@ -257,10 +230,9 @@ class PluginSubject final : public Subject {
 };
 
 std::optional<std::string> file_digest(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) return std::nullopt;
-  const std::string bytes(std::istreambuf_iterator<char>(stream), {});
-  return sha256_hex(bytes);
+  const auto bytes = read_file(path);
+  if (!bytes) return std::nullopt;
+  return sha256_hex(*bytes);
 }
 
 /// The loader speaks of the shared object, the user of what was given.
@@ -323,9 +295,10 @@ std::optional<PluginFailure> load_plugin(const std::string& file, const PluginOp
   if (is_plugin_source(path)) {
     fs::path directory = options.keep;
     if (directory.empty()) {
-      auto scratch = scratch_directory();
+      // Where sources are compiled to when nobody wants to keep that, until this process ends.
+      static const auto scratch = ScratchFolder::make("plugin");
       if (!scratch) return fail(scratch.status());
-      directory = *scratch;
+      directory = scratch->path();
     }
     auto compiled = compile_plugin(path, directory, options.compile);
     if (!compiled) return fail(compiled.status());

@@ -17,6 +17,7 @@
 #include "workbench/plugin/arena.hpp"
 #include "workbench/plugin/channel.hpp"
 #include "workbench/plugin/host.hpp"
+#include "workbench/seconds_since.hpp"
 
 extern char** environ;
 
@@ -24,10 +25,6 @@ namespace greenfast::workbench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Between two looks whether the process is still there.
 constexpr double kLookSeconds = 0.05;

@@ -2,13 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "workbench/atomic_file.hpp"
 #include "workbench/build_info.hpp"
+#include "workbench/files.hpp"
 #include "workbench/gate_policy.hpp"
 #include "workbench/policy.hpp"
 #include "workbench/report/report.hpp"
@@ -20,29 +18,6 @@ namespace greenfast::workbench {
 namespace {
 
 namespace fs = std::filesystem;
-
-Result<std::string> read_bytes(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(stream), {}};
-  if (!stream.is_open() || stream.bad())
-    return Status(StatusCode::internal, fmt::format("cannot read {}", file.string()));
-  return bytes;
-}
-
-// A folder that goes away with the object.
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "greenfast-bundle-XXXXXX").string();
-    if (::mkdtemp(name.data()) != nullptr) path = name;
-  }
-  ~Scratch() {
-    std::error_code error;
-    if (!path.empty()) fs::remove_all(path, error);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-};
 
 }  // namespace
 
@@ -64,13 +39,13 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
   for (std::size_t i = 0; i < sources.records.size(); ++i) {
     const ReportSource& s = sources.records[i];
     const std::string folder = fmt::format("records/{:02}-{}", i + 1, s.kind);
-    auto bytes = read_bytes(s.file);
+    auto bytes = read_file(s.file);
     if (!bytes.ok()) return bytes.status();
     add(fmt::format("{}/{}", folder, s.file.filename().string()), std::move(*bytes));
     if (s.kind != "profile" || !s.record.contains("artifacts")) continue;
     for (const auto& artifact : s.record["artifacts"]) {
       const std::string name = artifact.at("file").get<std::string>();
-      auto raw = read_bytes(s.file.parent_path() / name);
+      auto raw = read_file(s.file.parent_path() / name);
       if (!raw.ok()) return raw.status();
       add(fmt::format("{}/{}", folder, fs::path(name).filename().string()), std::move(*raw));
     }
@@ -97,13 +72,11 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
     sums += fmt::format("{}  {}\n", sha256_hex(content), name);
   add("SHA256SUMS", sums);
 
-  const Scratch scratch;
-  if (scratch.path.empty())
-    return Status(StatusCode::internal,
-                  "no temporary folder; set TMPDIR to one that can be written");
+  const auto scratch = ScratchFolder::make("bundle");
+  if (!scratch) return scratch.status();
   const std::string top = file.filename().string().substr(0, file.filename().string().size() - 7);
   for (const auto& [name, content] : files) {
-    const fs::path path = scratch.path / top / name;
+    const fs::path path = scratch->path() / top / name;
     std::error_code error;
     fs::create_directories(path.parent_path(), error);
     if (Status status = write_file_atomically(path, content); !status) return status;
@@ -119,7 +92,7 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
                                       "-czf",
                                       "-",
                                       "-C",
-                                      scratch.path.string(),
+                                      scratch->path().string(),
                                       "--",
                                       top};
   auto end = run_program(argv, 120);

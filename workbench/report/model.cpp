@@ -352,7 +352,7 @@ std::optional<Chart> roofline_chart(const std::vector<Timing>& timings,
         line.points.push_back(
             Chart::Point{x, std::min(roof.flops, x * roof.bytes) * 1e-12, {}, {}, "ceiling"});
     std::sort(line.points.begin(), line.points.end(),
-              [](const auto& a, const auto& b) { return a->x < b->x; });
+              [](const auto& a, const auto& b) { return a.value().x < b.value().x; });
     chart.series.push_back(std::move(line));
     ceilings_text +=
         fmt::format("{}{} TFLOP/s ({}) and {:.1f} GB/s, which meet at {:.1f} FLOP per byte",

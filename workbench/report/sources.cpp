@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
-#include <iterator>
 #include <set>
 
 #include "workbench/checkpoint.hpp"
+#include "workbench/files.hpp"
+#include "workbench/json.hpp"
 #include "workbench/report/assets.hpp"
 #include "workbench/sha256.hpp"
 
@@ -187,12 +187,11 @@ Status check_artifacts(const fs::path& file, const json& record) {
   if (!record.contains("artifacts")) return {};
   for (const json& artifact : record["artifacts"]) {
     const fs::path path = file.parent_path() / artifact["file"].get<std::string>();
-    std::ifstream stream(path, std::ios::binary);
-    if (!stream)
+    const auto bytes = read_file(path);
+    if (!bytes)
       return refuse(path, fmt::format("missing, but {} names it; copy the whole folder",
                                       file.filename().string()));
-    const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
-    if (sha256_hex(bytes) != artifact["sha256"].get<std::string>())
+    if (sha256_hex(*bytes) != artifact["sha256"].get<std::string>())
       return refuse(path, fmt::format("not the file that {} names (its SHA-256 differs); copy it "
                                       "again",
                                       file.filename().string()));
@@ -232,9 +231,9 @@ class Loader {
       } else if (name.ends_with(".json")) {
         files.push_back(entry.path());
       } else if (name == "notes.md") {
-        std::ifstream stream(entry.path(), std::ios::binary);
-        out_.notes.append(std::istreambuf_iterator<char>(stream), {});
-        out_.notes += '\n';
+        const auto notes = read_file(entry.path());
+        if (!notes) return notes.status();
+        out_.notes += *notes + '\n';
       }
     }
     if (error)

@@ -12,6 +12,7 @@
 
 #include "workbench/compare.hpp"
 #include "workbench/gate.hpp"
+#include "workbench/json.hpp"
 #include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
 #include "workbench/terminal.hpp"
@@ -22,19 +23,19 @@ namespace {
 using nlohmann::json;
 using Row = std::vector<std::string>;
 
-std::string text(const json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
 std::string sha_of(const json& record) {
   const json& build = record.at("build");
-  return build.contains("git") ? text(build["git"].at("sha")) : text(build.at("git_sha"));
+  return build.contains("git") ? plain(build["git"].at("sha")) : plain(build.at("git_sha"));
 }
 bool dirty(const json& record) {
   const json& build = record.at("build");
   const json& flag = build.contains("git") ? build["git"].at("dirty") : build.at("git_dirty");
   return flag.is_boolean() && flag.get<bool>();
 }
-std::string table(Row header, const std::vector<Row>& rows) { return markdown_table(header, rows); }
+
+std::string rows_of(Row header, const std::vector<Row>& rows) {
+  return markdown_table(header, rows);
+}
 
 // A heading less high, for a report within the report.
 std::string demoted(const std::string& markdown) {
@@ -72,7 +73,7 @@ std::string quoted(const std::string& word) {
 }
 std::string command_of(const json& record) {
   std::string command = "greenfast";
-  for (const json& word : record.at("argv")) command += ' ' + quoted(text(word));
+  for (const json& word : record.at("argv")) command += ' ' + quoted(plain(word));
   return command;
 }
 
@@ -87,7 +88,7 @@ std::vector<std::string> run_headline(const json& record) {
   int green = 0, red = 0, skipped = 0;
   const json* fastest = nullptr;
   for (const json& row : record["rows"]) {
-    const std::string verdict = text(row.at("verdict"));
+    const std::string verdict = plain(row.at("verdict"));
     (verdict == "GREEN" ? green : verdict == "RED" ? red : skipped) += 1;
     if (row.at("time").is_object() &&
         (fastest == nullptr ||
@@ -105,13 +106,13 @@ std::vector<std::string> run_headline(const json& record) {
       fastest == nullptr
           ? std::string("nothing was timed")
           : fmt::format("highest rate: {} at {}, {:.3f} TFLOP/s, p50 {}",
-                        text((*fastest)["variant"]), text((*fastest)["problem"]),
+                        plain((*fastest)["variant"]), plain((*fastest)["problem"]),
                         (*fastest)["time"]["flops"].get<double>() * 1e-12,
                         format_duration((*fastest)["time"]["p50_seconds"].get<double>())));
   lines.push_back(fmt::format("{}, {}, commit {}{}, exit code {}",
-                              text(record["device"].at("name")),
-                              text(record.at("utc")).substr(0, 10), sha_of(record).substr(0, 10),
-                              dirty(record) ? " with changes" : "", text(record.at("exit_code"))));
+                              plain(record["device"].at("name")),
+                              plain(record.at("utc")).substr(0, 10), sha_of(record).substr(0, 10),
+                              dirty(record) ? " with changes" : "", plain(record.at("exit_code"))));
   return lines;
 }
 
@@ -119,17 +120,17 @@ std::vector<std::string> run_headline(const json& record) {
 
 std::string run_section(const ReportSource& source) {
   const json& record = source.record;
-  std::string out = fmt::format("## {}: {}\n\n", markdown_text(text(record.at("command"))),
+  std::string out = fmt::format("## {}: {}\n\n", markdown_text(plain(record.at("command"))),
                                 markdown_text(source.label));
   for (const std::string& line : run_headline(record))
     out += fmt::format("> {}  \n", markdown_text(line));
   std::vector<Row> rows;
   for (const json& row : record["rows"]) {
     const json& time = row.at("time");
-    const std::string why = row.at("reason").is_string() ? text(row["reason"]) : std::string();
+    const std::string why = row.at("reason").is_string() ? plain(row["reason"]) : std::string();
     rows.push_back(
-        {text(row.at("variant")), text(row.at("problem")), text(row.at("verdict")),
-         text(row.at("cases")),
+        {plain(row.at("variant")), plain(row.at("problem")), plain(row.at("verdict")),
+         plain(row.at("cases")),
          time.is_object() ? format_duration(time.at("p50_seconds").get<double>()) : "-",
          time.is_object() ? format_duration(time.at("p90_seconds").get<double>()) : "-",
          time.is_object() && time.at("std_seconds").is_number()
@@ -138,9 +139,9 @@ std::string run_section(const ReportSource& source) {
          time.is_object() ? fmt::format("{:.2f}", time.at("times_fastest").get<double>()) : "-",
          why});
   }
-  out += "\n### Verdicts and times\n\n" +
-         table({"variant", "shape", "verdict", "cases", "p50", "p90", "std", "×fastest", "reason"},
-               rows);
+  out += "\n### Verdicts and times\n\n" + rows_of({"variant", "shape", "verdict", "cases", "p50",
+                                                   "p90", "std", "×fastest", "reason"},
+                                                  rows);
 
   // Correctness by shape and seed, over the distributions.
   struct Worst {
@@ -151,9 +152,9 @@ std::string run_section(const ReportSource& source) {
   for (const json& c : record["cases"]) {
     if (!c.contains("metrics")) continue;
     Worst& w =
-        by_seed[{text(c.at("variant")), text(c.at("problem")), c.at("seed").get<long long>()}];
+        by_seed[{plain(c.at("variant")), plain(c.at("problem")), c.at("seed").get<long long>()}];
     ++w.cases;
-    w.green += text(c.at("verdict")) == "GREEN" ? 1 : 0;
+    w.green += plain(c.at("verdict")) == "GREEN" ? 1 : 0;
     const auto worse = [&](double& value, const char* metric) {
       const json& m = c["metrics"].at(metric);
       value = std::max(value,
@@ -170,7 +171,7 @@ std::string run_section(const ReportSource& source) {
                     fmt::format("{:.2e}", w.mean_err), fmt::format("{:.3g}", w.bad)});
   if (!rows.empty())
     out += "\n### Correctness by shape and seed\n\nThe worst over the distributions.\n\n" +
-           table({"variant", "shape", "seed", "GREEN", "max_err", "mean_err", "%bad"}, rows);
+           rows_of({"variant", "shape", "seed", "GREEN", "max_err", "mean_err", "%bad"}, rows);
   return out;
 }
 
@@ -181,26 +182,26 @@ std::string selftest_section(const ReportSource& source) {
     const bool honest = row.at("honest").get<bool>();
     const bool right = honest ? row.at("red_cases") == 0 : row.at("caught").get<bool>();
     if (!right)
-      rows.push_back({text(row.at("subject")), text(row.at("models")),
+      rows.push_back({plain(row.at("subject")), plain(row.at("models")),
                       honest ? "RED, but honest" : "GREEN, but wrong"});
   }
   std::string out = fmt::format(
       "## Selftest of the gate: {}\n\n{} of {} wrong kernels caught, {} of {} honest ones passed, "
       "policy {}.\n",
-      markdown_text(source.label), text(r.at("mutants_caught")), text(r.at("mutants")),
-      text(r.at("honest_green")), text(r.at("honest")),
-      markdown_text(text(r["policy"].at("name"))));
-  if (!rows.empty()) out += "\n" + table({"planted kernel", "what it models", "result"}, rows);
+      markdown_text(source.label), plain(r.at("mutants_caught")), plain(r.at("mutants")),
+      plain(r.at("honest_green")), plain(r.at("honest")),
+      markdown_text(plain(r["policy"].at("name"))));
+  if (!rows.empty()) out += "\n" + rows_of({"planted kernel", "what it models", "result"}, rows);
   return out;
 }
 
 std::string ladder_section(const ReportSource& source) {
   std::vector<Row> rows;
   for (const json& s : source.record["steps"])
-    rows.push_back({text(s.at("candidate")), text(s.at("baseline")), text(s.at("verdict")),
-                    text(s.at("reason"))});
+    rows.push_back({plain(s.at("candidate")), plain(s.at("baseline")), plain(s.at("verdict")),
+                    plain(s.at("reason"))});
   return fmt::format("## Walk of the ladder: {}\n\n", markdown_text(source.label)) +
-         table({"candidate", "baseline", "verdict", "headline or reason"}, rows);
+         rows_of({"candidate", "baseline", "verdict", "headline or reason"}, rows);
 }
 
 // A comparison's own report wants its whole struct; a record's tables are enough here.
@@ -213,20 +214,20 @@ std::string compare_section(const ReportSource& source) {
       return fmt::format("{:.3f}× [{:.3f}, {:.3f}]", i.at("value").get<double>(),
                          i.at("lo").get<double>(), i.at("hi").get<double>());
     };
-    rows.push_back({text(s.at("name")), ratio("ratio_p50"), ratio("ratio_p90"),
-                    text(s.at("a").at("green")), text(s.at("b").at("green")),
-                    text(s.at("outputs"))});
+    rows.push_back({plain(s.at("name")), ratio("ratio_p50"), ratio("ratio_p90"),
+                    plain(s.at("a").at("green")), plain(s.at("b").at("green")),
+                    plain(s.at("outputs"))});
   }
-  std::string out =
-      fmt::format("## {} against {}: {}\n\n{} caches, {}.\n\n", markdown_text(text(r.at("b"))),
-                  markdown_text(text(r.at("a"))), markdown_text(source.label), text(r.at("cache")),
-                  r.at("paired").get<bool>() ? "interleaved" : "NOT interleaved");
-  out += table({"shape", "speedup p50", "speedup p90", "GREEN of the first", "GREEN of the second",
-                "outputs"},
-               rows);
-  for (const json& note : r.at("notes")) out += fmt::format("- {}\n", markdown_text(text(note)));
+  std::string out = fmt::format("## {} against {}: {}\n\n{} caches, {}.\n\n",
+                                markdown_text(plain(r.at("b"))), markdown_text(plain(r.at("a"))),
+                                markdown_text(source.label), plain(r.at("cache")),
+                                r.at("paired").get<bool>() ? "interleaved" : "NOT interleaved");
+  out += rows_of({"shape", "speedup p50", "speedup p90", "GREEN of the first",
+                  "GREEN of the second", "outputs"},
+                 rows);
+  for (const json& note : r.at("notes")) out += fmt::format("- {}\n", markdown_text(plain(note)));
   for (const json& skipped : r.at("skipped"))
-    out += fmt::format("- SKIPPED {}\n", markdown_text(text(skipped)));
+    out += fmt::format("- SKIPPED {}\n", markdown_text(plain(skipped)));
   return out;
 }
 
@@ -237,7 +238,7 @@ const ReportSource* profile_for(const ReportSources& sources, const std::string&
   for (const ReportSource& s : sources.records) {
     if (s.kind != "profile") continue;
     for (const json& side : s.record["sides"])
-      if (text(side.at("variant")) == variant) found = &s;
+      if (plain(side.at("variant")) == variant) found = &s;
   }
   return found;
 }
@@ -247,13 +248,13 @@ Row evidence_row(const ReportSources& sources, const json& gate) {
   std::vector<std::string> parts;
   bool all = true;
   for (const char* side : {"baseline", "candidate"}) {
-    const std::string variant = text(gate["options"].at(side));
+    const std::string variant = plain(gate["options"].at(side));
     const ReportSource* profile = profile_for(sources, variant);
     std::string status = "no profile in this folder";
     if (profile != nullptr)
       for (const json& s : profile->record["sides"])
-        if (text(s.at("variant")) == variant)
-          status = s.at("skipped").is_string() ? "SKIPPED: " + text(s["skipped"])
+        if (plain(s.at("variant")) == variant)
+          status = s.at("skipped").is_string() ? "SKIPPED: " + plain(s["skipped"])
                                                : fmt::format("{} metrics", s.at("metrics").size());
     all = all && status.ends_with(" metrics");
     parts.push_back(fmt::format("{}: {}", variant, status));
@@ -269,12 +270,12 @@ struct Step {
 std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& model,
                              const json& gate) {
   std::vector<Step> steps;
-  const std::string candidate = text(gate["options"].at("candidate"));
+  const std::string candidate = plain(gate["options"].at("candidate"));
   for (const json& reason : gate["verdict"].at("reasons"))
-    if (!text(reason.at("settle")).empty() && reason["settle"].is_string())
-      steps.push_back({text(reason["settle"]), "the verdict", "one run", "none"});
+    if (!plain(reason.at("settle")).empty() && reason["settle"].is_string())
+      steps.push_back({plain(reason["settle"]), "the verdict", "one run", "none"});
   for (const json& next : gate["verdict"].at("next"))
-    steps.push_back({text(next), "not measured", "one gate each", "none: by name only"});
+    steps.push_back({plain(next), "not measured", "one gate each", "none: by name only"});
   for (const VariantInfo& v : variants()) {
     if (v.predecessor != candidate) continue;
     // A ratio of two records would not be paired: only the same record counts.
@@ -292,13 +293,13 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
   const ReportSource* profile = profile_for(sources, candidate);
   if (profile != nullptr) {
     for (const json& side : profile->record["sides"])
-      if (text(side.at("variant")) == candidate && side.contains("advice"))
+      if (plain(side.at("variant")) == candidate && side.contains("advice"))
         for (const json& line : side["advice"])
-          steps.push_back({text(line), "to be predicted before it is written",
+          steps.push_back({plain(line), "to be predicted before it is written",
                            "a change of the kernel", "GREEN decides"});
   } else {
     steps.push_back(
-        {fmt::format("greenfast profile {} {}", text(gate["options"].at("baseline")), candidate),
+        {fmt::format("greenfast profile {} {}", plain(gate["options"].at("baseline")), candidate),
          "the bottleneck by name", "seconds", "none"});
   }
   if (const json* shape = primary_of(gate); shape != nullptr) {
@@ -306,7 +307,7 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
     const double p50 = (*shape)["candidate"].at("p50").get<double>();
     if (floor > 0)
       steps.push_back(
-          {fmt::format("what is left to the speed of light at {}", text(shape->at("shape"))),
+          {fmt::format("what is left to the speed of light at {}", plain(shape->at("shape"))),
            fmt::format("at most {:.1f}×", p50 / floor), "unknown", "-"});
   }
   return steps;
@@ -315,21 +316,21 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
 std::string next_steps_table(const std::vector<Step>& steps) {
   std::vector<Row> rows;
   for (const Step& s : steps) rows.push_back({s.what, s.gain, s.effort, s.risk});
-  return table({"step", "expected gain", "effort", "risk"}, rows);
+  return rows_of({"step", "expected gain", "effort", "risk"}, rows);
 }
 
 std::vector<std::string> lessons(const json& gate) {
   std::vector<std::string> out;
   const json& verdict = gate.at("verdict");
   const json* shape = primary_of(gate);
-  const std::string expected = text(verdict.at("expected"));
+  const std::string expected = plain(verdict.at("expected"));
   if (shape != nullptr) {
     const json& s = (*shape)["speedup"];
     const double value = s.at("value").get<double>(), lo = s.at("lo").get<double>(),
                  hi = s.at("hi").get<double>();
     out.push_back(fmt::format("expected: {}; found {:.3f}× [{:.3f}, {:.3f}] at {}",
                               expected.empty() ? "nothing was written down" : expected, value, lo,
-                              hi, text(shape->at("shape"))));
+                              hi, plain(shape->at("shape"))));
     if (lo <= 1 && hi >= 1)
       out.push_back(
           "a change that shows no difference is a result: its idea was not where the time goes");
@@ -340,8 +341,8 @@ std::vector<std::string> lessons(const json& gate) {
     if (peak > 0)
       out.push_back(fmt::format("the candidate runs at {:.1f}% of the measured peak", peak));
   }
-  if (!text(verdict.at("original")).empty())
-    out.push_back(fmt::format("the original, on an L4: {}", text(verdict["original"])));
+  if (!plain(verdict.at("original")).empty())
+    out.push_back(fmt::format("the original, on an L4: {}", plain(verdict["original"])));
   return out;
 }
 
@@ -361,7 +362,7 @@ std::vector<std::pair<std::string, bool>> merge_checklist(const ReportSources& s
   const auto passed = [&](std::string_view prefix) {
     bool any = false;
     for (const json& row : gate["checklist"]) {
-      if (!text(row.at("gate")).starts_with(prefix)) continue;
+      if (!plain(row.at("gate")).starts_with(prefix)) continue;
       any = true;
       if (row.at("status") != "PASS") return false;
     }
@@ -379,24 +380,24 @@ std::vector<std::pair<std::string, bool>> merge_checklist(const ReportSources& s
 }
 
 std::string tag_of(const json& gate) {
-  std::string name = text(gate["options"].at("candidate"));
+  std::string name = plain(gate["options"].at("candidate"));
   for (char& c : name)
     if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '_') c = '-';
-  return fmt::format("{}-{}", name, text(gate.at("utc")).substr(0, 10));
+  return fmt::format("{}-{}", name, plain(gate.at("utc")).substr(0, 10));
 }
 
 std::string commit_message(const json& gate) {
   const std::vector<std::string> head = gate_headline(gate);
   return fmt::format("{}\n\n{}\n{}\n\nMeasured on {}, commit {}.\n", head[0], head[1], head[2],
-                     gate.contains("device") ? text(gate["device"].at("name")) : "?",
+                     gate.contains("device") ? plain(gate["device"].at("name")) : "?",
                      sha_of(gate).substr(0, 10));
 }
 
 std::string pr_of(const ReportSources& sources, const ReportModel& model,
                   const ReportSource& source) {
   const json& gate = source.record;
-  const std::string candidate = text(gate["options"].at("candidate"));
-  const std::string baseline = text(gate["options"].at("baseline"));
+  const std::string candidate = plain(gate["options"].at("candidate"));
+  const std::string baseline = plain(gate["options"].at("baseline"));
   const std::vector<std::string> head = gate_headline(gate);
   std::string out = fmt::format("# {}\n\n## Summary\n\n", markdown_text(head[0]));
   for (const VariantInfo& v : variants())
@@ -405,18 +406,18 @@ std::string pr_of(const ReportSources& sources, const ReportModel& model,
   out += fmt::format("{}  \n{}\n\n## Results\n\n", markdown_text(head[1]), markdown_text(head[2]));
   std::vector<Row> rows;
   for (const json& row : gate["checklist"])
-    rows.push_back({text(row.at("gate")), text(row.at("target")), text(row.at("actual")),
-                    text(row.at("status"))});
+    rows.push_back({plain(row.at("gate")), plain(row.at("target")), plain(row.at("actual")),
+                    plain(row.at("status"))});
   rows.push_back(evidence_row(sources, gate));
-  out += table({"gate", "target", "actual", "status"}, rows);
+  out += rows_of({"gate", "target", "actual", "status"}, rows);
 
   out += "\n## Artifacts\n\n";
   for (const ReportSource& s : sources.records) {
     out += fmt::format("- {} ({})\n", markdown_text(s.label), s.kind);
     if (s.kind == "profile" && s.record.contains("artifacts"))
       for (const json& a : s.record["artifacts"])
-        out += fmt::format("- {}, SHA-256 {}\n", markdown_text(text(a.at("file"))),
-                           text(a.at("sha256")).substr(0, 12));
+        out += fmt::format("- {}, SHA-256 {}\n", markdown_text(plain(a.at("file"))),
+                           plain(a.at("sha256")).substr(0, 12));
   }
   const std::string on = toggles_of(candidate), off = toggles_of(baseline);
   out += "\n## Toggle and rollback\n\n";
@@ -428,15 +429,15 @@ std::string pr_of(const ReportSources& sources, const ReportModel& model,
           : fmt::format("`{}`; back: `{}`, or `GREENFAST_VARIANT={}`.\n", on,
                         off.empty() ? "none" : off, markdown_text(baseline));
   out += "\n## Risk\n\n";
-  const std::string decision = text(gate["verdict"].at("decision"));
+  const std::string decision = plain(gate["verdict"].at("decision"));
   out += decision == "PROMOTE"
              ? "GREEN on every case that the policy asks for; performance is known for the shapes "
                "above, on this device.\n"
              : fmt::format("The gate says {}: nothing that users call may change.\n", decision);
   for (const json& row : gate["checklist"])
     if (row.at("status") != "PASS")
-      out += fmt::format("- {}: {} ({})\n", markdown_text(text(row.at("gate"))),
-                         text(row["status"]), markdown_text(text(row.at("actual"))));
+      out += fmt::format("- {}: {} ({})\n", markdown_text(plain(row.at("gate"))),
+                         plain(row["status"]), markdown_text(plain(row.at("actual"))));
   out += "\n## Next steps\n\n" + next_steps_table(next_steps(sources, model, gate));
   out += "\n## Merge checklist\n\n";
   for (const auto& [what, done] : merge_checklist(sources, gate))
@@ -449,7 +450,7 @@ std::string gate_section(const ReportSources& sources, const ReportModel& model,
   const json& gate = source.record;
   std::string out = demoted(gate_markdown(gate));
   const std::vector<Row> evidence{evidence_row(sources, gate)};
-  out += "\n### Evidence\n\n" + table({"gate", "target", "actual", "status"}, evidence);
+  out += "\n### Evidence\n\n" + rows_of({"gate", "target", "actual", "status"}, evidence);
   out += "\n### Recommended next steps\n\n" + next_steps_table(next_steps(sources, model, gate));
   out += "\n### Lessons\n\n";
   for (const std::string& line : lessons(gate)) out += fmt::format("- {}\n", markdown_text(line));
@@ -468,21 +469,21 @@ std::string artifacts_section(const ReportSources& sources) {
   for (const ReportSource& s : sources.records) {
     const json& r = s.record;
     if (!r.contains("build")) {
-      rows.push_back({s.label, s.kind, r.contains("utc") ? text(r["utc"]) : "-", "-", "-"});
+      rows.push_back({s.label, s.kind, r.contains("utc") ? plain(r["utc"]) : "-", "-", "-"});
       continue;
     }
     const json& build = r["build"];
     const std::string cuda =
-        build.contains("cuda") && build["cuda"].is_object()   ? text(build["cuda"].at("compiler"))
-        : build.contains("cuda") && build["cuda"].is_string() ? text(build["cuda"])
+        build.contains("cuda") && build["cuda"].is_object()   ? plain(build["cuda"].at("compiler"))
+        : build.contains("cuda") && build["cuda"].is_string() ? plain(build["cuda"])
                                                               : std::string();
-    rows.push_back({s.label, s.kind, text(r.at("utc")),
+    rows.push_back({s.label, s.kind, plain(r.at("utc")),
                     fmt::format("{}{}", sha_of(r).substr(0, 10), dirty(r) ? " with changes" : ""),
-                    fmt::format("{} {}{}{}", text(build.at("compiler")), text(build.at("flags")),
+                    fmt::format("{} {}{}{}", plain(build.at("compiler")), plain(build.at("flags")),
                                 cuda.empty() ? "" : ", ", cuda)});
   }
   std::string out =
-      "## Artifacts\n\n" + table({"record", "kind", "begun", "commit", "build"}, rows);
+      "## Artifacts\n\n" + rows_of({"record", "kind", "begun", "commit", "build"}, rows);
   for (const std::string& line : sources.left_out)
     out += fmt::format("\n- left out: {}\n", markdown_text(line));
   return out;
@@ -606,7 +607,7 @@ std::string report_markdown(std::span<const ReportPart> parts) {
     out += part.markdown;
     for (const Chart& chart : part.charts)
       out += fmt::format("\n### {}\n\n{}\n\n{}", markdown_text(chart.title),
-                         markdown_text(chart.note), markdown_table(chart.header, chart.rows));
+                         markdown_text(chart.note), rows_of(chart.header, chart.rows));
   }
   return out;
 }

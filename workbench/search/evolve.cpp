@@ -12,13 +12,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "workbench/atomic_file.hpp"
+#include "workbench/files.hpp"
+#include "workbench/seconds_since.hpp"
 #include "workbench/sha256.hpp"
 
 extern char** environ;
@@ -104,7 +104,7 @@ class Proposer {
         continue;
       }
       if (count < 0 && errno != EAGAIN && errno != EINTR) return false;
-      const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
+      const double waited = seconds_since(begin);
       if (waited > timeout) return false;
       pollfd waiting{to_, POLLOUT, 0};
       poll(&waiting, 1, 100);
@@ -124,14 +124,14 @@ class Proposer {
       if (buffer_.size() > kMostBytes)
         return Status(StatusCode::invalid_argument,
                       fmt::format("a line of more than {} bytes", kMostBytes));
-      const double left = timeout - std::chrono::duration<double>(Clock::now() - begin).count();
+      const double left = timeout - seconds_since(begin);
       if (left <= 0)
         return Status(StatusCode::internal, fmt::format("no answer within {:g} s", timeout));
       if (stop_asked && stop_asked()) throw LabStopped{};
       pollfd waiting{from_, POLLIN, 0};
       if (poll(&waiting, 1, static_cast<int>(std::min(left, 0.2) * 1000) + 1) <= 0) continue;
       char bytes[8192];
-      const ssize_t count = read(from_, bytes, sizeof bytes);
+      const ssize_t count = ::read(from_, bytes, sizeof bytes);
       if (count > 0) {
         buffer_.append(bytes, static_cast<std::size_t>(count));
       } else if (count == 0 || errno != EINTR) {
@@ -151,8 +151,9 @@ class Proposer {
 };
 
 std::string text_of(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(stream), {});
+  auto text = read_file(file);
+  if (!text) throw LabError(text.status());
+  return std::move(*text);
 }
 
 class Evolution {

@@ -8,8 +8,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -17,7 +15,9 @@
 
 #include "workbench/device/device.hpp"
 #include "workbench/device_code.hpp"
+#include "workbench/files.hpp"
 #include "workbench/isolate.hpp"
+#include "workbench/json.hpp"
 #include "workbench/measure.hpp"
 #include "workbench/plugin/plugins.hpp"
 #include "workbench/policy.hpp"
@@ -40,14 +40,6 @@ constexpr int kFinalFidelity = 3, kFreshFidelity = 4;
 
 std::string entry(const std::string& key, const std::string& stage) { return stage + " " + key; }
 
-Result<std::string> read_text(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream)
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: cannot be read: {}", path.string(), std::strerror(errno)));
-  return std::string(std::istreambuf_iterator<char>(stream), {});
-}
-
 Status append_line(const fs::path& path, const std::string& line) {
   const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
   bool good = file >= 0;
@@ -61,14 +53,12 @@ Status append_line(const fs::path& path, const std::string& line) {
           fmt::format("{}: cannot be written: {}", path.string(), std::strerror(error))};
 }
 
-json interval_json(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
-
 void digest_into(const fs::path& file, const std::vector<fs::path>& folders,
                  std::set<std::string>& seen, Sha256& hash) {
   std::error_code error;
   const fs::path real = fs::weakly_canonical(file, error);
   if (!seen.insert(real.string()).second) return;
-  const auto text = read_text(real);
+  const auto text = read_file(real);
   if (!text) return;
   hash.update(text->data(), text->size());
   std::istringstream lines(*text);
@@ -113,7 +103,7 @@ Lab::Lab(LabOptions options) : options_(std::move(options)) {}
 Lab::~Lab() { unload_plugins(kPrefix); }
 
 Result<json> Lab::read_identity(const fs::path& cache) {
-  const auto text = read_text(cache);
+  const auto text = read_file(cache);
   if (!text) return text.status();
   const json head = json::parse(text->substr(0, text->find('\n')), nullptr, false);
   if (!head.is_object() || !head.contains("schema") || !head.contains("identity"))
@@ -153,7 +143,7 @@ Result<std::unique_ptr<Lab>> Lab::open(LabOptions options) {
                         o.cache.string(), name, kept.contains(name) ? kept[name].dump() : "none",
                         value.dump()));
     // What a kill tore off the last line would spoil the next.
-    if (const auto text = read_text(o.cache); text && !text->empty() && text->back() != '\n')
+    if (const auto text = read_file(o.cache); text && !text->empty() && text->back() != '\n')
       fs::resize_file(o.cache, text->rfind('\n') + 1, error);
   }
   lab->reload();
@@ -161,7 +151,7 @@ Result<std::unique_ptr<Lab>> Lab::open(LabOptions options) {
 }
 
 void Lab::reload() {
-  const auto text = read_text(options_.cache);
+  const auto text = read_file(options_.cache);
   if (!text) throw LabError(text.status());
   while (read_ < text->size()) {
     const auto end = text->find('\n', read_);
