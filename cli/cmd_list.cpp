@@ -213,7 +213,12 @@ Action define_list(OptionSet& set) {
   options->problem.define(set);
   return [options](const Arguments&) {
     if (!options->names.empty()) return list_names(options->names);
-    return options->why.empty() ? list_variants(*options) : explain_shapes(*options);
+    if (!options->why.empty()) return explain_shapes(*options);
+    if (!options->model.empty() || options->batch_invariant)
+      throw Failure(workbench::kUsage,
+                    fmt::format("{} is about a selection: add --why SHAPE",
+                                options->model.empty() ? "--batch-invariant" : "--model"));
+    return list_variants(*options);
   };
 }
 

@@ -23,7 +23,15 @@ std::string refuse_number(const std::string& text) {
 void OptionSet::text(const std::string& name, std::string* target, const std::string& value,
                      const std::string& help) {
   // Of two the later one counts, so that a script's defaults can be overridden.
-  app_.add_option(name, *target, help)->type_name(value)->group(heading_)->take_last();
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading_)
+      ->take_last()
+      // The empty text of a script's unset variable is no wish for the default.
+      ->check([value](const std::string& text) {
+        return text.empty() ? "is empty; give " + value + " or leave the option out"
+                            : std::string();
+      });
 }
 
 void OptionSet::text_or_bare(const std::string& name, std::string* target, const std::string& bare,

@@ -19,7 +19,7 @@ class OptionSet {
   /// Options declared from here on stand under this heading in --help.
   void heading(std::string text) { heading_ = std::move(text); }
 
-  /// --name VALUE. `value` names it in --help ("LIST").
+  /// --name VALUE, not empty. `value` names it in --help ("LIST").
   void text(const std::string& name, std::string* target, const std::string& value,
             const std::string& help);
   /// --name, or --name=VALUE; without a value the target becomes `bare`.

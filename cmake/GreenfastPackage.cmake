@@ -7,6 +7,7 @@ install(TARGETS greenfast greenfast_static EXPORT greenfast-targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/greenfast DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT library)
 install(EXPORT greenfast-targets NAMESPACE greenfast:: DESTINATION ${_package} COMPONENT library)
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/greenfast-config.cmake.in

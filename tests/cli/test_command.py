@@ -41,6 +41,7 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["run", "--shapes", "99999999999999999999x1x1x64"], ["99999999999999999999"]),
     (["run", "--shapes", "1000000x1000000x1000000x256"], ["1000000"]),
     (["check", "--shapes", "64x64x65536x256"], ["GiB", "choose a smaller shape"]),
+    (["run", "--shapes", ""], ["--shapes", "is empty", "leave the option out"]),
     (["run", "--variants", "cpu.flesh"], ["cpu.flesh", "cpu.flash", "mutant.NAME"]),
     (["run", "--variants", "mutant.zer"], ["mutant.zer", "mutant.zeros"]),
     (["run", "--variants", "cuda.v2c.v8", "--device", "cpu"], ["cuda.v2c.v8", "--device cuda"]),
@@ -81,6 +82,7 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["selftest", "--device", "tpu"], ["--device tpu", "cpu, cuda"]),
     (["list", "--names", "colours"], ["--names colours", "variants, shapes"]),
     (["list", "--why", "small", "--model", "abacus"], ["abacus", "h200"]),
+    (["list", "--model", "h200"], ["--model", "add --why"]),
     (["selftest", "--policy", "/nonexistent.toml"], ["/nonexistent.toml"]),
 ])
 def test_bad_usage_is_one_line_that_says_what_is_possible(greenfast, arguments, words):
