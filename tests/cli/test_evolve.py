@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from cli_paths import ROOT
+from schemas import validate
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no host compiler")
 
@@ -40,6 +41,7 @@ def test_the_example_proposer_finds_a_faster_source_and_its_lineage_is_kept(evol
     result = evolve(ROOT / "examples" / "evolve" / "proposer.py", "--candidates", "3")
     assert result.code in (0, 10), result.err
     found = result.json
+    validate(found)
     assert found["winner"] != "c0"
     lineage = {row["id"]: row for row in found["lineage"]}
     assert lineage["c1"]["parents"] == ["c0"] and lineage["c1"]["note"].startswith("WORK from 4")

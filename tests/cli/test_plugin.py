@@ -3,10 +3,10 @@ the command's failure."""
 import json
 import shutil
 
-import jsonschema
 import pytest
 
 from cli_paths import ROOT
+from schemas import validate
 
 EXAMPLES = ROOT / "examples" / "plugins"
 TINY = ["--shapes", "1x2x33x16", "--dtype", "fp32", "--plugin-timeout", "2", "--plugin-memory", "0.25"]
@@ -35,7 +35,7 @@ def test_every_example_gets_its_verdict(greenfast, name, code, words):
     result = check(greenfast, name, "--json")
     assert result.code == code, result.err
     record = result.json
-    jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schema/run.schema.json").read_text())).validate(record)
+    validate(record)
     (row,) = record["rows"]
     assert row["variant"] == f"plugin:{name}"
     if words is None:
@@ -126,7 +126,7 @@ def test_the_gate_rejects_a_plugin_for_what_it_did(greenfast, name, code, reason
                        f"plugin:{name}", *GATE, "--json")
     assert result.code == code, result.err
     record = result.json
-    jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schema/gate.schema.json").read_text())).validate(record)
+    validate(record)
     assert record["verdict"]["decision"] == "REJECT"
     assert [r["code"] for r in record["verdict"]["reasons"]] == [reason]
 

@@ -1,10 +1,10 @@
 """profile as its users run it: counters from a file of ncu's, what it says where there are none, its record."""
 import json
 
-import jsonschema
 import pytest
 
 from cli_paths import ROOT
+from schemas import validate
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
@@ -37,9 +37,7 @@ def test_two_profiles_are_set_beside_the_prediction(greenfast, two):
     result = greenfast("profile", *STAGES, "--csv", f"{two[0]},{two[1]}", "--out", "folder")
     assert result.code == 0, result.err
     record = json.loads((greenfast.work / "folder" / "profile.json").read_text())
-    schema = json.loads((ROOT / "docs" / "schema" / "profile.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(record)
+    validate(record)
     moved = {d["metric"]: d for d in record["directions"]}
     assert (moved["time"]["seen"], moved["time"]["status"]) == ("down", "as predicted")
     assert (moved["tensor_inst"]["seen"], moved["tensor_inst"]["status"]) == ("up", "as predicted")

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from cli_paths import GREENFAST, ROOT
+from schemas import validate
 
 EXAMPLES = ROOT / "examples" / "plugins"
 FIXTURE = ROOT / "tests" / "search" / "tiled.jsonl"
@@ -48,6 +49,8 @@ def test_it_finds_the_fastest_that_is_right_and_says_what_became_of_the_others(g
     result = greenfast("tune", source, *TINY, "--json")
     assert result.code == 0, result.err
     found = result.json
+    validate(found)
+    assert found["measured"]["device"]["name"] and found["identity"]["name"] == "work"
     assert found["hand_set"] == "WORK=4 UNUSED=0"
     assert found["winner"] == "WORK=1 UNUSED=0"
     assert found["confirmed"]["shapes"][0]["speedup"]["lo"] > 1
@@ -132,6 +135,18 @@ def test_a_cache_of_something_else_is_refused_by_name(greenfast, source):
     assert greenfast("tune", source, *TINY, "--compile-only").code == 0
     (greenfast.work / "work.c").write_text(SOURCE + "/* changed */\n")
     greenfast("tune", source, *TINY).refused(2, "cache.jsonl", "source_sha256", "--cache")
+
+
+@needs_compiler
+def test_a_cache_of_another_device_is_refused_by_name(greenfast, source):
+    assert greenfast("tune", source, *TINY).code == 0
+    cache = greenfast.work / "results" / "tune-work" / "cache.jsonl"
+    lines = [json.loads(line) for line in cache.read_text().splitlines()]
+    device = next(line["result"]["device"] for line in lines if line.get("stage") == "device")
+    device["name"] = "an abacus"
+    cache.write_text("".join(json.dumps(line) + "\n" for line in lines if line.get("stage") != "confirm"))
+    result = greenfast("tune", source, *TINY)
+    assert result.code == 4 and "holds results of an abacus" in result.err and "--cache" in result.err
 
 
 def test_the_recorded_search_gives_the_same_winner(greenfast):

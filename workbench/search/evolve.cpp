@@ -316,7 +316,10 @@ class Evolution {
         rejected.push_back({{"key", row["id"]},
                             {"stage", row.value("stage", "")},
                             {"reason", row.value("reason", "")}});
+    const json origin = lab_.origin();
     return {{"schema", "greenfast.evolve/1"},
+            {"identity", origin["identity"]},
+            {"measured", origin["measured"]},
             {"hand_set", base_.key},
             {"winner", final.winner.key},
             {"winner_file", final.winner.source.string()},

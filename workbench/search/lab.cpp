@@ -13,9 +13,12 @@
 #include <sstream>
 #include <thread>
 
+#include "workbench/atomic_file.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/device_code.hpp"
+#include "workbench/facts.hpp"
 #include "workbench/files.hpp"
+#include "workbench/host.hpp"
 #include "workbench/isolate.hpp"
 #include "workbench/json.hpp"
 #include "workbench/measure.hpp"
@@ -32,6 +35,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kPrefix = "search:";
+constexpr const char* kDeviceStage = "device";  // of no candidate
+constexpr const char* kOtherDevice = "holds results of";
 /// Contestants timed in the same blocks beside the reference.
 constexpr std::size_t kAtOnce = 8;
 /// Seeds of the finals and of the last measurement, away from those that candidates were chosen by.
@@ -146,8 +151,31 @@ Result<std::unique_ptr<Lab>> Lab::open(LabOptions options) {
     if (const auto text = read_file(o.cache); text && !text->empty() && text->back() != '\n')
       fs::resize_file(o.cache, text->rfind('\n') + 1, error);
   }
+  lab->identity_ = (*head)["identity"];
   lab->reload();
   return lab;
+}
+
+json Lab::origin() const {
+  const json* measured = find("", kDeviceStage);
+  return {{"identity", identity_}, {"measured", measured != nullptr ? *measured : json()}};
+}
+
+/// All times of a cache are of one device; the first child that opens one writes down which.
+void Lab::remember(Device& device) {
+  const json now = device_json(device.facts());
+  if (const json* kept = find("", kDeviceStage)) {
+    if ((*kept)["device"]["name"] == now["name"]) return;
+    throw std::runtime_error(fmt::format("{}: {} {}, this is {}; give another --cache",
+                                         options_.cache.string(), kOtherDevice,
+                                         plain((*kept)["device"]["name"]), plain(now["name"])));
+  }
+  add("", kDeviceStage,
+      {{"ok", true},
+       {"utc", utc_time()},
+       {"device", now},
+       {"host", host_json(host_facts())},
+       {"build", build_json()}});
 }
 
 void Lab::reload() {
@@ -321,6 +349,12 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
           activity.set("opening the device");
           auto device = open_device(kind);
           if (!device) throw std::runtime_error(device.status().message());
+          try {
+            remember(**device);
+          } catch (const std::runtime_error& error) {
+            activity.set(error.what());
+            throw;
+          }
           Loaded all{*this, activity, **device, *policy, nullptr, {}, loaded};
           if (!reference_id.empty()) all.reference = make_plugin_subject(reference_id);
           for (const std::string& id : ids) all.subjects.push_back(make_plugin_subject(id));
@@ -334,7 +368,8 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
     reload();
     if (end->how == ChildEnd::How::finished) return;
     // The reference and the machine are nobody's candidate.
-    for (const char* other : {"the hand-set configuration", "of host memory", "memory ended"})
+    for (const char* other :
+         {"the hand-set configuration", "of host memory", "memory ended", kOtherDevice})
       if (end->activity.find(other) != std::string::npos)
         throw LabError({StatusCode::internal, end->activity});
     // Whoever is named in the child's last line did it; the others go on without.

@@ -92,6 +92,9 @@ class Lab {
   /// Full GREEN for the best, then finals on all shapes, then the winner again.
   Final decide(const LabCandidate& reference, const std::vector<LabCandidate>& best);
 
+  /// What the cache is about (LabOptions::identity), and on what device, host and build it was
+  /// measured; null where nothing has been.
+  nlohmann::json origin() const;
   /// The cached result of a stage, null when there is none.
   const nlohmann::json* find(const std::string& key, const std::string& stage) const;
   /// Adds a line to the cache.
@@ -99,6 +102,7 @@ class Lab {
 
  private:
   explicit Lab(LabOptions options);
+  void remember(Device& device);
   struct Loaded;
   const nlohmann::json& need(const std::string& key, const std::string& stage) const;
   void reload();
@@ -110,6 +114,7 @@ class Lab {
                       const std::vector<NamedProblem>& problems, int fidelity, std::uint64_t seed);
 
   LabOptions options_;
+  nlohmann::json identity_;
   std::map<std::string, nlohmann::json> results_;  // "stage key"
   std::size_t read_ = 0;                           // bytes of the cache that are in results_
 };

@@ -78,7 +78,10 @@ class Search {
           failed.push_back({{"key", key},
                             {"stage", stage},
                             {"reason", result->value("reason", "failed").substr(0, 300)}});
+    const json origin = lab_.origin();
     return {{"schema", "greenfast.tune/1"},
+            {"identity", origin["identity"]},
+            {"measured", origin["measured"]},
             {"strategy", kStrategies[static_cast<std::size_t>(options_.strategy)].name},
             {"seed", options_.seed},
             {"candidates", options_.candidates},
