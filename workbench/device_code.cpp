@@ -476,21 +476,30 @@ int arch_number(std::string_view arch) {
   return read.ec == std::errc() && (plain || suffixed) ? number : 0;
 }
 
-const KernelCode* find_kernel(const DeviceCode& code, std::string_view name, int arch) {
-  const KernelCode* best = nullptr;
-  int best_score = -1;
+std::vector<const KernelCode*> kernels_for(const DeviceCode& code, int arch) {
+  struct Best {
+    const KernelCode* kernel = nullptr;
+    int score = -1;
+  };
+  std::map<std::pair<std::string_view, std::string_view>, Best> kernels;
   for (const KernelCode& kernel : code.kernels) {
     const int number = arch_number(kernel.arch);
     const bool exact_only =
         !kernel.arch.empty() && kernel.arch.back() >= 'a' && kernel.arch.back() <= 'z';
     if (number / 10 != arch / 10 || number > arch || (exact_only && number != arch)) continue;
     const int score = 2 * number + (exact_only ? 1 : 0);
-    if (score > best_score && kernel.name == name) {
-      best = &kernel;
-      best_score = score;
-    }
+    Best& best = kernels[{kernel.symbol, kernel.name}];
+    if (score > best.score) best = {&kernel, score};
   }
-  return best;
+  std::vector<const KernelCode*> out;
+  for (const auto& [name, best] : kernels) out.push_back(best.kernel);
+  return out;
+}
+
+const KernelCode* find_kernel(const DeviceCode& code, std::string_view name, int arch) {
+  for (const KernelCode* kernel : kernels_for(code, arch))
+    if (kernel->name == name) return kernel;
+  return nullptr;
 }
 
 }  // namespace greenfast::workbench

@@ -45,9 +45,10 @@ Result<DeviceCode> read_device_code(const std::filesystem::path& file);
 /// Of the program that runs, read once.
 const Result<DeviceCode>& own_device_code();
 
-/// The kernel that a device of compute capability `arch` (90) loads: that architecture's own code,
-/// else the newest of the same generation below it. Null: the driver would compile PTX. `name` as
-/// kernel_name gives it.
+/// The kernels that a device of compute capability `arch` (90) loads, each once: that
+/// architecture's own code, else the newest of the same generation below it.
+std::vector<const KernelCode*> kernels_for(const DeviceCode& code, int arch);
+/// That of them with this name, as kernel_name gives it. Null: the driver would compile PTX.
 const KernelCode* find_kernel(const DeviceCode& code, std::string_view name, int arch);
 
 /// 90 of "sm_90a"; 0 for anything else than "sm_" and digits with one letter at most.

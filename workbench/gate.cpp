@@ -13,6 +13,7 @@
 #include "workbench/build_info.hpp"
 #include "workbench/checkpoint.hpp"
 #include "workbench/decide.hpp"
+#include "workbench/device_code.hpp"
 #include "workbench/exit_code.hpp"
 #include "workbench/files.hpp"
 #include "workbench/gate_policy.hpp"
@@ -22,9 +23,11 @@
 #include "workbench/json.hpp"
 #include "workbench/measure.hpp"
 #include "workbench/peer.hpp"
+#include "workbench/plugin/plugins.hpp"
 #include "workbench/record.hpp"
 #include "workbench/resources.hpp"
 #include "workbench/seconds_since.hpp"
+#include "workbench/sha256.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -42,10 +45,30 @@ json summary_json(const Summary& s) {
 
 constexpr const char* kPeersStep = "peers";
 
+/// What the kernels of a plugin take at most, since it does not tell which of them it launches.
+std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int arch) {
+  const auto code = read_device_code(library);
+  if (!code) return std::nullopt;
+  KernelResources out;
+  std::string digests;
+  for (const KernelCode* kernel : kernels_for(*code, arch)) {
+    out.arch = kernel->arch;
+    out.registers = std::max(out.registers, kernel->registers);
+    out.static_shared = std::max(out.static_shared, kernel->static_shared);
+    out.local_bytes = std::max(out.local_bytes, kernel->stack);
+    digests += kernel->sha256 + '\n';
+  }
+  if (digests.empty()) return std::nullopt;
+  out.sha256 = sha256_hex(digests);
+  return out;
+}
+
 /// A kernel of this program as a device of compute capability `arch` loads it, with the limits that
 /// it breaks as the candidate launches it.
 std::optional<KernelResources> compiled_kernel(const std::string& kernel, int arch,
                                                const std::string& candidate, const json& shapes) {
+  if (const fs::path library = plugin_library(kernel); !library.empty())
+    return plugin_kernels_code(library, arch);
   const Result<DeviceCode>& code = own_device_code();
   if (!code) return std::nullopt;
   const KernelCode* found = find_kernel(*code, kernel, arch);

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "workbench/measure.hpp"
+#include "workbench/mutants/mutants.hpp"
 #include "workbench/peer.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/validate.hpp"
@@ -105,14 +106,24 @@ Result<Stage> open_stage(const GateOptions& options) {
   if (!baseline) return baseline.status();
   auto candidate = one_subject(options.candidate, "--candidate");
   if (!candidate) return candidate.status();
-  if ((*baseline)->device() != (*candidate)->device()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{} runs on {}, {} on {}; the gate compares on one device",
-                              options.baseline, name_of((*baseline)->device()), options.candidate,
-                              name_of((*candidate)->device())));
-  }
-  auto device = open_device((*candidate)->device());
+  const Status apart(StatusCode::invalid_argument,
+                     fmt::format("{} runs on {}, {} on {}; the gate compares on one device",
+                                 options.baseline, name_of((*baseline)->device()),
+                                 options.candidate, name_of((*candidate)->device())));
+  // A planted kernel goes where the other side is.
+  const auto planted = [](const std::string& id) {
+    return id.starts_with("mutant.") || id.starts_with("honest.");
+  };
+  const DeviceKind kind = (planted(options.candidate) ? *baseline : *candidate)->device();
+  for (auto* side : {&*baseline, &*candidate})
+    if ((*side)->device() != kind && !planted((*side)->id())) return apart;
+  auto device = open_device(kind);
   if (!device) return device.status();
+  for (auto* side : {&*baseline, &*candidate}) {
+    if ((*side)->device() == kind) continue;
+    *side = make_planted_on((*side)->id(), **device);
+    if (!*side) return apart;
+  }
   stage.baseline = std::move(*baseline);
   stage.candidate = std::move(*candidate);
   stage.device = std::move(*device);

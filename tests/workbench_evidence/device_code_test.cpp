@@ -153,6 +153,14 @@ TEST(FindKernel, TakesWhatTheDeviceWouldLoad) {
             &code.kernels[0]);                      // code runs on later GPUs of its generation
   EXPECT_EQ(find_kernel(code, "k", 100), nullptr);  // and on no other
   EXPECT_EQ(find_kernel(code, "other", 90), nullptr);
+  KernelCode other;
+  other.name = "other";
+  other.arch = "sm_80";
+  code.kernels.push_back(other);
+  EXPECT_EQ(kernels_for(code, 90).size(), 1u);
+  EXPECT_EQ(kernels_for(code, 86).size(), 2u);
+  EXPECT_EQ(find_kernel(code, "other", 86), &code.kernels[3]);
+  code.kernels.pop_back();
   code.kernels.erase(code.kernels.begin(), code.kernels.begin() + 2);
   code.kernels[0].arch = "sm_100a";
   EXPECT_EQ(find_kernel(code, "k", 103), nullptr);  // "a" code runs on its own architecture alone

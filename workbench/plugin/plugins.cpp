@@ -112,6 +112,7 @@ class PluginSubject final : public Subject {
     plan.note = fmt::format("from {}", plugin_->file);
     if (!lost().empty()) return plan;
     if (device() == DeviceKind::cuda) {
+      plan.kernel = id();  // which of its kernels it launches is its own affair
       auto library = local();
       if (library)
         plan.workspace_bytes =
@@ -353,6 +354,13 @@ std::unique_ptr<Subject> make_plugin_subject(std::string_view id) {
     for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
       if (plugin->id(i) == id) return std::make_unique<PluginSubject>(plugin, i);
   return nullptr;
+}
+
+fs::path plugin_library(std::string_view id) {
+  for (const auto& plugin : loaded())
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      if (plugin->id(i) == id) return plugin->library;
+  return {};
 }
 
 bool any_cuda_plugin() {

@@ -51,6 +51,8 @@ struct PluginKernelRow {
 };
 /// Kernels of the loaded plugins, in the order given.
 std::vector<PluginKernelRow> plugin_kernels();
+/// The shared object that the kernel with this id lies in; empty for an unknown id.
+std::filesystem::path plugin_library(std::string_view id);
 /// Null for an unknown id.
 std::unique_ptr<Subject> make_plugin_subject(std::string_view id);
 /// Whether any loaded plugin is for CUDA.
