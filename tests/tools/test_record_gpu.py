@@ -1,0 +1,67 @@
+"""tools/record_gpu with a greenfast that only answers: what it keeps, that a failed part stops no other, and its exit codes."""
+import json
+import pathlib
+import stat
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ANSWERS = """#!/bin/sh
+echo "$@" >>"$0.calls"
+case "$1" in
+  list) exit ${GPU:-0} ;;
+  check)
+    case "$*" in
+      *--plugin*bad_address*) echo '{"rows": [{"verdict": "RED", "reason": "device"}]}'; exit 24 ;;
+      *--plugin*) echo '{"rows": [{"verdict": "GREEN", "reason": null}]}'; exit 0 ;;
+      *rollback*) exit 20 ;;
+      *) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2/run.json" ;;
+    esac ;;
+  evidence) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def record(tmp_path):
+    program = tmp_path / "build" / "bin" / "greenfast"
+    program.parent.mkdir(parents=True)
+    program.write_text(ANSWERS)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    def run(*parts, gpu="0"):
+        done = subprocess.run([ROOT / "tools" / "record_gpu", tmp_path / "build", tmp_path / "out", *parts], text=True,
+                              capture_output=True, check=False, env={"PATH": "/usr/bin:/bin", "GPU": gpu})
+        return done, tmp_path / "out", tmp_path / "build" / "bin" / "greenfast.calls"
+
+    return run
+
+
+def test_a_part_that_fails_is_told_and_stops_no_other(record):
+    done, out, calls = record("rollback", "main")
+    assert done.returncode == 1
+    assert [(row["part"], row["good"]) for row in json.loads((out / "summary.json").read_text())] == [
+        ("rollback", False), ("main", True)]
+    assert "exit 20, expected 0" in (out / "rollback.log").read_text()
+    # Only what was made goes into the bundle.
+    assert (out / "bundle.json").exists()
+    last = calls.read_text().splitlines()[-1]
+    assert last.startswith("evidence record main-h200=") and "rollback" not in last
+
+
+def test_plugins_are_held_to_the_exit_code_their_source_promises(record):
+    done, out, _ = record("plugins")
+    rows = {row["plugin"]: row for row in json.loads((out / "plugins" / "plugins.json").read_text())}
+    assert rows["bad_address.cu"]["as_expected"] and rows["bad_address.cu"]["verdict"] == "RED"
+    assert rows["honest.cu"]["as_expected"]
+    # This greenfast lets a hang pass.
+    assert not rows["hang.cu"]["as_expected"] and rows["hang.cu"]["expected"] == 24
+    assert done.returncode == 1
+
+
+def test_without_a_gpu_and_for_unknown_parts_nothing_is_begun(record):
+    done, out, _ = record("main", gpu="3")
+    assert done.returncode == 3 and "greenfast doctor" in done.stderr and not out.exists()
+    done, out, _ = record("everything")
+    assert done.returncode == 2 and "no part 'everything'; there are: main" in done.stderr and not out.exists()
