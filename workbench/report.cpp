@@ -11,8 +11,6 @@
 namespace greenfast::workbench {
 namespace {
 
-using Align = Table::Align;
-
 Color color_of(Verdict verdict) {
   switch (verdict) {
     case Verdict::green:
@@ -36,6 +34,7 @@ std::string percent(double value) {
 }  // namespace
 
 std::string run_table(const RunPlan& plan, const RunResult& result, bool color) {
+  using Align = Table::Align;
   std::vector<Table::Column> columns = {
       {"variant", Align::left}, {"shape", Align::left}, {"verdict", Align::left}};
   for (const char* title : {"max_err", "mean_err", "%bad", "rel_err"})
@@ -112,6 +111,7 @@ std::string run_table(const RunPlan& plan, const RunResult& result, bool color) 
 }
 
 std::string selftest_table(const SelftestResult& result, bool color) {
+  using Align = Table::Align;
   Table table({{"planted kernel", Align::left},
                {"result", Align::left},
                {"caught by", Align::left},

@@ -17,6 +17,7 @@
 
 #include <greenfast/types.hpp>
 
+#include "workbench/device/device.hpp"
 #include "workbench/plugin/compile.hpp"
 #include "workbench/workload.hpp"
 
