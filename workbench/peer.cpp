@@ -283,10 +283,15 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
                                   samples.problem, to_string(asked.problem)));
       }
       for (std::size_t side = 0; side < samples.sides.size(); ++side) {
-        const auto bytes = read_file(outputs / fmt::format("{}.{}.bin", i, side));
-        if (!bytes) return bytes.status();
-        std::vector<std::byte>& to = out.outputs[group[i]].emplace_back(bytes->size());
-        std::memcpy(to.data(), bytes->data(), bytes->size());
+        // A harness need not keep outputs, and a refused side has none.
+        std::vector<std::byte>& to = out.outputs[group[i]].emplace_back();
+        const fs::path kept = outputs / fmt::format("{}.{}.bin", i, side);
+        if (std::error_code error; fs::exists(kept, error)) {
+          const auto bytes = read_file(kept);
+          if (!bytes) return bytes.status();
+          to.resize(bytes->size());
+          std::memcpy(to.data(), bytes->data(), bytes->size());
+        }
         if (!samples.sides[side].verdict.empty())
           out.recording.green[samples.sides[side].id][asked.name] = samples.sides[side].verdict;
       }

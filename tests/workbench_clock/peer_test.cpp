@@ -116,6 +116,15 @@ TEST_F(Harness, ItsSamplesAndOutputsAreRead) {
   EXPECT_EQ(compared->shapes[0].a_green, "GREEN");
 }
 
+TEST_F(Harness, OutputsNeedNotBeKept) {
+  python_is("printf '%s' '" + record("1x2x33x16 fp32", "peer:torch-cpu") + "' > $file");
+  const auto recorded = record_peers(asking({"cpu.flash", "peer:torch-cpu"}));
+  ASSERT_TRUE(recorded) << recorded.status().message();
+  ASSERT_EQ(recorded->outputs[0].size(), 2u);
+  EXPECT_TRUE(recorded->outputs[0][0].empty());
+  EXPECT_TRUE(compare_sides(recorded->recording, "peer:torch-cpu", "cpu.flash"));
+}
+
 TEST_F(Harness, AnotherProblemThanAskedForIsAFault) {
   python_is("printf '%s' '" + record("1x2x33x16 fp16", "peer:torch-cpu") + "' > $file");
   const auto recorded = record_peers(asking({"cpu.flash", "peer:torch-cpu"}));
