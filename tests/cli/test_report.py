@@ -228,6 +228,16 @@ def test_the_page_needs_nothing_else(greenfast, folder):
     assert len(text) < 2_000_000
 
 
+@pytest.mark.parametrize("arguments", [[], ["--pr"], ["--md", "-"]])
+def test_the_folder_that_a_gate_wrote_is_taken_as_it_is(greenfast, arguments):
+    made = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--primary", "1x2x33x16", "--guards", "none",
+                     "--seeds", "0", "--processes", "1", "--budget", "0.1", "--out", "gates")
+    folder = next((greenfast.work / "gates").glob("*-gate"))
+    assert (folder / "job.json").exists() and (folder / "gate.json").exists(), made.err
+    result = greenfast("report", folder, *arguments)
+    assert result.code == 0, result.err
+
+
 # ---- pull request, bundle, tables
 
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <set>
 
 #include "workbench/checkpoint.hpp"
@@ -97,6 +98,16 @@ std::string breach(const json& schema, const json& value, const std::string& pat
       fits = fits || why.empty();
     }
     if (!fits) return why;
+  }
+  if (value.is_number()) {
+    const double number = value.get<double>();
+    const auto bound = [&](const char* name, auto inside) {
+      const auto limit = schema.find(name);
+      return limit == schema.end() || inside(number, limit->get<double>());
+    };
+    if (!bound("minimum", std::greater_equal<>()) || !bound("maximum", std::less_equal<>()) ||
+        !bound("exclusiveMinimum", std::greater<>()))
+      return fmt::format("{} is {}, outside what it can be", path, value.dump());
   }
   if (value.is_object()) {
     if (const auto required = schema.find("required"); required != schema.end())
@@ -228,6 +239,8 @@ class Loader {
       const std::string name = entry.path().filename().string();
       if (entry.is_directory(error)) {
         if (name != "steps" && depth < kDeepest) folders.push_back(entry.path());
+      } else if (name == "job.json") {
+        // What a gate was asked; gate.json beside it repeats that.
       } else if (name.ends_with(".json")) {
         files.push_back(entry.path());
       } else if (name == "notes.md") {
