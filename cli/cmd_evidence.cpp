@@ -109,8 +109,8 @@ int record(const EvidenceOptions& options) {
   for (const json& item : bundle["records"]) {
     const json& entry = item["entry"];
     const std::string why = entry["why"].is_string() ? ": " + entry["why"].get<std::string>() : "";
-    fmt::print(stderr, "{}: bound to {}{}\n", entry["file"].get<std::string>(),
-               entry["bound_to"].get<std::string>(), why);
+    workbench::say(stderr, fmt::format("{}: bound to {}{}\n", entry["file"].get<std::string>(),
+                                       entry["bound_to"].get<std::string>(), why));
   }
   if (options.out == "-") {
     fmt::print("{}\n", bundle.dump(1));

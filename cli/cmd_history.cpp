@@ -53,7 +53,8 @@ int run_history(const HistoryOptions& given) {
           table.text());
     }
   }
-  for (const std::string& line : history.left_out) fmt::print(stderr, "left out: {}\n", line);
+  for (const std::string& line : history.left_out)
+    workbench::say(stderr, fmt::format("left out: {}\n", line));
   return workbench::kPassed;
 }
 

@@ -16,6 +16,7 @@
 #include "cli/command.hpp"
 #include "workbench/build_info.hpp"
 #include "workbench/plugin/host.hpp"
+#include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -203,17 +204,18 @@ int run_main(int argc, char** argv) {
   try {
     code = main_checked(argc, argv);
   } catch (const Failure& failure) {
-    fmt::print(stderr, "{}\n", failure.what());
+    workbench::say(stderr, fmt::format("{}\n", failure.what()));
     code = failure.code();
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "greenfast: out of memory; choose smaller shapes\n");
+    workbench::say(stderr, "greenfast: out of memory; choose smaller shapes\n");
   } catch (const std::exception& error) {
     // What fmt throws when standard output is full is said below.
-    if (!std::ferror(stdout)) fmt::print(stderr, "greenfast: internal error: {}\n", error.what());
+    if (!std::ferror(stdout))
+      workbench::say(stderr, fmt::format("greenfast: internal error: {}\n", error.what()));
   }
   // Output that never reached its file is a failure too (full disk, closed pipe).
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    fmt::print(stderr, "greenfast: could not write to standard output\n");
+    workbench::say(stderr, "greenfast: could not write to standard output\n");
     code = workbench::kInternal;
   }
   return code;

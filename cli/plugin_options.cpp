@@ -10,6 +10,7 @@
 #include "cli/command.hpp"
 #include "cli/interrupt.hpp"
 #include "workbench/isolate.hpp"
+#include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -95,7 +96,7 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
           try {
             *code = body(&activity);
           } catch (const Failure& failure) {
-            fmt::print(stderr, "greenfast: {}\n", failure.what());
+            workbench::say(stderr, fmt::format("greenfast: {}\n", failure.what()));
             *code = failure.code();
           }
         },
@@ -111,7 +112,7 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
                           end.detail, end.activity);
     if (blamed.empty() || attempt > workbench::plugin_kernels().size())
       throw Failure(workbench::kCrash, reason);
-    fmt::print(stderr, "greenfast: {} {}; once more without it\n", blamed, reason);
+    workbench::say(stderr, fmt::format("greenfast: {} {}; once more without it\n", blamed, reason));
     workbench::condemn_plugin(blamed, reason);
   }
 }

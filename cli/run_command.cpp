@@ -165,7 +165,8 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   plan.timing = timing_of(options, plan.seeds.front());
   if (plan.fast) refuse_to_time_instrumented(options.variants);
   Selected selected = select_subjects(options.device, options.variants, options.set);
-  for (const std::string& note : selected.notes) fmt::print(stderr, "greenfast: {}\n", note);
+  for (const std::string& note : selected.notes)
+    workbench::say(stderr, fmt::format("greenfast: {}\n", note));
   plan.device = selected.device.get();
   for (const auto& subject : selected.subjects) plan.subjects.push_back(subject.get());
   plan.problems = problems_to_run(options, plan.device->kind());

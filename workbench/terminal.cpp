@@ -121,6 +121,11 @@ std::string Table::markdown() const {
   return out + '\n';
 }
 
+void say(std::FILE* stream, std::string_view text) {
+  // No errors to catch: fmt::print would throw them.
+  if (std::fwrite(text.data(), 1, text.size(), stream) == text.size()) std::fflush(stream);
+}
+
 Progress::Progress(std::FILE* stream, bool quiet)
     : stream_(stream),
       terminal_(::isatty(::fileno(stream)) == 1 && !dumb_terminal()),
@@ -134,21 +139,18 @@ void Progress::step(std::size_t done, std::size_t total, std::string_view what) 
   // One column stays free: writing into the last one wraps on some terminals.
   const std::string_view shown = truncate(full, terminal_columns(stream_) - 1);
   const std::size_t width = display_width(shown);
-  fmt::print(stream_, "\r{}{}", shown, std::string(width_ > width ? width_ - width : 0, ' '));
-  std::fflush(stream_);
+  say(stream_, fmt::format("\r{}{}", shown, std::string(width_ > width ? width_ - width : 0, ' ')));
   width_ = width;
 }
 
 void Progress::finished(std::string_view line) {
   if (quiet_ || terminal_) return;
-  fmt::print(stream_, "{}\n", line);
-  std::fflush(stream_);
+  say(stream_, fmt::format("{}\n", line));
 }
 
 void Progress::clear() {
   if (width_ == 0) return;
-  fmt::print(stream_, "\r{}\r", std::string(width_, ' '));
-  std::fflush(stream_);
+  say(stream_, fmt::format("\r{}\r", std::string(width_, ' ')));
   width_ = 0;
 }
 

@@ -14,6 +14,10 @@ enum class Color { none, green, red, yellow, dim, bold };
 /// Whether a stream gets colour: a terminal, NO_COLOR unset or empty (no-color.org), TERM not
 /// "dumb".
 bool wants_color(std::FILE* stream);
+
+/// Writes and flushes. A stream that takes nothing (closed, a full disk) ends no command, so errors
+/// are left alone: for what is said beside the result.
+void say(std::FILE* stream, std::string_view text);
 /// text, wrapped in the escape codes of a colour when enabled.
 std::string paint(std::string_view text, Color color, bool enabled);
 
