@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
+#include "cli/interrupt.hpp"
 #include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/atomic_file.hpp"
@@ -32,7 +33,6 @@ struct GateFlags {
   std::string seeds = "0,1,2";
   std::string out = "results";
   std::string resume;
-  double budget = 0, threshold = 0;
   std::string peers;
   bool ladder = false;
   bool as_json = false, as_markdown = false;
@@ -67,6 +67,7 @@ class Display {
       if (isatty_) progress_.step(done_, total_, what);
     };
     observer.finished = [this](const std::string& line) { progress_.finished(line); };
+    observer.stop = [] { return interrupted(); };
   }
   void clear() { progress_.clear(); }
 
@@ -90,6 +91,22 @@ int print(const json& record, const GateFlags& options, const fs::path& director
   return record["verdict"]["exit_code"].get<int>();
 }
 
+/// Runs a walk; stopped between two steps, it ends with what resumes it.
+template <class Walk>
+auto unless_interrupted(Display& display, const std::string& resume, const fs::path& directory,
+                        const Walk& walk) {
+  catch_interrupts();
+  try {
+    return walk();
+  } catch (const workbench::GateStopped&) {
+    display.clear();
+    throw Failure(workbench::kInterrupted,
+                  fmt::format("interrupted; greenfast gate {} {} goes on after the last finished "
+                              "step",
+                              resume, directory.string()));
+  }
+}
+
 int walk_ladder(const GateFlags& options, const Arguments& arguments) {
   if (!options.resume.empty())  // what is no walk is refused before anything is written into it
     value_or_fail(workbench::Checkpoint::resume(options.resume, workbench::kLadderSchema));
@@ -98,8 +115,10 @@ int walk_ladder(const GateFlags& options, const Arguments& arguments) {
                                                  options.out, workbench::utc_stamp() + "-ladder")
                                            : workbench::OutputDirectory::open(options.resume));
   Display display(options.as_json);
-  const auto steps = value_or_fail(
-      workbench::run_ladder(options.gate, directory.path(), arguments, display.observer));
+  const auto steps =
+      value_or_fail(unless_interrupted(display, "--ladder --resume", directory.path(), [&] {
+        return workbench::run_ladder(options.gate, directory.path(), arguments, display.observer);
+      }));
   display.clear();
 
   using Align = Table::Align;
@@ -144,7 +163,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
                       !g.guards.empty() || !g.dtype.empty() || !g.causal.empty() ||
                       !g.gate_policy.empty() || g.policy != "strict" || g.hot || g.processes ||
                       !options.peers.empty() || options.seeds != GateFlags().seeds ||
-                      options.budget != 0 || options.threshold != 0;
+                      g.budget_seconds || g.gate;
     if (more)
       throw Failure(
           workbench::kUsage,
@@ -156,8 +175,6 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
   options.plugins.load();
   options.gate.plugins = options.plugins.options();
   options.gate.peers = split_list(options.peers);
-  if (options.budget != 0) options.gate.budget_seconds = options.budget;
-  if (options.threshold != 0) options.gate.gate = options.threshold;
   if (options.ladder) {
     if (!options.gate.baseline.empty() || !options.gate.candidate.empty())
       throw Failure(
@@ -168,7 +185,9 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
   }
   Display display(options.as_json);
   if (!options.resume.empty()) {
-    const auto result = value_or_fail(workbench::resume_gate(options.resume, display.observer));
+    const auto result = value_or_fail(unless_interrupted(display, "--resume", options.resume, [&] {
+      return workbench::resume_gate(options.resume, display.observer);
+    }));
     display.clear();
     return print(result.record, options, options.resume);
   }
@@ -176,7 +195,9 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
   if (Status status = workbench::check_gate(options.gate); !status) throw Failure(status);
   auto directory = value_or_fail(
       workbench::OutputDirectory::open_unique(options.out, workbench::utc_stamp() + "-gate"));
-  auto result = workbench::run_gate(options.gate, directory.path(), arguments, display.observer);
+  auto result = unless_interrupted(display, "--resume", directory.path(), [&] {
+    return workbench::run_gate(options.gate, directory.path(), arguments, display.observer);
+  });
   display.clear();
   if (!result.ok()) {
     const StatusCode code = result.status().code();
@@ -218,13 +239,13 @@ Action define_gate(OptionSet& set) {
            "peer:torch-cudnn, peer:fa3, ...)");
   set.flag("--hot", &options->gate.hot, "Time with inputs in the caches (default: cold)");
   set.heading("How it is judged");
-  set.number("--gate", &options->threshold, "RATIO",
+  set.number("--gate", &options->gate.gate, "RATIO",
              "Speedup the lower bound must reach (default: the rung's or policy's, 1.10)");
   set.text("--policy", &options->gate.policy, "NAME",
            "Numerics policy, by name or file (default: strict)");
   set.text("--gate-policy", &options->gate.gate_policy, "FILE",
            "Instead of the built-in policies/gate.toml");
-  set.number("--budget", &options->budget, "SECONDS",
+  set.number("--budget", &options->gate.budget_seconds, "SECONDS",
              "Of timing, all shapes together (default: 60)");
   set.integer("--processes", &options->gate.processes, "N",
               "Fresh processes a shape is timed in (default: 3)");

@@ -103,6 +103,15 @@ void OptionSet::number(const std::string& name, double* target, const std::strin
       ->check(refuse_number<double>);
 }
 
+void OptionSet::number(const std::string& name, std::optional<double>* target,
+                       const std::string& value, const std::string& help) {
+  app_.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading_)
+      ->take_last()
+      ->check(refuse_number<double>);
+}
+
 void OptionSet::flag(const std::string& name, bool* target, const std::string& help) {
   app_.add_flag(name, *target, help)->group(heading_);
 }

@@ -44,6 +44,8 @@ class OptionSet {
               const std::string& help);
   void number(const std::string& name, double* target, const std::string& value,
               const std::string& help);
+  void number(const std::string& name, std::optional<double>* target, const std::string& value,
+              const std::string& help);
   void flag(const std::string& name, bool* target, const std::string& help);
 
  private:

@@ -1,10 +1,17 @@
 #include "workbench/checkpoint.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 
 #include "workbench/atomic_file.hpp"
 #include "workbench/files.hpp"
 #include "workbench/json.hpp"
+#include "workbench/sha256.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -13,6 +20,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kHead = "job.json";
+constexpr const char* kDigest = "digest";
 
 }  // namespace
 
@@ -34,6 +42,7 @@ Result<Checkpoint> Checkpoint::begin(const fs::path& directory, json head) {
   if (Status status = write_file_atomically(directory / kHead, job.head_.dump(2) + "\n"); !status) {
     return status;
   }
+  if (Status status = job.lock(); !status) return status;
   return job;
 }
 
@@ -63,6 +72,7 @@ Result<Checkpoint> Checkpoint::resume(const fs::path& directory, std::string_vie
   Checkpoint job;
   job.directory_ = directory;
   job.head_ = std::move(*head);
+  if (Status status = job.lock(); !status) return status;
   return job;
 }
 
@@ -71,10 +81,55 @@ bool Checkpoint::finished(const std::string& step) const {
   return fs::exists(file(step), error);
 }
 
-Result<json> Checkpoint::load(const std::string& step) const { return read_json(file(step)); }
+Status Checkpoint::lock() {
+  const fs::path head = directory_ / kHead;
+  const int file = ::open(head.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0)
+    return Status(StatusCode::internal, fmt::format("{}: {}", head.string(), std::strerror(errno)));
+  lock_ = std::shared_ptr<const int>(new int(file), [](const int* descriptor) {
+    ::close(*descriptor);
+    delete descriptor;
+  });
+  // Of a job that was killed, the child dies a moment after its parent.
+  for (int i = 0; i < 20; ++i) {
+    if (::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return {};
+    ::usleep(50'000);
+  }
+  return Status(StatusCode::invalid_argument,
+                fmt::format("{}: another process is at work on it", directory_.string()));
+}
 
-Status Checkpoint::save(const std::string& step, const json& result) const {
+std::string Checkpoint::digest(const std::string& step, const json& result) const {
+  return sha256_hex(fmt::format("{}\n{}\n{}", head_.dump(), step, result.dump()));
+}
+
+Result<json> Checkpoint::load(const std::string& step) const {
+  auto saved = read_json(file(step));
+  const auto refuse = [&](const std::string& why) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: {}; delete this file, and resuming does the step again",
+                              file(step).string(), why));
+  };
+  if (!saved) {
+    if (saved.status().code() != StatusCode::invalid_argument) return saved.status();
+    return refuse("not valid JSON, perhaps truncated");
+  }
+  if (!saved->is_object() || !saved->contains(kDigest)) return refuse("is no step of a job");
+  const json kept = (*saved)[kDigest];
+  saved->erase(kDigest);
+  if (kept != digest(step, *saved)) return refuse("this job saved something else");
+  return saved;
+}
+
+Status Checkpoint::save(const std::string& step, json result) const {
+  // A file proves itself whole and of this job; that it was measured honestly nothing can.
+  result[kDigest] = digest(step, result);
   return write_file_atomically(file(step), result.dump() + "\n");
+}
+
+void Checkpoint::forget(const std::string& step) const {
+  std::error_code ignored;
+  fs::remove(file(step), ignored);
 }
 
 }  // namespace greenfast::workbench

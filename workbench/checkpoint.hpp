@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@ namespace greenfast::workbench {
 
 class Checkpoint {
  public:
+  // While one exists, no other process (and nobody in this one) goes on with the same job.
   /// Starts a job in a directory that exists; head is what resuming needs to know.
   static Result<Checkpoint> begin(const std::filesystem::path& directory, nlohmann::json head);
   /// Goes on with the job of a directory. Refuses, by name, what is no job of that schema.
@@ -20,14 +22,22 @@ class Checkpoint {
   const nlohmann::json& head() const { return head_; }
   const std::filesystem::path& directory() const { return directory_; }
   bool finished(const std::string& step) const;
+  /// The object that was saved. invalid_argument, naming the file, for one that is not: changed
+  /// since, or of a job with another head.
   Result<nlohmann::json> load(const std::string& step) const;
-  Status save(const std::string& step, const nlohmann::json& result) const;
+  Status save(const std::string& step, nlohmann::json result) const;
+  /// Takes a step back, so that it is done again.
+  void forget(const std::string& step) const;
 
  private:
   std::filesystem::path file(const std::string& step) const;
+  std::string digest(const std::string& step, const nlohmann::json& result) const;
+
+  Status lock();
 
   std::filesystem::path directory_;
   nlohmann::json head_;
+  std::shared_ptr<const int> lock_;  // a descriptor of the head, closed with the last copy
 };
 
 }  // namespace greenfast::workbench

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <map>
 #include <memory>
 #include <set>
@@ -37,10 +38,18 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 json summary_json(const Summary& s) {
-  return {
-      {"p50", s.p50},     {"p90", s.p90},           {"mean", s.mean},   {"std", s.std},
-      {"ci_lo", s.ci_lo}, {"ci_hi", s.ci_hi},       {"samples", s.n},   {"discarded", s.discarded},
-      {"batch", s.batch}, {"tick_seconds", s.tick}, {"timer", s.method}};
+  return {{"p50", s.p50},
+          {"p90", s.p90},
+          {"mean", s.mean},
+          {"std", s.std},
+          {"ci_lo", s.ci_lo},
+          {"ci_hi", s.ci_hi},
+          {"samples", s.n},
+          {"discarded", s.discarded},
+          {"other_work", s.other_work},
+          {"batch", s.batch},
+          {"tick_seconds", s.tick},
+          {"timer", s.method}};
 }
 
 constexpr const char* kPeersStep = "peers";
@@ -179,6 +188,7 @@ class Gate {
   /// verdict.
   Result<json> isolated(const std::string& name, const std::string& what,
                         const std::function<json(Activity&)>& work) {
+    if (observer_.stop && observer_.stop()) throw GateStopped{job_.directory()};
     if (observer_.step) observer_.step(done_, total_, what);
     ++done_;
     const auto begin = Clock::now();
@@ -186,6 +196,8 @@ class Gate {
     if (!had) {
       auto end = run_in_child(
           [&](Activity& activity) {
+            // Ctrl-C reaches the whole group; this process decides nothing.
+            std::signal(SIGINT, SIG_IGN);
             activity.set(what);
             const json result = work(activity);
             if (Status status = job_.save(name, result); !status)
@@ -341,7 +353,15 @@ class Gate {
       return {};
     }
     check("GREEN", target, fmt::format("{}/{} cases", passed, cases),
-          passed > 0 ? "PASS" : "SKIPPED");
+          passed == 0       ? "SKIPPED"
+          : passed == cases ? "PASS"
+                            : "DEFER");
+    if (passed > 0 && passed < cases) {
+      reasons_.push_back({"INCONCLUSIVE",
+                          fmt::format("{} of {} cases of {} could not be judged", cases - passed,
+                                      cases, options_.candidate),
+                          "smaller shapes, or a device with more memory"});
+    }
     if (passed == 0) {
       end_with("green", {"INCONCLUSIVE", "the candidate could not be checked on any case",
                          "shapes and types that it accepts"});
@@ -459,6 +479,7 @@ class Gate {
         auto one = samples_from_json((*result)["samples"]);
         if (!one) return one.status();
         if (record_["device"]["name"].get<std::string>() != one->front().device_name) {
+          job_.forget(fmt::format("fast.{}.{}", i, process));
           return {
               StatusCode::invalid_argument,
               fmt::format("{}: was begun on {}, this is {}; start a new gate",
@@ -685,10 +706,18 @@ Result<GatePolicy> load_rules(const std::string& path) {
   return text ? parse_gate_policy(path, *text) : text.status();
 }
 
-/// Identifies what would give other results: another binary, another policy.
-json identity(const Policy& policy, const GatePolicy& rules) {
+/// Identifies what would give other results: another binary, another policy, and on the CPU other
+/// threads or instructions.
+json identity(const Policy& policy, const GatePolicy& rules, const GateOptions& options) {
   const BuildInfo& info = build_info();
+  json cpu;
+  if (const auto subject = gate_steps::one_subject(options.candidate, "--candidate");
+      subject && (*subject)->device() == DeviceKind::cpu) {
+    if (const auto facts = device_facts(DeviceKind::cpu))
+      cpu = {{"isa", facts->isa}, {"threads", facts->multiprocessors}};
+  }
   return {{"version", info.version},
+          {"cpu", cpu},
           {"git_sha", info.git_sha},
           {"git_dirty", info.git_dirty},
           {"git_diff_sha256", info.git_diff_sha256},
@@ -806,7 +835,7 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
                                            {"argv", argv},
                                            {"host", host_json(host_facts())},
                                            {"options", to_json(options)},
-                                           {"build", identity(*policy, *rules)}});
+                                           {"build", identity(*policy, *rules, options)}});
   if (!job) return job.status();
   return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), observer).run();
 }
@@ -828,13 +857,13 @@ Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& ob
   if (!policy) return policy.status();
   auto rules = load_rules(options->gate_policy);
   if (!rules) return rules.status();
-  if (job->head()["build"] != identity(*policy, *rules)) {
+  if (job->head()["build"] != identity(*policy, *rules, *options)) {
     return Status(
         StatusCode::invalid_argument,
-        fmt::format(
-            "{}: was begun by another build or policy; its steps would not belong together. "
-            "Start a new gate",
-            directory.string()));
+        fmt::format("{}: was begun by another build or policy, or with other threads or "
+                    "instructions; its steps would not belong together. Start a new gate, or set "
+                    "what was set then (GREENFAST_THREADS, GREENFAST_ISA, the affinity)",
+                    directory.string()));
   }
   return Gate(std::move(*job), std::move(*options), std::move(*policy), std::move(*rules), observer)
       .run();

@@ -45,6 +45,12 @@ struct GateObserver {
   std::function<void(std::size_t done, std::size_t total, const std::string& what)> step;
   std::function<void(const std::string& line)> finished;  ///< a step ended: one line on how
   std::function<void(const std::string& what)> activity;  ///< several times a second
+  /// Asked before each step; true ends the walk with GateStopped.
+  std::function<bool()> stop;
+};
+/// The walk was stopped; what is finished lies in the directory, for resume_gate.
+struct GateStopped {
+  std::filesystem::path directory;
 };
 
 /// The outcome: the record (schema greenfast.gate/1) as written to gate.json, and its exit code.

@@ -108,6 +108,32 @@ def test_a_full_disk_keeps_an_earlier_record(greenfast):
     assert (greenfast.work / "kept/run.json").read_text() == before
 
 
+@pytest.mark.parametrize("arguments", [
+    ["check", *QUICK], ["bench", *QUICK, "--iters", "2"], ["list", "--names", "colours"], ["selftest", "--policy", "legacy.v2c"],
+    ["gate", "--baseline", "cpu.naive", "--candidate", "cpu.naive", "--primary", "1x2x33x16", "--guards", "none", "--seeds", "0",
+     "--processes", "1", "--budget", "0.1"]])
+def test_a_stderr_that_takes_nothing_changes_no_outcome(tmp_path, arguments):
+    codes = []
+    for stderr in (subprocess.PIPE, open("/dev/full", "w")):
+        codes.append(subprocess.run([GREENFAST, *arguments], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=stderr,
+                                    check=False).returncode)
+    assert codes[0] == codes[1] and codes[0] in (0, 2, 10, 20)
+
+
+def test_an_interrupted_gate_says_how_to_go_on(tmp_path):
+    command = [GREENFAST, "gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--primary", "1x4x256x64", "--guards", "none",
+               "--budget", "6"]
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    running.stderr.readline()  # a step has ended
+    running.send_signal(signal.SIGINT)
+    err = running.communicate(timeout=120)[1]
+    assert running.returncode == 130
+    folder = next((tmp_path / "results").glob("*-gate"))
+    assert f"greenfast gate --resume results/{folder.name} goes on" in err
+    again = subprocess.run([GREENFAST, "gate", "--resume", folder], env=environment(), capture_output=True, text=True, check=False)
+    assert again.returncode in (0, 10) and "taken from the checkpoint" in again.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_writes_a_valid_record_that_says_so(tmp_path, number):
     process = subprocess.Popen([GREENFAST, "run", *LONG, "--out", "out"], cwd=tmp_path, env=environment(), text=True,

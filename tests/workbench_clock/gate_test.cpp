@@ -122,14 +122,72 @@ TEST_F(GateTest, WhatAnotherBuildBeganIsNotResumed) {
 
 TEST_F(GateTest, WhatAnotherDeviceBeganIsNotResumed) {
   ASSERT_TRUE(run(small("cpu.naive", "cpu.naive")));
-  json step = *read_json(directory / "steps" / "fast.0.0.json");
-  step["samples"]["shapes"][0]["device"]["name"] = "another machine";
-  std::ofstream(directory / "steps" / "fast.0.0.json") << step;
+  {
+    const auto job = Checkpoint::resume(directory, kGateSchema);
+    json step = *job->load("fast.0.0");
+    step["samples"]["shapes"][0]["device"]["name"] = "another machine";
+    ASSERT_TRUE(job->save("fast.0.0", step));
+    const auto beside = resume_gate(directory, observer);
+    ASSERT_FALSE(beside);
+    EXPECT_NE(beside.status().message().find("another process is at work"), std::string::npos);
+  }
   const auto resumed = resume_gate(directory, observer);
   ASSERT_FALSE(resumed);
   EXPECT_EQ(resumed.status().code(), StatusCode::invalid_argument);
   EXPECT_NE(resumed.status().message().find("another machine"), std::string::npos)
       << resumed.status().message();
+}
+
+TEST_F(GateTest, StepsThatAreNotWhatWasSavedAreRefusedByName) {
+  ASSERT_TRUE(run(small("cpu.naive", "cpu.flash")));
+  const fs::path file = directory / "steps" / "fast.0.0.json";
+  const json step = *read_json(file);
+  const auto refused = [&](const std::string& why, const fs::path& where) {
+    const auto resumed = resume_gate(directory, observer);
+    ASSERT_FALSE(resumed) << why;
+    EXPECT_EQ(resumed.status().code(), StatusCode::invalid_argument);
+    EXPECT_NE(resumed.status().message().find(where.string()), std::string::npos)
+        << resumed.status().message();
+    EXPECT_NE(resumed.status().message().find(why), std::string::npos)
+        << resumed.status().message();
+  };
+  json faster = step;
+  faster["samples"]["shapes"][0]["blocks"][0]["seconds"][0] = 1e-9;
+  std::ofstream(file) << faster;
+  refused("saved something else", file);
+  std::ofstream(file) << "[]";
+  refused("is no step of a job", file);
+  std::ofstream(file) << "{\"sam";
+  refused("perhaps truncated; delete this file", file);
+  std::ofstream(file) << step;
+  // Sides changed under the steps: nothing of them holds.
+  json job = *read_json(directory / "job.json");
+  std::swap(job["options"]["baseline"], job["options"]["candidate"]);
+  std::ofstream(directory / "job.json") << job;
+  refused("saved something else", directory / "steps" / "build.json");
+}
+
+TEST_F(GateTest, OtherInstructionsDoNotGoOn) {
+  ASSERT_TRUE(run(small("cpu.naive", "cpu.flash")));
+  json job = *read_json(directory / "job.json");
+  ASSERT_GE(job["build"]["cpu"]["threads"].get<int>(), 1);
+  job["build"]["cpu"]["isa"] = "of another day";
+  std::ofstream(directory / "job.json") << job;
+  const auto resumed = resume_gate(directory, observer);
+  ASSERT_FALSE(resumed);
+  EXPECT_NE(resumed.status().message().find("GREENFAST_ISA"), std::string::npos)
+      << resumed.status().message();
+}
+
+TEST_F(GateTest, AStoppedWalkSaysWhereItIsAndGoesOn) {
+  int asked = 0;
+  observer.stop = [&] { return ++asked > 2; };
+  EXPECT_THROW((void)run(small("cpu.naive", "cpu.flash")), GateStopped);
+  EXPECT_FALSE(fs::exists(directory / "gate.json"));
+  observer.stop = nullptr;
+  const auto resumed = resume_gate(directory, observer);
+  ASSERT_TRUE(resumed) << resumed.status().message();
+  EXPECT_TRUE(fs::exists(directory / "gate.json"));
 }
 
 TEST_F(GateTest, APeerThatCannotBeMeasuredIsSkippedAndDecidesNothing) {
@@ -179,7 +237,7 @@ TEST_F(GateTest, TheReportTellsTheDistanceToTheBestPeer) {
 
 TEST_F(GateTest, AStepOfAnotherMakeIsRefused) {
   ASSERT_TRUE(run(small("cpu.naive", "mutant.gain")));
-  std::ofstream(directory / "steps" / "green.0.json") << "{\"candidate\": 3}";
+  ASSERT_TRUE(Checkpoint::resume(directory, kGateSchema)->save("green.0", {{"candidate", 3}}));
   const auto resumed = resume_gate(directory, observer);
   ASSERT_FALSE(resumed);
   EXPECT_NE(resumed.status().message().find("not what this version writes"), std::string::npos);
