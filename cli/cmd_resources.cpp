@@ -36,8 +36,9 @@ std::vector<workbench::KernelLimit> limits_of(const ResourcesOptions& options) {
   if (options.limits.empty())
     return value_or_fail(workbench::parse_resource_limits("policies/resources.toml",
                                                           workbench::builtin_resource_limits()));
-  const std::string text = value_or_fail(workbench::read_file(options.limits));
-  return value_or_fail(workbench::parse_resource_limits(options.limits, text));
+  const auto text = workbench::read_file(options.limits);
+  if (!text) throw Failure(workbench::kUsage, "--limits " + text.status().message());
+  return value_or_fail(workbench::parse_resource_limits(options.limits, *text));
 }
 
 /// "89", "sm_89" and "90a" alike.

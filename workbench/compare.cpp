@@ -220,6 +220,14 @@ Result<Recording> read_recording(const fs::path& path) {
 
   Recording recording;
   recording.source = file.string();
+  if (document->is_object() && document->contains("device")) {
+    const json& device = (*document)["device"];
+    for (const char* threads : {"multiprocessors", "threads_or_multiprocessors"})
+      if (device.is_object() && device.contains(threads) && device.contains("isa") &&
+          device["isa"].is_string() && device[threads].is_number())
+        recording.setting =
+            fmt::format("{}, {} threads", plain(device["isa"]), plain(device[threads]));
+  }
   const std::string schema = document->is_object() ? text_at(*document, "schema") : std::string();
   const json* samples = &*document;
   if (schema == "greenfast.run/1" || schema == kGateSchema) {
@@ -314,14 +322,20 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
                                                             first.source, second.source, what));
   };
   Comparison out;
-  out.a = a;
-  out.b = b;
+  const auto label = [&](const std::string& id, const Recording& of) {
+    return a == b ? fmt::format("{} of {}", id, of.source) : id;
+  };
+  out.a = label(a, first);
+  out.b = label(b, second);
   out.paired = false;
   out.device = first.shapes.front().device_name;
   out.cache = name_of(first.shapes.front().cache);
   out.notes.push_back(
       "two runs, not interleaved: the interval holds only if the machine did not change between "
       "them; compare the variants live for a decision");
+  if (!first.setting.empty() && !second.setting.empty() && first.setting != second.setting)
+    out.notes.push_back(fmt::format("different settings: {} in {}, {} in {}", first.setting,
+                                    first.source, second.setting, second.source));
   Ratios ratios;
   for (const Samples& x : first.shapes) {
     const auto match = std::find_if(second.shapes.begin(), second.shapes.end(),
@@ -351,6 +365,12 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
     }
     auto shape = shape_of(x, side_a, y, side_b, false, ratios);
     if (!shape) return refuse(shape.status().message());
+    if (std::abs(shape->a.other_work - shape->b.other_work) > 0.05)
+      out.notes.push_back(
+          fmt::format("{}: other work took {:.0f}% of the cores in {} and {:.0f}% in {}; the ratio "
+                      "may be off by as much",
+                      x.name, 100 * shape->a.other_work, first.source, 100 * shape->b.other_work,
+                      second.source));
     shape->a_green = green_of(first, a, x.name);
     shape->b_green = green_of(second, b, x.name);
     out.shapes.push_back(std::move(*shape));

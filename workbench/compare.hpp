@@ -43,7 +43,8 @@ std::string describe(const OutputDifference& difference);
 
 /// A recorded run: samples, and what it said of each side's correctness.
 struct Recording {
-  std::string source;  ///< the file, for messages
+  std::string source;   ///< the file, for messages
+  std::string setting;  ///< "avx512bf16, 2 threads" of a record made on a CPU
   std::vector<Samples> shapes;
   /// "GREEN", "RED: why", "SKIPPED: why" by side, then shape; empty where the recorder did not
   /// check.

@@ -19,6 +19,7 @@ json side_json(const Summary& s, double percent, const std::string& green,
               {"p50_ci_seconds", {s.ci_lo, s.ci_hi}},
               {"samples", s.n},
               {"discarded", s.discarded},
+              {"other_work", s.other_work},
               {"batch", s.batch},
               {"tick_seconds", s.tick},
               {"timer", s.method},
@@ -77,6 +78,9 @@ std::string remarks(const Comparison& c, const char* bullet) {
     };
     errors(c.a, s.a_errors);
     errors(c.b, s.b_errors);
+    if (const double others = std::max(s.a.other_work, s.b.other_work); others > 0.05)
+      out += fmt::format("{}{}: other work took up to {:.0f}% of the cores\n", bullet, s.name,
+                         100 * others);
     const auto left_out = s.a.discarded + s.b.discarded;
     if (left_out > 0)
       out += fmt::format("{}{}: {} samples left out, the device was slow around them\n", bullet,

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 namespace greenfast::workbench {
@@ -15,16 +15,17 @@ namespace greenfast::workbench {
 namespace fs = std::filesystem;
 
 Result<std::string> read_file(const fs::path& file) {
-  errno = 0;
-  std::ifstream stream(file, std::ios::binary);
-  int reason = stream ? 0 : errno != 0 ? errno : EIO;
-  std::error_code error;
-  // A directory opens, and then has no content.
-  if (fs::is_directory(file, error)) reason = EISDIR;
   std::string bytes;
-  if (reason == 0) {
-    bytes.assign(std::istreambuf_iterator<char>(stream), {});
-    if (stream.bad()) reason = errno != 0 ? errno : EIO;
+  int reason = 0;
+  if (std::FILE* stream = std::fopen(file.c_str(), "rb")) {
+    // Not by its size: a pipe has none. A directory opens, and fails here.
+    std::array<char, 1 << 16> part;
+    while (const std::size_t got = std::fread(part.data(), 1, part.size(), stream))
+      bytes.append(part.data(), got);
+    if (std::ferror(stream) != 0) reason = errno != 0 ? errno : EIO;
+    std::fclose(stream);
+  } else {
+    reason = errno;
   }
   if (reason != 0)
     return Status(StatusCode::invalid_argument,
@@ -43,13 +44,13 @@ ScratchFolder::~ScratchFolder() {
 }
 
 Result<ScratchFolder> ScratchFolder::make(std::string_view purpose) {
-  std::error_code error;
-  std::string name =
-      (fs::temp_directory_path(error) / fmt::format("greenfast-{}-XXXXXX", purpose)).string();
-  if (error || mkdtemp(name.data()) == nullptr)
+  const char* wanted = std::getenv("TMPDIR");
+  const fs::path parent = wanted != nullptr && *wanted != 0 ? wanted : "/tmp";
+  std::string name = (parent / fmt::format("greenfast-{}-XXXXXX", purpose)).string();
+  if (mkdtemp(name.data()) == nullptr)
     return Status(StatusCode::internal,
                   fmt::format("cannot create {}: {}; set TMPDIR to a folder that can be written",
-                              name, error ? error.message() : std::strerror(errno)));
+                              name, std::strerror(errno)));
   return ScratchFolder(fs::path(name));
 }
 

@@ -298,22 +298,13 @@ class Session {
     };
     double before = pulse();
     auto round = Clock::now();
-    auto others = device_.other_work();
-    double share = 0;
     std::size_t round_begin = 0;
     std::vector<Block>& blocks = out_.samples.blocks;
     const auto close_round = [&] {
       const double after = pulse();
-      const auto others_now = device_.other_work();
-      // Systems count in steps of 10 ms: a round of a few steps is taken to be like the one before.
-      const double took = seconds_since(round);
-      if (others && others_now && took >= kShortestCounted)
-        share = std::clamp((*others_now - *others) / took, 0.0, 1.0);
       for (std::size_t i = round_begin; i < blocks.size(); ++i) {
         blocks[i].pulse = std::min(before, after);
-        blocks[i].other_work = share;
       }
-      others = others_now;
       before = after;
       round_begin = blocks.size();
       round = Clock::now();
@@ -322,6 +313,7 @@ class Session {
     const int most = std::max(1, (options_.iters + 1) / 2);
     const int least = std::min(options_.min_blocks, most);
     out_.stopped = "iters";
+    const auto others = device_.other_work();
     start_ = Clock::now();
     for (int taken = 0; taken < most; ++taken) {
       if (taken >= least && seconds_since(start_) > options_.budget_seconds) {
@@ -352,6 +344,13 @@ class Session {
       if (seconds_since(round) > options_.round_seconds) close_round();
     }
     if (round_begin < blocks.size()) close_round();
+    // Of the whole run: systems count in steps of 10 ms, and noise must not be clamped round by
+    // round.
+    const double took = seconds_since(start_);
+    if (const auto now = device_.other_work(); others && now && took >= kShortestCounted) {
+      const double share = std::clamp((*now - *others) / took, 0.0, 1.0);
+      for (Block& block : blocks) block.other_work = share;
+    }
   }
 
   bool narrow_enough() const {

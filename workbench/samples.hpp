@@ -35,8 +35,8 @@ struct Block {
   std::vector<Sample> samples;  ///< in the order they were taken
   int process = 0;              ///< blocks of different processes are resampled apart
   double pulse = 0;  ///< FLOP/s of the slower probe around the block's round; 0: not probed
-  /// Share of the cores' time that other work took during the block's round, at most; 0: none, or
-  /// nothing tells.
+  /// Share of the cores' time that other work took while the block's process measured, at most; 0:
+  /// none, or nothing tells.
   double other_work = 0;
   std::string dropped;  ///< why the statistics leave it out; empty: they do not
   Telemetry telemetry;

@@ -20,9 +20,11 @@ def test_unknown_records_are_refused():
     assert done.returncode == 2 and "promotion" in done.stderr
 
 
-@pytest.mark.parametrize("busy, code, words", [((3.0, 1.5, 6.0), 0, "the verdicts are the same"),
-                                               ((3.0, 0.5, 6.0), 1, "A VERDICT CHANGED")])
-def test_a_loaded_machine(tmp_path, busy, code, words):
+@pytest.mark.parametrize("busy, slower, code, words", [
+    ((3.0, 1.5, 6.0), 1, 0, "every loaded interval holds the time without load"),
+    ((3.0, 0.5, 6.0), 1, 1, "A VERDICT CHANGED"),
+    ((3.0, 1.5, 6.0), 2, 1, "outside its loaded interval: cpu.flash, small")])
+def test_a_loaded_machine(tmp_path, busy, slower, code, words):
     # A command whose second comparison is wider than its first.
     command = tmp_path / "greenfast"
     command.write_text(f"""#!{sys.executable}
@@ -35,8 +37,10 @@ if sys.argv[1] == "compare":
     print(json.dumps({{"shapes": [{{"name": "small", "ratio_p50": {{"value": value, "lo": lo, "hi": hi}}}}], "samples": []}}))
 else:
     directory = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+    factor = {slower} if (here / "benched").exists() else 1
+    (here / "benched").touch()
     row = {{"variant": "cpu.flash", "problem": "small", "verdict": "GREEN",
-           "time": {{"p50_seconds": 1e-3, "p50_ci_seconds": [0.9e-3, 1.1e-3]}}}}
+           "time": {{"p50_seconds": factor * 1e-3, "p50_ci_seconds": [factor * 0.9e-3, factor * 1.1e-3]}}}}
     (directory / "run.json").write_text(json.dumps({{"rows": [row], "host": {{"cpus": 2}}, "device": {{"name": "x"}},
                                                     "build": {{"git": {{"sha": "abc"}}}}}}))
 """)
@@ -46,4 +50,5 @@ else:
                           capture_output=True, text=True, check=False)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert words in done.stdout and "6.9% -> " in done.stdout
-    assert json.loads(record.read_text())["same"] is (code == 0)
+    seen = json.loads(record.read_text())
+    assert (seen["same"] and not seen["missed"]) is (code == 0)

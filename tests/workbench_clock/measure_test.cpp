@@ -7,10 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "tests/workbench_clock/fake_device.hpp"
 #include "workbench/seconds_since.hpp"
@@ -255,7 +257,58 @@ TEST_F(MeasureTest, OtherWorkOnTheCoresReachesTheInterval) {
   EXPECT_GT(s.ci_lo, 0.7 * s.p50);
 }
 
-TEST(CpuDevice, SeesTheWorkOfOthersAndNotItsOwn) {
+TEST(CpuDevice, ItsOwnThreadsAndChildrenAreNoOtherWork) {
+  auto device = open_device(DeviceKind::cpu);
+  ASSERT_TRUE(device) << device.status().message();
+  if (!(*device)->other_work()) GTEST_SKIP() << "this system does not tell";
+  const int busy = 2 * static_cast<int>(std::thread::hardware_concurrency());
+  // Twice as many as there are cores: what else runs gets the smaller part.
+  const auto share = [&](const auto& begin, const auto& end) {
+    const auto start = std::chrono::steady_clock::now();
+    const double before = (*device)->other_work().value();
+    begin();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const double grown = (*device)->other_work().value() - before;
+    const double took = seconds_since(start);
+    end();
+    return grown / took;
+  };
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  EXPECT_LT(share(
+                [&] {
+                  for (int i = 0; i < busy; ++i)
+                    threads.emplace_back([&] {
+                      while (!stop.load(std::memory_order_relaxed)) continue;
+                    });
+                },
+                [&] {
+                  stop = true;
+                  for (std::thread& thread : threads) thread.join();
+                }),
+            0.8);
+  std::vector<pid_t> children;
+  EXPECT_LT(share(
+                [&] {
+                  for (int i = 0; i < busy; ++i) {
+                    const pid_t child = fork();
+                    if (child == 0) {
+                      for (;;) {
+                      }
+                    }
+                    children.push_back(child);
+                  }
+                },
+                [&] {
+                  for (const pid_t child : children) {
+                    kill(child, SIGKILL);
+                    waitpid(child, nullptr, 0);
+                  }
+                }),
+            0.8);
+}
+
+TEST(CpuDevice, SeesTheWorkOfOthers) {
   auto device = open_device(DeviceKind::cpu);
   ASSERT_TRUE(device) << device.status().message();
   const auto before = (*device)->other_work();

@@ -303,7 +303,7 @@ double measure_tick() {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(DeviceFacts facts) : facts_(std::move(facts)) {
-    cpus_ = affinity();
+    cpus_ = allowed_ = affinity();
     // As many threads as the library uses, on the first CPUs it may use.
     const auto threads = static_cast<std::size_t>(std::max(1, facts_.multiprocessors));
     if (cpus_.size() > threads) cpus_.resize(threads);
@@ -370,9 +370,10 @@ class CpuDevice final : public Device {
   double pulse(DType dtype) override { return run_probe(best_probe(dtype), cpus_, 0.004); }
 
   std::optional<double> other_work() override {
-    const auto busy = busy_seconds(cpus_);
+    // All that this process may run on, since what it used cannot be told by core.
+    const auto busy = busy_seconds(allowed_);
     if (!busy) return std::nullopt;
-    return (*busy - own_seconds()) / static_cast<double>(cpus_.size());
+    return (*busy - own_seconds()) / static_cast<double>(allowed_.size());
   }
 
   Peak peak(DType dtype) override {
@@ -426,7 +427,8 @@ class CpuDevice final : public Device {
   }
 
   DeviceFacts facts_;
-  std::vector<int> cpus_;
+  std::vector<int> cpus_;     // threads are pinned to
+  std::vector<int> allowed_;  // by the affinity mask
   std::size_t cache_bytes_ = 0;
   double tick_ = 0;
   std::vector<unsigned char> flush_;

@@ -202,6 +202,9 @@ Result<Compiled> compile_plugin(const fs::path& source, const fs::path& director
     return Status(StatusCode::internal,
                   fmt::format("--plugin {}: {} did not end within {:g} s", source.string(),
                               out.compiler, options.timeout_seconds));
+  if (ended->exit_code == 127)
+    return Status(StatusCode::internal,
+                  fmt::format("--plugin {}: {} cannot be run", source.string(), out.compiler));
   if (ended->exit_code != 0) {
     fs::remove(temporary, error);
     return Status(
