@@ -71,9 +71,10 @@ def provenance(record):
         commit += " with changes"
     device = record.get("device", {})
     where = device.get("name") or host["cpu"]
-    details = [f"{device['multiprocessors']} threads", device["isa"]] if device.get("kind") == "cpu" else []
+    # A selftest tells kind and name alone.
+    details = [f"{device['multiprocessors']} threads", device["isa"]] if "multiprocessors" in device else []
     if device.get("kind") == "cuda":
-        details = [f"driver {device['driver']}"]
+        details = [f"driver {device['driver']}"] if device.get("driver") else []
     busy = f" Other work ran beside it (load {host['load']:.1f} on {host['cpus']} CPUs)." if host["load"] > host["cpus"] / 4 else ""
     return f"{command_of(record)} on {', '.join([where, *filter(None, details)])}, {record['utc'][:10]}, commit {commit}.{busy}"
 
