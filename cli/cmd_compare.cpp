@@ -178,6 +178,9 @@ int run_compare(const CompareOptions& given, workbench::Activity* activity) {
     if (options.what.size() == 2) options.sides = options.what[0] + "," + options.what[1];
     options.what = {options.samples};
     comparison = compare_files(options);
+  } else if (options.what.empty()) {
+    throw Failure(workbench::kUsage,
+                  "what? Two variants, one or two recordings, or --samples FILE");
   } else if (names_a_file(options.what[0])) {
     if (options.what.size() == 2 && !names_a_file(options.what[1]))
       throw Failure(workbench::kUsage,
@@ -211,7 +214,8 @@ int run_compare(const CompareOptions& given, workbench::Activity* activity) {
 
 Action define_compare(OptionSet& set) {
   auto options = std::make_shared<CompareOptions>();
-  set.positional("sides", &options->what, 1, 2,
+  // Not "sides": CLI11 2.4 takes that and --sides for the same option.
+  set.positional("what", &options->what, 0, 2,
                  "Two variants, or a variant and a peer (peer:torch-cpu, peer:torch-cudnn, ...), "
                  "timed live; or "
                  "one or two recordings (run.json, gate.json, samples)");

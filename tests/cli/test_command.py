@@ -82,6 +82,7 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["selftest", "--device", "tpu"], ["--device tpu", "cpu, cuda"]),
     (["list", "--names", "colours"], ["--names colours", "variants, shapes"]),
     (["list", "--why", "small", "--model", "abacus"], ["abacus", "h200"]),
+    (["compare"], ["Two variants", "--samples FILE"]),
     (["list", "--model", "h200"], ["--model", "add --why"]),
     (["selftest", "--policy", "/nonexistent.toml"], ["/nonexistent.toml"]),
 ])
