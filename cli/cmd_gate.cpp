@@ -93,18 +93,13 @@ int print(const json& record, const GateFlags& options, const fs::path& director
 
 /// Runs a walk; stopped between two steps, it ends with what resumes it.
 template <class Walk>
-auto unless_interrupted(Display& display, const std::string& resume, const fs::path& directory,
-                        const Walk& walk) {
-  catch_interrupts();
-  try {
-    return walk();
-  } catch (const workbench::GateStopped&) {
-    display.clear();
-    throw Failure(workbench::kInterrupted,
-                  fmt::format("interrupted; greenfast gate {} {} goes on after the last finished "
-                              "step",
-                              resume, directory.string()));
-  }
+auto walk_or_stop(Display& display, const std::string& resume, const fs::path& directory,
+                  const Walk& walk) {
+  return unless_interrupted<workbench::GateStopped>(
+      display,
+      fmt::format("greenfast gate {} {} goes on after the last finished step", resume,
+                  directory.string()),
+      walk);
 }
 
 int walk_ladder(const GateFlags& options, const Arguments& arguments) {
@@ -116,7 +111,7 @@ int walk_ladder(const GateFlags& options, const Arguments& arguments) {
                                            : workbench::OutputDirectory::open(options.resume));
   Display display(options.as_json);
   const auto steps =
-      value_or_fail(unless_interrupted(display, "--ladder --resume", directory.path(), [&] {
+      value_or_fail(walk_or_stop(display, "--ladder --resume", directory.path(), [&] {
         return workbench::run_ladder(options.gate, directory.path(), arguments, display.observer);
       }));
   display.clear();
@@ -185,7 +180,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
   }
   Display display(options.as_json);
   if (!options.resume.empty()) {
-    const auto result = value_or_fail(unless_interrupted(display, "--resume", options.resume, [&] {
+    const auto result = value_or_fail(walk_or_stop(display, "--resume", options.resume, [&] {
       return workbench::resume_gate(options.resume, display.observer);
     }));
     display.clear();
@@ -195,7 +190,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
   if (Status status = workbench::check_gate(options.gate); !status) throw Failure(status);
   auto directory = value_or_fail(
       workbench::OutputDirectory::open_unique(options.out, workbench::utc_stamp() + "-gate"));
-  auto result = unless_interrupted(display, "--resume", directory.path(), [&] {
+  auto result = walk_or_stop(display, "--resume", directory.path(), [&] {
     return workbench::run_gate(options.gate, directory.path(), arguments, display.observer);
   });
   display.clear();

@@ -1,7 +1,10 @@
 // What signals mean to a run.
 #pragma once
 
+#include <string>
 #include <string_view>
+
+#include "cli/command.hpp"
 
 namespace greenfast::cli {
 
@@ -10,6 +13,19 @@ namespace greenfast::cli {
 void catch_interrupts();
 /// Whether one arrived.
 bool interrupted() noexcept;
+
+/// Runs work that throws Stopped between two of its steps once one arrived; then the display is
+/// cleared, and the command ends with what `left` says of what is finished.
+template <class Stopped, class Display, class Work>
+auto unless_interrupted(Display& display, const std::string& left, const Work& work) {
+  catch_interrupts();
+  try {
+    return work();
+  } catch (const Stopped&) {
+    display.clear();
+    throw Failure(workbench::kInterrupted, "interrupted; " + left);
+  }
+}
 
 /// From here on a crash (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT) ends the command with exit code
 /// 24 and one line that says what was running. Not in sanitizer builds, which report crashes

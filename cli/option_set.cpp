@@ -18,6 +18,17 @@ std::string refuse_number(const std::string& text) {
          std::to_string(std::numeric_limits<T>::max());
 }
 
+/// `target` is a T, or an optional one.
+template <class T, class Target>
+void add_number(CLI::App& app, const std::string& heading, const std::string& name, Target* target,
+                const std::string& value, const std::string& help) {
+  app.add_option(name, *target, help)
+      ->type_name(value)
+      ->group(heading)
+      ->take_last()
+      ->check(refuse_number<T>);
+}
+
 }  // namespace
 
 void OptionSet::text(const std::string& name, std::string* target, const std::string& value,
@@ -60,56 +71,32 @@ void OptionSet::positional(const std::string& name, std::vector<std::string>* ta
 
 void OptionSet::integer(const std::string& name, int* target, const std::string& value,
                         const std::string& help) {
-  app_.add_option(name, *target, help)
-      ->type_name(value)
-      ->group(heading_)
-      ->take_last()
-      ->check(refuse_number<int>);
+  add_number<int>(app_, heading_, name, target, value, help);
 }
 
 void OptionSet::integer(const std::string& name, std::optional<int>* target,
                         const std::string& value, const std::string& help) {
-  app_.add_option(name, *target, help)
-      ->type_name(value)
-      ->group(heading_)
-      ->take_last()
-      ->check(refuse_number<int>);
+  add_number<int>(app_, heading_, name, target, value, help);
 }
 
 void OptionSet::number(const std::string& name, float* target, const std::string& value,
                        const std::string& help) {
-  app_.add_option(name, *target, help)
-      ->type_name(value)
-      ->group(heading_)
-      ->take_last()
-      ->check(refuse_number<float>);
+  add_number<float>(app_, heading_, name, target, value, help);
 }
 
 void OptionSet::number(const std::string& name, std::optional<float>* target,
                        const std::string& value, const std::string& help) {
-  app_.add_option(name, *target, help)
-      ->type_name(value)
-      ->group(heading_)
-      ->take_last()
-      ->check(refuse_number<float>);
+  add_number<float>(app_, heading_, name, target, value, help);
 }
 
 void OptionSet::number(const std::string& name, double* target, const std::string& value,
                        const std::string& help) {
-  app_.add_option(name, *target, help)
-      ->type_name(value)
-      ->group(heading_)
-      ->take_last()
-      ->check(refuse_number<double>);
+  add_number<double>(app_, heading_, name, target, value, help);
 }
 
 void OptionSet::number(const std::string& name, std::optional<double>* target,
                        const std::string& value, const std::string& help) {
-  app_.add_option(name, *target, help)
-      ->type_name(value)
-      ->group(heading_)
-      ->take_last()
-      ->check(refuse_number<double>);
+  add_number<double>(app_, heading_, name, target, value, help);
 }
 
 void OptionSet::flag(const std::string& name, bool* target, const std::string& help) {

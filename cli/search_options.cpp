@@ -108,15 +108,9 @@ workbench::LabOptions SearchOptions::lab(const std::string& command, const std::
 
 int search_or_interrupted(SearchDisplay& display, const fs::path& cache,
                           const std::function<int()>& search) {
-  catch_interrupts();
-  try {
-    return search();
-  } catch (const workbench::LabStopped&) {
-    display.clear();
-    throw Failure(workbench::kInterrupted,
-                  fmt::format("interrupted; {} holds what was finished: the same command goes on",
-                              cache.string()));
-  }
+  return unless_interrupted<workbench::LabStopped>(
+      display, fmt::format("{} holds what was finished: the same command goes on", cache.string()),
+      search);
 }
 
 fs::path write_search_record(const nlohmann::json& result, const fs::path& folder,

@@ -4,7 +4,7 @@ target_compile_options(greenfast_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Werror>
   $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wpedantic -Werror>)
 
-# For code that reads, decides and reports: compiles in two thirds of the time of -O3.
+# For code that reads, decides and reports: with GCC in 70 to 80% of the time of -O1 (2026-11-21).
 set(GREENFAST_COLD $<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O1>)
 
 if(GREENFAST_FUZZ AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")

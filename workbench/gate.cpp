@@ -188,7 +188,7 @@ class Gate {
   /// verdict.
   Result<json> isolated(const std::string& name, const std::string& what,
                         const std::function<json(Activity&)>& work) {
-    if (observer_.stop && observer_.stop()) throw GateStopped{job_.directory()};
+    if (observer_.stop && observer_.stop()) throw GateStopped{};
     if (observer_.step) observer_.step(done_, total_, what);
     ++done_;
     const auto begin = Clock::now();
@@ -703,7 +703,8 @@ class Gate {
 Result<GatePolicy> load_rules(const std::string& path) {
   if (path.empty()) return parse_gate_policy("policies/gate.toml", builtin_gate_policy());
   const auto text = read_file(path);
-  return text ? parse_gate_policy(path, *text) : text.status();
+  if (!text) return Status(text.status().code(), "--gate-policy " + text.status().message());
+  return parse_gate_policy(path, *text);
 }
 
 /// Identifies what would give other results: another binary, another policy, and on the CPU other

@@ -48,10 +48,8 @@ struct GateObserver {
   /// Asked before each step; true ends the walk with GateStopped.
   std::function<bool()> stop;
 };
-/// The walk was stopped; what is finished lies in the directory, for resume_gate.
-struct GateStopped {
-  std::filesystem::path directory;
-};
+/// The walk was stopped; what is finished lies in its directory, for resume_gate.
+struct GateStopped {};
 
 /// The outcome: the record (schema greenfast.gate/1) as written to gate.json, and its exit code.
 struct GateResult {

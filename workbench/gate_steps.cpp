@@ -111,12 +111,9 @@ Result<Stage> open_stage(const GateOptions& options) {
                                  options.baseline, name_of((*baseline)->device()),
                                  options.candidate, name_of((*candidate)->device())));
   // A planted kernel goes where the other side is.
-  const auto planted = [](const std::string& id) {
-    return id.starts_with("mutant.") || id.starts_with("honest.");
-  };
-  const DeviceKind kind = (planted(options.candidate) ? *baseline : *candidate)->device();
+  const DeviceKind kind = (names_planted(options.candidate) ? *baseline : *candidate)->device();
   for (auto* side : {&*baseline, &*candidate})
-    if ((*side)->device() != kind && !planted((*side)->id())) return apart;
+    if ((*side)->device() != kind && !names_planted((*side)->id())) return apart;
   auto device = open_device(kind);
   if (!device) return device.status();
   for (auto* side : {&*baseline, &*candidate}) {

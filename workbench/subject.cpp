@@ -112,7 +112,7 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
     for (const auto& variant : registry) known += (known.empty() ? "" : ", ") + variant.id;
     for (const auto& row : plugin_kernels()) known += ", " + row.id;
     // Half a hundred: their names only help who asked for one.
-    if (item.starts_with("mutant.") || item.starts_with("honest."))
+    if (names_planted(item))
       for (const auto& row : planted_table()) known += ", " + planted_id(row);
     else
       known += "; planted kernels as mutant.NAME, honest.NAME";
@@ -148,7 +148,7 @@ Result<std::vector<std::unique_ptr<Subject>>> find_subjects(std::string_view sel
       add(variant.id, [&] { return make_library_subject(variant); });
     }
     // Planted kernels must be asked for: "*" means the library's.
-    if (item.starts_with("mutant.") || item.starts_with("honest."))
+    if (names_planted(item))
       for (const auto& row : planted_table()) {
         const std::string id = planted_id(row);
         if (!matches(item, id)) continue;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -278,11 +279,11 @@ std::optional<double> busy_seconds(const std::vector<int>& cpus) {
     double user = 0, nice = 0, system = 0, idle = 0, wait = 0, irq = 0, softirq = 0, steal = 0;
     if (!(fields >> name >> user >> nice >> system >> idle >> wait >> irq >> softirq >> steal))
       continue;
-    for (const int cpu : cpus) {
-      if (name != fmt::format("cpu{}", cpu)) continue;
-      ticks += user + nice + system + irq + softirq + steal;
-      ++seen;
-    }
+    int cpu = -1;  // the line "cpu" alone is the sum of the others
+    if (name.starts_with("cpu")) std::from_chars(name.data() + 3, name.data() + name.size(), cpu);
+    if (std::find(cpus.begin(), cpus.end(), cpu) == cpus.end()) continue;
+    ticks += user + nice + system + irq + softirq + steal;
+    ++seen;
   }
   if (seen != cpus.size()) return std::nullopt;
   return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));

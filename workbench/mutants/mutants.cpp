@@ -701,6 +701,10 @@ std::string planted_id(const PlantedRow& row) {
   return (row.honest ? "honest." : "mutant.") + std::string(row.name);
 }
 
+bool names_planted(std::string_view id) {
+  return id.starts_with("mutant.") || id.starts_with("honest.");
+}
+
 std::span<const PlantedRow> planted_table() {
   static const std::vector<PlantedRow> rows = [] {
     std::vector<PlantedRow> all;

@@ -36,5 +36,7 @@ std::span<const PlantedRow> cuda_planted_table();
 std::unique_ptr<Subject> make_cuda_planted(std::string_view id);
 
 std::string planted_id(const PlantedRow& row);
+/// Whether an id is of that form; there need be no such kernel.
+bool names_planted(std::string_view id);
 
 }  // namespace greenfast::workbench
