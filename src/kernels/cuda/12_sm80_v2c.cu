@@ -196,7 +196,9 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     __syncthreads();  // the stage is free for the copies of tile t + 2 (v7) or t + 1
   }
   ptx::cp_async_wait<0>();
-  __syncwarp();
+  // Where no row sees a key the loop has had no barrier, and other warps wrote these rows' zeros: a
+  // NaN of what memory held would survive the weight of 0.
+  __syncthreads();
 
   sum += __shfl_xor_sync(kFullWarp, sum, 1);
   if (first + row >= p.seq_q) return;
