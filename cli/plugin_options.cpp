@@ -53,7 +53,7 @@ constexpr double kStepFactor = 5;
 void PluginArguments::define(OptionSet& set) {
   set.repeated("--plugin", &files, "FILE",
                "A kernel of yours as plugin:NAME: a shared object (.so), or a source (.cu, .c, "
-               ".cpp) to compile; repeatable; see docs/plugins.md");
+               ".cpp) to compile; repeatable; what --variants is by default; see docs/plugins.md");
   set.text("--plugin-flags", &flags, "FLAGS", "More flags for the compiler of --plugin sources");
   set.number("--plugin-timeout", &timeout, "SECONDS",
              "Of one call of a plugin; longer is a hang (default: 60)");

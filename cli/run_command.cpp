@@ -252,7 +252,7 @@ Action define_run_like(OptionSet& set, RunKind kind) {
   set.text("--variants", &options->variants, "LIST",
            "Ids (cpu.flash), patterns (cuda.*), ladder, auto, all; planted kernels as mutant.NAME, "
            "plugins as plugin:NAME "
-           "(default: every variant built for the device)");
+           "(default: the plugins of --plugin; without, every variant built for the device)");
   set.repeated(
       "--set", &options->set, "NAME=VALUE",
       "A toggle of ladder variants: the built sibling of a named variant, or among several "

@@ -12,6 +12,7 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
+#include "workbench/plugin/plugins.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -201,10 +202,18 @@ DeviceKind choose_device(const std::string& device, const Subjects& subjects,
   return cuda_built && device_facts(DeviceKind::cuda).ok() ? DeviceKind::cuda : DeviceKind::cpu;
 }
 
+std::string plugin_ids() {
+  std::vector<std::string> ids;
+  for (const workbench::PluginKernelRow& row : workbench::plugin_kernels()) ids.push_back(row.id);
+  return fmt::format("{}", fmt::join(ids, ","));
+}
+
 }  // namespace
 
-Selected select_subjects(const std::string& device, const std::string& variants,
+Selected select_subjects(const std::string& device, const std::string& selector,
                          const std::vector<std::string>& set) {
+  // Whoever brings a kernel asks about that one; a verdict on all the others would pass for its.
+  const std::string variants = selector.empty() ? plugin_ids() : selector;
   const std::vector<VariantInfo> all = greenfast::variants();
   bool from_set = false;
   const Toggles asked = asked_toggles(all, set, &from_set);
@@ -223,9 +232,10 @@ Selected select_subjects(const std::string& device, const std::string& variants,
     const VariantInfo* variant = find_variant(all, subject->id());
     if (subject->device() != kind) {
       if (ids.contains(subject->id()))
-        throw Failure(kUsage, fmt::format("--variants {}: it runs on {}, the device is {}; choose "
+        throw Failure(kUsage, fmt::format("{}{}: it runs on {}, the device is {}; choose "
                                           "--device {} or another variant",
-                                          subject->id(), name_of(subject->device()), name_of(kind),
+                                          selector.empty() ? "" : "--variants ", subject->id(),
+                                          name_of(subject->device()), name_of(kind),
                                           name_of(subject->device())));
       continue;
     }

@@ -108,6 +108,19 @@ def test_a_crash_costs_nobody_else_their_result(greenfast):
         assert verdicts[name]["verdict"] == "GREEN" and verdicts[name]["time"]["p50_seconds"] > 0
 
 
+@pytest.mark.parametrize("command", [["check"], ["run", "--iters", "6"], ["bench", "--iters", "6"]])
+def test_without_variants_the_plugins_are_what_runs(greenfast, command):
+    result = greenfast(*command, "--plugin", EXAMPLES / "modifies_input.c", "--plugin", EXAMPLES / "honest.c", *TINY, "--json")
+    assert [(row["variant"], row["verdict"]) for row in result.json["rows"]] == [("plugin:modifies_input", "RED"),
+                                                                                   ("plugin:honest", "GREEN")]
+    assert result.code == 21
+
+
+def test_a_plugin_for_another_device_is_refused_not_left_out(greenfast):
+    greenfast("check", "--plugin", EXAMPLES / "honest.c", "--device", "cuda", "--shapes", "small").refused(
+        2, "plugin:honest: it runs on cpu", "--device cpu")
+
+
 def test_what_it_cannot_do_is_skipped_with_its_reason(greenfast):
     result = greenfast("check", "--plugin", EXAMPLES / "honest.c", "--variants", "plugin:honest", "--shapes", "1x1x8x16",
                        "--dtype", "fp16", "--json")

@@ -13,8 +13,10 @@ case "$1" in
   list) exit ${GPU:-0} ;;
   check)
     case "$*" in
-      *--plugin*bad_address*) echo '{"rows": [{"verdict": "RED", "reason": "device"}]}'; exit 24 ;;
-      *--plugin*) echo '{"rows": [{"verdict": "GREEN", "reason": null}]}'; exit 0 ;;
+      *--plugin*other_stream*) echo '{"rows": [{"variant": "cuda.a", "verdict": "RED", "reason": "stream"}]}'; exit 21 ;;
+      *--plugin*bad_address*) echo '{"rows": [{"variant": "cuda.a", "verdict": "GREEN", "reason": null},
+                                              {"variant": "plugin:bad_address", "verdict": "RED", "reason": "device"}]}'; exit 24 ;;
+      *--plugin*) echo '{"rows": [{"variant": "plugin:x", "verdict": "GREEN", "reason": null}]}'; exit 0 ;;
       *rollback*) exit 20 ;;
       *) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2/run.json" ;;
     esac ;;
@@ -51,10 +53,13 @@ def test_a_part_that_fails_is_told_and_stops_no_other(record):
 
 
 def test_plugins_are_held_to_the_exit_code_their_source_promises(record):
-    done, out, _ = record("plugins")
+    done, out, calls = record("plugins")
     rows = {row["plugin"]: row for row in json.loads((out / "plugins" / "plugins.json").read_text())}
     assert rows["bad_address.cu"]["as_expected"] and rows["bad_address.cu"]["verdict"] == "RED"
     assert rows["honest.cu"]["as_expected"]
+    assert all("--variants plugin:*" in line for line in calls.read_text().splitlines() if "--plugin" in line)
+    # The right exit code, but not the plugin's.
+    assert not rows["other_stream.cu"]["as_expected"] and rows["other_stream.cu"]["verdict"] is None
     # This greenfast lets a hang pass.
     assert not rows["hang.cu"]["as_expected"] and rows["hang.cu"]["expected"] == 24
     assert done.returncode == 1
