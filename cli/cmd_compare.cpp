@@ -2,9 +2,9 @@
 // one recording.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -138,18 +138,11 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
   workbench::CompareOptions compare;
   compare.policy = value_or_fail(workbench::load_policy(options.policy));
   compare.problems = problems_of(options.shapes, options.problem, kind);
-  compare.seeds.clear();
-  for (const std::string& item : split_list(options.seeds)) {
-    std::uint64_t seed = 0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), seed);
-    if (error != std::errc() || end != item.data() + item.size())
-      throw Failure(workbench::kUsage, fmt::format("--seeds: '{}' is not a whole number", item));
-    compare.seeds.push_back(seed);
-  }
-  if (compare.seeds.empty())
-    throw Failure(workbench::kUsage, "--seeds: at least one seed is needed");
+  compare.seeds = parse_seeds(options.seeds);
   if (options.iters < 4)
     throw Failure(workbench::kUsage, "--iters: at least 4 samples are needed for an interval");
+  if (options.warmup < 0)
+    throw Failure(workbench::kUsage, fmt::format("--warmup {}: at least 0", options.warmup));
   if (!(options.budget > 0)) throw Failure(workbench::kUsage, "--budget: expected seconds above 0");
   compare.timing.iters = options.iters;
   compare.timing.warmup = options.warmup;
@@ -171,8 +164,25 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
   return comparison;
 }
 
+/// What is to be written is measured first, for minutes: where it cannot go is said before.
+void check_output_file(const std::string& option, const fs::path& file) {
+  if (file.empty()) return;
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  const auto refuse = [&](std::string_view why) {
+    throw Failure(workbench::kUsage, fmt::format("{} {}: {}", option, file.string(), why));
+  };
+  std::error_code error;
+  if (!fs::is_directory(folder, error))
+    refuse(fmt::format("there is no directory {}; make it first", folder.string()));
+  if (fs::is_directory(file, error)) refuse("is a directory; name a file");
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    refuse(fmt::format("no permission to write in {}", folder.string()));
+}
+
 int run_compare(const CompareOptions& given, workbench::Activity* activity) {
   CompareOptions options = given;
+  check_output_file("--json-out", options.json_file);
+  check_output_file("--md-out", options.markdown_file);
   Comparison comparison;
   if (!options.samples.empty()) {
     if (options.what.size() == 2) options.sides = options.what[0] + "," + options.what[1];

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -37,21 +36,6 @@ struct GateFlags {
   bool ladder = false;
   bool as_json = false, as_markdown = false;
 };
-
-std::vector<std::uint64_t> seeds_of(const std::string& text) {
-  std::vector<std::uint64_t> seeds;
-  for (const std::string& item : split_list(text)) {
-    std::uint64_t seed = 0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), seed);
-    if (error != std::errc() || end != item.data() + item.size())
-      throw Failure(
-          workbench::kUsage,
-          fmt::format("--seeds {}: '{}' is not a whole number; expected a list such as 0,1,2", text,
-                      item));
-    seeds.push_back(seed);
-  }
-  return seeds;
-}
 
 /// Progress on stderr; the result alone goes to stdout.
 class Display {
@@ -166,7 +150,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
                       "it is judged out, or start a new gate",
                       options.resume));
   }
-  options.gate.seeds = seeds_of(options.seeds);
+  options.gate.seeds = parse_seeds(options.seeds);
   options.plugins.load();
   options.gate.plugins = options.plugins.options();
   options.gate.peers = split_list(options.peers);

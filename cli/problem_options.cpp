@@ -80,6 +80,23 @@ std::vector<std::string> split_list(std::string_view text) {
   return items;
 }
 
+std::vector<std::uint64_t> parse_seeds(const std::string& text) {
+  std::vector<std::uint64_t> seeds;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, end - begin);
+    std::uint64_t seed = 0;
+    const auto [rest, error] = std::from_chars(item.data(), item.data() + item.size(), seed);
+    if (error != std::errc() || rest != item.data() + item.size())
+      throw Failure(kUsage, fmt::format("--seeds {}: '{}' is not a whole number from 0; expected a "
+                                        "list such as 0,1,2",
+                                        text, item));
+    seeds.push_back(seed);
+    begin = end + 1;
+  }
+  return seeds;
+}
+
 void ProblemOptions::define(OptionSet& options) {
   options.heading("Problem");
   options.text("--dtype", &dtype, "DTYPE",

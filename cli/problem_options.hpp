@@ -2,6 +2,7 @@
 // explains problems.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,5 +37,9 @@ std::vector<workbench::NamedProblem> problems_of(std::string_view shapes,
 
 /// "a,b,c" as items; empty items are dropped.
 std::vector<std::string> split_list(std::string_view text);
+
+/// --seeds: whole numbers from 0 with commas, at least one. Throws Failure naming the item that is
+/// none, an empty one too: it stands for a number that was forgotten.
+std::vector<std::uint64_t> parse_seeds(const std::string& text);
 
 }  // namespace greenfast::cli

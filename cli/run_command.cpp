@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -56,20 +55,6 @@ std::string_view name_of(RunKind kind) {
     default:
       return "run";
   }
-}
-
-std::vector<std::uint64_t> parse_seeds(const std::string& text) {
-  std::vector<std::uint64_t> seeds;
-  for (const std::string& item : split_list(text)) {
-    std::uint64_t seed = 0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), seed);
-    if (error != std::errc() || end != item.data() + item.size())
-      throw Failure(kUsage,
-                    fmt::format("--seeds {}: expected whole numbers from 0, with commas", text));
-    seeds.push_back(seed);
-  }
-  if (seeds.empty()) throw Failure(kUsage, "--seeds: at least one is needed");
-  return seeds;
 }
 
 workbench::MeasureOptions timing_of(const RunOptions& options, std::uint64_t seed) {

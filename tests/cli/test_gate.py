@@ -74,6 +74,7 @@ def test_wrong_arguments_are_refused_and_leave_nothing(greenfast):
         (["--baseline", "cpu.naive", "--candidate", "cpu.nonsense"], ["cpu.nonsense"]),
         (["--baseline", "cpu.naive", "--candidate", "cpu.flash", "--primary", "elsewhere"], ["elsewhere"]),
         (["--baseline", "cpu.naive", "--candidate", "cpu.flash", "--seeds", "1,x"], ["--seeds", "'x'"]),
+        (["--baseline", "cpu.naive", "--candidate", "cpu.flash", "--seeds", "0,,1"], ["--seeds 0,,1", "''"]),
         (["--baseline", "cpu.naive", "--candidate", "cpu.flash", "--processes", "0"], ["--processes"]),
         (["--baseline", "cpu.naive", "--candidate", "cpu.flash", "--gate-policy", "none.toml"], ["none.toml"]),
         (["--resume", "nowhere"], ["nowhere"]),
