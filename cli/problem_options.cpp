@@ -88,9 +88,10 @@ std::vector<std::uint64_t> parse_seeds(const std::string& text) {
     std::uint64_t seed = 0;
     const auto [rest, error] = std::from_chars(item.data(), item.data() + item.size(), seed);
     if (error != std::errc() || rest != item.data() + item.size())
-      throw Failure(kUsage, fmt::format("--seeds {}: '{}' is not a whole number from 0; expected a "
-                                        "list such as 0,1,2",
-                                        text, item));
+      throw Failure(workbench::kUsage,
+                    fmt::format("--seeds {}: '{}' is not a whole number from 0; expected a "
+                                "list such as 0,1,2",
+                                text, item));
     seeds.push_back(seed);
     begin = end + 1;
   }
