@@ -14,7 +14,7 @@ namespace greenfast {
 namespace {
 
 using cuda::prefill::Order;
-using cuda::prefill::Params;
+using cuda::prefill::Schedule;
 using cuda::prefill::Tile;
 
 struct Deal {
@@ -24,18 +24,14 @@ struct Deal {
 
 /// Work of the busiest CTA over the mean, where a head's tile i has i + 1 blocks.
 double deal_all(const Deal& deal) {
-  Params params;
-  params.q_tiles = deal.tiles;
-  params.heads_q = deal.heads;
-  params.all_heads = 2 * deal.heads;
-  params.order = deal.order;
-  params.paired_rounds = deal.paired_rounds;
+  const Schedule schedule = cuda::prefill::make_schedule(
+      deal.order, deal.tiles, deal.heads, 2 * deal.heads, deal.ctas, deal.paired_rounds, true);
   std::set<std::tuple<int, int, int>> seen;
   double most = 0, all = 0;
   for (int cta = 0; cta < deal.ctas; ++cta) {
     double work = 0;
     Tile tile{};
-    for (int step = 0; cuda::prefill::tile_of(params, cta, deal.ctas, step, tile); ++step) {
+    for (int step = 0; cuda::prefill::tile_of(schedule, cta, step, tile); ++step) {
       EXPECT_TRUE(tile.index >= 0 && tile.index < deal.tiles);
       EXPECT_TRUE(tile.head >= 0 && tile.head < deal.heads && tile.batch >= 0 && tile.batch < 2);
       EXPECT_TRUE(seen.emplace(tile.batch, tile.head, tile.index).second) << "dealt twice";

@@ -322,18 +322,17 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   Params p;
   p.band = d.keys.band;
   p.seq_q = static_cast<std::int32_t>(problem.seq_q);
-  p.q_tiles = static_cast<std::int32_t>(ceil_div(problem.seq_q, d.config.rows()));
   p.key_blocks = static_cast<std::int32_t>(ceil_div(p.band.keys, d.config.keys));
   p.heads_q = static_cast<std::int32_t>(problem.heads_q);
-  p.all_heads = static_cast<std::int32_t>(problem.batch * problem.heads_q);
   p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
   p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
   p.k_last_batch = last(problem.batch, problem.k.stride[0]);
   p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
   p.v_last_batch = last(problem.batch, problem.v.stride[0]);
-  p.order = d.order;
-  p.paired_rounds = d.paired_rounds;
-  p.longest_is_last = d.longest_is_last;
+  p.schedule = make_schedule(
+      d.order, static_cast<std::int32_t>(ceil_div(problem.seq_q, d.config.rows())), p.heads_q,
+      static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas, d.paired_rounds,
+      d.longest_is_last);
   p.scale_log2 = problem.scale * kLog2E;
   p.lse = problem.lse ? tensors.lse : nullptr;
   if (problem.softcap > 0.0f) {

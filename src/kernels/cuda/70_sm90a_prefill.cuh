@@ -36,7 +36,7 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kFullWarp, x,
 
 // The step-th tile of this CTA, in uniform registers; false when there is none.
 __device__ __forceinline__ bool next_tile(const Params& p, int step, Tile& tile) {
-  if (!tile_of(p, blockIdx.x, gridDim.x, step, tile)) return false;
+  if (!tile_of(p.schedule, blockIdx.x, step, tile)) return false;
   tile = {uniform(tile.index), uniform(tile.head), uniform(tile.batch)};
   return true;
 }

@@ -127,26 +127,150 @@ GREENFAST_HOST_DEVICE inline BlockRange blocks_of(const Band& band, int keys_per
   return {begin, end > begin ? end : begin};
 }
 
+/// Division by a number that the host knows, without a division: n / d for 0 <= n < 2^31 (Granlund
+/// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct Divisor {
+  std::uint32_t multiplier = 1u << 31, shift = 0;  // ceil(2^(31 + shift) / d), ceil(log2(d))
+
+  static constexpr Divisor of(std::int32_t d) {
+    std::uint32_t shift = 0;
+    while ((std::int64_t{1} << shift) < d) ++shift;
+    const std::uint64_t power = std::uint64_t{1} << (31 + shift);
+    const auto divisor = static_cast<std::uint64_t>(d);
+    return {static_cast<std::uint32_t>((power + divisor - 1) / divisor), shift};
+  }
+};
+GREENFAST_HOST_DEVICE inline std::int32_t operator/(std::int32_t n, Divisor d) {
+  const std::uint64_t product = std::uint64_t{2} * static_cast<std::uint32_t>(n) * d.multiplier;
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(product >> 32) >> d.shift);
+}
+
 /// In which order the tiles of 64 * warpgroups rows are dealt to the CTAs.
 enum class Order : std::int32_t {
   by_head,   // head after head: tiles of equal work
   balanced,  // some rounds of a long and a short tile, head after head; the rest longest first
 };
 
+/// Who does which tile, in what order.
+struct Schedule {
+  Order order = Order::by_head;
+  std::int32_t tiles = 0;          // of a head
+  std::int32_t heads = 0;          // of a batch entry
+  std::int32_t all_heads = 0;      // batch * heads
+  std::int32_t ctas = 0;
+  std::int32_t paired_rounds = 0;  // of Order::balanced: two tiles for every CTA
+  bool longest_is_last = true;     // of a head's tiles
+  // In paired rounds the pairs of all heads before `cut` are done, and of head `cut` the first
+  // `paired`. After it come `whole` heads of which only a middle tile may be done.
+  std::int32_t cut = 0, paired = 0, whole = 0;
+  Divisor by_tiles, by_half, by_heads, by_ctas, by_whole, by_whole_and_cut, by_all_heads;
+};
+
+constexpr Schedule make_schedule(Order order, std::int32_t tiles, std::int32_t heads,
+                                 std::int32_t all_heads, std::int32_t ctas,
+                                 std::int32_t paired_rounds, bool longest_is_last) {
+  Schedule s{.order = order,
+             .tiles = tiles,
+             .heads = heads,
+             .all_heads = all_heads,
+             .ctas = ctas,
+             .paired_rounds = paired_rounds,
+             .longest_is_last = longest_is_last};
+  const std::int32_t half = tiles / 2, done = paired_rounds * ctas;
+  s.cut = half > 0 ? done / half : 0;
+  s.paired = done - s.cut * half;
+  s.whole = all_heads - s.cut - 1;
+  const auto at_least_1 = [](std::int32_t n) { return n > 1 ? n : 1; };
+  s.by_tiles = Divisor::of(at_least_1(tiles));
+  s.by_half = Divisor::of(at_least_1(half));
+  s.by_heads = Divisor::of(at_least_1(heads));
+  s.by_ctas = Divisor::of(at_least_1(ctas));
+  s.by_whole = Divisor::of(at_least_1(s.whole));
+  s.by_whole_and_cut = Divisor::of(at_least_1(s.whole + 1));
+  s.by_all_heads = Divisor::of(at_least_1(all_heads));
+  return s;
+}
+
+struct Tile {
+  std::int32_t index;  // of the head's tiles
+  std::int32_t head, batch;
+};
+
+// The step-th tile of this CTA, or false: a pure function of the CTA's index. There is no counter
+// in memory, so calls may overlap on any streams, and the same call does the same work.
+GREENFAST_HOST_DEVICE inline bool tile_of(const Schedule& s, int cta, int step, Tile& tile) {
+  const int tiles = s.tiles, half = tiles / 2;
+  // CTAs change places from round to round. Where the tiles of a head divide the number of CTAs,
+  // one of them would otherwise get the short last tile of every head, and another never.
+  const auto place = [&](int round) {
+    const int turned = cta + round;
+    return round * s.ctas + turned - turned / s.by_ctas * s.ctas;
+  };
+  int rank, head;  // rank 0 is the head's longest tile
+  if (s.order == Order::by_head) {
+    const int position = place(step);
+    if (position >= s.all_heads * tiles) return false;
+    head = position / s.by_tiles;
+    rank = position - head * tiles;
+  } else if (step < 2 * s.paired_rounds) {
+    // The longest tile of a head and the shortest, the next and the last but one, ...
+    const int pair = place(step >> 1);
+    head = pair / s.by_half;
+    rank = pair - head * half;
+    if (step & 1) rank = tiles - 1 - rank;
+  } else {
+    // The rest, longest first, dealt in rows; rows run forward and back as the Thue-Morse sequence,
+    // which evens out sums of falling numbers.
+    const int row = step - 2 * s.paired_rounds;
+    int back = row ^ (row >> 16);
+    for (int shift = 8; shift > 0; shift /= 2) back ^= back >> shift;
+    back &= 1;  // parity of the ones in `row`
+    int position = row * s.ctas + (back ? s.ctas - 1 - cta : cta);
+    const int outer = s.whole * s.paired, inner = (s.whole + 1) * (half - s.paired);
+    const int middle = (tiles & 1) * s.all_heads;
+    int in_rank = s.whole;  // tiles of the same rank
+    Divisor by_rank = s.by_whole;
+    if (position < outer) {
+      rank = 0;
+    } else if (position -= outer; position < inner) {
+      rank = s.paired;
+      in_rank = s.whole + 1;
+      by_rank = s.by_whole_and_cut;
+    } else if (position -= inner; position < middle) {
+      rank = half;
+      in_rank = s.all_heads;
+      by_rank = s.by_all_heads;
+    } else if (position -= middle; position < inner) {
+      rank = tiles - half;
+      in_rank = s.whole + 1;
+      by_rank = s.by_whole_and_cut;
+    } else if (position -= inner; position < outer) {
+      rank = tiles - s.paired;
+    } else {
+      return false;
+    }
+    const int ranks = position / by_rank;
+    rank += ranks;
+    // Whole heads, the cut one, those before it.
+    head = s.cut + 1 + (position - ranks * in_rank);
+    if (head >= s.all_heads) head = head == s.all_heads ? s.cut : head - s.all_heads - 1;
+  }
+  tile.index = s.longest_is_last ? tiles - 1 - rank : rank;
+  tile.batch = head / s.by_heads;
+  tile.head = head - tile.batch * s.heads;
+  return true;
+}
+
 /// Kernel arguments beside the tensor maps.
 struct Params {
   Band band;  // of the keys that the K and V maps hold, which are those that some row sees
   std::int32_t seq_q = 0;
-  std::int32_t q_tiles = 0;     // per head
   std::int32_t key_blocks = 0;  // of all keys
   std::int32_t heads_q = 0;
-  std::int32_t all_heads = 0;  // batch * heads_q
-  std::int32_t group = 1;      // query heads that share a KV head
+  std::int32_t group = 1;  // query heads that share a KV head
   // Largest coordinates of the K and V maps: 0 where a stride of 0 broadcasts.
   std::int32_t k_last_head = 0, k_last_batch = 0, v_last_head = 0, v_last_batch = 0;
-  Order order = Order::by_head;
-  std::int32_t paired_rounds = 0;  // of Order::balanced: two tiles for every CTA
-  bool longest_is_last = true;     // of a head's tiles
+  Schedule schedule;
   float scale_log2 = 0.0f;         // scale * log2(e)
   float* lse = nullptr;            // [all_heads, seq_q] or null
 
@@ -158,68 +282,6 @@ struct Params {
   std::int32_t head_dim = 0;
   DType out_dtype = DType::f16;
 };
-
-struct Tile {
-  std::int32_t index;  // of the head's tiles
-  std::int32_t head, batch;
-};
-
-// The step-th tile of this CTA, or false: a pure function of the CTA's index. There is no counter
-// in memory, so calls may overlap on any streams, and the same call does the same work.
-GREENFAST_HOST_DEVICE inline bool tile_of(const Params& p, int cta, int ctas, int step,
-                                          Tile& tile) {
-  const int tiles = p.q_tiles;
-  int rank, head;  // rank 0 is the head's longest tile
-  if (p.order == Order::by_head) {
-    const int position = step * ctas + cta;
-    if (position >= p.all_heads * tiles) return false;
-    head = position / tiles;
-    rank = position - head * tiles;
-  } else if (step < 2 * p.paired_rounds) {
-    // The longest tile of a head and the shortest, the next and the last but one, ...
-    const int half = tiles / 2, pair = cta + (step >> 1) * ctas;
-    head = pair / half;
-    rank = pair - head * half;
-    if (step & 1) rank = tiles - 1 - rank;
-  } else {
-    // The rest, longest first, dealt in rows; rows run forward and back as the Thue-Morse sequence,
-    // which evens out sums of falling numbers. Of head `cut` the pairs before rank `paired` are
-    // done, heads before it lack only their middle tile, if they have one.
-    const int row = step - 2 * p.paired_rounds;
-    int back = row ^ (row >> 16);
-    for (int shift = 8; shift > 0; shift /= 2) back ^= back >> shift;
-    back &= 1;  // parity of the ones in `row`
-    int position = row * ctas + (back ? ctas - 1 - cta : cta);
-    const int half = tiles / 2, done = p.paired_rounds * ctas;
-    const int cut = half > 0 ? done / half : 0, paired = done - cut * half;
-    const int whole = p.all_heads - cut - 1;
-    int in_rank = whole;  // tiles of the same rank
-    if (position < whole * paired) {
-      rank = 0;
-    } else if (position -= whole * paired; position < (whole + 1) * (half - paired)) {
-      rank = paired;
-      in_rank = whole + 1;
-    } else if (position -= (whole + 1) * (half - paired); position < (tiles & 1) * p.all_heads) {
-      rank = half;
-      in_rank = p.all_heads;
-    } else if (position -= (tiles & 1) * p.all_heads; position < (whole + 1) * (half - paired)) {
-      rank = tiles - half;
-      in_rank = whole + 1;
-    } else if (position -= (whole + 1) * (half - paired); position < whole * paired) {
-      rank = tiles - paired;
-    } else {
-      return false;
-    }
-    const int ranks = position / in_rank;
-    rank += ranks;
-    head = cut + 1 + (position - ranks * in_rank);  // whole heads, the cut one, those before it
-    if (head >= p.all_heads) head = head == p.all_heads ? cut : head - p.all_heads - 1;
-  }
-  tile.index = p.longest_is_last ? tiles - 1 - rank : rank;
-  tile.batch = head / p.heads_q;
-  tile.head = head - tile.batch * p.heads_q;
-  return true;
-}
 
 /// Kernels of a tile, by Features, for cudaLaunchKernelExC; null where the tile does not take them.
 /// T: __half or __nv_bfloat16.
