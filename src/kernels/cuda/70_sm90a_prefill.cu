@@ -387,6 +387,11 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
   config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
   config.stream = static_cast<cudaStream_t>(context.stream);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = 1;
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
   return to_status(
       cudaLaunchKernelExC(&config, kernel_of(problem.dtype, d.tile, d.config.features), arguments),

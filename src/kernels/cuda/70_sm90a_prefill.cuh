@@ -116,6 +116,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::mbarrier_init(v_empty + 8 * i, kSplit ? 4 : 4 * kWarpgroups);
     }
     ptx::fence_mbarrier_init();
+    // The next kernel may set up beside the last tiles of this one; shared memory leaves it no room
+    // on an SM whose CTA still works.
+    ptx::grid_launch_dependents();
   }
   if constexpr (kOnes) {
     // Key r's ones start at 16-byte chunk 0, which the swizzle moves to r % 8.
@@ -142,6 +145,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
     if (threadIdx.x < 32) {
+      // Inputs, and room for outputs, from here on: consumers store nothing before a Q has come.
+      ptx::grid_dependency_wait();
       // All lanes walk, one issues: control flow stays uniform.
       const bool leader = lane == 0;
       KStage k_stage(1);
