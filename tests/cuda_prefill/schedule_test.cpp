@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <string>
 #include <tuple>
@@ -22,8 +23,12 @@ struct Deal {
   Order order = Order::balanced;
 };
 
-/// Work of the busiest CTA over the mean, where a head's tile i has i + 1 blocks.
-double deal_all(const Deal& deal) {
+/// Work of a head's tile i of a triangle: i + 1 blocks.
+int triangle(int index) { return index + 1; }
+
+/// Work of the busiest CTA over the mean.
+template <class Work>
+double deal_all(const Deal& deal, Work&& work_of) {
   const Schedule schedule = cuda::prefill::make_schedule(
       deal.order, deal.tiles, deal.heads, 2 * deal.heads, deal.ctas, deal.paired_rounds, true);
   std::set<std::tuple<int, int, int>> seen;
@@ -35,7 +40,7 @@ double deal_all(const Deal& deal) {
       EXPECT_TRUE(tile.index >= 0 && tile.index < deal.tiles);
       EXPECT_TRUE(tile.head >= 0 && tile.head < deal.heads && tile.batch >= 0 && tile.batch < 2);
       EXPECT_TRUE(seen.emplace(tile.batch, tile.head, tile.index).second) << "dealt twice";
-      work += tile.index + 1;
+      work += work_of(tile.index);
     }
     most = std::max(most, work);
     all += work;
@@ -43,6 +48,7 @@ double deal_all(const Deal& deal) {
   EXPECT_EQ(seen.size(), static_cast<std::size_t>(deal.tiles) * deal.heads * 2);
   return most * deal.ctas / all;
 }
+double deal_all(const Deal& deal) { return deal_all(deal, triangle); }
 
 TEST(PrefillSchedule, DealsEveryTileOnce) {
   for (int tiles : {1, 2, 3, 5, 8, 43}) {
@@ -68,6 +74,33 @@ TEST(PrefillSchedule, BalancesTriangularWork) {
   EXPECT_LT(deal_all({16, 64, 132, 6}), 1.02);  // 8x16x2048x128
   EXPECT_LT(deal_all({8, 128, 132, 6}), 1.04);  // 16x16x1024x128
   EXPECT_LT(deal_all({16, 8, 132, 0}), 1.06);   // 2x8x2048x128
+}
+
+TEST(PrefillSchedule, ShortLastTilesGoRound) {
+  // 512 rows in tiles of 192: the last of a head's three is shorter, and three divides 132.
+  const auto ragged = [](int tiles) { return [tiles](int i) { return i < tiles - 1 ? 10 : 7; }; };
+  EXPECT_LT(deal_all({3, 512, 132, 0, Order::by_head}, ragged(3)), 1.04);
+  EXPECT_LT(deal_all({6, 256, 132, 0, Order::by_head}, ragged(6)), 1.04);
+  EXPECT_LT(deal_all({11, 128, 132, 0, Order::by_head}, ragged(11)), 1.04);
+  // Pairs of six tiles are of unequal work, and three pairs a head divide 132 as well.
+  EXPECT_LT(deal_all({6, 256, 132, 10}, [](int i) { return i < 5 ? i + 1 : 4; }), 1.06);
+}
+
+TEST(PrefillSchedule, DividesWithoutDividing) {
+  for (const int d : {1, 2, 3, 5, 6, 7, 11, 43, 64, 127, 132, 641, 65535, 65537, 1 << 30,
+                      std::numeric_limits<int>::max()}) {
+    const auto divisor = cuda::prefill::Divisor::of(d);
+    for (const std::int64_t base :
+         {std::int64_t{0}, std::int64_t{1} << 20, std::int64_t{1} << 30}) {
+      for (std::int64_t n = base; n < base + 100000; n += 7) {
+        const auto dividend = static_cast<std::int32_t>(n);
+        ASSERT_EQ(dividend / divisor, dividend / d) << dividend << " / " << d;
+      }
+    }
+    for (const int n : {std::numeric_limits<int>::max(), std::numeric_limits<int>::max() - 1, d,
+                        d - 1, std::numeric_limits<int>::max() / d * d - (d > 1 ? 1 : 0)})
+      ASSERT_EQ(n / divisor, n / d) << n << " / " << d;
+  }
 }
 
 class PrefillPlan : public testing::Test {

@@ -72,58 +72,70 @@ Features features_of(const Problem& problem, const Band& band) {
   return band.above < band.keys - 1 ? Features::causal : Features::plain;
 }
 
-/// Blocks of a head's first, middle and last tile: what the schedule needs to know of the mask.
-struct TileWork {
-  std::int64_t first, last, mean;
+/// A tile for a problem: how many there are, and the blocks of a head's first, middle and last one,
+/// which is what the schedule needs to know of the mask.
+struct Tiling {
+  std::size_t tile = kTiles.size();
+  std::int32_t tiles = 0;  // of a head
+  std::int32_t first = 0, last = 0, mean = 0;
 
-  TileWork(const Band& band, const Config& config, std::int64_t seq_q) {
-    const std::int64_t tiles = ceil_div(seq_q, config.rows());
-    const auto blocks = [&](std::int64_t tile) -> std::int64_t {
-      const std::int64_t row = tile * config.rows();
-      const BlockRange range =
-          blocks_of(band, config.keys, static_cast<int>(row),
-                    static_cast<int>(std::min(row + config.rows(), seq_q) - 1));
-      return range.end - range.begin;
-    };
-    first = blocks(0);
-    last = blocks(tiles - 1);
-    mean = (first + 4 * blocks(tiles / 2) + last) / 6;
-  }
-  std::int64_t longest() const { return std::max({first, last, mean}); }
+  std::int32_t longest() const { return std::max({first, last, mean}); }
   bool even() const { return 4 * std::min(first, last) >= 3 * longest(); }
 };
+
+/// The tile is a constant here, because eight divisions by numbers that the compiler does not know
+/// would cost a call 0.05 us.
+template <std::size_t kTile>
+Tiling tiling_of(const Band& band, std::int32_t seq_q) {
+  constexpr std::int32_t kRows = kTiles[kTile].rows(), kKeys = kTiles[kTile].keys;
+  Tiling t;
+  t.tile = kTile;
+  t.tiles = (seq_q - 1) / kRows + 1;
+  const auto blocks = [&](std::int32_t tile) {
+    const std::int32_t row = tile * kRows;
+    const std::int32_t rows = std::min(kRows, seq_q - row);
+    const BlockRange range = blocks_of(band, kKeys, row, row + rows - 1);
+    return range.end - range.begin;
+  };
+  t.first = blocks(0);
+  t.last = blocks(t.tiles - 1);
+  t.mean = (t.first + 4 * blocks(t.tiles / 2) + t.last) / 6;
+  return t;
+}
 
 /// Relative times of a block and of a tile beside its blocks, from measurement at D 64 (H200,
 /// 2026-11-21): tall tiles keep the tensor cores busier, short ones fill the machine better, and a
 /// split tile pays for its merge.
-std::int64_t block_cost(const Config& config) {
+constexpr std::int64_t block_cost(const Config& config) {
   return config.split ? 117 : config.warpgroups == 3 ? 260 : 234;
 }
-std::int64_t tile_cost(const Config& config) { return config.split ? 200 : 0; }
+constexpr std::int64_t tile_cost(const Config& config) { return config.split ? 200 : 0; }
 
-std::size_t choose_tile(const Problem& problem, const Band& band, Features features,
-                        const DeviceFacts& facts, core::Choice choice) {
-  std::size_t best = kTiles.size();
+template <std::size_t... kTile>
+Tiling choose_tile(std::index_sequence<kTile...>, const Problem& problem, const Band& band,
+                   Features features, const DeviceFacts& facts, core::Choice choice) {
+  Tiling best;
   std::int64_t best_time = 0;
+  const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
   const std::int64_t heads = (choice.batch_invariant ? 1 : problem.batch) * problem.heads_q;
-  for (std::size_t i = 0; i < kTiles.size(); ++i) {
-    const Config& tile = kTiles[i];
-    if (tile.head_dim < problem.head_dim || !tile.takes(features)) continue;
-    if (best != kTiles.size() && tile.head_dim != kTiles[best].head_dim) break;
-    const TileWork work(band, tile, problem.seq_q);
-    const std::int64_t tiles = heads * ceil_div(problem.seq_q, tile.rows());
+  const auto consider = [&]<std::size_t kThis>() {
+    constexpr Config kConfig = kTiles[kThis];
+    if (kConfig.head_dim < problem.head_dim || !kConfig.takes(features)) return;
+    if (best.tile != kTiles.size() && kConfig.head_dim != kTiles[best.tile].head_dim) return;
+    const Tiling t = tiling_of<kThis>(band, seq_q);
+    const std::int64_t tiles = heads * t.tiles;
     const auto cost = [&](std::int64_t blocks) {
-      return blocks * block_cost(tile) + tile_cost(tile);
+      return blocks * block_cost(kConfig) + tile_cost(kConfig);
     };
     const std::int64_t time =
-        work.even()
-            ? cost(work.longest()) * ceil_div(tiles, facts.multiprocessors)
-            : std::max(cost(work.longest()), cost(work.mean) * tiles / facts.multiprocessors);
-    if (best == kTiles.size() || time < best_time) {
-      best = i;
+        t.even() ? cost(t.longest()) * ceil_div(tiles, facts.multiprocessors)
+                 : std::max(cost(t.longest()), cost(t.mean) * tiles / facts.multiprocessors);
+    if (best.tile == kTiles.size() || time < best_time) {
+      best = t;
       best_time = time;
     }
-  }
+  };
+  (consider.template operator()<kTile>(), ...);
   return best;
 }
 
@@ -131,6 +143,7 @@ std::size_t choose_tile(const Problem& problem, const Band& band, Features featu
 struct Decision {
   VisibleKeys keys;
   std::size_t tile;
+  std::int32_t tiles;  // of a head
   Config config;
   Order order;
   int paired_rounds;
@@ -142,23 +155,23 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   Decision d;
   d.keys = visible_keys(problem);
   const Features features = features_of(problem, d.keys.band);
-  d.tile = choose_tile(problem, d.keys.band, features, facts, choice);
+  const Tiling work = choose_tile(std::make_index_sequence<kTiles.size()>(), problem, d.keys.band,
+                                  features, facts, choice);
+  d.tile = work.tile;
+  d.tiles = work.tiles;
   d.config = config_of(d.tile, problem.dtype, features);
-  const std::int64_t tiles =
-      problem.batch * problem.heads_q * ceil_div(problem.seq_q, d.config.rows());
-  d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, facts.multiprocessors));
-  const TileWork work(d.keys.band, d.config, problem.seq_q);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
   d.order = work.even() ? Order::by_head : Order::balanced;
   // Longest first balances best, but visits all heads at once. When their K and V do not fit L2,
   // most of the work is done in pairs, which keep to a few heads.
   const std::int64_t kv_bytes =
       4 * problem.batch * problem.heads_kv * d.keys.band.keys * problem.head_dim;
-  const std::int64_t pairs =
-      problem.batch * problem.heads_q * (ceil_div(problem.seq_q, d.config.rows()) / 2);
-  d.paired_rounds = kv_bytes <= facts.l2_bytes / 2
-                        ? 0
-                        : static_cast<int>(std::max<std::int64_t>(0, pairs / d.ctas - 1));
+  d.paired_rounds =
+      kv_bytes <= facts.l2_bytes / 2
+          ? 0
+          : static_cast<int>(std::max<std::int64_t>(0, heads * (d.tiles / 2) / d.ctas - 1));
   return d;
 }
 
@@ -329,10 +342,13 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.k_last_batch = last(problem.batch, problem.k.stride[0]);
   p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
   p.v_last_batch = last(problem.batch, problem.v.stride[0]);
-  p.schedule = make_schedule(
-      d.order, static_cast<std::int32_t>(ceil_div(problem.seq_q, d.config.rows())), p.heads_q,
-      static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas, d.paired_rounds,
-      d.longest_is_last);
+  p.schedule = make_schedule(d.order, d.tiles, p.heads_q,
+                             static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
+                             d.paired_rounds, d.longest_is_last);
+  // H200, 2026-11-21: released at entry, small problems at D 64 are 1 to 4% faster than after the
+  // last load, large ones 1 to 2% slower, and 2x8x2048x128 causal 15% slower (not understood).
+  p.release_at_entry =
+      d.config.head_dim <= 64 && problem.batch * problem.heads_q * d.tiles <= 4 * d.ctas;
   p.scale_log2 = problem.scale * kLog2E;
   p.lse = problem.lse ? tensors.lse : nullptr;
   if (problem.softcap > 0.0f) {

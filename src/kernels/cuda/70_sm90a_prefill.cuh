@@ -116,9 +116,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::mbarrier_init(v_empty + 8 * i, kSplit ? 4 : 4 * kWarpgroups);
     }
     ptx::fence_mbarrier_init();
-    // The next kernel may set up beside the last tiles of this one; shared memory leaves it no room
-    // on an SM whose CTA still works.
-    ptx::grid_launch_dependents();
+    if (p.release_at_entry) ptx::grid_launch_dependents();
   }
   if constexpr (kOnes) {
     // Key r's ones start at 16-byte chunk 0, which the swizzle moves to r % 8.
@@ -200,6 +198,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         if (blocks.end > blocks.begin) load_v(blocks.begin);
         __syncwarp();
       }
+      // The next kernel may set up beside the last blocks of this one; shared memory leaves it no
+      // room on an SM whose CTA still works.
+      ptx::grid_launch_dependents();
     }
     return;
   }
@@ -302,8 +303,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       block_sum[1] = part[2] + part[3];
     }
   };
-  // With kOnes the guard is one bit, a weight of 2 or more, so the weights start low.
+  // Where tensor cores add up the weights, these start low: from there to the guard's limit they
+  // may grow by 2^19, which scores of nine times the usual size seldom do.
   constexpr float kHeadroom = kOnes ? 6.0f : 0.0f;
+  constexpr float kLimit = 0x1p13f;  // of the guard; far from fp16's 65504
   // One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
   const auto softmax_exact = [&]<int kCount>(float(&scores)[kCount], float(&shrink)[2]) {
     float most[4] = {scores[0], scores[1], scores[2], scores[3]}, base[2], block_sum[2];
@@ -365,55 +368,58 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     }
   };
-  // Weights beyond the range of the guard: scales them down exactly, or takes the block's true
-  // maximum. `shrink` is what O must be multiplied by.
-  const auto recover = [&](float(&block_sum)[2], float(&shrink)[2]) {
-    constexpr float kHuge = 0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
-    if constexpr (kOnes) {
-      block_sum[0] = block_sum[1] = 0.0f;
+  // The bases of rows whose largest weights, or sums of them, are large; `shrink` is what O must be
+  // multiplied by.
+  const auto raise_bases = [&](float large0, float large1, float enough, float(&shrink)[2]) {
+    const float large[2] = {quad_max(large0), quad_max(large1)};
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) block_sum[(i >> 1) & 1] += s[i];
+    for (int h = 0; h < 2; ++h) {
+      const float exponent = static_cast<float>((__float_as_int(large[h]) >> 23) - 127);
+      const float before = top[h];
+      top[h] += large[h] > enough ? exponent + kHeadroom : 0.0f;
+      shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
     }
-    if (__any_sync(kFullWarp, !(block_sum[0] + block_sum[1] <= kHuge))) {
+  };
+  constexpr float kHuge = 0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
+  // Weights beyond the range of the guard, `large` of them at most or their sum: scales them down
+  // exactly, or takes the block's true maximum.
+  const auto recover = [&](const float(&large)[2], float(&shrink)[2]) {
+    if (__any_sync(kFullWarp, !(large[0] + large[1] <= kHuge))) {
       redo_scores();
       transform(s);
       softmax_exact(s, shrink);
       return;
     }
-    constexpr float kEnough = kOnes ? 0.25f : 64.0f;
+    raise_bases(large[0], large[1], kOnes ? 0.25f : 64.0f, shrink);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float most = quad_max(block_sum[h]);
-      const float exponent = static_cast<float>((__float_as_int(most) >> 23) - 127);
-      const float before = top[h];
-      top[h] += most > kEnough ? exponent + kHeadroom : 0.0f;
-      shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
-      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + block_sum[h] * shrink[h];
-    }
+    for (int h = 0; h < 2; ++h)
+      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + large[h] * shrink[h];
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
   };
+  // The largest weights of this thread's part of both rows. Positive floats are ordered as
+  // integers, of which three compare at once, and NaN lies above them.
+  const auto largest_weights = [&](float(&most)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int largest = 0;
+#pragma unroll
+      for (int i = 2 * h; i < kKeys / 2; i += 4)
+        largest = __vimax3_s32(largest, __float_as_int(s[i]), __float_as_int(s[i + 1]));
+      most[h] = __int_as_float(largest);
+    }
+  };
   // Softmax with the maximum of earlier blocks. Returns whether O must be multiplied by `shrink`.
   const auto softmax_guarded = [&](float(&shrink)[2]) -> bool {
-    constexpr float kLimit = 0x1p13f;  // far from fp16's 65504
-    float block_sum[2];
-    exponentiate(s, top[0], top[1], block_sum);
-    bool outside;
-    if constexpr (kOnes) {
-      std::uint32_t bits[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; i += 2)
-        bits[(i / 2) & 1] |= __float_as_uint(s[i]) | __float_as_uint(s[i + 1]);
-      outside = ((bits[0] | bits[1]) & 0x40000000u) != 0;
-    } else {
-      outside = !(block_sum[0] + block_sum[1] <= kLimit);  // NaN is outside too
-    }
-    const bool trouble = __any_sync(kFullWarp, outside);
+    float large[2];  // sums, or with kOnes the largest
+    exponentiate(s, top[0], top[1], large);
+    if constexpr (kOnes) largest_weights(large);
+    const bool trouble = __any_sync(kFullWarp, !(large[0] + large[1] <= kLimit));  // or NaN
     if (trouble) {
-      recover(block_sum, shrink);
+      recover(large, shrink);
     } else if constexpr (!kOnes) {
-      sum[0] += block_sum[0];
-      sum[1] += block_sum[1];
+      sum[0] += large[0];
+      sum[1] += large[1];
     }
     return trouble;
   };
@@ -421,21 +427,37 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
   };
-  // The guard on weights that are converted already, two to a word: bit 14 of a half is set from 2
-  // on, for infinity and NaN, in fp16 and in bf16.
+  // The guard on weights that are converted already, two to a word.
   const auto guard_converted = [&]<bool kFirst>() {
-    std::uint32_t bits[2] = {0, 0};
+    const auto pair = [&](int i, int h) {
+      return reinterpret_cast<const __half2&>(weights[i / 2][2 * (i % 2) + h]);
+    };
+    __half2 most[2] = {pair(0, 0), pair(0, 1)};
 #pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-      bits[0] |= weights[k][0] | weights[k][1];
-      bits[1] |= weights[k][2] | weights[k][3];
+    for (int i = 1; i < kKeys / 8; ++i) {
+      most[0] = __hmax2_nan(most[0], pair(i, 0));
+      most[1] = __hmax2_nan(most[1], pair(i, 1));
     }
-    if (__any_sync(kFullWarp, ((bits[0] | bits[1]) & 0x40004000u) != 0)) {
-      float block_sum[2], shrink[2];
-      recover(block_sum, shrink);
-      if constexpr (!kFirst) rescale_output(shrink);
+    const bool inside = __hble2(__hmax2_nan(most[0], most[1]), __float2half2_rn(kLimit));
+    if (!__any_sync(kFullWarp, !inside)) return;
+    float shrink[2];
+    const float2 row[2] = {__half22float2(most[0]), __half22float2(most[1])};
+    if (__any_sync(kFullWarp, !(row[0].x + row[0].y + row[1].x + row[1].y <= 4 * 65504.0f))) {
+      // Beyond fp16; the weights before conversion say how far.
+      float large[2];
+      largest_weights(large);
+      recover(large, shrink);
       convert(s);
+    } else {
+      raise_bases(fmaxf(row[0].x, row[0].y), fmaxf(row[1].x, row[1].y), 0.25f, shrink);
+      const __half2 factor[2] = {__float2half2_rn(shrink[0]), __float2half2_rn(shrink[1])};
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) {
+        auto& two = reinterpret_cast<__half2&>(weights[i / 4][i % 4]);
+        two = __hmul2(two, factor[i & 1]);
+      }
     }
+    if constexpr (!kFirst) rescale_output(shrink);
   };
 
   if (kTurns && group == 1) ptx::named_barrier_arrive(4, 256);

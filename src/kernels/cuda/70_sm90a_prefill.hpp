@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -133,8 +134,8 @@ struct Divisor {
   std::uint32_t multiplier = 1u << 31, shift = 0;  // ceil(2^(31 + shift) / d), ceil(log2(d))
 
   static constexpr Divisor of(std::int32_t d) {
-    std::uint32_t shift = 0;
-    while ((std::int64_t{1} << shift) < d) ++shift;
+    const auto shift =
+        static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(d - 1)));
     const std::uint64_t power = std::uint64_t{1} << (31 + shift);
     const auto divisor = static_cast<std::uint64_t>(d);
     return {static_cast<std::uint32_t>((power + divisor - 1) / divisor), shift};
@@ -154,9 +155,9 @@ enum class Order : std::int32_t {
 /// Who does which tile, in what order.
 struct Schedule {
   Order order = Order::by_head;
-  std::int32_t tiles = 0;          // of a head
-  std::int32_t heads = 0;          // of a batch entry
-  std::int32_t all_heads = 0;      // batch * heads
+  std::int32_t tiles = 0;      // of a head
+  std::int32_t heads = 0;      // of a batch entry
+  std::int32_t all_heads = 0;  // batch * heads
   std::int32_t ctas = 0;
   std::int32_t paired_rounds = 0;  // of Order::balanced: two tiles for every CTA
   bool longest_is_last = true;     // of a head's tiles
@@ -169,25 +170,28 @@ struct Schedule {
 constexpr Schedule make_schedule(Order order, std::int32_t tiles, std::int32_t heads,
                                  std::int32_t all_heads, std::int32_t ctas,
                                  std::int32_t paired_rounds, bool longest_is_last) {
-  Schedule s{.order = order,
-             .tiles = tiles,
-             .heads = heads,
-             .all_heads = all_heads,
-             .ctas = ctas,
-             .paired_rounds = paired_rounds,
-             .longest_is_last = longest_is_last};
+  Schedule s;
+  s.order = order;
+  s.tiles = tiles;
+  s.heads = heads;
+  s.all_heads = all_heads;
+  s.ctas = ctas;
+  s.paired_rounds = paired_rounds;
+  s.longest_is_last = longest_is_last;
+  s.by_heads = Divisor::of(heads);
+  s.by_ctas = Divisor::of(ctas);
+  if (order == Order::by_head) {
+    s.by_tiles = Divisor::of(tiles);
+    return s;
+  }
   const std::int32_t half = tiles / 2, done = paired_rounds * ctas;
   s.cut = half > 0 ? done / half : 0;
   s.paired = done - s.cut * half;
   s.whole = all_heads - s.cut - 1;
-  const auto at_least_1 = [](std::int32_t n) { return n > 1 ? n : 1; };
-  s.by_tiles = Divisor::of(at_least_1(tiles));
-  s.by_half = Divisor::of(at_least_1(half));
-  s.by_heads = Divisor::of(at_least_1(heads));
-  s.by_ctas = Divisor::of(at_least_1(ctas));
-  s.by_whole = Divisor::of(at_least_1(s.whole));
-  s.by_whole_and_cut = Divisor::of(at_least_1(s.whole + 1));
-  s.by_all_heads = Divisor::of(at_least_1(all_heads));
+  s.by_half = Divisor::of(half > 0 ? half : 1);
+  s.by_whole = Divisor::of(s.whole > 0 ? s.whole : 1);
+  s.by_whole_and_cut = Divisor::of(s.whole + 1);
+  s.by_all_heads = Divisor::of(all_heads);
   return s;
 }
 
@@ -271,8 +275,9 @@ struct Params {
   // Largest coordinates of the K and V maps: 0 where a stride of 0 broadcasts.
   std::int32_t k_last_head = 0, k_last_batch = 0, v_last_head = 0, v_last_batch = 0;
   Schedule schedule;
-  float scale_log2 = 0.0f;         // scale * log2(e)
-  float* lse = nullptr;            // [all_heads, seq_q] or null
+  bool release_at_entry = false;  // the next kernel of the stream, else after the last load
+  float scale_log2 = 0.0f;        // scale * log2(e)
+  float* lse = nullptr;           // [all_heads, seq_q] or null
 
   // Features::general only.
   float softcap_in = 0.0f;   // 2 log2(e) scale / softcap
