@@ -16,14 +16,13 @@
 #include "core/variant.hpp"
 #include "kernels/cuda/70_sm90a_prefill.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/tensor_map.hpp"
 
 namespace greenfast::cuda::prefill {
 namespace {
 
 constexpr const char* kId = "cuda.sm90.prefill";
 constexpr int kRank = 220;
-constexpr std::int64_t kTmaAlignment = 16;  // bytes, of addresses and strides
-constexpr std::int64_t kTmaLargestStride = std::int64_t{1} << 40;  // bytes
 constexpr float kLog2E = 1.4426950408889634f;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -55,7 +54,7 @@ bool tma_takes(const Layout& layout, std::int64_t batch, std::int64_t heads, std
     if (length <= 1) return true;
     const std::int64_t bytes = 2 * stride;
     return (stride > 0 || (zero && stride == 0)) && bytes % kTmaAlignment == 0 &&
-           bytes < kTmaLargestStride;
+           bytes < kTmaStrideLimit;
   };
   return layout.alignment >= kTmaAlignment && fits(batch, layout.stride[0], broadcast) &&
          fits(heads, layout.stride[1], broadcast) && fits(seq, layout.stride[2], false);
@@ -127,9 +126,10 @@ Tiling choose_tile(std::index_sequence<kTile...>, const Problem& problem, const 
     const auto cost = [&](std::int64_t blocks) {
       return blocks * block_cost(kConfig) + tile_cost(kConfig);
     };
-    const std::int64_t time =
-        t.even() ? cost(t.longest()) * ceil_div(tiles, facts.multiprocessors)
-                 : std::max(cost(t.longest()), cost(t.mean) * tiles / facts.multiprocessors);
+    const std::int64_t machine = facts.multiprocessors;
+    const std::int64_t time = t.even()
+                                  ? cost(t.longest()) * ceil_div(tiles, machine) * machine
+                                  : std::max(cost(t.longest()) * machine, cost(t.mean) * tiles);
     if (best.tile == kTiles.size() || time < best_time) {
       best = t;
       best_time = time;
@@ -245,55 +245,6 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
 
 // ---- Launch ----
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-/// The driver's encoder, asked for once; null when the driver is too old.
-EncodeTiled encoder() {
-  static const EncodeTiled function = [] {
-    void* address = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address,
-                                                               12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<EncodeTiled>(address)
-               : nullptr;
-  }();
-  return function;
-}
-
-struct MapShape {
-  const void* data;
-  const Layout& layout;
-  std::int64_t batch, heads, seq, head_dim;
-  DType dtype;
-};
-
-/// A box is `rows` rows of 64 columns, 128-byte swizzled. Broadcast axes get length 1.
-bool encode(CUtensorMap* map, const MapShape& shape, int rows) {
-  const auto length = [](std::int64_t n, std::int64_t stride) -> cuuint64_t {
-    return stride == 0 ? 1 : static_cast<cuuint64_t>(std::max<std::int64_t>(n, 1));
-  };
-  // An axis of length 1 is never stepped along; its stride must only be legal.
-  const auto bytes = [](cuuint64_t n, std::int64_t stride) -> cuuint64_t {
-    return n == 1 ? kTmaAlignment : static_cast<cuuint64_t>(2 * stride);
-  };
-  const auto& stride = shape.layout.stride;
-  const cuuint64_t lengths[4] = {static_cast<cuuint64_t>(shape.head_dim),
-                                 length(shape.seq, stride[2]), length(shape.heads, stride[1]),
-                                 length(shape.batch, stride[0])};
-  const cuuint64_t strides[3] = {bytes(lengths[1], stride[2]), bytes(lengths[2], stride[1]),
-                                 bytes(lengths[3], stride[0])};
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
-  const cuuint32_t step[4] = {1, 1, 1, 1};
-  return encoder()(map,
-                   shape.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                   4, const_cast<void*>(shape.data), lengths, strides, box, step,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <class T, std::size_t... kTile>
 const void* find_entry(std::index_sequence<kTile...>, std::size_t tile, int features) {
   static const std::array<Entries, sizeof...(kTile)> table{
@@ -310,7 +261,7 @@ const void* kernel_of(DType dtype, std::size_t tile, Features features) {
 constinit std::array<std::array<std::array<SharedMemoryOptIn, kFeatures>, kTiles.size()>, 2> opt_in;
 
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
-  if (encoder() == nullptr) {
+  if (tensor_map_driver() == nullptr) {
     return {StatusCode::device_error,
             std::string(kId) +
                 ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
@@ -368,7 +319,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   const Decision d = decide(problem, *context.facts, context.choice);
   if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
 
-  const auto keys_of = [&](const void* data, const Layout& layout) -> MapShape {
+  const auto keys_of = [&](const void* data, const Layout& layout) -> MapTensor {
     const std::int64_t skipped = 2 * d.keys.first * layout.stride[2];
     return {static_cast<const char*>(data) + skipped,
             layout,
@@ -378,19 +329,19 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
             problem.head_dim,
             problem.dtype};
   };
+  const auto queries_of = [&](const void* data, const Layout& layout) -> MapTensor {
+    return {data,          layout,           problem.batch, problem.heads_q,
+            problem.seq_q, problem.head_dim, problem.dtype};
+  };
   CUtensorMap q_map, k_map, v_map, o_map{};
-  bool encoded = encode(&q_map,
-                        {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
-                         problem.head_dim, problem.dtype},
-                        64) &&
-                 encode(&k_map, keys_of(tensors.k, problem.k), d.config.keys) &&
-                 encode(&v_map, keys_of(tensors.v, problem.v), d.config.keys);
-  if (d.config.features != Features::general) {
-    encoded = encoded && encode(&o_map,
-                                {tensors.o, problem.o, problem.batch, problem.heads_q,
-                                 problem.seq_q, problem.head_dim, problem.dtype},
-                                16);
-  }
+  thread_local TensorMaps q_maps, k_maps, v_maps, o_maps;
+  constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+  const bool encoded =
+      q_maps.make(&q_map, queries_of(tensors.q, problem.q), 64, kPromotion) &&
+      k_maps.make(&k_map, keys_of(tensors.k, problem.k), d.config.keys, kPromotion) &&
+      v_maps.make(&v_map, keys_of(tensors.v, problem.v), d.config.keys, kPromotion) &&
+      (d.config.features == Features::general ||
+       o_maps.make(&o_map, queries_of(tensors.o, problem.o), 16, kPromotion));
   if (!encoded) {
     return {StatusCode::device_error,
             std::string(kId) +

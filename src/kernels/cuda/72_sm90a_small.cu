@@ -140,7 +140,7 @@ const void* kernel_of(const Problem& problem, std::size_t index) {
 constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
 
 Status ensure_ready(const Problem& problem, std::size_t index, int device) {
-  if (tensor_map_encoder() == nullptr) {
+  if (tensor_map_driver() == nullptr) {
     return {StatusCode::device_error, std::string(kId) +
                                           ": this driver cannot encode tensor maps; update it to "
                                           "CUDA 12 or later, or ask for cuda.sm80.mma"};
@@ -196,21 +196,19 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
                                                : Output::bf16;
 
   CUtensorMap q_map, k_map, v_map;
-  const auto encode_keys = [&](CUtensorMap* map, const void* data, const Layout& layout,
-                               int box_rows) {
+  thread_local TensorMaps q_maps, k_maps, v_maps;
+  constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  const auto keys_of = [&](const void* data, const Layout& layout) -> MapTensor {
     const auto* first = static_cast<const std::uint16_t*>(data) + keys.first * layout.stride[2];
-    // At least one row: an empty axis is no legal map, and nothing of it is read.
-    return encode_tensor_map(map,
-                             {first, layout, problem.batch, problem.heads_kv,
-                              std::max(keys.band.keys, 1), problem.head_dim, problem.dtype},
-                             box_rows);
+    return {first,          layout,           problem.batch, problem.heads_kv,
+            keys.band.keys, problem.head_dim, problem.dtype};
   };
-  if (!encode_tensor_map(&q_map,
-                         {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
-                          problem.head_dim, problem.dtype},
-                         kRows) ||
-      !encode_keys(&k_map, tensors.k, problem.k, kPieceKeys) ||
-      !encode_keys(&v_map, tensors.v, problem.v, config.keys)) {
+  if (!q_maps.make(&q_map,
+                   {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
+                    problem.head_dim, problem.dtype},
+                   kRows, kPromotion) ||
+      !k_maps.make(&k_map, keys_of(tensors.k, problem.k), kPieceKeys, kPromotion) ||
+      !v_maps.make(&v_map, keys_of(tensors.v, problem.v), config.keys, kPromotion)) {
     return {StatusCode::invalid_argument,
             std::string(kId) +
                 ": the driver refused a tensor map; Q, K and V must start at "

@@ -25,19 +25,29 @@ inline bool tma_addressable(const Layout& layout, std::int64_t batch, std::int64
          fits(heads, layout.stride[1], true) && fits(rows, layout.stride[2], false);
 }
 
-/// The driver's encoder, asked for once; null when the driver is older than CUDA 12.
-inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
-  static const auto encoder = []() -> decltype(&cuTensorMapEncodeTiled) {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                         &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      return nullptr;
-    }
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+/// The driver's functions for maps, asked for once; null when the driver is older than CUDA 12.
+struct TensorMapDriver {
+  decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  decltype(&cuTensorMapReplaceAddress) replace_address = nullptr;
+};
+inline const TensorMapDriver* tensor_map_driver() {
+  static const TensorMapDriver driver = [] {
+    const auto find = [](const char* name) -> void* {
+      void* entry = nullptr;
+      cudaDriverEntryPointQueryResult result{};
+      return cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &result) ==
+                         cudaSuccess &&
+                     result == cudaDriverEntryPointSuccess
+                 ? entry
+                 : nullptr;
+    };
+    TensorMapDriver found;
+    found.encode = reinterpret_cast<decltype(found.encode)>(find("cuTensorMapEncodeTiled"));
+    found.replace_address =
+        reinterpret_cast<decltype(found.replace_address)>(find("cuTensorMapReplaceAddress"));
+    return found;
   }();
-  return encoder;
+  return driver.encode != nullptr && driver.replace_address != nullptr ? &driver : nullptr;
 }
 
 /// What a map covers. [B, H, S, D], D contiguous.
@@ -48,28 +58,70 @@ struct MapTensor {
   DType dtype;
 };
 
-/// Boxes are box_rows rows of 64 columns, 128-byte swizzled; what lies outside reads as zeros.
-inline bool encode_tensor_map(CUtensorMap* map, const MapTensor& tensor, int box_rows) {
-  const auto& stride = tensor.layout.stride;
-  const std::int64_t lengths[3] = {tensor.rows, stride[1] == 0 ? 1 : tensor.heads,
-                                   stride[0] == 0 ? 1 : tensor.batch};
-  const std::int64_t steps[3] = {stride[2], stride[1], stride[0]};
-  cuuint64_t sizes[4] = {static_cast<cuuint64_t>(tensor.head_dim), 1, 1, 1};
-  cuuint64_t bytes[3];
-  for (int i = 0; i < 3; ++i) {
-    sizes[i + 1] = static_cast<cuuint64_t>(lengths[i]);
-    // The stride of an axis of length 1 is never used, but must be legal.
-    bytes[i] = static_cast<cuuint64_t>(lengths[i] > 1 ? 2 * steps[i] : kTmaAlignment);
+/// Maps of one role in a call, Q say. Boxes are box_rows rows of 64 columns, 128-byte swizzled;
+/// what lies outside reads as zeros.
+///
+/// A map is a pure function of the tensor's shape but for its address, and calls come in rows of
+/// the same shape (a model's layers). So the last map is kept and gets a new address: encoding anew
+/// takes the driver 0.1 us, four times a call.
+class TensorMaps {
+ public:
+  bool make(CUtensorMap* map, const MapTensor& tensor, int box_rows,
+            CUtensorMapL2promotion promotion) {
+    const TensorMapDriver* driver = tensor_map_driver();
+    if (driver == nullptr) return false;
+    const Key key = key_of(tensor, box_rows, promotion);
+    if (!(known_ && key == key_)) {
+      known_ = encode(driver->encode, key, tensor.data);
+      key_ = key;
+    } else if (driver->replace_address(&map_, const_cast<void*>(tensor.data)) != CUDA_SUCCESS) {
+      known_ = false;
+    }
+    *map = map_;
+    return known_;
   }
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t element_steps[4] = {1, 1, 1, 1};
-  return tensor_map_encoder()(map,
-                              tensor.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                              4, const_cast<void*>(tensor.data), sizes, bytes, box, element_steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
+
+ private:
+  struct Key {
+    cuuint64_t sizes[4];
+    cuuint64_t bytes[3];  // strides
+    cuuint32_t box_rows;
+    CUtensorMapL2promotion promotion;
+    CUtensorMapDataType type;
+    bool operator==(const Key&) const = default;
+  };
+
+  static Key key_of(const MapTensor& tensor, int box_rows, CUtensorMapL2promotion promotion) {
+    const auto& stride = tensor.layout.stride;
+    const std::int64_t lengths[3] = {tensor.rows, stride[1] == 0 ? 1 : tensor.heads,
+                                     stride[0] == 0 ? 1 : tensor.batch};
+    const std::int64_t steps[3] = {stride[2], stride[1], stride[0]};
+    Key key{};
+    key.sizes[0] = static_cast<cuuint64_t>(tensor.head_dim);
+    for (int i = 0; i < 3; ++i) {
+      // At least one row: an empty axis is no legal map, and nothing of it is read. The stride of
+      // an axis of length 1 is never used, but must be legal.
+      key.sizes[i + 1] = static_cast<cuuint64_t>(lengths[i] > 1 ? lengths[i] : 1);
+      key.bytes[i] = static_cast<cuuint64_t>(lengths[i] > 1 ? 2 * steps[i] : kTmaAlignment);
+    }
+    key.box_rows = static_cast<cuuint32_t>(box_rows);
+    key.promotion = promotion;
+    key.type = tensor.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    return key;
+  }
+
+  bool encode(decltype(&cuTensorMapEncodeTiled) encoder, const Key& key, const void* data) {
+    const cuuint32_t box[4] = {64, key.box_rows, 1, 1};
+    const cuuint32_t element_steps[4] = {1, 1, 1, 1};
+    return encoder(&map_, key.type, 4, const_cast<void*>(data), key.sizes, key.bytes, box,
+                   element_steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   key.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  }
+
+  Key key_{};
+  CUtensorMap map_{};
+  bool known_ = false;
+};
 
 }  // namespace greenfast::cuda
