@@ -9,6 +9,7 @@
 #include <greenfast/plugin.h>
 
 #include "core/c_types.hpp"
+#include "core/kernel_name.cpp"
 #include "core/types.cpp"
 #include "core/variant.hpp"
 

@@ -1,4 +1,5 @@
 """tune as its users run it: on a CPU plugin, live, killed and resumed, and simulated from a cache."""
+import ctypes
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from schemas import validate
 EXAMPLES = ROOT / "examples" / "plugins"
 FIXTURE = ROOT / "tests" / "search" / "tiled.jsonl"
 
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no host compiler")
 
 # A space whose order no noise can change: WORK repeats the whole calculation. 3 is wrong, 5 crashes, 7 does not compile.
@@ -171,6 +173,15 @@ def test_a_space_that_cannot_be_read_is_refused(greenfast, source, words):
     greenfast.work.mkdir()
     (greenfast.work / "bad.c").write_text(source)
     greenfast("tune", "bad.c").refused(2, "bad.c", words)
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
+def test_the_plugin_of_a_variant_lacks_no_symbol(tmp_path):
+    plugin = tmp_path / "v8.so"
+    subprocess.run([NVCC, "-std=c++20", "--expt-relaxed-constexpr", "-arch=sm_80", "-Xcompiler=-fPIC", "-Xlinker=-z,defs", "-shared",
+                    f"-I{ROOT}", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-o", plugin, ROOT / "tune" / "cuda.v2c.v8.cu"],
+                   check=True)
+    assert ctypes.CDLL(str(plugin), mode=os.RTLD_NOW).gf_plugin_get
 
 
 def test_what_cannot_be_tuned_names_what_can(greenfast):

@@ -121,6 +121,7 @@ Result<std::vector<std::string>> compile_command(const fs::path& source,
   out.emplace_back("-O3");
   if (language_of(source) == Language::cuda) {
     out.emplace_back("-Xcompiler=-fPIC,-fvisibility=hidden");
+    out.emplace_back("-Xlinker=-z,defs");  // what is missing shows here, not where there is a GPU
   } else {
     for (const char* flag : {"-march=native", "-fPIC", "-fvisibility=hidden"})
       out.emplace_back(flag);

@@ -164,6 +164,7 @@ struct Schedule {
   // In paired rounds the pairs of all heads before `cut` are done, and of head `cut` the first
   // `paired`. After it come `whole` heads of which only a middle tile may be done.
   std::int32_t cut = 0, paired = 0, whole = 0;
+  std::int32_t whole_rows = 0, last_row = 0;  // of the tiles that are left then, ctas a row
   Divisor by_tiles, by_half, by_heads, by_ctas, by_whole, by_whole_and_cut, by_all_heads;
 };
 
@@ -188,6 +189,9 @@ constexpr Schedule make_schedule(Order order, std::int32_t tiles, std::int32_t h
   s.cut = half > 0 ? done / half : 0;
   s.paired = done - s.cut * half;
   s.whole = all_heads - s.cut - 1;
+  const std::int32_t left = all_heads * tiles - 2 * done;
+  s.whole_rows = left / ctas;
+  s.last_row = left - s.whole_rows * ctas;
   s.by_half = Divisor::of(half > 0 ? half : 1);
   s.by_whole = Divisor::of(s.whole > 0 ? s.whole : 1);
   s.by_whole_and_cut = Divisor::of(s.whole + 1);
@@ -224,12 +228,17 @@ GREENFAST_HOST_DEVICE inline bool tile_of(const Schedule& s, int cta, int step, 
     if (step & 1) rank = tiles - 1 - rank;
   } else {
     // The rest, longest first, dealt in rows; rows run forward and back as the Thue-Morse sequence,
-    // which evens out sums of falling numbers.
-    const int row = step - 2 * s.paired_rounds;
-    int back = row ^ (row >> 16);
-    for (int shift = 8; shift > 0; shift /= 2) back ^= back >> shift;
-    back &= 1;  // parity of the ones in `row`
-    int position = row * s.ctas + (back ? s.ctas - 1 - cta : cta);
+    // which evens out sums of falling numbers. A CTA works from its last row to its first: what it
+    // does last should be long, because the ends of short tiles leave the tensor cores waiting.
+    const auto column = [&](int row) {
+      int back = row ^ (row >> 16);
+      for (int shift = 8; shift > 0; shift /= 2) back ^= back >> shift;
+      return back & 1 ? s.ctas - 1 - cta : cta;  // parity of the ones in `row`
+    };
+    const int rows = s.whole_rows + (column(s.whole_rows) < s.last_row ? 1 : 0);
+    const int row = rows - 1 - (step - 2 * s.paired_rounds);
+    if (row < 0) return false;
+    int position = row * s.ctas + column(row);
     const int outer = s.whole * s.paired, inner = (s.whole + 1) * (half - s.paired);
     const int middle = (tiles & 1) * s.all_heads;
     int in_rank = s.whole;  // tiles of the same rank
@@ -248,10 +257,9 @@ GREENFAST_HOST_DEVICE inline bool tile_of(const Schedule& s, int cta, int step, 
       rank = tiles - half;
       in_rank = s.whole + 1;
       by_rank = s.by_whole_and_cut;
-    } else if (position -= inner; position < outer) {
-      rank = tiles - s.paired;
     } else {
-      return false;
+      position -= inner;
+      rank = tiles - s.paired;
     }
     const int ranks = position / by_rank;
     rank += ranks;
