@@ -86,6 +86,21 @@ TEST(PrefillSchedule, ShortLastTilesGoRound) {
   EXPECT_LT(deal_all({6, 256, 132, 10}, [](int i) { return i < 5 ? i + 1 : 4; }), 1.06);
 }
 
+TEST(PrefillSchedule, WorksTheRestFromShortToLong) {
+  // 2x8x2048x128 causal: two tiles a CTA. The long one last took 33.0 us where it took 37.6 first.
+  const Schedule schedule = cuda::prefill::make_schedule(Order::balanced, 16, 8, 16, 132, 0, true);
+  int two = 0;
+  for (int cta = 0; cta < 132; ++cta) {
+    Tile before{}, tile{};
+    ASSERT_TRUE(cuda::prefill::tile_of(schedule, cta, 0, before));
+    for (int step = 1; cuda::prefill::tile_of(schedule, cta, step, tile); ++step, before = tile) {
+      EXPECT_LE(triangle(before.index), triangle(tile.index)) << "CTA " << cta;
+      ++two;
+    }
+  }
+  EXPECT_EQ(two, 256 - 132);
+}
+
 TEST(PrefillSchedule, DividesWithoutDividing) {
   for (const int d : {1, 2, 3, 5, 6, 7, 11, 43, 64, 127, 132, 641, 65535, 65537, 1 << 30,
                       std::numeric_limits<int>::max()}) {

@@ -8,7 +8,7 @@
 // The row maximum is taken in the first block and wherever a mask cuts; the other blocks keep the
 // stale one, and a guard watches the range: beyond 2^13 the weights are scaled down, beyond 2^100
 // the block is done again with its true maximum. It looks at the row sum, which is needed anyway,
-// or, where the tensor cores sum the rows, at one bit of the weights. That leaves 3 to 3.5
+// or, where the tensor cores sum the rows, at the largest weight. That leaves 3 to 3.5
 // instructions a score instead of 5 to 5.5 (H200, 2026-11-20: +10% at D 128, +8% at D 64).
 //
 // Limits: sm_90a, 16-bit inputs, D <= 256, row strides that TMA takes (16 bytes).
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     for (int i = 0; i < kKeys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
   };
   // The largest weights of this thread's part of both rows. Positive floats are ordered as
-  // integers, of which three compare at once, and NaN lies above them.
+  // integers, of which three compare at once, and the NaN of ex2.approx (0x7fffffff) above them.
   const auto largest_weights = [&](float(&most)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -168,6 +168,8 @@ struct Schedule {
   Divisor by_tiles, by_half, by_heads, by_ctas, by_whole, by_whole_and_cut, by_all_heads;
 };
 
+/// `paired_rounds` leaves at least one pair: paired_rounds * ctas < all_heads * (tiles / 2), or is
+/// 0.
 constexpr Schedule make_schedule(Order order, std::int32_t tiles, std::int32_t heads,
                                  std::int32_t all_heads, std::int32_t ctas,
                                  std::int32_t paired_rounds, bool longest_is_last) {
