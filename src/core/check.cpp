@@ -258,7 +258,7 @@ Status check_tensors(const Problem& p, const Tensors& t) {
       return invalid(operand.name, " is null", operand.why, ": pass a pointer to ", operand.bytes,
                      " bytes");
     const auto address = reinterpret_cast<std::uintptr_t>(operand.data);
-    if ((address & (operand.element - 1)) != 0)  // a power of two; this runs in every call
+    if (address % operand.element != 0)
       return invalid(operand.name,
                      " is not aligned to its elements: the address must be a multiple of ",
                      operand.element, " bytes");

@@ -27,44 +27,11 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// The keys that some row sees, and the band over them. Keys that no row sees are left out of the
-/// tensor maps, so that nothing in them can reach the output.
-struct VisibleKeys {
-  std::int64_t first;
-  Band band;
-};
-
-VisibleKeys visible_keys(const Problem& problem) {
-  Band band = make_band(problem);
-  const std::int32_t first = std::min(band.first(0), band.keys);
-  const std::int32_t end = std::max(first, band.end(static_cast<std::int32_t>(problem.seq_q) - 1));
-  // Clamping keeps an unbounded side unbounded and its sums within 32 bits.
-  constexpr auto kFar = static_cast<std::int32_t>(Band::kFar);
-  if (band.below > -kFar) band.below = std::max(band.below - first, -kFar);
-  if (band.above < kFar) band.above = std::max(band.above - first, -kFar);
-  band.keys = end - first;
-  return {first, band};
-}
-
-/// Whether TMA can address a tensor of 16-bit elements. A stride of 0 is a broadcast, which the
-/// kernel resolves for the heads and batches of K and V.
-bool tma_takes(const Layout& layout, std::int64_t batch, std::int64_t heads, std::int64_t seq,
-               bool broadcast) {
-  const auto fits = [](std::int64_t length, std::int64_t stride, bool zero) {
-    if (length <= 1) return true;
-    const std::int64_t bytes = 2 * stride;
-    return (stride > 0 || (zero && stride == 0)) && bytes % kTmaAlignment == 0 &&
-           bytes < kTmaStrideLimit;
-  };
-  return layout.alignment >= kTmaAlignment && fits(batch, layout.stride[0], broadcast) &&
-         fits(heads, layout.stride[1], broadcast) && fits(seq, layout.stride[2], false);
-}
-
 Features features_of(const Problem& problem, const Band& band) {
   // Outside this range a masked score times the scale could be NaN or the scale underflow.
   const bool plain_scale = problem.scale >= 1e-30f && problem.scale <= 1e30f;
   if (problem.softcap > 0.0f || !plain_scale || problem.out_dtype != problem.dtype ||
-      !tma_takes(problem.o, problem.batch, problem.heads_q, problem.seq_q, false)) {
+      !tma_addressable(problem.o, problem.batch, problem.heads_q, problem.seq_q, false)) {
     return Features::general;
   }
   if (band.below + (problem.seq_q - 1) > 0) return Features::window;
@@ -201,7 +168,8 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::st
                 {"K", problem.k, problem.heads_kv, problem.seq_kv, true},
                 {"V", problem.v, problem.heads_kv, problem.seq_kv, true}};
   for (const auto& input : inputs) {
-    if (tma_takes(input.layout, problem.batch, input.heads, input.seq, input.broadcast)) continue;
+    if (tma_addressable(input.layout, problem.batch, input.heads, input.seq, input.broadcast))
+      continue;
     if (why == nullptr) return 0;
     return refuse(why, concat(input.name, " has strides ", input.layout.stride[0], ", ",
                               input.layout.stride[1], ", ", input.layout.stride[2],

@@ -22,24 +22,6 @@ constexpr int kWholeSm = 117 * 1024;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// The band over the keys that some query sees, and where they begin. The maps hold only these, so
-/// that nothing in the others can reach a product.
-struct VisibleKeys {
-  std::int64_t first;
-  Band band;
-};
-
-VisibleKeys visible_keys(const Problem& problem) {
-  constexpr auto kFar = static_cast<std::int32_t>(Band::kFar);
-  Band band = make_band(problem);
-  const std::int32_t first = std::min(band.first(0), band.keys);
-  const std::int32_t end = band.end(static_cast<std::int32_t>(problem.seq_q) - 1);
-  if (band.below > -kFar) band.below = std::max(band.below - first, -kFar);
-  if (band.above < kFar) band.above = std::max(band.above - first, -kFar);
-  band.keys = std::max(end - first, 0);
-  return {first, band};
-}
-
 /// Upper bound of the keys that one tile of queries sees.
 std::int64_t tile_keys(const Band& band) {
   return std::min<std::int64_t>(band.keys, std::int64_t{band.above} - band.below + kRows);
@@ -84,9 +66,9 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
   const auto misaligned = [](std::int64_t length, std::int64_t stride) {
     return length > 1 && stride % 8 != 0;
   };
-  if (!tma_addressable(problem.q, problem.batch, problem.heads_q, problem.seq_q) ||
-      !tma_addressable(problem.k, problem.batch, problem.heads_kv, problem.seq_kv) ||
-      !tma_addressable(problem.v, problem.batch, problem.heads_kv, problem.seq_kv) ||
+  if (!tma_addressable(problem.q, problem.batch, problem.heads_q, problem.seq_q, true) ||
+      !tma_addressable(problem.k, problem.batch, problem.heads_kv, problem.seq_kv, true) ||
+      !tma_addressable(problem.v, problem.batch, problem.heads_kv, problem.seq_kv, true) ||
       o.alignment < kTmaAlignment || misaligned(problem.batch, o.stride[0]) ||
       misaligned(problem.heads_q, o.stride[1]) || misaligned(problem.seq_q, o.stride[2])) {
     return refuse([] {

@@ -51,4 +51,22 @@ inline Band make_band(const Problem& problem) {
   return band;
 }
 
+/// The keys that some query sees, and the band over them. Tensor maps hold only these, so that
+/// nothing in the others can reach the output.
+struct VisibleKeys {
+  std::int64_t first;
+  Band band;
+};
+inline VisibleKeys visible_keys(const Problem& problem) {
+  Band band = make_band(problem);
+  const std::int32_t first = std::min(band.first(0), band.keys);
+  const std::int32_t end = band.end(static_cast<std::int32_t>(problem.seq_q) - 1);
+  // Clamping keeps an unbounded side unbounded and its sums within 32 bits.
+  constexpr auto kFar = static_cast<std::int32_t>(Band::kFar);
+  if (band.below > -kFar) band.below = std::max(band.below - first, -kFar);
+  if (band.above < kFar) band.above = std::max(band.above - first, -kFar);
+  band.keys = std::max(end - first, 0);
+  return {first, band};
+}
+
 }  // namespace greenfast::cuda

@@ -14,15 +14,16 @@ inline constexpr std::int64_t kTmaAlignment = 16;                       // bytes
 inline constexpr std::int64_t kTmaStrideLimit = std::int64_t{1} << 40;  // bytes, exclusive
 
 /// Whether TMA can address the rows of a tensor of 16-bit elements. A stride of 0 over heads or
-/// batch is a broadcast: the map holds that axis with length 1 and the kernel passes coordinate 0.
+/// batch is a broadcast: the map holds that axis with length 1, and the kernel, if it can
+/// (`broadcast`), passes coordinate 0.
 inline bool tma_addressable(const Layout& layout, std::int64_t batch, std::int64_t heads,
-                            std::int64_t rows) {
+                            std::int64_t rows, bool broadcast) {
   const auto fits = [](std::int64_t length, std::int64_t stride, bool may_broadcast) {
     return length <= 1 || (stride == 0 && may_broadcast) ||
            (stride > 0 && stride * 2 % kTmaAlignment == 0 && stride * 2 < kTmaStrideLimit);
   };
-  return layout.alignment >= kTmaAlignment && fits(batch, layout.stride[0], true) &&
-         fits(heads, layout.stride[1], true) && fits(rows, layout.stride[2], false);
+  return layout.alignment >= kTmaAlignment && fits(batch, layout.stride[0], broadcast) &&
+         fits(heads, layout.stride[1], broadcast) && fits(rows, layout.stride[2], false);
 }
 
 /// The driver's functions for maps, asked for once; null when the driver is older than CUDA 12.
