@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import math
 import random
@@ -211,9 +210,7 @@ class Greenfast(Engine):
 
     def identity(self) -> dict:
         """Of the library that was loaded."""
-        path = self._library._dll._name
-        with open(path, "rb") as file:
-            return {"version": self._library.version(), "sha256": hashlib.sha256(file.read()).hexdigest()}
+        return self._library.identity()
 
     def call(self, q, k, v, o, causal):
         import torch
@@ -551,7 +548,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")
     parser.add_argument("--masks", default="full,causal", help="full, causal or both (default)")
     parser.add_argument("--dtype", choices=list(ERROR_LIMIT), default="fp16")
-    parser.add_argument("--peers", default="cudnn,flash,fa3", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--peers", default="cudnn,flash,fa3,fa4", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--variants", default="", help="also time these Greenfast variants, each forced")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; each engine is replayed once a round")
     parser.add_argument("--sets", type=int, default=2, help="input sets that a graph rotates through")

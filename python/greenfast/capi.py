@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import pathlib
 
@@ -114,6 +115,10 @@ class Library:
 
     def version(self) -> str:
         return self._dll.gf_version().decode()
+
+    def identity(self) -> dict[str, str]:
+        """Which library a record speaks of."""
+        return {"version": self.version(), "sha256": hashlib.sha256(pathlib.Path(self._dll._name).read_bytes()).hexdigest()}
 
     def _check(self, status: int) -> None:
         if status != 0:
