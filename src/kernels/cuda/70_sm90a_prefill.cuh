@@ -41,20 +41,20 @@ __device__ __forceinline__ bool next_tile(const Params& p, int step, Tile& tile)
   return true;
 }
 
-// A stage of the K or V ring: its barriers' offset, its tile's offset / 16, and the phase.
-template <int kStages, int kBytes>
+// A stage of the K or V ring: the address of its "full" barrier, and the phase.
+template <int kStages>
 struct Stage {
-  std::uint32_t barrier = 0, tile = 0, parity;
-  __device__ explicit Stage(std::uint32_t first_parity) : parity(first_parity) {}
-  __device__ void advance() {
-    barrier += 8;
-    tile += kBytes / 16;
-    if (barrier == 8 * kStages) {
-      barrier = 0;
-      tile = 0;
+  std::uint32_t full, parity;
+  __device__ Stage(std::uint32_t first, std::uint32_t first_parity)
+      : full(first), parity(first_parity) {}
+  __device__ void advance(std::uint32_t first) {
+    full += 8;
+    if (full == first + 8 * kStages) {
+      full = first;
       parity ^= 1;
     }
   }
+  __device__ std::uint32_t empty() const { return full + 8 * kStages; }
 };
 
 template <class T, class ConfigOf>
@@ -69,8 +69,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr bool kLateGuard = kConfig.late_guard();
   constexpr int kColumns = kHeadDim + (kOnes ? 8 : 0);  // of the output
   constexpr int kKStages = kConfig.k_stages, kVStages = kConfig.v_stages;
-  using KStage = Stage<kKStages, kConfig.block_bytes()>;
-  using VStage = Stage<kVStages, kConfig.block_bytes()>;
+  constexpr bool kOneRing = kKStages == kVStages;  // a block's K and V are in stages of one index
+  using KStage = Stage<kKStages>;
+  using VStage = Stage<kVStages>;
   constexpr int kChunks = kConfig.chunks(), kWarpgroups = kConfig.warpgroups;
   constexpr bool kMasked = kConfig.features != Features::plain;
   constexpr bool kWindow = kConfig.features >= Features::window;
@@ -87,14 +88,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const auto shared_u32 = [](const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
   };
-  // Large heads need their uniform registers for descriptors; there the address is computed anew.
-  const auto kept = [](std::uint32_t address) -> std::uint32_t {
-    return kHeadDim > 128 ? address : uniform(address);
-  };
-  const std::uint32_t q_shared = kept((shared_u32(raw_shared) + 1023) & ~1023u);
+  const std::uint32_t q_shared = uniform((shared_u32(raw_shared) + 1023) & ~1023u);
   const std::uint32_t k_shared = q_shared + kConfig.k_offset();
   const std::uint32_t v_shared = q_shared + kConfig.v_offset();
-  const std::uint32_t q_full = kept(shared_u32(barriers)), q_empty = q_full + 8 * kWarpgroups;
+  const std::uint32_t q_full = uniform(shared_u32(barriers)), q_empty = q_full + 8 * kWarpgroups;
   const std::uint32_t k_full = q_empty + 8 * kWarpgroups, k_empty = k_full + 8 * kKStages;
   const std::uint32_t v_full = k_empty + 8 * kKStages, v_empty = v_full + 8 * kVStages;
 
@@ -147,34 +144,32 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::grid_dependency_wait();
       // All lanes walk, one issues: control flow stays uniform.
       const bool leader = lane == 0;
-      KStage k_stage(1);
-      VStage v_stage(1);
+      KStage k_stage(k_full, 1);
+      VStage v_stage(v_full, 1);
       for (int step = 0; next_tile(p, step, tile); ++step) {
         const int first_row = tile.index * kConfig.rows();
         const BlockRange blocks =
             visible_blocks(first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
         const int kv_head = uniform(tile.head / p.group);
         const auto load_block = [&](const CUtensorMap& map, std::uint32_t shared,
-                                    std::uint32_t full, std::uint32_t empty, auto& stage, int block,
-                                    int last_head, int last_batch) {
-          ptx::mbarrier_wait(empty + stage.barrier, stage.parity);
+                                    std::uint32_t first, auto& stage, int block, int last_head,
+                                    int last_batch) {
+          ptx::mbarrier_wait(stage.empty(), stage.parity);
           if (leader) {
-            ptx::mbarrier_arrive_expect_tx(full + stage.barrier, kConfig.block_bytes());
+            ptx::mbarrier_arrive_expect_tx(stage.full, kConfig.block_bytes());
+            const std::uint32_t to = shared + (stage.full - first) / 8 * kConfig.block_bytes();
 #pragma unroll
             for (int c = 0; c < kChunks; ++c)
-              ptx::tma_load_4d(shared + 16 * stage.tile + c * kKeys * 128, &map,
-                               full + stage.barrier, 64 * c, block * kKeys, min(kv_head, last_head),
-                               min(tile.batch, last_batch));
+              ptx::tma_load_4d(to + c * kKeys * 128, &map, stage.full, 64 * c, block * kKeys,
+                               min(kv_head, last_head), min(tile.batch, last_batch));
           }
-          stage.advance();
+          stage.advance(first);
         };
         const auto load_k = [&](int block) {
-          load_block(k_map, k_shared, k_full, k_empty, k_stage, block, p.k_last_head,
-                     p.k_last_batch);
+          load_block(k_map, k_shared, k_full, k_stage, block, p.k_last_head, p.k_last_batch);
         };
         const auto load_v = [&](int block) {
-          load_block(v_map, v_shared, v_full, v_empty, v_stage, block, p.v_last_head,
-                     p.v_last_batch);
+          load_block(v_map, v_shared, v_full, v_stage, block, p.v_last_head, p.v_last_batch);
         };
 #pragma unroll
         for (int w = 0; w < kWarpgroups; ++w) {
@@ -218,36 +213,46 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   std::uint32_t q[kConfig.q_in_registers ? kHeadDim / 16 : 1][4];
   float top[2],
       sum[2];  // of rows g and g + 8: base of the exponents, this thread's part of the sum
-  KStage k_stage(0);
-  VStage v_stage(0);
+  KStage k_stage(k_full, 0);
+  VStage v_stage(v_full, 0);  // with kOneRing the stage of the block whose V is wanted next
+  const auto v_follows_k = [&] {
+    v_stage.full = k_stage.full + (v_full - k_full);
+    v_stage.parity = k_stage.parity;
+  };
 
+  // Of descriptors: the half that is constant, and Q's other half.
+  std::uint32_t high = 0, q_low = 0;
+  constexpr std::uint32_t kPerBarrier = kConfig.block_bytes() / 128;  // of a descriptor
+  const std::uint32_t k_base = uniform(((k_shared / 16) | 0x10000u) - k_full * kPerBarrier);
   // S = Q K^T; asynchronous.
   const auto issue_scores = [&] {
-    const std::uint32_t k_low = ((k_shared / 16) | 0x10000u) + k_stage.tile;
+    const std::uint32_t k_low = k_base + k_stage.full * kPerBarrier;
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
-      const auto b = ptx::swizzle128_descriptor(k_low + (k / 4) * (kKeys * 128 / 16) + (k % 4) * 2);
+      const auto b = ptx::descriptor(high, k_low + (k / 4) * (kKeys * 128 / 16) + (k % 4) * 2);
       if constexpr (kConfig.q_in_registers) {
         ptx::wgmma_rs<T, kKeys>(s, q[k], b, k > 0);
       } else {
-        const auto a = ptx::swizzle128_descriptor(((q_tile / 16) | 0x10000u) +
-                                                  (k / 4) * (64 * 128 / 16) + (k % 4) * 2);
+        const auto a = ptx::descriptor(
+            high, q_low + (k / 4) * (64 * 128 / 16) + (k % 4) * 2);
         ptx::wgmma_ss<T, kKeys>(s, a, b, k > 0);
       }
     }
     ptx::wgmma_commit();
   };
+  // The leading offset leads from a chunk of 64 columns to the next, or to the ones.
+  constexpr std::uint32_t kChunk =
+      (kOnes ? kConfig.ones_offset() - kConfig.v_offset() : kKeys * 128) / 16;
+  constexpr std::uint32_t kStep = kOnes ? 1u - 0x10000u : 1u;
+  const std::uint32_t v_base =
+      uniform(((v_shared / 16) | (kChunk << 16)) - v_full * (kPerBarrier * kStep));
   // O (+)= P V; asynchronous.
   const auto issue_output = [&](bool accumulate) {
-    // The leading offset leads from a chunk of 64 columns to the next, or to the ones.
-    constexpr std::uint32_t kChunk =
-        (kOnes ? kConfig.ones_offset() - kConfig.v_offset() : kKeys * 128) / 16;
-    constexpr std::uint32_t kStep = kOnes ? 1u - 0x10000u : 1u;
-    const std::uint32_t v_low = ((v_shared / 16) | (kChunk << 16)) + v_stage.tile * kStep;
+    const std::uint32_t v_low = v_base + v_stage.full * (kPerBarrier * kStep);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
       ptx::wgmma_rs_nmajor<T, kColumns>(
-          o, weights[k], ptx::swizzle128_descriptor(v_low + k * (16 * 128 / 16) * kStep),
+          o, weights[k], ptx::descriptor(high, v_low + k * (16 * 128 / 16) * kStep),
           k > 0 || accumulate);
     ptx::wgmma_commit();
   };
@@ -361,7 +366,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4(b, k_shared + 16 * k_stage.tile + (k / 4) * kKeys * 128 +
+        ptx::ldmatrix_x4(b, k_shared + (k_stage.full - k_full) / 8 * kConfig.block_bytes() +
+                                (k / 4) * kKeys * 128 +
                                 (16 * n + row) * 128 + ((((k % 4) * 2 + half) ^ (lane & 7)) << 4));
         ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n]), a, b[0], b[1]);
         ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n + 4]), a, b[2], b[3]);
@@ -490,17 +496,18 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const auto skip_block = [&] {
       my_turn();
       your_turn();
-      ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
-      release(k_empty + k_stage.barrier);
-      k_stage.advance();
-      ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
-      release(v_empty + v_stage.barrier);
-      v_stage.advance();
+      ptx::mbarrier_wait(k_stage.full, k_stage.parity);
+      release(k_stage.empty());
+      if constexpr (kOneRing) v_follows_k();
+      k_stage.advance(k_full);
+      ptx::mbarrier_wait(v_stage.full, v_stage.parity);
+      release(v_stage.empty());
+      if constexpr (!kOneRing) v_stage.advance(v_full);
     };
     if constexpr (kSplit) {
       if (group == 1 && blocks.end > blocks.begin) {
-        k_stage.advance();
-        v_stage.advance();
+        k_stage.advance(k_full);
+        if constexpr (!kOneRing) v_stage.advance(v_full);
       }
     } else {
 #pragma unroll 1
@@ -516,20 +523,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::ldmatrix_x4(q[k], q_tile + (k / 4) * 64 * 128 + (16 * warp + (lane & 15)) * 128 +
                                    ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
     }
-    // Q's place is free once Q is in registers, else after the last block, or, where O takes Q's
-    // place, after O is stored.
-    const auto release_queries_if = [&](bool last) {
-      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q())
-        ptx::mbarrier_arrive_if(q_empty + 8 * group, leader && last);
-    };
 
+    // In a way that ptxas cannot know: it would set a constant again for every wgmma, in a register
+    // that holds it already. For each tile, because it would copy what lives longer.
+    const std::uint32_t zero = uniform(ptx::lane_id());
+    high = ptx::kSwizzle128High + zero;
+    q_low = (q_tile / 16) | 0x10000u;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
     if (works) {
       int block = newest;
       // ---- First block ----
       float shrink[2];
-      ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
+      ptx::mbarrier_wait(k_stage.full, k_stage.parity);
       my_turn();
       ptx::pin_registers(s);
       ptx::wgmma_fence();
@@ -553,11 +559,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         exponentiate(s, top[0], top[1], unused);
         convert(s);
         guard_converted.template operator()<true>();
-        release(k_empty + k_stage.barrier);
-        release_queries_if(block < blocks.begin + kStride);
+        release(k_stage.empty());
       } else {
-        release(k_empty + k_stage.barrier);
-        release_queries_if(block < blocks.begin + kStride);
+        release(k_stage.empty());
         const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
           transform(scores);
           if (kMasked || (block + 1) * kKeys > p.band.keys) mask(scores, block, first_row);
@@ -575,18 +579,28 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         convert(s);
       }
       // To the warpgroup's next block, if there is one in the tile, else past the tile's last.
-      const auto advance = [&](auto& stage, int from) {
-        stage.advance();
-        if (kSplit && from > blocks.begin) stage.advance();
+      const auto advance = [&](auto& stage, std::uint32_t first, int from) {
+        stage.advance(first);
+        if (kSplit && from > blocks.begin) stage.advance(first);
       };
-      advance(k_stage, block);
+      const auto next_stages = [&]<bool kFirst>() {
+        if constexpr (kOneRing) {
+          v_follows_k();
+        } else if constexpr (!kFirst) {
+          advance(v_stage, v_full, block + kStride);
+        }
+        advance(k_stage, k_full, block);
+      };
+      next_stages.template operator()<true>();
 
       // ---- Main loop: S(block) and O += P V of the block before ----
       const int second = block - kStride;
       const auto step = [&]<bool kExact>() {
         block -= kStride;
-        ptx::mbarrier_wait(k_full + k_stage.barrier, k_stage.parity);
-        ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
+        // Else ptxas keeps the descriptors of a large Q in registers that it does not have.
+        if constexpr (kHeadDim > 128) q_low ^= zero;
+        ptx::mbarrier_wait(k_stage.full, k_stage.parity);
+        ptx::mbarrier_wait(v_stage.full, v_stage.parity);
         my_turn();
         ptx::pin_registers(s);
         ptx::pin_registers(o);
@@ -608,25 +622,22 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           rescale = softmax_guarded(shrink);
         }
         if constexpr (!kLateGuard || kExact) {
-          release(k_empty + k_stage.barrier);
-          release_queries_if(block < blocks.begin + kStride);
+          release(k_stage.empty());
         }
         ptx::pin_registers(s);
         ptx::wgmma_wait<0>();
         ptx::pin_registers(o);
         ptx::pin_registers(s);
-        release(v_empty + v_stage.barrier);
+        release(v_stage.empty());
         if constexpr (kLateGuard && !kExact) {
           convert(s);
           guard_converted.template operator()<false>();
-          release(k_empty + k_stage.barrier);
-          release_queries_if(block < blocks.begin + kStride);
+          release(k_stage.empty());
         } else {
           if (rescale) rescale_output(shrink);
           convert(s);
         }
-        advance(v_stage, block + kStride);
-        advance(k_stage, block);
+        next_stages.template operator()<false>();
       };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
       const auto more = [&] { return block - kStride >= blocks.begin; };
@@ -640,14 +651,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
 
       // ---- Last product ----
-      ptx::mbarrier_wait(v_full + v_stage.barrier, v_stage.parity);
+      // Q's place is free from here on, if it was not since Q came to registers; where O takes it,
+      // after O is stored.
+      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q()) release(q_empty + 8 * group);
+      ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       ptx::pin_registers(o);
       ptx::wgmma_fence();
       issue_output(block <= second);
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
-      release(v_empty + v_stage.barrier);
-      advance(v_stage, block);
+      release(v_stage.empty());
+      if constexpr (!kOneRing) advance(v_stage, v_full, block);
       // The other columns of the ones are zeros.
       if constexpr (kOnes) {
         sum[0] = o[kHeadDim / 2] + o[kHeadDim / 2 + 1];
