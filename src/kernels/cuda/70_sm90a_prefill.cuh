@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr bool kLateGuard = kConfig.late_guard();
   constexpr int kColumns = kHeadDim + (kOnes ? 8 : 0);  // of the output
   constexpr int kKStages = kConfig.k_stages, kVStages = kConfig.v_stages;
+  constexpr int kQStages = kConfig.q_stages, kQTiles = kQStages * kConfig.warpgroups;
   constexpr bool kOneRing = kKStages == kVStages;  // a block's K and V are in stages of one index
   using KStage = Stage<kKStages>;
   using VStage = Stage<kVStages>;
@@ -79,20 +80,23 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr bool kSplit = kConfig.split;
   constexpr int kStride = kSplit ? kWarpgroups : 1;  // from a warpgroup's block to its next
   constexpr bool kTurns = kOnes && !kMasked && kWarpgroups == 2 && !kSplit;
+  // A word of bits becomes predicates in five instructions, where comparisons are one for each
+  // score; at D 128 causal that was 1 to 2% slower, at D 64 up to 3% faster (H200, 2026-11-22).
+  constexpr bool kMaskByBits = kHeadDim == 64 || !kMasked;
   static_assert(kConfig.shared_bytes() <= 232448 && kKeys % 16 == 0);
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
   // "full" barriers count TMA bytes; "empty" ones an arrival of each consumer warp.
-  __shared__ alignas(8) std::uint64_t barriers[2 * (kWarpgroups + kKStages + kVStages)];
+  __shared__ alignas(8) std::uint64_t barriers[2 * (kQTiles + kKStages + kVStages)];
   const auto shared_u32 = [](const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
   };
   const std::uint32_t q_shared = uniform((shared_u32(raw_shared) + 1023) & ~1023u);
   const std::uint32_t k_shared = q_shared + kConfig.k_offset();
   const std::uint32_t v_shared = q_shared + kConfig.v_offset();
-  const std::uint32_t q_full = uniform(shared_u32(barriers)), q_empty = q_full + 8 * kWarpgroups;
-  const std::uint32_t k_full = q_empty + 8 * kWarpgroups, k_empty = k_full + 8 * kKStages;
+  const std::uint32_t q_full = uniform(shared_u32(barriers)), q_empty = q_full + 8 * kQTiles;
+  const std::uint32_t k_full = q_empty + 8 * kQTiles, k_empty = k_full + 8 * kKStages;
   const std::uint32_t v_full = k_empty + 8 * kKStages, v_empty = v_full + 8 * kVStages;
 
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::tensormap_prefetch(&q_map);
     ptx::tensormap_prefetch(&k_map);
     ptx::tensormap_prefetch(&v_map);
-    for (int i = 0; i < kWarpgroups; ++i) {
+    for (int i = 0; i < kQTiles; ++i) {
       ptx::mbarrier_init(q_full + 8 * i, 1);
       ptx::mbarrier_init(q_empty + 8 * i, 4);
     }
@@ -140,13 +144,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
     if (threadIdx.x < 32) {
+      bool more = next_tile(p, 0, tile);
       // Inputs, and room for outputs, from here on: consumers store nothing before a Q has come.
       ptx::grid_dependency_wait();
       // All lanes walk, one issues: control flow stays uniform.
       const bool leader = lane == 0;
       KStage k_stage(k_full, 1);
       VStage v_stage(v_full, 1);
-      for (int step = 0; next_tile(p, step, tile); ++step) {
+      for (int step = 0; more; ++step) {
         const int first_row = tile.index * kConfig.rows();
         const BlockRange blocks =
             visible_blocks(first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
@@ -173,14 +178,15 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         };
 #pragma unroll
         for (int w = 0; w < kWarpgroups; ++w) {
-          ptx::mbarrier_wait(q_empty + 8 * w, (step & 1) ^ 1);
+          const int at = w + step % kQStages * kWarpgroups;
+          ptx::mbarrier_wait(q_empty + 8 * at, (step / kQStages & 1) ^ 1);
           if (leader) {
-            ptx::mbarrier_arrive_expect_tx(q_full + 8 * w, kConfig.q_bytes());
+            ptx::mbarrier_arrive_expect_tx(q_full + 8 * at, kConfig.q_bytes());
 #pragma unroll
             for (int c = 0; c < kChunks; ++c)
-              ptx::tma_load_4d(q_shared + w * kConfig.q_bytes() + c * 64 * 128, &q_map,
-                               q_full + 8 * w, 64 * c, first_row + (kSplit ? 0 : 64 * w), tile.head,
-                               tile.batch);
+              ptx::tma_load_4d(q_shared + at * kConfig.q_bytes() + c * 64 * 128, &q_map,
+                               q_full + 8 * at, 64 * c, first_row + (kSplit ? 0 : 64 * w),
+                               tile.head, tile.batch);
           }
         }
         // K runs one block ahead of V, as the consumers do.
@@ -190,7 +196,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           load_k(block - 1);
           load_v(block);
         }
+        Tile next = tile;
+        more = next_tile(p, step + 1, next);
         if (blocks.end > blocks.begin) load_v(blocks.begin);
+        tile = next;
         __syncwarp();
       }
       // The next kernel may set up beside the last blocks of this one; shared memory leaves it no
@@ -203,7 +212,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   // ---- Consumers ----
   ptx::setmaxnreg_increase<kConfig.consumer_registers()>();
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
-  const std::uint32_t q_tile = q_shared + group * kConfig.q_bytes();
+  int q_index = group;  // of the tile's Q among stages and warpgroups
+  const auto q_tile = [&] { return q_shared + q_index * kConfig.q_bytes(); };
   const bool leader = lane == 0;
   const float scale = kGeneral ? 1.0f : p.scale_log2;
 
@@ -233,8 +243,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if constexpr (kConfig.q_in_registers) {
         ptx::wgmma_rs<T, kKeys>(s, q[k], b, k > 0);
       } else {
-        const auto a = ptx::descriptor(
-            high, q_low + (k / 4) * (64 * 128 / 16) + (k % 4) * 2);
+        const auto a = ptx::descriptor(high, q_low + (k / 4) * (64 * 128 / 16) + (k % 4) * 2);
         ptx::wgmma_ss<T, kKeys>(s, a, b, k > 0);
       }
     }
@@ -251,9 +260,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const std::uint32_t v_low = v_base + v_stage.full * (kPerBarrier * kStep);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
-      ptx::wgmma_rs_nmajor<T, kColumns>(
-          o, weights[k], ptx::descriptor(high, v_low + k * (16 * 128 / 16) * kStep),
-          k > 0 || accumulate);
+      ptx::wgmma_rs_nmajor<T, kColumns>(o, weights[k],
+                                        ptx::descriptor(high, v_low + k * (16 * 128 / 16) * kStep),
+                                        k > 0 || accumulate);
     ptx::wgmma_commit();
   };
   // Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
@@ -273,25 +282,31 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int lane = ptx::lane_id();  // anew, as in redo_scores
     const int row = first_row + 16 * warp + (lane >> 2);
     const int first_key = block * kKeys + 2 * (lane & 3);
-    const int end[2] = {p.band.end(row) - first_key, p.band.end(row + 8) - first_key};
+    // Of a row's scores in this thread, two keys of eight, those of keys before `key` as bits.
+    const auto before = [](int key) {
+      const int keys = min(max(key, 0), kKeys);
+      return ptx::low_bits(2 * (keys >> 3) + min(keys & 7, 2));
+    };
     const auto hide_from = [&]<int kFrom>() {
 #pragma unroll
-      for (int i = kFrom; i < kCount; ++i) {
-        if ((i / 4) * 8 + (i & 1) >= end[(i >> 1) & 1]) scores[i] = -INFINITY;
+      for (int h = 0; h < 2; ++h) {
+        const int end = p.band.end(row + 8 * h) - first_key;
+        const int begin = kWindow ? p.band.first(row + 8 * h) - first_key : 0;
+        const std::uint32_t visible = kMaskByBits ? before(end) & ~before(begin) : 0;
+#pragma unroll
+        for (int bit = kFrom / 2; bit < kCount / 2; ++bit) {
+          const int i = 4 * (bit / 2) + 2 * h + bit % 2, key = 8 * (bit / 2) + bit % 2;
+          const bool hidden =
+              kMaskByBits ? (visible >> bit & 1) == 0 : key >= end || (kWindow && key < begin);
+          if (hidden) scores[i] = -INFINITY;
+        }
       }
     };
     // Of the second of two diagonal warpgroups, every row sees the first half.
-    if (kCount == 64 && p.band.end(first_row) - block * kKeys >= 64) {
+    if (!kWindow && kCount == 64 && p.band.end(first_row) - block * kKeys >= 64) {
       hide_from.template operator()<kCount / 2>();
     } else {
       hide_from.template operator()<0>();
-    }
-    if constexpr (kWindow) {
-      const int begin[2] = {p.band.first(row) - first_key, p.band.first(row + 8) - first_key};
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if ((i / 4) * 8 + (i & 1) < begin[(i >> 1) & 1]) scores[i] = -INFINITY;
-      }
     }
   };
   // scores = 2^(scale * scores - base), and, without kOnes, their sums.
@@ -360,15 +375,15 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         for (int i = 0; i < 4; ++i) a[i] = q[k][i];
       } else {
         const int q_row = 16 * warp + (lane & 15);
-        ptx::ldmatrix_x4(a, q_tile + (k / 4) * 64 * 128 + q_row * 128 +
+        ptx::ldmatrix_x4(a, q_tile() + (k / 4) * 64 * 128 + q_row * 128 +
                                 ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
       }
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4(b, k_shared + (k_stage.full - k_full) / 8 * kConfig.block_bytes() +
-                                (k / 4) * kKeys * 128 +
-                                (16 * n + row) * 128 + ((((k % 4) * 2 + half) ^ (lane & 7)) << 4));
+                                (k / 4) * kKeys * 128 + (16 * n + row) * 128 +
+                                ((((k % 4) * 2 + half) ^ (lane & 7)) << 4));
         ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n]), a, b[0], b[1]);
         ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n + 4]), a, b[2], b[3]);
       }
@@ -469,7 +484,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   if (kTurns && group == 1) ptx::named_barrier_arrive(4, 256);
   // The exchange of split tiles: barrier 6 says empty, 7 full.
   if (kSplit && group == 0) ptx::named_barrier_arrive(6, 256);
-  for (int tile_step = 0; next_tile(p, tile_step, tile); ++tile_step) {
+  Tile next = {};
+  bool another = next_tile(p, 0, tile);
+  for (int tile_step = 0; another; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(),
               first_row = tile_row + (kSplit ? 0 : 64 * group);
     const BlockRange tile_blocks =
@@ -515,12 +532,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         skip_block();
     }
 
-    ptx::mbarrier_wait(q_full + 8 * group, tile_step & 1);
+    if constexpr (kQStages > 1) q_index = group + tile_step % kQStages * kWarpgroups;
+    ptx::mbarrier_wait(q_full + 8 * q_index, tile_step / kQStages & 1);
     if constexpr (kConfig.q_in_registers) {
       const int lane = ptx::lane_id();
 #pragma unroll
       for (int k = 0; k < kHeadDim / 16; ++k)
-        ptx::ldmatrix_x4(q[k], q_tile + (k / 4) * 64 * 128 + (16 * warp + (lane & 15)) * 128 +
+        ptx::ldmatrix_x4(q[k], q_tile() + (k / 4) * 64 * 128 + (16 * warp + (lane & 15)) * 128 +
                                    ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
     }
 
@@ -528,7 +546,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // that holds it already. For each tile, because it would copy what lives longer.
     const std::uint32_t zero = uniform(ptx::lane_id());
     high = ptx::kSwizzle128High + zero;
-    q_low = (q_tile / 16) | 0x10000u;
+    q_low = (q_tile() / 16) | 0x10000u;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
     if (works) {
@@ -543,10 +561,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       your_turn();
       // Not before wgmma_fence, which waits for ldmatrix to finish: an arrival overtakes it, and
       // the next Q then lands in rows not yet read (seen once in 400 runs).
-      if constexpr (kConfig.q_in_registers) release(q_empty + 8 * group);
+      if constexpr (kConfig.q_in_registers) release(q_empty + 8 * q_index);
+      another = next_tile(p, tile_step + 1, next);  // 300 clocks that pass beside this product
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
-      if (kLateGuard && !kMasked && (block + 1) * kKeys <= p.band.keys) {
+      if (!kMasked && (block + 1) * kKeys <= p.band.keys) {
         // A base from a quarter of the keys; the guard knows where that is not enough.
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -555,11 +574,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           for (int i = 1; i < kKeys / 16; ++i) most = fmaxf(most, s[4 * (i / 2) + 2 * h + (i & 1)]);
           top[h] = quad_max(most) * scale + kHeadroom;
         }
-        float unused[2];
-        exponentiate(s, top[0], top[1], unused);
-        convert(s);
-        guard_converted.template operator()<true>();
-        release(k_stage.empty());
+        if constexpr (kLateGuard) {
+          float unused[2];
+          exponentiate(s, top[0], top[1], unused);
+          convert(s);
+          guard_converted.template operator()<true>();
+          release(k_stage.empty());
+        } else {
+          softmax_guarded(shrink);
+          release(k_stage.empty());
+          convert(s);
+        }
       } else {
         release(k_stage.empty());
         const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
@@ -653,7 +678,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // ---- Last product ----
       // Q's place is free from here on, if it was not since Q came to registers; where O takes it,
       // after O is stored.
-      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q()) release(q_empty + 8 * group);
+      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q()) release(q_empty + 8 * q_index);
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       ptx::pin_registers(o);
       ptx::wgmma_fence();
@@ -668,7 +693,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         sum[1] = o[kHeadDim / 2 + 2] + o[kHeadDim / 2 + 3];
       }
     } else {
-      if constexpr (!kConfig.o_over_q()) release(q_empty + 8 * group);
+      another = next_tile(p, tile_step + 1, next);
+      if constexpr (!kConfig.o_over_q()) release(q_empty + 8 * q_index);
     }
     if constexpr (!kSplit) {
 #pragma unroll 1
@@ -726,7 +752,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       sum[h] = quad_sum(sum[h]);
       const int r = row + 8 * h;
       if (p.lse != nullptr && t == 0 && r < p.seq_q) {
-        const std::int64_t head = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
+        const std::int64_t head =
+            static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
         p.lse[head * p.seq_q + r] = sum[h] == 0.0f ? -INFINITY : kLn2 * (top[h] + __log2f(sum[h]));
       }
       sum[h] = sum[h] == 0.0f ? 0.0f : reciprocal_fast(sum[h]);  // no key seen: O = 0
@@ -754,12 +781,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           }
         }
       }
-      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * group);
+      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * q_index);
     } else {
       // Each warp lays out its 16 rows and stores them alone; TMA leaves out rows past Sq.
       std::uint32_t strip, chunk_bytes;
       if constexpr (kConfig.o_over_q()) {
-        strip = q_tile + warp * 16 * 128;
+        strip = q_tile() + warp * 16 * 128;
         chunk_bytes = 64 * 128;
         ptx::named_barrier_sync(1 + group, 128);  // all warps are done with Q
       } else {
@@ -801,7 +828,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::tma_store_commit();
         if constexpr (kConfig.o_over_q()) ptx::tma_store_wait_read();
       }
-      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * group);
+      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * q_index);
     }
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
