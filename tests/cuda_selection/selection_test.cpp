@@ -55,9 +55,25 @@ TEST_F(CudaSelection, PrefillTakesWhatSmallLeaves) {
   };
   EXPECT_EQ(chosen(make_problem(1, 8, 8, 1024, 1024, 64, DType::f16)), kSmall);
   EXPECT_EQ(chosen(make_problem(2, 8, 8, 512, 512, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(4, 8, 8, 128, 128, 64, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(1, 4, 4, 2048, 2048, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(1, 4, 4, 2048, 2048, 64, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(3, 32, 32, 64, 64, 64, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(3, 32, 32, 64, 64, 128, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(4, 8, 8, 256, 256, 64, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(8, 16, 16, 64, 64, 128, DType::f16)), kPrefill);
   EXPECT_EQ(chosen(make_problem(1, 8, 8, 2048, 2048, 64, DType::f16)), kPrefill);
   EXPECT_EQ(chosen(make_problem(1, 8, 8, 512, 512, 256, DType::bf16)), kPrefill);
   EXPECT_EQ(chosen(make_problem(32, 32, 32, 64, 64, 64, DType::bf16)), kPrefill);
+}
+
+TEST_F(CudaSelection, WhereSmallIsSlowerItCanStillBeAskedFor) {
+  const Problem problem = make_problem(8, 16, 16, 64, 64, 128, DType::f16);
+  const Candidate small = answer(problem, kSmall);
+  EXPECT_TRUE(small.accepted);
+  EXPECT_NE(small.reason.find("the prefill kernel is faster"), std::string::npos) << small.reason;
+  options_.variant = kSmall;
+  EXPECT_TRUE(plan(problem, facts_, options_).ok());
 }
 
 TEST_F(CudaSelection, SmallIgnoresTheBatchWhenAsked) {

@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kId = "cuda.sm90.small";
 constexpr int kRank = 230;
+constexpr int kRankBehindPrefill = 210;
 constexpr std::int64_t kGridLimit = 65535;  // of the y and z axes
 // Above half an SM's 228 KB, so that a dependent grid's blocks do not move in beside this grid's:
 // with room for two, launching early is slower than not (5.25 us against 4.88, H200, 2026-11-20).
@@ -39,6 +40,13 @@ std::size_t choose(const Problem& problem, const Band& band) {
 std::int64_t blocks(const Problem& problem, core::Choice choice) {
   return kCluster * ceil_div(problem.seq_q, kRows) * problem.heads_q *
          (choice.batch_invariant ? 1 : problem.batch);
+}
+
+/// One block an SM (at D 64 one and a half) is faster than the prefill kernel everywhere, two where
+/// that one has long chains for few of its CTAs (docs/kernels/sm90.md, "Which kernel wins where").
+bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, std::int64_t blocks) {
+  return 2 * blocks <= (problem.head_dim > 64 ? 2 : 3) * std::int64_t{facts.multiprocessors} ||
+         (problem.seq_q >= 512 && (problem.head_dim > 64 || problem.seq_kv <= 1024));
 }
 
 int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {
@@ -86,10 +94,12 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
              std::to_string(2 * facts.multiprocessors);
     });
   }
+  const bool faster = faster_than_prefill(problem, facts, count);
   if (why != nullptr) {
-    *why = std::to_string(count) + " blocks run at once, four parts of the keys to every tile";
+    *why = std::to_string(count) + " blocks run at once, four parts of the keys to every tile" +
+           (faster ? "" : "; at these lengths the prefill kernel is faster");
   }
-  return kRank;
+  return faster ? kRank : kRankBehindPrefill;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
