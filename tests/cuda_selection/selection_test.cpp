@@ -57,6 +57,8 @@ TEST_F(CudaSelection, PrefillTakesWhatSmallLeaves) {
   EXPECT_EQ(chosen(make_problem(2, 8, 8, 512, 512, 128, DType::f16)), kSmall);
   EXPECT_EQ(chosen(make_problem(4, 8, 8, 128, 128, 64, DType::f16)), kSmall);
   EXPECT_EQ(chosen(make_problem(1, 4, 4, 2048, 2048, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(1, 64, 64, 128, 4096, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(4, 32, 32, 16, 4096, 128, DType::f16)), kPrefill);
   EXPECT_EQ(chosen(make_problem(1, 4, 4, 2048, 2048, 64, DType::f16)), kPrefill);
   EXPECT_EQ(chosen(make_problem(3, 32, 32, 64, 64, 64, DType::f16)), kSmall);
   EXPECT_EQ(chosen(make_problem(3, 32, 32, 64, 64, 128, DType::f16)), kPrefill);
@@ -71,7 +73,7 @@ TEST_F(CudaSelection, WhereSmallIsSlowerItCanStillBeAskedFor) {
   const Problem problem = make_problem(8, 16, 16, 64, 64, 128, DType::f16);
   const Candidate small = answer(problem, kSmall);
   EXPECT_TRUE(small.accepted);
-  EXPECT_NE(small.reason.find("the prefill kernel is faster"), std::string::npos) << small.reason;
+  EXPECT_NE(small.reason.find("behind the prefill kernel"), std::string::npos) << small.reason;
   options_.variant = kSmall;
   EXPECT_TRUE(plan(problem, facts_, options_).ok());
 }
@@ -81,6 +83,19 @@ TEST_F(CudaSelection, SmallIgnoresTheBatchWhenAsked) {
   const Problem many = make_problem(16, 8, 8, 512, 512, 64, DType::f16);
   options_.batch_invariant = true;
   EXPECT_EQ(explain(one, facts_, options_).chosen, explain(many, facts_, options_).chosen);
+  // Where the batch would decide which kernel is faster.
+  for (const std::int64_t batch : {1, 4, 64}) {
+    EXPECT_EQ(explain(make_problem(batch, 8, 8, 256, 256, 64, DType::f16), facts_, options_).chosen,
+              kSmall)
+        << batch;
+  }
+}
+
+TEST_F(CudaSelection, SmallTakesABroadcastQThatPrefillRefuses) {
+  Problem problem = make_problem(8, 16, 16, 64, 64, 128, DType::f16);
+  problem.q.stride[0] = 0;
+  EXPECT_FALSE(answer(problem, kPrefill).accepted);
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, kSmall);
 }
 
 TEST_F(CudaSelection, SmallLoopsOnlyAboveFourPartsOfKeys) {

@@ -5,11 +5,12 @@
 // S(j) = Q K(j)^T before O += P(j-1) V(j-1), so that the tensor cores multiply while the other
 // pipes exponentiate. Blocks run from the last visible key to the first.
 //
-// The row maximum is taken in the first block and wherever a mask cuts; the other blocks keep the
-// stale one, and a guard watches the range: beyond 2^13 the weights are scaled down, beyond 2^100
-// the block is done again with its true maximum. It looks at the row sum, which is needed anyway,
-// or, where the tensor cores sum the rows, at the largest weight. That leaves 3 to 3.5
-// instructions a score instead of 5 to 5.5 (H200, 2026-11-20: +10% at D 128, +8% at D 64).
+// The row maximum is taken wherever a mask cuts. Else the first block takes that of a quarter of its
+// keys, the others keep the stale one, and a guard watches the range: beyond 2^13 the weights are
+// scaled down, beyond 2^100 the block is done again with its true maximum. It looks at the row sum,
+// which is needed anyway, or, where the tensor cores sum the rows, at the largest weight. That
+// leaves 3.7 instructions a score at D 64 and 4.6 at D 128, all counted, where the maximum took 2
+// more (H200, 2026-11-20: +10% at D 128, +8% at D 64).
 //
 // Limits: sm_90a, 16-bit inputs, D <= 256, row strides that TMA takes (16 bytes).
 // Budget: one CTA per SM; registers by setmaxnreg. Bound: issue slots under wgmma, then power.
@@ -140,8 +141,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
   Tile tile;
   if (warpgroup == 0) {
-    // ---- Producer: one thread copies the tiles that the consumers will ask for, in that order
-    // ----
+    // ---- Producer: one thread copies tiles in the order in which consumers ask for them ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
     if (threadIdx.x < 32) {
       bool more = next_tile(p, 0, tile);

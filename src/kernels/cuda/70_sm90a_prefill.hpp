@@ -119,7 +119,8 @@ constexpr Config config_of(std::size_t tile, DType dtype, Features features) {
   config.ones = config.ones && dtype == DType::f16;
   if (features == Features::window && config.head_dim == 256) features = Features::general;
   config.features = features;
-  // Under a mask a second Q gained nothing and cost 5% at 2x32x8192x64 (H200, 2026-11-22).
+  // Under a mask a second Q gave +5% at 1x64x1100x64, -3% at 32x32x512x64 and -6% at 2x32x8192x64
+  // (H200, 2026-11-22).
   if (features != Features::plain) config.q_stages = 1;
   if (features == Features::general && config.head_dim == 128) config.q_in_registers = false;
   return config;

@@ -42,11 +42,16 @@ std::int64_t blocks(const Problem& problem, core::Choice choice) {
          (choice.batch_invariant ? 1 : problem.batch);
 }
 
-/// One block an SM (at D 64 one and a half) is faster than the prefill kernel everywhere, two where
-/// that one has long chains for few of its CTAs (docs/kernels/sm90.md, "Which kernel wins where").
-bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, std::int64_t blocks) {
-  return 2 * blocks <= (problem.head_dim > 64 ? 2 : 3) * std::int64_t{facts.multiprocessors} ||
-         (problem.seq_q >= 512 && (problem.head_dim > 64 || problem.seq_kv <= 1024));
+/// At most one block an SM (at D 64 one and a half) was faster than the prefill kernel in all that
+/// was measured; two where that one has long rows of keys for half the machine's CTAs or fewer
+/// (docs/kernels/sm90.md, "Which kernel wins where").
+bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const std::int64_t count = blocks(problem, choice), machine = facts.multiprocessors;
+  if (2 * count <= (problem.head_dim > 64 ? 2 : 3) * machine) return true;
+  const std::int64_t prefill_tiles =
+      ceil_div(problem.seq_q, 128) * problem.heads_q * (choice.batch_invariant ? 1 : problem.batch);
+  const std::int64_t keys = tile_keys(visible_keys(problem).band);
+  return 2 * prefill_tiles <= machine && keys >= 512 && (problem.head_dim > 64 || keys <= 1024);
 }
 
 int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {
@@ -94,10 +99,10 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
              std::to_string(2 * facts.multiprocessors);
     });
   }
-  const bool faster = faster_than_prefill(problem, facts, count);
+  const bool faster = faster_than_prefill(problem, facts, choice);
   if (why != nullptr) {
-    *why = std::to_string(count) + " blocks run at once, four parts of the keys to every tile" +
-           (faster ? "" : "; at these lengths the prefill kernel is faster");
+    *why = std::to_string(count) + " blocks, four parts of the keys to every tile" +
+           (faster ? "" : "; behind the prefill kernel, which is faster at these lengths");
   }
   return faster ? kRank : kRankBehindPrefill;
 }
