@@ -91,13 +91,6 @@ TEST_F(CudaSelection, SmallIgnoresTheBatchWhenAsked) {
   }
 }
 
-TEST_F(CudaSelection, SmallTakesABroadcastQThatPrefillRefuses) {
-  Problem problem = make_problem(8, 16, 16, 64, 64, 128, DType::f16);
-  problem.q.stride[0] = 0;
-  EXPECT_FALSE(answer(problem, kPrefill).accepted);
-  EXPECT_EQ(explain(problem, facts_, options_).chosen, kSmall);
-}
-
 TEST_F(CudaSelection, SmallLoopsOnlyAboveFourPartsOfKeys) {
   options_.variant = kSmall;
   const auto keys = [&](std::int64_t seq_kv, Mask mask) {
