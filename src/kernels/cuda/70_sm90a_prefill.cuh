@@ -282,10 +282,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int lane = ptx::lane_id();  // anew, as in redo_scores
     const int row = first_row + 16 * warp + (lane >> 2);
     const int first_key = block * kKeys + 2 * (lane & 3);
-    // Of a row's scores in this thread, two keys of eight, those of keys before `key` as bits.
+    // columns_below for blocks of kKeys. (One of the two could go when kernels are next recorded.)
     const auto before = [](int key) {
       const int keys = min(max(key, 0), kKeys);
-      return ptx::low_bits(2 * (keys >> 3) + min(keys & 7, 2));
+      return low_bits(2 * (keys >> 3) + min(keys & 7, 2));
     };
     const auto hide_from = [&]<int kFrom>() {
 #pragma unroll

@@ -37,21 +37,25 @@ std::size_t choose(const Problem& problem, const Band& band) {
   return kConfigs.size();
 }
 
-std::int64_t blocks(const Problem& problem, core::Choice choice) {
-  return kCluster * ceil_div(problem.seq_q, kRows) * problem.heads_q *
+/// Tiles of `rows` queries over all heads, as far as the choice may know of the batch.
+std::int64_t tiles(const Problem& problem, core::Choice choice, std::int64_t rows) {
+  return ceil_div(problem.seq_q, rows) * problem.heads_q *
          (choice.batch_invariant ? 1 : problem.batch);
+}
+
+std::int64_t blocks(const Problem& problem, core::Choice choice) {
+  return kCluster * tiles(problem, choice, kRows);
 }
 
 /// At most one block an SM (at D 64 one and a half) was faster than the prefill kernel in all that
 /// was measured; two where that one has long rows of keys for half the machine's CTAs or fewer
 /// (docs/kernels/sm90.md, "Which kernel wins where").
 bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  const std::int64_t count = blocks(problem, choice), machine = facts.multiprocessors;
-  if (2 * count <= (problem.head_dim > 64 ? 2 : 3) * machine) return true;
-  const std::int64_t prefill_tiles =
-      ceil_div(problem.seq_q, 128) * problem.heads_q * (choice.batch_invariant ? 1 : problem.batch);
+  const bool wide = problem.head_dim > 64;
+  const std::int64_t machine = facts.multiprocessors;
+  if (2 * blocks(problem, choice) <= (wide ? 2 : 3) * machine) return true;
   const std::int64_t keys = tile_keys(visible_keys(problem).band);
-  return 2 * prefill_tiles <= machine && keys >= 512 && (problem.head_dim > 64 || keys <= 1024);
+  return 2 * tiles(problem, choice, 128) <= machine && keys >= 512 && (wide || keys <= 1024);
 }
 
 int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {

@@ -61,13 +61,6 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/// The `count` lowest bits; all from 32 on.
-__device__ __forceinline__ std::uint32_t low_bits(int count) {
-  std::uint32_t bits;
-  asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));
-  return bits;
-}
-
 /// Volatile: read where it stands, never hoisted.
 __device__ __forceinline__ int lane_id() {
   int lane;

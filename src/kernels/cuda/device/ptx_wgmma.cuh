@@ -36,10 +36,10 @@ __device__ __forceinline__ void pin_registers(float (&r)[kCount]) {
 /// leading offset / 16 in 16-29 (distance of 64-column chunks where columns run along M or N,
 /// ignored otherwise), stride offset / 16 in 32-45 (8 rows: 1024 bytes), swizzle mode 1 in 62-63.
 /// The low word holds all that varies, so that arithmetic on it stays in one uniform register.
-inline constexpr std::uint32_t kSwizzle128High = (1u << 30) | (1024 / 16);
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t high, std::uint32_t low) {
   return (static_cast<std::uint64_t>(high) << 32) | low;
 }
+inline constexpr std::uint32_t kSwizzle128High = (1u << 30) | (1024 / 16);
 __device__ __forceinline__ std::uint64_t swizzle128_descriptor(std::uint32_t low) {
   return descriptor(kSwizzle128High, low);
 }

@@ -49,6 +49,13 @@ __device__ __forceinline__ std::uint32_t columns_below(int limit) {
   return bits >= 32 ? 0xffffffffu : (1u << bits) - 1;
 }
 
+/// The `count` lowest bits; all from 32 on. What columns_below ends with, in one instruction.
+__device__ __forceinline__ std::uint32_t low_bits(int count) {
+  std::uint32_t bits;
+  asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));
+  return bits;
+}
+
 /// Two floats rounded to nearest even into one register, lo in the low half.
 template <class T>
 __device__ __forceinline__ std::uint32_t pack2(float lo, float hi);
