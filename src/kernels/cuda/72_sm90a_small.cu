@@ -47,14 +47,15 @@ std::int64_t blocks(const Problem& problem, core::Choice choice) {
   return kCluster * tiles(problem, choice, kRows);
 }
 
-/// At most one block an SM (at D 64 one and a half) was faster than the prefill kernel in all that
-/// was measured; two where that one has long rows of keys for half the machine's CTAs or fewer
-/// (docs/kernels/sm90.md, "Which kernel wins where").
+/// At most one block an SM (at D 64 without a loop one and a half) was faster than the prefill
+/// kernel in all that was measured; two where that one has long rows of keys for half the machine's
+/// CTAs or fewer (docs/kernels/sm90.md, "Which kernel wins where").
 bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const bool wide = problem.head_dim > 64;
   const std::int64_t machine = facts.multiprocessors;
-  if (2 * blocks(problem, choice) <= (wide ? 2 : 3) * machine) return true;
   const std::int64_t keys = tile_keys(visible_keys(problem).band);
+  const bool two_fit = !wide && keys <= kConfigs[1].capacity();
+  if (2 * blocks(problem, choice) <= (two_fit ? 3 : 2) * machine) return true;
   return 2 * tiles(problem, choice, 128) <= machine && keys >= 512 && (wide || keys <= 1024);
 }
 
