@@ -179,7 +179,7 @@ Status Machine::call(Part part, const Outputs& outputs, const Options& options) 
   tensors.q_scale = scales(inputs_.q_scale, problem.heads_q);
   tensors.k_scale = scales(inputs_.k_scale, problem.heads_kv);
   tensors.v_scale = scales(inputs_.v_scale, problem.heads_kv);
-  return attention(problem, tensors, options);
+  return attend(problem, tensors, options);
 }
 
 // False where the variant does not take the problem.
@@ -279,10 +279,10 @@ Finding Machine::check(const std::string& variant) {
   return finding;
 }
 
-Finding Machine::check_batch_invariance(const std::string& variant) {
+Finding Machine::check_batch_invariance(const std::string& variant, bool asked) {
   Finding finding;
   Options options = options_for(variant);
-  options.batch_invariant = true;
+  options.batch_invariant = asked;
   const std::int64_t batch = spec_.problem.batch;
   const Part all{0, batch};
   if (!find_workspace(problem_of(all), options, finding)) return finding;

@@ -309,8 +309,9 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
   return s.moved + (2.25 * weight + summing(s.keys)) * s.magnitude + s.least +
          roundoff(view.out) * fabs(s.o) + (floor_in > floor_out ? floor_in : floor_out);
 }
-/// The smallest weight's half distance, relative to the largest weight.
-FUZZ_HD double weight_quantum(DType in) { return in == DType::f16 ? 0x1p-25 : 0.0; }
+/// Of a weight that small nothing need be left, relative to the largest: half of fp16's last place,
+/// or where an exponential of fp32 is flushed to zero.
+FUZZ_HD double weight_quantum(DType in) { return in == DType::f16 ? 0x1p-25 : 0x1p-124; }
 
 /// Of a weight p = exp(distance), as far as scores that are off by `slack` may move it.
 FUZZ_HD double moved_by(double distance, double p, double slack) {
@@ -334,8 +335,10 @@ FUZZ_HD float off_by(double got, double expected, double limit, bool may_be_nan,
   if (limit == kNan) return is_nan(got) ? 0.0f : wrong;
   if (is_nan(got)) return may_be_nan ? 0.0f : wrong;
   if (!is_finite(expected)) return got == expected ? 0.0f : wrong;
-  if (!is_finite(got))
-    return fabs(expected) + limit >= range && got * expected > 0.0 ? 0.0f : wrong;
+  if (!is_finite(got)) {
+    const bool sign = got * expected > 0.0 || limit > fabs(expected);
+    return sign && fabs(expected) + limit >= range ? 0.0f : wrong;
+  }
   const double error = fabs(got - expected);
   if (error == 0.0) return 0.0f;
   if (!(limit > 0.0)) return wrong;
