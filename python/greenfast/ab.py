@@ -181,10 +181,12 @@ class Greenfast(Engine):
 
     rival = False
 
-    def __init__(self, variant: str = ""):
+    def __init__(self, variant: str = "", library: str | None = None):
         from greenfast import capi
 
-        self.name, self._variant, self._library = variant or "greenfast", variant, capi.load()
+        self.name, self._variant, self._library = variant or "greenfast", variant, capi.load(library)
+        if library:  # another build of ours, to compare with as with a peer
+            self.name, self.rival = "before", True
 
     def _plan(self, shape: Shape, causal: bool, dtype: str):
         from greenfast import capi
@@ -549,6 +551,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--masks", default="full,causal", help="full, causal or both (default)")
     parser.add_argument("--dtype", choices=list(ERROR_LIMIT), default="fp16")
     parser.add_argument("--peers", default="cudnn,flash,fa3,fa4", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--before", metavar="LIBRARY", help="another libgreenfast.so, timed beside this one as a peer")
     parser.add_argument("--variants", default="", help="also time these Greenfast variants, each forced")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; each engine is replayed once a round")
     parser.add_argument("--sets", type=int, default=2, help="input sets that a graph rotates through")
@@ -584,6 +587,8 @@ def main(argv: list[str] | None = None) -> int:
         else:
             engines, missing = open_engines([p for p in args.peers.split(",") if p],
                                             [v for v in args.variants.split(",") if v])
+            if args.before:
+                engines.append(Greenfast(library=args.before))
     except Usage as error:
         print(f"greenfast.ab: {error}", file=sys.stderr)
         return 2

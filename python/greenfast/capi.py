@@ -145,16 +145,21 @@ class Library:
         self._check(self._dll.gf_get_device_facts(device, index, ctypes.byref(facts)))
         return facts
 
-    def bind(self, q, k, v, o, causal: bool = False, variant: str = "", stream: int = 0, device: int = CUDA):
+    def bind(self, q, k, v, o, causal: bool = False, variant: str = "", stream: int = 0, device: int = CUDA, *,
+             lse=None, scale: float | None = None, softcap: float = 0.0, causal_alignment: int = TOP_LEFT):
         """A call of attention() with these arguments: what is left to do at each is the library's alone. The tensors
-        must outlive it."""
+        must outlive it. lse: room for the log-sum-exp of every row, fp32 [B, Hq, Sq]; scale: 1/sqrt(D) unless given."""
         batch, heads_q, seq_q, head_dim = q.shape
         problem = self.problem(batch, heads_q, k.shape[1], seq_q, k.shape[2], head_dim,
-                               TORCH_DTYPES[str(q.dtype)], TOP_LEFT if causal else None)
+                               TORCH_DTYPES[str(q.dtype)], causal_alignment if causal else None)
         problem.out_dtype = DTYPES[TORCH_DTYPES[str(o.dtype)]]
         for layout, tensor in ((problem.q, q), (problem.k, k), (problem.v, v), (problem.o, o)):
             layout.stride[:] = tensor.stride()
-        tensors = Tensors(q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=o.data_ptr())
+        problem.lse, problem.softcap = int(lse is not None), softcap
+        if scale is not None:
+            problem.scale = scale
+        tensors = Tensors(q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=o.data_ptr(),
+                          lse=None if lse is None else lse.data_ptr())
         options = Options(device=device, stream=stream, variant=variant.encode())
         if device == CUDA:
             options.device_index = q.device.index or 0

@@ -413,8 +413,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
               low = base.low;
 #pragma unroll
               for (int n = 0; n < kAtomsN; ++n) {
-                s[a][n][2 * half] = exponent(s[a][n][2 * half], scale, base);
-                s[a][n][2 * half + 1] = exponent(s[a][n][2 * half + 1], scale, base);
+                s[a][n][2 * half] = exponent(s[a][n][2 * half], scale, finite(base));
+                s[a][n][2 * half + 1] = exponent(s[a][n][2 * half + 1], scale, finite(base));
               }
             } else {
               new_max = fmaxf(row_max[a][half], most[a][half] * scale);

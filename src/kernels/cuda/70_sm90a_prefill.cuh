@@ -329,8 +329,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr float kLimit = kOnes ? 0x1p15f : 0x1p13f;
   // What a thread wants seldom, and keeps in memory.
   struct Seldom {
-    bool wide;  // bases of this warp's rows are here, and `top` is -inf
-    WideBase base[2];
+    WideBase base[2];       // of a row whose `top` is NaN
     float o[kColumns / 2];  // output and sums of the blocks before the last `flush`
     float sum[2];
   } in_memory;
@@ -340,66 +339,61 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     return *address;
   };
   const auto base_of_row = [&](int h) -> WideBase {
-    return top[h] == -INFINITY && seldom().wide ? seldom().base[h] : WideBase{top[h], 0.0f};
+    return isnan(top[h]) ? seldom().base[h] : WideBase{top[h], 0.0f};
   };
-  const auto keep_bases = [&](const WideBase(&bases)[2]) {
-    Seldom& here = seldom();
-    here.wide = true;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      here.base[h] = bases[h];
-      top[h] = -INFINITY;
+  const auto set_base = [&](int h, WideBase base) {
+    top[h] = base.high;
+    if (base.low != 0.0f) {
+      seldom().base[h] = base;
+      top[h] = NAN;  // so that the guard trips and every block comes to softmax_wide
     }
   };
-  // softmax_exact for scores so large that one float cannot hold the base.
-  const auto softmax_wide = [&]<int kCount>(float(&scores)[kCount], const float(&most)[2],
-                                            float(&shrink)[2]) {
-    WideBase bases[2];
+  // One block of online softmax with the true maximum, whatever its size; `shrink` is what O must
+  // be multiplied by. Rows that are `done` have had their turn, but for the weights.
+  const auto softmax_wide = [&](const bool(&done)[2], float(&shrink)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      float most = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) most = fmaxf(most, s[4 * (i / 2) + 2 * h + (i & 1)]);
+      most = quad_max(most);
       const WideBase before = base_of_row(h);
-      const WideBase base = larger(before, wide_base(most[h], scale));
-      shrink[h] = before.high == -INFINITY ? 0.0f : exp2_fast(distance(before, base));
-      bases[h] = base;
+      const WideBase base = done[h] ? before : larger(before, wide_base(most, scale));
+      if (!done[h]) {
+        shrink[h] = before.high == -INFINITY ? 0.0f : exp2_fast(distance(before, base));
+        set_base(h, base);
+      }
+      const WideBase from = finite(base);
       float block_sum = 0.0f;
 #pragma unroll
-      for (int i = 2 * h; i < kCount; i += (i & 1) ? 3 : 1) {
-        scores[i] = exp2_fast(exponent(scores[i], scale, base));
-        block_sum += scores[i];
+      for (int i = 0; i < kKeys / 4; ++i) {
+        float& x = s[4 * (i / 2) + 2 * h + (i & 1)];
+        x = exp2_fast(exponent(x, scale, from));
+        block_sum += x;
       }
-      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + block_sum;
+      if (!kOnes && !done[h]) sum[h] = sum[h] * shrink[h] + block_sum;
     }
-    keep_bases(bases);
   };
-  // One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
-  const auto softmax_exact = [&]<bool kFirst, int kCount>(float(&scores)[kCount],
-                                                          float(&shrink)[2]) {
+  // The same for bases that `top` can hold; rows where it cannot are left as they were, not `done`.
+  // It has no branch, because ptxas moves the wait for the product before up to the next one.
+  const auto softmax_exact = [&]<int kCount>(float(&scores)[kCount], bool(&done)[2],
+                                             float(&shrink)[2]) {
     float most[4] = {scores[0], scores[1], scores[2], scores[3]}, base[2], block_sum[2];
 #pragma unroll
     for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
-    const float row_most[2] = {quad_max(fmaxf(most[0], most[1])),
-                               quad_max(fmaxf(most[2], most[3]))};
-    bool large = false;
-    float before[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      before[h] = top[h];
-      const float now = fmaxf(before[h], row_most[h] * scale);
-      base[h] = now == -INFINITY ? 0.0f : now;  // no key seen yet: weights 0, not NaN
-      shrink[h] = exp2_fast(before[h] - base[h]);
-      large |= fabsf(base[h]) > kLargestBase;
-      if (!kFirst && before[h] == -INFINITY) large |= seldom().wide;
+      const float now = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
+      const float before = top[h], after = fmaxf(before, now);
+      base[h] = after == -INFINITY ? 0.0f : after;  // no key seen yet: weights 0, not NaN
+      shrink[h] = exp2_fast(before - base[h]);
+      done[h] = fabsf(base[h]) <= kLargestBase && !isnan(before);
+      top[h] = done[h] ? after : before;
     }
-    if (__any_sync(kFullWarp, large)) {
-      softmax_wide(scores, row_most, shrink);
-      return;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) top[h] = fmaxf(before[h], row_most[h] * scale);
     exponentiate(scores, base[0], base[1], block_sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + block_sum[h];
+      if (!kOnes) sum[h] = done[h] ? sum[h] * shrink[h] + block_sum[h] : sum[h];
   };
   // Scores become the A operand of the next product.
   const auto convert = [&]<int kCount>(const float(&scores)[kCount]) {
@@ -445,6 +439,15 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     }
   };
+  // What softmax_exact left undone in a block, whose weights have been converted already: so the
+  // scores need no registers on the usual way.
+  const auto redo_block = [&](int block, int first_row, const bool(&done)[2], float(&shrink)[2]) {
+    redo_scores();
+    transform(s);
+    mask(s, block, first_row);
+    softmax_wide(done, shrink);
+    convert(s);
+  };
   constexpr float kEnough = kOnes ? 16.0f : 64.0f;  // worth a new base where another row needs one
   // The bases of rows whose largest weights, or sums of them, are large; `shrink` is what O must be
   // multiplied by. A power of two keeps weights that are rounded already as they are. Where they
@@ -468,7 +471,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (__any_sync(kFullWarp, !(large[0] + large[1] <= kHuge))) {
       redo_scores();
       transform(s);
-      softmax_exact.template operator()<false>(s, shrink);
+      softmax_wide({false, false}, shrink);
       return;
     }
     raise_bases(large[0], large[1], shrink);
@@ -532,7 +535,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
   };
   // The guard on weights that are converted already, two to a word.
-  const auto guard_converted = [&]<bool kFirst>() {
+  const auto guard_converted = [&] {
     const auto pair = [&](int i, int h) {
       return reinterpret_cast<const __half2&>(weights[i / 2][2 * (i % 2) + h]);
     };
@@ -561,15 +564,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         two = __hmul2(two, factor[i & 1]);
       }
     }
-    if constexpr (!kFirst) rescale_output(shrink);
+    rescale_output(shrink);
   };
 
   if (kTurns && group == 1) ptx::named_barrier_arrive(4, 256);
   // The exchange of split tiles: barrier 6 says empty, 7 full.
   if (kSplit && group == 0) ptx::named_barrier_arrive(6, 256);
   Tile next = {};
-  bool another = next_tile(p, 0, tile);
-  for (int tile_step = 0; another; tile = next, ++tile_step) {
+  // An index below 0 says that there is no tile: a bool beside it would be what spills.
+  const auto find_next = [&](int step, Tile& found) {
+    if (!next_tile(p, step, found)) found.index = -1;
+  };
+  find_next(0, tile);
+  for (int tile_step = 0; tile.index >= 0; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(),
               first_row = tile_row + (kSplit ? 0 : 64 * group);
     const BlockRange tile_blocks =
@@ -632,7 +639,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     q_low = (q_tile() / 16) | 0x10000u;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
-    seldom().wide = false;
     second = newest - kStride;
     if (works) {
       int block = newest;
@@ -647,36 +653,35 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // Not before wgmma_fence, which waits for ldmatrix to finish: an arrival overtakes it, and
       // the next Q then lands in rows not yet read (seen once in 400 runs).
       if constexpr (kConfig.q_in_registers) release(q_empty + 8 * q_index);
-      another = next_tile(p, tile_step + 1, next);  // 300 clocks that pass beside this product
+      find_next(tile_step + 1, next);  // 300 clocks that pass beside this product
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
+      bool done[2];
       if (!kMasked && (block + 1) * kKeys <= p.band.keys) {
-        // A base from a quarter of the keys; the guard knows where that is not enough.
+        // A base from a quarter of the keys; where that is not enough, the block is done again.
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float most = s[2 * h];
 #pragma unroll
           for (int i = 1; i < kKeys / 16; ++i) most = fmaxf(most, s[4 * (i / 2) + 2 * h + (i & 1)]);
           top[h] = quad_max(most) * scale;
-          if (!(fabsf(top[h]) <= kLargestBase)) top[h] = -INFINITY;  // the guard will trip
         }
-        if constexpr (kLateGuard) {
-          float unused[2];
-          exponentiate(s, top[0], top[1], unused);
-          convert(s);
-          guard_converted.template operator()<true>();
-          release(k_stage.empty());
-        } else {
-          softmax_guarded(shrink);
-          release(k_stage.empty());
-          convert(s);
+        float large[2];  // sums of weights, or with kOnes the largest
+        exponentiate(s, top[0], top[1], large);
+        if constexpr (kOnes) largest_weights(large);
+        const bool fits =
+            __all_sync(kFullWarp, large[0] + large[1] <= kLimit &&
+                                      fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          done[h] = fits;
+          if constexpr (!kOnes) sum[h] = large[h];
         }
       } else {
-        release(k_stage.empty());
         const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
           transform(scores);
-          if (kMasked || (block + 1) * kKeys > p.band.keys) mask(scores, block, first_row);
-          softmax_exact.template operator()<true>(scores, shrink);
+          mask(scores, block, first_row);
+          softmax_exact(scores, done, shrink);
         };
         // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
         // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
@@ -687,8 +692,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         } else {
           first_softmax(s);
         }
-        convert(s);
       }
+      convert(s);
+      if (__any_sync(kFullWarp, !done[0] || !done[1])) {
+        top[0] = top[1] = -INFINITY;
+        sum[0] = sum[1] = 0.0f;
+        redo_block(block, first_row, {false, false}, shrink);
+      }
+      release(k_stage.empty());
       // To the warpgroup's next block, if there is one in the tile, else past the tile's last.
       const auto advance = [&](auto& stage, std::uint32_t first, int from) {
         stage.advance(first);
@@ -722,16 +733,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::pin_registers(s);
         transform(s);
         bool rescale = true;
+        [[maybe_unused]] bool done[2];
         if constexpr (kExact) {
           mask(s, block, first_row);
-          softmax_exact.template operator()<false>(s, shrink);
+          softmax_exact(s, done, shrink);
         } else if constexpr (kLateGuard) {
           float unused[2];
           exponentiate(s, top[0], top[1], unused);
         } else {
           rescale = softmax_guarded(shrink);
         }
-        if constexpr (!kLateGuard || kExact) {
+        if constexpr (!kLateGuard && !kExact) {
           release(k_stage.empty());
         }
         ptx::pin_registers(s);
@@ -741,11 +753,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         release(v_stage.empty());
         if constexpr (kLateGuard && !kExact) {
           convert(s);
-          guard_converted.template operator()<false>();
+          guard_converted();
           release(k_stage.empty());
         } else {
-          if (rescale) rescale_output(shrink);
           convert(s);
+          if constexpr (kExact) {
+            if (__any_sync(kFullWarp, !done[0] || !done[1]))
+              redo_block(block, first_row, done, shrink);
+            release(k_stage.empty());
+          }
+          if (rescale) rescale_output(shrink);
         }
         next_stages.template operator()<false>();
       };
@@ -791,7 +808,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         sum[1] = o[kHeadDim / 2 + 2] + o[kHeadDim / 2 + 3];
       }
     } else {
-      another = next_tile(p, tile_step + 1, next);
+      find_next(tile_step + 1, next);
       if constexpr (!kConfig.o_over_q()) release(q_empty + 8 * q_index);
     }
     if constexpr (!kSplit) {
@@ -824,17 +841,15 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       const WideBase their_base[2] = {{theirs.x, their_low.x}, {theirs.y, their_low.y}};
       const float their_sum[2] = {theirs.z, theirs.w};
       float ours[2], factor[2];
-      WideBase most[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        most[h] = larger(base[h], their_base[h]);
-        const WideBase from = most[h].high == -INFINITY ? WideBase{0.0f, 0.0f} : most[h];
+        const WideBase most = larger(base[h], their_base[h]);
+        const WideBase from = finite(most);
         ours[h] = exp2_fast(distance(base[h], from));
         factor[h] = exp2_fast(distance(their_base[h], from));
         sum[h] = sum[h] * ours[h] + their_sum[h] * factor[h];
-        top[h] = most[h].high;
+        set_base(h, most);
       }
-      if (most[0].low != 0.0f || most[1].low != 0.0f) keep_bases(most);
       // A tile of one block has no second part.
       if (blocks.end - blocks.begin > 1) {
 #pragma unroll

@@ -45,13 +45,14 @@ __device__ __forceinline__ float softcap_from_log2(float y, float cap) {
 /// would move it by 32, and fp16 weights from 1 to infinity or to 0.
 inline constexpr float kLargestBase = 0x1p22f;
 
-/// A base beyond that: high + low is the product, exactly.
+/// A base of any size: high + low is the product, exactly; low is 0 where one float is enough.
 struct WideBase {
   float high, low;
 };
 __device__ __forceinline__ WideBase wide_base(float score, float scale) {
   const float high = score * scale;
-  return {high, fabsf(high) <= 3.4028235e38f ? fmaf(score, scale, -high) : 0.0f};
+  const bool two = fabsf(high) > kLargestBase && fabsf(high) <= 3.4028235e38f;
+  return {high, two ? fmaf(score, scale, -high) : 0.0f};
 }
 /// a - b, where b is no infinity.
 __device__ __forceinline__ float distance(WideBase a, WideBase b) {
@@ -60,9 +61,13 @@ __device__ __forceinline__ float distance(WideBase a, WideBase b) {
 __device__ __forceinline__ WideBase larger(WideBase a, WideBase b) {
   return a.high == -INFINITY || (b.high != -INFINITY && distance(b, a) > 0.0f) ? b : a;
 }
-/// The exponent of a score's weight. A base of -inf stands for a row whose scores are all -inf.
+/// What to subtract: a row without a score above -inf has weights of 0, not NaN.
+__device__ __forceinline__ WideBase finite(WideBase base) {
+  return base.high == -INFINITY ? WideBase{0.0f, 0.0f} : base;
+}
+/// The exponent of a score's weight.
 __device__ __forceinline__ float exponent(float score, float scale, WideBase base) {
-  return base.high == -INFINITY ? score : fmaf(score, scale, -base.high) - base.low;
+  return fmaf(score, scale, -base.high) - base.low;
 }
 
 /// What rounding carried past fp16's last finite number. A mean of V is no larger than V, but the
