@@ -533,10 +533,11 @@ int run(const std::vector<std::string>& words) {
               [](const Failure& x, const Failure& y) { return x.number < y.number; });
   }
   // One of each way to be wrong.
+  constexpr double kMinimising = 120;  // seconds
   std::map<std::string, int> done;
   int left = a.minimise;
   for (Failure& f : session.failures) {
-    if (left == 0 || !session.broken.empty()) break;
+    if (left == 0 || !session.broken.empty() || session.elapsed() > seconds + kMinimising) break;
     if (++done[f.variant + f.finding.kind + distribution_of(f.spec) +
                std::string(name_of(f.spec.problem.dtype))] > 1)
       continue;

@@ -408,7 +408,9 @@ std::string text_of_number(T value) {
 
 std::string to_text(const Spec& spec) {
   std::string text;
-  const Spec plain;
+  const Spec nothing;
+  Spec dense = spec;
+  set_dense(dense.problem, Order::bhsd);
   std::map<std::string, std::string> usual;
   const auto write = [](const auto& value) {
     using T = std::decay_t<decltype(value)>;
@@ -420,8 +422,12 @@ std::string to_text(const Spec& spec) {
       return text_of_number(value);
     }
   };
-  each_field(plain,
+  // Dense strides ("qs0" to "os2") go without saying.
+  each_field(nothing,
              [&](const std::string& name, const auto& value) { usual[name] = write(value); });
+  each_field(dense, [&](const std::string& name, const auto& value) {
+    if (name.size() == 3 && name[1] == 's' && name[2] != 'e') usual[name] = write(value);
+  });
   each_field(spec, [&](const std::string& name, const auto& value) {
     const std::string written = write(value);
     if (written != usual[name]) text += (text.empty() ? "" : ",") + name + "=" + written;
@@ -441,7 +447,7 @@ std::optional<Spec> parse_spec(const std::string& text, std::string* why) {
     given[piece.substr(0, equals)] = piece.substr(equals + 1);
   }
   Spec spec;
-  each_field(spec, [&](const std::string& name, auto& value) {
+  const auto take = [&](const std::string& name, auto& value) {
     const auto found = given.find(name);
     if (found == given.end()) return;
     const std::string& word = found->second;
@@ -459,8 +465,12 @@ std::optional<Spec> parse_spec(const std::string& text, std::string* why) {
     } else {
       value = read(T{});
     }
-    given.erase(found);
-  });
+  };
+  // Twice: dense strides follow from the lengths, others replace them.
+  each_field(spec, take);
+  set_dense(spec.problem, Order::bhsd);
+  each_field(spec, take);
+  each_field(spec, [&](const std::string& name, auto&) { given.erase(name); });
   if (!why->empty()) {
     *why = "'" + *why + "' is no number";
     return std::nullopt;

@@ -310,8 +310,8 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
          roundoff(view.out) * fabs(s.o) + (floor_in > floor_out ? floor_in : floor_out);
 }
 /// Of a weight that small nothing need be left, relative to the largest: half of fp16's last place,
-/// or where an exponential of fp32 is flushed to zero.
-FUZZ_HD double weight_quantum(DType in) { return in == DType::f16 ? 0x1p-25 : 0x1p-124; }
+/// or where an exponential of fp32 is flushed to zero, its largest being less than 1.
+FUZZ_HD double weight_quantum(DType in) { return in == DType::f16 ? 0x1p-25 : 0x1p-80; }
 
 /// Of a weight p = exp(distance), as far as scores that are off by `slack` may move it.
 FUZZ_HD double moved_by(double distance, double p, double slack) {

@@ -30,10 +30,8 @@ class Planted : public Machine {
 
 Spec plain_spec() {
   std::string why;
-  const auto spec = parse_spec(
-      "b=2,hq=2,hkv=1,sq=20,skv=150,d=64,lse=1,qs0=2560,qs1=1280,qs2=64,ks0=9600,ks1=9600,ks2=64,"
-      "vs0=9600,vs1=9600,vs2=64,os0=2640,os1=1320,os2=66,seed=5",
-      &why);
+  const auto spec =
+      parse_spec("b=2,hq=2,hkv=1,sq=20,skv=150,lse=1,os0=2640,os1=1320,os2=66,seed=5", &why);
   EXPECT_TRUE(spec) << why;
   return *spec;
 }

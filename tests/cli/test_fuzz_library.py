@@ -1,0 +1,62 @@
+"""fuzz_library: its record, what a seed means, exit codes."""
+import json
+import subprocess
+
+import pytest
+
+from cli_paths import GREENFAST, ROOT
+from schemas import validate
+
+FUZZ = GREENFAST.parent / "fuzz_library"
+
+
+def fuzz(*arguments):
+    return subprocess.run([FUZZ, *map(str, arguments)], text=True, capture_output=True, check=False, timeout=300)
+
+
+def record_of(*arguments):
+    result = fuzz(*arguments, "--json", "-")
+    record = json.loads(result.stdout)
+    validate(record, "fuzz")
+    assert record["exit_code"] == result.returncode, result.stderr
+    return record
+
+
+@pytest.mark.parametrize("more", [[], ["--property", "batch-invariant"], ["--dtypes", "e4m3", "--variants", "cpu.naive"]])
+def test_a_record_follows_the_published_schema_and_a_seed_repeats_it(more):
+    first, second = (record_of("--count", 40, "--seed", 5, "--minimise", 0, *more) for _ in range(2))
+    assert first["problems"] == 40
+    assert first["distributions"] == second["distributions"] and first["failures"] == second["failures"]
+    assert sum(row["checks"] for row in first["variants"]) >= 40
+    assert first["device"]["kind"] == "cpu" and first["device"]["isa"]
+
+
+def test_a_case_and_its_text_are_the_same_problem():
+    shown = fuzz("--seed", 5, "--case", 17).stdout.splitlines()
+    text = shown[1].removeprefix("--problem '").removesuffix("'")
+    assert fuzz("--problem", text).stdout.splitlines()[:2] == shown[:2]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--device", "tpu"], ["cpu", "cuda", "tpu"]),
+    (["--variants", "cpu.flsh"], ["cpu.flsh", "greenfast list"]),
+    (["--problem", "sq=1,nonsense=3"], ["nonsense"]),
+    (["--problem", "sq=-1"], ["seq_q"]),
+    (["--count", "-3"], ["--count", "-3"]),
+    (["--surprise"], ["--surprise", "--help"]),
+])
+def test_wrong_arguments_are_named(arguments, words):
+    result = fuzz(*arguments)
+    assert result.returncode == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_the_front_runs_the_build_it_is_given():
+    front = ROOT / "tools" / "fuzz_library"
+    result = subprocess.run([front, "--help"], env={"PATH": "/usr/bin:/bin", "GREENFAST_BUILD": str(FUZZ.parent.parent)},
+                            text=True, capture_output=True, check=False, timeout=60)
+    assert result.returncode == 0 and "--property" in result.stdout
+    missing = subprocess.run([front], env={"PATH": "/usr/bin:/bin", "GREENFAST_BUILD": "/nowhere"}, text=True,
+                             capture_output=True, check=False, timeout=60)
+    assert missing.returncode == 3 and "/nowhere/bin/fuzz_library" in missing.stderr
