@@ -450,7 +450,8 @@ class Generator {
         key = edge + around;
         break;
       default:
-        key = p_.seq_kv - 1 - around;
+        // The last one that every row sees.
+        key = p_.seq_kv - (p_.mask.is_none() ? 1 : p_.seq_q) - around;
         break;
     }
     return std::clamp<std::int64_t>(key, 0, p_.seq_kv - 1);
@@ -556,8 +557,9 @@ class Generator {
         return true;
       case Distribution::tiny_values:
         normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
-        multiply(out, kTiny > 0 ? 0.5 / (scale_ * std::sqrt(static_cast<double>(dim)) * kTiny) : 0);
-        out[0] = 8.0 / (scale_ * 64.0 * kTiny);
+        // Not beyond fp16's last number.
+        multiply(out, 0.1 / (scale_ * std::sqrt(static_cast<double>(dim)) * kTiny));
+        out[0] = 8.0 / (scale_ * 256.0 * kTiny);
         return true;
       default:
         return false;
@@ -606,8 +608,8 @@ class Generator {
         normal_row(keys_[kK], row_of(b, h, j), dim, out);
         multiply(out, kTiny);
         // The first key's V is large, so that a scale makes the others subnormal: its score is low.
-        out[0] = j == 0 ? -64.0 * kTiny : 0.0;
-        if (j > 0 && j == special_key(1 + j % 16)) out[0] = 64.0 * kTiny;
+        out[0] = j == 0 ? -256.0 * kTiny : 0.0;
+        if (j > 0 && j % 41 == 40) out[0] = 256.0 * kTiny;
         return true;
       default:
         return false;
