@@ -271,6 +271,7 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
                            {"reason", result.reason}};
       }
       for (const MetricRow& row : metric_table()) {
+        if (has_own_problem(c.distribution)) break;
         double& worst = tally.worst[std::string(row.name)];
         worst = std::max(worst, row.value(result.metrics));
       }

@@ -83,7 +83,7 @@ enum class Distribution {
   far_offsets,    // each row far from 0 and from the others, hidden keys above the visible ones
   huge_scores,    // up to the last finite fp32
   large_softcap,  // a softcap of 1e8 over scores around 1
-  long_rows,      // more than 131,072 keys of nearly one weight, V of mean 1
+  long_rows,      // 98,305 keys of nearly one weight, V of mean 1
   dead_rows,      // scores of -inf, in some rows all of them
   extreme_v,      // V at the last number of the type
   tiny_values,    // subnormal K and V

@@ -122,6 +122,48 @@ TEST(Inputs, DependOnlyOnTheCase) {
   }
 }
 
+TEST(Inputs, HugeScoresReachTheLastFiniteFp32AndNoFurther) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3})
+    for (const std::int64_t dim : {8, 40, 64, 256}) {
+      Problem asked = make_problem(1, 4, 4, 512, 512, dim, dtype);
+      double largest = 0;
+      for (const Problem& p : problems_of(Distribution::huge_scores, asked)) {
+        Case c;
+        c.problem = p;
+        c.distribution = Distribution::huge_scores;
+        const Inputs in = generate(c);
+        const auto factor = [](const std::vector<float>& scale) {
+          return scale.empty() ? 1.0 : static_cast<double>(scale[0]);
+        };
+        for (std::int64_t i = 0; i < p.seq_q; ++i)
+          for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+            double s = 0;
+            for (std::int64_t d = 0; d < dim; ++d)
+              s += numeric::load(dtype, in.q.data(), i * dim + d) *
+                   numeric::load(dtype, in.k.data(), j * dim + d);
+            s *= factor(in.q_scale) * factor(in.k_scale);
+            ASSERT_LT(std::fabs(s), 0x1p128);
+            largest = std::max(largest, std::fabs(s * static_cast<double>(p.scale)));
+          }
+        EXPECT_LT(largest, 0x1p128);
+      }
+      EXPECT_GT(largest, 0x1p126) << name_of(dtype) << ' ' << dim;
+    }
+}
+
+TEST(Inputs, OwnProblemsAreCheap) {
+  for (const auto& row : distribution_table()) {
+    const Problem asked = make_problem(2, 8, 8, 512, 512, 64, DType::f16);
+    for (const Problem& p : problems_of(row.id, asked)) {
+      if (!has_own_problem(row.id)) {
+        EXPECT_EQ(visible_pairs(p), visible_pairs(asked)) << row.name;
+        continue;
+      }
+      EXPECT_LE(visible_pairs(p), 210000) << row.name << ": a tenth of mission at most";
+    }
+  }
+}
+
 TEST(Inputs, AnotherSeedGivesOtherValues) {
   Case c;
   c.problem = make_problem(1, 2, 2, 16, 16, 64, DType::f32);
