@@ -263,10 +263,13 @@ std::uint64_t available_memory() {
 }
 
 // A problem whose oracle is sampled takes seconds on slow kernels: fewer reruns there.
-int reruns_of(const Policy& policy, const Problem& p, DeviceKind kind) {
+// The ends of the range are about numbers: the asked problem is what is rerun for races.
+int reruns_of(const Policy& policy, const Case& c, DeviceKind kind) {
+  const Problem& p = c.problem;
   const double flops =
       4.0 * static_cast<double>(p.head_dim) * static_cast<double>(visible_pairs(p));
   const int reruns = policy.reruns.on(kind);
+  if (has_own_problem(c.distribution)) return std::min(reruns, 1);
   return flops <= policy.flop_budget ? reruns : std::min(reruns, std::max(1, reruns / 6));
 }
 
@@ -312,7 +315,7 @@ class Session {
     if (policy_.decoy && !run_decoy(result)) return result;
 
     // Launches alternate between the poison patterns; what differs between them was not written.
-    const int reruns = reruns_of(policy_, p_, device_.kind());
+    const int reruns = reruns_of(policy_, data_.test, device_.kind());
     const int launches = 1 + std::max(reruns, policy_.poison ? 1 : 0);
     Output first;
     for (int n = 0; n < launches; ++n) {
@@ -452,7 +455,7 @@ class Session {
         return;
       }
     }
-    if (n > reruns_of(policy_, p_, device_.kind())) return;
+    if (n > reruns_of(policy_, data_.test, device_.kind())) return;
     fail(result, "rerun",
          "launch " + std::to_string(n + 1) +
              " gave other bits than launch 1: output depends on "
