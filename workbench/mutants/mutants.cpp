@@ -706,7 +706,8 @@ const char* needs_lone_key(const Problem& p) {
 }
 // Behind e4m3's weights, and fp16's, neither of these two shows.
 const char* needs_16_bits(const Problem& p) {
-  return p.dtype == DType::f16 || p.dtype == DType::bf16 ? nullptr : "needs fp16 or bf16";
+  const bool narrow = p.dtype == DType::f16 || p.dtype == DType::bf16;
+  return narrow && p.out_dtype != DType::f32 ? nullptr : "needs fp16 or bf16, and O as well";
 }
 const char* needs_odd_scale(const Problem& p) {
   int exponent = 0;
