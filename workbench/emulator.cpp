@@ -206,7 +206,8 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
     const bool empty = maximum == -kInfinity;
     for (std::int64_t d = 0; d < dim; ++d) {
       const float x = empty ? 0.0f : whole.o[static_cast<std::size_t>(r * dim + d)] / sum;
-      out[r * dim + d] = numeric::round_to(p.out_dtype, static_cast<double>(x * value_scale));
+      out[r * dim + d] = numeric::round_to(
+          p.out_dtype, numeric::within_range(p.out_dtype, static_cast<double>(x * value_scale)));
     }
     lse[r] = empty ? -std::numeric_limits<double>::infinity()
                    : static_cast<double>(maximum + std::log(sum));

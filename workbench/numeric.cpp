@@ -194,6 +194,15 @@ double round_to(DType dtype, double value) noexcept {
   return value;
 }
 
+double within_range(DType dtype, double value) noexcept {
+  const double last = dtype == DType::f16    ? 65504.0
+                      : dtype == DType::bf16 ? 0x1.fep127
+                      : dtype == DType::f32  ? 0x1.fffffep127
+                                             : 448.0;
+  const double magnitude = std::fabs(value);
+  return magnitude > last && magnitude <= last * (1 + 0x1p-8) ? std::copysign(last, value) : value;
+}
+
 double unit_roundoff(DType dtype) noexcept {
   switch (dtype) {
     case DType::f32:

@@ -25,6 +25,9 @@ double load(DType dtype, const void* base, std::int64_t index) noexcept;
 void store(DType dtype, void* base, std::int64_t index, double value) noexcept;
 /// The nearest value of the type.
 double round_to(DType dtype, double value) noexcept;
+/// What an honest kernel stores of a sum that rounding of its weights carried past the type's last
+/// number, by 2^-8 of it at most: that number. Anything else stays.
+double within_range(DType dtype, double value) noexcept;
 /// Largest relative error of one rounding: 2^-24, 2^-11, 2^-8, 2^-4.
 double unit_roundoff(DType dtype) noexcept;
 /// Decodes `count` consecutive elements.

@@ -66,7 +66,7 @@ constexpr std::array kDistributions{
     DistributionRow{Distribution::large_softcap, "large_softcap",
                     "cancellation in tanh: a softcap of 1e8 over scores around 1"},
     DistributionRow{Distribution::long_rows, "long_rows",
-                    "accumulators that stagnate or cut off, and indices of 16 bits: 131,073 keys"},
+                    "accumulators that stagnate or cut off, and indices of 16 bits: 98,305 keys"},
     DistributionRow{Distribution::dead_rows, "dead_rows",
                     "-inf - -inf: rows whose scores are all -inf give O = 0 and LSE = -inf"},
     DistributionRow{Distribution::extreme_v, "extreme_v",
@@ -308,7 +308,10 @@ class Generator {
     const double relative = std::fabs(static_cast<double>(p_.scale)) * root;
     scale_ = relative >= 0.01 && relative <= 100.0 ? static_cast<double>(p_.scale) : 1.0 / root;
     // Negative scales turn the placed scores around, and one of 0 leaves none.
-    placed_ = p_.scale > 0 && relative >= 0.01 && (relative <= 100.0 || is_huge());
+    // Descale factors are no powers of 2: of huge terms that cancel something stays, which a
+    // softcap would make one of its ends.
+    const bool cancels = is_huge() && p_.dtype == DType::e4m3 && p_.softcap > 0;
+    placed_ = p_.scale > 0 && !cancels && relative >= 0.01 && (relative <= 100.0 || is_huge());
     if (p_.seq_kv > 0) {
       step_ = static_cast<std::int64_t>(0.618 * static_cast<double>(p_.seq_kv)) + 1;
       while (std::gcd(step_, p_.seq_kv) != 1) ++step_;
@@ -450,7 +453,8 @@ class Generator {
         key = edge + around;
         break;
       default:
-        key = p_.seq_kv - 1 - around;
+        // The last one that every row sees.
+        key = p_.seq_kv - (p_.mask.is_none() ? 1 : p_.seq_q) - around;
         break;
     }
     return std::clamp<std::int64_t>(key, 0, p_.seq_kv - 1);
@@ -556,8 +560,9 @@ class Generator {
         return true;
       case Distribution::tiny_values:
         normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
-        multiply(out, kTiny > 0 ? 0.5 / (scale_ * std::sqrt(static_cast<double>(dim)) * kTiny) : 0);
-        out[0] = 8.0 / (scale_ * 64.0 * kTiny);
+        // Not beyond fp16's last number.
+        multiply(out, 0.1 / (scale_ * std::sqrt(static_cast<double>(dim)) * kTiny));
+        out[0] = 8.0 / (scale_ * 256.0 * kTiny);
         return true;
       default:
         return false;
@@ -606,8 +611,8 @@ class Generator {
         normal_row(keys_[kK], row_of(b, h, j), dim, out);
         multiply(out, kTiny);
         // The first key's V is large, so that a scale makes the others subnormal: its score is low.
-        out[0] = j == 0 ? -64.0 * kTiny : 0.0;
-        if (j > 0 && j == special_key(1 + j % 16)) out[0] = 64.0 * kTiny;
+        out[0] = j == 0 ? -256.0 * kTiny : 0.0;
+        if (j > 0 && j % 41 == 40) out[0] = 256.0 * kTiny;
         return true;
       default:
         return false;
@@ -657,7 +662,7 @@ class Generator {
   // Keys behind 65,536 that rows of long_rows look up.
   std::int64_t far_channel(std::int64_t j) const {
     for (std::int64_t c = 1; c < std::min<std::int64_t>(p_.head_dim, 5); ++c)
-      if (j == p_.seq_kv - 20000 * c) return c;
+      if (j == p_.seq_kv - 8000 * c) return c;
     return 0;
   }
   // What V may be so that nothing overflows in fp32 but the sum of its products with weights
@@ -888,8 +893,12 @@ std::string to_string(const Case& c) {
          std::string(name_of(c.distribution)) + ", seed " + std::to_string(c.seed);
 }
 
+bool has_own_problem(Distribution distribution) {
+  return distribution >= Distribution::faint_tail && distribution != Distribution::file;
+}
+
 std::vector<Problem> problems_of(Distribution distribution, const Problem& asked) {
-  if (distribution < Distribution::faint_tail || distribution == Distribution::file) return {asked};
+  if (!has_own_problem(distribution)) return {asked};
   const bool causal = asked.mask.right == 0;
   const auto small = [&](std::int64_t heads, std::int64_t seq_q, std::int64_t seq_kv) {
     Problem p = make_problem(1, heads, heads, seq_q, seq_kv, asked.head_dim, asked.dtype);
@@ -924,6 +933,9 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
       return {p};
     }
     case Distribution::huge_scores: {
+      // Descale factors are no powers of 2: sums that cancel leave a remainder, which becomes the
+      // cap.
+      if (capped && asked.dtype == DType::e4m3) return {};
       const Problem by_inputs = small(1, 16, 257);
       Problem by_scale = by_inputs;
       by_scale.scale =
@@ -940,7 +952,7 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
       // Where the asked rows are short and few, this would cost more than everything else.
       const double pairs = static_cast<double>(visible_pairs(asked));
       if (capped || pairs < 0x1p20 || asked.seq_kv < 256) return {};
-      return {small(1, 2, 131073)};
+      return {small(1, 2, 98305)};
     }
     case Distribution::dead_rows:
       if (asked.dtype == DType::e4m3 || capped) return {};

@@ -76,14 +76,14 @@ enum class Distribution {
   large_logits,  // scores far beyond exp's range in fp16
   constant_v,    // only the normaliser is visible
   small_normal,  // N(0, 0.1^2): what the V2c originals used
-  // The ends of the range, each on a small problem of its own (cases_of):
+  // The ends of the range, each on a small problem of its own (problems_of):
   faint_tail,     // one key 8 to 16 nats above thousands that weigh as much as it in the output
   recent_keys,    // the last 64 keys 8 to 15 nats above the rest
   one_key,        // one key 60 nats up: its V, and nothing else
   far_offsets,    // each row far from 0 and from the others, hidden keys above the visible ones
   huge_scores,    // up to the last finite fp32
   large_softcap,  // a softcap of 1e8 over scores around 1
-  long_rows,      // more than 131,072 keys of nearly one weight, V of mean 1
+  long_rows,      // 98,305 keys of nearly one weight, V of mean 1
   dead_rows,      // scores of -inf, in some rows all of them
   extreme_v,      // V at the last number of the type
   tiny_values,    // subnormal K and V
@@ -109,6 +109,9 @@ struct Case {
 };
 /// "mission 1x8x512x64 fp16, permutation, seed 2".
 std::string to_string(const Case& c);
+
+/// Whether its problems are others than the asked one: a kernel may refuse those and be GREEN.
+bool has_own_problem(Distribution distribution);
 
 /// The problems that a distribution asks of a kernel that claims `asked`. Most: that one. Those of
 /// the ends of the range have few rows, one or two heads and lengths of their own, with dtypes,

@@ -108,10 +108,13 @@ Case random_case(Random& random) {
                                      0, static_cast<std::int64_t>(layout_table().size()) - 1))]
                       .id);
   }
-  c.distribution =
-      distribution_table()[static_cast<std::size_t>(random.between(
-                               0, static_cast<std::int64_t>(distribution_table().size()) - 1))]
-          .id;
+  // The ends of the range have problems and limits of their own.
+  do
+    c.distribution =
+        distribution_table()[static_cast<std::size_t>(random.between(
+                                 0, static_cast<std::int64_t>(distribution_table().size()) - 1))]
+            .id;
+  while (has_own_problem(c.distribution));
   c.seed = random.bits();
   return c;
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -153,6 +154,45 @@ TEST(Oracle, AVisibleNaNReachesExactlyTheRowsThatSeeIt) {
   for (std::size_t i = 0; i < 40; ++i)
     for (std::size_t d = 0; d < 8; ++d)
       EXPECT_EQ(std::isnan(ref.o[i * 8 + d]), i >= 17 && d == 3) << i << ' ' << d;
+}
+
+TEST(Oracle, ANaNInVMayReachItsTileAndNoRowBeyond) {
+  Case c;
+  c.problem = make_problem(2, 1, 1, 400, 400, 8, DType::f32);
+  c.problem.mask = Mask::causal(Alignment::top_left);
+  Inputs in = generate(c);
+  numeric::store(DType::f32, in.v.data(), 390 * 8, std::numeric_limits<double>::quiet_NaN());
+  auto ref = compute_reference(c, in, choose_rows(c, 1e18));
+  ASSERT_EQ(ref.may_be_nan.size(), 800u);
+  EXPECT_FALSE(ref.may_be_nan[100]);
+  EXPECT_TRUE(ref.may_be_nan[300]);
+  EXPECT_TRUE(ref.may_be_nan[399]);
+  EXPECT_FALSE(ref.may_be_nan[400 + 399]) << "the other batch entry has a V of its own";
+  // One in K makes the scores of rows that see it NaN, and no other row's.
+  in = generate(c);
+  numeric::store(DType::f32, in.k.data(), 390 * 8, std::numeric_limits<double>::quiet_NaN());
+  ref = compute_reference(c, in, choose_rows(c, 1e18));
+  EXPECT_TRUE(ref.nonfinite_visible);
+  EXPECT_EQ(std::count(ref.may_be_nan.begin(), ref.may_be_nan.end(), 1), 0);
+  EXPECT_TRUE(std::isnan(ref.lse[390]));
+  EXPECT_FALSE(std::isnan(ref.lse[389]));
+}
+
+TEST(Oracle, RowsWhoseScoresAreAllMinusInfinityAreAsRowsWithoutKeys) {
+  Case c;
+  c.problem = make_problem(1, 2, 2, 3, 70, 8, DType::f16);
+  c.distribution = Distribution::dead_rows;  // head 0 wholly, head 1 its first 35 keys
+  const Inputs in = generate(c);
+  const auto ref = compute_reference(c, in, choose_rows(c, 1e18));
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(ref.lse[i], -HUGE_VAL);
+    EXPECT_EQ(ref.o[i * 8 + 1], 0.0);
+    EXPECT_TRUE(std::isfinite(ref.lse[3 + i]));
+    EXPECT_NE(ref.o[(3 + i) * 8 + 1], 0.0);
+  }
+  const Rows honest = emulate(c, in, ref.rows);
+  EXPECT_EQ(honest.lse[0], -HUGE_VAL);
+  EXPECT_NEAR(honest.o[3 * 8 + 1], ref.o[3 * 8 + 1], 1e-3);
 }
 
 TEST(Oracle, EmptyRowsAreZeroWithLseOfMinusInfinity) {

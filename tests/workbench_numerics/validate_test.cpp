@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <set>
 #include <thread>
 
 #include "workbench/mutants/mutants.hpp"
@@ -136,6 +138,46 @@ TEST(Limits, AWrongEmulatorCannotLoosenTheGate) {
     }
     EXPECT_LE(policy.limit("max_row", p)->cap, 0.25) << "zeros score 1";
   }
+}
+
+TEST(Limits, ADistributionsOwnGoBeforeTheGeneralOnes) {
+  const auto policy = parse_policy(
+      "test",
+      "distributions = [\"normal\", \"one_key\"]\n"
+      "[limits.max_row]\nfp16 = { limit = 1 }\nbf16 = { limit = 2 }\n[limits.lse]\nfp16 = { limit "
+      "= 3 }\n[distribution.one_key.max_row]\nfp16 = { limit = 0.5 }\n");
+  ASSERT_TRUE(policy) << policy.status().message();
+  const auto limits = [&](DType dtype, Distribution distribution) {
+    return limits_for(*policy, make_problem(1, 1, 1, 1, 1, 64, dtype), {}, 1.0, distribution);
+  };
+  EXPECT_EQ(limits(DType::f16, Distribution::normal).at("max_row"), 1);
+  EXPECT_EQ(limits(DType::f16, Distribution::one_key).at("max_row"), 0.5);
+  EXPECT_EQ(limits(DType::f16, Distribution::one_key).at("lse"), 3);
+  EXPECT_EQ(limits(DType::bf16, Distribution::one_key).at("max_row"), 2);
+  EXPECT_NE(mistake("distributions = [\"normal\"]\n[limits.max_row]\nfp16 = { limit = 1 }\n"
+                    "[distribution.two_keys.max_row]\nfp16 = { limit = 1 }\n")
+                .find("unknown key distribution.two_keys"),
+            std::string::npos);
+}
+
+TEST(Validate, KernelsThatRefuseTheEndsOfTheRangeAreJudgedByTheRest) {
+  const Case asked = small_case();
+  const auto cases =
+      make_cases({{"test", asked.problem}}, strict(), std::array<std::uint64_t, 1>{0});
+  std::set<std::string> of_their_own;
+  for (const Case& c : cases) {
+    EXPECT_EQ(c.problem.dtype, asked.problem.dtype);
+    EXPECT_EQ(c.problem.head_dim, asked.problem.head_dim);
+    EXPECT_TRUE(check(c.problem)) << to_string(c);
+    const bool same =
+        c.problem.seq_q == asked.problem.seq_q && c.problem.scale == asked.problem.scale;
+    EXPECT_NE(same, has_own_problem(c.distribution)) << to_string(c);
+    if (has_own_problem(c.distribution)) of_their_own.insert(std::string(name_of(c.distribution)));
+  }
+  // No softcap, no mask, and too few keys to be asked about 98,305.
+  EXPECT_EQ(of_their_own,
+            (std::set<std::string>{"dead_rows", "extreme_v", "faint_tail", "far_offsets",
+                                   "huge_scores", "one_key", "recent_keys", "tiny_values"}));
 }
 
 TEST(Limits, FollowTheCoarserOfInputAndOutput) {

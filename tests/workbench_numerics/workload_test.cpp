@@ -106,6 +106,17 @@ TEST(Inputs, DependOnlyOnTheCase) {
       {"large_logits", "5eecafa28848fadbc8f3f106e2ab113af700781c422334d4033b63f0f9bcbd56"},
       {"constant_v", "2fd6e7ba080a830f60d514f3ffe5df5d269ca47e2ca5a98afc07497fb0393cd3"},
       {"small_normal", "7a4fdee0ad59c8c7152dac6b9e8a8aa1bd1d8b38b70074dd6d6d8cdb757fd4c5"},
+      {"faint_tail", "5de8edf58bc463f628472aa78f954566b524e8e3b826fcf5af3f43c997a02569"},
+      {"recent_keys", "b23ce4f8c4e2b0896d9a5a2d8bde93b6e3af7a4f09b064ca0a478ac2f5e88b58"},
+      {"one_key", "a042a5a5b21e6694c5d2c33bbeac4fcc67044b8152bede6db218b96671415867"},
+      {"far_offsets", "78387d940c2e6c9c90be0149be2866f26fa559dc9757ce7559ab6b2e01f708de"},
+      {"huge_scores", "b5c34c0401bd6ddc2ff13a39a27837e1213bfe73dee4e640cf163254bdbd97f7"},
+      {"large_softcap", "196920d80304b2e4afe5b0b35448ab51fbad1cd38be8393598e9a3775839b63c"},
+      {"long_rows", "4f5dc4f6eec860d50d2ade124cef02054da30db9c9f2e4138802d38205ef1111"},
+      {"dead_rows", "23f50db4021ca64135378991c65ca64253920ec2d55857ff8480213f653985f3"},
+      {"extreme_v", "9f5bfe5866ce4bfed4d92475db25f4dcb5c202717d4bcf7b41c24dfa87eccfd9"},
+      {"tiny_values", "d502824e4327c7a282e81333f5d9b7bf487b06d5d27c99e3d11def793de34b00"},
+      {"nan_value", "51af6662170f69ebf6beb8cf522250c090db1ec208a6c5e59a69edb93dc18cfd"},
   };
   std::size_t n = 0;
   for (const auto& row : distribution_table()) {
@@ -119,6 +130,48 @@ TEST(Inputs, DependOnlyOnTheCase) {
     EXPECT_EQ(golden[n].first, std::string(row.name));
     EXPECT_EQ(digest(generate(c)), golden[n].second) << row.name;
     ++n;
+  }
+}
+
+TEST(Inputs, HugeScoresReachTheLastFiniteFp32AndNoFurther) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3})
+    for (const std::int64_t dim : {8, 40, 64, 256}) {
+      Problem asked = make_problem(1, 4, 4, 512, 512, dim, dtype);
+      double largest = 0;
+      for (const Problem& p : problems_of(Distribution::huge_scores, asked)) {
+        Case c;
+        c.problem = p;
+        c.distribution = Distribution::huge_scores;
+        const Inputs in = generate(c);
+        const auto factor = [](const std::vector<float>& scale) {
+          return scale.empty() ? 1.0 : static_cast<double>(scale[0]);
+        };
+        for (std::int64_t i = 0; i < p.seq_q; ++i)
+          for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+            double s = 0;
+            for (std::int64_t d = 0; d < dim; ++d)
+              s += numeric::load(dtype, in.q.data(), i * dim + d) *
+                   numeric::load(dtype, in.k.data(), j * dim + d);
+            s *= factor(in.q_scale) * factor(in.k_scale);
+            ASSERT_LT(std::fabs(s), 0x1p128);
+            largest = std::max(largest, std::fabs(s * static_cast<double>(p.scale)));
+          }
+        EXPECT_LT(largest, 0x1p128);
+      }
+      EXPECT_GT(largest, 0x1p126) << name_of(dtype) << ' ' << dim;
+    }
+}
+
+TEST(Inputs, OwnProblemsAreCheap) {
+  for (const auto& row : distribution_table()) {
+    const Problem asked = make_problem(2, 8, 8, 512, 512, 64, DType::f16);
+    for (const Problem& p : problems_of(row.id, asked)) {
+      if (!has_own_problem(row.id)) {
+        EXPECT_EQ(visible_pairs(p), visible_pairs(asked)) << row.name;
+        continue;
+      }
+      EXPECT_LE(visible_pairs(p), 210000) << row.name << ": a tenth of mission at most";
+    }
   }
 }
 

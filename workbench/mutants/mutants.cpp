@@ -84,16 +84,26 @@ struct Recipe {
   bool truncate_output = false;
   bool wrap_keys = false;
   bool round_query = false;
+  bool overflowing_store = false;
+  bool all_tiles = false;
+  bool unguarded = false;  // -inf - -inf
 };
 
 float smallest_normal(DType dtype) {
   return dtype == DType::f16 ? 0x1p-14f : dtype == DType::e4m3 ? 0x1p-6f : 0x1p-126f;
 }
 float flush(DType dtype, float x) { return std::fabs(x) < smallest_normal(dtype) ? 0.0f : x; }
-float toward_zero(double x) {
-  const auto nearest = static_cast<float>(x);
-  return std::fabs(static_cast<double>(nearest)) > std::fabs(x) ? std::nextafterf(nearest, 0.0f)
-                                                                : nearest;
+// As a tensor core adds: the smaller term is cut off at the last bit of the larger one, and so is
+// the sum.
+float add_cut_off(float a, float b) {
+  const double larger = std::max(std::fabs(a), std::fabs(b));
+  if (larger == 0 || !std::isfinite(larger)) return a + b;
+  const double unit = std::ldexp(1.0, std::ilogb(larger) - 23);
+  const double sum = std::trunc(static_cast<double>(a) / unit) * unit +
+                     std::trunc(static_cast<double>(b) / unit) * unit;
+  const auto nearest = static_cast<float>(sum);
+  return std::fabs(static_cast<double>(nearest)) > std::fabs(sum) ? std::nextafterf(nearest, 0.0f)
+                                                                  : nearest;
 }
 double cut_off(DType dtype, double x) {
   const double nearest = numeric::round_to(dtype, x);
@@ -234,8 +244,8 @@ float score_row(const Problem& p, const Recipe& recipe, const KeyRange& range, s
 }
 
 // Scores of one row against one tile become weights; returns by how much O must be scaled.
-float soften(const Problem& p, const Recipe& recipe, float largest, float* s, float& maximum,
-             std::array<float, 4>& sum) {
+float soften(const Problem& p, const Recipe& recipe, float largest, bool unguarded, float* s,
+             float& maximum, std::array<float, 4>& sum) {
   if (recipe.no_maximum) {
     maximum = largest == -kInfinity && maximum == -kInfinity ? -kInfinity : 0.0f;
     largest = maximum;
@@ -254,7 +264,7 @@ float soften(const Problem& p, const Recipe& recipe, float largest, float* s, fl
     alpha = maximum == -kInfinity ? 0.0f : weigh(maximum, largest);
     maximum = largest;
   }
-  if (maximum == -kInfinity) {
+  if (maximum == -kInfinity && !unguarded) {
     std::fill(s, s + recipe.tile, 0.0f);
     return 1;
   }
@@ -279,7 +289,7 @@ float soften(const Problem& p, const Recipe& recipe, float largest, float* s, fl
       case Recipe::Sums::truncated:
         sixteen += static_cast<double>(term);
         if (j % 16 != 15 && j + 1 != recipe.tile) break;
-        sum[0] = toward_zero(static_cast<double>(sum[0]) + sixteen);
+        sum[0] = add_cut_off(sum[0], static_cast<float>(sixteen));
         sixteen = 0;
         break;
     }
@@ -315,8 +325,7 @@ void accumulate(const Recipe& recipe, std::int64_t rows, std::int64_t dim,
     tile_gemm(rows, dim, std::min(step, keys - j0), weights.data() + j0, keys,
               values.data() + j0 * dim, dim, scratch.data(), dim);
     for (std::size_t i = 0; i < scratch.size(); ++i)
-      o[i] = truncated ? toward_zero(static_cast<double>(o[i]) + static_cast<double>(scratch[i]))
-                       : o[i] + scratch[i];
+      o[i] = truncated ? add_cut_off(o[i], scratch[i]) : o[i] + scratch[i];
   }
 }
 
@@ -326,7 +335,7 @@ void merge(const Partial& part, std::int64_t dim, RowTile& tile) {
     const auto at = static_cast<std::size_t>(r);
     const float sum = (part.sum[at][0] + part.sum[at][1]) + (part.sum[at][2] + part.sum[at][3]);
     float& maximum = tile.maximum[at];
-    if (part.maximum[at] == -kInfinity) continue;
+    if (part.maximum[at] == -kInfinity && sum == 0) continue;
     const float above = !(part.maximum[at] <= maximum) ? part.maximum[at] : maximum;
     const float old = maximum == -kInfinity ? 0.0f : std::exp(maximum - above);
     const float fresh = std::exp(part.maximum[at] - above);
@@ -388,6 +397,7 @@ void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float
     all.last = std::max(all.last, own.last);
   }
   if (all.first >= all.last) return;
+  if (recipe.all_tiles) all = {0, p.seq_kv};
   if (recipe.drop_lone_key && all.last % keys == 1) --all.last;
   std::vector<float> transposed(static_cast<std::size_t>(dim * keys));
   std::vector<float> values(static_cast<std::size_t>(dim * keys));
@@ -437,8 +447,9 @@ void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float
                   *std::max_element(largest.begin(), largest.begin() + tile.count));
       for (std::int64_t r = 0; r < tile.count; ++r) {
         const auto at = static_cast<std::size_t>(r);
-        const float alpha = soften(p, recipe, largest[at], scores.data() + r * keys,
-                                   part.maximum[at], part.sum[at]);
+        const bool sees = range[at].first < j0 + keys && j0 < range[at].last;
+        const float alpha = soften(p, recipe, largest[at], recipe.unguarded && sees,
+                                   scores.data() + r * keys, part.maximum[at], part.sum[at]);
         for (std::int64_t d = 0; d < dim; ++d)
           part.o[static_cast<std::size_t>(r * dim + d)] *= alpha;
       }
@@ -460,7 +471,7 @@ void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, 
       continue;
     if (recipe.skip_ragged_rows && p.seq_q % kRows != 0 && i == p.seq_q - 1) continue;
     const auto at = static_cast<std::size_t>(r);
-    const bool empty = tile.maximum[at] == -kInfinity || tile.sum[at] == 0;
+    const bool empty = tile.sum[at] == 0;
     const float sum = tile.sum[at] * recipe.sum_factor;
     const std::int64_t to = b * p.o.stride[0] + h * p.o.stride[1] + i * p.o.stride[2];
     for (std::int64_t d = 0; d < dim; ++d) {
@@ -469,7 +480,9 @@ void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, 
       if (recipe.scale_on_output) x *= p.scale;
       x = x * recipe.gain + recipe.bias;
       if (recipe.flush_subnormals) x = flush(p.out_dtype, x);
-      const auto exact = static_cast<double>(x);
+      const double exact = recipe.overflowing_store
+                               ? static_cast<double>(x)
+                               : numeric::within_range(p.out_dtype, static_cast<double>(x));
       numeric::store(p.out_dtype, tensors.o, to + d,
                      recipe.truncate_output ? cut_off(p.out_dtype, exact) : exact);
     }
@@ -662,6 +675,9 @@ const char* needs_fp16_output(const Problem& p) {
 }
 
 const char* needs_fp16(const Problem& p) { return p.dtype == DType::f16 ? nullptr : "needs fp16"; }
+const char* needs_infinities(const Problem& p) {
+  return p.dtype != DType::e4m3 ? nullptr : "needs a type with infinities";
+}
 const char* needs_narrow_weights(const Problem& p) {
   return p.dtype == DType::f16 || p.dtype == DType::e4m3 ? nullptr : "needs fp16 or e4m3";
 }
@@ -688,16 +704,17 @@ const char* needs_lone_key(const Problem& p) {
   }
   return "needs a last key tile of one key";
 }
+// Behind e4m3's weights, and fp16's, neither of these two shows.
 const char* needs_16_bits(const Problem& p) {
-  return p.out_dtype == DType::f16 || p.out_dtype == DType::bf16 ? nullptr
-                                                                 : "needs a 16-bit output";
+  const bool narrow = p.dtype == DType::f16 || p.dtype == DType::bf16;
+  return narrow && p.out_dtype != DType::f32 ? nullptr : "needs fp16 or bf16, and O as well";
 }
 const char* needs_odd_scale(const Problem& p) {
   int exponent = 0;
   const bool power = std::frexp(p.scale, &exponent) == 0.5f;
-  return !power && (p.dtype == DType::f16 || p.dtype == DType::bf16)
+  return !power && p.dtype == DType::bf16 && p.lse
              ? nullptr
-             : "needs 16-bit inputs and a scale that is no power of 2";
+             : "needs bf16, LSE and a scale that is no power of 2";
 }
 
 struct Kernel {
@@ -808,6 +825,15 @@ const std::vector<Kernel>& kernels() {
       {{"truncating_sum", "tensor cores cut off, and nothing is merged in a long row", false,
         needs_long_rows},
        {.split = 0, .sums = Sums::truncated}},
+      {{"overflowing_store", "the sum of rounded weights exceeds 1, and 65,504 becomes infinite",
+        false, needs_fp16},
+       {.overflowing_store = true}},
+      {{"minus_infinity", "-inf - -inf in a row whose scores are all -inf", false,
+        needs_infinities},
+       {.unguarded = true}},
+      {{"visits_hidden_tiles", "a tile that no row of the query tile sees is multiplied by 0",
+        false, needs_causal},
+       {.multiply_unseen = true, .all_tiles = true}},
 
       // Written against the gate (docs/validating.md).
       {{"maximum_from_zero", "the running maximum starts at 0"}, {.maximum_from_zero = true}},
@@ -823,7 +849,8 @@ const std::vector<Kernel>& kernels() {
        {.rescale_above = 12}},
       {{"stale_ring", "the ninth key tile multiplies the V of the first", false, needs_ring},
        {.stale_ring = true}},
-      {{"flushes_subnormals", "what is below the smallest normal number becomes 0"},
+      {{"flushes_subnormals", "what is below the smallest normal number becomes 0", false,
+        needs_narrow_weights},
        {.flush_subnormals = true}},
       {{"lse_rounded", "LSE passes through fp16", false, needs_lse}, {.round_lse = true}},
       {{"lone_last_key", "a last key tile of one key is left out", false, needs_lone_key},
