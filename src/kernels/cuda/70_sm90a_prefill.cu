@@ -36,7 +36,7 @@ Features features_of(const Problem& problem, const Band& band, core::Choice choi
                        problem.heads_q, problem.seq_q, false)) {
     return Features::general;
   }
-  if (band.below + (problem.seq_q - 1) > 0) return Features::window;
+  if (band.below + (problem.seq_q - 1) > 0 || band.keys > kLongRow) return Features::window;
   return band.above < band.keys - 1 ? Features::causal : Features::plain;
 }
 

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr bool kMasked = kConfig.features != Features::plain;
   constexpr bool kWindow = kConfig.features >= Features::window;
   constexpr bool kGeneral = kConfig.features == Features::general;
+  constexpr bool kFlush = kWindow;
   constexpr bool kSplit = kConfig.split;
   constexpr int kStride = kSplit ? kWarpgroups : 1;  // from a warpgroup's block to its next
   constexpr bool kTurns = kOnes && !kMasked && kWarpgroups == 2 && !kSplit;
@@ -309,13 +310,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       hide_from.template operator()<0>();
     }
   };
-  // scores = 2^(scale * scores - base), and, without kOnes, their sums.
-  const auto exponentiate = [&]<int kCount>(float(&scores)[kCount], float base0, float base1,
-                                            float(&block_sum)[2]) {
+  // scores = 2^scores, and, without kOnes, their sums.
+  const auto weigh = [&]<int kCount>(float(&scores)[kCount], float(&block_sum)[2]) {
     [[maybe_unused]] float part[4];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      scores[i] = exp2_fast(fmaf(scores[i], scale, i & 2 ? -base1 : -base0));
+      scores[i] = exp2_fast(scores[i]);
       if constexpr (!kOnes) part[i & 3] = i < 4 ? scores[i] : part[i & 3] + scores[i];
     }
     if constexpr (!kOnes) {
@@ -323,14 +323,20 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       block_sum[1] = part[2] + part[3];
     }
   };
+  // The same of scale * scores - base.
+  const auto exponentiate = [&]<int kCount>(float(&scores)[kCount], float base0, float base1,
+                                            float(&block_sum)[2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
+    weigh(scores, block_sum);
+  };
   // Of the guard. The weights begin at 2^0, as low as fp16's subnormals allow when thousands of
   // keys share the tail of a row, and may grow to this before a base is raised; fp16 ends at 65504.
   // The second is for a thread's sum of them.
   constexpr float kLimit = kOnes ? 0x1p15f : 0x1p13f;
   // What a thread wants seldom, and keeps in memory.
   struct Seldom {
-    WideBase base[2];       // of a row whose `top` is NaN
-    float o[kColumns / 2];  // output and sums of the blocks before the last `flush`
+    float o[kFlush ? kColumns / 2 : 1];  // output and sums of the blocks before the last `flush`
     float sum[2];
   } in_memory;
   const auto seldom = [&]() -> Seldom& {
@@ -338,62 +344,59 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     asm volatile("" : "+l"(address));  // else the compiler would keep it all in registers
     return *address;
   };
+  // The bases of rows whose `top` is NaN. With three warpgroups in shared memory, where they have
+  // room: an address of their own memory would be what spills.
+  constexpr bool kSharedBases = kWarpgroups == 3;
+  __shared__ WideBase shared_bases[kSharedBases ? kWarpgroups * 128 : 1][2];
+  WideBase own_bases[kSharedBases ? 1 : 2];
+  const auto bases = [&]() -> WideBase* {
+    if constexpr (kSharedBases) {
+      return shared_bases[ptx::thread_index() - 128];
+    } else {
+      WideBase* address = own_bases;
+      asm volatile("" : "+l"(address));
+      return address;
+    }
+  };
   const auto base_of_row = [&](int h) -> WideBase {
-    return isnan(top[h]) ? seldom().base[h] : WideBase{top[h], 0.0f};
+    return isnan(top[h]) ? bases()[h] : WideBase{top[h], 0.0f};
   };
   const auto set_base = [&](int h, WideBase base) {
     top[h] = base.high;
     if (base.low != 0.0f) {
-      seldom().base[h] = base;
-      top[h] = NAN;  // so that the guard trips and every block comes to softmax_wide
+      bases()[h] = base;
+      top[h] = NAN;  // so that the guard trips, and every block comes to softmax_exact
     }
   };
-  // One block of online softmax with the true maximum, whatever its size; `shrink` is what O must
-  // be multiplied by. Rows that are `done` have had their turn, but for the weights.
-  const auto softmax_wide = [&](const bool(&done)[2], float(&shrink)[2]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float most = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < kKeys / 4; ++i) most = fmaxf(most, s[4 * (i / 2) + 2 * h + (i & 1)]);
-      most = quad_max(most);
-      const WideBase before = base_of_row(h);
-      const WideBase base = done[h] ? before : larger(before, wide_base(most, scale));
-      if (!done[h]) {
-        shrink[h] = before.high == -INFINITY ? 0.0f : exp2_fast(distance(before, base));
-        set_base(h, base);
-      }
-      const WideBase from = finite(base);
-      float block_sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kKeys / 4; ++i) {
-        float& x = s[4 * (i / 2) + 2 * h + (i & 1)];
-        x = exp2_fast(exponent(x, scale, from));
-        block_sum += x;
-      }
-      if (!kOnes && !done[h]) sum[h] = sum[h] * shrink[h] + block_sum;
-    }
-  };
-  // The same for bases that `top` can hold; rows where it cannot are left as they were, not `done`.
-  // It has no branch, because ptxas moves the wait for the product before up to the next one.
-  const auto softmax_exact = [&]<int kCount>(float(&scores)[kCount], bool(&done)[2],
-                                             float(&shrink)[2]) {
-    float most[4] = {scores[0], scores[1], scores[2], scores[3]}, base[2], block_sum[2];
+  // One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
+  // It has no branch for bases that one float cannot hold, but subtracts their second half always:
+  // a branch costs 3 to 8% under a causal mask at S 512 and 1024, where the subtraction costs 1 to
+  // 2 (H200, 2026-11-22).
+  const auto softmax_exact = [&]<bool kFirst, int kCount>(float(&scores)[kCount],
+                                                          float(&shrink)[2]) {
+    float most[4] = {scores[0], scores[1], scores[2], scores[3]}, block_sum[2];
 #pragma unroll
     for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
+    WideBase from[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float now = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
-      const float before = top[h], after = fmaxf(before, now);
-      base[h] = after == -INFINITY ? 0.0f : after;  // no key seen yet: weights 0, not NaN
-      shrink[h] = exp2_fast(before - base[h]);
-      done[h] = fabsf(base[h]) <= kLargestBase && !isnan(before);
-      top[h] = done[h] ? after : before;
+      WideBase base = wide_base(quad_max(fmaxf(most[2 * h], most[2 * h + 1])), scale);
+      if constexpr (kFirst) {
+        from[h] = finite(base);  // no key seen yet: weights 0, not NaN
+      } else {
+        const WideBase before = base_of_row(h);
+        base = larger(before, base);
+        from[h] = finite(base);
+        shrink[h] = exp2_fast(distance(before, from[h]));
+      }
+      set_base(h, base);
     }
-    exponentiate(scores, base[0], base[1], block_sum);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = exponent(scores[i], scale, from[i >> 1 & 1]);
+    weigh(scores, block_sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      if (!kOnes) sum[h] = done[h] ? sum[h] * shrink[h] + block_sum[h] : sum[h];
+      if constexpr (!kOnes) sum[h] = kFirst ? block_sum[h] : sum[h] * shrink[h] + block_sum[h];
   };
   // Scores become the A operand of the next product.
   const auto convert = [&]<int kCount>(const float(&scores)[kCount]) {
@@ -439,15 +442,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     }
   };
-  // What softmax_exact left undone in a block, whose weights have been converted already: so the
-  // scores need no registers on the usual way.
-  const auto redo_block = [&](int block, int first_row, const bool(&done)[2], float(&shrink)[2]) {
-    redo_scores();
-    transform(s);
-    mask(s, block, first_row);
-    softmax_wide(done, shrink);
-    convert(s);
-  };
   constexpr float kEnough = kOnes ? 16.0f : 64.0f;  // worth a new base where another row needs one
   // The bases of rows whose largest weights, or sums of them, are large; `shrink` is what O must be
   // multiplied by. A power of two keeps weights that are rounded already as they are. Where they
@@ -471,7 +465,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (__any_sync(kFullWarp, !(large[0] + large[1] <= kHuge))) {
       redo_scores();
       transform(s);
-      softmax_wide({false, false}, shrink);
+      softmax_exact.template operator()<false>(s, shrink);
       return;
     }
     raise_bases(large[0], large[1], shrink);
@@ -512,17 +506,21 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const auto rescale_output = [&](const float(&shrink)[2]) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
-    if (flushed()) {
-      Seldom& before = seldom();
+    if constexpr (kFlush) {
+      if (flushed()) {
+        Seldom& before = seldom();
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) before.o[i] *= shrink[(i >> 1) & 1];
+        for (int i = 0; i < kColumns / 2; ++i) before.o[i] *= shrink[(i >> 1) & 1];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) before.sum[h] *= shrink[h];
+        for (int h = 0; h < 2; ++h) before.sum[h] *= shrink[h];
+      }
     }
   };
   // The tensor cores cut off what an addition cannot hold, always downwards: 1.2e-7 of the sum for
-  // every 16 keys (H200), 0.5% after a million. So the accumulators begin anew every kFlush keys,
-  // and what they held is added up here, rounded to nearest.
+  // every 16 keys (H200), 0.5% after a million. So the accumulators begin anew every 8192 keys, and
+  // what they held is added up here, rounded to nearest. Features::window has this, and takes all
+  // problems of more keys than kLongRow; in the others it costs up to 4% where a CTA has one tile,
+  // because every launch fetches its code anew (H200, 2026-11-22).
   constexpr int kFlushBlocks = 8192 / kKeys;
   const auto flush = [&] {
     Seldom& before = seldom();
@@ -656,7 +654,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       find_next(tile_step + 1, next);  // 300 clocks that pass beside this product
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
-      bool done[2];
       if (!kMasked && (block + 1) * kKeys <= p.band.keys) {
         // A base from a quarter of the keys; where that is not enough, the block is done again.
 #pragma unroll
@@ -668,20 +665,27 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         }
         float large[2];  // sums of weights, or with kOnes the largest
         exponentiate(s, top[0], top[1], large);
-        if constexpr (kOnes) largest_weights(large);
-        const bool fits =
-            __all_sync(kFullWarp, large[0] + large[1] <= kLimit &&
-                                      fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          done[h] = fits;
-          if constexpr (!kOnes) sum[h] = large[h];
+        if constexpr (kOnes) {
+          largest_weights(large);
+        } else {
+          sum[0] = large[0];
+          sum[1] = large[1];
         }
+        convert(s);
+        const bool fits =
+            large[0] + large[1] <= kLimit && fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase;
+        if (__any_sync(kFullWarp, !fits)) {
+          redo_scores();
+          softmax_exact.template operator()<true>(s, shrink);
+          convert(s);
+        }
+        release(k_stage.empty());
       } else {
+        release(k_stage.empty());
         const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
           transform(scores);
           mask(scores, block, first_row);
-          softmax_exact(scores, done, shrink);
+          softmax_exact.template operator()<true>(scores, shrink);
         };
         // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
         // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
@@ -692,14 +696,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         } else {
           first_softmax(s);
         }
+        convert(s);
       }
-      convert(s);
-      if (__any_sync(kFullWarp, !done[0] || !done[1])) {
-        top[0] = top[1] = -INFINITY;
-        sum[0] = sum[1] = 0.0f;
-        redo_block(block, first_row, {false, false}, shrink);
-      }
-      release(k_stage.empty());
       // To the warpgroup's next block, if there is one in the tile, else past the tile's last.
       const auto advance = [&](auto& stage, std::uint32_t first, int from) {
         stage.advance(first);
@@ -733,17 +731,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::pin_registers(s);
         transform(s);
         bool rescale = true;
-        [[maybe_unused]] bool done[2];
         if constexpr (kExact) {
           mask(s, block, first_row);
-          softmax_exact(s, done, shrink);
+          softmax_exact.template operator()<false>(s, shrink);
         } else if constexpr (kLateGuard) {
           float unused[2];
           exponentiate(s, top[0], top[1], unused);
         } else {
           rescale = softmax_guarded(shrink);
         }
-        if constexpr (!kLateGuard && !kExact) {
+        if constexpr (!kLateGuard || kExact) {
           release(k_stage.empty());
         }
         ptx::pin_registers(s);
@@ -756,19 +753,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           guard_converted();
           release(k_stage.empty());
         } else {
-          convert(s);
-          if constexpr (kExact) {
-            if (__any_sync(kFullWarp, !done[0] || !done[1]))
-              redo_block(block, first_row, done, shrink);
-            release(k_stage.empty());
-          }
           if (rescale) rescale_output(shrink);
+          convert(s);
         }
         next_stages.template operator()<false>();
       };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
       while (true) {
-        const int stop = max(blocks.begin, block - kStride * kFlushBlocks);
+        const int stop = kFlush ? max(blocks.begin, block - kStride * kFlushBlocks) : blocks.begin;
         const auto more = [&] { return block - kStride >= stop; };
         const auto far_edge = [&] { return kWindow && block - kStride <= exact_to; };
         while (more()) {
@@ -778,8 +770,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           }
           while (more() && !far_edge()) step.template operator()<false>();
         }
-        if (block - kStride < blocks.begin) break;
-        flush();
+        if (!kFlush || block - kStride < blocks.begin) break;
+        if constexpr (kFlush) flush();
         second = block - kStride;
       }
 
@@ -795,12 +787,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::pin_registers(o);
       release(v_stage.empty());
       if constexpr (!kOneRing) advance(v_stage, v_full, block);
-      if (flushed()) {
-        const Seldom& before = seldom();
+      if constexpr (kFlush) {
+        if (flushed()) {
+          const Seldom& before = seldom();
 #pragma unroll
-        for (int i = 0; i < kColumns / 2; ++i) o[i] += before.o[i];
+          for (int i = 0; i < kColumns / 2; ++i) o[i] += before.o[i];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) sum[h] += before.sum[h];
+          for (int h = 0; h < 2; ++h) sum[h] += before.sum[h];
+        }
       }
       // The other columns of the ones are zeros.
       if constexpr (kOnes) {
@@ -927,34 +921,31 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       };
       // Apart, so that the accumulators stay where they are.
       if (works) {
-        // Weights rounded above the fraction and not below it may carry O past fp16's last number.
+        // Weights rounded above the fraction and not below it may carry O past fp16's last number,
+        // by a factor of 1 + 2^-11. Such rows are stored a second time.
         constexpr bool kMayOverflow = std::is_same_v<T, __half> && !kOnes;
-        [[maybe_unused]] __half2 most = __float2half2_rn(0.0f);
-        const auto overflows = [&] {
-          return __any_sync(kFullWarp, !__hble2(most, __float2half2_rn(65504.0f)));
-        };
-        const auto store_outputs = [&]<bool kBounded>(int j) {
-          std::uint32_t words[4];
+#pragma unroll 1
+        for (int pass = 0; pass < (kMayOverflow ? 2 : 1); ++pass) {
+          [[maybe_unused]] __half2 most[2] = {};
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float x = o[8 * j + 2 * i] * sum[i & 1], y = o[8 * j + 2 * i + 1] * sum[i & 1];
-            words[i] = kBounded ? pack2<T>(finite_mean(x), finite_mean(y)) : pack2<T>(x, y);
-            if constexpr (kMayOverflow && !kBounded)
-              most = __hmax2(most, __habs2(reinterpret_cast<const __half2&>(words[i])));
+          for (int j = 0; j < kHeadDim / 16; ++j) {
+            std::uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float* x = o + 8 * j + 2 * i;
+              words[i] = pack2<T>(x[0] * sum[i & 1], x[1] * sum[i & 1]);
+              if constexpr (kMayOverflow)
+                most[i & 1] = __hmax2(most[i & 1], __habs2(reinterpret_cast<__half2&>(words[i])));
+            }
+            store(j, words);
           }
-          store(j, words);
-        };
-        // At D 256 the outputs would not fit beside what tells them all.
-        constexpr int kTold = kHeadDim > 128 ? 1 : kHeadDim / 16;
-#pragma unroll
-        for (int j = 0; j < kHeadDim / 16; j += kTold) {
-#pragma unroll
-          for (int i = j; i < j + kTold; ++i) store_outputs.template operator()<false>(i);
           if constexpr (kMayOverflow) {
-            if (overflows()) {
-              ptx::pin_registers(sum);  // else the products above would be kept for here
+            const __half2 last = __float2half2_rn(65504.0f);
+            if (!__any_sync(kFullWarp, !__hble2(__hmax2(most[0], most[1]), last))) break;
 #pragma unroll
-              for (int i = j; i < j + kTold; ++i) store_outputs.template operator()<true>(i);
+            for (int h = 0; h < 2; ++h) {
+              const float2 two = __half22float2(most[h]);
+              sum[h] *= quad_max(fmaxf(two.x, two.y)) > 65504.0f ? 1.0f - 0x1p-11f : 1.0f;
             }
           }
         }

@@ -15,10 +15,12 @@ namespace greenfast::cuda::prefill {
 enum class Features {
   plain,    // every query sees every key
   causal,   // a query sees no key beyond some distance ahead
-  window,   // or behind
+  window,   // or behind, or rows are longer than kLongRow
   general,  // softcap, any sign of the scale, any type and strides of the output
 };
 inline constexpr int kFeatures = 4;
+/// Keys up to which the accumulators of the tensor cores lose no more than 1.2e-4 of a sum.
+inline constexpr int kLongRow = 16384;
 
 struct Config {
   int head_dim = 64;   // columns of the tiles; smaller heads are padded with zeros by TMA

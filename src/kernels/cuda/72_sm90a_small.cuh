@@ -271,23 +271,33 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
         }
       }
     }
-    // In a loop always, because a branch here makes ptxas spill.
-    if (kLooped || __any_sync(kFullWarp, large)) {  // subtract before the product rounds
+    std::uint32_t weights[kKeys / 16][4];
+    const float before[2] = {sum[0], sum[1]};
+    const auto subtract = [&] {  // before the product rounds
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) {
         const float top = max[i / 2 % 2];
         score(i) -= top == -INFINITY ? 0.0f : top;
       }
       shift[0] = shift[1] = 0.0f;
-    }
-    std::uint32_t weights[kKeys / 16][4];
+    };
+    const auto weigh = [&] {
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) {
-      const int half = i % 2;
-      const float x0 = exp2_fast(fmaf(score(2 * i), scale, -shift[half]));
-      const float x1 = exp2_fast(fmaf(score(2 * i + 1), scale, -shift[half]));
-      sum[half] += x0 + x1;
-      weights[i / 4][i % 4] = pack2<T>(x0, x1);
+      for (int i = 0; i < kKeys / 4; ++i) {
+        const int half = i % 2;
+        const float x0 = exp2_fast(fmaf(score(2 * i), scale, -shift[half]));
+        const float x1 = exp2_fast(fmaf(score(2 * i + 1), scale, -shift[half]));
+        sum[half] += x0 + x1;
+        weights[i / 4][i % 4] = pack2<T>(x0, x1);
+      }
+    };
+    if constexpr (kLooped) subtract();  // always, because a branch here would make ptxas spill
+    weigh();
+    if (!kLooped && __any_sync(kFullWarp, large)) {
+      sum[0] = before[0];
+      sum[1] = before[1];
+      subtract();
+      weigh();
     }
 
     // ---- O = P V ----
@@ -402,9 +412,10 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     constexpr int kNear = kPart ^ 1;
     constexpr int kFar = (kPart / 2 ^ 1) * 2;  // and kFar + 1
     // Across the cluster first: it takes longest.
-    // As fp16 they cross as averages, which fit whatever the sums are.
-    [[maybe_unused]] const float inverse0 = reciprocal_fast(fmaxf(sum[0], 1e-30f));
-    [[maybe_unused]] const float inverse1 = reciprocal_fast(fmaxf(sum[1], 1e-30f));
+    // As fp16 they cross as half of averages, which fit whatever the sums are; averages themselves
+    // could be rounded past 65504.
+    [[maybe_unused]] const float inverse0 = 0.5f * reciprocal_fast(fmaxf(sum[0], 1e-30f));
+    [[maybe_unused]] const float inverse1 = 0.5f * reciprocal_fast(fmaxf(sum[1], 1e-30f));
     const std::uint32_t other = rank ^ 1;
     const std::uint32_t far =
         ptx::map_shared_rank(base + kFarOffset + kPart % 2 * kFarBytes, other);
@@ -419,13 +430,11 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
 #pragma unroll
       for (int i = 0; i < kOwn; i += 8) {
         if constexpr (kHalfExchange) {
-          float means[8];
-#pragma unroll
-          for (int j = 0; j < 8; ++j) means[j] = x[i + j] * (j & 2 ? inverse1 : inverse0);
-          std::uint32_t words[4];
-          pack_means<T>(words, means);
           ptx::store_async_16(to + kStatsBytes + i * 256 + thread * 16,
-                              make_uint4(words[0], words[1], words[2], words[3]),
+                              make_uint4(pack2<T>(x[i] * inverse0, x[i + 1] * inverse0),
+                                         pack2<T>(x[i + 2] * inverse1, x[i + 3] * inverse1),
+                                         pack2<T>(x[i + 4] * inverse0, x[i + 5] * inverse0),
+                                         pack2<T>(x[i + 6] * inverse1, x[i + 7] * inverse1)),
                               far_barrier + 8 * w);
         } else {
 #pragma unroll
@@ -532,8 +541,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     weight0[i] *= inverse0;
     weight1[i] *= inverse1;
     if (kHalfExchange && i > 0) {
-      weight0[i] *= stats[i].sum0;
-      weight1[i] *= stats[i].sum1;
+      weight0[i] *= 2.0f * stats[i].sum0;
+      weight1[i] *= 2.0f * stats[i].sum1;
     }
   }
 #pragma unroll

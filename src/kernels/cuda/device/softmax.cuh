@@ -117,7 +117,7 @@ __device__ __forceinline__ std::uint32_t pack2<__nv_bfloat16>(float lo, float hi
   return r;
 }
 
-/// pack2 of means of V, which stay finite where V is. Called by whole warps.
+/// pack2 of means of V, which stay finite where V is.
 template <class T>
 __device__ __forceinline__ void pack_means(std::uint32_t (&words)[4], const float (&x)[8]) {
 #pragma unroll
@@ -127,10 +127,11 @@ __device__ __forceinline__ void pack_means(std::uint32_t (&words)[4], const floa
 #pragma unroll
     for (const std::uint32_t& two : words)
       most = __hmax2(most, __habs2(reinterpret_cast<const __half2&>(two)));
-    if (!__any_sync(kFullWarp, !__hble2(most, __float2half2_rn(65504.0f)))) return;
+    if (!__hble2(most, __float2half2_rn(65504.0f))) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = pack2<T>(finite_mean(x[2 * i]), finite_mean(x[2 * i + 1]));
+      for (int i = 0; i < 4; ++i)
+        words[i] = pack2<T>(finite_mean(x[2 * i]), finite_mean(x[2 * i + 1]));
+    }
   }
 }
 
