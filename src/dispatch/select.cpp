@@ -5,6 +5,7 @@
 #include "core/check.hpp"
 #include "core/text.hpp"
 #include "dispatch/registry.hpp"
+#include "dispatch/takes.hpp"
 
 namespace greenfast::dispatch {
 namespace {
@@ -41,13 +42,24 @@ bool runs_here(const core::Variant& row, const DeviceFacts& facts, std::string* 
   return true;
 }
 
+// 0: refused; otherwise how much the row is wanted. The reason, when asked for, either way.
 int rank(const core::Variant& row, const Query& query, std::string* why) {
   if (!runs_here(row, query.facts, why)) return 0;
-  if (is_empty(query.problem)) {
+  const bool empty = is_empty(query.problem);
+  const Features takes = empty ? kTakesEmpty : row.takes;
+  if (!takes.hold(query.needs)) {
+    if (why != nullptr) *why = missing_features(query.needs, takes);
+    return 0;
+  }
+  if (empty) {
     if (why != nullptr) *why = "no query sees a key: O = 0, LSE = -inf, no kernel runs";
     return 1;
   }
-  return row.kernel->rank(query.problem, query.facts, query.choice, why);
+  if (!row.kernel->supports(query.problem, query.facts, query.choice, why)) return 0;
+  if (row.prefer == nullptr) return core::Preference{}.rank;
+  const core::Preference preference = row.prefer(query.problem, query.facts, query.choice);
+  if (why != nullptr && !preference.note.empty()) *why += core::concat("; ", preference.note);
+  return preference.rank;
 }
 
 std::string problem_on_device(const Query& query) {

@@ -161,8 +161,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return ladder::launched("cuda.stage_c.stage3b");
 }
 
-int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
 }
 
 template <bool kCpAsync>
@@ -182,12 +182,12 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 }  // namespace greenfast::cuda::stage_c_3b
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_stage3b{.rank = cuda::stage_c_3b::rank,
+extern const core::Kernel cuda_stage_c_stage3b{.supports = cuda::stage_c_3b::supports,
                                                .plan = cuda::stage_c_3b::plan<true>,
                                                .launch = cuda::stage_c_3b::launch<true>};
 // USE_CP_ASYNC=0: the next tile still comes while this one waits, by plain loads.
 extern const core::Kernel cuda_stage_c_stage3b_no_cp_async{
-    .rank = cuda::stage_c_3b::rank,
+    .supports = cuda::stage_c_3b::supports,
     .plan = cuda::stage_c_3b::plan<false>,
     .launch = cuda::stage_c_3b::launch<false>};
 }  // namespace greenfast::kernels

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "core/arithmetic.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/70_sm90a_prefill.hpp"
@@ -22,10 +23,8 @@ namespace greenfast::cuda::prefill {
 namespace {
 
 constexpr const char* kId = "cuda.sm90.prefill";
-constexpr int kRank = 220;
-constexpr float kLog2E = 1.4426950408889634f;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 Features features_of(const Problem& problem, const Band& band) {
   // Outside this range a masked score times the scale could be NaN or the scale underflow.
@@ -142,22 +141,17 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   return d;
 }
 
-int refuse(std::string* why, std::string reason) {
+bool refuse(std::string* why, std::string reason) {
   *why = std::move(reason);
-  return 0;
+  return false;
 }
 
-int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::string* why) {
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice, std::string* why) {
   using core::concat;
   if (facts.arch != 90) {
-    if (why == nullptr) return 0;
+    if (why == nullptr) return false;
     return refuse(why, concat("compute capability ", facts.arch / 10, ".", facts.arch % 10,
                               ": its machine code (sm_90a) runs on 9.0 only"));
-  }
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    if (why == nullptr) return 0;
-    return refuse(
-        why, concat(name_of(problem.dtype), " inputs: takes fp16 and bf16; convert Q, K and V"));
   }
   const struct {
     const char* name;
@@ -170,7 +164,7 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::st
   for (const auto& input : inputs) {
     if (tma_addressable(input.layout, problem.batch, input.heads, input.seq, input.broadcast))
       continue;
-    if (why == nullptr) return 0;
+    if (why == nullptr) return false;
     return refuse(why, concat(input.name, " has strides ", input.layout.stride[0], ", ",
                               input.layout.stride[1], ", ", input.layout.stride[2],
                               " (B, H, S) and alignment ", input.layout.alignment,
@@ -179,16 +173,16 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::st
   }
   const std::int64_t tiles = problem.batch * problem.heads_q * ceil_div(problem.seq_q, 128);
   if (tiles > std::numeric_limits<std::int32_t>::max() / 2) {
-    if (why == nullptr) return 0;
+    if (why == nullptr) return false;
     return refuse(why, concat(tiles, " tiles of 128 queries: at most 2^30 - 1; split the batch"));
   }
   if (facts.shared_per_block < kTiles.back().shared_bytes()) {
-    if (why == nullptr) return 0;
+    if (why == nullptr) return false;
     return refuse(why, concat(facts.shared_per_block, " bytes of shared memory for a block: needs ",
                               kTiles.back().shared_bytes()));
   }
   if (why != nullptr) *why = "fp16 or bf16 with strides that TMA takes: TMA, wgmma, one CTA per SM";
-  return kRank;
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
@@ -268,11 +262,12 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   // understood).
   p.release_at_entry =
       d.config.head_dim <= 64 && problem.batch * problem.heads_q * d.tiles <= 4 * d.ctas;
-  p.scale_log2 = problem.scale * kLog2E;
+  p.scale_log2 = problem.scale * core::kLog2E;
   p.lse = problem.lse ? tensors.lse : nullptr;
   if (problem.softcap > 0.0f) {
-    p.softcap_in = 2.0f * kLog2E * problem.scale / problem.softcap;
-    p.softcap_out = problem.softcap * kLog2E;
+    const core::ScoreTransform transform = core::score_transform(problem);
+    p.softcap_in = transform.scale;
+    p.softcap_out = transform.cap;
   }
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
@@ -338,7 +333,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 
 namespace greenfast::kernels {
 extern const core::Kernel cuda_sm90_prefill;
-constinit const core::Kernel cuda_sm90_prefill{.rank = cuda::prefill::rank,
+constinit const core::Kernel cuda_sm90_prefill{.supports = cuda::prefill::supports,
                                                .plan = cuda::prefill::plan,
                                                .prepare = cuda::prefill::prepare,
                                                .launch = cuda::prefill::launch};

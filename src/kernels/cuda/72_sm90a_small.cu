@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/arithmetic.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/72_sm90a_small.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -14,14 +15,12 @@ namespace greenfast::cuda::small {
 namespace {
 
 constexpr const char* kId = "cuda.sm90.small";
-constexpr int kRank = 230;
-constexpr int kRankBehindPrefill = 210;
 constexpr std::int64_t kGridLimit = 65535;  // of the y and z axes
 // Above half an SM's 228 KB, so that a dependent grid's blocks do not move in beside this grid's:
 // with room for two, launching early is slower than not (5.25 us against 4.88, H200, 2026-11-20).
 constexpr int kWholeSm = 117 * 1024;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 /// Upper bound of the keys that one tile of queries sees.
 std::int64_t tile_keys(const Band& band) {
@@ -37,25 +36,10 @@ std::size_t choose(const Problem& problem, const Band& band) {
   return kConfigs.size();
 }
 
-/// Tiles of `rows` queries over all heads, as far as the choice may know of the batch.
-std::int64_t tiles(const Problem& problem, core::Choice choice, std::int64_t rows) {
-  return ceil_div(problem.seq_q, rows) * problem.heads_q *
-         (choice.batch_invariant ? 1 : problem.batch);
-}
-
+/// Blocks of a launch, as far as the choice may know of the batch.
 std::int64_t blocks(const Problem& problem, core::Choice choice) {
-  return kCluster * tiles(problem, choice, kRows);
-}
-
-/// At most one block an SM (at D 64 one and a half) was faster than the prefill kernel in all that
-/// was measured; two where that one has long rows of keys for half the machine's CTAs or fewer
-/// (docs/kernels/sm90.md, "Which kernel wins where").
-bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  const bool wide = problem.head_dim > 64;
-  const std::int64_t machine = facts.multiprocessors;
-  if (2 * blocks(problem, choice) <= (wide ? 2 : 3) * machine) return true;
-  const std::int64_t keys = tile_keys(visible_keys(problem).band);
-  return 2 * tiles(problem, choice, 128) <= machine && keys >= 512 && (wide || keys <= 1024);
+  return kCluster * ceil_div(problem.seq_q, kRows) * problem.heads_q *
+         (choice.batch_invariant ? 1 : problem.batch);
 }
 
 int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {
@@ -63,15 +47,12 @@ int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts
                                                       : config.shared_bytes();
 }
 
-int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, std::string* why) {
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
   const auto refuse = [&](const auto& reason) {
     if (why != nullptr) *why = reason();
-    return 0;
+    return false;
   };
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return refuse(
-        [&] { return std::string(name_of(problem.dtype)) + " inputs; takes fp16 and bf16"; });
-  }
   if (problem.head_dim > 128) {
     return refuse(
         [&] { return "head dim " + std::to_string(problem.head_dim) + "; takes up to 128"; });
@@ -99,16 +80,13 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
   if (ceil_div(problem.seq_q, kRows) * kCluster > kGridLimit || problem.heads_q > kGridLimit ||
       problem.batch > kGridLimit || count > 2 * std::int64_t{facts.multiprocessors}) {
     return refuse([&] {
-      return std::to_string(count) + " blocks; worth it up to two a multiprocessor, " +
+      return std::to_string(count) + " blocks; made for up to two a multiprocessor, " +
              std::to_string(2 * facts.multiprocessors);
     });
   }
-  const bool faster = faster_than_prefill(problem, facts, choice);
-  if (why != nullptr) {
-    *why = std::to_string(count) + " blocks, four parts of the keys to every tile" +
-           (faster ? "" : "; behind the prefill kernel, which is faster at these lengths");
-  }
-  return faster ? kRank : kRankBehindPrefill;
+  if (why != nullptr)
+    *why = std::to_string(count) + " blocks, four parts of the keys to every tile";
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
@@ -158,7 +136,6 @@ Status prepare(const Problem& problem, const core::Context& context) {
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  constexpr float kLog2E = 1.4426950408889634f;
   const VisibleKeys keys = visible_keys(problem);
   const std::size_t index = choose(problem, keys.band);
   if (Status status = ensure_ready(problem, index, context.facts->index); !status.ok()) {
@@ -179,14 +156,11 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   p.v_head_step = step(problem.v.stride[1]);
   p.q_batch_step = step(problem.q.stride[0]);
   p.q_head_step = step(problem.q.stride[1]);
-  p.scale_log2 = problem.scale * kLog2E;
+  p.scale_log2 = problem.scale * core::kLog2E;
   p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f);
-  if (problem.softcap > 0.0f) {
-    p.transform_scale = 2.0f * kLog2E * problem.scale / problem.softcap;
-    p.transform_cap = problem.softcap * kLog2E;
-  } else {
-    p.transform_scale = problem.scale * kLog2E;
-  }
+  const core::ScoreTransform transform = core::score_transform(problem);
+  p.transform_scale = transform.scale;
+  p.transform_cap = transform.cap;
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -239,7 +213,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 
 namespace greenfast::kernels {
 extern const core::Kernel cuda_sm90_small;
-constinit const core::Kernel cuda_sm90_small{.rank = cuda::small::rank,
+constinit const core::Kernel cuda_sm90_small{.supports = cuda::small::supports,
                                              .plan = cuda::small::plan,
                                              .prepare = cuda::small::prepare,
                                              .launch = cuda::small::launch};
