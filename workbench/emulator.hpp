@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <greenfast/features.hpp>
+
 #include "workbench/oracle.hpp"
 #include "workbench/workload.hpp"
 
@@ -18,6 +20,8 @@ struct Rows {
 
 /// fp32 scores and accumulation, online softmax over tiles of keys, P rounded to the input type
 /// (e4m3: times 448 first, against each tile's running maximum), output rounded to out_dtype.
+/// What it knows of; a problem that needs more gets no limits.
+inline constexpr Features kEmulatorTakes = kFeaturesOfAbi1;
 Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t>& rows);
 
 }  // namespace greenfast::workbench

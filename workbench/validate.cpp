@@ -486,6 +486,15 @@ Result<CaseData> prepare_case(const Case& c, Inputs inputs, const Policy& policy
   Policy::Source source = policy.reference;
   if (source == Policy::Source::unquantised && data.inputs.q_exact.empty())
     source = Policy::Source::decoded;
+  // A reference that has never heard of a feature would call right kernels wrong and wrong ones
+  // right.
+  const Features needs = features_of(p);
+  for (const auto& [judge, takes] :
+       {std::pair("oracle", kOracleTakes), std::pair("emulator", kEmulatorTakes)}) {
+    if (const std::string missing = missing_features(needs, takes); !missing.empty())
+      return Status(StatusCode::unsupported,
+                    std::string("the ") + judge + " cannot judge " + to_string(p) + ": " + missing);
+  }
   data.reference = compute_reference(c, data.inputs, choose_rows(c, policy.flop_budget), source);
   const Rows rows = emulate(c, data.inputs, data.reference.rows);
   const std::span<const double> lse =

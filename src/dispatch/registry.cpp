@@ -144,6 +144,7 @@ VariantInfo describe(const core::Variant& row) {
   info.automatic = row.automatic;
   info.predecessor = row.predecessor;
   info.derived_from = row.derived_from;
+  info.takes = row.takes;
   for (std::string_view rest = row.phases; !rest.empty();) {
     const std::string_view phase = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(phase.size() + 1, rest.size()));

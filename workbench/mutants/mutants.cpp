@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "workbench/emulator.hpp"
 #include "workbench/mutants/needs.hpp"
 #include "workbench/numeric.hpp"
 #include "workbench/oracle.hpp"
@@ -593,6 +594,16 @@ const std::vector<Kernel>& kernels() {
   return table;
 }
 
+// Faulty in one way and otherwise as the emulator: what that does not know, none of them knows.
+std::optional<std::string> refusal_of(const PlantedRow& row, const Problem& problem) {
+  if (std::string missing = missing_features(features_of(problem), kEmulatorTakes);
+      !missing.empty())
+    return missing;
+  if (row.absent != nullptr)
+    if (const char* reason = row.absent(problem)) return reason;
+  return std::nullopt;
+}
+
 class Planted final : public Subject {
  public:
   explicit Planted(const Kernel& kernel) : kernel_(kernel) {}
@@ -601,9 +612,7 @@ class Planted final : public Subject {
   DeviceKind device() const override { return DeviceKind::cpu; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) override {
     if (facts.kind != DeviceKind::cpu) return "planted kernels run on cpu";
-    if (kernel_.row.absent)
-      if (const char* reason = kernel_.row.absent(problem)) return reason;
-    return std::nullopt;
+    return refusal_of(kernel_.row, problem);
   }
   std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
   Status prepare(const Problem&, void*) override { return {}; }
@@ -658,9 +667,7 @@ class PlantedOnDevice final : public Subject {
   std::string id() const override { return planted_id(kernel_.row); }
   DeviceKind device() const override { return kind_; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) override {
-    if (kernel_.row.absent)
-      if (const char* reason = kernel_.row.absent(problem)) return reason;
-    return std::nullopt;
+    return refusal_of(kernel_.row, problem);
   }
   std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
   Status prepare(const Problem&, void*) override { return {}; }
