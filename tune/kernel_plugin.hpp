@@ -7,8 +7,8 @@
 #include <string>
 
 #include <greenfast/plugin.h>
+#include <greenfast/c_types.hpp>
 
-#include "core/c_types.hpp"
 #include "core/features.cpp"
 #include "core/kernel_name.cpp"
 #include "core/types.cpp"
@@ -23,7 +23,7 @@ struct KernelPlugin {
   static int supports(const gf_problem* problem, char* why, size_t capacity) {
     std::string text;
     const DeviceFacts facts{.kind = DeviceKind::cuda};
-    const Problem asked = core::problem_of(*problem);
+    const Problem asked = from_c(*problem);
     text = missing_features(features_of(asked), kTakes);
     if (text.empty() && kKernel.supports(asked, facts, {}, &text)) return 1;
     if (capacity == 0) return 0;
@@ -33,14 +33,13 @@ struct KernelPlugin {
     return 0;
   }
   static gf_status launch(const gf_plugin_call* call) {
-    const gf_tensors& t = *call->tensors;
-    const Tensors tensors{t.q, t.k, t.v, t.o, t.lse, t.q_scale, t.k_scale, t.v_scale};
+    const Tensors tensors = from_c(*call->tensors);
     const DeviceFacts facts{.kind = DeviceKind::cuda};
     core::Context context;
     context.facts = &facts;
     context.stream = call->stream;
     context.workspace = call->workspace;
-    const Status status = kKernel.launch(core::problem_of(*call->problem), tensors, context);
+    const Status status = kKernel.launch(from_c(*call->problem), tensors, context);
     if (status.ok()) return GF_OK;
     if (call->error_capacity > 0) {
       const std::size_t length = std::min(status.message().size(), call->error_capacity - 1);
