@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <utility>
 
+#include <greenfast/operands.hpp>
+
 #include "core/text.hpp"
 
 namespace greenfast {
@@ -195,8 +197,8 @@ Status check_layouts(const Problem& p) {
   return {};
 }
 
-// Memory that a call reads or writes.
-struct Operand {
+// Memory of a call: an operand with its address, or what a call brings besides.
+struct Memory {
   std::string_view name;
   const void* data = nullptr;
   std::int64_t bytes = 0;  // from data to the end of the last element
@@ -204,34 +206,27 @@ struct Operand {
   bool needed = true;
   std::string_view why = {};  // it is needed
 };
-constexpr std::size_t kWritten = 2;  // the first operands are outputs
-using Operands = std::array<Operand, 8>;
 
-Operands operands_of(const Problem& p, const Tensors& t) noexcept {
-  const bool reads = p.seq_kv > 0;
-  const bool scaled = reads && p.scales != ScaleKind::none;
-  const std::size_t in = size_of(p.dtype), out = size_of(p.out_dtype);
-  const auto tensor = [&p](const Layout& layout, std::int64_t heads, std::int64_t seq, DType type) {
-    return extent_bytes(layout, p.batch, heads, seq, p.head_dim, type);
-  };
-  const auto scales = [&p](std::int64_t heads) {
-    return p.scales == ScaleKind::per_head ? p.batch * heads * 4 : std::int64_t{4};
-  };
-  constexpr std::string_view kLse = " although the problem asks for it";
-  constexpr std::string_view kScale = " although the problem has scales";
-  return {{
-      {"o", t.o, tensor(p.o, p.heads_q, p.seq_q, p.out_dtype), out, true, ""},
-      {"lse", t.lse, p.lse ? p.batch * p.heads_q * p.seq_q * 4 : 0, 4, p.lse, kLse},
-      {"q", t.q, tensor(p.q, p.heads_q, p.seq_q, p.dtype), in, reads, ""},
-      {"k", t.k, tensor(p.k, p.heads_kv, p.seq_kv, p.dtype), in, reads, ""},
-      {"v", t.v, tensor(p.v, p.heads_kv, p.seq_kv, p.dtype), in, reads, ""},
-      {"q_scale", t.q_scale, scales(p.heads_q), 4, scaled, kScale},
-      {"k_scale", t.k_scale, scales(p.heads_kv), 4, scaled, kScale},
-      {"v_scale", t.v_scale, scales(p.heads_kv), 4, scaled, kScale},
-  }};
+Memory memory_of(const Operand& operand, const Tensors& tensors) noexcept {
+  Memory memory{operand.name,   data_of(tensors, operand.id),
+                operand.bytes,  size_of(operand.dtype),
+                operand.needed, {}};
+  switch (operand.id) {
+    case OperandId::lse:
+      memory.why = " although the problem asks for it";
+      break;
+    case OperandId::q_scale:
+    case OperandId::k_scale:
+    case OperandId::v_scale:
+      memory.why = " although the problem has scales";
+      break;
+    default:
+      break;
+  }
+  return memory;
 }
 
-bool overlap(const Operand& a, const Operand& b) noexcept {
+bool overlap(const Memory& a, const Memory& b) noexcept {
   if (!a.needed || !b.needed) return false;
   const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
   const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
@@ -251,26 +246,31 @@ std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t
 
 Status check_tensors(const Problem& p, const Tensors& t) {
   if (writes_nothing(p)) return {};
-  const Operands operands = operands_of(p, t);
-  for (const Operand& operand : operands) {
-    if (!operand.needed) continue;
-    if (operand.data == nullptr)
-      return invalid(operand.name, " is null", operand.why, ": pass a pointer to ", operand.bytes,
+  const std::array<Operand, kOperands> operands = operands_of(p);
+  std::array<Memory, kOperands> memories;
+  for (std::size_t n = 0; n < kOperands; ++n) {
+    const Memory& memory = memories[n] = memory_of(operands[n], t);
+    if (!memory.needed) continue;
+    if (memory.data == nullptr)
+      return invalid(memory.name, " is null", memory.why, ": pass a pointer to ", memory.bytes,
                      " bytes");
-    const auto address = reinterpret_cast<std::uintptr_t>(operand.data);
-    if (address % operand.element != 0)
-      return invalid(operand.name,
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data);
+    if (address % memory.element != 0)
+      return invalid(memory.name,
                      " is not aligned to its elements: the address must be a multiple of ",
-                     operand.element, " bytes");
-    if (address + static_cast<std::uint64_t>(operand.bytes) < address)
-      return invalid(operand.name,
+                     memory.element, " bytes");
+    if (address + static_cast<std::uint64_t>(memory.bytes) < address)
+      return invalid(memory.name,
                      " ends behind the last address: its pointer or its strides are wrong");
   }
-  for (std::size_t written = 0; written < kWritten; ++written) {
-    for (std::size_t other = written + 1; other < operands.size(); ++other) {
-      if (overlap(operands[written], operands[other]))
-        return invalid(operands[written].name, " overlaps ", operands[other].name, ": they span ",
-                       operands[written].bytes, " and ", operands[other].bytes,
+  for (std::size_t written = 0; written < kOperands; ++written) {
+    if (operands[written].role != Role::output) continue;
+    for (std::size_t other = 0; other < kOperands; ++other) {
+      // Two outputs are compared once.
+      if (other == written || (operands[other].role == Role::output && other < written)) continue;
+      if (overlap(memories[written], memories[other]))
+        return invalid(memories[written].name, " overlaps ", memories[other].name, ": they span ",
+                       memories[written].bytes, " and ", memories[other].bytes,
                        " bytes; write to memory of its own");
     }
   }
@@ -288,9 +288,9 @@ Status check_workspace(const Problem& p, const Tensors& t, std::int64_t needed,
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0)
     return invalid("the workspace is not aligned: its address must be a multiple of ",
                    kWorkspaceAlignment, " bytes");
-  const Operand scratch{.name = "the workspace", .data = workspace, .bytes = needed};
-  for (const Operand& operand : operands_of(p, t)) {
-    if (overlap(scratch, operand))
+  const Memory scratch{.name = "the workspace", .data = workspace, .bytes = needed};
+  for (const Operand& operand : operands_of(p)) {
+    if (overlap(scratch, memory_of(operand, t)))
       return invalid("the workspace overlaps ", operand.name, "; give it memory of its own");
   }
   return {};
@@ -324,24 +324,24 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   };
   const bool values = p.seq > 0;
   const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
-  const std::array<Operand, 3> operands{
+  const std::array<Memory, 3> memories{
       {{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
        {"to", t.to, span(p.to, DType::e4m3), 1, values},
        {"scale", t.scale, scales, 4, p.scales != ScaleKind::none,
         " although the problem has scales"}}};
-  for (const Operand& operand : operands) {
-    if (!operand.needed) continue;
-    if (operand.data == nullptr)
-      return invalid(operand.name, " is null", operand.why, ": pass a pointer to ", operand.bytes,
+  for (const Memory& memory : memories) {
+    if (!memory.needed) continue;
+    if (memory.data == nullptr)
+      return invalid(memory.name, " is null", memory.why, ": pass a pointer to ", memory.bytes,
                      " bytes");
-    if (reinterpret_cast<std::uintptr_t>(operand.data) % operand.element != 0)
-      return invalid(operand.name,
+    if (reinterpret_cast<std::uintptr_t>(memory.data) % memory.element != 0)
+      return invalid(memory.name,
                      " is not aligned to its elements: the address must be a multiple of ",
-                     operand.element, " bytes");
+                     memory.element, " bytes");
   }
   for (const auto& [a, b] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
-    const Operand& first = operands[static_cast<std::size_t>(a)];
-    const Operand& second = operands[static_cast<std::size_t>(b)];
+    const Memory& first = memories[static_cast<std::size_t>(a)];
+    const Memory& second = memories[static_cast<std::size_t>(b)];
     if (overlap(first, second))
       return invalid(first.name, " overlaps ", second.name, "; give each memory of its own");
   }
