@@ -200,9 +200,10 @@ def peers_of(record):
     """The best peer of each shape without a mask: problem text -> (name, seconds)."""
     best = {}
     for shape in record["shapes"]:
-        row = shape["ab"]
-        if not row["causal"] and row.get("best_peer"):
-            best[row["shape"]] = (row["best_peer"], row["engines"][row["best_peer"]]["p50_us"] * 1e-6)
+        dims, _, rest = shape["problem"].partition(" ")
+        if "causal" not in rest:
+            peer, row = best_peer(shape)
+            best[dims] = (peer_name(peer), row["p50_seconds"])
     return best
 
 
@@ -219,7 +220,7 @@ def compared_with():
 
 def ladder_rows(run_path, peers_path, gates_path=None):
     """One dictionary for each rung and shape of a run, in ladder order: its time beside predecessor, peer and floor."""
-    record, peers = load(run_path, "greenfast.run/1"), peers_of(load(peers_path, "greenfast.samples/1"))
+    record, peers = load(run_path, "greenfast.run/1"), peers_of(judged(peers_path))
     steps = {step["candidate"]: step for step in load(gates_path, "greenfast.ladder_gates/1")["steps"]} if gates_path else {}
     shapes = {p["name"]: p["problem"].split()[0] for p in record["problems"]}
     before = compared_with()
@@ -258,7 +259,7 @@ def ladder(run_path, peers_path, gates_path=None):
                 reasons = ", ".join(r["code"] for r in row["step"]["verdict"]["reasons"])
                 verdict = row["step"]["verdict"]["decision"] + (f" ({reasons})" if reasons else "")
         rows.append(cells + ([verdict] if gates_path else []))
-    record, peers = load(run_path, "greenfast.run/1"), load(peers_path, "greenfast.samples/1")
+    record, peers = load(run_path, "greenfast.run/1"), judged(peers_path)
     texts = [p["problem"].split()[0] for p in record["problems"] if p["name"].split()[0] in shapes]
     named = [f"{name} {seconds(value)} at {shape}" for shape, (name, value) in peers_of(peers).items() if shape in texts]
     header = ["rung", *(f"{shape}{title}" for shape in shapes for title in (", p50", ", × predecessor", ", ÷ best peer", ", % of ceiling"))]

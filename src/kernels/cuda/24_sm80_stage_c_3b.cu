@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     __syncthreads();
 
     float score[kAtoms][4] = {};
-#pragma unroll 2  // unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0,
+#pragma unroll 2  // unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0, \
                   // sm_89)
     for (int d = 0; d < kD; d += 16) {
       std::uint32_t a[4], b[4];

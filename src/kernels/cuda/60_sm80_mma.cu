@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/arithmetic.hpp"
+#include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/60_sm80_mma.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -44,25 +45,19 @@ std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choic
   return best;
 }
 
-bool refuse(std::string* why, const std::string& reason) {
-  if (why != nullptr) *why = reason;
-  return false;
-}
-
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
+  using core::refuse;
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
-    return refuse(why, why == nullptr ? "" : "a sequence longer than 2^30: split the call");
+    return refuse(why, "a sequence longer than 2^30: split the call");
   }
   const std::size_t index = choose(problem, facts, choice);
   if (index == kConfigs.size()) {
-    if (why == nullptr) return false;
-    return refuse(why, "no tile for head dim " + std::to_string(problem.head_dim) + " fits the " +
-                           std::to_string(facts.shared_per_block) +
-                           " bytes of shared memory that a block may use here");
+    return refuse(why, "no tile for head dim ", problem.head_dim, " fits the ",
+                  facts.shared_per_block, " bytes of shared memory that a block may use here");
   }
   if (blocks(problem, kConfigs[index]) > kMaxBlocks) {
-    return refuse(why, why == nullptr ? "" : "more than 2^32 - 1 query tiles: split the batch");
+    return refuse(why, "more than 2^32 - 1 query tiles: split the batch");
   }
   if (why != nullptr) *why = "takes fp16 and bf16 with any strides, masks and lengths";
   return true;

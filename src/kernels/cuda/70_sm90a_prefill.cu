@@ -141,17 +141,11 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   return d;
 }
 
-bool refuse(std::string* why, std::string reason) {
-  *why = std::move(reason);
-  return false;
-}
-
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice, std::string* why) {
-  using core::concat;
+  using core::refuse;
   if (facts.arch != 90) {
-    if (why == nullptr) return false;
-    return refuse(why, concat("compute capability ", facts.arch / 10, ".", facts.arch % 10,
-                              ": its machine code (sm_90a) runs on 9.0 only"));
+    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
+                  ": its machine code (sm_90a) runs on 9.0 only");
   }
   const struct {
     const char* name;
@@ -164,22 +158,19 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice, st
   for (const auto& input : inputs) {
     if (tma_addressable(input.layout, problem.batch, input.heads, input.seq, input.broadcast))
       continue;
-    if (why == nullptr) return false;
-    return refuse(why, concat(input.name, " has strides ", input.layout.stride[0], ", ",
-                              input.layout.stride[1], ", ", input.layout.stride[2],
-                              " (B, H, S) and alignment ", input.layout.alignment,
-                              ": TMA takes positive strides in multiples of 8 elements below 2^39",
-                              " and 16-byte addresses; pad the rows or copy"));
+    return refuse(why, input.name, " has strides ", input.layout.stride[0], ", ",
+                  input.layout.stride[1], ", ", input.layout.stride[2], " (B, H, S) and alignment ",
+                  input.layout.alignment,
+                  ": TMA takes positive strides in multiples of 8 elements below 2^39",
+                  " and 16-byte addresses; pad the rows or copy");
   }
   const std::int64_t tiles = problem.batch * problem.heads_q * ceil_div(problem.seq_q, 128);
   if (tiles > std::numeric_limits<std::int32_t>::max() / 2) {
-    if (why == nullptr) return false;
-    return refuse(why, concat(tiles, " tiles of 128 queries: at most 2^30 - 1; split the batch"));
+    return refuse(why, tiles, " tiles of 128 queries: at most 2^30 - 1; split the batch");
   }
   if (facts.shared_per_block < kTiles.back().shared_bytes()) {
-    if (why == nullptr) return false;
-    return refuse(why, concat(facts.shared_per_block, " bytes of shared memory for a block: needs ",
-                              kTiles.back().shared_bytes()));
+    return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
+                  kTiles.back().shared_bytes());
   }
   if (why != nullptr) *why = "fp16 or bf16 with strides that TMA takes: TMA, wgmma, one CTA per SM";
   return true;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/arithmetic.hpp"
+#include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/72_sm90a_small.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -49,16 +50,12 @@ int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts
 
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
-  const auto refuse = [&](const auto& reason) {
-    if (why != nullptr) *why = reason();
-    return false;
-  };
+  using core::refuse;
   if (problem.head_dim > 128) {
-    return refuse(
-        [&] { return "head dim " + std::to_string(problem.head_dim) + "; takes up to 128"; });
+    return refuse(why, "head dim ", problem.head_dim, "; takes up to 128");
   }
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
-    return refuse([] { return std::string("a sequence longer than 2^30"); });
+    return refuse(why, "a sequence longer than 2^30");
   }
   const Layout& o = problem.o;
   const auto misaligned = [](std::int64_t length, std::int64_t stride) {
@@ -69,20 +66,15 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
       !tma_addressable(problem.v, problem.batch, problem.heads_kv, problem.seq_kv, true) ||
       o.alignment < kTmaAlignment || misaligned(problem.batch, o.stride[0]) ||
       misaligned(problem.heads_q, o.stride[1]) || misaligned(problem.seq_q, o.stride[2])) {
-    return refuse([] {
-      return std::string(
-          "rows of Q, K, V or O do not start at 16-byte boundaries, or a sequence stride is 0; "
-          "align "
-          "the tensors");
-    });
+    return refuse(why,
+                  "rows of Q, K, V or O do not start at 16-byte boundaries, or a sequence stride "
+                  "is 0; align the tensors");
   }
   const std::int64_t count = blocks(problem, choice);
   if (ceil_div(problem.seq_q, kRows) * kCluster > kGridLimit || problem.heads_q > kGridLimit ||
       problem.batch > kGridLimit || count > 2 * std::int64_t{facts.multiprocessors}) {
-    return refuse([&] {
-      return std::to_string(count) + " blocks; made for up to two a multiprocessor, " +
-             std::to_string(2 * facts.multiprocessors);
-    });
+    return refuse(why, count, " blocks; made for up to two a multiprocessor, ",
+                  2 * facts.multiprocessors);
   }
   if (why != nullptr)
     *why = std::to_string(count) + " blocks, four parts of the keys to every tile";

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/arithmetic.hpp"
+#include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
 
@@ -82,17 +83,14 @@ struct Accepts {
   bool d128 = false;  // besides 64
 };
 inline bool accepts(const Problem& p, Accepts can, int block_m, std::string* why) {
-  const auto refuse = [&](auto... parts) {
-    if (why != nullptr) *why = (std::string() + ... + std::string(parts));
-    return false;
-  };
+  using core::refuse;
   if (p.head_dim != 64 && !(can.d128 && p.head_dim == 128)) {
-    return refuse("takes D ", can.d128 ? "64 or 128" : "64", ", not ", std::to_string(p.head_dim));
+    return refuse(why, "takes D ", can.d128 ? "64 or 128" : "64", ", not ", p.head_dim);
   }
   // Row arithmetic inside the kernels is 32-bit.
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (p.seq_q >= kLimit || p.seq_kv >= kLimit || ctas(p, block_m) >= kLimit) {
-    return refuse("takes lengths and tile counts below 2^30");
+    return refuse(why, "takes lengths and tile counts below 2^30");
   }
   if (why != nullptr) *why = "runs by name";
   return true;
