@@ -7,7 +7,7 @@ namespace greenfast {
 namespace {
 
 // Features of one kind stand in for each other: whoever lacks one is asked for another.
-enum class Kind { input, output, scales, mask, scores, lse, heads, other };
+enum class Kind { input, output, scales, mask, softcap, sign, lse, heads, other };
 
 struct Row {
   Feature feature;
@@ -31,8 +31,8 @@ constexpr Row kRows[] = {
     {Feature::scales_per_head, Kind::scales, "a scale for each head", kOtherScales},
     {Feature::causal, Kind::mask, "a causal mask", kOtherVariant},
     {Feature::window, Kind::mask, "a sliding window", kOtherVariant},
-    {Feature::softcap, Kind::scores, "a softcap", kOtherVariant},
-    {Feature::nonpositive_scale, Kind::scores, "a scale that is not positive", "negate Q instead"},
+    {Feature::softcap, Kind::softcap, "a softcap", kOtherVariant},
+    {Feature::nonpositive_scale, Kind::sign, "a scale that is not positive", "negate Q instead"},
     {Feature::lse, Kind::lse, "the LSE", kOtherVariant},
     {Feature::grouped_heads, Kind::heads, "grouped heads", "repeat the heads of K and V"},
     {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
@@ -138,12 +138,12 @@ std::string missing_features(Features needs, Features takes) {
   std::string out;
   for_each(needs - takes, [&](Feature feature) {
     const Row* row = row_of(feature);
-    Features instead;
+    std::string instead;
     for (const Row& other : kRows)
       if (row != nullptr && other.kind == row->kind && takes.hold(other.feature))
-        instead |= other.feature;
-    out += core::concat(out.empty() ? "" : "; ", name_of(feature), ": takes ",
-                        instead.empty() ? "no such thing" : to_string(instead), ", ",
+        instead += core::concat(instead.empty() ? "; takes " : " or ", other.name);
+    out += core::concat(out.empty() ? "" : "; ", name_of(feature),
+                        instead.empty() ? ", which it does not take" : instead, ": ",
                         row != nullptr ? row->remedy : kOtherVariant);
   });
   return out;

@@ -70,12 +70,13 @@ TEST(Features, AValueWithoutANameIsUnknown) {
 TEST(Features, ARefusalNamesWhatIsMissingWhatIsTakenAndWhatToDo) {
   EXPECT_EQ(missing_features(kPlain, kPlain | Feature::lse), "");
   EXPECT_EQ(missing_features(Feature::in_e4m3, {Feature::in_f16, Feature::in_bf16, Feature::lse}),
-            "e4m3 inputs: takes fp16 inputs, bf16 inputs, convert Q, K and V");
-  EXPECT_EQ(missing_features({Feature::softcap, Feature::example}, Feature::in_f16),
-            "a softcap: takes no such thing, ask for another variant; the example feature: takes "
-            "no such thing, ask for nothing that nobody offers");
+            "e4m3 inputs; takes fp16 inputs or bf16 inputs: convert Q, K and V");
+  EXPECT_EQ(missing_features({Feature::softcap, Feature::example},
+                             {Feature::in_f16, Feature::nonpositive_scale}),
+            "a softcap, which it does not take: ask for another variant; the example feature, "
+            "which it does not take: ask for nothing that nobody offers");
   EXPECT_EQ(missing_features(Features::from_bits(std::uint64_t{1} << 50), kFeaturesOfAbi1),
-            "an unknown feature: takes no such thing, ask for another variant");
+            "an unknown feature, which it does not take: ask for another variant");
 }
 
 TEST(Features, EveryFeatureHasAName) {

@@ -251,13 +251,13 @@ TEST(Select, AMissingFeatureIsRefusedByNameBeforeTheKernelIsAsked) {
   p.softcap = 10.0f;
   EXPECT_EQ(chosen(rows, p, cpu_facts()), "cpu.capped");
   EXPECT_EQ(chosen(rows, p, cpu_facts(), "cpu.foreign"),
-            "cpu.foreign cannot take 1x2/1x8x64 fp16 softcap=10 on test cpu: a softcap: takes no "
-            "such thing, ask for another variant");
+            "cpu.foreign cannot take 1x2/1x8x64 fp16 softcap=10 on test cpu: a softcap, which it "
+            "does not take: ask for another variant");
   p.dtype = DType::bf16;
   p.lse = true;
   EXPECT_EQ(explain(rows, {p, cpu_facts(), {}, {}}).candidates[1].reason,
-            "bf16 inputs: takes fp16 inputs, convert Q, K and V; the LSE: takes no such thing, ask "
-            "for another variant");
+            "bf16 inputs; takes fp16 inputs: convert Q, K and V; the LSE, which it does not take: "
+            "ask for another variant");
 }
 
 // The measured rows of docs/kernels/sm90.md: who of the two wins on 132 multiprocessors.
