@@ -197,41 +197,48 @@ Status check_layouts(const Problem& p) {
   return {};
 }
 
-// Memory of a call: an operand with its address, or what a call brings besides.
-struct Memory {
-  std::string_view name;
-  const void* data = nullptr;
-  std::int64_t bytes = 0;  // from data to the end of the last element
-  std::size_t element = 1;
-  bool needed = true;
-  std::string_view why = {};  // it is needed
+// Addresses from the first element to the end of the last. None overlaps nothing.
+struct Range {
+  std::uintptr_t begin = 0;
+  std::uint64_t bytes = 0;
 };
+Range range_of(const void* data, std::int64_t bytes) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(data), static_cast<std::uint64_t>(bytes)};
+}
+bool overlap(Range a, Range b) noexcept {
+  return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
+}
 
-Memory memory_of(const Operand& operand, const Tensors& tensors) noexcept {
-  Memory memory{operand.name,   data_of(tensors, operand.id),
-                operand.bytes,  size_of(operand.dtype),
-                operand.needed, {}};
-  switch (operand.id) {
+// Whether a call may use the memory; element sizes are powers of two.
+bool usable(Range range, std::size_t element) noexcept {
+  return range.begin != 0 && (range.begin & (element - 1)) == 0 &&
+         range.begin + range.bytes >= range.begin;
+}
+Status refuse_memory(std::string_view name, Range range, std::size_t element,
+                     std::string_view why_needed) {
+  if (range.begin == 0)
+    return invalid(name, " is null", why_needed, ": pass a pointer to ", range.bytes, " bytes");
+  if ((range.begin & (element - 1)) != 0)
+    return invalid(name, " is not aligned to its elements: the address must be a multiple of ",
+                   element, " bytes");
+  return invalid(name, " ends behind the last address: its pointer or its strides are wrong");
+}
+
+std::string_view why_needed(OperandId id) noexcept {
+  switch (id) {
+    case OperandId::o:
+    case OperandId::q:
+    case OperandId::k:
+    case OperandId::v:
+      return "";
     case OperandId::lse:
-      memory.why = " although the problem asks for it";
-      break;
+      return " although the problem asks for it";
     case OperandId::q_scale:
     case OperandId::k_scale:
     case OperandId::v_scale:
-      memory.why = " although the problem has scales";
-      break;
-    default:
-      break;
+      return " although the problem has scales";
   }
-  return memory;
-}
-
-bool overlap(const Memory& a, const Memory& b) noexcept {
-  if (!a.needed || !b.needed) return false;
-  const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
-  const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
-  return begin_a < begin_b + static_cast<std::uint64_t>(b.bytes) &&
-         begin_b < begin_a + static_cast<std::uint64_t>(a.bytes);
+  return "";
 }
 
 }  // namespace
@@ -246,31 +253,23 @@ std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t
 
 Status check_tensors(const Problem& p, const Tensors& t) {
   if (writes_nothing(p)) return {};
+  // Every call pays for this: addresses first, and names only for a refusal.
   const std::array<Operand, kOperands> operands = operands_of(p);
-  std::array<Memory, kOperands> memories;
+  std::array<Range, kOperands> ranges;
   for (std::size_t n = 0; n < kOperands; ++n) {
-    const Memory& memory = memories[n] = memory_of(operands[n], t);
-    if (!memory.needed) continue;
-    if (memory.data == nullptr)
-      return invalid(memory.name, " is null", memory.why, ": pass a pointer to ", memory.bytes,
-                     " bytes");
-    const auto address = reinterpret_cast<std::uintptr_t>(memory.data);
-    if (address % memory.element != 0)
-      return invalid(memory.name,
-                     " is not aligned to its elements: the address must be a multiple of ",
-                     memory.element, " bytes");
-    if (address + static_cast<std::uint64_t>(memory.bytes) < address)
-      return invalid(memory.name,
-                     " ends behind the last address: its pointer or its strides are wrong");
+    const Operand& operand = operands[n];
+    if (!operand.needed) continue;
+    ranges[n] = range_of(data_of(t, operand.id), operand.bytes);
+    const std::size_t element = size_of(operand.dtype);
+    if (!usable(ranges[n], element))
+      return refuse_memory(operand.name, ranges[n], element, why_needed(operand.id));
   }
-  for (std::size_t written = 0; written < kOperands; ++written) {
-    if (operands[written].role != Role::output) continue;
-    for (std::size_t other = 0; other < kOperands; ++other) {
-      // Two outputs are compared once.
-      if (other == written || (operands[other].role == Role::output && other < written)) continue;
-      if (overlap(memories[written], memories[other]))
-        return invalid(memories[written].name, " overlaps ", memories[other].name, ": they span ",
-                       memories[written].bytes, " and ", memories[other].bytes,
+  // Outputs come first, so that two of them are compared once.
+  for (std::size_t written = 0; operands[written].role == Role::output; ++written) {
+    for (std::size_t other = written + 1; other < kOperands; ++other) {
+      if (overlap(ranges[written], ranges[other]))
+        return invalid(operands[written].name, " overlaps ", operands[other].name, ": they span ",
+                       operands[written].bytes, " and ", operands[other].bytes,
                        " bytes; write to memory of its own");
     }
   }
@@ -288,9 +287,9 @@ Status check_workspace(const Problem& p, const Tensors& t, std::int64_t needed,
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0)
     return invalid("the workspace is not aligned: its address must be a multiple of ",
                    kWorkspaceAlignment, " bytes");
-  const Memory scratch{.name = "the workspace", .data = workspace, .bytes = needed};
+  const Range scratch = range_of(workspace, needed);
   for (const Operand& operand : operands_of(p)) {
-    if (overlap(scratch, memory_of(operand, t)))
+    if (operand.needed && overlap(scratch, range_of(data_of(t, operand.id), operand.bytes)))
       return invalid("the workspace overlaps ", operand.name, "; give it memory of its own");
   }
   return {};
@@ -324,26 +323,28 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   };
   const bool values = p.seq > 0;
   const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
-  const std::array<Memory, 3> memories{
-      {{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
-       {"to", t.to, span(p.to, DType::e4m3), 1, values},
-       {"scale", t.scale, scales, 4, p.scales != ScaleKind::none,
-        " although the problem has scales"}}};
-  for (const Memory& memory : memories) {
+  const struct {
+    std::string_view name;
+    const void* data;
+    std::int64_t bytes;
+    std::size_t element;
+    bool needed;
+  } memories[] = {{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
+                  {"to", t.to, span(p.to, DType::e4m3), 1, values},
+                  {"scale", t.scale, scales, 4, p.scales != ScaleKind::none}};
+  std::array<Range, std::size(memories)> ranges;
+  for (std::size_t n = 0; n < ranges.size(); ++n) {
+    const auto& memory = memories[n];
     if (!memory.needed) continue;
-    if (memory.data == nullptr)
-      return invalid(memory.name, " is null", memory.why, ": pass a pointer to ", memory.bytes,
-                     " bytes");
-    if (reinterpret_cast<std::uintptr_t>(memory.data) % memory.element != 0)
-      return invalid(memory.name,
-                     " is not aligned to its elements: the address must be a multiple of ",
-                     memory.element, " bytes");
+    ranges[n] = range_of(memory.data, memory.bytes);
+    if (!usable(ranges[n], memory.element))
+      return refuse_memory(memory.name, ranges[n], memory.element,
+                           n == 2 ? " although the problem has scales" : "");
   }
-  for (const auto& [a, b] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
-    const Memory& first = memories[static_cast<std::size_t>(a)];
-    const Memory& second = memories[static_cast<std::size_t>(b)];
-    if (overlap(first, second))
-      return invalid(first.name, " overlaps ", second.name, "; give each memory of its own");
+  for (const auto& [a, b] : {std::pair(0u, 1u), std::pair(0u, 2u), std::pair(1u, 2u)}) {
+    if (overlap(ranges[a], ranges[b]))
+      return invalid(memories[a].name, " overlaps ", memories[b].name,
+                     "; give each memory of its own");
   }
   return {};
 }
