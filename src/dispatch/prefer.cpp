@@ -47,15 +47,16 @@ std::int64_t tile_keys(const Problem& p, std::int64_t rows) {
   return left < 0 || right < 0 ? seen : std::min(seen, left + right + rows);
 }
 
-// cuda.sm90.small gives a tile of 64 queries to a cluster of two blocks. At most one block an SM
-// (at D 64 one and a half) was faster than prefill in all that was measured; two where prefill,
-// whose tiles have 128 queries, has long rows of keys for half the machine or less.
+// cuda.sm90.small gives a tile of 64 queries to a cluster of two blocks. At most one block an SM (at
+// D 64 without a loop, up to 512 keys, one and a half) was faster than prefill in all that was
+// measured; two where prefill, whose tiles have 128 queries, has long rows of keys for half the
+// machine or less.
 bool small_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const bool wide = p.head_dim > 64;
   const std::int64_t machine = facts.multiprocessors;
-  const std::int64_t blocks = 2 * tiles(p, choice, 64);
-  if (2 * blocks <= (wide ? 2 : 3) * machine) return true;
   const std::int64_t keys = tile_keys(p, 64);
+  const bool two_fit = !wide && keys <= 512;
+  if (2 * 2 * tiles(p, choice, 64) <= (two_fit ? 3 : 2) * machine) return true;
   return 2 * tiles(p, choice, 128) <= machine && keys >= 512 && (wide || keys <= 1024);
 }
 

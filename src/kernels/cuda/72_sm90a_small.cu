@@ -9,6 +9,7 @@
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/72_sm90a_small.hpp"
+#include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
 
@@ -58,13 +59,17 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, "a sequence longer than 2^30");
   }
   const Layout& o = problem.o;
+  const auto addressable = [&](const Layout& layout, std::int64_t heads, std::int64_t rows) {
+    const std::int64_t entries = entries_for_choice(problem, layout, choice.batch_invariant);
+    return tma_addressable(layout, entries, heads, rows, true);
+  };
   const auto misaligned = [](std::int64_t length, std::int64_t stride) {
     return length > 1 && stride % 8 != 0;
   };
-  if (!tma_addressable(problem.q, problem.batch, problem.heads_q, problem.seq_q, true) ||
-      !tma_addressable(problem.k, problem.batch, problem.heads_kv, problem.seq_kv, true) ||
-      !tma_addressable(problem.v, problem.batch, problem.heads_kv, problem.seq_kv, true) ||
-      o.alignment < kTmaAlignment || misaligned(problem.batch, o.stride[0]) ||
+  if (!addressable(problem.q, problem.heads_q, problem.seq_q) ||
+      !addressable(problem.k, problem.heads_kv, problem.seq_kv) ||
+      !addressable(problem.v, problem.heads_kv, problem.seq_kv) || o.alignment < kTmaAlignment ||
+      misaligned(entries_for_choice(problem, o, choice.batch_invariant), o.stride[0]) ||
       misaligned(problem.heads_q, o.stride[1]) || misaligned(problem.seq_q, o.stride[2])) {
     return refuse(why,
                   "rows of Q, K, V or O do not start at 16-byte boundaries, or a sequence stride "
@@ -72,7 +77,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   }
   const std::int64_t count = blocks(problem, choice);
   if (ceil_div(problem.seq_q, kRows) * kCluster > kGridLimit || problem.heads_q > kGridLimit ||
-      problem.batch > kGridLimit || count > 2 * std::int64_t{facts.multiprocessors}) {
+      count > 2 * std::int64_t{facts.multiprocessors}) {
     return refuse(why, count, " blocks; made for up to two a multiprocessor, ",
                   2 * facts.multiprocessors);
   }
@@ -87,7 +92,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   const Config config = config_of(index, problem.dtype == DType::f16);
   Plan result;
   result.grid = {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
-                 static_cast<int>(problem.heads_q), static_cast<int>(problem.batch)};
+                 static_cast<int>(problem.heads_q),
+                 static_cast<int>(std::min(problem.batch, kGridLimit))};
   result.block = {kThreads, 1, 1};
   result.cluster = {kCluster, 1, 1};
   result.shared_bytes = shared_bytes(problem, config, facts);
@@ -127,7 +133,7 @@ Status prepare(const Problem& problem, const core::Context& context) {
   return ensure_ready(problem, choose(problem, visible_keys(problem).band), context.facts->index);
 }
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   const VisibleKeys keys = visible_keys(problem);
   const std::size_t index = choose(problem, keys.band);
   if (Status status = ensure_ready(problem, index, context.facts->index); !status.ok()) {
@@ -198,6 +204,12 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   void* arguments[] = {&p, &q_map, &k_map, &v_map};
   return to_status(cudaLaunchKernelExC(&launch_config, kernel_of(problem, index), arguments), kId,
                    "launch");
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return in_batch_parts(
+      problem, tensors, kGridLimit,
+      [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
 }
 
 }  // namespace
