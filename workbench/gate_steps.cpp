@@ -9,6 +9,7 @@
 #include "workbench/measure.hpp"
 #include "workbench/mutants/mutants.hpp"
 #include "workbench/peer.hpp"
+#include "workbench/problem_codec.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/validate.hpp"
 
@@ -125,21 +126,6 @@ Result<Stage> open_stage(const GateOptions& options) {
   stage.candidate = std::move(*candidate);
   stage.device = std::move(*device);
   return stage;
-}
-
-json plan_json(const Plan& plan) {
-  return {{"variant", plan.variant},
-          {"grid", plan.grid},
-          {"block", plan.block},
-          {"cluster", plan.cluster},
-          {"shared_bytes", plan.shared_bytes},
-          {"workspace_bytes", plan.workspace_bytes},
-          {"tile_q", plan.tile_q},
-          {"tile_kv", plan.tile_kv},
-          {"stages", plan.stages},
-          {"splits", plan.splits},
-          {"kernel", plan.kernel},
-          {"note", plan.note}};
 }
 
 }  // namespace

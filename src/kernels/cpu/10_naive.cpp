@@ -145,10 +145,10 @@ std::int64_t task_count(const Problem& problem) {
   return (problem.batch * problem.heads_q * problem.seq_q + kRowsPerTask - 1) / kRowsPerTask;
 }
 
-int rank(const Problem& /*problem*/, const DeviceFacts& /*facts*/, core::Choice /*choice*/,
-         std::string* why) {
+bool supports(const Problem& /*problem*/, const DeviceFacts& /*facts*/, core::Choice /*choice*/,
+              std::string* why) {
   if (why != nullptr) *why = "takes every problem; the reference, not fast";
-  return 10;
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice /*choice*/) {
@@ -174,6 +174,6 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 }  // namespace
 
 extern const core::Kernel cpu_naive;
-constinit const core::Kernel cpu_naive{.rank = rank, .plan = plan, .launch = launch};
+constinit const core::Kernel cpu_naive{.supports = supports, .plan = plan, .launch = launch};
 
 }  // namespace greenfast::kernels

@@ -189,10 +189,10 @@ Status no_memory(std::size_t bytes) {
                        "free memory or set GREENFAST_THREADS lower")};
 }
 
-int rank(const Problem& /*problem*/, const DeviceFacts& facts, core::Choice /*choice*/,
-         std::string* why) {
+bool supports(const Problem& /*problem*/, const DeviceFacts& facts, core::Choice /*choice*/,
+              std::string* why) {
   if (why != nullptr) *why = core::concat("takes every problem; code for ", facts.isa);
-  return 200;
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
@@ -252,6 +252,6 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 }  // namespace
 
 extern const core::Kernel cpu_flash;
-constinit const core::Kernel cpu_flash{.rank = rank, .plan = plan, .launch = launch};
+constinit const core::Kernel cpu_flash{.supports = supports, .plan = plan, .launch = launch};
 
 }  // namespace greenfast::kernels
