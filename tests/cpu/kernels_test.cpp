@@ -34,7 +34,7 @@ std::vector<Subject> subjects() {
 }
 
 bool multiplies_bf16(const Subject& subject, DType dtype) {
-  return subject.isa == "avx512bf16" && subject.kernel == &kernels::cpu_flash &&
+  return (subject.isa == "avx512bf16" || subject.isa == "avx512amx") && subject.kernel == &kernels::cpu_flash &&
          (dtype == DType::bf16 || dtype == DType::e4m3);
 }
 

@@ -69,8 +69,8 @@ Result<PoolConfig> pool_config(const Environment& environment) {
 }
 
 Result<Isa> chosen_isa(const Environment& environment) {
+  if (environment.isa == nullptr) return preferred_isa();
   const Isa best = detect_isa();
-  if (environment.isa == nullptr) return best;
   const std::string_view text = environment.isa;
   const std::optional<Isa> wanted = parse_isa(text);
   if (wanted && *wanted <= best) return *wanted;
@@ -79,6 +79,7 @@ Result<Isa> chosen_isa(const Environment& environment) {
     core::append(possible, i == 0 ? " " : ", ");
     core::append(possible, name_of(static_cast<Isa>(i)));
   }
+  if (wanted == Isa::avx512amx) core::append(possible, core::concat("; no AMX: ", why_no_amx()));
   return bad_variable("GREENFAST_ISA", text, possible);
 }
 
