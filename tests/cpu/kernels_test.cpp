@@ -22,9 +22,8 @@ void check_all(test::Case& call) {
     call.poison_output();
     const Status status = launch(subject, call);
     ASSERT_TRUE(status.ok()) << status.message();
-    // With bf16 products a weight is rounded to 8 bits, and its exponential may be coarser.
-    const bool bf16 = subject.rounds_weights(call.problem.dtype);
-    EXPECT_EQ(expected.compare(call, bf16 ? std::ldexp(1.0, -8) : 0.0, bf16 ? 4.0e-6 : 0.0), "")
+    const DType dtype = call.problem.dtype;
+    EXPECT_EQ(expected.compare(call, subject.weight_error(dtype), subject.exp_error(dtype)), "")
         << subject.label << ", " << to_string(call.problem);
   }
 }

@@ -3,7 +3,7 @@
 // floats.
 #include <gtest/gtest.h>
 
-#include <cfenv>
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -83,10 +83,10 @@ void each(Case& call, const std::function<void(const Subject&)>& verify) {
   }
 }
 
-/// Relative error that a weight rounded to bf16 may cause, else that of 192 roundings of a sum to
+/// Relative error that a rounded weight may cause, else that of 192 roundings of a sum to
 /// fp32, all to one side.
 double tolerance(const Subject& subject, DType dtype) {
-  return subject.rounds_weights(dtype) ? std::ldexp(1.0, -8) : 6.0e-6;
+  return std::max(6.0e-6, subject.weight_error(dtype));
 }
 
 TEST(CpuNumerics, OneKeyIsReturnedWhateverItsScore) {

@@ -41,7 +41,7 @@ constexpr std::int64_t kLongRow = 16384;
 constexpr double kWorthThreads = 2.0e6;
 
 bool uses_amx(const Problem& problem, const Code& code) {
-  return code.amx && (problem.dtype == DType::bf16 || problem.dtype == DType::e4m3);
+  return code.amx && problem.dtype != DType::f32;
 }
 
 int key_tile(const Problem& problem, const Code& code) {
@@ -78,6 +78,9 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int64_t kv_bytes =
       2 * problem.seq_kv * problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype));
   division.task_rows = kv_bytes > facts.l2_bytes / 2 ? 256 : 128;
+  // Packing a tile of K and V for AMX costs as much as multiplying it by some 100 rows.
+  const bool amx = uses_amx(problem, code);
+  if (amx) division.task_rows = choice.batch_invariant ? 256 : 512;
   if (choice.batch_invariant) {
     division.threads = threads;
     division.row_tasks = tasks_of(division.task_rows);
@@ -87,9 +90,10 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
                       static_cast<double>(problem.head_dim);
   division.threads = work < kWorthThreads ? 1 : threads;
 
-  // Enough tasks that no thread waits long for the last one; none smaller than a vector.
+  // Enough tasks that no thread waits long for the last one; none smaller than a vector, or a block
+  // of AMX.
   const std::int64_t wanted = division.threads == 1 ? 1 : std::int64_t{4} * division.threads;
-  while (division.task_rows > std::max(16, code.min_rows) &&
+  while (division.task_rows > (amx ? kAmxRows : std::max(16, code.min_rows)) &&
          kv_heads * tasks_of(division.task_rows) < wanted) {
     division.task_rows /= 2;
   }

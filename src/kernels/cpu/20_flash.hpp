@@ -51,7 +51,7 @@ struct Call {
 
 /// The kernel for one instruction set.
 struct Code {
-  bool amx;       // bf16 and e4m3 go through tiles of AMX
+  bool amx;       // all types but fp32 go through tiles of AMX
   int tile_rows;  // rows of the largest register tile, a power of two
   int min_rows;   // of the smallest: one vector
   std::size_t (*arena_bytes)(const Call&);

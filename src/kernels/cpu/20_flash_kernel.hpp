@@ -40,13 +40,21 @@ struct Bf16Pairs {
 };
 #endif
 #if defined(GREENFAST_AMX)
+/// One piece: bf16, and what fits in it. Two pieces: fp16, whose 11 bits are the sum of two bf16
+/// exactly; weights get 16 bits.
+template <int kCount>
 struct Bf16Tiles {
   static constexpr int kPerUnit = 2;
   static constexpr bool kTiles = true;
-  static constexpr int kExpDegree = 4;
+  static constexpr int kPieces = kCount;
+  static constexpr int kExpDegree = kPieces == 1 ? 4 : 5;
 };
 #endif
 
+template <int kValue>
+struct Int {
+  static constexpr int kIs = kValue;
+};
 template <class A, class B>
 constexpr bool kSame = false;
 template <class A>
@@ -161,13 +169,20 @@ void value_block(const float* p, int units, const char* v, std::int64_t v_stride
 #if defined(GREENFAST_AMX)
 // ---- tiles of AMX -------------------------------------------------------------------------------
 
-// A block of scores or of O^T is 32 x 32 at most: four tiles of sums, two of K or V^T, two of Q^T
-// or P^T. The latter have the layouts that the vector code gives them; the former are packed, tile
-// after tile, 16 keys by 32 of the head dim and 16 of the head dim by 32 keys.
+// A block of scores is 32 keys by 32 queries at most: four tiles of sums, two of K and two of Q^T.
+// Columns of O^T, 16 queries wide, take up to four tiles of sums, and run beside the exponentials
+// of the next block. P^T and Q^T have the layouts that the vector code gives them; K and V^T are
+// packed, tile after tile, 16 keys by 32 of the head dim and 16 of the head dim by 32 keys. With
+// two pieces, a tile of high parts precedes one of low parts.
 constexpr int kBlockKeys = 2 * kTileSide;
 
-/// Scores of one block of keys. k: its first row of tiles, `steps` tiles long.
-template <int kVectors>
+/// Rows of one piece of Q^T.
+constexpr int query_units(int head_dim) {
+  return (head_dim + kBlockKeys - 1) / kBlockKeys * kTileSide;
+}
+
+/// Scores of one block of keys. k: its first row of tiles, `steps` tiles of each piece.
+template <int kPieces, int kVectors>
 [[gnu::always_inline]] inline void tile_scores(const float* q, int steps, const char* k, float* s) {
   constexpr int kRows = kVectors * kLanes, kRowBytes = 4 * kRows;
   _tile_zero(0);
@@ -176,18 +191,45 @@ template <int kVectors>
     _tile_zero(2);
     _tile_zero(3);
   }
-  const char* const lower = k + steps * kTileBytes;
+  const char* const lower = k + steps * kPieces * kTileBytes;
   for (int step = 0; step < steps; ++step) {
     const float* const queries = q + step * kTileSide * kRows;
-    _tile_loadd(4, k + step * kTileBytes, 64);
+    const int at = step * kPieces * kTileBytes;
+    _tile_loadd(4, k + at, 64);
     _tile_loadd(6, queries, kRowBytes);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, lower + step * kTileBytes, 64);
+    _tile_loadd(5, lower + at, 64);
     _tile_dpbf16ps(1, 5, 6);
     if constexpr (kVectors == 2) {
       _tile_loadd(7, queries + kLanes, kRowBytes);
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
+    }
+    if constexpr (kPieces == 2) {
+      // High keys by low queries, low by low, low by high: all four products, so exact ones.
+      const float* const low = queries + steps * kTileSide * kRows;
+      _tile_loadd(6, low, kRowBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
+      if constexpr (kVectors == 2) {
+        _tile_loadd(7, low + kLanes, kRowBytes);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_loadd(4, k + at + kTileBytes, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, lower + at + kTileBytes, 64);
+      _tile_dpbf16ps(1, 5, 6);
+      _tile_loadd(6, queries, kRowBytes);
+      if constexpr (kVectors == 2) {
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(7, queries + kLanes, kRowBytes);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
     }
   }
   _tile_stored(0, s, kRowBytes);
@@ -224,48 +266,6 @@ template <int kVectors>
       }
     }
     store(highest + m * kLanes, top);
-  }
-}
-
-/// O^T for two tiles' columns, or one: rescaled, plus V^T P^T over `blocks` blocks of keys.
-template <int kVectors, int kHeight>
-[[gnu::always_inline]] inline void tile_values(const float* p, int blocks, const char* v,
-                                               int v_stride, const float* rescale, float* o) {
-  constexpr int kRows = kVectors * kLanes, kRowBytes = 4 * kRows;
-  alignas(64) float sums[kHeight * kTileSide * kRows];
-  _tile_zero(0);
-  if constexpr (kHeight == 2) _tile_zero(1);
-  if constexpr (kVectors == 2) _tile_zero(2);
-  if constexpr (kHeight == 2 && kVectors == 2) _tile_zero(3);
-  for (int block = 0; block < blocks; ++block) {
-    _tile_loadd(6, p, kRowBytes);
-    _tile_loadd(4, v, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kHeight == 2) {
-      _tile_loadd(5, v + kTileBytes, 64);
-      _tile_dpbf16ps(1, 5, 6);
-    }
-    if constexpr (kVectors == 2) {
-      _tile_loadd(7, p + kLanes, kRowBytes);
-      _tile_dpbf16ps(2, 4, 7);
-      if constexpr (kHeight == 2) _tile_dpbf16ps(3, 5, 7);
-    }
-    p += kTileSide * kRows;
-    v += v_stride;
-  }
-  _tile_stored(0, sums, kRowBytes);
-  if constexpr (kHeight == 2) _tile_stored(1, sums + kTileSide * kRows, kRowBytes);
-  if constexpr (kVectors == 2) _tile_stored(2, sums + kLanes, kRowBytes);
-  if constexpr (kHeight == 2 && kVectors == 2) {
-    _tile_stored(3, sums + kTileSide * kRows + kLanes, kRowBytes);
-  }
-#pragma GCC unroll 2
-  for (int m = 0; m < kVectors; ++m) {
-    const Vec factor = load(rescale + m * kLanes);
-    for (int j = 0; j < kHeight * kTileSide; ++j) {
-      float* const at = o + j * kRows + m * kLanes;
-      store(at, mul_add(load(at), factor, load(sums + j * kRows + m * kLanes)));
-    }
   }
 }
 #endif
@@ -397,6 +397,134 @@ void exponentiate(float* s, int keys, const float* factor, const float* half_max
   for (int m = 0; m < kVectors; ++m) store(sums + m * kLanes, sum[m]);
 }
 
+#if defined(GREENFAST_AMX)
+/// One vector's weights for a block of keys: pairs in place, rows close up; with two pieces a row
+/// of high parts, then one of low parts.
+template <class A, int kRows>
+[[gnu::always_inline]] inline void tile_weights(const float* s, Vec factor, Vec half_max, float* p,
+                                                Vec& sum) {
+#pragma GCC unroll 4
+  for (int pair = 0; pair < kTileSide; ++pair) {
+    const float* const at = s + 2 * pair * kRows;
+    const Vec p0 = weight<A::kExpDegree, kWeightDown>(load(at), half_max, factor);
+    const Vec p1 = weight<A::kExpDegree, kWeightDown>(load(at + kRows), half_max, factor);
+    sum = add(sum, add(p0, p1));
+    const Vec high = pack_pair(p0, p1);
+    store(p + pair * A::kPieces * kRows, high);
+    if constexpr (A::kPieces == 2) {
+      const Vec low = pack_pair(sub(p0, first_of_pair(high)), sub(p1, second_of_pair(high)));
+      store(p + (2 * pair + 1) * kRows, low);
+    }
+  }
+}
+
+/// O^T for kHeight tiles of the head dim and one vector of queries: rescaled, plus V^T P^T over
+/// `blocks` blocks of keys. kFirst: turns the scores into weights on the way, one block ahead, so
+/// that vectors and tiles are busy at once.
+template <class A, int kVectors, int kHeight, bool kFirst>
+[[gnu::always_inline]] inline void tile_values(float* s, int blocks, const char* v, int v_stride,
+                                               Vec factor, Vec half_max, Vec rescale, float* o,
+                                               Vec& sum) {
+  constexpr int kRows = kVectors * kLanes, kRowBytes = 4 * A::kPieces * kRows;
+  constexpr int kBlock = A::kPieces * kTileSide * kRows;  // of P^T
+  constexpr int kNext = A::kPieces * kTileBytes;
+  alignas(64) float sums[kHeight * kTileSide * kLanes];
+  _tile_zero(0);
+  if constexpr (kHeight > 1) _tile_zero(1);
+  if constexpr (kHeight > 2) _tile_zero(2);
+  if constexpr (kHeight > 3) _tile_zero(3);
+  if constexpr (kFirst) tile_weights<A, kRows>(s, factor, half_max, s, sum);
+  for (int block = 0; block < blocks; ++block) {
+    if constexpr (kFirst) {
+      if (block + 1 < blocks) {
+        tile_weights<A, kRows>(s + (block + 1) * kBlockKeys * kRows, factor, half_max,
+                               s + (block + 1) * kBlock, sum);
+      }
+      finish_stores();
+    }
+    const float* const p = s + block * kBlock;
+    _tile_loadd(6, p, kRowBytes);
+    if constexpr (A::kPieces == 2) _tile_loadd(7, p + kRows, kRowBytes);
+    _tile_loadd(4, v, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (A::kPieces == 2) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (kHeight > 1) {
+      _tile_loadd(5, v + kNext, 64);
+      _tile_dpbf16ps(1, 5, 6);
+      if constexpr (A::kPieces == 2) _tile_dpbf16ps(1, 5, 7);
+    }
+    if constexpr (kHeight > 2) {
+      _tile_loadd(4, v + 2 * kNext, 64);
+      _tile_dpbf16ps(2, 4, 6);
+      if constexpr (A::kPieces == 2) _tile_dpbf16ps(2, 4, 7);
+    }
+    if constexpr (kHeight > 3) {
+      _tile_loadd(5, v + 3 * kNext, 64);
+      _tile_dpbf16ps(3, 5, 6);
+      if constexpr (A::kPieces == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+    if constexpr (A::kPieces == 2) {  // low values by high weights; low by low is below 2^-18
+      const char* const low = v + kTileBytes;
+      _tile_loadd(4, low, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (kHeight > 1) {
+        _tile_loadd(5, low + kNext, 64);
+        _tile_dpbf16ps(1, 5, 6);
+      }
+      if constexpr (kHeight > 2) {
+        _tile_loadd(4, low + 2 * kNext, 64);
+        _tile_dpbf16ps(2, 4, 6);
+      }
+      if constexpr (kHeight > 3) {
+        _tile_loadd(5, low + 3 * kNext, 64);
+        _tile_dpbf16ps(3, 5, 6);
+      }
+    }
+    v += v_stride;
+  }
+  _tile_stored(0, sums, 64);
+  if constexpr (kHeight > 1) _tile_stored(1, sums + kTileSide * kLanes, 64);
+  if constexpr (kHeight > 2) _tile_stored(2, sums + 2 * kTileSide * kLanes, 64);
+  if constexpr (kHeight > 3) _tile_stored(3, sums + 3 * kTileSide * kLanes, 64);
+  for (int j = 0; j < kHeight * kTileSide; ++j) {
+    float* const at = o + j * kRows;
+    store(at, mul_add(load(at), rescale, load(sums + j * kLanes)));
+  }
+}
+
+/// Softmax and values of one vector of queries; columns: of the head dim, in tiles.
+template <class A, int kVectors>
+void tile_column(float* s, int blocks, const char* v, int columns, Vec factor, Vec half_max,
+                 Vec rescale, float* o, float* sums) {
+  constexpr int kRows = kVectors * kLanes;
+  const int v_stride = columns * A::kPieces * kTileBytes;
+  Vec sum = zero();
+  finish_stores();
+  const auto run = [&](auto height, auto first, int c) {
+    tile_values<A, kVectors, decltype(height)::kIs, decltype(first)::kIs != 0>(
+        s, blocks, v + c * A::kPieces * kTileBytes, v_stride, factor, half_max, rescale,
+        o + c * kTileSide * kRows, sum);
+  };
+  if (columns == 1) {
+    run(Int<1>{}, Int<1>{}, 0);
+  } else if (columns == 2) {
+    run(Int<2>{}, Int<1>{}, 0);
+  } else if (columns == 3) {
+    run(Int<3>{}, Int<1>{}, 0);
+  } else {
+    run(Int<4>{}, Int<1>{}, 0);
+  }
+  int c = 4;
+  for (; c + 4 <= columns; c += 4) run(Int<4>{}, Int<0>{}, c);
+  if (c + 2 <= columns) {
+    run(Int<2>{}, Int<0>{}, c);
+    c += 2;
+  }
+  if (c < columns) run(Int<1>{}, Int<0>{}, c);
+  store(sums, sum);
+}
+#endif
+
 constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
 /// Where a task lies.
@@ -494,12 +622,17 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
 
 #if defined(GREENFAST_AMX)
   if constexpr (A::kTiles) {
-    const int steps = round_up(call.head_dim, 2 * kTileSide) / (2 * kTileSide);
+    const int steps = query_units(call.head_dim) / kTileSide;
+    const auto maximum = [&](int n) {
+      tile_maximum<kVectors>(s + n * kRows, highest, bounds_for(n, kBlockKeys), n);
+    };
     finish_stores();
     for (int n = 0; n < keys; n += kBlockKeys) {
-      tile_scores<kVectors>(tile.q, steps, k + n / kTileSide * steps * kTileBytes, s + n * kRows);
-      tile_maximum<kVectors>(s + n * kRows, highest, bounds_for(n, kBlockKeys), n);
+      const char* const block = k + n / kTileSide * steps * A::kPieces * kTileBytes;
+      tile_scores<A::kPieces, kVectors>(tile.q, steps, block, s + n * kRows);
+      if (n > 0) maximum(n - kBlockKeys);  // while the tiles work on this block
     }
+    maximum(keys - kBlockKeys);
   } else
 #endif
       if (keys >= R::kKeys) {
@@ -528,28 +661,24 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
     store(tile.max + m * kLanes, now);
     store(half_max + m * kLanes, half_max_of(now));
   }
-  exponentiate<A, kVectors>(s, keys, factor, half_max, sums);
+#if defined(GREENFAST_AMX)
+  if constexpr (A::kTiles) {
+    const int columns = round_up(call.head_dim, kTileSide) / kTileSide;
+    for (int m = 0; m < kVectors; ++m) {
+      const int at = m * kLanes;
+      tile_column<A, kVectors>(s + at, keys / kBlockKeys, v, columns, load(factor + at),
+                               load(half_max + at), load(rescale + at), tile.o + at, sums + at);
+    }
+  } else
+#endif
+  {
+    exponentiate<A, kVectors>(s, keys, factor, half_max, sums);
+  }
   for (int m = 0; m < kVectors; ++m) {
     float* const sum = tile.sum + m * kLanes;
     store(sum, mul_add(load(sum), load(rescale + m * kLanes), load(sums + m * kLanes)));
   }
 
-#if defined(GREENFAST_AMX)
-  if constexpr (A::kTiles) {
-    const int columns = round_up(call.head_dim, kTileSide) / kTileSide;  // in tiles
-    const int blocks = keys / kBlockKeys;
-    finish_stores();
-    int c = 0;
-    for (; c + 2 <= columns; c += 2) {
-      tile_values<kVectors, 2>(s, blocks, v + c * kTileBytes, columns * kTileBytes, rescale,
-                               tile.o + c * kTileSide * kRows);
-    }
-    if (c < columns) {
-      tile_values<kVectors, 1>(s, blocks, v + c * kTileBytes, columns * kTileBytes, rescale,
-                               tile.o + c * kTileSide * kRows);
-    }
-  }
-#endif
   if constexpr (!A::kTiles) {
     const int key_units = (keys + A::kPerUnit - 1) / A::kPerUnit;
     int few = 0;  // narrow blocks, as many as make the rest a multiple of the wide one
@@ -632,6 +761,47 @@ void load_query(const Call& call, const Plot& plot, const Row& row, float* magni
   stage_row<A>(element<In>(call.q, call.q_stride, plot.b, h, row.query), call.head_dim, scale.sign,
                to);
 }
+
+#if defined(GREENFAST_AMX)
+/// One row of Q in fp16 as units of high parts and of low parts; false where it is not all finite.
+bool stage_pieces(const F16* row, int head_dim, float factor, float* high, float* low) {
+  const auto sign = _mm512_set1_epi16(static_cast<short>(factor < 0.0f ? 0x8000 : 0));
+  bool finite = true;
+  for (int d = 0; d < head_dim; d += kHalfLanes) {
+    const Pieces x = load_pieces(row + d, factor == 0.0f ? 0 : head_dim - d, finite);
+    _mm512_store_si512(high + d / 2, _mm512_xor_si512(x.high, sign));
+    _mm512_store_si512(low + d / 2, _mm512_xor_si512(x.low, sign));
+  }
+  return finite;
+}
+
+/// As load_queries() below, in two pieces; false where Q is not all finite.
+bool load_query_pieces(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
+  const int lanes = tile.lanes(), units = query_units(call.head_dim);
+  const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
+  bool finite = true;
+  Row row = row_at(call, tile.first_row);
+  for (int m = 0; m < lanes; m += kLanes) {
+    for (int r = 0; r < kLanes; ++r, row.next()) {
+      float* const to = stage + r * kStageStride;  // half of it holds a piece
+      if (m + r >= rows) {
+        for (int u = 0; u < 2 * units; u += kLanes) store(to + u, zero());
+        tile.scale[m + r] = 1.0f;
+        continue;
+      }
+      const std::int64_t h = plot.h_kv * call.group + row.member;
+      const Scale scale = scale_of(call, plot, row);
+      tile.scale[m + r] = scale.magnitude;
+      const F16* const from = element<F16>(call.q, call.q_stride, plot.b, h, row.query);
+      if (!stage_pieces(from, call.head_dim, scale.sign, to, to + units)) finite = false;
+    }
+    for (int u = 0; u < 2 * units; u += kLanes) {
+      transpose(stage + u, kStageStride, tile.q + u * lanes + m, lanes);
+    }
+  }
+  return finite;
+}
+#endif
 
 template <class A, class In>
 void load_queries(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
@@ -754,46 +924,68 @@ void interleave_values(const In* v, std::int64_t stride, int keys, int seen_begi
 #endif
 
 #if defined(GREENFAST_AMX)
-/// Keys [0, round_up(keys, 32)) of K as tiles of 16 keys by 32 of the head dim; keys outside
-/// [lead, keys) and columns beyond the head dim are 0, and their memory is not touched.
+/// 32 elements of a row as pieces; those at n and beyond are 0 and their memory is not touched.
 template <class In>
-void pack_keys(const In* k, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
-  const int steps = round_up(head_dim, kHalfLanes) / kHalfLanes;
-  for (int n = 0; n < round_up(keys, kBlockKeys); ++n) {
-    const bool seen = n >= lead && n < keys;
-    const In* const row = seen ? k + n * stride : k + lead * stride;
-    char* const out = to + n / kTileSide * steps * kTileBytes + n % kTileSide * 64;
-    for (int step = 0; step < steps; ++step) {
-      const int d = step * kHalfLanes;
-      _mm512_store_si512(out + step * kTileBytes, load_bf16_n(row + d, seen ? head_dim - d : 0));
-    }
+[[gnu::always_inline]] inline Pieces pieces_of(const In* p, int n, bool& finite) {
+  if constexpr (kSame<In, F16>) {
+    return load_pieces(p, n, finite);
+  } else {
+    return {load_bf16_n(p, n), _mm512_setzero_si512()};
   }
 }
 
+/// Keys [0, round_up(keys, 32)) of K as tiles of 16 keys by 32 of the head dim; keys outside
+/// [lead, keys) and columns beyond the head dim are 0, and their memory is not touched. Where it is
+/// cut into two pieces, false if some key is not finite: then the pieces are no sum of anything.
+template <int kPieces, class In>
+bool pack_keys(const In* k, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
+  const int steps = query_units(head_dim) / kTileSide;
+  bool finite = true;
+  for (int n = 0; n < round_up(keys, kBlockKeys); ++n) {
+    const bool seen = n >= lead && n < keys;
+    const In* const row = k + (seen ? n : lead) * stride;
+    char* out = to + n / kTileSide * steps * kPieces * kTileBytes + n % kTileSide * 64;
+    for (int d = 0; d < head_dim; d += kHalfLanes) {
+      const Pieces x = pieces_of(row + d, seen ? head_dim - d : 0, finite);
+      _mm512_store_si512(out, x.high);
+      if constexpr (kPieces == 2) _mm512_store_si512(out + kTileBytes, x.low);
+      out += kPieces * kTileBytes;
+    }
+  }
+  return finite;
+}
+
 /// The same keys of V as tiles of 16 of the head dim by 32 keys.
-template <class In>
-void pack_values(const In* v, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
+template <int kPieces, class In>
+bool pack_values(const In* v, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
   const int columns = round_up(head_dim, kTileSide) / kTileSide;
-  alignas(64) float pairs[kTileSide * 2 * kTileSide];  // [pair of keys][head dim]
+  alignas(64) float pairs[kPieces][2][kTileSide * kTileSide];  // halves of [pair of keys][head dim]
+  bool finite = true;
   for (int n = 0; n < keys; n += kBlockKeys) {
     for (int d = 0; d < head_dim; d += kHalfLanes) {
       for (int pair = 0; pair < kTileSide; ++pair) {
-        const int first = n + 2 * pair, second = first + 1;
         const auto row = [&](int key) {
           const bool seen = key >= lead && key < keys;
-          return load_bf16_n(v + (seen ? key : lead) * stride + d, seen ? head_dim - d : 0);
+          return pieces_of(v + (seen ? key : lead) * stride + d, seen ? head_dim - d : 0, finite);
         };
-        store_pairs_n(reinterpret_cast<char*>(pairs + pair * 2 * kTileSide), row(first),
-                      row(second), kHalfLanes);
+        const Pieces a = row(n + 2 * pair), b = row(n + 2 * pair + 1);
+        const int at = pair * kTileSide;
+        store_pairs(pairs[0][0] + at, pairs[0][1] + at, a.high, b.high);
+        if constexpr (kPieces == 2) {
+          store_pairs(pairs[1][0] + at, pairs[1][1] + at, a.low, b.low);
+        }
       }
-      float* const out = reinterpret_cast<float*>(to + d / kTileSide * kTileBytes);
-      transpose(pairs, 2 * kTileSide, out, kTileSide);
-      if (d + kTileSide < head_dim) {
-        transpose(pairs + kTileSide, 2 * kTileSide, out + kTileBytes / 4, kTileSide);
+      for (int half = 0; half < 2 && d + half * kTileSide < head_dim; ++half) {
+        char* const out = to + (d / kTileSide + half) * kPieces * kTileBytes;
+        for (int piece = 0; piece < kPieces; ++piece) {
+          transpose(pairs[piece][half], kTileSide,
+                    reinterpret_cast<float*>(out + piece * kTileBytes), kTileSide);
+        }
       }
     }
-    to += columns * kTileBytes;
+    to += columns * kPieces * kTileBytes;
   }
+  return finite;
 }
 #endif
 
@@ -1107,7 +1299,7 @@ void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results
     const std::int64_t first = tile.first_row / call.group, last = tile.last_row / call.group;
     tile.some = seen_by_some(call.band, first, last);
     tile.all = seen_by_all(call.band, first, last);
-    tile.q = arena.take<float>(padded_dim * tile.lanes());
+    tile.q = arena.take<float>(round_up(call.head_dim, 32) * tile.lanes());
     tile.scale = arena.take<float>(tile.lanes());
     tile.far_o = tile.far_sum = nullptr;
     if (call.fold) {
@@ -1130,7 +1322,7 @@ Scratch lay_out_scratch(const Call& call, Bump& arena) {
   Scratch scratch{};
   scratch.stage = arena.take<float>(kLanes * kStageStride);
   scratch.scores = arena.take<float>(std::int64_t{call.key_tile} * kTileRows);
-  const std::int64_t converted = std::int64_t{call.key_tile} * round_up(call.head_dim, 16) * 4;
+  const std::int64_t converted = std::int64_t{call.key_tile} * round_up(call.head_dim, 32) * 4;
   scratch.k = arena.take<char>(converted);
   scratch.v = arena.take<char>(converted);
   return scratch;
@@ -1141,15 +1333,16 @@ std::size_t arena_bytes(const Call& call) {
   lay_out_scratch(call, measure);
   // A full set of tiles, with room for the rounding of each part.
   const std::int64_t rows = round_up(call.task_rows, kTileRows);
-  std::int64_t columns = 2 * round_up(call.head_dim, kLanes) + 3;
+  std::int64_t columns = round_up(call.head_dim, 32) + round_up(call.head_dim, kLanes) + 3;
   if (call.fold) columns += 2 * (round_up(call.head_dim, kLanes) + 1) + 1;
   measure.take<float>(rows * columns);
   measure.take<char>(std::int64_t{8 * 64} * kMaxTiles);
   return static_cast<std::size_t>(measure.used);
 }
 
+/// False, and the task is to be done again with Fp32, where pieces of fp16 meet what is not finite.
 template <class A, class In>
-void attend(const Call& call, const Plot& plot, void* memory) {
+bool attend(const Call& call, const Plot& plot, void* memory) {
   Bump arena{static_cast<char*>(memory)};
   const Scratch scratch = lay_out_scratch(call, arena);
   Tiles tiles;
@@ -1186,13 +1379,20 @@ void attend(const Call& call, const Plot& plot, void* memory) {
       run(attend_few<In, 8>);
     }
     if (call.splits == 1) finish(call, plot, tiles.tile[0], scratch.stage);
-    return;
+    return true;
   }
 
   for (int t = 0; t < tiles.count; ++t) {
     const Tile& tile = tiles.tile[t];
     const int lanes = tile.lanes();
-    load_queries<A, In>(call, plot, tile, scratch.stage);
+#if defined(GREENFAST_AMX)
+    if constexpr (A::kTiles && kSame<In, F16>) {
+      if (!load_query_pieces(call, plot, tile, scratch.stage)) return false;
+    } else
+#endif
+    {
+      load_queries<A, In>(call, plot, tile, scratch.stage);
+    }
     for (int i = 0; i < call.head_dim * lanes; i += kLanes) store(tile.o + i, zero());
     for (int m = 0; m < lanes; m += kLanes) {
       store(tile.max + m, set(-kInfinity));
@@ -1229,13 +1429,16 @@ void attend(const Call& call, const Plot& plot, void* memory) {
     std::int64_t k_stride = call.k_stride.s * kSize, v_stride = call.v_stride.s * kSize;
 #if defined(GREENFAST_AMX)
     if constexpr (A::kTiles) {
-      pack_keys(k_rows, call.k_stride.s, lead, keys, call.head_dim, scratch.k);
-      pack_values(v_rows, call.v_stride.s, lead, keys, call.head_dim, scratch.v);
+      constexpr int kPieces = A::kPieces;
+      if (!pack_keys<kPieces>(k_rows, call.k_stride.s, lead, keys, call.head_dim, scratch.k) ||
+          !pack_values<kPieces>(v_rows, call.v_stride.s, lead, keys, call.head_dim, scratch.v)) {
+        return false;
+      }
       // A key's share of its block, so that offsets below come out in whole blocks.
       k = scratch.k;
-      k_stride = round_up(call.head_dim, kHalfLanes) * 2;
+      k_stride = round_up(call.head_dim, kHalfLanes) * 2 * kPieces;
       v = scratch.v;
-      v_stride = round_up(call.head_dim, kTileSide) * 4;
+      v_stride = round_up(call.head_dim, kTileSide) * 4 * kPieces;
     } else
 #endif
         if constexpr (!kNativeKeys) {
@@ -1279,25 +1482,28 @@ void attend(const Call& call, const Plot& plot, void* memory) {
     if (call.fold) unfold(call, tiles.tile[t]);
     if (call.splits == 1) finish(call, plot, tiles.tile[t], scratch.stage);
   }
+  return true;
 }
 
 void attend(const Call& call, std::int64_t task, void* arena) {
   const Plot plot = locate(call, task, call.splits);
+  const auto run = [&](auto* code) { return code(call, plot, arena); };
 #if defined(GREENFAST_AMX)
-  if (call.type == Type::bf16 || call.type == Type::e4m3) {
+  {
     const WholeTiles tiles;
-    if (call.type == Type::bf16) return attend<Bf16Tiles, Bf16>(call, plot, arena);
-    return attend<Bf16Tiles, E4m3>(call, plot, arena);
+    if (call.type == Type::bf16) run(attend<Bf16Tiles<1>, Bf16>);
+    if (call.type == Type::e4m3) run(attend<Bf16Tiles<1>, E4m3>);
+    if (call.type == Type::f16 && run(attend<Bf16Tiles<2>, F16>)) return;
   }
 #elif defined(__AVX512BF16__)
-  if (call.type == Type::bf16) return attend<Bf16Pairs, Bf16>(call, plot, arena);
-  if (call.type == Type::e4m3) return attend<Bf16Pairs, E4m3>(call, plot, arena);
+  if (call.type == Type::bf16) run(attend<Bf16Pairs, Bf16>);
+  if (call.type == Type::e4m3) run(attend<Bf16Pairs, E4m3>);
 #else
-  if (call.type == Type::bf16) return attend<Fp32, Bf16>(call, plot, arena);
-  if (call.type == Type::e4m3) return attend<Fp32, E4m3>(call, plot, arena);
+  if (call.type == Type::bf16) run(attend<Fp32, Bf16>);
+  if (call.type == Type::e4m3) run(attend<Fp32, E4m3>);
 #endif
-  if (call.type == Type::f16) return attend<Fp32, F16>(call, plot, arena);
-  return attend<Fp32, float>(call, plot, arena);
+  if (call.type == Type::f16) run(attend<Fp32, F16>);
+  if (call.type == Type::f32) run(attend<Fp32, float>);
 }
 
 /// Weighs the parts of the keys by their maxima, in order, and finishes the rows.

@@ -53,5 +53,45 @@ class WholeTiles {
 /// only behind this.
 GREENFAST_OP void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
+/// 32 numbers as sums of two bf16 each.
+struct Pieces {
+  __m512i high, low;
+};
+
+/// The first n elements, the others 0. Exact for what is finite; else `finite` becomes false.
+GREENFAST_OP Pieces load_pieces(const F16* p, int n, bool& finite) {
+  const __m512i bits = _mm512_maskz_loadu_epi16(first_halves(n), p);
+  const __m512i top = _mm512_set1_epi16(0x7c00);
+  if (_mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, top), top) != 0) finite = false;
+  const __m512 a = _mm512_cvtph_ps(_mm512_castsi512_si256(bits));
+  const __m512 b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1));
+  const auto widened = [](__m256i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+  };
+  const __m512i high = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+  const __m512 a_low = _mm512_sub_ps(a, widened(_mm512_castsi512_si256(high)));
+  const __m512 b_low = _mm512_sub_ps(b, widened(_mm512_extracti64x4_epi64(high, 1)));
+  return {high, (__m512i)_mm512_cvtne2ps_pbh(b_low, a_low)};
+}
+
+/// Pairs {a[i], b[i]} for i < 16 and for the rest.
+GREENFAST_OP void store_pairs(float* first, float* rest, __m512i a, __m512i b) {
+  // Unpacking keeps to quarters of a register: {0-3, 8-11, 16-19, 24-27} and what lies between.
+  const __m512i x = _mm512_unpacklo_epi16(a, b), y = _mm512_unpackhi_epi16(a, b);
+  const __m512i kFirst = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+  const __m512i kRest = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+  _mm512_store_si512(first, _mm512_permutex2var_epi64(x, kFirst, y));
+  _mm512_store_si512(rest, _mm512_permutex2var_epi64(x, kRest, y));
+}
+
+/// The elements of pairs of bf16, as floats.
+GREENFAST_OP Vec first_of_pair(Vec pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+GREENFAST_OP Vec second_of_pair(Vec pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs),
+                                              _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
 }  // namespace
 }  // namespace greenfast::kernels
