@@ -25,6 +25,10 @@ constexpr TileConfig whole_tiles() {
 }
 alignas(64) constexpr TileConfig kWholeTiles = whole_tiles();
 
+/// GCC's intrinsics do not say what memory they read, and of a configuration only 8 bytes, so
+/// stores stay on their side of one only behind this.
+GREENFAST_OP void finish_stores() { __asm__ volatile("" ::: "memory"); }
+
 /// Tiles of the calling thread, whole for as long as it lives. The host's configuration comes back
 /// afterwards, because libraries remember what they configured (oneDNN does); contents do not,
 /// which no function may expect of another. Without one tiles go back to their initial state, so
@@ -32,7 +36,9 @@ alignas(64) constexpr TileConfig kWholeTiles = whole_tiles();
 class WholeTiles {
  public:
   WholeTiles() {
+    finish_stores();
     _tile_storeconfig(&host_);
+    finish_stores();
     _tile_loadconfig(&kWholeTiles);
   }
   ~WholeTiles() {
@@ -48,10 +54,6 @@ class WholeTiles {
  private:
   TileConfig host_;
 };
-
-/// GCC's intrinsics do not say that they read memory, so stores before tile loads stay before them
-/// only behind this.
-GREENFAST_OP void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
 /// 32 numbers as sums of two bf16 each.
 struct Pieces {
