@@ -39,6 +39,7 @@ constexpr std::int64_t kLongRow = 16384;
 // Work below this many floating-point operations is done by the caller alone: waking threads would
 // take longer than it saves.
 constexpr double kWorthThreads = 2.0e6;
+constexpr double kWorthThreadsAmx = 8.0e6;  // which are done in no more time
 
 bool uses_amx(const Problem& problem, const Code& code) {
   return code.amx && problem.dtype != DType::f32;
@@ -88,11 +89,12 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   }
   const double work = 4.0 * static_cast<double>(kv_heads * rows) * mean_keys(problem) *
                       static_cast<double>(problem.head_dim);
-  division.threads = work < kWorthThreads ? 1 : threads;
+  division.threads = work < (amx ? kWorthThreadsAmx : kWorthThreads) ? 1 : threads;
 
   // Enough tasks that no thread waits long for the last one; none smaller than a vector, or a block
-  // of AMX.
-  const std::int64_t wanted = division.threads == 1 ? 1 : std::int64_t{4} * division.threads;
+  // of AMX, which packs K and V once a task and so wants no more tasks than balance needs.
+  const std::int64_t wanted =
+      division.threads == 1 ? 1 : std::int64_t{amx ? 2 : 4} * division.threads;
   while (division.task_rows > (amx ? kAmxRows : std::max(16, code.min_rows)) &&
          kv_heads * tasks_of(division.task_rows) < wanted) {
     division.task_rows /= 2;
