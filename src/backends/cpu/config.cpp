@@ -64,8 +64,9 @@ int processors_of(std::string_view quota, std::string_view period) {
 }  // namespace
 
 int quota_threads(const std::string& root) {
-  const std::string both =
-      first_line(root + "/cpu.max");  // version 2: "100000 100000", "max 100000"
+  if (root.empty()) return 0;
+  // Version 2 of cgroups: "150000 100000" or "max 100000".
+  const std::string both = first_line(root + "/cpu.max");
   const auto space = both.find(' ');
   if (space != std::string::npos) {
     return processors_of(std::string_view(both).substr(0, space),
