@@ -233,11 +233,13 @@ TEST(CpuNumerics, ManySmallWeightsCountBesideALargeOne) {
       Plain call(dtype, rows, kKeys);
       call.set_all_q(0, 1.0);
       for (std::int64_t key = 0; key < kKeys; ++key) call.set_v(key, 0, 1.0);
-      for (const auto& [g, position] : {std::pair<double, std::int64_t>{8.0, 0},
-                                        {12.0, kKeys - 5},
-                                        {13.0, 191},
-                                        {14.0, 384 * 32},
-                                        {15.0, 49152}}) {
+      for (const auto& one : {std::pair<double, std::int64_t>{8.0, 0},
+                              {12.0, kKeys - 5},
+                              {13.0, 191},
+                              {14.0, 384 * 32},
+                              {15.0, 49152}}) {
+        const double g = one.first;
+        const std::int64_t position = one.second;
         call.set_k(position, 0, g);
         call.set_v(position, 0, 0.0);
         const double others = static_cast<double>(kKeys - 1) * std::exp(-g);
@@ -355,8 +357,10 @@ TEST(CpuNumerics, ANanAmongInfinitiesStaysOne) {
 }
 
 TEST(CpuNumerics, TheLargestValuesHaveAFiniteMean) {
-  for (const auto& [dtype, largest] :
+  for (const auto& one :
        {std::pair{DType::f32, 0x1.fff0p127}, {DType::f16, 65504.0}, {DType::bf16, 0x1.fep127}}) {
+    const DType dtype = one.first;
+    const double largest = one.second;
     for (const std::int64_t rows : {1, 24}) {
       Plain call(dtype, rows, 1000);
       call.problem.out_dtype = dtype;
