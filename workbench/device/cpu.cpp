@@ -22,13 +22,16 @@
 #include <functional>
 #include <iterator>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include "workbench/plugin/arena.hpp"
 #include "workbench/seconds_since.hpp"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
 #endif
 
 namespace greenfast::workbench {
@@ -108,6 +111,44 @@ __attribute__((target("avx512f,avx512bf16"))) float dot_avx512bf16(std::int64_t 
   for (int i = 1; i < kAccumulators; ++i) total = _mm512_add_ps(total, sum[i]);
   return _mm512_cvtss_f32(total);
 }
+
+// Tiles are configured by thread, and Linux gives them to processes that ask.
+__attribute__((target("amx-tile,amx-bf16"))) float dot_amx(std::int64_t iterations) {
+  static constexpr struct alignas(64) {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config{};  // constant, because GCC's intrinsic only says that it reads the first 8 bytes
+  alignas(64) float sums[16 * 16];
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  for (std::int64_t n = 0; n < iterations; ++n) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, sums, 64);
+  _tile_release();
+  return sums[0];
+}
+constexpr double kAmxFlops = 4.0 * 16 * 16 * 32 * 2;
+
+bool has_amx() {
+  std::uint32_t a = 0, b = 0, c = 0, d = 0;
+  constexpr std::uint32_t kBf16AndTile = 1u << 22 | 1u << 24;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16AndTile) != kBf16AndTile) {
+    return false;
+  }
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  static const bool given = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return given;
+}
 #endif
 
 struct Probe {
@@ -121,6 +162,7 @@ std::vector<Probe> probes() {
   std::vector<Probe> list;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  if (has_amx()) list.push_back({"avx512amx", DType::bf16, dot_amx, kAmxFlops});
   if (__builtin_cpu_supports("avx512bf16")) {
     list.push_back({"avx512bf16", DType::bf16, dot_avx512bf16, kAccumulators * 32 * 2});
   }
@@ -136,17 +178,9 @@ std::vector<Probe> probes() {
 }
 
 /// The loop that an honest kernel of this dtype cannot outrun: bf16 and e4m3 widen to bf16 exactly
-/// where the CPU multiplies it, fp16 only to fp32.
-Probe best_probe(DType dtype) {
-  const std::vector<Probe> list = probes();
-  for (const Probe& probe : list) {
-    if (probe.dtype == DType::bf16 && (dtype == DType::bf16 || dtype == DType::e4m3)) return probe;
-  }
-  for (const Probe& probe : list) {
-    if (probe.dtype == DType::f32) return probe;
-  }
-  return list.back();
-}
+/// where the CPU multiplies it, fp16 to fp32, or to sums of two bf16 where tiles multiply those.
+/// Fusing may be faster than dot products (Sapphire Rapids without AMX, twice).
+Probe best_probe(DType dtype);
 
 // ---- threads
 // ------------------------------------------------------------------------------------------------------
@@ -209,6 +243,25 @@ double run_probe(const Probe& probe, const std::vector<int>& cpus, double second
   double total = 0;
   for (const double rate : rates) total += rate;
   return total;
+}
+
+Probe best_probe(DType dtype) {
+  static const std::vector<Probe> list = probes();
+  const auto first = [](DType wanted) {
+    for (const Probe& probe : list) {
+      if (probe.dtype == wanted) return probe;
+    }
+    return list.back();
+  };
+  const Probe fused = first(DType::f32), dots = first(DType::bf16);
+  if (dtype == DType::f32 || dots.dtype != DType::bf16) return fused;
+  if (std::string_view(dots.isa) == "avx512amx") return dots;
+  if (dtype == DType::f16) return fused;
+  static const bool dots_are_faster = [&] {
+    const std::vector<int> here = {affinity().front()};
+    return run_probe(dots, here, 0.002) > run_probe(fused, here, 0.002);
+  }();
+  return dots_are_faster ? dots : fused;
 }
 
 // ---- caches
