@@ -13,6 +13,7 @@ kernel takes, RuntimeError for a device that is missing or failed, MemoryError.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, NamedTuple
 
@@ -60,8 +61,7 @@ def _find_torch() -> Any:
     """greenfast.torch once PyTorch is loaded; it is never loaded for its own sake."""
     global _torch
     if _torch is None and "torch" in sys.modules:
-        from . import torch as module
-        _torch = module
+        _torch = importlib.import_module("greenfast.torch")
     return _torch
 
 

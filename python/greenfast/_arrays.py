@@ -3,6 +3,7 @@ read-only, owner). PyTorch's go another way (greenfast.torch)."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -49,8 +50,7 @@ def describe(name: str, x: Any) -> Any:
         return (0, x.shape, x.strides, dtype_code(x.dtype), DEVICES.index(x.device), x.index, False, x)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        from . import torch as module
-        return module._describe(name, x)
+        return importlib.import_module("greenfast.torch")._describe(name, x)
     try:
         cuda = getattr(x, "__cuda_array_interface__", None)
     except Exception:  # some libraries have the attribute and raise for arrays of the CPU

@@ -167,17 +167,31 @@ void settle_strides(View& view) {
     if (view.shape[dim] <= 1) view.stride[dim] = dim + 1 == view.rank ? 1 : extent;
 }
 
+// The table's own error, in which a tensor is sparse, nested, meta, quantised or inside a
+// transform, with the argument's name. Its first line says which; a stack of C++ functions follows
+// it.
+bool unreadable(const char* name) {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* words = value != nullptr ? PyObject_Str(value) : nullptr;
+  const char* said = words != nullptr ? PyUnicode_AsUTF8AndSize(words, nullptr) : nullptr;
+  const std::string why = said != nullptr ? std::string(said) : std::string();
+  fail(PyExc_TypeError, text(name, " cannot be read (", why.substr(0, why.find('\n')),
+                             "): pass a plain strided tensor that holds memory"));
+  Py_XDECREF(words);
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+  return false;
+}
+
 bool read_view(const char* name, PyObject* object, View& to) {
   PyTypeObject* type = Py_TYPE(object);
   for (std::size_t i = 0; i < registered_count; ++i) {
     if (registered[i].type != type) continue;
     dlpack::Tensor tensor{};
     to.origin = registered[i].api;
-    if (to.origin->tensor_from_object(object, &tensor) != 0) {
-      if (PyErr_Occurred() == nullptr)
-        fail(PyExc_TypeError, text(name, " cannot be read as a strided tensor"));
-      return false;
-    }
+    if (to.origin->tensor_from_object(object, &tensor) != 0) return unreadable(name);
     if (!read_dlpack(name, tensor, to)) return false;
     settle_strides(to);
     return true;
