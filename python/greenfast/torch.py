@@ -250,6 +250,8 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is {type(x).__name__}: q is a torch.Tensor, and so must k and v be")
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"{name} is a nested or sparse tensor: only plain strided ones can be read; convert it")
         if x.device.type not in _arrays.DEVICES:
             raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -278,7 +280,7 @@ def _say(reason: str) -> bool:
     """Once for each reason; while a graph is traced it is said then."""
     if reason not in _said:
         _said.add(reason)
-        warnings.warn(f"greenfast: scaled_dot_product_attention went to PyTorch's own: {reason}", FallbackWarning, stacklevel=4)
+        warnings.warn(f"greenfast: scaled_dot_product_attention went to PyTorch's own: {reason}", FallbackWarning, stacklevel=3)
     return True
 
 
