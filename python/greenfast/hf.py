@@ -59,21 +59,20 @@ def _plain_window(mask_function: Any, window: int | None) -> bool:
             and [cell.cell_contents for cell in overlay.__closure__ or ()] == [window])
 
 
-def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0, mask_function: Any = None,
-                   attention_mask: torch.Tensor | None = None, local_size: int | None = None, allow_is_causal_skip: bool = True,
-                   allow_is_bidirectional_skip: bool = False, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
+def attention_mask(*args: Any, **options: Any) -> torch.Tensor | None:
     """No mask where attention_forward computes it from what it knows: causal, bidirectional, a window over whole sequences.
-    A mask [B, 1, Sq, Skv] of bools otherwise, as transformers makes it for SDPA: padding, chunks, packed sequences."""
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
+    A mask [B, 1, Sq, Skv] of bools otherwise, as transformers makes it for SDPA: padding, chunks, packed sequences.
+
+    The arguments are those of transformers' sdpa_mask, whichever its version has; what is not recognised leads there."""
+    from transformers.masking_utils import sdpa_mask
+    window, config = options.get("local_size"), options.get("config")
     # A window has to be found again by attention_forward, which layer_types allows; chunks have a local_size too.
-    if (allow_is_causal_skip and attention_mask is None and getattr(config, "layer_types", None) and local_size is not None
-            and local_size == getattr(config, "sliding_window", None) and _plain_window(mask_function, local_size)
-            and isinstance(q_offset, int) and q_offset == kv_offset == 0 and q_length == kv_length):
+    if (not args and window is not None and window == getattr(config, "sliding_window", None) and getattr(config, "layer_types", None)
+            and options.get("allow_is_causal_skip") is True and options.get("attention_mask") is None
+            and isinstance(options.get("q_offset"), int) and options["q_offset"] == options.get("kv_offset") == 0
+            and options.get("q_length") == options.get("kv_length") and _plain_window(options.get("mask_function"), window)):
         return None
-    return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-                     mask_function=causal_mask_function if mask_function is None else mask_function, attention_mask=attention_mask,
-                     local_size=local_size, allow_is_causal_skip=allow_is_causal_skip,
-                     allow_is_bidirectional_skip=allow_is_bidirectional_skip, config=config, **kwargs)
+    return sdpa_mask(*args, **options)
 
 
 def _window_of(module: torch.nn.Module, given: int | None) -> int | None:
