@@ -51,6 +51,8 @@ def describe(name: str, x: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return importlib.import_module("greenfast.torch")._describe(name, x)
+    if type(x).__module__ == "numpy" and hasattr(x, "strides"):
+        return _from_numpy(name, x)
     try:
         cuda = getattr(x, "__cuda_array_interface__", None)
     except Exception:  # some libraries have the attribute and raise for arrays of the CPU
@@ -67,6 +69,22 @@ def describe(name: str, x: Any) -> Any:
     return _core.from_dlpack(make())
 
 
+_NUMPY: dict[Any, int] = {}  # numbers of dtypes seen, which take 1 us to name
+
+
+def _from_numpy(name: str, x: Any) -> tuple[Any, ...]:
+    code = _NUMPY.get(x.dtype)
+    if code is None:
+        if not x.dtype.isnative:
+            raise TypeError(f"{name} is big-endian: convert it with x.astype(x.dtype.newbyteorder('='))")
+        code = _NUMPY[x.dtype] = dtype_code(x.dtype)
+    size = x.itemsize
+    if any(step % size for step in x.strides):
+        raise ValueError(f"{name}'s strides {x.strides} are not multiples of its {size}-byte elements: copy it")
+    address, readonly = x.__array_interface__["data"]
+    return (address, x.shape, tuple(step // size for step in x.strides), code, 0, 0, readonly, x)
+
+
 def _cuda_index(x: Any) -> int:
     device = getattr(x, "device", None)
     for attribute in ("id", "index"):
@@ -81,7 +99,7 @@ def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, i
     dtype = getattr(x, "dtype", None)
     code = dtype_code(dtype if dtype is not None else {"<f4": "float32", "<f2": "float16"}.get(interface["typestr"], interface["typestr"]))
     if str(interface["typestr"]).startswith(">"):
-        raise TypeError(f"{name} is big-endian: convert it with x.astype(x.dtype.newbyteorder('='))")
+        raise TypeError(f"{name} is big-endian: convert it")
     size = int(str(interface["typestr"])[2:])
     shape = tuple(interface["shape"])
     strides = interface.get("strides")

@@ -30,7 +30,8 @@ _SDPA = _functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
 _EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
 _CODES = {getattr(torch, name): code for code, name in enumerate(_arrays.DTYPES)}
-_TOP_LEFT, _BOTTOM_RIGHT = 0, 1
+_FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+_TOP_LEFT = 0
 # Torch 2.10 and later hand out DLPack's function table. Before, tensors are read attribute by attribute.
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 _DIRECT = _table is not None and all([_core.register_type(kind, _table) for kind in _EXACT])
@@ -131,20 +132,22 @@ _library = torch.library.Library("greenfast", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, *, float? scale=None, "
     "float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, bool batch_invariant=False, "
-    "ScalarType? out_dtype=None) -> (Tensor out, Tensor lse)",
+    "ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
 
 
 def _op(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
-        variant=None, batch_invariant=False, out_dtype=None):
-    out, lse = torch.empty_like(q, dtype=_out_dtype(q, out_dtype)), _empty_lse(q, bshd)
-    _run(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant, batch_invariant, None)
+        variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    out, lse = _op_fake(q, k, v, bshd=bshd, out_dtype=out_dtype, with_lse=with_lse)
+    _run(q, k, v, out, lse if with_lse else None, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant, batch_invariant, None)
     return out, lse
 
 
 def _op_fake(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
-             variant=None, batch_invariant=False, out_dtype=None):
-    return torch.empty_like(q, dtype=_out_dtype(q, out_dtype)), _empty_lse(q, bshd)
+             variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    plain = out_dtype is None and q.dtype != torch.float8_e4m3fn
+    out = torch.empty_like(q) if plain else torch.empty_like(q, dtype=_out_dtype(q, out_dtype))
+    return out, _empty_lse(q, bshd) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
 
 
 _library.impl("attention", _op, "CPU")
@@ -181,6 +184,8 @@ def _setup_context(ctx, inputs, keyword_only_inputs, output):
     options = keyword_only_inputs
     if inputs[3] is not None:
         _refuse_gradient("scales")
+    if not options["with_lse"]:
+        _refuse_gradient("with_lse=False")
     if reason := _no_gradient(q, k, options["left"], options["right"], options["align"], options["bshd"], options["softcap"],
                               options["out_dtype"]):
         _refuse_gradient(reason)
@@ -254,7 +259,8 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
             raise TypeError(f"{name} is a nested or sparse tensor: only plain strided ones can be read; convert it")
         if x.device.type not in _arrays.DEVICES:
             raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if needs_gradient:
         reason = "scales" if q_scale is not None else "out" if out is not None else "lse given" if lse is not None else _no_gradient(
             q, k, left, right, align, bool(bshd), softcap, out_dtype)
         if reason is not None:
@@ -262,7 +268,7 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
     wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
     made, made_lse = torch.ops.greenfast.attention(
         q, k, v, q_scale, k_scale, v_scale, scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd),
-        variant=variant, batch_invariant=batch_invariant, out_dtype=wanted)
+        variant=variant, batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient)
     if out is not None:
         made = out.copy_(made)
     if lse is not None:
@@ -347,6 +353,17 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     """
     if fallback != "torch" and fallback != "error":
         raise ValueError(f"fallback is {fallback!r}: 'torch' or 'error' is possible")
+    if (attn_mask is None and dropout_p == 0.0 and type(query) in _EXACT and type(key) in _EXACT and type(value) in _EXACT
+            and not _is_compiling() and query.dtype in _FLOATS and not _layered() and not torch._C._is_any_autocast_enabled()
+            and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))):
+        # The common case. Whether it is one, the library finds out faster than Python; what it refuses is looked at below.
+        try:
+            if enable_gqa or query.size(1) == key.size(1):
+                out = torch.empty_like(query)
+                _run(query, key, value, out, None, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None)
+                return out
+        except (TypeError, ValueError, NotImplementedError, IndexError):
+            pass
     reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is None:
         q, k, v = query, key, value
