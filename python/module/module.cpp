@@ -161,8 +161,19 @@ bool read_tuple(const char* name, PyObject* object, View& to) {
 // would look misaligned or broadcast: it gets that of a dense tensor.
 void settle_strides(View& view) {
   std::int64_t extent = 1;
-  for (int dim = 0; dim < view.rank; ++dim)
+  bool empty = false;
+  for (int dim = 0; dim < view.rank; ++dim) {
+    empty = empty || view.shape[dim] == 0;
     if (view.shape[dim] > 1) extent = std::max(extent, view.shape[dim] * view.stride[dim]);
+  }
+  if (empty) {  // NumPy gives it strides of 0
+    std::int64_t dense = 1;
+    for (int dim = view.rank - 1; dim >= 0; --dim) {
+      view.stride[dim] = dense;
+      dense *= std::max<std::int64_t>(view.shape[dim], 1);
+    }
+    return;
+  }
   for (int dim = 0; dim < view.rank; ++dim)
     if (view.shape[dim] <= 1) view.stride[dim] = dim + 1 == view.rank ? 1 : extent;
 }
