@@ -129,11 +129,13 @@ def _empty_lse(q: Tensor, bshd: int) -> Tensor:
 # --- the op: for torch.compile, subclasses and gradients ----------------------------------------------------------------
 
 _library = torch.library.Library("greenfast", "DEF")
-_library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, *, float? scale=None, "
+# attention has a gradient; attention_forward is the same without one. Where no tensor requires gradients the latter is called: a
+# formula registered from Python costs every call, also those without gradients, more than all the rest (torch 2.15, 2026-11-22).
+_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, *, float? scale=None, "
     "float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, bool batch_invariant=False, "
-    "ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    "ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
 def _op(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
@@ -150,9 +152,11 @@ def _op_fake(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, s
     return out, _empty_lse(q, bshd) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
 
 
-_library.impl("attention", _op, "CPU")
-_library.impl("attention", _op, "CUDA")
-torch.library.register_fake("greenfast::attention", _op_fake, lib=_library)
+for _name in ("attention", "attention_forward"):
+    _library.define(_name + _SCHEMA, tags=_TAGS)
+    _library.impl(_name, _op, "CPU")
+    _library.impl(_name, _op, "CUDA")
+    torch.library.register_fake(f"greenfast::{_name}", _op_fake, lib=_library)
 
 
 def _no_gradient(q: Tensor, k: Tensor, left: int, right: int, align: int, bshd: bool, softcap: float, out_dtype: Any) -> str | None:
@@ -205,7 +209,7 @@ def _backward(ctx, grad_out, grad_lse):
 
 
 _library.define("attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float? scale, bool causal, "
-                "bool bshd) -> (Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+                "bool bshd) -> (Tensor, Tensor, Tensor)", tags=_TAGS)
 
 
 def _op_backward(grad_out, q, k, v, out, lse, scale, causal, bshd):
@@ -266,7 +270,8 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
         if reason is not None:
             _refuse_gradient(reason)
     wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
-    made, made_lse = torch.ops.greenfast.attention(
+    op = torch.ops.greenfast.attention.default if needs_gradient else torch.ops.greenfast.attention_forward.default
+    made, made_lse = op(
         q, k, v, q_scale, k_scale, v_scale, scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd),
         variant=variant, batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient)
     if out is not None:

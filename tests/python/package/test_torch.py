@@ -347,7 +347,8 @@ def test_a_training_step_lowers_the_loss():
 
 def test_opcheck():
     q, k, v = tensors()
-    op = torch.ops.greenfast.attention.default
+    op, forward = torch.ops.greenfast.attention.default, torch.ops.greenfast.attention_forward.default
+    assert set(torch.library.opcheck(forward, (q, k, v), {"with_lse": False}).values()) == {"SUCCESS"}
     for options in ({}, {"right": 0, "align": 1, "softcap": 2.0}, {"out_dtype": torch.bfloat16, "variant": "cpu.naive"}, {"with_lse": False}):
         assert set(torch.library.opcheck(op, (q, k, v), options).values()) == {"SUCCESS"}
     assert set(torch.library.opcheck(op, tuple(x.transpose(1, 2) for x in (q, k, v)), {"bshd": True}).values()) == {"SUCCESS"}
