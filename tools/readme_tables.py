@@ -132,8 +132,8 @@ def selftest_summary(*paths):
 
 
 def ab(path):
-    sys.path.insert(0, str(ROOT / "python"))
-    from greenfast import ab as harness  # needs no PyTorch to print a table
+    sys.path.insert(0, str(ROOT / "bench" / "python"))
+    from greenfast_bench import ab as harness  # needs no PyTorch to print a table
 
     record = load(path, "greenfast.samples/1")
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
