@@ -17,6 +17,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr std::int64_t kRowBlock = 32;
 constexpr std::int64_t kKeyTile = 64;
+constexpr std::int64_t kSplitTiles = 128;  // 8,192 keys, then partial results are merged
 
 // Rounds 0 <= p <= 448 to the grid of a small format: to `mantissa_bits` above `smallest`, the
 // smallest normal number, and below it by adding and removing a number whose ulp is the subnormal
@@ -49,6 +50,46 @@ void round_weights(DType dtype, float* p, std::int64_t count) {
   }
 }
 
+// Of a score x against the maximum: exp2 is what the hardware has. Scores whose product with log2 e
+// would overflow are subtracted first.
+struct Exponential {
+  float maximum, scaled;
+  bool far;
+
+  explicit Exponential(float m) : maximum(m), scaled(m * kLog2e), far(std::fabs(m) > 0x1p120f) {}
+  float operator()(float x) const {
+    return std::exp2(far ? (x - maximum) * kLog2e : x * kLog2e - scaled);
+  }
+};
+
+// What was found in the keys since the last merge.
+struct Partial {
+  std::vector<float> o;
+  std::array<float, kRowBlock> maximum{}, sum{};
+  explicit Partial(std::int64_t size) : o(static_cast<std::size_t>(size)) { clear(); }
+  void clear() {
+    std::fill(o.begin(), o.end(), 0.0f);
+    maximum.fill(-kInfinity);
+    sum.fill(0.0f);
+  }
+  void add(const Partial& part, std::int64_t count, std::int64_t dim) {
+    for (std::int64_t r = 0; r < count; ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      if (part.maximum[at] == -kInfinity) continue;
+      const float above = !(part.maximum[at] <= maximum[at]) ? part.maximum[at] : maximum[at];
+      const Exponential weight(above);
+      const float old = maximum[at] == -kInfinity ? 0.0f : weight(maximum[at]);
+      const float fresh = weight(part.maximum[at]);
+      maximum[at] = above;
+      sum[at] = sum[at] * old + part.sum[at] * fresh;
+      for (std::int64_t d = 0; d < dim; ++d) {
+        const auto i = static_cast<std::size_t>(r * dim + d);
+        o[i] = o[i] * old + part.o[i] * fresh;
+      }
+    }
+  }
+};
+
 // The bits of one tensor as floats; scales stay outside, as a kernel would keep them.
 struct Bits {
   const Problem& p;
@@ -77,9 +118,8 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
   const float score_scale = p.scale * q.scale(b, h) * k.scale(b, hkv);
 
   std::vector<float> query(static_cast<std::size_t>(count * dim));
-  std::vector<float> acc(static_cast<std::size_t>(count * dim), 0.0f);
-  std::array<float, kRowBlock> running_max, running_sum{};
-  running_max.fill(-kInfinity);
+  Partial whole(count * dim), part(count * dim);
+  std::vector<float> product(static_cast<std::size_t>(count * dim));
   std::array<KeyRange, kRowBlock> range;
   KeyRange all{p.seq_kv, 0};
   for (std::int64_t r = 0; r < count; ++r) {
@@ -100,7 +140,12 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
   std::vector<float> values(static_cast<std::size_t>(dim * kKeyTile));
   std::vector<float> row(static_cast<std::size_t>(dim));
   std::vector<float> scores(static_cast<std::size_t>(count * kKeyTile));
-  for (std::int64_t j0 = all.first / kKeyTile * kKeyTile; j0 < all.last; j0 += kKeyTile) {
+  const std::int64_t start = all.first / kKeyTile * kKeyTile;
+  for (std::int64_t j0 = start; j0 < all.last; j0 += kKeyTile) {
+    if (j0 > start && (j0 - start) / kKeyTile % kSplitTiles == 0) {
+      whole.add(part, count, dim);
+      part.clear();
+    }
     for (std::int64_t j = 0; j < kKeyTile; ++j) {
       float* value = values.data() + j * dim;
       if (seen(j0 + j)) {
@@ -120,12 +165,12 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
     for (std::int64_t r = 0; r < count; ++r) {
       float* s = scores.data() + r * kKeyTile;
       const KeyRange& own = range[static_cast<std::size_t>(r)];
-      float largest = running_max[static_cast<std::size_t>(r)];
+      float& running_max = part.maximum[static_cast<std::size_t>(r)];
+      float largest = running_max;
       for (std::int64_t j = 0; j < kKeyTile; ++j) {
         float x = s[j] * score_scale;
         if (p.softcap > 0) x = p.softcap * std::tanh(x / p.softcap);
-        // In units of log 2, as kernels keep scores: exp2 is what the hardware has.
-        s[j] = j0 + j >= own.first && j0 + j < own.last ? x * kLog2e : -kInfinity;
+        s[j] = j0 + j >= own.first && j0 + j < own.last ? x : -kInfinity;
         // Unlike std::max, keeps a NaN.
         if (!(s[j] <= largest)) largest = s[j];
       }
@@ -133,33 +178,38 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
         std::fill(s, s + kKeyTile, 0.0f);
         continue;
       }
-      const float alpha = std::exp2(running_max[static_cast<std::size_t>(r)] - largest);
-      running_max[static_cast<std::size_t>(r)] = largest;
+      const Exponential weight(largest);
+      const float alpha = running_max == -kInfinity ? 0.0f : weight(running_max);
+      running_max = largest;
       float sum = 0;
       for (std::int64_t j = 0; j < kKeyTile; ++j) {
-        s[j] = std::exp2(s[j] - largest);
+        s[j] = weight(s[j]);
         sum += s[j];
       }
-      running_sum[static_cast<std::size_t>(r)] =
-          running_sum[static_cast<std::size_t>(r)] * alpha + sum;
+      float& running_sum = part.sum[static_cast<std::size_t>(r)];
+      running_sum = running_sum * alpha + sum;
       round_weights(p.dtype, s, kKeyTile);
-      float* o = acc.data() + r * dim;
+      float* o = part.o.data() + r * dim;
       for (std::int64_t d = 0; d < dim; ++d) o[d] *= alpha;
     }
-    tile_gemm(count, dim, kKeyTile, scores.data(), kKeyTile, values.data(), dim, acc.data(), dim);
+    std::fill(product.begin(), product.end(), 0.0f);
+    tile_gemm(count, dim, kKeyTile, scores.data(), kKeyTile, values.data(), dim, product.data(),
+              dim);
+    for (std::size_t i = 0; i < product.size(); ++i) part.o[i] += product[i];
   }
+  whole.add(part, count, dim);
 
   const float value_scale = v.scale(b, hkv);
   for (std::int64_t r = 0; r < count; ++r) {
-    const float sum = running_sum[static_cast<std::size_t>(r)];
-    const bool empty = running_max[static_cast<std::size_t>(r)] == -kInfinity;
-    const float factor = empty ? 0.0f : value_scale / sum;
-    for (std::int64_t d = 0; d < dim; ++d)
-      out[r * dim + d] = numeric::round_to(
-          p.out_dtype, static_cast<double>(acc[static_cast<std::size_t>(r * dim + d)] * factor));
+    const float sum = whole.sum[static_cast<std::size_t>(r)];
+    const float maximum = whole.maximum[static_cast<std::size_t>(r)];
+    const bool empty = maximum == -kInfinity;
+    for (std::int64_t d = 0; d < dim; ++d) {
+      const float x = empty ? 0.0f : whole.o[static_cast<std::size_t>(r * dim + d)] / sum;
+      out[r * dim + d] = numeric::round_to(p.out_dtype, static_cast<double>(x * value_scale));
+    }
     lse[r] = empty ? -std::numeric_limits<double>::infinity()
-                   : static_cast<double>(
-                         (running_max[static_cast<std::size_t>(r)] + std::log2(sum)) / kLog2e);
+                   : static_cast<double>(maximum + std::log(sum));
   }
 }
 

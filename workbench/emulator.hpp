@@ -16,8 +16,9 @@ struct Rows {
   std::vector<double> lse;  // rows
 };
 
-/// fp32 scores and accumulation, online softmax over tiles of keys, P rounded to the input type
-/// (e4m3: times 448 first, against each tile's running maximum), output rounded to out_dtype.
+/// fp32 scores and accumulation in blocks (64 keys, merged every 8,192), online softmax over tiles,
+/// P rounded to the input type (e4m3: times 448 first, against each tile's running maximum), output
+/// rounded to out_dtype.
 Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t>& rows);
 
 }  // namespace greenfast::workbench

@@ -139,6 +139,11 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
       largest = std::max(largest, s[j]);
     }
     if (nan) largest = std::numeric_limits<double>::quiet_NaN();
+    if (largest == -kInfinity) {
+      // Defined: as a row without a visible key.
+      std::fill(s, s + stride, 0.0);
+      continue;
+    }
     double sum = 0;
     for (std::int64_t j = begin; j < end; ++j) {
       s[j] = std::exp(s[j] - largest);
@@ -170,11 +175,47 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
         const std::int64_t key = all.first + j0 + j;
         const KeyRange& own = range[static_cast<std::size_t>(r)];
         if (key < own.first || key >= own.last) continue;
+        if (lse[r] == -kInfinity) continue;
         const double weight = scores[static_cast<std::size_t>(r * stride + j0 + j)];
         for (std::int64_t d = 0; d < dim; ++d)
           o[r * dim + d] += weight * tile[static_cast<std::size_t>(j * dim + d)];
       }
   }
+}
+
+// Rows beside one that sees a NaN or Inf in V, no further than a tile is high.
+std::vector<char> beside_nonfinite_values(const Problem& p, const Source& v,
+                                          const std::vector<std::int64_t>& rows) {
+  constexpr std::int64_t kHighestTile = 256;
+  std::vector<char> beside(rows.size(), 0);
+  std::vector<double> value(static_cast<std::size_t>(p.head_dim));
+  std::vector<std::int64_t> nonfinite(static_cast<std::size_t>(p.seq_kv) + 1);  // keys before
+  std::vector<std::int64_t> seeing(static_cast<std::size_t>(p.seq_q) + 1);      // rows before
+  std::int64_t known = -1;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const std::int64_t head = rows[r] / p.seq_q, i = rows[r] % p.seq_q;
+    const std::int64_t b = head / p.heads_q;
+    const std::int64_t group = b * p.heads_kv + head % p.heads_q / (p.heads_q / p.heads_kv);
+    if (group != known) {
+      known = group;
+      for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+        v.row(b, group % p.heads_kv, j, value.data());
+        nonfinite[static_cast<std::size_t>(j) + 1] =
+            nonfinite[static_cast<std::size_t>(j)] + !all_finite(value.data(), p.head_dim);
+      }
+      for (std::int64_t q = 0; q < p.seq_q; ++q) {
+        const KeyRange range = visible_keys(p, q);
+        const bool sees =
+            range.first < range.last && nonfinite[static_cast<std::size_t>(range.last)] >
+                                            nonfinite[static_cast<std::size_t>(range.first)];
+        seeing[static_cast<std::size_t>(q) + 1] = seeing[static_cast<std::size_t>(q)] + sees;
+      }
+    }
+    const std::int64_t from = std::max<std::int64_t>(0, i - kHighestTile + 1);
+    const std::int64_t to = std::min(p.seq_q, i + kHighestTile);
+    beside[r] = seeing[static_cast<std::size_t>(to)] > seeing[static_cast<std::size_t>(from)];
+  }
+  return beside;
 }
 
 }  // namespace
@@ -276,6 +317,7 @@ Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std
     compute_block(p, q, k, v, out.rows, starts[at], last, out, nonfinite);
   });
   out.nonfinite_visible = nonfinite;
+  if (nonfinite) out.may_be_nan = beside_nonfinite_values(p, v, out.rows);
   return out;
 }
 

@@ -17,8 +17,11 @@ struct Reference {
   std::int64_t total_rows = 0;
   std::vector<double> o;    // rows.size() x D
   std::vector<double> lse;  // rows.size(), natural log, -inf where no key is visible
-  /// Some row sees a NaN or Inf among the inputs; then other rows of its tile may hold NaN too.
+  /// Some row sees a NaN or Inf among the inputs.
   bool nonfinite_visible = false;
+  /// Of each of `rows`: a NaN or Inf in V is seen by a row so near that both may be in one tile,
+  /// where a weight of 0 makes NaN of it. Empty: none is.
+  std::vector<char> may_be_nan;
 };
 
 /// First visible key and one past the last for query i; empty when first >= last.

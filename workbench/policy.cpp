@@ -93,8 +93,9 @@ class PolicyTable {
   std::vector<std::string> known_;
 };
 
-void read_limits(PolicyTable root, Policy& policy) {
-  std::vector<std::string_view> names;
+using Limits = std::map<std::string, std::map<std::string, MetricLimit>>;
+
+void read_limits(PolicyTable root, Limits& limits) {
   for (const MetricRow& row : metric_table()) {
     PolicyTable metric = root.table(row.name);
     for (const auto precision : kPrecisions) {
@@ -114,7 +115,7 @@ void read_limits(PolicyTable root, Policy& policy) {
       entry.finish();
       if (!(limit.factor >= 0 && limit.floor >= 0 && limit.cap > 0 && limit.floor <= limit.cap))
         metric.fail(precision, "needs either limit, or factor, floor and cap with floor <= cap");
-      policy.limits[std::string(row.name)][std::string(precision)] = limit;
+      limits[std::string(row.name)][std::string(precision)] = limit;
     }
     metric.finish();
   }
@@ -159,7 +160,12 @@ Policy read_policy(std::string_view name, std::string_view text) {
   if (!(policy.flop_budget > 0)) numerics.fail("flop_budget", "must be positive");
   numerics.finish();
 
-  read_limits(root.table("limits"), policy);
+  read_limits(root.table("limits"), policy.limits);
+  PolicyTable by_distribution = root.table("distribution");
+  for (const auto& row : distribution_table())
+    if (by_distribution.has(row.name))
+      read_limits(by_distribution.table(row.name), policy.distribution_limits[row.id]);
+  by_distribution.finish();
   if (policy.limits.empty()) root.fail("limits", "must limit at least one metric");
 
   PolicyTable integrity = root.table("integrity");
@@ -226,16 +232,22 @@ Policy read_policy(std::string_view name, std::string_view text) {
 
 }  // namespace
 
-const MetricLimit* Policy::limit(std::string_view metric, const Problem& problem) const {
-  const auto of_metric = limits.find(std::string(metric));
-  if (of_metric == limits.end()) return nullptr;
+const MetricLimit* Policy::limit(std::string_view metric, const Problem& problem,
+                                 Distribution distribution) const {
   const DType coarser =
       numeric::unit_roundoff(problem.out_dtype) > numeric::unit_roundoff(problem.dtype)
           ? problem.out_dtype
           : problem.dtype;
-  const auto of_precision =
-      of_metric->second.find(std::string(kPrecisions[static_cast<std::size_t>(coarser)]));
-  return of_precision == of_metric->second.end() ? nullptr : &of_precision->second;
+  const std::string precision(kPrecisions[static_cast<std::size_t>(coarser)]);
+  const auto find = [&](const Limits& table) -> const MetricLimit* {
+    const auto of_metric = table.find(std::string(metric));
+    if (of_metric == table.end()) return nullptr;
+    const auto of_precision = of_metric->second.find(precision);
+    return of_precision == of_metric->second.end() ? nullptr : &of_precision->second;
+  };
+  if (const auto own = distribution_limits.find(distribution); own != distribution_limits.end())
+    if (const MetricLimit* limit = find(own->second)) return limit;
+  return find(limits);
 }
 
 Result<Policy> parse_policy(std::string_view name, std::string_view text) {

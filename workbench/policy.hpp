@@ -35,6 +35,9 @@ struct Policy {
   /// By metric, then by precision: "fp32", "fp16", "bf16", "e4m3". max_err's floor and cap are
   /// relative to the largest |reference| when `relative_max_err`, absolute otherwise.
   std::map<std::string, std::map<std::string, MetricLimit>> limits;
+  /// Those of one distribution, which go before: by distribution, metric, precision.
+  std::map<Distribution, std::map<std::string, std::map<std::string, MetricLimit>>>
+      distribution_limits;
   bool relative_max_err = true;
   /// |error| above which an element counts in percent_bad; <= 0: the limit of max_err.
   double element_threshold = 0;
@@ -67,8 +70,10 @@ struct Policy {
   std::string primary = "mission", guards = "small,long";
   std::vector<ResourceLimit> resources;
 
-  /// The limit that applies to a problem: by the coarser of its input and output type. Null: none.
-  const MetricLimit* limit(std::string_view metric, const Problem& problem) const;
+  /// The limit that applies to a problem: by the coarser of its input and output type, the
+  /// distribution's own before the general one. Null: none.
+  const MetricLimit* limit(std::string_view metric, const Problem& problem,
+                           Distribution distribution = Distribution::normal) const;
 };
 
 /// A policy built into the binary by name, or one read from a file. Errors list the known names.

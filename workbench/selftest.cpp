@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <set>
 
 #include "workbench/mutants/mutants.hpp"
 #include "workbench/seconds_since.hpp"
@@ -42,6 +43,10 @@ constexpr std::array kCudaProbes{
     Probe{"2x4/2x127x64", DType::e4m3, LayoutKind::padded, Mask::causal(Alignment::bottom_right), 0,
           false},
 };
+
+// What a long row is asked by; the others are too small to be asked that.
+constexpr std::string_view kLongShape = "1x2x1024x64";
+constexpr std::array kLongTypes{DType::f32, DType::f16, DType::bf16};
 
 struct Entry {
   PlantedRow row;
@@ -93,6 +98,25 @@ Result<std::vector<Case>> cases_of(const Policy& policy, DeviceKind device) {
     defaults.softcap = probe.softcap;
     if (const Status status = add(probe.shape, defaults); !status) return status;
   }
+  Policy long_rows = policy;
+  std::erase_if(long_rows.distributions,
+                [](Distribution d) { return d != Distribution::long_rows; });
+  for (const DType dtype : kLongTypes) {
+    ProblemDefaults defaults;
+    defaults.dtype = dtype;
+    defaults.lse = policy.limits.contains("lse");
+    auto problems = parse_shapes(kLongShape, defaults);
+    if (!problems) return problems.status();
+    const std::uint64_t seed = 0;
+    for (Case& c : make_cases(*problems, long_rows, {&seed, 1})) cases.push_back(std::move(c));
+  }
+  // Probes that differ in their shapes alone ask the same of the ends of the range.
+  std::set<std::string> seen;
+  std::erase_if(cases, [&](const Case& c) {
+    Case nameless = c;
+    nameless.name.clear();
+    return !seen.insert(to_string(nameless)).second;
+  });
   // All probes with one distribution before the next: a fault's row then tells how many cases it
   // survived, and which distribution was needed.
   const auto rank = [&](Distribution d) {

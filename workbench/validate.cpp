@@ -464,10 +464,11 @@ std::string_view name_of(Verdict verdict) {
 }
 
 std::map<std::string, double> limits_for(const Policy& policy, const Problem& problem,
-                                         const Metrics& emulator, double largest) {
+                                         const Metrics& emulator, double largest,
+                                         Distribution distribution) {
   std::map<std::string, double> limits;
   for (const MetricRow& metric : metric_table()) {
-    const MetricLimit* row = policy.limit(metric.name, problem);
+    const MetricLimit* row = policy.limit(metric.name, problem, distribution);
     if (!row) continue;
     // A NaN base must not become the limit: compare so that the cap wins.
     const double unit = metric.name == "max_err" && policy.relative_max_err ? largest : 1.0;
@@ -494,7 +495,7 @@ Result<CaseData> prepare_case(const Case& c, Inputs inputs, const Policy& policy
   double largest = 0;
   for (const double r : data.reference.o)
     if (std::isfinite(r)) largest = std::max(largest, std::fabs(r));
-  data.limits = limits_for(policy, p, data.emulator, largest);
+  data.limits = limits_for(policy, p, data.emulator, largest, c.distribution);
   const auto max_err = data.limits.find("max_err");
   data.element_threshold = policy.element_threshold > 0   ? policy.element_threshold
                            : max_err != data.limits.end() ? max_err->second
@@ -557,15 +558,16 @@ std::vector<Case> make_cases(const std::vector<NamedProblem>& problems, const Po
   std::vector<Case> cases;
   for (const NamedProblem& named : problems)
     for (const Distribution distribution : policy.distributions)
-      for (const std::uint64_t seed : seeds) {
-        Case c;
-        c.name = named.name;
-        c.problem = named.problem;
-        c.distribution = distribution;
-        c.seed = seed;
-        c.poison_unseen = policy.poison_unseen;
-        cases.push_back(std::move(c));
-      }
+      for (const Problem& problem : problems_of(distribution, named.problem))
+        for (const std::uint64_t seed : seeds) {
+          Case c;
+          c.name = named.name;
+          c.problem = problem;
+          c.distribution = distribution;
+          c.seed = seed;
+          c.poison_unseen = policy.poison_unseen;
+          cases.push_back(std::move(c));
+        }
   return cases;
 }
 

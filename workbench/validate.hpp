@@ -21,7 +21,8 @@ namespace greenfast::workbench {
 
 /// What each metric may be: by policy, from the emulator's metrics and the largest |reference|.
 std::map<std::string, double> limits_for(const Policy& policy, const Problem& problem,
-                                         const Metrics& emulator, double largest);
+                                         const Metrics& emulator, double largest,
+                                         Distribution distribution = Distribution::normal);
 
 enum class Verdict { green, red, skipped };
 /// "GREEN", "RED", "SKIPPED".

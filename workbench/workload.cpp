@@ -52,6 +52,28 @@ constexpr std::array kDistributions{
                     "the normaliser alone, and mixed-up heads and channels"},
     DistributionRow{Distribution::small_normal, "small_normal",
                     "loss of small values: N(0, 0.1^2), the inputs of the V2c originals"},
+    DistributionRow{Distribution::faint_tail, "faint_tail",
+                    "weights that underflow or are skipped: thousands of keys 8 to 16 nats below "
+                    "one that stands first, last or at a tile's edge"},
+    DistributionRow{Distribution::recent_keys, "recent_keys",
+                    "the same in a long context: the last 64 keys 8 to 15 nats above the rest"},
+    DistributionRow{Distribution::one_key, "one_key",
+                    "numerator and denominator that round apart: one key 60 nats up is its V"},
+    DistributionRow{Distribution::far_offsets, "far_offsets",
+                    "a maximum of other rows, of hidden keys or of 0; masks that are a number"},
+    DistributionRow{Distribution::huge_scores, "huge_scores",
+                    "differences of large scores: up to the last finite fp32, by inputs and scale"},
+    DistributionRow{Distribution::large_softcap, "large_softcap",
+                    "cancellation in tanh: a softcap of 1e8 over scores around 1"},
+    DistributionRow{Distribution::long_rows, "long_rows",
+                    "accumulators that stagnate or cut off, and indices of 16 bits: 131,073 keys"},
+    DistributionRow{Distribution::dead_rows, "dead_rows",
+                    "-inf - -inf: rows whose scores are all -inf give O = 0 and LSE = -inf"},
+    DistributionRow{Distribution::extreme_v, "extreme_v",
+                    "overflow on the way to the last number of the type"},
+    DistributionRow{Distribution::tiny_values, "tiny_values", "subnormal numbers taken for 0"},
+    DistributionRow{Distribution::nan_value, "nan_value",
+                    "a NaN in V that reaches rows of tiles that do not see it"},
 };
 
 constexpr std::array kLayouts{
@@ -285,6 +307,8 @@ class Generator {
     const double root = std::sqrt(static_cast<double>(p_.head_dim));
     const double relative = std::fabs(static_cast<double>(p_.scale)) * root;
     scale_ = relative >= 0.01 && relative <= 100.0 ? static_cast<double>(p_.scale) : 1.0 / root;
+    // Negative scales turn the placed scores around, and one of 0 leaves none.
+    placed_ = p_.scale > 0 && relative >= 0.01 && (relative <= 100.0 || is_huge());
     if (p_.seq_kv > 0) {
       step_ = static_cast<std::int64_t>(0.618 * static_cast<double>(p_.seq_kv)) + 1;
       while (std::gcd(step_, p_.seq_kv) != 1) ++step_;
@@ -293,7 +317,9 @@ class Generator {
 
   void query(std::int64_t b, std::int64_t h, std::int64_t i, double* out) const {
     const std::int64_t dim = p_.head_dim;
-    normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
+    const std::int64_t row = (b * p_.heads_q + h) * p_.seq_q + i;
+    if (placed_ && place_query(b, h, i, out)) return;
+    normal_row(keys_[kQ], row, dim, out);
     switch (distribution_) {
       case Distribution::permutation: {
         const std::int64_t target = retrieved_key(h, i);
@@ -320,6 +346,7 @@ class Generator {
 
   void key_value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
     const std::int64_t dim = p_.head_dim;
+    if (placed_ && place_key(b, h, j, out)) return;
     normal_row(keys_[kK], (b * p_.heads_kv + h) * p_.seq_kv + j, dim, out);
     switch (distribution_) {
       case Distribution::outliers:
@@ -346,6 +373,7 @@ class Generator {
 
   void value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
     const std::int64_t dim = p_.head_dim;
+    if (placed_ && place_value(b, h, j, out)) return;
     if (distribution_ == Distribution::constant_v) {
       for (std::int64_t d = 0; d < dim; ++d)
         out[d] = 0.25 * static_cast<double>(1 + (7 * d + 3 * h + 5 * b) % 13);
@@ -401,10 +429,255 @@ class Generator {
     return range.last - 1 - (turn % count) * (step_ % count) % count;
   }
 
+  // ---- The ends of the range --------------------------------------------------------------------
+  // True where the row was placed; the others are normal.
+
+  bool is_huge() const { return distribution_ == Distribution::huge_scores; }
+
+  // The key that stands out in channel c > 0: in the first tile, on both sides of a tile's edge in
+  // the middle, and the last one, over and over.
+  std::int64_t special_key(std::int64_t c) const {
+    const std::int64_t edge = p_.seq_kv / 128 * 64, around = (c - 1) / 4;
+    std::int64_t key = 0;
+    switch ((c - 1) % 4) {
+      case 0:
+        key = 5 + around;
+        break;
+      case 1:
+        key = edge - 1 - around;
+        break;
+      case 2:
+        key = edge + around;
+        break;
+      default:
+        key = p_.seq_kv - 1 - around;
+        break;
+    }
+    return std::clamp<std::int64_t>(key, 0, p_.seq_kv - 1);
+  }
+  std::int64_t channel_of(std::int64_t i) const {
+    return 1 + i % std::min<std::int64_t>(p_.head_dim - 1, 16);
+  }
+  // The channel in which key j stands out, or 0.
+  std::int64_t special_channel(std::int64_t j) const {
+    for (std::int64_t c = 1; c < p_.head_dim && c <= 16; ++c)
+      if (special_key(c) == j) return c;
+    return 0;
+  }
+  double uniform(Tensor tensor, std::int64_t counter) const {
+    return static_cast<double>(random_bits(keys_[tensor], static_cast<std::uint64_t>(counter)) >>
+                               11) *
+           0x1p-53;
+  }
+  std::int64_t row_of(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return (b * p_.heads_kv + h) * p_.seq_kv + j;
+  }
+  // Whether K's sign is positive: what huge scores are made of.
+  bool positive(std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t d) const {
+    return random_bits(keys_[kK], static_cast<std::uint64_t>(row_of(b, h, j) * p_.head_dim + d)) &
+           1;
+  }
+  // Of |Q|, |K| and the score, all below 2^128: |q|, |k| and |q k D scale| are these powers of 2,
+  // of Q and K times 1.875.
+  struct Magnitude {
+    int query = 0, key = 0;
+  };
+  Magnitude huge_magnitude(std::int64_t i) const {
+    const int dim = std::bit_width(static_cast<std::uint64_t>(p_.head_dim) - 1);
+    int scale = 0;
+    if (std::frexp(static_cast<double>(p_.scale), &scale) == 0.5) --scale;
+    const bool narrow = p_.dtype == DType::f16 || p_.dtype == DType::e4m3;
+    const int widest = narrow ? 15 : 120;
+    const int together = 127 - dim - std::max(0, scale);
+    const int key = std::clamp(together / 2, -10, widest);
+    const int most = std::min(widest, together - key);
+    const int least = std::max(narrow ? most - 13 : -100, 7 - dim - scale - key);
+    const auto row = static_cast<int>(i % 16);
+    return {most - std::max(0, most - least) * row / 15, key};
+  }
+  std::int64_t visible_target(std::int64_t h, std::int64_t i) const {
+    KeyRange range = visible_keys(p_, i);
+    if (range.first >= range.last) range = {0, p_.seq_kv};
+    const std::int64_t count = range.last - range.first;
+    return range.first + (i * step_ + h) % count;
+  }
+  int offset_slope() const {
+    return static_cast<int>(std::min<std::int64_t>(8, std::max<std::int64_t>(1, 4096 / p_.seq_kv)));
+  }
+
+  bool place_query(std::int64_t b, std::int64_t h, std::int64_t i, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    if (p_.seq_kv == 0) return false;
+    std::fill(out, out + dim, 0.0);
+    switch (distribution_) {
+      case Distribution::faint_tail:
+        // 16 down to 9 nats; 0.5 of noise. The first tile's keys come before and after it.
+        out[0] = 0.5 / scale_;
+        out[channel_of(i)] =
+            (16.0 - 2.0 * static_cast<double>(i / 4 % 4) - 0.3 * static_cast<double>(i % 4)) /
+            (4.0 * scale_);
+        return true;
+      case Distribution::recent_keys:
+        normal_row(keys_[kQ], i, dim, out);
+        multiply(out, 1.0 / (scale_ * std::sqrt(static_cast<double>(dim))));
+        out[0] = (8.0 + static_cast<double>(i % 8)) / (4.0 * scale_);
+        return true;
+      case Distribution::one_key:
+        out[0] = 1.0 / scale_;
+        out[channel_of(i)] = 15.0 / scale_;
+        return true;
+      case Distribution::far_offsets: {
+        static constexpr std::array<double, 8> kOffsets{0, -3e4, 300, -300, 3e4, -2e4, 100, -100};
+        out[0] = kOffsets[static_cast<std::size_t>(i % 8)] / (16.0 * scale_);
+        out[1] = (i / 8 % 2 ? -1.0 : 1.0) * offset_slope() / scale_;
+        return true;
+      }
+      case Distribution::huge_scores: {
+        const std::int64_t target = visible_target(h, i);
+        const double size = std::ldexp(1.875, huge_magnitude(i).query);
+        for (std::int64_t d = 0; d < dim; ++d)
+          out[d] = positive(b, h / (p_.heads_q / p_.heads_kv), target, d) ? size : -size;
+        return true;
+      }
+      case Distribution::long_rows:
+        // Noise of a period of 8 keys in even rows; one key far behind 65,536 in odd ones.
+        out[0] = 1.0 / scale_;
+        if (i % 2) out[1 + i / 2 % (dim - 1)] = 3.0 / scale_;
+        return true;
+      case Distribution::dead_rows:
+        normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
+        out[0] = 1.0;
+        return p_.dtype != DType::e4m3;
+      case Distribution::extreme_v:
+        if (i % 2) return false;
+        // A weight of 0.25013, which fp16 rounds up by almost half a unit, in two terms.
+        out[0] = numeric::round_to(p_.dtype, -kRaised / scale_);
+        out[1] = -kRaised / scale_ - out[0];
+        return true;
+      case Distribution::tiny_values:
+        normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
+        multiply(out, kTiny > 0 ? 0.5 / (scale_ * std::sqrt(static_cast<double>(dim)) * kTiny) : 0);
+        out[0] = 8.0 / (scale_ * 64.0 * kTiny);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool place_key(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    std::fill(out, out + dim, 0.0);
+    switch (distribution_) {
+      case Distribution::faint_tail:
+      case Distribution::one_key: {
+        const std::int64_t c = special_channel(j);
+        if (c > 0)
+          out[c] = 4.0;
+        else
+          out[0] = 2.0 * uniform(kK, row_of(b, h, j)) - 1.0;
+        return true;
+      }
+      case Distribution::recent_keys:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        out[0] = j >= p_.seq_kv - 64 ? 4.0 : 0.0;
+        return true;
+      case Distribution::far_offsets:
+        out[0] = 16.0;
+        out[1] = static_cast<double>(j);
+        return true;
+      case Distribution::huge_scores: {
+        const double size = std::ldexp(1.0, huge_magnitude(0).key);
+        for (std::int64_t d = 0; d < dim; ++d) out[d] = positive(b, h, j, d) ? size : -size;
+        return true;
+      }
+      case Distribution::long_rows:
+        out[0] = 0.25 * static_cast<double>(j * 5 % 8) - 2.0;
+        if (const std::int64_t c = far_channel(j); c > 0) out[c] = 4.0;
+        return true;
+      case Distribution::dead_rows:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        out[0] = (b * p_.heads_kv + h) % 2 == 0 || j < p_.seq_kv / 2 ? -HUGE_VAL : 0.0;
+        return p_.dtype != DType::e4m3;
+      case Distribution::extreme_v:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        out[0] = out[1] = j == p_.seq_kv / 2 ? 0.0 : 1.0;
+        return true;
+      case Distribution::tiny_values:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        multiply(out, kTiny);
+        // The first key's V is large, so that a scale makes the others subnormal: its score is low.
+        out[0] = j == 0 ? -64.0 * kTiny : 0.0;
+        if (j > 0 && j == special_key(1 + j % 16)) out[0] = 64.0 * kTiny;
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool place_value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    switch (distribution_) {
+      case Distribution::faint_tail:
+        // The tail of 4,097 keys with V of 8 weighs as one of 32,776 with V of 1.
+        for (std::int64_t d = 0; d < dim; ++d)
+          out[d] = special_channel(j) > 0 ? (d % 2 ? -0.5 : 0.5)
+                                          : 7.0 + 0.5 * static_cast<double>((d + j / 64) % 5);
+        return true;
+      case Distribution::recent_keys:
+        normal_row(keys_[kV], row_of(b, h, j), dim, out);
+        if (j < p_.seq_kv - 64)
+          for (std::int64_t d = 0; d < dim; ++d) out[d] += 8.0;
+        return true;
+      case Distribution::long_rows:
+        for (std::int64_t d = 0; d < dim; ++d)
+          out[d] = 0.75 + 0.03125 * static_cast<double>((7 * d + (far_channel(j) ? 3 : 0)) % 17);
+        return true;
+      case Distribution::extreme_v: {
+        const double largest = largest_value();
+        for (std::int64_t d = 0; d < dim; ++d) {
+          const double sign = d % 2 ? -1.0 : 1.0;
+          const bool mixed = d % 4 == 2 && positive(b, h, j, d);
+          out[d] = mixed ? -sign * largest : sign * largest;
+        }
+        return true;
+      }
+      case Distribution::tiny_values:
+        normal_row(keys_[kV], row_of(b, h, j), dim, out);
+        multiply(out, j == 0 ? kTiny * 8192.0 : kTiny);
+        return true;
+      case Distribution::nan_value:
+        if (j + 8 != p_.seq_kv) return false;
+        std::fill(out, out + dim, std::numeric_limits<double>::quiet_NaN());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // Keys behind 65,536 that rows of long_rows look up.
+  std::int64_t far_channel(std::int64_t j) const {
+    for (std::int64_t c = 1; c < std::min<std::int64_t>(p_.head_dim, 5); ++c)
+      if (j == p_.seq_kv - 20000 * c) return c;
+    return 0;
+  }
+  // What V may be so that nothing overflows in fp32 but the sum of its products with weights
+  // above 1.
+  double largest_value() const {
+    if (p_.dtype == DType::f16) return 65504.0;
+    if (p_.dtype == DType::e4m3 || p_.out_dtype == DType::f16) return 32768.0;
+    return std::ldexp(
+        1.875,
+        126 - std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(p_.seq_kv, 1))));
+  }
+
+  static constexpr double kRaised = 1.3857745;  // -ln 0.25013
+  static constexpr double kTiny = 0x1p-16;      // fp16's smallest normal number is 2^-14
+
   const Problem& p_;
   Distribution distribution_;
   std::array<std::uint64_t, 4> keys_{};
   double scale_ = 0;
+  bool placed_ = false;
   std::int64_t step_ = 1;
 };
 
@@ -436,6 +709,21 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
       const std::int64_t to = (head / n.heads) * layout.stride[0] +
                               (head % n.heads) * layout.stride[1] + s * layout.stride[2];
       const float* from = values.data() + (head * n.seq + s) * n.dim;
+      // Long rows repeat themselves, and a copy is ten times cheaper than a conversion.
+      const auto row_bytes = static_cast<std::size_t>(n.dim);
+      bool copied = false;
+      for (const std::int64_t back : {std::int64_t{1}, std::int64_t{8}}) {
+        if (s < back || layout.stride[3] != 1 ||
+            std::memcmp(from, from - back * n.dim, row_bytes * sizeof(float)) != 0)
+          continue;
+        std::memmove(
+            bytes.data() + static_cast<std::size_t>(to) * size_of(dtype),
+            bytes.data() + static_cast<std::size_t>(to - back * layout.stride[2]) * size_of(dtype),
+            row_bytes * size_of(dtype));
+        copied = true;
+        break;
+      }
+      if (copied) continue;
       for (std::int64_t d = 0; d < n.dim; ++d)
         numeric::store(dtype, bytes.data(), to + d * layout.stride[3],
                        static_cast<double>(from[d]) / divisor);
@@ -598,6 +886,75 @@ std::string to_string(const Case& c) {
   const bool named = problem.rfind(c.name, 0) != 0;
   return (named && !c.name.empty() ? c.name + " " : std::string()) + problem + ", " +
          std::string(name_of(c.distribution)) + ", seed " + std::to_string(c.seed);
+}
+
+std::vector<Problem> problems_of(Distribution distribution, const Problem& asked) {
+  if (distribution < Distribution::faint_tail || distribution == Distribution::file) return {asked};
+  const bool causal = asked.mask.right == 0;
+  const auto small = [&](std::int64_t heads, std::int64_t seq_q, std::int64_t seq_kv) {
+    Problem p = make_problem(1, heads, heads, seq_q, seq_kv, asked.head_dim, asked.dtype);
+    p.out_dtype = asked.out_dtype;
+    p.scales = asked.scales;
+    p.scale = asked.scale;
+    p.softcap = asked.softcap;
+    p.lse = asked.lse;
+    // A window would hide what these are about.
+    if (causal) p.mask = Mask::causal(Alignment::bottom_right);
+    set_layout(p, LayoutKind::bhsd);
+    return p;
+  };
+  // With a softcap below the distance there is no key that far up.
+  const bool capped = asked.softcap > 0;
+  switch (distribution) {
+    case Distribution::faint_tail:
+      if (capped && asked.softcap < 20) return {};
+      return {small(1, 16, 4097)};
+    case Distribution::recent_keys:
+      if (capped && asked.softcap < 20) return {};
+      return {small(1, 8, 2049)};
+    case Distribution::one_key:
+      if (capped && asked.softcap < 100) return {};
+      return {small(1, 16, 1025)};
+    case Distribution::far_offsets: {
+      Problem p = small(1, 32, 200);
+      p.mask = asked.mask;
+      // Bounds that leave something to see and something to hide.
+      if (p.mask.left >= 0) p.mask.left = std::min<std::int64_t>(p.mask.left, 40);
+      if (p.mask.right > 0) p.mask.right = std::min<std::int64_t>(p.mask.right, 40);
+      return {p};
+    }
+    case Distribution::huge_scores: {
+      const Problem by_inputs = small(1, 16, 257);
+      Problem by_scale = by_inputs;
+      by_scale.scale =
+          std::ldexp(1.0f, 127 - std::bit_width(static_cast<std::uint64_t>(asked.head_dim) - 1));
+      return {by_inputs, by_scale};
+    }
+    case Distribution::large_softcap: {
+      if (!capped) return {};
+      Problem p = small(1, 16, 257);
+      p.softcap = 1e8f;
+      return {p};
+    }
+    case Distribution::long_rows: {
+      // Where the asked rows are short and few, this would cost more than everything else.
+      const double pairs = static_cast<double>(visible_pairs(asked));
+      if (capped || pairs < 0x1p20 || asked.seq_kv < 256) return {};
+      return {small(1, 2, 131073)};
+    }
+    case Distribution::dead_rows:
+      if (asked.dtype == DType::e4m3 || capped) return {};
+      return {small(2, 16, 200)};
+    case Distribution::extreme_v:
+      return {small(1, 32, 200)};
+    case Distribution::tiny_values:
+      return {small(1, 16, 200)};
+    case Distribution::nan_value:
+      if (!causal) return {};
+      return {small(1, 448, 448)};
+    default:
+      return {asked};
+  }
 }
 
 std::size_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,

@@ -76,7 +76,19 @@ enum class Distribution {
   large_logits,  // scores far beyond exp's range in fp16
   constant_v,    // only the normaliser is visible
   small_normal,  // N(0, 0.1^2): what the V2c originals used
-  file,          // read from files, not generated: in no policy and not in the table
+  // The ends of the range, each on a small problem of its own (cases_of):
+  faint_tail,     // one key 8 to 16 nats above thousands that weigh as much as it in the output
+  recent_keys,    // the last 64 keys 8 to 15 nats above the rest
+  one_key,        // one key 60 nats up: its V, and nothing else
+  far_offsets,    // each row far from 0 and from the others, hidden keys above the visible ones
+  huge_scores,    // up to the last finite fp32
+  large_softcap,  // a softcap of 1e8 over scores around 1
+  long_rows,      // more than 131,072 keys of nearly one weight, V of mean 1
+  dead_rows,      // scores of -inf, in some rows all of them
+  extreme_v,      // V at the last number of the type
+  tiny_values,    // subnormal K and V
+  nan_value,      // one NaN in V: rows of the tiles that see it, and no other
+  file,           // read from files, not generated: in no policy and not in the table
 };
 struct DistributionRow {
   Distribution id;
@@ -97,6 +109,13 @@ struct Case {
 };
 /// "mission 1x8x512x64 fp16, permutation, seed 2".
 std::string to_string(const Case& c);
+
+/// The problems that a distribution asks of a kernel that claims `asked`. Most: that one. Those of
+/// the ends of the range have few rows, one or two heads and lengths of their own, with dtypes,
+/// head dim, mask, softcap and LSE of `asked`, so that they cost little; none where `asked` has
+/// nothing that they are about (no softcap, no causal mask, a type without infinities, rows too
+/// short to be summed for long).
+std::vector<Problem> problems_of(Distribution distribution, const Problem& asked);
 
 /// Host copies of one case's inputs, in exactly the bits and the layout that a kernel reads.
 struct Inputs {

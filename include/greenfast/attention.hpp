@@ -19,7 +19,12 @@ struct Options {
   std::string_view variant =
       {};  ///< force this variant id; empty: GREENFAST_VARIANT, else automatic
   /// Selection, tile and split ignore B and the number of threads, so that a row's bits never
-  /// depend on its neighbours in the batch.
+  /// depend on its neighbours in the batch: calls that differ in nothing but B and the other
+  /// entries' data give an entry the same bits. Its strides, the batch stride too, and whether its
+  /// addresses are multiples of 16 bytes are no such difference, for they decide which kernel can
+  /// read it: give an entry that runs alone (B = 1, where a batch stride is otherwise not looked
+  /// at) the batch stride that it has in a batch. Dense layouts have it; 0 stands for any that is a
+  /// multiple of 16 bytes.
   bool batch_invariant = false;
   /// Caller's scratch, at least Plan::workspace_bytes, 256-byte aligned, on the device; null where
   /// that is 0.

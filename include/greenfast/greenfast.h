@@ -114,7 +114,8 @@ typedef struct gf_options {
   int32_t device_index;    /**< CUDA ordinal; the calling thread's current device for a launch */
   void* stream;            /**< cudaStream_t; null is the legacy default stream */
   const char* variant;     /**< force this variant; null or "": GREENFAST_VARIANT, else automatic */
-  int32_t batch_invariant; /**< selection, tile and split ignore B and the number of threads */
+  int32_t batch_invariant; /**< selection, tile and split ignore B and the number of threads; give
+                                B = 1 the batch stride that the entry has in a batch */
   int32_t reserved;
   void* workspace; /**< gf_plan_info.workspace_bytes, 256-byte aligned; null where that is 0 */
   size_t workspace_bytes;

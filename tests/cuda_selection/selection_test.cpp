@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <initializer_list>
+#include <random>
 #include <string>
 
 namespace greenfast {
@@ -155,6 +157,163 @@ TEST_F(CudaSelection, MmaTakesTheTallTileWhenItFillsTheDevice) {
   EXPECT_EQ(rows(2, Mask::none()), 128);
   EXPECT_EQ(rows(2, Mask::causal(Alignment::top_left)), 64);
   EXPECT_EQ(rows(4, Mask::causal(Alignment::top_left)), 128);
+}
+
+// ---- batch_invariant: whatever the problem and the device, B decides nothing ----
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : engine_(seed) {}
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
+  }
+  bool one_in(std::int64_t n) { return between(1, n) == 1; }
+  template <class T>
+  T of(std::initializer_list<T> values) {
+    return values.begin()[between(0, static_cast<std::int64_t>(values.size()) - 1)];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+DeviceFacts random_facts(Random& random) {
+  DeviceFacts facts = *model_facts(random.of({"h200", "h100", "a100", "l4"}));
+  facts.multiprocessors = static_cast<int>(random.of<std::int64_t>(
+      {facts.multiprocessors, random.between(1, 200), random.between(100, 150)}));
+  facts.l2_bytes = random.between(1, 100) << 20;
+  if (random.one_in(6)) facts.shared_per_block = random.of<std::int64_t>({99, 163, 227}) * 1024;
+  return facts;
+}
+
+Layout random_layout(Random& random, std::int64_t heads, std::int64_t seq, std::int64_t dim,
+                     bool may_broadcast) {
+  Layout layout = dense_layout(random.of({Order::bhsd, Order::bshd}), 2, heads, seq, dim);
+  // What TMA takes in every respect but one, mostly the batch stride.
+  if (random.one_in(2)) layout.stride[0] += random.of<std::int64_t>({1, 2, 4, 8, 16, 7});
+  if (random.one_in(12)) {
+    layout.stride[2] += random.of<std::int64_t>({1, 8});
+    layout.stride[1] = layout.stride[2] * seq;
+    layout.stride[0] = layout.stride[1] * heads + random.of<std::int64_t>({0, 1, 8});
+  }
+  if (random.one_in(12)) layout.alignment = random.of({2, 4, 8, 16, 32});
+  if (random.one_in(30)) layout.stride[0] = (std::int64_t{1} << 39) + 8;
+  if (may_broadcast && random.one_in(10)) layout.stride[0] = 0;
+  if (may_broadcast && random.one_in(10)) layout.stride[1] = 0;
+  return layout;
+}
+
+Problem random_problem(Random& random) {
+  const std::int64_t heads_kv = random.of<std::int64_t>({1, 1, 2, 8});
+  const std::int64_t heads_q = heads_kv * random.of<std::int64_t>({1, 1, 2, 4, 8});
+  const auto length = [&] {
+    return random.of<std::int64_t>(
+        {random.between(1, 130), random.between(1, 3000), 64, 128, 512, 1024, 2048, 8192, 100000});
+  };
+  const std::int64_t seq_q = length(), seq_kv = length();
+  const std::int64_t dim = random.of<std::int64_t>({64, 64, 128, 8 * random.between(1, 32)});
+  Problem p =
+      make_problem(1, heads_q, heads_kv, seq_q, seq_kv, dim, random.of({DType::f16, DType::bf16}));
+  p.q = random_layout(random, heads_q, seq_q, dim, false);
+  p.k = random_layout(random, heads_kv, seq_kv, dim, true);
+  p.v = random_layout(random, heads_kv, seq_kv, dim, true);
+  p.o = random_layout(random, heads_q, seq_q, dim, false);
+  if (random.one_in(4)) p.out_dtype = random.of({DType::f32, DType::f16, DType::bf16});
+  for (Layout* layout : {&p.q, &p.k, &p.v, &p.o})
+    layout->alignment = std::max(layout->alignment, 4);
+  if (random.one_in(3))
+    p.mask = Mask::causal(random.of({Alignment::top_left, Alignment::bottom_right}));
+  if (random.one_in(5))
+    p.mask = Mask::window(random.between(0, 600), random.between(0, 100), Alignment::bottom_right);
+  if (random.one_in(6)) p.softcap = 30.0f;
+  if (random.one_in(8)) p.scale = random.of({-1.0f, 0.0f, 1e31f});
+  p.lse = random.one_in(2);
+  return p;
+}
+
+constexpr const char* kTooMany = "refused: more tiles than a launch can count";
+
+// What may decide a row's bits.
+std::string outline(const Problem& problem, const DeviceFacts& facts, const Options& options) {
+  const Result<Plan> result = plan(problem, facts, options);
+  // The text names the batch.
+  if (!result)
+    return result.status().message().find("split the batch") == std::string::npos ? "refused"
+                                                                                  : kTooMany;
+  return result->variant + " " + result->kernel + " " + std::to_string(result->tile_q) + "x" +
+         std::to_string(result->tile_kv) + " splits " + std::to_string(result->splits) +
+         " cluster " + std::to_string(result->cluster[0]) + " threads " +
+         std::to_string(result->block[0]);
+}
+
+TEST_F(CudaSelection, WithBatchInvariantNoPlanDependsOnTheBatch) {
+  Random random(20260101);
+  int dependent = 0;
+  for (int n = 0; n < 4000; ++n) {
+    const DeviceFacts facts = random_facts(random);
+    Problem problem = random_problem(random);
+    options_.variant = random.one_in(4) ? random.of({kSmall, kMma, kPrefill}) : "";
+    std::string alone, alone_otherwise;
+    bool differs = false;
+    for (const std::int64_t batch :
+         {std::int64_t{1}, std::int64_t{2}, random.between(3, 40), std::int64_t{65535},
+          std::int64_t{65536}, std::int64_t{100000}, random.between(1, 20'000'000)}) {
+      problem.batch = batch;
+      if (!check(problem)) continue;
+      options_.batch_invariant = true;
+      const std::string now = outline(problem, facts, options_);
+      if (batch == 1) alone = now;
+      // A refusal is no other result.
+      if (now != kTooMany) {
+        ASSERT_EQ(now, alone) << to_string(problem) << " on " << facts.multiprocessors
+                              << " SMs, batch strides " << problem.q.stride[0] << " "
+                              << problem.k.stride[0] << " " << problem.v.stride[0] << " "
+                              << problem.o.stride[0];
+      }
+      options_.batch_invariant = false;
+      const std::string otherwise = outline(problem, facts, options_);
+      if (batch == 1) alone_otherwise = otherwise;
+      differs = differs || otherwise != alone_otherwise;
+    }
+    dependent += differs;
+  }
+  // Otherwise the loop above would have shown nothing.
+  EXPECT_GT(dependent, 1000);
+}
+
+TEST_F(CudaSelection, ABatchStrideIsLookedAtForOneEntryOnlyWhenTheBatchMayNotMatter) {
+  Problem problem = make_problem(1, 8, 8, 256, 256, 64, DType::f16);
+  const auto chosen = [&](bool batch_invariant) {
+    options_.batch_invariant = batch_invariant;
+    return explain(problem, facts_, options_).chosen;
+  };
+  EXPECT_EQ(chosen(true), kSmall);
+  problem.k.stride[0] += 1;
+  EXPECT_EQ(chosen(false), kSmall);
+  EXPECT_EQ(chosen(true), kMma);
+  // Nothing is said of a batch: as a dense one.
+  problem.k.stride[0] = 0;
+  EXPECT_EQ(chosen(true), kSmall);
+  problem = make_problem(1, 8, 8, 2048, 2048, 64, DType::f16);
+  problem.o.stride[0] += 4;
+  options_.variant = kPrefill;
+  options_.batch_invariant = false;
+  const Result<Plan> plain = plan(problem, facts_, options_);
+  options_.batch_invariant = true;
+  const Result<Plan> general = plan(problem, facts_, options_);
+  problem.batch = 2;
+  const Result<Plan> two = plan(problem, facts_, options_);
+  ASSERT_TRUE(plain.ok() && general.ok() && two.ok());
+  EXPECT_NE(plain->kernel, general->kernel);
+  EXPECT_EQ(general->kernel, two->kernel);
+}
+
+TEST_F(CudaSelection, SmallKeepsItsPlaceInLargeBatches) {
+  options_.batch_invariant = true;
+  const Problem problem = make_problem(65536, 1, 1, 16, 16, 64, DType::f16);
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, kSmall);
+  // One launch counts so many entries; the rest follow in further ones.
+  EXPECT_EQ(plan(problem, facts_, options_)->grid[2], 65535);
 }
 
 }  // namespace

@@ -37,6 +37,11 @@ struct Recipe {
   float rescale_above = 0;                // natural log; the maximum may lag by this much
   bool sum_rounded = false;               // the normaliser sums P after rounding
   bool dequantise_to_fp16 = false;        // as stage-C stages e4m3 tiles
+  bool backwards = false;                 // from the last key tile to the first
+  std::int64_t split = 8192;              // keys after which partial results are merged; 0: never
+  enum class Sums { tiles, threads, elements, truncated };
+  Sums sums = Sums::tiles;  // by tile; by thread of a quad, O by tile; one by one; as tensor cores:
+                            // 16 keys at a time, cut off instead of rounded
 
   // Faults.
   float score_factor = 1, value_factor = 1, sum_factor = 1, gain = 1, bias = 0;
@@ -64,7 +69,39 @@ struct Recipe {
   bool skip_partial_stripe = false;
   bool skip_last_row = false;
   bool skip_ragged_rows = false;
+  float start = 1;  // the largest weight
+  bool round_product = false;
+  bool cancelling_softcap = false;
+  bool maximum_from_zero = false;
+  bool masked_maximum = false;
+  float hidden = -kInfinity;  // score of a hidden key
+  bool block_maximum = false;
+  float faint_below = kInfinity;
+  bool stale_ring = false;
+  bool flush_subnormals = false;
+  bool round_lse = false;
+  bool drop_lone_key = false;
+  bool truncate_output = false;
+  bool wrap_keys = false;
+  bool round_query = false;
 };
+
+float smallest_normal(DType dtype) {
+  return dtype == DType::f16 ? 0x1p-14f : dtype == DType::e4m3 ? 0x1p-6f : 0x1p-126f;
+}
+float flush(DType dtype, float x) { return std::fabs(x) < smallest_normal(dtype) ? 0.0f : x; }
+float toward_zero(double x) {
+  const auto nearest = static_cast<float>(x);
+  return std::fabs(static_cast<double>(nearest)) > std::fabs(x) ? std::nextafterf(nearest, 0.0f)
+                                                                : nearest;
+}
+double cut_off(DType dtype, double x) {
+  const double nearest = numeric::round_to(dtype, x);
+  if (!(std::fabs(nearest) > std::fabs(x))) return nearest;
+  // One unit nearer to zero: half of the distance to anything below is lost at most once.
+  const double below = numeric::round_to(dtype, x * (1 - 2 * numeric::unit_roundoff(dtype)));
+  return std::fabs(below) > std::fabs(x) ? nearest : below;
+}
 
 // What the originals did: round((x + 1) 127.5) when encoding, (u - 128) / 127 when decoding.
 void affine_round_trip(std::vector<float>& values) {
@@ -87,6 +124,8 @@ std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void*
   for (std::int64_t s = 0; s < seq; ++s)
     numeric::load_row(p.dtype, data, b * stride[0] + h * stride[1] + s * stride[2], p.head_dim,
                       out.data() + s * p.head_dim);
+  if (recipe.flush_subnormals)
+    for (float& x : out) x = flush(p.dtype, x);
   if (p.scales != ScaleKind::none) {
     const bool one = p.scales == ScaleKind::tensor || recipe.first_scale_only;
     const float factor = scale[one ? 0 : b * heads + h];
@@ -104,6 +143,20 @@ struct RowTile {
   std::int64_t i0 = 0, count = 0;
   std::vector<float> o;
   std::array<float, kRows> maximum{}, sum{};
+};
+
+// What was found in the keys since the last merge.
+struct Partial {
+  std::vector<float> o;
+  std::array<float, kRows> maximum{};
+  std::array<std::array<float, 4>, kRows> sum{};  // by thread of a quad; others use the first
+
+  Partial(const RowTile& tile, const Recipe& recipe) : o(tile.o.size()) { clear(recipe); }
+  void clear(const Recipe& recipe) {
+    std::fill(o.begin(), o.end(), 0.0f);
+    maximum.fill(recipe.maximum_from_zero ? 0.0f : -kInfinity);
+    sum = {};
+  }
 };
 
 Problem masked(const Problem& p, const Recipe& recipe) {
@@ -134,6 +187,12 @@ KeyRange range_of(const Problem& seen, const Problem& p, const Recipe& recipe, s
 }
 
 float round_weight(const Problem& p, const Recipe& recipe, float weight) {
+  if (recipe.flush_subnormals) {
+    Recipe once = recipe;
+    once.flush_subnormals = false;
+    const float factor = p.dtype == DType::e4m3 ? 448.0f : 1.0f;
+    return flush(p.dtype, round_weight(p, once, weight) * factor) / factor;
+  }
   const auto x = static_cast<double>(weight);
   if (recipe.weights == Recipe::Weights::fp32) return weight;
   if (recipe.weights == Recipe::Weights::fp16 && p.dtype == DType::e4m3)
@@ -143,45 +202,141 @@ float round_weight(const Problem& p, const Recipe& recipe, float weight) {
   return static_cast<float>(numeric::round_to(p.dtype, x));
 }
 
-// Scores of one row against one tile become weights; returns by how much O must be scaled.
-float soften(const Problem& p, const Recipe& recipe, const KeyRange& range, std::int64_t j0,
-             float* s, float& maximum, float& sum) {
-  const float scale = (recipe.scale_on_output ? 1.0f : p.scale) * recipe.score_factor;
+// Scores stay products of Q and K until weights are made, where the fault is in the factor.
+bool keeps_products(const Problem& p, const Recipe& recipe) {
+  return recipe.round_product && p.softcap == 0;
+}
+
+// Dot products of one row against one tile become scores; returns the largest.
+float score_row(const Problem& p, const Recipe& recipe, const KeyRange& range, std::int64_t j0,
+                float* s) {
+  const bool bare = recipe.scale_on_output || recipe.round_query || keeps_products(p, recipe);
+  const float scale = (bare ? 1.0f : p.scale) * recipe.score_factor;
   const float cap = recipe.ignore_softcap ? 0.0f : p.softcap;
   float largest = -kInfinity;
   for (std::int64_t j = 0; j < recipe.tile; ++j) {
     float x = s[j] * scale;
-    if (cap > 0)
-      x = recipe.softcap_before_scale ? scale * cap * std::tanh(s[j] / cap)
-                                      : cap * std::tanh(x / cap);
+    if (cap > 0 && recipe.softcap_before_scale)
+      x = scale * cap * std::tanh(s[j] / cap);
+    else if (cap > 0 && recipe.cancelling_softcap)
+      x = cap * (1.0f - 2.0f / (1.0f + std::exp(2.0f * x / cap)));
+    else if (cap > 0)
+      x = cap * std::tanh(x / cap);
     if (recipe.uniform) x = 0;
     const std::int64_t key = j0 + j;
     const bool padding = recipe.pad_with_zero_scores && key >= p.seq_kv;
-    s[j] = key >= range.first && key < range.last ? x : padding ? 0.0f : -kInfinity;
+    const bool seen = key >= range.first && key < range.last;
+    if (recipe.masked_maximum && key < p.seq_kv && !(x <= largest)) largest = x;
+    s[j] = seen ? x : padding ? 0.0f : recipe.hidden;
     if (!(s[j] <= largest)) largest = s[j];
   }
+  return largest;
+}
+
+// Scores of one row against one tile become weights; returns by how much O must be scaled.
+float soften(const Problem& p, const Recipe& recipe, float largest, float* s, float& maximum,
+             std::array<float, 4>& sum) {
   if (recipe.no_maximum) {
     maximum = largest == -kInfinity && maximum == -kInfinity ? -kInfinity : 0.0f;
     largest = maximum;
   }
+  if (largest < maximum - recipe.faint_below) {
+    std::fill(s, s + recipe.tile, 0.0f);
+    return 1;
+  }
+  const bool products = keeps_products(p, recipe);
+  const float factor = p.scale * recipe.score_factor * 1.44269504f;
+  const auto weigh = [&](float x, float above) {
+    return products ? std::exp2(std::fma(x, factor, -(above * factor))) : std::exp(x - above);
+  };
   float alpha = 1;
   if (!(largest <= maximum + recipe.rescale_above) || maximum == -kInfinity) {
-    alpha = maximum == -kInfinity ? 0.0f : std::exp(maximum - largest);
+    alpha = maximum == -kInfinity ? 0.0f : weigh(maximum, largest);
     maximum = largest;
   }
   if (maximum == -kInfinity) {
     std::fill(s, s + recipe.tile, 0.0f);
     return 1;
   }
+  for (float& part : sum) part *= recipe.keep_stale_sum ? 1.0f : alpha;
   float added = 0;
+  double sixteen = 0;
   for (std::int64_t j = 0; j < recipe.tile; ++j) {
-    const float weight = std::exp(s[j] - maximum);
+    const float weight = weigh(s[j], maximum) * recipe.start;
     // With a lagging maximum weights exceed 1; e4m3 holds 448 of them only below it.
     s[j] = round_weight(p, recipe, weight);
-    added += recipe.sum_rounded ? s[j] : weight;
+    const float term = recipe.sum_rounded ? s[j] : weight;
+    switch (recipe.sums) {
+      case Recipe::Sums::tiles:
+        added += term;
+        break;
+      case Recipe::Sums::threads:
+        sum[static_cast<std::size_t>(j / 2 % 4)] += term;
+        break;
+      case Recipe::Sums::elements:
+        sum[0] += term;
+        break;
+      case Recipe::Sums::truncated:
+        sixteen += static_cast<double>(term);
+        if (j % 16 != 15 && j + 1 != recipe.tile) break;
+        sum[0] = toward_zero(static_cast<double>(sum[0]) + sixteen);
+        sixteen = 0;
+        break;
+    }
   }
-  sum = sum * (recipe.keep_stale_sum ? 1.0f : alpha) + added;
+  sum[0] += added;
   return recipe.keep_stale_o ? 1.0f : alpha;
+}
+
+// O += weights times values, in one of the orders and precisions of a Recipe.
+void accumulate(const Recipe& recipe, std::int64_t rows, std::int64_t dim,
+                const std::vector<float>& weights, const std::vector<float>& values,
+                std::vector<float>& scratch, std::vector<float>& o) {
+  const std::int64_t keys = recipe.tile;
+  if (recipe.accumulate_fp16) {
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t j = 0; j < keys; ++j)
+        for (std::int64_t d = 0; d < dim; ++d) {
+          float& x = o[static_cast<std::size_t>(r * dim + d)];
+          x += weights[static_cast<std::size_t>(r * keys + j)] *
+               values[static_cast<std::size_t>(j * dim + d)];
+          x = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(x)));
+        }
+    return;
+  }
+  if (recipe.sums == Recipe::Sums::elements) {
+    tile_gemm(rows, dim, keys, weights.data(), keys, values.data(), dim, o.data(), dim);
+    return;
+  }
+  const bool truncated = recipe.sums == Recipe::Sums::truncated;
+  const std::int64_t step = truncated ? 16 : keys;
+  for (std::int64_t j0 = 0; j0 < keys; j0 += step) {
+    std::fill(scratch.begin(), scratch.end(), 0.0f);
+    tile_gemm(rows, dim, std::min(step, keys - j0), weights.data() + j0, keys,
+              values.data() + j0 * dim, dim, scratch.data(), dim);
+    for (std::size_t i = 0; i < scratch.size(); ++i)
+      o[i] = truncated ? toward_zero(static_cast<double>(o[i]) + static_cast<double>(scratch[i]))
+                       : o[i] + scratch[i];
+  }
+}
+
+// Into the tile goes what one split found, as split kernels combine their parts.
+void merge(const Partial& part, std::int64_t dim, RowTile& tile) {
+  for (std::int64_t r = 0; r < tile.count; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    const float sum = (part.sum[at][0] + part.sum[at][1]) + (part.sum[at][2] + part.sum[at][3]);
+    float& maximum = tile.maximum[at];
+    if (part.maximum[at] == -kInfinity) continue;
+    const float above = !(part.maximum[at] <= maximum) ? part.maximum[at] : maximum;
+    const float old = maximum == -kInfinity ? 0.0f : std::exp(maximum - above);
+    const float fresh = std::exp(part.maximum[at] - above);
+    maximum = above;
+    tile.sum[at] = tile.sum[at] * old + sum * fresh;
+    for (std::int64_t d = 0; d < dim; ++d) {
+      const auto i = static_cast<std::size_t>(r * dim + d);
+      tile.o[i] = tile.o[i] * old + part.o[i] * fresh;
+    }
+  }
 }
 
 void two_pass_rows(const Problem& p, const std::vector<float>& q, const std::vector<float>& k,
@@ -200,10 +355,10 @@ void two_pass_rows(const Problem& p, const std::vector<float>& q, const std::vec
       if (p.softcap > 0)
         s = static_cast<double>(p.softcap) * std::tanh(s / static_cast<double>(p.softcap));
       scores[static_cast<std::size_t>(j)] = s;
-      largest = std::max(largest, s);
+      if (!(s <= largest)) largest = s;
     }
     std::fill(o.begin(), o.end(), 0.0);
-    for (std::int64_t j = range.first; j < range.last; ++j) {
+    for (std::int64_t j = range.first; j < range.last && largest != -HUGE_VAL; ++j) {
       const double weight = std::exp(scores[static_cast<std::size_t>(j)] - largest);
       sum += weight;
       for (std::int64_t d = 0; d < dim; ++d)
@@ -215,7 +370,7 @@ void two_pass_rows(const Problem& p, const std::vector<float>& q, const std::vec
     tile.sum[at] = static_cast<float>(sum);
     for (std::int64_t d = 0; d < dim; ++d)
       tile.o[static_cast<std::size_t>(r * dim + d)] =
-          sum > 0 ? static_cast<float>(o[static_cast<std::size_t>(d)] / sum) * tile.sum[at] : 0.0f;
+          sum == 0 ? 0.0f : static_cast<float>(o[static_cast<std::size_t>(d)] / sum) * tile.sum[at];
   }
 }
 
@@ -232,54 +387,67 @@ void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float
     all.first = std::min(all.first, own.first);
     all.last = std::max(all.last, own.last);
   }
+  if (all.first >= all.last) return;
+  if (recipe.drop_lone_key && all.last % keys == 1) --all.last;
   std::vector<float> transposed(static_cast<std::size_t>(dim * keys));
   std::vector<float> values(static_cast<std::size_t>(dim * keys));
   std::vector<float> scores(static_cast<std::size_t>(tile.count * keys));
-  for (std::int64_t j0 = all.first / keys * keys; j0 < all.last; j0 += keys) {
-    if (j0 / keys == recipe.skip_tile) continue;
+  std::vector<float> scratch(tile.o.size());
+  std::array<float, kRows> largest{};
+  Partial part(tile, recipe);
+  const std::int64_t first = all.first / keys, last = (all.last + keys - 1) / keys;
+  const std::int64_t per_split = recipe.split > 0 ? recipe.split / keys : last - first;
+  for (std::int64_t n = 0; n < last - first; ++n) {
+    if (n > 0 && n % per_split == 0) {
+      merge(part, dim, tile);
+      part.clear(recipe);
+    }
+    const std::int64_t number = recipe.backwards ? last - 1 - n : first + n;
+    const std::int64_t j0 = number * keys;
+    if (number == recipe.skip_tile) continue;
     for (std::int64_t j = 0; j < keys; ++j) {
       const std::int64_t key = j0 + j;
       // A slot outside of what these rows see counts as zero: 0 * NaN would not vanish.
       const bool real =
           key < p.seq_kv && (recipe.multiply_unseen || (key >= all.first && key < all.last));
+      const std::int64_t place = recipe.wrap_keys ? key % 65536 : key;
+      const std::int64_t ring = recipe.stale_ring && number == 8 ? 8 * keys : 0;
       for (std::int64_t d = 0; d < dim; ++d) {
-        std::int64_t at = key * dim + d;
+        std::int64_t at = place * dim + d;
         if (recipe.swapped_leading_dimension)  // key and channel strides of the other operand
           at = std::min(p.seq_kv, j0 + keys) * dim - 1 - (j + d * keys) % (keys * dim);
         const bool inside = at >= 0 && at < p.seq_kv * dim;
         transposed[static_cast<std::size_t>(d * keys + j)] =
             real && inside ? k[static_cast<std::size_t>(at)] : 0.0f;
         values[static_cast<std::size_t>(j * dim + d)] =
-            real ? v[static_cast<std::size_t>(key * dim + d)] * recipe.value_factor : 0.0f;
+            real ? v[static_cast<std::size_t>((place - ring) * dim + d)] * recipe.value_factor
+                 : 0.0f;
       }
     }
-    const int visits = j0 / keys == recipe.repeat_tile ? 2 : 1;
+    const int visits = number == recipe.repeat_tile ? 2 : 1;
     for (int visit = 0; visit < visits; ++visit) {
       std::fill(scores.begin(), scores.end(), 0.0f);
       tile_gemm(tile.count, keys, dim, q.data() + tile.i0 * dim, dim, transposed.data(), keys,
                 scores.data(), keys);
+      for (std::int64_t r = 0; r < tile.count; ++r)
+        largest[static_cast<std::size_t>(r)] =
+            score_row(p, recipe, range[static_cast<std::size_t>(r)], j0, scores.data() + r * keys);
+      if (recipe.block_maximum)
+        std::fill(largest.begin(), largest.begin() + tile.count,
+                  *std::max_element(largest.begin(), largest.begin() + tile.count));
       for (std::int64_t r = 0; r < tile.count; ++r) {
         const auto at = static_cast<std::size_t>(r);
-        const float alpha = soften(p, recipe, range[at], j0, scores.data() + r * keys,
-                                   tile.maximum[at], tile.sum[at]);
+        const float alpha = soften(p, recipe, largest[at], scores.data() + r * keys,
+                                   part.maximum[at], part.sum[at]);
         for (std::int64_t d = 0; d < dim; ++d)
-          tile.o[static_cast<std::size_t>(r * dim + d)] *= alpha;
+          part.o[static_cast<std::size_t>(r * dim + d)] *= alpha;
       }
-      if (!recipe.accumulate_fp16) {
-        tile_gemm(tile.count, dim, keys, scores.data(), keys, values.data(), dim, tile.o.data(),
-                  dim);
-        continue;
-      }
-      for (std::int64_t r = 0; r < tile.count; ++r)
-        for (std::int64_t j = 0; j < keys; ++j)
-          for (std::int64_t d = 0; d < dim; ++d) {
-            float& o = tile.o[static_cast<std::size_t>(r * dim + d)];
-            o += scores[static_cast<std::size_t>(r * keys + j)] *
-                 values[static_cast<std::size_t>(j * dim + d)];
-            o = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(o)));
-          }
+      accumulate(recipe, tile.count, dim, scores, values, scratch, part.o);
     }
   }
+  merge(part, dim, tile);
+  for (std::int64_t r = 0; r < tile.count; ++r)
+    if (keeps_products(p, recipe)) tile.maximum[static_cast<std::size_t>(r)] *= p.scale;
 }
 
 void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, std::int64_t b,
@@ -292,7 +460,7 @@ void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, 
       continue;
     if (recipe.skip_ragged_rows && p.seq_q % kRows != 0 && i == p.seq_q - 1) continue;
     const auto at = static_cast<std::size_t>(r);
-    const bool empty = tile.maximum[at] == -kInfinity;
+    const bool empty = tile.maximum[at] == -kInfinity || tile.sum[at] == 0;
     const float sum = tile.sum[at] * recipe.sum_factor;
     const std::int64_t to = b * p.o.stride[0] + h * p.o.stride[1] + i * p.o.stride[2];
     for (std::int64_t d = 0; d < dim; ++d) {
@@ -300,10 +468,15 @@ void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, 
                                               : tile.o[static_cast<std::size_t>(r * dim + d)] / sum;
       if (recipe.scale_on_output) x *= p.scale;
       x = x * recipe.gain + recipe.bias;
-      numeric::store(p.out_dtype, tensors.o, to + d, static_cast<double>(x));
+      if (recipe.flush_subnormals) x = flush(p.out_dtype, x);
+      const auto exact = static_cast<double>(x);
+      numeric::store(p.out_dtype, tensors.o, to + d,
+                     recipe.truncate_output ? cut_off(p.out_dtype, exact) : exact);
     }
     if (!p.lse) continue;
-    float lse = empty ? -kInfinity : tile.maximum[at] + std::log(sum);
+    float lse = empty ? -kInfinity : tile.maximum[at] + std::log(sum / recipe.start);
+    if (recipe.round_lse)
+      lse = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(lse)));
     if (recipe.lse_in_log2) lse *= 1.44269504f;
     tensors.lse[(b * p.heads_q + h) * p.seq_q + i] = lse;
   }
@@ -315,11 +488,14 @@ void attend(const Problem& p, const Tensors& tensors, const Recipe& recipe) {
   // larger fault than the one that is modelled.
   Recipe of_query;
   of_query.dequantise_to_fp16 = recipe.dequantise_to_fp16;
+  of_query.flush_subnormals = recipe.flush_subnormals;
   parallel_for(p.batch * p.heads_q, [&](std::int64_t head) {
     const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
     const std::int64_t hkv = recipe.heads_modulo ? h % p.heads_kv : h / (p.heads_q / p.heads_kv);
-    const auto q =
-        read_head(p, of_query, tensors.q, p.q, tensors.q_scale, p.heads_q, p.seq_q, b, h);
+    auto q = read_head(p, of_query, tensors.q, p.q, tensors.q_scale, p.heads_q, p.seq_q, b, h);
+    if (recipe.round_query)
+      for (float& x : q)
+        x = static_cast<float>(numeric::round_to(p.dtype, static_cast<double>(x * p.scale)));
     const auto k =
         read_head(p, recipe, tensors.k, p.k, tensors.k_scale, p.heads_kv, p.seq_kv, b, hkv);
     const auto v =
@@ -485,6 +661,45 @@ const char* needs_fp16_output(const Problem& p) {
   return p.dtype == DType::f16 || p.dtype == DType::f32 ? nullptr : "needs fp16 or fp32 inputs";
 }
 
+const char* needs_fp16(const Problem& p) { return p.dtype == DType::f16 ? nullptr : "needs fp16"; }
+const char* needs_narrow_weights(const Problem& p) {
+  return p.dtype == DType::f16 || p.dtype == DType::e4m3 ? nullptr : "needs fp16 or e4m3";
+}
+const char* needs_no_softcap(const Problem& p) {
+  return p.softcap == 0 && p.scale > 0 ? nullptr : "needs scores without a softcap";
+}
+const char* needs_mask(const Problem& p) { return p.mask.is_none() ? "needs a mask" : nullptr; }
+const char* needs_ring(const Problem& p) {
+  return p.seq_kv > 512 && p.mask.left < 0 ? nullptr : "needs more than 8 key tiles";
+}
+const char* needs_many_keys(const Problem& p) {
+  return p.seq_kv > 65536 ? nullptr : "needs more than 65,536 keys";
+}
+const char* needs_long_rows(const Problem& p) {
+  return p.seq_kv >= 65536 ? nullptr : "needs 65,536 keys";
+}
+const char* needs_lone_key(const Problem& p) {
+  for (std::int64_t i0 = 0; i0 < p.seq_q; i0 += kRows) {
+    std::int64_t last = 0;
+    for (std::int64_t i = i0; i < std::min(p.seq_q, i0 + kRows); ++i)
+      if (const KeyRange own = visible_keys(p, i); own.first < own.last)
+        last = std::max(last, own.last);
+    if (last % 64 == 1) return nullptr;
+  }
+  return "needs a last key tile of one key";
+}
+const char* needs_16_bits(const Problem& p) {
+  return p.out_dtype == DType::f16 || p.out_dtype == DType::bf16 ? nullptr
+                                                                 : "needs a 16-bit output";
+}
+const char* needs_odd_scale(const Problem& p) {
+  int exponent = 0;
+  const bool power = std::frexp(p.scale, &exponent) == 0.5f;
+  return !power && (p.dtype == DType::f16 || p.dtype == DType::bf16)
+             ? nullptr
+             : "needs 16-bit inputs and a scale that is no power of 2";
+}
+
 struct Kernel {
   PlantedRow row;
   Recipe recipe;
@@ -492,6 +707,7 @@ struct Kernel {
 };
 
 using Weights = Recipe::Weights;
+using Sums = Recipe::Sums;
 
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> table{
@@ -575,6 +791,48 @@ const std::vector<Kernel>& kernels() {
       {{"divides_empty_row", "0 / 0 in a row that sees no key", false, needs_empty_rows},
        {.divide_empty = true}},
       {{"lse_log2", "LSE in units of log 2", false, needs_lse}, {.lse_in_log2 = true}},
+      // The ends of the range.
+      {{"low_start", "fp16 weights start at 2^-6, so subnormals begin 64 times earlier", false,
+        needs_fp16},
+       {.sum_rounded = true, .start = 0x1p-6f}},
+      {{"rounded_product",
+        "weights are exp2(fma(s, c, -round(max c))): large scores lose the "
+        "difference",
+        false, needs_no_softcap},
+       {.round_product = true}},
+      {{"cancelling_softcap", "tanh(x) as 1 - 2 / (1 + e^2x)", false, needs_softcap},
+       {.cancelling_softcap = true}},
+      {{"stagnating_sum", "one fp32 accumulator takes every weight of a long row", false,
+        needs_long_rows},
+       {.split = 0, .sums = Sums::elements}},
+      {{"truncating_sum", "tensor cores cut off, and nothing is merged in a long row", false,
+        needs_long_rows},
+       {.split = 0, .sums = Sums::truncated}},
+
+      // Written against the gate (docs/validating.md).
+      {{"maximum_from_zero", "the running maximum starts at 0"}, {.maximum_from_zero = true}},
+      {{"masked_maximum", "the maximum is taken before the mask hides keys", false, needs_mask},
+       {.masked_maximum = true}},
+      {{"finite_mask", "a hidden key scores -10,000", false, needs_mask}, {.hidden = -1e4f}},
+      {{"block_maximum", "the rows of a query tile share one maximum"}, {.block_maximum = true}},
+      {{"skips_faint_tiles", "leaves out a key tile that lies 8 nats below the maximum", false,
+        needs_tiles},
+       {.faint_below = 8}},
+      {{"lazy_overflow", "rescales above 12 nats, weights in the input's type", false,
+        needs_narrow_weights},
+       {.rescale_above = 12}},
+      {{"stale_ring", "the ninth key tile multiplies the V of the first", false, needs_ring},
+       {.stale_ring = true}},
+      {{"flushes_subnormals", "what is below the smallest normal number becomes 0"},
+       {.flush_subnormals = true}},
+      {{"lse_rounded", "LSE passes through fp16", false, needs_lse}, {.round_lse = true}},
+      {{"lone_last_key", "a last key tile of one key is left out", false, needs_lone_key},
+       {.drop_lone_key = true}},
+      {{"truncates_output", "O is cut off, not rounded", false, needs_16_bits},
+       {.truncate_output = true}},
+      {{"key_index_16", "key indices wrap at 65,536", false, needs_many_keys}, {.wrap_keys = true}},
+      {{"rounded_q", "Q times the scale is rounded to the input's type", false, needs_odd_scale},
+       {.round_query = true}},
 
       // Honest kernels that differ from the emulator.
       {{"fp32_weights", "P stays fp32, tiles of 32 keys", true},
@@ -589,6 +847,14 @@ const std::vector<Kernel>& kernels() {
       {{"lazy_rescale", "rescales only when the maximum rises by more than e^5; P fp32", true},
        {.weights = Weights::fp32, .rescale_above = 5}},
       {{"two_pass", "fp64, maximum first, one rounding at the end", true}, {.two_pass = true}},
+      {{"quad_sums",
+        "from the last key tile of 128 to the first; each thread of a quad sums its own "
+        "columns until splits of 8,192 keys are merged",
+        true},
+       {.tile = 128, .backwards = true, .sums = Sums::threads}},
+      {{"tensor_cores",
+        "O and the sum of rounded weights cut off every 16 keys, merged every 4,096", true},
+       {.tile = 128, .sum_rounded = true, .split = 4096, .sums = Sums::truncated}},
   };
   return table;
 }

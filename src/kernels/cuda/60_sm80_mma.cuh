@@ -257,6 +257,23 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int all_begin = (p.band.first(warp_last) + kKeys - 1) / kKeys;
   const int all_end = max(p.band.end(warp_row), 0) / kKeys;
   bool shifted = false;  // every row of the warp has a maximum; uniform over the warp
+  // What a thread wants seldom, and keeps in memory.
+  struct Seldom {
+    float low[kAtoms][2];         // of row_max, once `wide`
+    float o[kAtoms][kAtomsD][4];  // of the blocks before the last flush, and
+    float row_sum[kAtoms][2];     // their sums
+  } in_memory;
+  const auto seldom = [&]() -> Seldom& {
+    Seldom* address = &in_memory;
+    asm volatile("" : "+l"(address));  // else the compiler would keep it all in registers
+    return *address;
+  };
+  bool wide = false;  // some row_max of the warp is beyond kLargestBase; uniform over the warp
+  // mma.sync cuts off what an addition cannot hold (70_sm90a_prefill.cuh, `flush`), so the output
+  // begins anew every 8192 keys.
+  constexpr int kFlushBlocks = 8192 / kKeys;
+  int flush_at = block_begin + kFlushBlocks;
+  const auto flushed = [&] { return flush_at != block_begin + kFlushBlocks; };
 
   // ---- Mainloop ----
 #pragma unroll 1
@@ -303,7 +320,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const float x = s[a][n][i] * p.transform_scale;
-              s[a][n][i] = cap > 0.0f ? cap * tanh_from_log2(x) : x;
+              s[a][n][i] = cap > 0.0f ? softcap_from_log2(x, cap) : x;
             }
           }
         }
@@ -331,18 +348,19 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       // Weights, two neighbouring keys to a register, and what this lane adds to the row sums.
       std::uint32_t weights[kAtoms][kAtomsN][2];
       float added[kAtoms][2];
-      const auto weigh = [&] {
+      const auto weigh = [&](float by) {
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            // A row that has seen no key keeps -inf; subtracting 0 then gives weights of 0.
-            const float shift = row_max[a][half] == -INFINITY ? 0.0f : row_max[a][half];
+            // A row that has seen no key keeps -inf; subtracting 0 then gives weights of 0. Wide
+            // bases have been subtracted before.
+            const float shift = row_max[a][half] == -INFINITY || wide ? 0.0f : row_max[a][half];
             float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
             for (int n = 0; n < kAtomsN; ++n) {
-              const float x0 = exp2_fast(fmaf(s[a][n][2 * half], scale, -shift));
-              const float x1 = exp2_fast(fmaf(s[a][n][2 * half + 1], scale, -shift));
+              const float x0 = exp2_fast(fmaf(s[a][n][2 * half], by, -shift));
+              const float x1 = exp2_fast(fmaf(s[a][n][2 * half + 1], by, -shift));
               sum0 += x0;
               sum1 += x1;
               weights[a][n][half] = pack2<T>(x0, x1);
@@ -355,7 +373,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       // the warp have one, it is kept until the sums say that it no longer does.
       bool fits = shifted;
       if (shifted) {
-        weigh();
+        weigh(scale);
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a)
           fits &= added[a][0] <= kSumLimit && added[a][1] <= kSumLimit;
@@ -363,6 +381,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
       if (!fits) {
         shifted = true;
+        float most[kAtoms][2];  // of this block's scores
+        bool large = wide;
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a) {
 #pragma unroll
@@ -373,8 +393,33 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
               m0 = fmaxf(m0, s[a][n][2 * half]);
               m1 = fmaxf(m1, s[a][n][2 * half + 1]);
             }
-            const float new_max = fmaxf(row_max[a][half], quad_max(fmaxf(m0, m1)) * scale);
-            const float decay = new_max == -INFINITY ? 1.0f : exp2_fast(row_max[a][half] - new_max);
+            most[a][half] = quad_max(fmaxf(m0, m1));
+            const float now = fmaxf(row_max[a][half], most[a][half] * scale);
+            large |= fabsf(now) > kLargestBase && now != -INFINITY;
+          }
+        }
+        large = __any_sync(kFullWarp, large);
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float new_max, decay;
+            if (large) {
+              float& low = seldom().low[a][half];
+              const WideBase before{row_max[a][half], wide ? low : 0.0f};
+              const WideBase base = larger(before, wide_base(most[a][half], scale));
+              decay = before.high == -INFINITY ? 1.0f : exp2_fast(distance(before, base));
+              new_max = base.high;
+              low = base.low;
+#pragma unroll
+              for (int n = 0; n < kAtomsN; ++n) {
+                s[a][n][2 * half] = exponent(s[a][n][2 * half], scale, base);
+                s[a][n][2 * half + 1] = exponent(s[a][n][2 * half + 1], scale, base);
+              }
+            } else {
+              new_max = fmaxf(row_max[a][half], most[a][half] * scale);
+              decay = new_max == -INFINITY ? 1.0f : exp2_fast(row_max[a][half] - new_max);
+            }
             shifted &= new_max != -INFINITY;
             row_max[a][half] = new_max;
             row_sum[a][half] *= decay;
@@ -383,10 +428,20 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
               o[a][n][2 * half] *= decay;
               o[a][n][2 * half + 1] *= decay;
             }
+            if (flushed()) {
+              Seldom& before = seldom();
+              before.row_sum[a][half] *= decay;
+#pragma unroll
+              for (int n = 0; n < kAtomsD; ++n) {
+                before.o[a][n][2 * half] *= decay;
+                before.o[a][n][2 * half + 1] *= decay;
+              }
+            }
           }
         }
-        shifted = __all_sync(kFullWarp, shifted);
-        weigh();
+        wide = large;
+        shifted = __all_sync(kFullWarp, shifted && !wide);
+        weigh(wide ? 1.0f : scale);
       }
 #pragma unroll
       for (int a = 0; a < kAtoms; ++a) {
@@ -412,11 +467,45 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
       }
     }
+    if (block + 1 == flush_at) {
+      Seldom& before = seldom();
+#pragma unroll
+      for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+        for (int n = 0; n < kAtomsD; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            before.o[a][n][i] = flushed() ? before.o[a][n][i] + o[a][n][i] : o[a][n][i];
+            o[a][n][i] = 0.0f;
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float sum = row_sum[a][half];
+          before.row_sum[a][half] = flushed() ? before.row_sum[a][half] + sum : sum;
+          row_sum[a][half] = 0.0f;
+        }
+      }
+      flush_at += kFlushBlocks;
+    }
     ptx::cp_async_wait<0>();
     __syncthreads();
   }
 
   // ---- Epilogue ----
+  if (flushed()) {
+    const Seldom& before = seldom();
+#pragma unroll
+    for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+      for (int n = 0; n < kAtomsD; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[a][n][i] += before.o[a][n][i];
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) row_sum[a][half] += before.row_sum[a][half];
+    }
+  }
   const int lane_row = warp_row + lane / 4;
   const std::int64_t o_base = work.batch * p.o_batch + work.head * p.o_head;
   const std::int64_t lse_base = (std::int64_t{work.batch} * p.heads_q + work.head) * p.seq_q;
@@ -429,12 +518,18 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       const float sum = quad_sum(row_sum[a][half]);
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
       if (p.lse != nullptr && lane % 4 == 0 && row_ok) {
-        p.lse[lse_base + row] = sum == 0.0f ? -INFINITY : (row_max[a][half] + __log2f(sum)) * kLn2;
+        const float low = wide ? seldom().low[a][half] : 0.0f;
+        p.lse[lse_base + row] =
+            sum == 0.0f ? -INFINITY : (row_max[a][half] + (low + __log2f(sum))) * kLn2;
       }
       float2 x[kAtomsD];
 #pragma unroll
       for (int n = 0; n < kAtomsD; ++n) {
         x[n] = make_float2(o[a][n][2 * half] * inverse, o[a][n][2 * half + 1] * inverse);
+      }
+      if (p.output == Output::f16) {
+#pragma unroll
+        for (float2& mean : x) mean = make_float2(finite_mean(mean.x), finite_mean(mean.y));
       }
       const std::int64_t offset = o_base + row * p.o_row;
       switch (p.output) {

@@ -15,6 +15,7 @@
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/70_sm90a_prefill.hpp"
+#include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
 
@@ -27,11 +28,12 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-Features features_of(const Problem& problem, const Band& band) {
+Features features_of(const Problem& problem, const Band& band, core::Choice choice) {
   // Outside this range a masked score times the scale could be NaN or the scale underflow.
   const bool plain_scale = problem.scale >= 1e-30f && problem.scale <= 1e30f;
   if (problem.softcap > 0.0f || !plain_scale || problem.out_dtype != problem.dtype ||
-      !tma_addressable(problem.o, problem.batch, problem.heads_q, problem.seq_q, false)) {
+      !tma_addressable(problem.o, entries_for_choice(problem, problem.o, choice.batch_invariant),
+                       problem.heads_q, problem.seq_q, false)) {
     return Features::general;
   }
   if (band.below + (problem.seq_q - 1) > 0) return Features::window;
@@ -121,7 +123,7 @@ struct Decision {
 Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   Decision d;
   d.keys = visible_keys(problem);
-  const Features features = features_of(problem, d.keys.band);
+  const Features features = features_of(problem, d.keys.band, choice);
   const Tiling work = choose_tile(std::make_index_sequence<kTiles.size()>(), problem, d.keys.band,
                                   features, facts, choice);
   d.tile = work.tile;
@@ -147,7 +149,14 @@ int refuse(std::string* why, std::string reason) {
   return 0;
 }
 
-int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::string* why) {
+/// Tiles of 128 rows that one launch counts; its tiles may have 64.
+constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / 2;
+
+std::int64_t tiles_of_an_entry(const Problem& problem) {
+  return problem.heads_q * ceil_div(problem.seq_q, 128);
+}
+
+int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, std::string* why) {
   using core::concat;
   if (facts.arch != 90) {
     if (why == nullptr) return 0;
@@ -168,8 +177,8 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::st
                 {"K", problem.k, problem.heads_kv, problem.seq_kv, true},
                 {"V", problem.v, problem.heads_kv, problem.seq_kv, true}};
   for (const auto& input : inputs) {
-    if (tma_addressable(input.layout, problem.batch, input.heads, input.seq, input.broadcast))
-      continue;
+    const std::int64_t entries = entries_for_choice(problem, input.layout, choice.batch_invariant);
+    if (tma_addressable(input.layout, entries, input.heads, input.seq, input.broadcast)) continue;
     if (why == nullptr) return 0;
     return refuse(why, concat(input.name, " has strides ", input.layout.stride[0], ", ",
                               input.layout.stride[1], ", ", input.layout.stride[2],
@@ -177,10 +186,11 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice, std::st
                               ": TMA takes positive strides in multiples of 8 elements below 2^39",
                               " and 16-byte addresses; pad the rows or copy"));
   }
-  const std::int64_t tiles = problem.batch * problem.heads_q * ceil_div(problem.seq_q, 128);
-  if (tiles > std::numeric_limits<std::int32_t>::max() / 2) {
+  if (tiles_of_an_entry(problem) > kMostTiles) {
     if (why == nullptr) return 0;
-    return refuse(why, concat(tiles, " tiles of 128 queries: at most 2^30 - 1; split the batch"));
+    return refuse(why, concat(tiles_of_an_entry(problem),
+                              " tiles of 128 queries in a batch entry: at most 2^30 - 1; split the "
+                              "heads"));
   }
   if (facts.shared_per_block < kTiles.back().shared_bytes()) {
     if (why == nullptr) return 0;
@@ -283,7 +293,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   return p;
 }
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   const Decision d = decide(problem, *context.facts, context.choice);
   if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
 
@@ -331,6 +341,12 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return to_status(
       cudaLaunchKernelExC(&config, kernel_of(problem.dtype, d.tile, d.config.features), arguments),
       kId, "launch");
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return in_batch_parts(
+      problem, tensors, kMostTiles / tiles_of_an_entry(problem),
+      [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
 }
 
 }  // namespace

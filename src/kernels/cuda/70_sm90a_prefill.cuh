@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   float o[kColumns / 2];                 // output, not yet normalised; then the row sums if kOnes
   std::uint32_t weights[kKeys / 16][4];  // of the previous block, as A operand
   std::uint32_t q[kConfig.q_in_registers ? kHeadDim / 16 : 1][4];
-  float top[2],
-      sum[2];  // of rows g and g + 8: base of the exponents, this thread's part of the sum
+  float top[2] = {},
+        sum[2];  // of rows g and g + 8: base of the exponents, this thread's part of the sum
   KStage k_stage(k_full, 0);
   VStage v_stage(v_full, 0);  // with kOneRing the stage of the block whose V is wanted next
   const auto v_follows_k = [&] {
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if constexpr (kGeneral) {
       if (p.softcap_out > 0.0f) {
 #pragma unroll
-        for (float& x : scores) x = p.softcap_out * tanh_from_log2(x * p.softcap_in);
+        for (float& x : scores) x = softcap_from_log2(x * p.softcap_in, p.softcap_out);
       } else {
 #pragma unroll
         for (float& x : scores) x *= p.scale_log2;
@@ -323,23 +323,79 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       block_sum[1] = part[2] + part[3];
     }
   };
-  // Where tensor cores add up the weights, these start low: from there to the guard's limit they
-  // may grow by 2^19, which scores of nine times the usual size seldom do.
-  constexpr float kHeadroom = kOnes ? 6.0f : 0.0f;
-  constexpr float kLimit = 0x1p13f;  // of the guard; far from fp16's 65504
+  // Of the guard. The weights begin at 2^0, as low as fp16's subnormals allow when thousands of
+  // keys share the tail of a row, and may grow to this before a base is raised; fp16 ends at 65504.
+  // The second is for a thread's sum of them.
+  constexpr float kLimit = kOnes ? 0x1p15f : 0x1p13f;
+  // What a thread wants seldom, and keeps in memory.
+  struct Seldom {
+    bool wide;  // bases of this warp's rows are here, and `top` is -inf
+    WideBase base[2];
+    float o[kColumns / 2];  // output and sums of the blocks before the last `flush`
+    float sum[2];
+  } in_memory;
+  const auto seldom = [&]() -> Seldom& {
+    Seldom* address = &in_memory;
+    asm volatile("" : "+l"(address));  // else the compiler would keep it all in registers
+    return *address;
+  };
+  const auto base_of_row = [&](int h) -> WideBase {
+    return top[h] == -INFINITY && seldom().wide ? seldom().base[h] : WideBase{top[h], 0.0f};
+  };
+  const auto keep_bases = [&](const WideBase(&bases)[2]) {
+    Seldom& here = seldom();
+    here.wide = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      here.base[h] = bases[h];
+      top[h] = -INFINITY;
+    }
+  };
+  // softmax_exact for scores so large that one float cannot hold the base.
+  const auto softmax_wide = [&]<int kCount>(float(&scores)[kCount], const float(&most)[2],
+                                            float(&shrink)[2]) {
+    WideBase bases[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const WideBase before = base_of_row(h);
+      const WideBase base = larger(before, wide_base(most[h], scale));
+      shrink[h] = before.high == -INFINITY ? 0.0f : exp2_fast(distance(before, base));
+      bases[h] = base;
+      float block_sum = 0.0f;
+#pragma unroll
+      for (int i = 2 * h; i < kCount; i += (i & 1) ? 3 : 1) {
+        scores[i] = exp2_fast(exponent(scores[i], scale, base));
+        block_sum += scores[i];
+      }
+      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + block_sum;
+    }
+    keep_bases(bases);
+  };
   // One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
-  const auto softmax_exact = [&]<int kCount>(float(&scores)[kCount], float(&shrink)[2]) {
+  const auto softmax_exact = [&]<bool kFirst, int kCount>(float(&scores)[kCount],
+                                                          float(&shrink)[2]) {
     float most[4] = {scores[0], scores[1], scores[2], scores[3]}, base[2], block_sum[2];
 #pragma unroll
     for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
+    const float row_most[2] = {quad_max(fmaxf(most[0], most[1])),
+                               quad_max(fmaxf(most[2], most[3]))};
+    bool large = false;
+    float before[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float now = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale + kHeadroom;
-      const float before = top[h];
-      top[h] = fmaxf(before, now);
-      base[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
-      shrink[h] = exp2_fast(before - base[h]);
+      before[h] = top[h];
+      const float now = fmaxf(before[h], row_most[h] * scale);
+      base[h] = now == -INFINITY ? 0.0f : now;  // no key seen yet: weights 0, not NaN
+      shrink[h] = exp2_fast(before[h] - base[h]);
+      large |= fabsf(base[h]) > kLargestBase;
+      if (!kFirst && before[h] == -INFINITY) large |= seldom().wide;
     }
+    if (__any_sync(kFullWarp, large)) {
+      softmax_wide(scores, row_most, shrink);
+      return;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) top[h] = fmaxf(before[h], row_most[h] * scale);
     exponentiate(scores, base[0], base[1], block_sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -389,15 +445,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     }
   };
+  constexpr float kEnough = kOnes ? 16.0f : 64.0f;  // worth a new base where another row needs one
   // The bases of rows whose largest weights, or sums of them, are large; `shrink` is what O must be
-  // multiplied by.
-  const auto raise_bases = [&](float large0, float large1, float enough, float(&shrink)[2]) {
+  // multiplied by. A power of two keeps weights that are rounded already as they are. Where they
+  // are summed before rounding, the largest becomes 1: a key that decides the row alone then has
+  // the same weight above and below the fraction, and O is V.
+  const auto raise_bases = [&](float large0, float large1, float(&shrink)[2]) {
     const float large[2] = {quad_max(large0), quad_max(large1)};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float exponent = static_cast<float>((__float_as_int(large[h]) >> 23) - 127);
+      const float size =
+          kOnes ? static_cast<float>((__float_as_int(large[h]) >> 23) - 127) : __log2f(large[h]);
       const float before = top[h];
-      top[h] += large[h] > enough ? exponent + kHeadroom : 0.0f;
+      top[h] += large[h] > kEnough ? size : 0.0f;
       shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
     }
   };
@@ -408,10 +468,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (__any_sync(kFullWarp, !(large[0] + large[1] <= kHuge))) {
       redo_scores();
       transform(s);
-      softmax_exact(s, shrink);
+      softmax_exact.template operator()<false>(s, shrink);
       return;
     }
-    raise_bases(large[0], large[1], kOnes ? 0.25f : 64.0f, shrink);
+    raise_bases(large[0], large[1], shrink);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + large[h] * shrink[h];
@@ -444,9 +504,32 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
     return trouble;
   };
+  int newest = 0, second = 0;  // the warpgroup's first block, and that with which O begins anew
+  const auto flushed = [&] { return second != newest - kStride; };
   const auto rescale_output = [&](const float(&shrink)[2]) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
+    if (flushed()) {
+      Seldom& before = seldom();
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) before.o[i] *= shrink[(i >> 1) & 1];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) before.sum[h] *= shrink[h];
+    }
+  };
+  // The tensor cores cut off what an addition cannot hold, always downwards: 1.2e-7 of the sum for
+  // every 16 keys (H200), 0.5% after a million. So the accumulators begin anew every kFlush keys,
+  // and what they held is added up here, rounded to nearest.
+  constexpr int kFlushBlocks = 8192 / kKeys;
+  const auto flush = [&] {
+    Seldom& before = seldom();
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) before.o[i] = flushed() ? before.o[i] + o[i] : o[i];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      before.sum[h] = flushed() ? before.sum[h] + sum[h] : sum[h];
+      sum[h] = 0.0f;
+    }
   };
   // The guard on weights that are converted already, two to a word.
   const auto guard_converted = [&]<bool kFirst>() {
@@ -470,7 +553,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       recover(large, shrink);
       convert(s);
     } else {
-      raise_bases(fmaxf(row[0].x, row[0].y), fmaxf(row[1].x, row[1].y), 0.25f, shrink);
+      raise_bases(fmaxf(row[0].x, row[0].y), fmaxf(row[1].x, row[1].y), shrink);
       const __half2 factor[2] = {__float2half2_rn(shrink[0]), __float2half2_rn(shrink[1])};
 #pragma unroll
       for (int i = 0; i < kKeys / 4; ++i) {
@@ -494,7 +577,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int last_row = min(first_row + 63, p.seq_q - 1);
     const BlockRange blocks = visible_blocks(first_row, last_row);
     // The warpgroup's first block and how many it has.
-    const int newest = blocks.end - 1 - (kSplit ? group : 0);
+    newest = blocks.end - 1 - (kSplit ? group : 0);
     const bool works = first_row < p.seq_q && newest >= blocks.begin;
     // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
     const int exact_from = min(max(first_row + p.band.above, 0), p.band.keys) / kKeys;
@@ -549,6 +632,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     q_low = (q_tile() / 16) | 0x10000u;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
+    seldom().wide = false;
+    second = newest - kStride;
     if (works) {
       int block = newest;
       // ---- First block ----
@@ -572,7 +657,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           float most = s[2 * h];
 #pragma unroll
           for (int i = 1; i < kKeys / 16; ++i) most = fmaxf(most, s[4 * (i / 2) + 2 * h + (i & 1)]);
-          top[h] = quad_max(most) * scale + kHeadroom;
+          top[h] = quad_max(most) * scale;
+          if (!(fabsf(top[h]) <= kLargestBase)) top[h] = -INFINITY;  // the guard will trip
         }
         if constexpr (kLateGuard) {
           float unused[2];
@@ -590,7 +676,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
           transform(scores);
           if (kMasked || (block + 1) * kKeys > p.band.keys) mask(scores, block, first_row);
-          softmax_exact(scores, shrink);
+          softmax_exact.template operator()<true>(scores, shrink);
         };
         // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
         // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
@@ -619,7 +705,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       next_stages.template operator()<true>();
 
       // ---- Main loop: S(block) and O += P V of the block before ----
-      const int second = block - kStride;
       const auto step = [&]<bool kExact>() {
         block -= kStride;
         // Else ptxas keeps the descriptors of a large Q in registers that it does not have.
@@ -639,7 +724,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         bool rescale = true;
         if constexpr (kExact) {
           mask(s, block, first_row);
-          softmax_exact(s, shrink);
+          softmax_exact.template operator()<false>(s, shrink);
         } else if constexpr (kLateGuard) {
           float unused[2];
           exponentiate(s, top[0], top[1], unused);
@@ -665,14 +750,20 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         next_stages.template operator()<false>();
       };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
-      const auto more = [&] { return block - kStride >= blocks.begin; };
-      const auto far_edge = [&] { return kWindow && block - kStride <= exact_to; };
-      while (more()) {
-        if constexpr (kMasked) {
-          while (more() && (block - kStride >= exact_from || far_edge()))
-            step.template operator()<true>();
+      while (true) {
+        const int stop = max(blocks.begin, block - kStride * kFlushBlocks);
+        const auto more = [&] { return block - kStride >= stop; };
+        const auto far_edge = [&] { return kWindow && block - kStride <= exact_to; };
+        while (more()) {
+          if constexpr (kMasked) {
+            while (more() && (block - kStride >= exact_from || far_edge()))
+              step.template operator()<true>();
+          }
+          while (more() && !far_edge()) step.template operator()<false>();
         }
-        while (more() && !far_edge()) step.template operator()<false>();
+        if (block - kStride < blocks.begin) break;
+        flush();
+        second = block - kStride;
       }
 
       // ---- Last product ----
@@ -687,6 +778,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::pin_registers(o);
       release(v_stage.empty());
       if constexpr (!kOneRing) advance(v_stage, v_full, block);
+      if (flushed()) {
+        const Seldom& before = seldom();
+#pragma unroll
+        for (int i = 0; i < kColumns / 2; ++i) o[i] += before.o[i];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) sum[h] += before.sum[h];
+      }
       // The other columns of the ones are zeros.
       if constexpr (kOnes) {
         sum[0] = o[kHeadDim / 2] + o[kHeadDim / 2 + 1];
@@ -704,9 +802,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // ---- Merge: each thread of the second warpgroup hands its part to one of the first ----
       const std::uint32_t mine = q_shared + kConfig.exchange_offset() + 16 * (threadIdx.x & 127);
       constexpr std::uint32_t kPitch = 16 * 128;
+      const std::uint32_t bases = mine + (kHeadDim / 8 + 1) * kPitch;
+      const WideBase base[2] = {base_of_row(0), base_of_row(1)};
       if (group == 1) {
         ptx::named_barrier_sync(6, 256);
-        ptx::shared_store4(mine, {top[0], top[1], sum[0], sum[1]});
+        ptx::shared_store4(mine, {base[0].high, base[1].high, sum[0], sum[1]});
+        ptx::shared_store4(bases, {base[0].low, base[1].low, 0.0f, 0.0f});
 #pragma unroll
         for (int i = 0; i < kHeadDim / 8; ++i) {
           if (works)
@@ -719,17 +820,21 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
       ptx::named_barrier_sync(7, 256);
       const float4 theirs = ptx::shared_load4(mine);
-      const float their_top[2] = {theirs.x, theirs.y}, their_sum[2] = {theirs.z, theirs.w};
+      const float4 their_low = ptx::shared_load4(bases);
+      const WideBase their_base[2] = {{theirs.x, their_low.x}, {theirs.y, their_low.y}};
+      const float their_sum[2] = {theirs.z, theirs.w};
       float ours[2], factor[2];
+      WideBase most[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float most = fmaxf(top[h], their_top[h]);
-        const float base = most == -INFINITY ? 0.0f : most;
-        ours[h] = exp2_fast(top[h] - base);
-        factor[h] = exp2_fast(their_top[h] - base);
+        most[h] = larger(base[h], their_base[h]);
+        const WideBase from = most[h].high == -INFINITY ? WideBase{0.0f, 0.0f} : most[h];
+        ours[h] = exp2_fast(distance(base[h], from));
+        factor[h] = exp2_fast(distance(their_base[h], from));
         sum[h] = sum[h] * ours[h] + their_sum[h] * factor[h];
-        top[h] = most;
+        top[h] = most[h].high;
       }
+      if (most[0].low != 0.0f || most[1].low != 0.0f) keep_bases(most);
       // A tile of one block has no second part.
       if (blocks.end - blocks.begin > 1) {
 #pragma unroll
@@ -754,7 +859,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if (p.lse != nullptr && t == 0 && r < p.seq_q) {
         const std::int64_t head =
             static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
-        p.lse[head * p.seq_q + r] = sum[h] == 0.0f ? -INFINITY : kLn2 * (top[h] + __log2f(sum[h]));
+        const WideBase base = base_of_row(h);
+        p.lse[head * p.seq_q + r] =
+            sum[h] == 0.0f ? -INFINITY : kLn2 * (base.high + (base.low + __log2f(sum[h])));
       }
       sum[h] = sum[h] == 0.0f ? 0.0f : reciprocal_fast(sum[h]);  // no key seen: O = 0
     }
@@ -773,8 +880,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
             static_cast<float*>(p.o)[at + 8 * i] = x;
             static_cast<float*>(p.o)[at + 8 * i + 1] = y;
           } else if (p.out_dtype == DType::f16) {
-            static_cast<__half*>(p.o)[at + 8 * i] = __float2half_rn(x);
-            static_cast<__half*>(p.o)[at + 8 * i + 1] = __float2half_rn(y);
+            static_cast<__half*>(p.o)[at + 8 * i] = __float2half_rn(finite_mean(x));
+            static_cast<__half*>(p.o)[at + 8 * i + 1] = __float2half_rn(finite_mean(y));
           } else {
             static_cast<__nv_bfloat16*>(p.o)[at + 8 * i] = __float2bfloat16_rn(x);
             static_cast<__nv_bfloat16*>(p.o)[at + 8 * i + 1] = __float2bfloat16_rn(y);
@@ -805,12 +912,36 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       };
       // Apart, so that the accumulators stay where they are.
       if (works) {
+        // Weights rounded above the fraction and not below it may carry O past fp16's last number.
+        constexpr bool kMayOverflow = std::is_same_v<T, __half> && !kOnes;
+        [[maybe_unused]] __half2 most = __float2half2_rn(0.0f);
+        const auto overflows = [&] {
+          return __any_sync(kFullWarp, !__hble2(most, __float2half2_rn(65504.0f)));
+        };
+        const auto store_outputs = [&]<bool kBounded>(int j) {
+          std::uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < kHeadDim / 16; ++j) {
-          const float* x = o + 8 * j;
-          store(j,
-                {pack2<T>(x[0] * sum[0], x[1] * sum[0]), pack2<T>(x[2] * sum[1], x[3] * sum[1]),
-                 pack2<T>(x[4] * sum[0], x[5] * sum[0]), pack2<T>(x[6] * sum[1], x[7] * sum[1])});
+          for (int i = 0; i < 4; ++i) {
+            float x = o[8 * j + 2 * i] * sum[i & 1], y = o[8 * j + 2 * i + 1] * sum[i & 1];
+            words[i] = kBounded ? pack2<T>(finite_mean(x), finite_mean(y)) : pack2<T>(x, y);
+            if constexpr (kMayOverflow && !kBounded)
+              most = __hmax2(most, __habs2(reinterpret_cast<const __half2&>(words[i])));
+          }
+          store(j, words);
+        };
+        // At D 256 the outputs would not fit beside what tells them all.
+        constexpr int kTold = kHeadDim > 128 ? 1 : kHeadDim / 16;
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 16; j += kTold) {
+#pragma unroll
+          for (int i = j; i < j + kTold; ++i) store_outputs.template operator()<false>(i);
+          if constexpr (kMayOverflow) {
+            if (overflows()) {
+              ptx::pin_registers(sum);  // else the products above would be kept for here
+#pragma unroll
+              for (int i = j; i < j + kTold; ++i) store_outputs.template operator()<true>(i);
+            }
+          }
         }
       } else {
 #pragma unroll

@@ -62,9 +62,9 @@ struct Config {
   constexpr int ones_bytes() const { return ones ? 16 * 128 : 0; }
   constexpr int o_offset() const { return o_over_q() ? 0 : ones_offset() + ones_bytes(); }
   constexpr int o_bytes() const { return o_over_q() ? 0 : (split ? 1 : warpgroups) * q_bytes(); }
-  // The second warpgroup's output in fp32, and base and sum of its rows.
+  // The second warpgroup's output in fp32, and bases and sums of its rows.
   constexpr int exchange_offset() const { return ones_offset() + ones_bytes() + o_bytes(); }
-  constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 4) : 0; }
+  constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 8) : 0; }
   constexpr int shared_bytes() const { return 1024 + exchange_offset() + exchange_bytes(); }
 
   // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for

@@ -7,6 +7,7 @@
 
 #include "core/variant.hpp"
 #include "kernels/cuda/72_sm90a_small.hpp"
+#include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
 
@@ -47,14 +48,15 @@ std::int64_t blocks(const Problem& problem, core::Choice choice) {
   return kCluster * tiles(problem, choice, kRows);
 }
 
-/// At most one block an SM (at D 64 one and a half) was faster than the prefill kernel in all that
-/// was measured; two where that one has long rows of keys for half the machine's CTAs or fewer
-/// (docs/kernels/sm90.md, "Which kernel wins where").
+/// At most one block an SM (at D 64 without a loop one and a half) was faster than the prefill
+/// kernel in all that was measured; two where that one has long rows of keys for half the machine's
+/// CTAs or fewer (docs/kernels/sm90.md, "Which kernel wins where").
 bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const bool wide = problem.head_dim > 64;
   const std::int64_t machine = facts.multiprocessors;
-  if (2 * blocks(problem, choice) <= (wide ? 2 : 3) * machine) return true;
   const std::int64_t keys = tile_keys(visible_keys(problem).band);
+  const bool two_fit = !wide && keys <= kConfigs[1].capacity();
+  if (2 * blocks(problem, choice) <= (two_fit ? 3 : 2) * machine) return true;
   return 2 * tiles(problem, choice, 128) <= machine && keys >= 512 && (wide || keys <= 1024);
 }
 
@@ -80,13 +82,17 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
     return refuse([] { return std::string("a sequence longer than 2^30"); });
   }
   const Layout& o = problem.o;
+  const auto addressable = [&](const Layout& layout, std::int64_t heads, std::int64_t rows) {
+    const std::int64_t entries = entries_for_choice(problem, layout, choice.batch_invariant);
+    return tma_addressable(layout, entries, heads, rows, true);
+  };
   const auto misaligned = [](std::int64_t length, std::int64_t stride) {
     return length > 1 && stride % 8 != 0;
   };
-  if (!tma_addressable(problem.q, problem.batch, problem.heads_q, problem.seq_q, true) ||
-      !tma_addressable(problem.k, problem.batch, problem.heads_kv, problem.seq_kv, true) ||
-      !tma_addressable(problem.v, problem.batch, problem.heads_kv, problem.seq_kv, true) ||
-      o.alignment < kTmaAlignment || misaligned(problem.batch, o.stride[0]) ||
+  if (!addressable(problem.q, problem.heads_q, problem.seq_q) ||
+      !addressable(problem.k, problem.heads_kv, problem.seq_kv) ||
+      !addressable(problem.v, problem.heads_kv, problem.seq_kv) || o.alignment < kTmaAlignment ||
+      misaligned(entries_for_choice(problem, o, choice.batch_invariant), o.stride[0]) ||
       misaligned(problem.heads_q, o.stride[1]) || misaligned(problem.seq_q, o.stride[2])) {
     return refuse([] {
       return std::string(
@@ -97,7 +103,7 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
   }
   const std::int64_t count = blocks(problem, choice);
   if (ceil_div(problem.seq_q, kRows) * kCluster > kGridLimit || problem.heads_q > kGridLimit ||
-      problem.batch > kGridLimit || count > 2 * std::int64_t{facts.multiprocessors}) {
+      count > 2 * std::int64_t{facts.multiprocessors}) {
     return refuse([&] {
       return std::to_string(count) + " blocks; worth it up to two a multiprocessor, " +
              std::to_string(2 * facts.multiprocessors);
@@ -117,7 +123,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   const Config config = config_of(index, problem.dtype == DType::f16);
   Plan result;
   result.grid = {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
-                 static_cast<int>(problem.heads_q), static_cast<int>(problem.batch)};
+                 static_cast<int>(problem.heads_q),
+                 static_cast<int>(std::min(problem.batch, kGridLimit))};
   result.block = {kThreads, 1, 1};
   result.cluster = {kCluster, 1, 1};
   result.shared_bytes = shared_bytes(problem, config, facts);
@@ -157,7 +164,7 @@ Status prepare(const Problem& problem, const core::Context& context) {
   return ensure_ready(problem, choose(problem, visible_keys(problem).band), context.facts->index);
 }
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   constexpr float kLog2E = 1.4426950408889634f;
   const VisibleKeys keys = visible_keys(problem);
   const std::size_t index = choose(problem, keys.band);
@@ -232,6 +239,12 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   void* arguments[] = {&p, &q_map, &k_map, &v_map};
   return to_status(cudaLaunchKernelExC(&launch_config, kernel_of(problem, index), arguments), kId,
                    "launch");
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return in_batch_parts(
+      problem, tensors, kGridLimit,
+      [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
 }
 
 }  // namespace

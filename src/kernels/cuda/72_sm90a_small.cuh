@@ -26,14 +26,18 @@
 
 namespace greenfast::cuda::small {
 
+/// Beyond this the rounding of maximum times scale would make a part's weights differ from the
+/// others' by more than 5e-5.
+inline constexpr float kLargeShift = 0x1p10f;
+
 /// The address field of a wgmma descriptor. In a cluster the upper bits of a shared address hold
 /// the block's rank; left in, they would run into the leading offset.
 __device__ __forceinline__ std::uint32_t descriptor_low(std::uint32_t shared) {
   return (shared & 0x3ffffu) >> 4;
 }
 
-/// What the rows of a quad know of one part: maximum and sum of row g, then of row g + 8. Maxima in
-/// log2 units.
+/// What the rows of a quad know of one part: maximum and sum of row g, then of row g + 8. Maxima as
+/// scores before they are scaled: products of large ones would differ by more than the scores do.
 struct Stats {
   float max0, max1, sum0, sum1;
 };
@@ -220,7 +224,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) {
         const float x = score(i) * p.transform_scale;
-        score(i) = p.transform_cap > 0.0f ? p.transform_cap * tanh_from_log2(x) : x;
+        score(i) = p.transform_cap > 0.0f ? softcap_from_log2(x, p.transform_cap) : x;
       }
     }
     const int warp_row = row0 - lane / 4;
@@ -240,6 +244,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
       }
     }
     float shift[2];
+    bool large = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float m[4];
@@ -251,11 +256,13 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
         for (int i = 0; i < 4; ++i) m[i] = fmaxf(m[i], score((n + i / 2) * 4 + i % 2 + 2 * half));
       }
       const float old_max = max[half];
-      max[half] = quad_max(fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]))) * scale;
+      max[half] = quad_max(fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])));
       if constexpr (kLooped) max[half] = fmaxf(max[half], old_max);
-      shift[half] = max[half] == -INFINITY ? 0.0f : max[half];
+      const float finite_max = max[half] == -INFINITY ? 0.0f : max[half];
+      shift[half] = finite_max * scale;
+      large |= fabsf(shift[half]) > kLargeShift;
       if constexpr (kLooped) {
-        const float decay = exp2_fast(old_max - shift[half]);
+        const float decay = exp2_fast((old_max - finite_max) * scale);
         sum[half] *= decay;
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
@@ -263,6 +270,15 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
           o[4 * n + 2 * half + 1] *= decay;
         }
       }
+    }
+    // In a loop always, because a branch here makes ptxas spill.
+    if (kLooped || __any_sync(kFullWarp, large)) {  // subtract before the product rounds
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) {
+        const float top = max[i / 2 % 2];
+        score(i) -= top == -INFINITY ? 0.0f : top;
+      }
+      shift[0] = shift[1] = 0.0f;
     }
     std::uint32_t weights[kKeys / 16][4];
 #pragma unroll
@@ -321,10 +337,48 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     for (float& x : o) x = 0.0f;
   }
   if constexpr (kLooped) {
+    // Tensor cores cut off what an addition cannot hold (70_sm90a_prefill.cuh, `flush`), so the
+    // output begins anew after 64 blocks; what it held waits in memory, with the maximum it is for.
+    constexpr int kFlushBlocks = 64;
+    struct Flushed {
+      float o[kHeadDim / 2], max[2];
+    } in_memory;
+    const auto flushed = [&]() -> Flushed& {
+      Flushed* address = &in_memory;
+      asm volatile("" : "+l"(address));  // else the compiler would keep it in registers
+      return *address;
+    };
+    const auto add_flushed = [&] {
+      Flushed& before = flushed();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float top = max[half] == -INFINITY ? 0.0f : max[half];
+        const float decay =
+            exp2_fast((before.max[half] - top) * (p.transform ? 1.0f : p.scale_log2));
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n) {
+          o[4 * n + 2 * half] += before.o[4 * n + 2 * half] * decay;
+          o[4 * n + 2 * half + 1] += before.o[4 * n + 2 * half + 1] * decay;
+        }
+      }
+    };
+    int blocks = 0;
 #pragma unroll 1
     for (int key = first_key, parity = 0; key < keys_end; key += kRound, parity ^= 1) {
       add_block(key, parity);
+      if (++blocks % kFlushBlocks == 0) {
+        if (blocks > kFlushBlocks) add_flushed();
+        Flushed& here = flushed();
+        here.max[0] = max[0];
+        here.max[1] = max[1];
+#pragma unroll
+        for (int i = 0; i < kC.head_dim / 2; ++i) {
+          here.o[i] = o[i];
+          o[i] = 0.0f;
+        }
+      }
     }
+    if (blocks >= kFlushBlocks) add_flushed();
   } else if (active) {
     add_block(first_key, 0);
   }
@@ -365,11 +419,13 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
 #pragma unroll
       for (int i = 0; i < kOwn; i += 8) {
         if constexpr (kHalfExchange) {
+          float means[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) means[j] = x[i + j] * (j & 2 ? inverse1 : inverse0);
+          std::uint32_t words[4];
+          pack_means<T>(words, means);
           ptx::store_async_16(to + kStatsBytes + i * 256 + thread * 16,
-                              make_uint4(pack2<T>(x[i] * inverse0, x[i + 1] * inverse0),
-                                         pack2<T>(x[i + 2] * inverse1, x[i + 3] * inverse1),
-                                         pack2<T>(x[i + 4] * inverse0, x[i + 5] * inverse0),
-                                         pack2<T>(x[i + 6] * inverse1, x[i + 7] * inverse1)),
+                              make_uint4(words[0], words[1], words[2], words[3]),
                               far_barrier + 8 * w);
         } else {
 #pragma unroll
@@ -455,15 +511,17 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     top0 = fmaxf(top0, other.max0);
     top1 = fmaxf(top1, other.max1);
   }
+  const float scale = p.transform ? 1.0f : p.scale_log2;
   const float shift0 = top0 == -INFINITY ? 0.0f : top0;
   const float shift1 = top1 == -INFINITY ? 0.0f : top1;
-  const float own0 = exp2_fast(max[0] - shift0), own1 = exp2_fast(max[1] - shift1);
+  const float own0 = exp2_fast((max[0] - shift0) * scale);
+  const float own1 = exp2_fast((max[1] - shift1) * scale);
   float weight0[3], weight1[3];
   float total0 = own0 * sum[0], total1 = own1 * sum[1];
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    weight0[i] = exp2_fast(stats[i].max0 - shift0);
-    weight1[i] = exp2_fast(stats[i].max1 - shift1);
+    weight0[i] = exp2_fast((stats[i].max0 - shift0) * scale);
+    weight1[i] = exp2_fast((stats[i].max1 - shift1) * scale);
     total0 = fmaf(weight0[i], stats[i].sum0, total0);
     total1 = fmaf(weight1[i], stats[i].sum1, total1);
   }
@@ -503,9 +561,10 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     } else {  // two lanes a row: whole 32-byte sectors
       using Other = std::conditional_t<std::is_same_v<T, __half>, __nv_bfloat16, __half>;
       std::uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        words[j] = native ? pack2<T>(x[2 * j], x[2 * j + 1]) : pack2<Other>(x[2 * j], x[2 * j + 1]);
+      if (native) {
+        pack_means<T>(words, x);
+      } else {
+        pack_means<Other>(words, x);
       }
       const uint4 eight = quad_transpose(words);
       if (store_ok && store_column + i * 2 < p.head_dim) {
@@ -515,9 +574,10 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
   }
   if (p.lse != nullptr && part == 0 && lane % 4 == 0) {
     float* lse = p.lse + (std::int64_t{batch} * p.heads_q + head) * p.seq_q;
-    if (row0 < p.seq_q) lse[row0] = total0 == 0.0f ? -INFINITY : (top0 + __log2f(total0)) * kLn2;
+    if (row0 < p.seq_q)
+      lse[row0] = total0 == 0.0f ? -INFINITY : (top0 * scale + __log2f(total0)) * kLn2;
     if (row0 + 8 < p.seq_q) {
-      lse[row0 + 8] = total1 == 0.0f ? -INFINITY : (top1 + __log2f(total1)) * kLn2;
+      lse[row0 + 8] = total1 == 0.0f ? -INFINITY : (top1 * scale + __log2f(total1)) * kLn2;
     }
   }
 }

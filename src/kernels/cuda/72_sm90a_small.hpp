@@ -25,7 +25,7 @@ struct Config {
   constexpr int capacity() const { return looped ? static_cast<int>(Band::kFar) : kParts * keys; }
   constexpr int chunks() const { return head_dim / 64; }  // of 64 columns, 128 bytes
   constexpr int pieces() const { return keys / kPieceKeys; }
-  constexpr int blocks_per_sm() const { return head_dim == 64 ? 2 : 1; }
+  constexpr int blocks_per_sm() const { return head_dim == 64 && !looped ? 2 : 1; }
   /// Every part finishes a quarter of the columns: registers of a thread that it owns, and sends
   /// to each of the others.
   constexpr int own() const { return head_dim / 2 / kParts; }

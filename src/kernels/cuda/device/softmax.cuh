@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace greenfast::cuda {
 
@@ -25,10 +26,49 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return y;
 }
 
-/// tanh(x), given 2 * log2(e) * x. Absolute error about 1e-7, where tanh.approx has 5e-4, which a
-/// softcap of 50 would turn into 2% of a weight.
-__device__ __forceinline__ float tanh_from_log2(float x_2log2e) {
-  return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(x_2log2e));
+/// cap * tanh(x), given y = 2 * log2(e) * x. Relative error 4e-7 at any x: a cap of 1e8 multiplies
+/// arguments near 0, where 1 - 2 / (e^2x + 1) cancels, and where tanh.approx is off by 5e-4.
+__device__ __forceinline__ float softcap_from_log2(float y, float cap) {
+  const float far = 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(y));
+  // tanh(x) / y as a polynomial in y^2 for |x| <= 0.55, of least relative error.
+  const float square = y * y;
+  float near = 1.1649248e-6f;
+  near = fmaf(near, square, -3.152979e-5f);
+  near = fmaf(near, square, 6.6588045e-4f);
+  near = fmaf(near, square, -1.3875771e-2f);
+  near = fmaf(near, square, 3.465736e-1f);
+  return cap * (fabsf(y) < 1.58f ? near * y : far);
+}
+
+/// Up to here one float holds the base of a row's exponents, which is the largest score times the
+/// scale: rounding moves it by a quarter at most, and all weights of the row alike. At 2^29 it
+/// would move it by 32, and fp16 weights from 1 to infinity or to 0.
+inline constexpr float kLargestBase = 0x1p22f;
+
+/// A base beyond that: high + low is the product, exactly.
+struct WideBase {
+  float high, low;
+};
+__device__ __forceinline__ WideBase wide_base(float score, float scale) {
+  const float high = score * scale;
+  return {high, fabsf(high) <= 3.4028235e38f ? fmaf(score, scale, -high) : 0.0f};
+}
+/// a - b, where b is no infinity.
+__device__ __forceinline__ float distance(WideBase a, WideBase b) {
+  return (a.high - b.high) + (a.low - b.low);
+}
+__device__ __forceinline__ WideBase larger(WideBase a, WideBase b) {
+  return a.high == -INFINITY || (b.high != -INFINITY && distance(b, a) > 0.0f) ? b : a;
+}
+/// The exponent of a score's weight. A base of -inf stands for a row whose scores are all -inf.
+__device__ __forceinline__ float exponent(float score, float scale, WideBase base) {
+  return base.high == -INFINITY ? score : fmaf(score, scale, -base.high) - base.low;
+}
+
+/// What rounding carried past fp16's last finite number. A mean of V is no larger than V, but the
+/// weights that multiply V are rounded and those that are summed are not: up to 2^-11 apart.
+__device__ __forceinline__ float finite_mean(float x) {
+  return fabsf(x) > 65504.0f && fabsf(x) < 65600.0f ? copysignf(65504.0f, x) : x;
 }
 
 /// Maximum, or sum, over the four lanes that share a row of an accumulator fragment.
@@ -70,6 +110,23 @@ __device__ __forceinline__ std::uint32_t pack2<__nv_bfloat16>(float lo, float hi
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
   return r;
+}
+
+/// pack2 of means of V, which stay finite where V is. Called by whole warps.
+template <class T>
+__device__ __forceinline__ void pack_means(std::uint32_t (&words)[4], const float (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = pack2<T>(x[2 * i], x[2 * i + 1]);
+  if constexpr (std::is_same_v<T, __half>) {
+    __half2 most = __float2half2_rn(0.0f);
+#pragma unroll
+    for (const std::uint32_t& two : words)
+      most = __hmax2(most, __habs2(reinterpret_cast<const __half2&>(two)));
+    if (!__any_sync(kFullWarp, !__hble2(most, __float2half2_rn(65504.0f)))) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = pack2<T>(finite_mean(x[2 * i]), finite_mean(x[2 * i + 1]));
+  }
 }
 
 /// Transposes 4 words over the 4 lanes of a quad: lane t had word i of column block t, and gets

@@ -26,6 +26,13 @@ inline bool tma_addressable(const Layout& layout, std::int64_t batch, std::int64
          fits(heads, layout.stride[1], broadcast) && fits(rows, layout.stride[2], false);
 }
 
+/// The batch entries whose stride a choice of kernel looks at. batch_invariant asks for two at
+/// least, so that one entry is treated as in any batch; a stride of 0 says nothing of a batch.
+inline std::int64_t entries_for_choice(const Problem& problem, const Layout& layout,
+                                       bool batch_invariant) {
+  return batch_invariant && layout.stride[0] != 0 && problem.batch == 1 ? 2 : problem.batch;
+}
+
 /// The driver's functions for maps, asked for once; null when the driver is older than CUDA 12.
 struct TensorMapDriver {
   decltype(&cuTensorMapEncodeTiled) encode = nullptr;

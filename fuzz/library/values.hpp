@@ -1,0 +1,355 @@
+// What the fuzzer's host and device code agree on: number formats, the values of a problem's
+// tensors, scores and error limits. Shares nothing with the library but the meaning of a Problem.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include <greenfast/types.hpp>
+
+#if defined(__CUDACC__)
+#define FUZZ_HD __host__ __device__ inline
+#else
+#define FUZZ_HD inline
+#endif
+
+namespace greenfast::fuzz {
+
+// ---- Number formats ----
+
+FUZZ_HD std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+FUZZ_HD bool is_nan(double x) { return x != x; }
+FUZZ_HD bool is_finite(double x) { return x - x == 0.0; }
+FUZZ_HD float float_of(std::uint32_t x) { return __builtin_bit_cast(float, x); }
+
+/// Rounds to nearest even. e4m3 saturates at 448.
+FUZZ_HD std::uint32_t encode(DType type, float x) {
+  std::uint32_t u = bits_of(x);
+  if (type == DType::f32) return u;
+  const std::uint32_t negative = u >> 31;
+  u &= 0x7fffffffu;
+  const float magnitude = float_of(u);
+  if (type == DType::bf16) {
+    const std::uint32_t code = u > 0x7f800000u ? 0x7fc0u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    return code | negative << 15;
+  }
+  if (type == DType::f16) {
+    std::uint32_t code;
+    if (u > 0x7f800000u) {
+      code = 0x7e00u;
+    } else if (u >= 0x477ff000u) {  // 65520 and above
+      code = 0x7c00u;
+    } else if (u < 0x38800000u) {  // below 2^-14: multiples of 2^-24, the last place of 0.5
+      code = bits_of(magnitude + 0.5f) - bits_of(0.5f);
+    } else {
+      code = (u + 0xfffu + (u >> 13 & 1u) - (112u << 23)) >> 13;
+    }
+    return code | negative << 15;
+  }
+  std::uint32_t code;
+  if (u > 0x7f800000u) {
+    code = 0x7fu;
+  } else if (u >= 0x43e00000u) {  // 448 and above
+    code = 0x7eu;
+  } else if (u < 0x3c800000u) {  // below 2^-6: multiples of 2^-9, the last place of 2^14
+    code = bits_of(magnitude + 16384.0f) - bits_of(16384.0f);
+  } else {
+    code = (u + 0x7ffffu + (u >> 20 & 1u) - (120u << 23)) >> 20;
+  }
+  return code | negative << 7;
+}
+
+FUZZ_HD float decode(DType type, std::uint32_t code) {
+  if (type == DType::f32) return float_of(code);
+  if (type == DType::bf16) return float_of(code << 16);
+  if (type == DType::f16) {
+    const std::uint32_t sign = (code & 0x8000u) << 16, rest = code & 0x7fffu;
+    if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+    return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));
+  }
+  const std::uint32_t sign = (code & 0x80u) << 24, rest = code & 0x7fu;
+  if (rest == 0x7fu) return float_of(0x7fc00000u);
+  return float_of(sign | bits_of(float_of(rest << 20) * 0x1p120f));
+}
+
+FUZZ_HD std::uint32_t load_code(DType type, const void* data, std::int64_t at) {
+  if (type == DType::f32) return static_cast<const std::uint32_t*>(data)[at];
+  if (type == DType::e4m3) return static_cast<const std::uint8_t*>(data)[at];
+  return static_cast<const std::uint16_t*>(data)[at];
+}
+FUZZ_HD void store_code(DType type, void* data, std::int64_t at, std::uint32_t code) {
+  if (type == DType::f32) {
+    static_cast<std::uint32_t*>(data)[at] = code;
+  } else if (type == DType::e4m3) {
+    static_cast<std::uint8_t*>(data)[at] = static_cast<std::uint8_t>(code);
+  } else {
+    static_cast<std::uint16_t*>(data)[at] = static_cast<std::uint16_t>(code);
+  }
+}
+FUZZ_HD float load(DType type, const void* data, std::int64_t at) {
+  return decode(type, load_code(type, data, at));
+}
+
+/// Outputs hold this word before a call: a NaN with a payload that no instruction makes.
+inline constexpr std::uint32_t kUnwritten = 0xffdcffdcu;
+
+// ---- The values of a problem ----
+
+enum class Scores : std::int32_t {
+  normal,     // of Q and K drawn from a normal distribution
+  dominated,  // a few keys stand `gap` nats above the others
+  ramp,       // they rise (or fall) by `gap` nats from the first key to the last
+  minus_inf,  // some keys, or all, score -inf
+};
+enum class Weighted : std::int32_t {
+  normal,
+  constant,  // every element of V is the same
+  mean_one,  // 1 and a quarter of a normal distribution: errors do not cancel
+  contrast,  // 0 for the dominating keys, 1 for the others
+};
+/// A NaN or an infinity in one element that rows may see.
+enum class Plant : std::int32_t { none, nan_q, nan_k, nan_v, inf_v };
+
+enum class Which : std::int32_t { q, k, v };
+
+/// How the elements of Q, K and V come about: a pure function of this and their coordinates.
+struct Values {
+  std::uint64_t seed = 0;
+  float q = 1.0f, k = 1.0f, v = 1.0f;  // magnitudes
+  Scores scores = Scores::normal;
+  float gap = 0.0f;
+  float lead = 0.0f;       // Q's first column where scores are not normal
+  float nat = 0.0f;        // K's first column for one nat
+  std::int64_t first = 0;  // of the keys that dominate; the modulus of those that score -inf
+  std::int64_t count = 0;  // of the keys that dominate; keys of the ramp
+  Weighted weighted = Weighted::normal;
+  Plant plant = Plant::none;
+  std::int64_t plant_at[4] = {};  // b, h, s, d
+};
+
+FUZZ_HD std::uint64_t mixed(std::uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9u;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+/// Mean 0, variance 1, at most 3.47: the sum of four uniform numbers.
+FUZZ_HD float normal_at(std::uint64_t seed, Which which, std::int64_t b, std::int64_t h,
+                        std::int64_t s, std::int64_t d) {
+  const std::uint64_t x = mixed(seed + static_cast<std::uint64_t>(which) * 0x9e3779b97f4a7c15u +
+                                static_cast<std::uint64_t>(b) * 0xd1b54a32d192ed03u +
+                                static_cast<std::uint64_t>(h) * 0x8cb92ba72f3d8dd7u +
+                                static_cast<std::uint64_t>(s) * 0xaef17502108ef2d9u +
+                                static_cast<std::uint64_t>(d) * 0xf1357aea2e62a9c5u);
+  const auto sum = static_cast<std::int32_t>((x & 0xffffu) + (x >> 16 & 0xffffu) +
+                                             (x >> 32 & 0xffffu) + (x >> 48));
+  return static_cast<float>(sum - 131070) * (1.7320508f / 65536.0f);
+}
+
+FUZZ_HD float element(const Values& v, Which which, std::int64_t b, std::int64_t h, std::int64_t s,
+                      std::int64_t d) {
+  const auto planted = [&] {
+    return v.plant_at[0] == b && v.plant_at[1] == h && v.plant_at[2] == s && v.plant_at[3] == d;
+  };
+  const float infinity = float_of(0x7f800000u), nan = float_of(0x7fc00000u);
+  const bool dominates = v.scores == Scores::dominated && s >= v.first && s < v.first + v.count;
+  if (which == Which::q) {
+    if (v.plant == Plant::nan_q && planted()) return nan;
+    if (v.scores != Scores::normal && d == 0) return v.lead;
+    return normal_at(v.seed, which, b, h, s, d) * v.q;
+  }
+  if (which == Which::k) {
+    if (v.plant == Plant::nan_k && planted()) return nan;
+    if (v.scores == Scores::normal || d != 0) return normal_at(v.seed, which, b, h, s, d) * v.k;
+    if (v.scores == Scores::dominated) return dominates ? v.gap * v.nat : 0.0f;
+    if (v.scores == Scores::ramp)
+      return v.gap * v.nat * (static_cast<float>(s) / static_cast<float>(v.count));
+    return s % v.first == 0 ? -infinity : 0.0f;
+  }
+  if (v.plant == Plant::nan_v && planted()) return nan;
+  if (v.plant == Plant::inf_v && planted()) return infinity;
+  switch (v.weighted) {
+    case Weighted::constant:
+      return v.v;
+    case Weighted::mean_one:
+      return (1.0f + 0.25f * normal_at(v.seed, which, b, h, s, d)) * v.v;
+    case Weighted::contrast:
+      return dominates ? 0.0f : v.v;
+    default:
+      return normal_at(v.seed, which, b, h, s, d) * v.v;
+  }
+}
+
+// ---- A problem as the reference sees it ----
+
+FUZZ_HD unsigned long long digest_of(std::uint32_t word, std::uint64_t at) {
+  return mixed(at * 0x9e3779b97f4a7c15u + word);
+}
+
+struct View {
+  std::int64_t batch, heads_q, heads_kv, seq_q, seq_kv, head_dim;
+  std::int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
+  DType in, out;
+  ScaleKind scales;
+  bool has_lse;
+  double scale, softcap;
+  std::int64_t below, above;  // query i sees the keys [i + below, i + above] of [0, seq_kv)
+  Values values;
+  // A NaN may stand in any row of the batch entry and KV head of the plant, or (spoilt) anywhere:
+  // scores of this problem may overflow fp32.
+  bool spoilt;
+  const void *q, *k, *v;
+  const float *q_scale, *k_scale, *v_scale;
+};
+
+FUZZ_HD std::int64_t first_key(const View& view, std::int64_t row) {
+  return row + view.below > 0 ? row + view.below : 0;
+}
+FUZZ_HD std::int64_t end_key(const View& view, std::int64_t row) {
+  const std::int64_t end = row + view.above + 1;
+  return end < view.seq_kv ? end : view.seq_kv;
+}
+FUZZ_HD bool some_row_sees(const View& view, std::int64_t key) {
+  return key >= first_key(view, 0) && key < end_key(view, view.seq_q - 1);
+}
+FUZZ_HD double descale(const View& view, const float* scales, std::int64_t b, std::int64_t h,
+                       std::int64_t heads) {
+  if (view.scales == ScaleKind::none) return 1.0;
+  return static_cast<double>(scales[view.scales == ScaleKind::tensor ? 0 : b * heads + h]);
+}
+/// Descale factors from 1/8 to 4.
+FUZZ_HD float scale_at(const View& view, int tensor, std::int64_t at) {
+  const std::uint64_t x = mixed(view.values.seed ^ (static_cast<std::uint64_t>(at) * 3 +
+                                                    static_cast<std::uint64_t>(tensor) + 77));
+  const float base = float_of((127u - 3u + static_cast<std::uint32_t>(x % 5)) << 23);
+  return base * (1.0f + static_cast<float>(x >> 40) * 0x1p-24f);
+}
+FUZZ_HD bool tainted(const View& view, std::int64_t b, std::int64_t h) {
+  if (view.spoilt) return true;
+  const std::int64_t group = view.heads_q / view.heads_kv;
+  const Values& v = view.values;
+  if (v.plant == Plant::none || v.plant_at[0] != b) return false;
+  return (v.plant == Plant::nan_q ? v.plant_at[1] / group : v.plant_at[1]) == h / group;
+}
+
+/// The rows that are compared: all, or one of each of `slots` equal parts.
+FUZZ_HD std::int64_t row_of_slot(std::int64_t slot, std::int64_t slots, std::int64_t rows) {
+  if (slots >= rows) return slot;
+  if (slot == 0 || slot == slots - 1) return slot == 0 ? 0 : rows - 1;
+  const std::int64_t begin = slot * rows / slots, end = (slot + 1) * rows / slots;
+  return begin + static_cast<std::int64_t>(mixed(static_cast<std::uint64_t>(slot)) >> 1) %
+                     (end > begin ? end - begin : 1);
+}
+
+// ---- Scores and limits ----
+
+inline constexpr double kLargestFloat = 3.4028234e38;
+
+/// A score and by how much an honest kernel may miss it. slack < 0: fp32 overflows on the way.
+struct Score {
+  double value, slack;
+};
+
+/// From a dot product and the sum of its terms' magnitudes (fp32 is enough for that). fp32 products
+/// are summed 8 or 16 at a time, each addition to the accumulator rounds or truncates once.
+FUZZ_HD Score score_of(const View& view, double dot, float magnitude, double factor) {
+  constexpr double kUlp = 0x1p-23;
+  double s = dot * factor;
+  if (!is_finite(dot))  // an input is not finite, which is exact
+    return {view.softcap > 0.0 ? view.softcap * tanh(s / view.softcap) : s, 0.0};
+  const double sum = static_cast<double>(magnitude);
+  const double size = fabs(factor);
+  if (!(sum <= kLargestFloat) || !(sum * size <= kLargestFloat)) return {s, -1.0};
+  const double dim = static_cast<double>(view.head_dim);
+  // Where products are subnormal in fp32, they may be flushed to zero.
+  double slack = kUlp * ((2.0 + dim / 8.0) * sum * size + 4.0 * fabs(s)) + dim * 0x1p-126 * size;
+  if (view.softcap > 0.0) {
+    s = view.softcap * tanh(s / view.softcap);
+    slack += 4.0 * kUlp * fabs(s);
+  }
+  return {s, slack};
+}
+
+/// Half a unit in the last place of 1.
+FUZZ_HD double roundoff(DType type) {
+  return type == DType::f32 ? 0x1p-24 : type == DType::f16 ? 0x1p-11 : 0x1p-8;
+}
+/// Half of the distance between the smallest numbers of a type.
+FUZZ_HD double quantum(DType type) { return type == DType::f16 ? 0x1p-25 : 0x1p-126; }
+FUZZ_HD double largest(DType type) {
+  return type == DType::f16 ? 65504.0 : type == DType::bf16 ? 3.3895313892515355e38 : kLargestFloat;
+}
+
+/// fp32 sums over `keys` keys: rounding errors that are independent, and a few that are not.
+FUZZ_HD double summing(double keys) { return 0x1p-23 * (8.0 + 2.0 * sqrt(keys)); }
+
+inline constexpr double kAnything = -1.0;  // as a limit: any value will do
+inline constexpr double kNan = -2.0;       // NaN alone
+
+/// What of a row's weights and values decides the limit of an element of O.
+struct Sums {
+  double keys;       // that the row sees
+  double top;        // the largest weight
+  double o;          // sum of weight * value: the reference
+  double magnitude;  // ... |value|
+  double least;      // ... of at most one quantum of weight
+  double moved;      // sum of what scores' slack may move each weight * |value - o|
+};
+/// Weights are rounded once to 16 bits (fp32 inputs: an exponential of fp32), and so may partial
+/// results be on their way to each other. fp16 weights below 2^-14 have a fixed last place.
+FUZZ_HD double limit_of(const View& view, const Sums& s) {
+  if (is_nan(s.o)) return kNan;
+  if (!is_finite(s.o) || !is_finite(s.magnitude)) return kAnything;
+  // Sums before the division hold weights of up to 2^16 where the largest is not known yet.
+  if (s.magnitude / s.top * 65536.0 > kLargestFloat) return kAnything;
+  const double weight = view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
+  const double floor_in = quantum(view.in), floor_out = quantum(view.out);
+  return s.moved + (2.25 * weight + summing(s.keys)) * s.magnitude + s.least +
+         roundoff(view.out) * fabs(s.o) + (floor_in > floor_out ? floor_in : floor_out);
+}
+/// Of a weight that small nothing need be left, relative to the largest: half of fp16's last place,
+/// or where an exponential of fp32 is flushed to zero.
+FUZZ_HD double weight_quantum(DType in) { return in == DType::f16 ? 0x1p-25 : 0x1p-124; }
+
+/// Of a weight p = exp(distance), as far as scores that are off by `slack` may move it.
+FUZZ_HD double moved_by(double distance, double p, double slack) {
+  if (slack < 1e-3) return p * slack * 1.001;
+  const double moved = distance + slack;
+  return (moved < 0.0 ? exp(moved) : 1.0) - p;
+}
+
+/// `shift`: by how much scores' slack may move the log-sum-exp. `even`: sum of squares of weights.
+FUZZ_HD double lse_limit(const View& view, double keys, double lse, double top_score, double shift,
+                         double squares) {
+  const double size = fabs(lse) > fabs(top_score) ? fabs(lse) : fabs(top_score);
+  const double weight = view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
+  return shift + 0x1p-21 * size + summing(keys) + 2.0 * weight * sqrt(squares);
+}
+
+/// How far a result is off, in limits: at most 1 is right. Infinity where no limit can be asked.
+FUZZ_HD float off_by(double got, double expected, double limit, bool may_be_nan, double range) {
+  const float wrong = float_of(0x7f800000u);
+  if (limit == kAnything) return 0.0f;
+  if (limit == kNan) return is_nan(got) ? 0.0f : wrong;
+  if (is_nan(got)) return may_be_nan ? 0.0f : wrong;
+  if (!is_finite(expected)) return got == expected ? 0.0f : wrong;
+  if (!is_finite(got)) {
+    const bool sign = got * expected > 0.0 || limit > fabs(expected);
+    return sign && fabs(expected) + limit >= range ? 0.0f : wrong;
+  }
+  const double error = fabs(got - expected);
+  if (error == 0.0) return 0.0f;
+  if (!(limit > 0.0)) return wrong;
+  const double ratio = error / limit;
+  return ratio > 1e30 ? 1e30f : static_cast<float>(ratio);
+}
+/// From here on a finite result may round to infinity: only where the output's range is smaller
+/// than V's.
+FUZZ_HD double infinite_from(const View& view) {
+  const bool narrower = view.out == DType::f16 && view.in != DType::f16;
+  return narrower ? 65520.0 : float_of(0x7f800000u);
+}
+
+}  // namespace greenfast::fuzz
