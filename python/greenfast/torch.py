@@ -28,6 +28,8 @@ __all__ = ["FallbackWarning", "replace_sdpa", "scaled_dot_product_attention"]
 Tensor = torch.Tensor
 _SDPA = _functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
+_is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
+_dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
 _CODES = {getattr(torch, name): code for code, name in enumerate(_arrays.DTYPES)}
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
@@ -45,9 +47,9 @@ class FallbackWarning(UserWarning):
 # --- reading tensors -----------------------------------------------------------------------------------------------
 
 def _layered() -> bool:
-    """Whether a tensor may stand for something else: inside vmap, torch.func.grad, a dispatch mode, a trace."""
-    return (torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch._C._get_tracing_state() is not None)
+    """Whether somebody watches calls of operators: a dispatch mode, a trace. (Tensors inside vmap and torch.func.grad have no
+    memory, which the library's module finds.)"""
+    return _dispatch_modes() > 0 or _trace() is not None
 
 
 def _describe(name: str, x: Tensor) -> Any:
@@ -105,7 +107,7 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
                return_lse: bool) -> Any:
     """greenfast.attention for PyTorch's tensors."""
     if (not _is_compiling() and type(q) in _EXACT and type(k) in _EXACT and type(v) in _EXACT and not _layered()
-            and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))):
+            and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))):
         if out is None:
             out = torch.empty_like(q, dtype=_out_dtype(q, out_dtype)) if out_dtype is not None or q.dtype == torch.float8_e4m3fn \
                 else torch.empty_like(q)
@@ -157,6 +159,21 @@ for _name in ("attention", "attention_forward"):
     _library.impl(_name, _op, "CPU")
     _library.impl(_name, _op, "CUDA")
     torch.library.register_fake(f"greenfast::{_name}", _op_fake, lib=_library)
+
+
+# What compiled models call: an operator written in Python takes longer the more arguments it has.
+_library.define("sdpa(Tensor q, Tensor k, Tensor v, bool causal, float? scale) -> Tensor", tags=_TAGS)
+
+
+def _op_sdpa(q, k, v, causal, scale):
+    out = torch.empty_like(q)
+    _run(q, k, v, out, None, None, None, None, scale, 0.0, -1, 0 if causal else -1, _TOP_LEFT, 0, None, False, None)
+    return out
+
+
+_library.impl("sdpa", _op_sdpa, "CPU")
+_library.impl("sdpa", _op_sdpa, "CUDA")
+torch.library.register_fake("greenfast::sdpa", lambda q, k, v, causal, scale: torch.empty_like(q), lib=_library)
 
 
 def _no_gradient(q: Tensor, k: Tensor, left: int, right: int, align: int, bshd: bool, softcap: float, out_dtype: Any) -> str | None:
@@ -269,6 +286,10 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
             q, k, left, right, align, bool(bshd), softcap, out_dtype)
         if reason is not None:
             _refuse_gradient(reason)
+    if (not needs_gradient and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
+            and softcap == 0.0 and left == -1 and (right == -1 or (right == 0 and align == _TOP_LEFT)) and not bshd and variant is None
+            and not batch_invariant and out_dtype is None and q.dtype != torch.float8_e4m3fn):
+        return torch.ops.greenfast.sdpa.default(q, k, v, right == 0, scale)
     wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
     op = torch.ops.greenfast.attention.default if needs_gradient else torch.ops.greenfast.attention_forward.default
     made, made_lse = op(
@@ -358,9 +379,9 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     """
     if fallback != "torch" and fallback != "error":
         raise ValueError(f"fallback is {fallback!r}: 'torch' or 'error' is possible")
-    if (attn_mask is None and dropout_p == 0.0 and type(query) in _EXACT and type(key) in _EXACT and type(value) in _EXACT
-            and not _is_compiling() and query.dtype in _FLOATS and not _layered() and not torch._C._is_any_autocast_enabled()
-            and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))):
+    if (not _is_compiling() and attn_mask is None and dropout_p == 0.0 and type(query) in _EXACT and type(key) in _EXACT
+            and type(value) in _EXACT and query.dtype in _FLOATS and not _layered() and not _is_any_autocast_enabled()
+            and not (_is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))):
         # The common case. Whether it is one, the library finds out faster than Python; what it refuses is looked at below.
         try:
             if enable_gqa or query.size(1) == key.size(1):

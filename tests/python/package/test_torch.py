@@ -349,6 +349,7 @@ def test_opcheck():
     q, k, v = tensors()
     op, forward = torch.ops.greenfast.attention.default, torch.ops.greenfast.attention_forward.default
     assert set(torch.library.opcheck(forward, (q, k, v), {"with_lse": False}).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(torch.ops.greenfast.sdpa.default, (q, k, v, True, 0.3)).values()) == {"SUCCESS"}
     for options in ({}, {"right": 0, "align": 1, "softcap": 2.0}, {"out_dtype": torch.bfloat16, "variant": "cpu.naive"}, {"with_lse": False}):
         assert set(torch.library.opcheck(op, (q, k, v), options).values()) == {"SUCCESS"}
     assert set(torch.library.opcheck(op, tuple(x.transpose(1, 2) for x in (q, k, v)), {"bshd": True}).values()) == {"SUCCESS"}
