@@ -113,9 +113,14 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         reason = _gt._no_gradient(query, key, -1 if window is None else window - 1, 0 if causal else -1, 0, False, softcap or 0.0, None)
         reason = None if reason is None else f"gradients with {reason}"
     if reason is None:
-        out = _attention(query, key, value, scale=scaling, causal=causal, window=None if window is None else (window - 1, 0),
-                         align="top_left", softcap=softcap or 0.0)
-        return out.transpose(1, 2).contiguous(), None
+        options: Any = dict(scale=scaling, causal=causal, window=None if window is None else (window - 1, 0), align="top_left",
+                            softcap=softcap or 0.0)
+        if torch.compiler.is_compiling():
+            return _attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+        try:
+            return _attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+        except NotImplementedError as error:  # no kernel takes this problem, in the library's words
+            reason = str(error)
     _say(reason)
 
     if causal and (window is not None or softcap or s_aux is not None):

@@ -15,6 +15,7 @@ gradients are refused by name, before any work. There is no second derivative.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -118,7 +119,7 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
         _run(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream)
         return (out, lse) if return_lse else out
     return _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
-                       out_dtype, return_lse)
+                       stream, out_dtype, return_lse)
 
 
 def _empty_lse(q: Tensor, bshd: int) -> Tensor:
@@ -272,7 +273,9 @@ torch.library.register_autograd("greenfast::attention_backward", _second_derivat
 
 
 def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
-                out_dtype, return_lse):
+                stream, out_dtype, return_lse):
+    if stream is not None:
+        raise ValueError("stream is given, with gradients or under torch.compile: there the work is on PyTorch's current stream; set that")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is {type(x).__name__}: q is a torch.Tensor, and so must k and v be")
@@ -316,6 +319,18 @@ def _say(reason: str) -> bool:
     return True
 
 
+@torch.compiler.assume_constant_result
+@functools.cache
+def _no_kernels(index: int) -> str | None:
+    """Why nothing runs on this GPU: a package built without CUDA, a device too old; None: something does."""
+    plain = (0, (1, 1, 128, 64), (8192, 8192, 64, 1), _CODES[torch.float16], 1, index, False)
+    try:
+        told = _core.explain(plain, plain, plain, *[None] * 6, 0.0, -1, -1, _TOP_LEFT, 0, None, 0, None, None, None, None)
+    except RuntimeError as error:
+        return str(error)
+    return None if told[0] else told[2]
+
+
 def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: Any, enable_gqa: bool) -> str | None:
     """Why this call is PyTorch's; None: the library takes it."""
     if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
@@ -338,6 +353,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return "tensors of several devices or types"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (dtype == torch.float32 and device.type == "cuda"):
         return f"{dtype} on {device.type}"
+    if device.type == "cuda" and (why := _no_kernels(device.index or 0)):
+        return why
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         return "fewer than two dimensions"
     width = query.shape[-1]
@@ -388,7 +405,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
                 out = torch.empty_like(query)
                 _run(query, key, value, out, None, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None)
                 return out
-        except (TypeError, ValueError, NotImplementedError, IndexError):
+        except (TypeError, ValueError, RuntimeError, IndexError):
             pass
     reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is None:
@@ -411,7 +428,15 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             raise NotImplementedError(f"greenfast does not take this call: {reason}; change it, or let fallback='torch' hand it to PyTorch")
         _say(reason)
         return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    out = _attention(q, k, v, None, None, None, None, None, scale, 0.0, -1, right, _TOP_LEFT, 0, None, False, None, None, False)
+    call = (q, k, v, None, None, None, None, None, scale, 0.0, -1, right, _TOP_LEFT, 0, None, False, None, None, False)
+    if _is_compiling() or fallback == "error":
+        out = _attention(*call)
+    else:
+        try:
+            out = _attention(*call)
+        except NotImplementedError as error:  # no kernel takes this problem, in the library's words
+            _say(str(error))
+            return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out if leading is None else out.reshape(leading)
 
 

@@ -186,6 +186,22 @@ def test_a_fallback_is_torchs_result_and_is_said_once(options):
         gt.scaled_dot_product_attention(q, k, v, fallback="error", **options)
 
 
+def test_a_problem_that_no_kernel_takes_goes_to_torch_in_the_librarys_words(monkeypatch):
+    def refuses(*arguments):
+        raise NotImplementedError("no variant takes this")
+    q, k, v = tensors(heads=2)
+    monkeypatch.setattr(gt._core, "attention", refuses)
+    with pytest.warns(gt.FallbackWarning, match="no variant takes this"):
+        assert torch.equal(gt.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+    with pytest.raises(NotImplementedError, match="no variant"):
+        gt.scaled_dot_product_attention(q, k, v, fallback="error")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_a_device_without_kernels_is_named():
+    assert "CUDA" in gt._no_kernels(0) or "cuda" in gt._no_kernels(0)
+
+
 class Mine(torch.Tensor):
     pass
 
@@ -315,6 +331,12 @@ def test_features_without_a_gradient_are_named_before_any_work(options, words):
         greenfast.attention(q.requires_grad_(), k, v, **options)
     with torch.no_grad():
         greenfast.attention(q, k, v, **options)
+
+
+def test_a_stream_of_ones_own_is_for_plain_calls():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="current stream"):
+        greenfast.attention(q.requires_grad_(), k, v, stream=1)
 
 
 def test_lse_and_second_derivatives_have_no_gradient():
