@@ -76,7 +76,7 @@ def broken(name, make, words):
     broken("double", lambda x: x.double(), "q"),
     broken("integer", lambda x: x.int(), "q"),
     broken("functional", lambda x: torch._to_functional_tensor(x), "q"),
-    broken("freed", lambda x: (x.untyped_storage().resize_(0), x)[1], "null"),
+    broken("freed", lambda x: (y := x.clone(), y.untyped_storage().resize_(0))[0], "null"),
 ])
 @pytest.mark.filterwarnings("ignore")
 def test_what_holds_no_plain_memory_is_refused(either_way, make, words):
