@@ -180,7 +180,7 @@ def peers(path):
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return (table(header, "ll" + "r" * (1 + len(record["peers"])) + "lrrrl", rows) +
             f"\nµs a call (TFLOP/s); × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --sides "
-            f"PEER,greenfast`. Samples: `python -m greenfast.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
+            f"PEER,greenfast`. Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
             f"{versions}.\n")
 
 

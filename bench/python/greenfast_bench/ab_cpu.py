@@ -5,8 +5,8 @@ A B B A in random order are taken from a ring of inputs that no cache holds, and
 the one from before. Raw samples go to a file of schema greenfast.samples/1; `greenfast compare cpu.flash peer:torch-cpu`
 runs this and computes the intervals.
 
-    python -m greenfast.ab_cpu --variants cpu.flash --peers torch-cpu --shapes 1x8x512x64 --json samples.json
-    python -m greenfast.ab_cpu --peers torch-cpu,onnxruntime --dtype fp32,bf16,fp16 --masks full,causal --hot \
+    python -m greenfast_bench.ab_cpu --variants cpu.flash --peers torch-cpu --shapes 1x8x512x64 --json samples.json
+    python -m greenfast_bench.ab_cpu --peers torch-cpu,onnxruntime --dtype fp32,bf16,fp16 --masks full,causal --hot \
         --shapes 1x8x512x64,2x8x2048x64 --json samples.json --markdown table.md
 """
 
@@ -25,8 +25,8 @@ import statistics
 import sys
 import time
 
-from greenfast import capi
-from greenfast.ab import SCHEMA, Shape, Usage, first_line, reference_rows, relative_error
+from greenfast_bench import capi
+from greenfast_bench.ab import SCHEMA, Shape, Usage, first_line, reference_rows, relative_error
 
 PEERS = {"torch-cpu": "torch", "onnxruntime": "onnxruntime"}  # and the module each needs
 # Relative Frobenius error on N(0,1) inputs beyond which a side is RED here. Rounding an exact result costs 3e-8 in fp32,
@@ -288,7 +288,7 @@ def markdown(rows: list[Row], caption: str) -> str:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m greenfast.ab_cpu", description=(__doc__ or "").split("\n\n")[0],
+        prog="python -m greenfast_bench.ab_cpu", description=(__doc__ or "").split("\n\n")[0],
         epilog="Exit: 0 measured, 2 bad input, 3 no library or no PyTorch, 20 one of ours is RED.")
     parser.add_argument("--shapes", default="1x8x512x64", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")
     parser.add_argument("--variants", default="cpu.flash", help="Greenfast variants")

@@ -5,7 +5,7 @@ the same bits), then timed: CUDA graphs that rotate through several input sets, 
 that drift of clock and power meets every engine alike. It measures and judges nothing: who is faster, by how much and how
 sure that is, `greenfast compare FILE --sides PEER,greenfast` says of the samples.
 
-    python -m greenfast.ab --suite peers --json peers.json --md peers.md --plot peers.svg
+    python -m greenfast_bench.ab --suite peers --json peers.json --md peers.md --plot peers.svg
 """
 
 from __future__ import annotations
@@ -180,21 +180,21 @@ class Greenfast(Engine):
     """The library through its C ABI; a variant forces one kernel, and gives the engine its name."""
 
     def __init__(self, variant: str = "", library: str | None = None):
-        from greenfast import capi
+        from greenfast_bench import capi
 
         self.name, self._variant, self._library = variant or "greenfast", variant, capi.load(library)
         if library:  # another build of ours, to compare with as with a peer
             self.name = "before"
 
     def _plan(self, shape: Shape, causal: bool, dtype: str):
-        from greenfast import capi
+        from greenfast_bench import capi
 
         problem = self._library.problem(shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q, shape.seq_kv,
                                         shape.dim, dtype, capi.TOP_LEFT if causal else None)
         return self._library.plan(problem, variant=self._variant)
 
     def unavailable(self, shape, causal, dtype):
-        from greenfast import capi
+        from greenfast_bench import capi
 
         try:
             self._plan(shape, causal, dtype)
@@ -532,7 +532,7 @@ def plot(rows: list[dict], path: str) -> None:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m greenfast.ab", description=(__doc__ or "").split("\n\n")[0],
+        prog="python -m greenfast_bench.ab", description=(__doc__ or "").split("\n\n")[0],
         epilog="Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours is RED.")
     parser.add_argument("--suite", choices=SUITES, help="a named list of shapes (default: mission)")
     parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")
