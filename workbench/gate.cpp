@@ -308,6 +308,7 @@ class Gate {
       if (const auto failure = gate_steps::failure_of(*result)) return *failure;
       green_[i] = *result;
       json entry = *result;
+      entry.erase("limits");
       entry["shape"] = shape.name;
       record_["green"].push_back(entry);
       const json &candidate = entry["candidate"], &baseline = entry["baseline"];
@@ -588,7 +589,8 @@ class Gate {
       check("FAST " + shape.name, "timed calls do the work", fmt::format("{}: {}", who, failure),
             "FAIL");
       if (side == 1) {
-        end_with("fast", {seen["integrity"].get<bool>() ? "INTEGRITY" : "CRASH",
+        const auto fault = parse_fault(seen["fault"].get<std::string>()).value_or(Fault::launch);
+        end_with("fast", {std::string(reason_of(fault)),
                           fmt::format("{} at {}: {}", who, shape.name, failure), ""});
       } else {
         end_with("fast", {"INCONCLUSIVE",

@@ -9,7 +9,7 @@
 #include "workbench/measure.hpp"
 #include "workbench/mutants/mutants.hpp"
 #include "workbench/peer.hpp"
-#include "workbench/sha256.hpp"
+#include "workbench/timed_judge.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench::gate_steps {
@@ -19,6 +19,8 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kAgain = " (again)";
+/// Between the seeds of two processes' inputs: larger than the number of contents in a ring.
+constexpr std::uint64_t kProcessSeeds = 1009;
 
 json status_json(const Status& status) {
   return {{"failed", {{"code", static_cast<int>(status.code())}, {"message", status.message()}}}};
@@ -235,6 +237,7 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
     json digests = json::object();
     std::int64_t rows_checked = 0, rows_total = 0;
   } tallies[2];
+  Limits limits;  // of what is timed later
   for (const Case& c : make_cases({shape}, policy, options.seeds)) {
     std::optional<CaseData> data;
     for (const bool is_candidate : {true, false}) {
@@ -251,6 +254,7 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
         if (!prepared) return status_json(prepared.status());
         data = std::move(*prepared);
       }
+      if (c.distribution == Distribution::normal) keep_larger(limits, data->limits);
       Subject& subject = stage->of(is_candidate);
       activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed));
       const CaseResult result = validate(subject, *stage->device, *data, policy);
@@ -288,46 +292,9 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
                                                     {"rows_checked", tally.rows_checked},
                                                     {"rows_total", tally.rows_total}};
   }
+  out["limits"] = limits;
   return out;
 }
-
-namespace {
-
-/// Judges the output of a timed call: by the digest GREEN recorded, else by the oracle.
-class OutputJudge {
- public:
-  OutputJudge(json digests, const Policy& policy) : digests_(std::move(digests)), policy_(policy) {}
-  std::optional<std::string> operator()(const Case& c, std::span<const std::byte> output) {
-    const std::string seed = std::to_string(c.seed);
-    if (digests_.contains(seed) && digests_[seed] == sha256_hex(output.data(), output.size())) {
-      return std::nullopt;
-    }
-    auto found = cases_.find(c.seed);
-    if (found == cases_.end()) {
-      auto data = prepare_case(c, policy_);
-      if (!data) return data.status().message();
-      found = cases_.emplace(c.seed, std::move(*data)).first;
-    }
-    const std::size_t lse =
-        c.problem.lse
-            ? sizeof(float) *
-                  static_cast<std::size_t>(c.problem.batch * c.problem.heads_q * c.problem.seq_q)
-            : 0;
-    const auto* base = output.data();
-    const CaseResult result = judge_output(
-        found->second, base,
-        lse != 0 ? reinterpret_cast<const float*>(base + output.size() - lse) : nullptr);
-    if (result.verdict == Verdict::green) return std::nullopt;
-    return result.reason;
-  }
-
- private:
-  json digests_;
-  const Policy& policy_;
-  std::map<std::uint64_t, CaseData> cases_;
-};
-
-}  // namespace
 
 json fast(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
           const NamedProblem& shape, bool primary, int process, double budget, const json& green,
@@ -335,23 +302,21 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
   auto stage = open_stage(options);
   if (!stage) return status_json(stage.status());
   activity.set(fmt::format("inputs of {}", shape.name));
-  auto ring = Ring::make(*stage->device, normal_case(shape, options.seeds.front()));
+  // Other inputs in each process, besides the signs that each sample draws.
+  auto ring = Ring::make(*stage->device,
+                         normal_case(shape, options.seeds.front() +
+                                                kProcessSeeds * (1 + static_cast<std::uint64_t>(process))));
   if (!ring) return status_json(ring.status());
 
-  const auto judge = [&](const char* side) -> Recheck {
-    auto state = std::make_shared<OutputJudge>(green[side]["digests"], policy);
-    return
-        [state](const Case& c, std::span<const std::byte> output) { return (*state)(c, output); };
-  };
-  std::vector<Timed> timed = {
-      {.subject = stage->baseline.get(), .label = {}, .recheck = judge("baseline")},
-      {.subject = stage->candidate.get(), .label = {}, .recheck = judge("candidate")}};
+  const Judge judge = timed_judge(policy, green.value("limits", Limits()));
+  std::vector<Timed> timed = {{.subject = stage->baseline.get(), .label = {}, .judge = judge},
+                              {.subject = stage->candidate.get(), .label = {}, .judge = judge}};
   if (options.baseline == options.candidate) timed[1].label = options.candidate + " (candidate)";
   // The baseline once more, in the same blocks: its difference from itself is the method's noise.
   if (primary) {
     timed.push_back({.subject = stage->baseline.get(),
                      .label = options.baseline + std::string(kAgain),
-                     .recheck = judge("baseline")});
+                     .judge = judge});
   }
 
   MeasureOptions timing;
@@ -372,8 +337,9 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
   json checks = json::array();
   for (const SideCheck& check : measured->checks) {
     checks.push_back({{"failure", check.failure},
-                      {"integrity", check.integrity},
+                      {"fault", name_of(check.fault)},
                       {"impossible", check.impossible},
+                      {"judged", check.judged},
                       {"floor_seconds", check.floor_seconds}});
   }
   return {{"samples", to_json({measured->samples})},

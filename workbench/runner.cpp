@@ -9,6 +9,7 @@
 
 #include "workbench/exit_code.hpp"
 #include "workbench/numeric.hpp"
+#include "workbench/timed_judge.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -120,6 +121,7 @@ class Runner {
 
   Status check_green(const RunProblem& problem) {
     const std::size_t first_row = result_.rows.size();
+    limits_.clear();
     for (Subject* subject : plan_.subjects) {
       RunRow row;
       row.variant = subject->id();
@@ -152,6 +154,8 @@ class Runner {
           if (!prepared.ok()) return prepared.status();
           data = std::move(*prepared);
         }
+        if (c.distribution == Distribution::normal || c.distribution == Distribution::file)
+          keep_larger(limits_, data->limits);
         CaseResult r = validate(*plan_.subjects[s], *plan_.device, *data, policy_);
         take(r, &row);
         result_.cases.push_back(std::move(r));
@@ -196,7 +200,8 @@ class Runner {
     for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
       RunRow& row = result_.rows[first_row + s];
       if (row.verdict != Verdict::green) continue;
-      contestants.push_back({plan_.subjects[s], "", {}});
+      contestants.push_back(
+          {.subject = plan_.subjects[s], .label = {}, .judge = timed_judge(policy_, limits_)});
       rows.push_back(&row);
     }
     if (contestants.empty() || stopped()) return {};
@@ -239,7 +244,7 @@ class Runner {
       if (!seen.failure.empty()) {
         row.verdict = Verdict::red;
         row.reason = fmt::format("while timed: {}", seen.failure);
-        row.exit_code = graver(row.exit_code, seen.integrity ? kIntegrity : kCrash);
+        row.exit_code = graver(row.exit_code, exit_code_of(seen.fault));
         continue;
       }
       const Summary summary = summarize(measured.samples, static_cast<int>(i));
@@ -269,6 +274,7 @@ class Runner {
   Policy policy_;
   std::vector<std::uint64_t> seeds_;
   RunResult result_;
+  Limits limits_;  // of the problem at hand, under the distribution that is timed
   std::size_t done_ = 0, steps_ = 0;
 };
 

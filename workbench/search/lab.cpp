@@ -26,6 +26,7 @@
 #include "workbench/policy.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/statistics.hpp"
+#include "workbench/timed_judge.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench {
@@ -484,7 +485,8 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
         first.seed = seed;
         auto ring = Ring::make(all.device, first);
         if (!ring) throw std::runtime_error(ring.status().message());
-        std::vector<Timed> timed{{.subject = all.reference.get(), .label = {}, .recheck = {}}};
+        const Judge judge = timed_judge(all.policy);
+        std::vector<Timed> timed{{.subject = all.reference.get(), .label = {}, .judge = judge}};
         std::vector<std::size_t> who;
         for (std::size_t i = 0; i < all.subjects.size(); ++i) {
           if (const auto why = all.subjects[i]->refusal(problem.problem, all.device.facts())) {
@@ -492,7 +494,7 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
             continue;
           }
           if (!failures[i].empty()) continue;
-          timed.push_back({.subject = all.subjects[i].get(), .label = {}, .recheck = {}});
+          timed.push_back({.subject = all.subjects[i].get(), .label = {}, .judge = judge});
           who.push_back(i);
         }
         if (who.empty()) break;
