@@ -154,7 +154,9 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
   compare.step = [&](std::size_t done, std::size_t total, const std::string& what) {
     // Both sides are in every block: a plugin that is lost in one is named by whoever is one.
     if (activity != nullptr)
-      activity->set(fmt::format("{} against {}: {}", options.what[1], options.what[0], what));
+      activity->set(fmt::format("{} against {}: {}", options.what[1], options.what[0], what),
+                    workbench::Actor::both,
+                    options.what[1].starts_with("plugin:") ? options.what[1] : options.what[0]);
     progress.step(done, total, what);
   };
   Comparison comparison = value_or_fail(

@@ -14,6 +14,7 @@ namespace greenfast::cli {
 namespace {
 
 volatile std::sig_atomic_t caught = 0;
+const volatile int* told = nullptr;
 char running[160] = "starting";
 
 // Only what is safe in a signal handler, and errno as it was.
@@ -55,7 +56,9 @@ void catch_interrupts() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupted() noexcept { return caught != 0; }
+bool interrupted() noexcept { return caught != 0 || (told != nullptr && *told != 0); }
+
+void watch_for_interrupt(const volatile int* shared) noexcept { told = shared; }
 
 void catch_crashes() {
   if (!workbench::build_info().sanitize.empty()) return;

@@ -15,8 +15,6 @@
 namespace greenfast::cli {
 namespace {
 
-constexpr const char* kBroken = "broken context: ";
-
 /// An int that a child's end does not take along.
 class SharedInt {
  public:
@@ -34,15 +32,12 @@ class SharedInt {
   int* value_;
 };
 
-/// The plugin's kernel that a line of activity names, or the only one there is while several
-/// variants are timed in turn; empty for none.
-std::string kernel_in(const std::string& activity) {
-  std::string found;
+/// The plugin's kernel that was at work, or the only one there is while several subjects are.
+std::string plugin_at_work(const std::string& subject, bool any) {
   const auto rows = workbench::plugin_kernels();
   for (const workbench::PluginKernelRow& row : rows)
-    if (activity.find(row.id) != std::string::npos && row.id.size() > found.size()) found = row.id;
-  if (found.empty() && rows.size() == 1 && activity.starts_with("timing")) found = rows[0].id;
-  return found;
+    if (row.id == subject) return row.id;
+  return any && rows.size() == 1 ? rows[0].id : std::string();
 }
 
 /// Of a step that does more than one call.
@@ -81,18 +76,24 @@ void PluginArguments::load() const {
 
 int run_isolated(double timeout, const std::function<int(workbench::Activity*)>& body) {
   if (!workbench::any_cuda_plugin()) return body(nullptr);
-  SharedInt code;
-  // Ctrl-C reaches the child as well, which ends the run in order; this process waits for it.
+  SharedInt code, stop_asked;
   catch_interrupts();
   // Every run condemns one kernel more, so this ends.
   for (std::size_t attempt = 0;; ++attempt) {
     *code = workbench::kInternal;
     workbench::ChildLimits limits;
-    limits.stall_seconds = [&](const std::string& activity) {
-      return kernel_in(activity).empty() ? 0.0 : kStepFactor * timeout;
+    limits.stall_seconds = [&](const std::string& subject) {
+      return plugin_at_work(subject, false).empty() ? 0.0 : kStepFactor * timeout;
+    };
+    // The child is in a group of its own: it learns of Ctrl-C from here, and ends in order.
+    bool told = false;
+    limits.stop = [&] {
+      if (interrupted() && !told) *stop_asked = told = true;
+      return false;
     };
     const auto end = value_or_fail(workbench::run_in_child(
         [&](workbench::Activity& activity) {
+          watch_for_interrupt(&*stop_asked);
           try {
             *code = body(&activity);
           } catch (const Failure& failure) {
@@ -102,11 +103,13 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
         },
         limits));
     if (end.how == workbench::ChildEnd::How::finished) return *code;
-    const std::string blamed = kernel_in(end.activity);
-    const auto broken = end.activity.find(kBroken);
+    if (end.how == workbench::ChildEnd::How::failed)
+      throw Failure(workbench::kInternal, end.detail);
+    const std::string blamed =
+        plugin_at_work(end.subject, end.actor == workbench::Actor::both);
     std::string reason =
-        broken != std::string::npos
-            ? end.activity.substr(broken + std::string_view(kBroken).size())
+        !end.blame.empty()
+            ? end.blame
             : fmt::format("{}: {}, while: {}",
                           end.how == workbench::ChildEnd::How::timed_out ? "hung" : "crashed",
                           end.detail, end.activity);
@@ -119,7 +122,7 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
 
 void leave_broken_context(workbench::Activity& activity, const std::string& blamed,
                           const std::string& reason) {
-  activity.set(fmt::format("{} {}{}", blamed, kBroken, reason));
+  activity.blame(blamed, reason);
   std::fflush(nullptr);
   std::_Exit(1);
 }

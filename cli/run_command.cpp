@@ -169,14 +169,17 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   workbench::Progress progress(stderr, options.quiet);
   workbench::RunObserver observer;
   std::string before;
-  observer.step = [&](std::size_t done, std::size_t total, const std::string& what) {
+  observer.step = [&](std::size_t done, std::size_t total, const std::string& what,
+                      const std::string& subject) {
     if (activity != nullptr) {
-      // A fault of the last step may show only now; whose step it was stands in its text.
-      if (const Status lost = plan.device->synchronize(); !lost && before.find("plugin:") == 0)
-        leave_broken_context(*activity, before.substr(0, before.find(' ')),
+      // A fault of the last step may show only now.
+      if (const Status lost = plan.device->synchronize(); !lost && !before.empty())
+        leave_broken_context(*activity, before,
                              fmt::format("the device reports: {}", lost.message()));
-      activity->set(what);
-      before = what;
+      // Without a subject several are timed in turn.
+      activity->set(what,
+                    subject.empty() ? workbench::Actor::both : workbench::Actor::candidate, subject);
+      before = subject;
     }
     now_running(what);
     progress.step(done, total, what);

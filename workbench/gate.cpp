@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <map>
 #include <memory>
 #include <set>
@@ -194,50 +193,47 @@ class Gate {
     const auto begin = Clock::now();
     const bool had = job_.finished(name);
     if (!had) {
+      ChildLimits limits;
+      limits.seconds = rules_.timeout_seconds;
+      limits.stop = observer_.stop;
       auto end = run_in_child(
           [&](Activity& activity) {
-            // Ctrl-C reaches the whole group; this process decides nothing.
-            std::signal(SIGINT, SIG_IGN);
             activity.set(what);
             const json result = work(activity);
             if (Status status = job_.save(name, result); !status)
               throw std::runtime_error(status.message());
           },
-          rules_.timeout_seconds, observer_.activity);
+          limits, observer_.activity);
       if (!end) return end.status();
+      // Begun and not finished, the step is done again by whoever resumes.
+      if (end->how == ChildEnd::How::stopped) throw GateStopped{};
+      if (end->how == ChildEnd::How::failed)
+        return Status(StatusCode::internal, fmt::format("{}: {}", what, end->detail));
       if (end->how != ChildEnd::How::finished) {
         const bool crashed = end->how == ChildEnd::How::crashed;
-        // A child that could not write ends with its reason in the activity line; that is no fault
-        // of the candidate.
-        if (crashed && end->detail == "ended with code 1")
-          return Status(StatusCode::internal, end->activity);
-        const auto began_with = [&](const std::string& words) {
-          return end->activity.rfind(words, 0) == 0;
-        };
-        if (name == kPeersStep) {  // whatever ends the harness is no fault of the candidate's
+        const char* status = crashed ? "CRASH" : "TIMEOUT";
+        const std::string detail = fmt::format("{}, while: {}", end->detail, end->activity);
+        const auto step_ended = [&](const std::string& as) {
           record_["steps"].push_back({{"name", name},
                                       {"what", what},
-                                      {"status", crashed ? "CRASH" : "TIMEOUT"},
+                                      {"status", as},
                                       {"seconds", seconds_since(begin)}});
-          return json{{"skipped", fmt::format("{}, while: {}", end->detail, end->activity)}};
+        };
+        if (name == kPeersStep) {  // whatever ends the harness is no fault of the candidate's
+          step_ended(status);
+          return json{{"skipped", detail}};
         }
-        Reason reason;
-        reason.code = crashed ? "CRASH" : "TIMEOUT";
-        reason.detail = fmt::format("{}, while: {}", end->detail, end->activity);
+        Reason reason{status, detail, ""};
         // Only what the candidate did is held against it; in a timed block either side may be at
         // fault.
-        if (options_.candidate != options_.baseline && began_with(options_.baseline + " on ")) {
-          reason.code = "INCONCLUSIVE";
-          reason.detail = "the baseline: " + reason.detail;
-          reason.settle = "a baseline that works";
-        } else if (began_with("oracle on ") || began_with("inputs of ") || name == "build") {
-          reason.code = "INCONCLUSIVE";
-          reason.settle = "smaller shapes, or a larger timeout_seconds in a gate policy";
+        const bool same = options_.candidate == options_.baseline;
+        if (end->actor == Actor::baseline && !same) {
+          reason = {"INCONCLUSIVE", "the baseline: " + detail, "a baseline that works"};
+        } else if (end->actor == Actor::workbench) {
+          reason = {"INCONCLUSIVE", detail,
+                    "smaller shapes, or a larger timeout_seconds in a gate policy"};
         }
-        record_["steps"].push_back({{"name", name},
-                                    {"what", what},
-                                    {"status", reason.code},
-                                    {"seconds", seconds_since(begin)}});
+        step_ended(reason.code);
         reasons_.push_back(reason);
         ended_ = name;
         return json::object();
@@ -245,6 +241,7 @@ class Gate {
     }
     auto result = job_.load(name);
     if (!result) return result.status();
+    gate_steps::check(name, *result);
     record_["steps"].push_back({{"name", name},
                                 {"what", what},
                                 {"status", "done"},

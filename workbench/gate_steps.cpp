@@ -34,6 +34,107 @@ std::optional<Status> failure_of(const json& result) {
                 result["failed"]["message"].get<std::string>());
 }
 
+namespace {
+
+[[noreturn]] void not_a_step(const std::string& why) {
+  throw json::other_error::create(600, why, nullptr);
+}
+void numbers(const json& object, std::initializer_list<const char*> names) {
+  for (const char* name : names) (void)object.at(name).get<double>();
+}
+void texts(const json& object, std::initializer_list<const char*> names) {
+  for (const char* name : names) (void)object.at(name).get_ref<const std::string&>();
+}
+const json& list(const json& object, const char* name, bool may_be_empty = false) {
+  const json& found = object.at(name);
+  if (!found.is_array() || (!may_be_empty && found.empty()))
+    not_a_step(fmt::format("{} is no list with entries", name));
+  return found;
+}
+
+void check_build(const json& build) {
+  texts(build, {"dtype"});
+  texts(build.at("device"), {"kind", "name", "isa"});
+  numbers(build.at("device"), {"arch"});
+  if (build.contains("no_op")) texts(build, {"no_op"});
+  for (const json& shape : list(build, "shapes")) {
+    texts(shape, {"name", "problem"});
+    (void)shape.at("primary").get<bool>();
+    if (shape.contains("refused")) texts(shape, {"refused"});
+    for (const json& plan : shape.at("plans")) {
+      texts(plan, {"variant", "kernel", "note"});
+      numbers(plan, {"shared_bytes", "workspace_bytes"});
+      for (const char* triple : {"grid", "block", "cluster"})
+        if (list(plan, triple).size() != 3) not_a_step("a plan has three dimensions");
+    }
+  }
+}
+
+void check_green(const json& green) {
+  (void)green.at("limits").get<Limits>();
+  for (const char* side : {"candidate", "baseline"}) {
+    const json& tally = green.at(side);
+    numbers(tally, {"cases", "green", "skipped", "rows_checked", "rows_total"});
+    (void)tally.at("worst").get<Limits>();
+    if (!tally.at("digests").is_object()) not_a_step("digests are no object");
+    const json& red = tally.at("first_red");
+    if (red.is_null()) continue;
+    texts(red, {"distribution", "metric", "reason"});
+    (void)red.at("seed").get<std::uint64_t>();
+    (void)red.at("integrity").get<bool>();
+  }
+}
+
+void check_fast(const json& fast) {
+  texts(fast, {"stopped"});
+  numbers(fast.at("peak"), {"flops", "bytes_per_second"});
+  texts(fast.at("peak"), {"method"});
+  const auto samples = samples_from_json(fast.at("samples"));
+  if (!samples) not_a_step(samples.status().message());
+  if (samples->size() != 1) not_a_step("one shape is timed in a step");
+  const std::size_t sides = samples->front().sides.size();
+  if (sides < 2 || sides > 3) not_a_step("two or three sides are timed");
+  if (list(fast, "checks").size() != sides) not_a_step("each side has a check");
+  bool failed = false;
+  for (const json& seen : fast.at("checks")) {
+    texts(seen, {"failure", "fault"});
+    if (!parse_fault(seen.at("fault").get<std::string>())) not_a_step("an unknown fault");
+    (void)seen.at("impossible").get<bool>();
+    numbers(seen, {"floor_seconds"});
+    failed = failed || !seen.at("failure").get_ref<const std::string&>().empty();
+  }
+  if (!failed && samples->front().blocks.empty()) not_a_step("no block was timed");
+}
+
+void check_peers(const json& peers) {
+  if (peers.contains("skipped")) texts(peers, {"skipped"});
+  if (!peers.contains("sides")) {
+    texts(peers, {"skipped"});
+    return;
+  }
+  texts(peers, {"shape"});
+  for (const json& side : list(peers, "sides", true)) {
+    texts(side, {"id", "verdict"});
+    if (!side.contains("refused")) numbers(side, {"p50", "p90", "samples"});
+    if (side.contains("speedup")) numbers(side.at("speedup"), {"value", "lo", "hi"});
+  }
+}
+
+}  // namespace
+
+void check(const std::string& step, const json& result) {
+  if (result.contains("failed")) {
+    numbers(result.at("failed"), {"code"});
+    texts(result.at("failed"), {"message"});
+    return;
+  }
+  const std::string kind = step.substr(0, step.find('.'));
+  if (kind == "build") check_build(result);
+  if (kind == "green") check_green(result);
+  if (kind == "fast") check_fast(result);
+  if (kind == "peers") check_peers(result);
+}
+
 Result<std::unique_ptr<Subject>> one_subject(const std::string& id, std::string_view option) {
   auto found = find_subjects(id);
   if (!found) return found.status();
@@ -256,7 +357,8 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
       }
       if (c.distribution == Distribution::normal) keep_larger(limits, data->limits);
       Subject& subject = stage->of(is_candidate);
-      activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed));
+      activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed),
+                   is_candidate ? Actor::candidate : Actor::baseline);
       const CaseResult result = validate(subject, *stage->device, *data, policy);
       ++tally.cases;
       tally.rows_checked += result.rows_checked;
@@ -329,9 +431,10 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
   timing.process = process;
   timing.progress = [&](int blocks, double seconds) {
     activity.set(fmt::format("timing {}, process {}: {} blocks, {:.0f} s", shape.name, process + 1,
-                             blocks, seconds));
+                             blocks, seconds),
+                 Actor::both);
   };
-  activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1));
+  activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1), Actor::both);
   auto measured = measure(*stage->device, **ring, timed, timing);
   if (!measured) return status_json(measured.status());
   json checks = json::array();

@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "workbench/exit_code.hpp"
@@ -49,9 +50,11 @@ constexpr double kLongCall = 0.05;
 /// Slots of a sample whose output is read back; all are poisoned, and which are read is drawn after
 /// the calls. Of the first of them inputs are compared and rows held to the oracle.
 constexpr int kVerifiedSlots = 4;
-/// Share of a plugin's CPU time that may lie between its calls, and seconds that always may: it is
-/// stopped there, but not at once.
-constexpr double kIdleShare = 0.1, kIdleSeconds = 0.05;
+/// Shares of a plugin's CPU time in its calls, and seconds that are always free. Between calls it is
+/// stopped, which takes effect when the system next runs it: some time passes for a pool that
+/// spins. When inputs are renewed it stands still for long.
+constexpr double kIdleShare = 1.0, kIdleSeconds = 0.5;
+constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
 /// CPU seconds in a second of its calls beyond the thread budget, relative.
 constexpr double kMoreThreads = 0.15;
 
@@ -136,9 +139,9 @@ class Session {
     double estimate = 0;  // seconds per call
     int batch = 1;
     SideCheck check;
-    // CPU time within timed stretches and between them, and how long these were.
-    double cpu_inside = 0, cpu_between = 0, wall_inside = 0;
-    std::optional<double> cpu_at_end;
+    // CPU time within timed stretches, between them, and of this while its next inputs lay there;
+    // and how long the stretches were.
+    double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
 
     void fail(Fault fault, std::string why) {
       check.fault = fault;
@@ -308,8 +311,9 @@ class Session {
   void take(std::size_t index, Block& block) {
     Contestant& c = contestants_[index];
     const std::vector<int> slots = next_slots(c.batch);
-    std::optional<double> cpu_before;
+    std::optional<CpuUse> cpu_stopped, cpu_before;
     const auto ready = [&] {
+      cpu_stopped = cpu_use(c);
       // Drawn when everything is prepared: no work that a subject did until now is of use.
       for (const int slot : slots) {
         ring_.renew(slot, draws_());
@@ -327,27 +331,30 @@ class Session {
         const int other = (cursor_ + active_slots() / 2) % active_slots();
         if (Status status = launch(c, other); !status) c.fail(Fault::launch, status.message());
       }
-      cpu_before = cpu_seconds(c);
+      cpu_before = cpu_use(c);
     };
     const double seconds = time(c, c.batch, slots, ready);
-    const std::optional<double> cpu_after = cpu_seconds(c);
+    const std::optional<CpuUse> cpu_after = cpu_use(c);
     c.timed.subject->pause();
     if (!c.check.failure.empty()) return;
-    if (cpu_before && cpu_after) {
-      if (c.cpu_at_end && c.timed.subject->elsewhere())
-        c.cpu_between += *cpu_before - *c.cpu_at_end;
-      c.cpu_inside += *cpu_after - *cpu_before;
+    if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
+      // Sides may share a process; whatever it computes between any of their calls is theirs.
+      const auto [end, fresh] = cpu_at_end_.emplace(cpu_after->process, 0.0);
+      if (!fresh && c.timed.subject->elsewhere()) c.cpu_between += cpu_before->seconds - end->second;
+      end->second = cpu_after->seconds;
+      c.cpu_stolen += cpu_before->seconds - cpu_stopped->seconds;
+      c.cpu_inside += cpu_after->seconds - cpu_before->seconds;
       c.wall_inside += seconds;
-      c.cpu_at_end = cpu_after;
     }
     if (options_.verify && !verify(c, slots)) return;
     // A reading of zero is below the timer's resolution; the tick is all that is known.
     block.samples.push_back({static_cast<int>(index), std::max(seconds, tick_) / c.batch});
   }
 
-  std::optional<double> cpu_seconds(Contestant& c) {
+  std::optional<CpuUse> cpu_use(Contestant& c) {
     if (device_.kind() != DeviceKind::cpu) return std::nullopt;
-    return c.timed.subject->elsewhere() ? c.timed.subject->cpu_seconds() : own_cpu_seconds();
+    if (c.timed.subject->elsewhere()) return c.timed.subject->cpu_use();
+    return CpuUse{0, own_cpu_seconds()};
   }
 
   bool verify(Contestant& c, const std::vector<int>& slots) {
@@ -405,12 +412,17 @@ class Session {
       if (!c.check.failure.empty() || !c.timed.subject->elsewhere()) continue;
       if (const auto touched = c.timed.subject->touched()) {
         c.fail(Fault::integrity, *touched);
+      } else if (c.cpu_stolen > kStolenShare * c.cpu_inside + kStolenSeconds) {
+        c.fail(Fault::integrity,
+               fmt::format("computed {:.3f} s while it was stopped and its next inputs were there, "
+                           "beside {:.3f} s in its timed calls",
+                           c.cpu_stolen, c.cpu_inside));
       } else if (c.cpu_between > kIdleShare * c.cpu_inside + kIdleSeconds) {
         c.fail(Fault::integrity,
-               fmt::format("computed {:.2f} s between its timed calls, beside {:.2f} s in them: "
-                           "work outside of a call belongs to nobody's time",
+               fmt::format("computed {:.2f} s between its timed calls, beside {:.2f} s in them, "
+                           "which slows the other side: let its threads sleep when a call returns",
                            c.cpu_between, c.cpu_inside));
-      } else if (budget > 0 && c.cpu_inside > (1 + kMoreThreads) * budget * c.wall_inside + kIdleSeconds) {
+      } else if (budget > 0 && c.cpu_inside > (1 + kMoreThreads) * budget * c.wall_inside + kStolenSeconds) {
         c.fail(Fault::integrity,
                fmt::format("used {:.1f} threads in its timed calls, where both sides have {:.0f} "
                            "(GREENFAST_THREADS)",
@@ -556,6 +568,7 @@ class Session {
   std::uint64_t drawn_;          // nobody's before
   std::mt19937_64 draws_;        // of signs, slots and rows
   std::vector<Contestant> contestants_;
+  std::map<int, double> cpu_at_end_;  // by process, when its last timed call ended
   Measurement out_;
   int cursor_ = 0;
   double tick_ = 0;  // seconds that a reading can be off by

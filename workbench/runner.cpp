@@ -114,8 +114,8 @@ class Runner {
     if (observer_.stop && observer_.stop()) result_.interrupted = true;
     return result_.interrupted;
   }
-  void step(const std::string& what) {
-    if (observer_.step) observer_.step(done_, steps_, what);
+  void step(const std::string& what, const std::string& subject) {
+    if (observer_.step) observer_.step(done_, steps_, what, subject);
     ++done_;
   }
 
@@ -146,7 +146,7 @@ class Runner {
           return {};
         }
         RunRow& row = result_.rows[first_row + s];
-        step(fmt::format("{}  {}", row.variant, to_string(c)));
+        step(fmt::format("{}  {}", row.variant, to_string(c)), row.variant);
         if (!row.reason.empty() && row.verdict == Verdict::skipped) continue;
         if (!data) {
           auto prepared = problem.captured != nullptr ? prepare_case(c, *problem.captured, policy_)
@@ -194,7 +194,7 @@ class Runner {
   }
 
   Status time_green(const RunProblem& problem, std::size_t first_row) {
-    step(fmt::format("timing {}", problem.named.name));
+    step(fmt::format("timing {}", problem.named.name), "");
     std::vector<Timed> contestants;
     std::vector<RunRow*> rows;
     for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
@@ -223,7 +223,7 @@ class Runner {
       if (observer_.step)
         observer_.step(
             done_ - 1, steps_,
-            fmt::format("timing {}  block {}, {:.1f} s", problem.named.name, blocks, seconds));
+            fmt::format("timing {}  block {}, {:.1f} s", problem.named.name, blocks, seconds), "");
     };
     try {
       auto measured = measure(*plan_.device, **ring, contestants, options);

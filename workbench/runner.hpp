@@ -74,7 +74,10 @@ struct RunResult {
 
 /// How a run reports, and how it is stopped.
 struct RunObserver {
-  std::function<void(std::size_t done, std::size_t total, const std::string& what)> step;
+  /// subject: whose step it is; empty where several are timed in turn.
+  std::function<void(std::size_t done, std::size_t total, const std::string& what,
+                     const std::string& subject)>
+      step;
   std::function<void(const RunRow&)> row;  ///< GREEN of one variant on one problem is decided
   /// Asked between steps and between blocks of timing; true ends the run with what it has.
   std::function<bool()> stop;

@@ -12,6 +12,12 @@
 
 namespace greenfast::workbench {
 
+/// CPU time of a process, all its threads together.
+struct CpuUse {
+  int process = 0;  ///< its id; 0: this one
+  double seconds = 0;
+};
+
 class Subject {
  public:
   virtual ~Subject() = default;
@@ -39,8 +45,8 @@ class Subject {
   virtual void settle() {}
   /// Stops whatever it would do until its next call; only where it runs elsewhere.
   virtual void pause() {}
-  /// CPU time of its process; nothing where it has none of its own.
-  virtual std::optional<double> cpu_seconds() { return std::nullopt; }
+  /// CPU time of its process so far; nothing where it has none of its own.
+  virtual std::optional<CpuUse> cpu_use() { return std::nullopt; }
   /// From here on touched() tells what its process did to things that are not its own: the affinity
   /// and priority of this process, processes it started.
   virtual void watch() {}

@@ -183,9 +183,9 @@ class PluginSubject final : public Subject {
   void pause() override {
     if (PluginProcess* process = running()) process->pause();
   }
-  std::optional<double> cpu_seconds() override {
+  std::optional<CpuUse> cpu_use() override {
     PluginProcess* process = running();
-    return process != nullptr ? process->cpu_seconds() : std::nullopt;
+    return process != nullptr ? process->cpu_use() : std::nullopt;
   }
   void watch() override {
     if (running() != nullptr) before_ = own_threads();

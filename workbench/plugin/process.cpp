@@ -175,12 +175,13 @@ void PluginProcess::pause() {
   paused_ = true;
 }
 
-std::optional<double> PluginProcess::cpu_seconds() const {
+std::optional<CpuUse> PluginProcess::cpu_use() const {
   clockid_t clock{};
   timespec used{};
   if (clock_getcpuclockid(child_, &clock) != 0 || clock_gettime(clock, &used) != 0)
     return std::nullopt;
-  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+  return CpuUse{child_,
+                static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec)};
 }
 
 int PluginProcess::other_processes() const {

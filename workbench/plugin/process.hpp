@@ -15,6 +15,8 @@
 
 #include <greenfast/types.hpp>
 
+#include "workbench/subject.hpp"
+
 namespace greenfast::workbench {
 
 namespace channel {
@@ -44,7 +46,7 @@ class PluginProcess {
   /// Stops it with all its threads until the next ask, which then counts the way back as its own.
   void pause();
   /// CPU time of all its threads so far; nothing when it is gone.
-  std::optional<double> cpu_seconds() const;
+  std::optional<CpuUse> cpu_use() const;
   /// Threads it has now.
   int threads() const;
   /// Processes of its group besides itself.
