@@ -8,6 +8,9 @@
 
 namespace greenfast::cli {
 
+/// From here on Ctrl-C (SIGINT, SIGTERM) ends the command with exit code 130; what it started ends
+/// with it.
+void end_when_interrupted();
 /// From here on Ctrl-C (SIGINT, SIGTERM) asks the run to end and write what it has; a second one
 /// ends it at once.
 void catch_interrupts();

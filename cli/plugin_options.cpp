@@ -66,6 +66,12 @@ workbench::PluginOptions PluginArguments::options() const {
 }
 
 void PluginArguments::load() const {
+  for (const std::string& file : files)
+    if (!workbench::is_plugin_source(file) && !file.ends_with(".so"))
+      throw Failure(workbench::kUsage,
+                    fmt::format("'{}': is no plugin (.c, .cc, .cpp, .cxx, .cu, .so); a variant is named "
+                                "with --variants, shapes with --shapes",
+                                file));
   if (!(timeout > 0)) throw Failure(workbench::kUsage, "--plugin-timeout: more than 0 seconds");
   if (!(memory > 0)) throw Failure(workbench::kUsage, "--plugin-memory: more than 0 GiB");
   if (const auto failure = workbench::load_plugins(options()))

@@ -52,7 +52,7 @@ Result<Checkpoint> Checkpoint::begin(const fs::path& directory, json head) {
   }
   json head_and_secret = job.head_;
   head_and_secret[kSecret] = job.secret_;
-  if (Status status = write_file_atomically(directory / kHead, head_and_secret.dump(2) + "\n");
+  if (Status status = write_file_atomically(directory / kHead, json_text(head_and_secret, 2) + "\n");
       !status) {
     return status;
   }
@@ -127,7 +127,7 @@ Status Checkpoint::lock() {
 
 std::string Checkpoint::digest(const std::string& step, const json& result) const {
   return sha256_hex(
-      fmt::format("{0}\n{1}\n{2}\n{3}\n{0}", secret_, head_.dump(), step, result.dump()));
+      fmt::format("{0}\n{1}\n{2}\n{3}\n{0}", secret_, json_text(head_), step, json_text(result)));
 }
 
 Result<json> Checkpoint::load(const std::string& step) const {
@@ -152,7 +152,7 @@ Status Checkpoint::save(const std::string& step, json result) {
   // A file proves itself whole and written by who knew the secret; that it was measured honestly
   // nothing can.
   result[kDigest] = digest(step, result);
-  Status status = write_file_atomically(file(step), result.dump() + "\n");
+  Status status = write_file_atomically(file(step), json_text(result) + "\n");
   if (status) finished_.insert(step);
   return status;
 }

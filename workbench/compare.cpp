@@ -427,7 +427,13 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
         if (side == 1 && a.id() == b.id()) continue;
         if (!green[side].empty()) continue;
         const CaseResult result = validate(side == 0 ? a : b, device, *data, options.policy);
-        if (result.verdict != Verdict::red) continue;
+        if (result.verdict == Verdict::green) continue;
+        if (result.verdict == Verdict::skipped) {
+          green[side] = fmt::format("SKIPPED: {} seed {}: {}", name_of(c.distribution), c.seed,
+                                    result.reason);
+          codes.push_back(kDefer);
+          continue;
+        }
         green[side] =
             fmt::format("RED: {} seed {}: {}", name_of(c.distribution), c.seed, result.reason);
         codes.push_back(result.integrity ? kIntegrity : kNumerics);

@@ -640,6 +640,35 @@ class Gate {
     }
   }
 
+  /// What GREEN of this gate never saw of what a problem may ask for: not promised by its verdict.
+  json unseen() const {
+    struct Kind {
+      const char* name;
+      bool (*seen)(const Problem&);
+    };
+    static constexpr Kind kKinds[] = {
+        {"lengths that are no multiple of 16",
+         [](const Problem& p) { return p.seq_q % 16 != 0 || p.seq_kv % 16 != 0; }},
+        {"Sq other than Skv", [](const Problem& p) { return p.seq_q != p.seq_kv; }},
+        {"fewer KV heads than Q heads", [](const Problem& p) { return p.heads_kv != p.heads_q; }},
+        {"a mask", [](const Problem& p) { return !p.mask.is_none(); }},
+        {"softcap", [](const Problem& p) { return p.softcap > 0; }},
+        {"LSE", [](const Problem& p) { return p.lse; }},
+        {"layouts other than BHSD", [](const Problem& p) {
+           return !(p.q == make_problem(p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv,
+                                        p.head_dim, p.dtype)
+                               .q);
+         }}};
+    json out = json::array();
+    for (const Kind& kind : kKinds) {
+      bool seen = false;
+      for (std::size_t i = 0; i < green_.size(); ++i)
+        seen = seen || (!green_[i].is_null() && kind.seen(shapes_[i].problem));
+      if (!seen) out.push_back(kind.name);
+    }
+    return out;
+  }
+
   Result<GateResult> finish() {
     const Decision decision = from_reasons(std::move(reasons_));
     json reasons = json::array();
@@ -667,12 +696,13 @@ class Gate {
                           {"guard", thresholds_.guard},
                           {"expected", rule_.expected},
                           {"original", rule_.original}};
+    record_["verdict"]["unseen"] = unseen();
     record_["status"] = "finished";
     record_["finished_utc"] = utc_time();
     record_["seconds"] = seconds_since(start_);
     record_["headline"] = gate_headline(record_);
     if (Status status =
-            write_file_atomically(job_.directory() / "gate.json", record_.dump(1) + "\n");
+            write_file_atomically(job_.directory() / "gate.json", json_text(record_, 1) + "\n");
         !status)
       return status;
     if (Status status =

@@ -310,6 +310,9 @@ class Session {
   /// One sample: new inputs and poison off the clock, time, judge off the clock.
   void take(std::size_t index, Block& block) {
     Contestant& c = contestants_[index];
+    const bool wake = device_.kind() == DeviceKind::cpu && c.estimate < kShortCall &&
+                      !c.timed.subject->elsewhere();
+    const int woken = wake ? next_slots(1).front() : 0;
     const std::vector<int> slots = next_slots(c.batch);
     std::optional<CpuUse> cpu_stopped, cpu_before;
     const auto ready = [&] {
@@ -326,11 +329,8 @@ class Session {
                                          [&](int slot) { return ring_.evict(slot); });
         if (!evicted) device_.flush_cache();
       }
-      if (device_.kind() == DeviceKind::cpu && c.estimate < kShortCall &&
-          !c.timed.subject->elsewhere()) {
-        const int other = (cursor_ + active_slots() / 2) % active_slots();
-        if (Status status = launch(c, other); !status) c.fail(Fault::launch, status.message());
-      }
+      if (wake)
+        if (Status status = launch(c, woken); !status) c.fail(Fault::launch, status.message());
       cpu_before = cpu_use(c);
     };
     const double seconds = time(c, c.batch, slots, ready);

@@ -161,6 +161,15 @@ class Runner {
         result_.cases.push_back(std::move(r));
       }
     }
+    for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
+      RunRow& row = result_.rows[r];
+      if (row.verdict != Verdict::green || row.refused_midway.empty()) continue;
+      // Neither right nor wrong: it took the problem, and then not all of its cases.
+      row.verdict = Verdict::skipped;
+      row.reason = fmt::format("took {} of {} cases and refused the others: {}", row.cases,
+                               cases.size(), row.refused_midway);
+      row.exit_code = kDefer;
+    }
     return {};
   }
 
@@ -179,7 +188,7 @@ class Runner {
   void take(const CaseResult& r, RunRow* row) {
     const int code = exit_code_of(r);
     if (r.verdict == Verdict::skipped) {
-      if (row->cases == 0) row->reason = r.reason;
+      (row->cases == 0 ? row->reason : row->refused_midway) = r.reason;
       return;
     }
     row->exit_code = row->cases == 0 ? code : graver(row->exit_code, code);

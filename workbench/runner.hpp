@@ -47,7 +47,9 @@ struct RunRow {
   std::string variant, problem;
   Verdict verdict = Verdict::skipped;
   std::string reason;    ///< of the first failure, or why it was skipped
-  int exit_code = 0;     ///< what this row alone would return; 3 for a skipped one
+  std::string refused_midway;  ///< why it took no more cases after some that it took
+  int exit_code = 0;  ///< what this row alone would return; 3 for a skipped one, 10 for one that
+                      ///< refused after some cases
   int cases = 0;         ///< validated
   int rows_sampled = 0;  ///< cases in which the oracle checked a part of the rows
   Metrics worst;         ///< of each metric the largest over the cases

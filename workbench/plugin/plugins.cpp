@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "workbench/build_info.hpp"
+#include "workbench/clean_text.hpp"
 #include "workbench/files.hpp"
 #include "workbench/plugin/arena.hpp"
 #include "workbench/plugin/channel.hpp"
@@ -292,7 +293,7 @@ std::optional<PluginFailure> describe(Plugin& plugin) {
   const channel::Control& control = process.control();
   plugin.confined = channel_confined(control);
   std::istringstream lines(
-      std::string(control.description, strnlen(control.description, channel::kDescriptionBytes)));
+      clean_text({control.description, strnlen(control.description, channel::kDescriptionBytes)}));
   std::getline(lines, plugin.name);
   for (std::string line; std::getline(lines, line);) {
     const auto first = line.find('\t'), second = line.find('\t', first + 1);
@@ -414,7 +415,7 @@ void condemn_plugin(const std::string& id, const std::string& reason) {
 nlohmann::json plugins_json() {
   nlohmann::json out = nlohmann::json::array();
   for (const auto& plugin : loaded()) {
-    nlohmann::json entry = {{"file", plugin->file},
+    nlohmann::json entry = {{"file", clean_text(plugin->file)},
                             {"name", plugin->name},
                             {"sha256", plugin->sha256},
                             {"confined", plugin->confined},

@@ -21,6 +21,7 @@
 
 #include <greenfast/attention.hpp>
 
+#include "workbench/clean_text.hpp"
 #include "workbench/plugin/arena.hpp"
 #include "workbench/plugin/channel.hpp"
 #include "workbench/plugin/host.hpp"
@@ -164,7 +165,8 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
   if (seconds != nullptr) *seconds = seconds_since(begin);
   const auto code = control_->status;
   if (code == 0) return {};
-  const std::string text(control_->text, strnlen(control_->text, channel::kTextBytes));
+  const std::string text =
+      clean_text({control_->text, strnlen(control_->text, channel::kTextBytes)});
   const bool known = code > 0 && code <= static_cast<int>(StatusCode::internal);
   return {known ? static_cast<StatusCode>(code) : StatusCode::internal, text};
 }

@@ -128,7 +128,7 @@ Result<std::unique_ptr<Lab>> Lab::open(LabOptions options) {
     fs::create_directories(fs::absolute(o.cache).parent_path(), error);
     if (Status status = append_line(
             o.cache,
-            json({{"schema", "greenfast.search/1"}, {"identity", o.identity}}).dump() + "\n");
+            json_text({{"schema", "greenfast.search/1"}, {"identity", o.identity}}) + "\n");
         !status)
       return status;
   }
@@ -207,7 +207,7 @@ const json& Lab::need(const std::string& key, const std::string& stage) const {
 
 void Lab::add(const std::string& key, const std::string& stage, json result) {
   if (Status status = append_line(
-          options_.cache, json({{"key", key}, {"stage", stage}, {"result", result}}).dump() + "\n");
+          options_.cache, json_text({{"key", key}, {"stage", stage}, {"result", result}}) + "\n");
       !status)
     throw LabError(status);
   results_[entry(key, stage)] = std::move(result);
