@@ -168,9 +168,9 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
   };
   Comparison comparison =
       value_or_fail(unless_interrupted<Stopped>(progress, "nothing is written", [&] {
-        return peers
-                   ? workbench::compare_with_peer(*device, options.what[0], options.what[1], compare)
-                   : workbench::compare_live(*device, *a, *b, compare);
+        return peers ? workbench::compare_with_peer(*device, options.what[0], options.what[1],
+                                                    compare)
+                     : workbench::compare_live(*device, *a, *b, compare);
       }));
   progress.clear();
   return comparison;

@@ -121,7 +121,8 @@ int walk_ladder(const GateFlags& options, const Arguments& arguments) {
   }
   const int code = workbench::worst_of(codes);
   const json record = {{"schema", workbench::kLadderSchema}, {"steps", rows}, {"exit_code", code}};
-  if (Status status = directory.write("ladder.json", workbench::json_text(record, 1) + "\n"); !status)
+  if (Status status = directory.write("ladder.json", workbench::json_text(record, 1) + "\n");
+      !status)
     throw Failure(status);
   if (Status status = directory.write("ladder.md", table.markdown()); !status)
     throw Failure(status);

@@ -19,9 +19,10 @@ Action define_new(OptionSet& set) {
     if (std::filesystem::exists(path, error))
       throw Failure(workbench::kUsage,
                     fmt::format("{}: exists already; give another name", path.string()));
-    const std::string text = value_or_fail(
-        workbench::new_plugin(path.stem().string(), path.extension().string()));
-    if (Status status = workbench::write_file_atomically(path, text); !status) throw Failure(status);
+    const std::string text =
+        value_or_fail(workbench::new_plugin(path.stem().string(), path.extension().string()));
+    if (Status status = workbench::write_file_atomically(path, text); !status)
+      throw Failure(status);
     fmt::print("{0}: a kernel that is GREEN. Next: greenfast check {0}\n", path.string());
     return static_cast<int>(workbench::kPassed);
   };

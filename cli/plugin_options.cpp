@@ -68,10 +68,11 @@ workbench::PluginOptions PluginArguments::options() const {
 void PluginArguments::load() const {
   for (const std::string& file : files)
     if (!workbench::is_plugin_source(file) && !file.ends_with(".so"))
-      throw Failure(workbench::kUsage,
-                    fmt::format("'{}': is no plugin (.c, .cc, .cpp, .cxx, .cu, .so); a variant is named "
-                                "with --variants, shapes with --shapes",
-                                file));
+      throw Failure(
+          workbench::kUsage,
+          fmt::format("'{}': is no plugin (.c, .cc, .cpp, .cxx, .cu, .so); a variant is named "
+                      "with --variants, shapes with --shapes",
+                      file));
   if (!(timeout > 0)) throw Failure(workbench::kUsage, "--plugin-timeout: more than 0 seconds");
   if (!(memory > 0)) throw Failure(workbench::kUsage, "--plugin-memory: more than 0 GiB");
   if (const auto failure = workbench::load_plugins(options()))
@@ -111,8 +112,7 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
     if (end.how == workbench::ChildEnd::How::finished) return *code;
     if (end.how == workbench::ChildEnd::How::failed)
       throw Failure(workbench::kInternal, end.detail);
-    const std::string blamed =
-        plugin_at_work(end.subject, end.actor == workbench::Actor::both);
+    const std::string blamed = plugin_at_work(end.subject, end.actor == workbench::Actor::both);
     std::string reason =
         !end.blame.empty()
             ? end.blame

@@ -153,9 +153,10 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   if (plan.fast) refuse_to_time_instrumented(options.variants);
   if (!options.plugins.files.empty() && !options.variants.empty() &&
       options.variants.find("plugin:") == std::string::npos)
-    workbench::say(stderr, fmt::format("greenfast: --variants {} names none of the plugins' kernels: "
-                                       "{} is not used; add plugin:NAME\n",
-                                       options.variants, fmt::join(options.plugins.files, ", ")));
+    workbench::say(stderr,
+                   fmt::format("greenfast: --variants {} names none of the plugins' kernels: "
+                               "{} is not used; add plugin:NAME\n",
+                               options.variants, fmt::join(options.plugins.files, ", ")));
   Selected selected = select_subjects(options.device, options.variants, options.set);
   for (const std::string& note : selected.notes)
     workbench::say(stderr, fmt::format("greenfast: {}\n", note));
@@ -184,8 +185,8 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
         leave_broken_context(*activity, before,
                              fmt::format("the device reports: {}", lost.message()));
       // Without a subject several are timed in turn.
-      activity->set(what,
-                    subject.empty() ? workbench::Actor::both : workbench::Actor::candidate, subject);
+      activity->set(what, subject.empty() ? workbench::Actor::both : workbench::Actor::candidate,
+                    subject);
       before = subject;
     }
     now_running(what);

@@ -52,7 +52,8 @@ Result<Checkpoint> Checkpoint::begin(const fs::path& directory, json head) {
   }
   json head_and_secret = job.head_;
   head_and_secret[kSecret] = job.secret_;
-  if (Status status = write_file_atomically(directory / kHead, json_text(head_and_secret, 2) + "\n");
+  if (Status status =
+          write_file_atomically(directory / kHead, json_text(head_and_secret, 2) + "\n");
       !status) {
     return status;
   }
@@ -103,9 +104,7 @@ Result<Checkpoint> Checkpoint::resume(const fs::path& directory, std::string_vie
   return job;
 }
 
-bool Checkpoint::finished(const std::string& step) const {
-  return finished_.contains(step);
-}
+bool Checkpoint::finished(const std::string& step) const { return finished_.contains(step); }
 
 Status Checkpoint::lock() {
   const fs::path head = directory_ / kHead;

@@ -52,6 +52,9 @@ json summary_json(const Summary& s) {
 }
 
 constexpr const char* kPeersStep = "peers";
+/// Share of the cores' time that others may take before nothing is promoted any more: pairs cancel
+/// a load that is steady, not one that comes and goes with a block.
+constexpr double kMostOtherWork = 0.5;
 
 /// What the kernels of a plugin take at most, since it does not tell which of them it launches.
 std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int arch) {
@@ -214,10 +217,8 @@ class Gate {
         const char* status = crashed ? "CRASH" : "TIMEOUT";
         const std::string detail = fmt::format("{}, while: {}", end->detail, end->activity);
         const auto step_ended = [&](const std::string& as) {
-          record_["steps"].push_back({{"name", name},
-                                      {"what", what},
-                                      {"status", as},
-                                      {"seconds", seconds_since(begin)}});
+          record_["steps"].push_back(
+              {{"name", name}, {"what", what}, {"status", as}, {"seconds", seconds_since(begin)}});
         };
         if (name == kPeersStep) {  // whatever ends the harness is no fault of the candidate's
           step_ended(status);
@@ -506,6 +507,13 @@ class Gate {
                          "which the measured ceilings allow",
                          options_.baseline, shape.name, 1e6 * baseline.p50, 1e6 * floor),
              "a baseline that does the work while timed"});
+      }
+      if (baseline.other_work > kMostOtherWork) {
+        reasons_.push_back(
+            {"NOISY",
+             fmt::format("{}: other work took {:.0f}% of the cores while this was timed",
+                         shape.name, 100 * baseline.other_work),
+             "a quieter machine: nothing else running"});
       }
       auto p50 = paired_log_ratio(samples, 0, 1, Statistic::p50);
       auto p90 = paired_log_ratio(samples, 0, 1, Statistic::p90);

@@ -168,8 +168,9 @@ std::string unseen_words(const json& verdict) {
   if (!verdict.contains("unseen") || verdict["unseen"].empty()) return "";
   std::vector<std::string> kinds;
   for (const json& kind : verdict["unseen"]) kinds.push_back(plain(kind));
-  return fmt::format("This gate never saw: {}. greenfast check with such shapes and options does.\n",
-                     fmt::join(kinds, ", "));
+  return fmt::format(
+      "This gate never saw: {}. greenfast check with such shapes and options does.\n",
+      fmt::join(kinds, ", "));
 }
 
 }  // namespace
@@ -219,8 +220,7 @@ std::string gate_text(const json& record, bool color) {
   const std::string decision = plain(record["verdict"]["decision"]);
   out += paint(decision, color_of(decision), color) + headline[0].substr(decision.size()) + "\n";
   out += headline[1] + "\n" + headline[2] + "\n\n" + checklist(record, color).text();
-  if (const std::string unseen = unseen_words(record["verdict"]); !unseen.empty())
-    out += unseen;
+  if (const std::string unseen = unseen_words(record["verdict"]); !unseen.empty()) out += unseen;
   for (const json& reason : record["verdict"]["reasons"]) {
     out += fmt::format("\n{}: {}\n", plain(reason["code"]), plain(reason["detail"]));
     if (!plain(reason["settle"]).empty())

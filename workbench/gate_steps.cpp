@@ -405,9 +405,10 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
   if (!stage) return status_json(stage.status());
   activity.set(fmt::format("inputs of {}", shape.name));
   // Other inputs in each process, besides the signs that each sample draws.
-  auto ring = Ring::make(*stage->device,
-                         normal_case(shape, options.seeds.front() +
-                                                kProcessSeeds * (1 + static_cast<std::uint64_t>(process))));
+  auto ring =
+      Ring::make(*stage->device,
+                 normal_case(shape, options.seeds.front() +
+                                        kProcessSeeds * (1 + static_cast<std::uint64_t>(process))));
   if (!ring) return status_json(ring.status());
 
   const Judge judge = timed_judge(policy, green.value("limits", Limits()));

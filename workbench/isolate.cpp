@@ -174,8 +174,8 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
   } else if (WEXITSTATUS(status) != 0) {
     // A plugin that calls exit(1) has not thrown.
     end.how = line.has_thrown() ? ChildEnd::How::failed : ChildEnd::How::crashed;
-    end.detail = line.has_thrown() ? line.thrown()
-                                   : fmt::format("ended with code {}", WEXITSTATUS(status));
+    end.detail =
+        line.has_thrown() ? line.thrown() : fmt::format("ended with code {}", WEXITSTATUS(status));
   }
   return end;
 }

@@ -50,8 +50,8 @@ constexpr double kLongCall = 0.05;
 /// Slots of a sample whose output is read back; all are poisoned, and which are read is drawn after
 /// the calls. Of the first of them inputs are compared and rows held to the oracle.
 constexpr int kVerifiedSlots = 4;
-/// Shares of a plugin's CPU time in its calls, and seconds that are always free. Between calls it is
-/// stopped, which takes effect when the system next runs it: some time passes for a pool that
+/// Shares of a plugin's CPU time in its calls, and seconds that are always free. Between calls it
+/// is stopped, which takes effect when the system next runs it: some time passes for a pool that
 /// spins. When inputs are renewed it stands still for long.
 constexpr double kIdleShare = 1.0, kIdleSeconds = 0.5;
 constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
@@ -253,8 +253,9 @@ class Session {
 
   /// Seconds of `batch` calls on these slots in turn; ready is called when nothing but the calls
   /// themselves is left to do.
-  double time(Contestant& c, int batch, const std::vector<int>& slots,
-              const std::function<void()>& ready = [] {}) {
+  double time(
+      Contestant& c, int batch, const std::vector<int>& slots,
+      const std::function<void()>& ready = [] {}) {
     // A subject in another process: this process's clock around one request for the whole batch.
     if (c.timed.subject->elsewhere()) {
       std::vector<Tensors> sets;
@@ -325,8 +326,8 @@ class Session {
       if (cold()) {
         // Takes away what the other side left and what renewing brought in. Not the workspace's
         // lines: a kernel fills that itself.
-        const bool evicted = std::all_of(slots.begin(), slots.end(),
-                                         [&](int slot) { return ring_.evict(slot); });
+        const bool evicted =
+            std::all_of(slots.begin(), slots.end(), [&](int slot) { return ring_.evict(slot); });
         if (!evicted) device_.flush_cache();
       }
       if (wake)
@@ -340,7 +341,8 @@ class Session {
     if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
       // Sides may share a process; whatever it computes between any of their calls is theirs.
       const auto [end, fresh] = cpu_at_end_.emplace(cpu_after->process, 0.0);
-      if (!fresh && c.timed.subject->elsewhere()) c.cpu_between += cpu_before->seconds - end->second;
+      if (!fresh && c.timed.subject->elsewhere())
+        c.cpu_between += cpu_before->seconds - end->second;
       end->second = cpu_after->seconds;
       c.cpu_stolen += cpu_before->seconds - cpu_stopped->seconds;
       c.cpu_inside += cpu_after->seconds - cpu_before->seconds;
@@ -422,7 +424,8 @@ class Session {
                fmt::format("computed {:.2f} s between its timed calls, beside {:.2f} s in them, "
                            "which slows the other side: let its threads sleep when a call returns",
                            c.cpu_between, c.cpu_inside));
-      } else if (budget > 0 && c.cpu_inside > (1 + kMoreThreads) * budget * c.wall_inside + kStolenSeconds) {
+      } else if (budget > 0 &&
+                 c.cpu_inside > (1 + kMoreThreads) * budget * c.wall_inside + kStolenSeconds) {
         c.fail(Fault::integrity,
                fmt::format("used {:.1f} threads in its timed calls, where both sides have {:.0f} "
                            "(GREENFAST_THREADS)",
@@ -564,9 +567,9 @@ class Session {
   Device& device_;
   Ring& ring_;
   const MeasureOptions& options_;
-  std::mt19937_64 random_;       // of the order: the seed's
-  std::uint64_t drawn_;          // nobody's before
-  std::mt19937_64 draws_;        // of signs, slots and rows
+  std::mt19937_64 random_;  // of the order: the seed's
+  std::uint64_t drawn_;     // nobody's before
+  std::mt19937_64 draws_;   // of signs, slots and rows
   std::vector<Contestant> contestants_;
   std::map<int, double> cpu_at_end_;  // by process, when its last timed call ended
   Measurement out_;

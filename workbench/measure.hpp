@@ -129,10 +129,10 @@ struct Timed {
 };
 
 struct MeasureOptions {
-  int iters = 100;  ///< samples of each side, at most; two a block
-  int warmup = 10;  ///< untimed calls of each side first, within a tenth of the budget
-  std::uint64_t seed = 1;   ///< of the order
-  std::uint64_t draw = 0;   ///< of the inputs' signs and of what is judged; 0: the system's entropy
+  int iters = 100;         ///< samples of each side, at most; two a block
+  int warmup = 10;         ///< untimed calls of each side first, within a tenth of the budget
+  std::uint64_t seed = 1;  ///< of the order
+  std::uint64_t draw = 0;  ///< of the inputs' signs and of what is judged; 0: the system's entropy
   CacheState mode = CacheState::cold;
   double budget_seconds = 10;
   /// Stop as soon as the p50 interval of every side's ratio to the first (of p50 itself for a
@@ -143,8 +143,8 @@ struct MeasureOptions {
   double round_seconds = 0.3;     ///< blocks between two probes of the device's speed
   double pulse_tolerance = 0.05;  ///< a block whose probe or clock is this much below the median is
                                   ///< left out
-  bool verify = true;  ///< judge the outputs of timed calls
-  int process = 0;     ///< recorded with every block
+  bool verify = true;             ///< judge the outputs of timed calls
+  int process = 0;                ///< recorded with every block
   std::function<void(int blocks, double seconds)> progress{};
 };
 

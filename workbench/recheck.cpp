@@ -113,7 +113,8 @@ class Recheck {
     if (said != judged)
       add(variant, fmt::format("{}: says {} cases, and has {}", problem, said, judged));
     if (row.at("verdict") == "GREEN" && (red > 0 || judged == 0))
-      add(variant, fmt::format("{}: says GREEN, and {} of its {} cases are RED", problem, red, judged));
+      add(variant,
+          fmt::format("{}: says GREEN, and {} of its {} cases are RED", problem, red, judged));
   }
 
   /// GREEN is within its limits.
@@ -126,11 +127,11 @@ class Recheck {
       const auto value = c.at("metrics").find(other == kNames.end() ? name : other->second);
       if (value == c.at("metrics").end() || !value->is_number() || !limit.is_number()) continue;
       if (!(std::fabs(value->get<double>()) <= limit.get<double>()))
-        add(variant, fmt::format("{} {} seed {}: says GREEN with {} {:.3g} over its limit {:.3g}",
-                                 c.at("problem").get<std::string>(),
-                                 c.at("distribution").get<std::string>(),
-                                 c.at("seed").get<std::uint64_t>(), name, value->get<double>(),
-                                 limit.get<double>()));
+        add(variant,
+            fmt::format("{} {} seed {}: says GREEN with {} {:.3g} over its limit {:.3g}",
+                        c.at("problem").get<std::string>(), c.at("distribution").get<std::string>(),
+                        c.at("seed").get<std::uint64_t>(), name, value->get<double>(),
+                        limit.get<double>()));
     }
   }
 
@@ -174,7 +175,7 @@ class Recheck {
     // What is promoted reached every threshold.
     for (const json& fast : record_.at("fast")) {
       const double least = fast.at("primary").get<bool>() ? verdict.at("gate").get<double>()
-                                                           : verdict.at("guard").get<double>();
+                                                          : verdict.at("guard").get<double>();
       for (const char* which : {"speedup", "speedup_p90"})
         if (!fast.contains(which) || !(fast.at(which).at("lo").get<double>() >= least))
           add("", fmt::format("says PROMOTE, and {} of {} is not above {:.2f}", which,

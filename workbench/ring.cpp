@@ -120,7 +120,7 @@ SignFlips Ring::flips(const Buffer& buffer, std::uint64_t from, std::uint64_t to
   const bool from_files = cases_.front().distribution == Distribution::file;
   if (from_files) flips.period = static_cast<std::size_t>(p.head_dim) * size / 8;
   // Each tensor has signs of its own, but Q and K from files share them.
-  const std::uint64_t own = buffer.on_host == &Inputs::v                 ? 0x3c6ef372fe94f82bu
+  const std::uint64_t own = buffer.on_host == &Inputs::v                  ? 0x3c6ef372fe94f82bu
                             : buffer.on_host == &Inputs::k && !from_files ? 0x510e527fade682d1u
                                                                           : 0;
   flips.from = from == 0 ? 0 : from ^ own;

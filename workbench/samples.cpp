@@ -119,7 +119,8 @@ json shape_json(const Samples& samples) {
     if (!side.verdict.empty()) entry["verdict"] = side.verdict;
     if (!side.output_sha256.empty()) entry["output_sha256"] = side.output_sha256;
     if (side.threads_used > 0)
-      entry["cpu"] = {{"threads", side.threads_used}, {"between_seconds", side.cpu_between_seconds}};
+      entry["cpu"] = {{"threads", side.threads_used},
+                      {"between_seconds", side.cpu_between_seconds}};
     sides.push_back(std::move(entry));
   }
   json blocks = json::array();
@@ -139,15 +140,15 @@ json shape_json(const Samples& samples) {
     blocks.push_back(std::move(entry));
   }
   json out = {{"name", samples.name},
-          {"problem", samples.problem},
-          {"flops", samples.flops},
-          {"device", {{"kind", name_of(samples.device)}, {"name", samples.device_name}}},
-          {"timer", samples.timer},
-          {"tick_seconds", samples.tick_seconds},
-          {"cache", name_of(samples.cache)},
-          {"seed", samples.seed},
-          {"sides", std::move(sides)},
-          {"blocks", std::move(blocks)}};
+              {"problem", samples.problem},
+              {"flops", samples.flops},
+              {"device", {{"kind", name_of(samples.device)}, {"name", samples.device_name}}},
+              {"timer", samples.timer},
+              {"tick_seconds", samples.tick_seconds},
+              {"cache", name_of(samples.cache)},
+              {"seed", samples.seed},
+              {"sides", std::move(sides)},
+              {"blocks", std::move(blocks)}};
   // A string: readers of JSON may hold numbers in 53 bits.
   if (samples.draw != 0) out["draw"] = fmt::format("{:016x}", samples.draw);
   return out;

@@ -48,9 +48,8 @@ class Judgement {
     const std::size_t lse =
         p.lse ? sizeof(float) * static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q) : 0;
     const std::byte* o = seen.output.data();
-    const CaseResult result =
-        judge_output(data, o, lse != 0 ? reinterpret_cast<const float*>(o + seen.output.size() - lse)
-                                       : nullptr);
+    const CaseResult result = judge_output(
+        data, o, lse != 0 ? reinterpret_cast<const float*>(o + seen.output.size() - lse) : nullptr);
     if (result.verdict == Verdict::green) return std::nullopt;
     return result.reason;
   }
@@ -58,10 +57,10 @@ class Judgement {
  private:
   std::vector<std::int64_t> choose(const Problem& p, const TimedOutput& seen) const {
     const std::int64_t total = p.batch * p.heads_q * p.seq_q;
-    const double flops_of_row =
-        4.0 * static_cast<double>(p.head_dim) * static_cast<double>(std::max<std::int64_t>(p.seq_kv, 1));
-    auto wanted = static_cast<std::size_t>(
-        std::clamp(kFlops / flops_of_row, double{kFewest}, double{kMost}));
+    const double flops_of_row = 4.0 * static_cast<double>(p.head_dim) *
+                                static_cast<double>(std::max<std::int64_t>(p.seq_kv, 1));
+    auto wanted =
+        static_cast<std::size_t>(std::clamp(kFlops / flops_of_row, double{kFewest}, double{kMost}));
     if (!seen.timed) wanted *= kFirst;
     wanted = std::min(wanted, static_cast<std::size_t>(total));
     std::mt19937_64 random(seen.draw);

@@ -90,8 +90,8 @@ class FakeSubject : public Subject {
   std::function<bool(int call)> forget;  ///< calls that leave the output as it was
   /// Writes an output of its own making; false: it did not.
   std::function<bool(const Problem&, const Tensors&, std::size_t bytes)> replay;
-  Work after;                            ///< what it does when its output is written
-  int fail_at = -1;                      ///< call that returns an error
+  Work after;        ///< what it does when its output is written
+  int fail_at = -1;  ///< call that returns an error
   int calls = 0;
 
   std::string id() const override { return id_; }

@@ -203,9 +203,8 @@ TEST_F(MeasureTest, WhatWasKeptIsOfNoUse) {
     std::map<std::string, std::vector<std::byte>> kept;
     int taken = 0;
     fast.replay = [&](const Problem&, const Tensors& t, std::size_t bytes) {
-      const std::string key = by_content
-                                  ? std::string(static_cast<const char*>(t.q), bytes)
-                                  : std::to_string(reinterpret_cast<std::uintptr_t>(t.o));
+      const std::string key = by_content ? std::string(static_cast<const char*>(t.q), bytes)
+                                         : std::to_string(reinterpret_cast<std::uintptr_t>(t.o));
       const auto found = kept.find(key);
       if (found == kept.end()) {
         const auto* q = static_cast<const std::byte*>(t.q);
@@ -216,7 +215,8 @@ TEST_F(MeasureTest, WhatWasKeptIsOfNoUse) {
       std::memcpy(t.o, found->second.data(), bytes);
       return true;
     };
-    const auto m = run({{.subject = &slow, .judge = copies_q}, {.subject = &fast, .judge = copies_q}});
+    const auto m =
+        run({{.subject = &slow, .judge = copies_q}, {.subject = &fast, .judge = copies_q}});
     ASSERT_TRUE(m);
     if (by_content) {
       // In warm-up, and in the calls that only wake a pool, the same contents may come again.

@@ -1,5 +1,6 @@
-// One pass over a buffer at the memory's bandwidth, outside every timed region: 100 MB of inputs are
-// other inputs after some 60 us, where generating and copying them would take tens of milliseconds.
+// One pass over a buffer at the memory's bandwidth, outside every timed region: 100 MB of inputs
+// are other inputs after some 60 us, where generating and copying them would take tens of
+// milliseconds.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Other inputs in place, at the price of one pass: the signs of elements are drawn anew. Values of a
-// symmetric distribution keep their distribution, every score and every output changes, and nothing
-// that was computed before is of use, however it was kept. Which signs follows from a number that
-// nobody knows before; whoever knows it can say what the inputs are now.
+// Other inputs in place, at the price of one pass: the signs of elements are drawn anew. Values of
+// a symmetric distribution keep their distribution, every score and every output changes, and
+// nothing that was computed before is of use, however it was kept. Which signs follows from a
+// number that nobody knows before; whoever knows it can say what the inputs are now.
 #pragma once
 
 #include <cstddef>

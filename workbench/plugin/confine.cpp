@@ -124,10 +124,10 @@ std::uint32_t no_processes() {
   filter.refuse(__NR_vfork, EPERM);
 #endif
   filter.refuse(435, ENOSYS);  // clone3, whose flags lie in memory: the C library then uses clone
-  for (const long call : {__NR_execve, __NR_execveat, __NR_setsid, __NR_setpgid, __NR_ptrace,
-                          __NR_process_vm_readv, __NR_process_vm_writev, __NR_setpriority,
-                          __NR_sched_setscheduler, __NR_sched_setparam, __NR_sched_setattr,
-                          __NR_ioprio_set})
+  for (const long call :
+       {__NR_execve, __NR_execveat, __NR_setsid, __NR_setpgid, __NR_ptrace, __NR_process_vm_readv,
+        __NR_process_vm_writev, __NR_setpriority, __NR_sched_setscheduler, __NR_sched_setparam,
+        __NR_sched_setattr, __NR_ioprio_set})
     filter.refuse(call, EPERM);
   constexpr std::uint32_t kThread = 0x10000;  // CLONE_THREAD
   filter.refuse_without(__NR_clone, kThread, EPERM);

@@ -1,5 +1,5 @@
-// What a plugin's process may not do. Asked of the system before the plugin is loaded, and for good:
-// no code of the plugin's can take it back.
+// What a plugin's process may not do. Asked of the system before the plugin is loaded, and for
+// good: no code of the plugin's can take it back.
 #pragma once
 
 #include <cstdint>

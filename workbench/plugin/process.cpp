@@ -82,8 +82,8 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   sigset_t all;
   sigfillset(&all);
   posix_spawnattr_setsigdefault(&attributes, &all);
-  // A group of its own: what the terminal sends to the command (Ctrl-C) is not the plugin's end, and
-  // whatever it starts can be stopped with it.
+  // A group of its own: what the terminal sends to the command (Ctrl-C) is not the plugin's end,
+  // and whatever it starts can be stopped with it.
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   std::error_code ignored;
@@ -220,7 +220,10 @@ bool own_threads_changed(const ThreadStates& before) {
   const ThreadStates now = own_threads();
   return std::any_of(before.begin(), before.end(), [&](const auto& was) {
     const auto is = now.find(was.first);
-    return is != now.end() && is->second != was.second;
+    if (is == now.end()) return false;
+    // The library's workers pin themselves when they first run, which may be after `before`.
+    const bool moved = was.first == getpid() && is->second.first != was.second.first;
+    return moved || is->second.second != was.second.second;
   });
 }
 

@@ -67,7 +67,7 @@ class PluginProcess {
 /// Where this process's threads may run, and how important they are.
 using ThreadStates = std::map<pid_t, std::pair<std::vector<int>, int>>;
 ThreadStates own_threads();
-/// Whether a thread that was there before is another now.
+/// Whether a thread that was there before has another priority, or the first one other CPUs.
 bool own_threads_changed(const ThreadStates& before);
 
 }  // namespace greenfast::workbench

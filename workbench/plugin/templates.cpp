@@ -34,13 +34,14 @@ std::string body_of(std::string_view source) {
 Result<std::string> new_plugin(const std::string& name, const std::string& extension) {
   const bool cuda = extension == ".cu";
   if (!cuda && extension != ".c")
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("'{}': possible are files that end in .c (CPU) or .cu (CUDA)", extension));
-  const bool good = !name.empty() && name.size() <= 64 &&
-                    std::all_of(name.begin(), name.end(), [](char c) {
-                      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                             (c >= '0' && c <= '9') || c == '_' || c == '-';
-                    });
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format("'{}': possible are files that end in .c (CPU) or .cu (CUDA)", extension));
+  const bool good =
+      !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               c == '_' || c == '-';
+      });
   if (!good)
     return Status(StatusCode::invalid_argument,
                   fmt::format("'{}': a kernel's name has letters, digits, '_' and '-'", name));
@@ -52,7 +53,8 @@ Result<std::string> new_plugin(const std::string& name, const std::string& exten
       " *   greenfast run {0} --variants plugin:{1},{2}\n"
       " *   greenfast gate --plugin {0} --baseline {2} --candidate plugin:{1}{3}\n"
       " *\n"
-      " * What a kernel gets and returns: greenfast/plugin.h, which the command brings along. Begin\n"
+      " * What a kernel gets and returns: greenfast/plugin.h, which the command brings along. "
+      "Begin\n"
       " * with {4}; when it takes more or fewer problems, say so in\n"
       " * {5}: what it refuses is not held against it. */\n",
       file, name, cuda ? "cuda.sm80.mma" : "cpu.flash", cuda ? "" : " --dtype fp32",

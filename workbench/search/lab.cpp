@@ -166,9 +166,9 @@ void Lab::remember(Device& device) {
   const json now = device_json(device.facts());
   if (const json* kept = find("", kDeviceStage)) {
     if ((*kept)["device"]["name"] == now["name"]) return;
-    throw std::runtime_error(fmt::format("{}: holds results of {}, this is {}; give another --cache",
-                                         options_.cache.string(),
-                                         plain((*kept)["device"]["name"]), plain(now["name"])));
+    throw std::runtime_error(
+        fmt::format("{}: holds results of {}, this is {}; give another --cache",
+                    options_.cache.string(), plain((*kept)["device"]["name"]), plain(now["name"])));
   }
   add("", kDeviceStage,
       {{"ok", true},
@@ -415,7 +415,8 @@ std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidat
     child("case", nullptr, todo, [this](Loaded& all) {
       for (std::size_t i = 0; i < all.subjects.size(); ++i) {
         const LabCandidate& c = all.candidates[i];
-        all.activity.set(fmt::format("one adversarial case {{{}}}", c.key), Actor::candidate, c.key);
+        all.activity.set(fmt::format("one adversarial case {{{}}}", c.key), Actor::candidate,
+                         c.key);
         // Lengths that end inside every tile, where the kernel takes them.
         Case test;
         test.name = "ragged";
@@ -473,9 +474,8 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
       for (const NamedProblem& problem : problems) {
         // Named when it is alone: of several nobody knows who it was.
         const std::string alone = all.candidates.size() == 1 ? all.candidates[0].key : "";
-        const std::string what =
-            fmt::format("timing {}: {}{}", stage, problem.name,
-                        alone.empty() ? "" : fmt::format(" {{{}}}", alone));
+        const std::string what = fmt::format("timing {}: {}{}", stage, problem.name,
+                                             alone.empty() ? "" : fmt::format(" {{{}}}", alone));
         all.activity.set(what, Actor::both, alone);
         Case first;
         first.name = problem.name;
@@ -604,8 +604,8 @@ Lab::Final Lab::decide(const LabCandidate& reference, const std::vector<LabCandi
         int cases = 0;
         const std::uint64_t seeds[] = {options_.seed, options_.seed + 1};
         for (const Case& test : make_cases(options_.problems, all.policy, seeds)) {
-          all.activity.set(fmt::format("GREEN {} {{{}}}", to_string(test), c.key),
-                           Actor::candidate, c.key);
+          all.activity.set(fmt::format("GREEN {} {{{}}}", to_string(test), c.key), Actor::candidate,
+                           c.key);
           if (all.subjects[0]->refusal(test.problem, all.device.facts())) continue;
           const auto data = prepare_case(test, all.policy);
           if (!data) throw std::runtime_error(data.status().message());

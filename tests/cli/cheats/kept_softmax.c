@@ -1,4 +1,5 @@
-/* Keeps softmax(QK^T) by address, and multiplies by V honestly: a change of V alone is no defence. */
+/* Keeps softmax(QK^T) by address, and multiplies by V honestly: a change of V alone is no defence.
+ */
 #include "cheat.h"
 
 static gf_status launch(const gf_plugin_call* call) {
