@@ -440,6 +440,7 @@ class Gate {
         rules_.budget_seconds /
         static_cast<double>(shapes_.size() * static_cast<std::size_t>(rules_.processes));
     record_["fast"] = json::array();
+    std::string busy;  // where the machine was not ours
     std::vector<Samples> all;
     std::vector<ShapeEvidence> evidence;
     std::vector<LogRatio> overall;
@@ -509,11 +510,8 @@ class Gate {
              "a baseline that does the work while timed"});
       }
       if (baseline.other_work > kMostOtherWork) {
-        reasons_.push_back(
-            {"NOISY",
-             fmt::format("{}: other work took {:.0f}% of the cores while this was timed",
-                         shape.name, 100 * baseline.other_work),
-             "a quieter machine: nothing else running"});
+        busy = fmt::format("{}: other work took {:.0f}% of the cores while this was timed",
+                           shape.name, 100 * baseline.other_work);
       }
       auto p50 = paired_log_ratio(samples, 0, 1, Statistic::p50);
       auto p90 = paired_log_ratio(samples, 0, 1, Statistic::p90);
@@ -564,6 +562,8 @@ class Gate {
     }
     for (Reason& reason : decide(evidence, thresholds_).reasons)
       reasons_.push_back(std::move(reason));
+    if (reasons_.empty() && !busy.empty())
+      reasons_.push_back({"NOISY", busy, "a quieter machine: nothing else running"});
     return {};
   }
 
