@@ -17,6 +17,7 @@
 #include "workbench/json.hpp"
 #include "workbench/policy.hpp"
 #include "workbench/problem_codec.hpp"
+#include "workbench/recheck.hpp"
 #include "workbench/samples.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/statistics.hpp"
@@ -438,39 +439,13 @@ class Verifier {
     }
   }
 
-  /// Rows against the raw samples that they were computed from.
+  /// Figures against what they were computed from.
   void verify_numbers(const std::string& file, const json& record) {
-    if (text_of(record, "schema") != kRun) return;
-    const auto samples = samples_from_json(member(record, "samples"));
-    if (!samples.ok()) {
+    for (Disagreement& found : recheck(record))
       add({.file = file,
+           .subject = std::move(found.subject),
            .state = EvidenceState::tampered,
-           .detail = "samples: " + samples.status().message()});
-      return;
-    }
-    for (const json& row : list_of(record, "rows")) {
-      const json& p50 = member(member(row, "time"), "p50_seconds");
-      if (!p50.is_number()) continue;
-      for (const Samples& shape : *samples) {
-        const int side =
-            shape.name == text_of(row, "problem") ? shape.side(text_of(row, "variant")) : -1;
-        if (side < 0) continue;
-        std::vector<double> seconds;
-        for (const Block& block : shape.blocks) {
-          if (!block.dropped.empty()) continue;
-          for (const Sample& sample : block.samples)
-            if (sample.side == side) seconds.push_back(sample.seconds);
-        }
-        const double said = p50.get<double>();
-        const double median = seconds.empty() ? 0 : quantile(seconds, 0.5);
-        if (!(std::fabs(median - said) <= 1e-6 * median))
-          add({.file = file,
-               .subject = text_of(row, "variant"),
-               .state = EvidenceState::tampered,
-               .detail = fmt::format("{}: p50 {:.6g} s, but its samples have {:.6g} s", shape.name,
-                                     said, median)});
-      }
-    }
+           .detail = std::move(found.detail)});
   }
 
   void verify_policy(const std::string& file, const json& record) {

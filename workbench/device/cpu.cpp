@@ -286,6 +286,20 @@ std::size_t outermost_cache() {
   return largest != 0 ? largest : std::size_t{32} << 20;
 }
 
+#if defined(__x86_64__)
+bool has_clflushopt() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b >> 23 & 1u) != 0;
+}
+
+/// Lines leave the caches beside each other, not one after the other.
+__attribute__((target("clflushopt"))) void evict_unordered(const unsigned char* begin,
+                                                           std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += 64)
+    _mm_clflushopt(const_cast<unsigned char*>(begin) + at);
+}
+#endif
+
 // ---- other work
 // -----------------------------------------------------------------------------------------------------
 
@@ -388,10 +402,40 @@ class CpuDevice final : public Device {
     copy(to, from, bytes);
   }
 
+  void fill(void* to, std::byte value, std::size_t bytes) override {
+    if (bytes != 0) std::memset(to, static_cast<int>(value), bytes);
+  }
+  void flip_signs(void* data, std::size_t bytes, const SignFlips& flips) override {
+    greenfast::workbench::flip_signs(static_cast<std::byte*>(data), bytes, flips);
+  }
+
   void* stream() override { return nullptr; }
   Status synchronize() override { return {}; }
 
   std::size_t cache_bytes() const override { return cache_bytes_; }
+  bool evict([[maybe_unused]] const void* memory, [[maybe_unused]] std::size_t bytes) override {
+    constexpr std::size_t kLine = 64;  // the instruction takes out the line that an address lies in
+    const auto* begin = static_cast<const unsigned char*>(memory);
+#if defined(__x86_64__)
+    static const bool unordered = has_clflushopt();
+    if (unordered) {
+      evict_unordered(begin, bytes);
+    } else {
+      for (std::size_t at = 0; at < bytes; at += kLine) _mm_clflush(begin + at);
+    }
+    if (bytes != 0) _mm_clflush(begin + bytes - 1);
+    _mm_mfence();
+    return true;
+#elif defined(__aarch64__)
+    for (std::size_t at = 0; at < bytes; at += kLine)
+      asm volatile("dc civac, %0" : : "r"(begin + at) : "memory");
+    if (bytes != 0) asm volatile("dc civac, %0" : : "r"(begin + bytes - 1) : "memory");
+    asm volatile("dsb ish" : : : "memory");
+    return true;
+#else
+    return false;
+#endif
+  }
 
   void flush_cache() override {
     // Twice the outermost cache, each thread its part, so that the private caches of every core are

@@ -9,6 +9,8 @@
 #include <exception>
 #include <new>
 
+#include "workbench/clean_text.hpp"
+
 namespace greenfast::workbench {
 namespace {
 
@@ -31,9 +33,9 @@ Status to_status(gf_status code, const std::string& what) {
   if (code == GF_OK) return {};
   const bool known = code > GF_OK && code <= GF_INTERNAL;
   const auto status = known ? static_cast<StatusCode>(code) : StatusCode::internal;
-  return {status,
-          fmt::format("the plugin returned {} ({}){}{}", code,
-                      known ? name_of(status) : "no gf_status", what.empty() ? "" : ": ", what)};
+  return {status, fmt::format("the plugin returned {} ({}){}{}", code,
+                              known ? name_of(status) : "no gf_status", what.empty() ? "" : ": ",
+                              clean_text(what))};
 }
 
 /// A C++ plugin may let an exception out; it is the plugin's failure, not ours.
