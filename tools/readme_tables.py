@@ -263,7 +263,7 @@ def ladder(run_path, peers_path, gates_path=None):
     texts = [p["problem"].split()[0] for p in record["problems"] if p["name"].split()[0] in shapes]
     named = [f"{name} {seconds(value)} at {shape}" for shape, (name, value) in peers_of(peers).items() if shape in texts]
     header = ["rung", *(f"{shape}{title}" for shape in shapes for title in (", p50", ", × predecessor", ", ÷ best peer", ", % of ceiling"))]
-    notes = (f"{provenance(record)} Best peer, in fp16 for every rung: {', '.join(named) or 'none recorded'} (`python -m greenfast.ab`, "
+    notes = (f"{provenance(record)} Best peer, in fp16 for every rung: {', '.join(named) or 'none recorded'} (`python -m greenfast_bench.ab`, "
              f"{peers['utc'][:10]}). Ceiling: the matrix product measured beside the rungs.")
     if gates_path:
         gates = load(gates_path, "greenfast.ladder_gates/1")
