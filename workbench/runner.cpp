@@ -188,7 +188,10 @@ class Runner {
   void take(const CaseResult& r, RunRow* row) {
     const int code = exit_code_of(r);
     if (r.verdict == Verdict::skipped) {
-      (row->cases == 0 ? row->reason : row->refused_midway) = r.reason;
+      if (row->cases == 0)
+        row->reason = r.reason;
+      else if (!has_own_problem(r.test.distribution))  // of those it may take what it wants
+        row->refused_midway = r.reason;
       return;
     }
     row->exit_code = row->cases == 0 ? code : graver(row->exit_code, code);
