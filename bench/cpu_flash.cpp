@@ -8,9 +8,10 @@
 // machine disturbs least. Otherwise all threads, by the clock on the wall.
 //
 // SHAPE is BxHxSxD or BxHq/HkvxSq/SkvxD, with :c for a causal mask aligned bottom right. Each round
-// runs the peak probe of the element type's instruction, then the kernel; printed are medians over
-// rounds, because the machine's clock and other load move both. fp16 and types without products of
-// their own are held against the fp32 peak.
+// runs the peak probe of the instruction that the kernel multiplies the type with, then the kernel;
+// printed are medians over rounds, because the machine's clock and other load move both. Types that
+// are widened are held against the fp32 peak; fp16 through AMX, which takes three or four products
+// for one, against the peak of bf16.
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -88,11 +89,34 @@ constexpr int kRepeats = 60000;
          s11 = b;
   GREENFAST_CHAINS(GREENFAST_STEP_256)
 }
+
+constexpr double kAmxFlops = 4.0 * 2 * 16 * 16 * 32;  // of four products
+/// As many as take about as long as the others. The library has asked for the tiles.
+[[gnu::target("amx-tile,amx-bf16")]] void chains_amx() {
+  static constexpr struct alignas(64) {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config{};  // constant, because GCC's intrinsic only says that it reads the first 8 bytes
+  _tile_loadconfig(&config);
+  for (int i = 0; i < kRepeats / 10; ++i) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_release();
+}
 #endif
 
 /// FLOP/s of one thread; 0 for an instruction set without a probe here.
 double one_thread_peak([[maybe_unused]] std::string_view isa, [[maybe_unused]] bool bf16) {
 #if defined(__x86_64__)
+  if (isa == "avx512amx" && bf16) {
+    const double start = cpu_seconds();
+    chains_amx();
+    return kAmxFlops * (kRepeats / 10) / (cpu_seconds() - start);
+  }
   const bool wide = isa.starts_with("avx512");
   if (!wide && isa != "avx2") return 0.0;
   const double start = cpu_seconds();
@@ -263,10 +287,12 @@ int main(int argc, char** argv) {
       Options options;
       options.variant = variant;
 
+      const bool amx = facts->isa == "avx512amx";
       const bool bf16_products =
-          facts->isa == "avx512bf16" && (*dtype == DType::bf16 || *dtype == DType::e4m3);
+          (facts->isa == "avx512bf16" && (*dtype == DType::bf16 || *dtype == DType::e4m3)) ||
+          (amx && *dtype != DType::f32);
       const std::string probe =
-          facts->isa == "avx512bf16" && !bf16_products ? "avx512" : facts->isa;
+          (facts->isa == "avx512bf16" || amx) && !bf16_products ? "avx512" : facts->isa;
       const DType peak_dtype = bf16_products ? DType::bf16 : DType::f32;
       const double flops =
           4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(shape.head_dim);

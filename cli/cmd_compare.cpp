@@ -12,11 +12,13 @@
 #include <set>
 
 #include "cli/command.hpp"
+#include "cli/interrupt.hpp"
 #include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/atomic_file.hpp"
 #include "workbench/compare.hpp"
 #include "workbench/isolate.hpp"
+#include "workbench/json.hpp"
 #include "workbench/peer.hpp"
 #include "workbench/terminal.hpp"
 
@@ -151,15 +153,25 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
   compare.timing.target_halfwidth = 0.005;
   const auto device = value_or_fail(workbench::open_device(kind));
   workbench::Progress progress(stderr, options.as_json);
+  struct Stopped {};
+  compare.timing.progress = [](int, double) {
+    if (interrupted()) throw Stopped{};
+  };
   compare.step = [&](std::size_t done, std::size_t total, const std::string& what) {
+    if (interrupted()) throw Stopped{};
     // Both sides are in every block: a plugin that is lost in one is named by whoever is one.
     if (activity != nullptr)
-      activity->set(fmt::format("{} against {}: {}", options.what[1], options.what[0], what));
+      activity->set(fmt::format("{} against {}: {}", options.what[1], options.what[0], what),
+                    workbench::Actor::both,
+                    options.what[1].starts_with("plugin:") ? options.what[1] : options.what[0]);
     progress.step(done, total, what);
   };
-  Comparison comparison = value_or_fail(
-      peers ? workbench::compare_with_peer(*device, options.what[0], options.what[1], compare)
-            : workbench::compare_live(*device, *a, *b, compare));
+  Comparison comparison =
+      value_or_fail(unless_interrupted<Stopped>(progress, "nothing is written", [&] {
+        return peers ? workbench::compare_with_peer(*device, options.what[0], options.what[1],
+                                                    compare)
+                     : workbench::compare_live(*device, *a, *b, compare);
+      }));
   progress.clear();
   return comparison;
 }
@@ -208,10 +220,10 @@ int run_compare(const CompareOptions& given, workbench::Activity* activity) {
     if (Status status = workbench::write_file_atomically(file, text); !status)
       throw Failure(status);
   };
-  write(options.json_file, workbench::to_json(comparison).dump(1) + "\n");
+  write(options.json_file, workbench::json_text(workbench::to_json(comparison), 1) + "\n");
   write(options.markdown_file, workbench::compare_markdown(comparison));
   if (options.as_json) {
-    fmt::print("{}\n", workbench::to_json(comparison).dump(1));
+    fmt::print("{}\n", workbench::json_text(workbench::to_json(comparison), 1));
   } else if (options.as_markdown) {
     fmt::print("{}", workbench::compare_markdown(comparison));
   } else {

@@ -14,6 +14,7 @@
 #include "workbench/atomic_file.hpp"
 #include "workbench/checkpoint.hpp"
 #include "workbench/gate.hpp"
+#include "workbench/json.hpp"
 #include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
@@ -65,7 +66,7 @@ class Display {
 
 int print(const json& record, const GateFlags& options, const fs::path& directory) {
   if (options.as_json) {
-    fmt::print("{}\n", record.dump(1));
+    fmt::print("{}\n", workbench::json_text(record, 1));
   } else if (options.as_markdown) {
     fmt::print("{}", workbench::gate_markdown(record));
   } else {
@@ -120,12 +121,13 @@ int walk_ladder(const GateFlags& options, const Arguments& arguments) {
   }
   const int code = workbench::worst_of(codes);
   const json record = {{"schema", workbench::kLadderSchema}, {"steps", rows}, {"exit_code", code}};
-  if (Status status = directory.write("ladder.json", record.dump(1) + "\n"); !status)
+  if (Status status = directory.write("ladder.json", workbench::json_text(record, 1) + "\n");
+      !status)
     throw Failure(status);
   if (Status status = directory.write("ladder.md", table.markdown()); !status)
     throw Failure(status);
   if (options.as_json) {
-    fmt::print("{}\n", record.dump(1));
+    fmt::print("{}\n", workbench::json_text(record, 1));
   } else {
     fmt::print("{}\n{}record: {}\n", options.as_markdown ? table.markdown() : table.text(),
                codes.empty() ? "every rung was skipped\n" : "",

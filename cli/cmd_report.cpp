@@ -111,7 +111,7 @@ Action define_report(OptionSet& set) {
   set.positional(
       "DIR|FILE", &options->what, 0, 1000,
       "Result folders and records of run, check, bench, gate, compare, selftest, profile, and of "
-      "python -m greenfast.ab");
+      "python -m greenfast_bench.ab");
   set.text("--out", &options->out, "DIR",
            "Where report.md and report.html go (default: the first folder given)");
   set.text("--html", &options->html, "FILE", "The page alone, to this file");

@@ -28,6 +28,7 @@ struct Command {
   Action (*define)(OptionSet& options);
 };
 
+Action define_new(OptionSet& options);
 Action define_list(OptionSet& options);
 Action define_doctor(OptionSet& options);
 Action define_run(OptionSet& options);

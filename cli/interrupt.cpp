@@ -14,12 +14,28 @@ namespace greenfast::cli {
 namespace {
 
 volatile std::sig_atomic_t caught = 0;
+const volatile int* told = nullptr;
 char running[160] = "starting";
+
+// Only what is safe in a signal handler.
+void end_at_once(int) {
+  constexpr char kEnded[] = "\ngreenfast: interrupted\n";
+  if (::write(STDERR_FILENO, kEnded, sizeof kEnded - 1) < 0) ::_exit(workbench::kInterrupted);
+  ::_exit(workbench::kInterrupted);
+}
+
+void on_interrupt(void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
 
 // Only what is safe in a signal handler, and errno as it was.
 void remember(int number) {
   const int before = errno;
   caught = number;
+  on_interrupt(end_at_once);
   // A step can take minutes: who pressed Ctrl-C shall see that it was heard.
   constexpr char kHeard[] = "\ngreenfast: stopping after this step; once more stops at once\n";
   if (::write(STDERR_FILENO, kHeard, sizeof kHeard - 1) < 0) errno = before;
@@ -46,16 +62,13 @@ void report_crash(int number) {
 
 }  // namespace
 
-void catch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = remember;
-  // After the first signal the default action is back.
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
+void end_when_interrupted() { on_interrupt(end_at_once); }
 
-bool interrupted() noexcept { return caught != 0; }
+void catch_interrupts() { on_interrupt(remember); }
+
+bool interrupted() noexcept { return caught != 0 || (told != nullptr && *told != 0); }
+
+void watch_for_interrupt(const volatile int* shared) noexcept { told = shared; }
 
 void catch_crashes() {
   if (!workbench::build_info().sanitize.empty()) return;

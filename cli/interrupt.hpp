@@ -8,11 +8,16 @@
 
 namespace greenfast::cli {
 
+/// From here on Ctrl-C (SIGINT, SIGTERM) ends the command with exit code 130; what it started ends
+/// with it.
+void end_when_interrupted();
 /// From here on Ctrl-C (SIGINT, SIGTERM) asks the run to end and write what it has; a second one
 /// ends it at once.
 void catch_interrupts();
-/// Whether one arrived.
+/// Whether one arrived, here or where `shared` says so.
 bool interrupted() noexcept;
+/// In a child that no signal of the terminal reaches: the parent's word for it, in shared memory.
+void watch_for_interrupt(const volatile int* shared) noexcept;
 
 /// Runs work that throws Stopped between two of its steps once one arrived; then the display is
 /// cleared, and the command ends with what `left` says of what is finished.

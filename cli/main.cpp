@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/interrupt.hpp"
 #include "workbench/build_info.hpp"
+#include "workbench/clean_text.hpp"
 #include "workbench/plugin/host.hpp"
 #include "workbench/terminal.hpp"
 
@@ -26,6 +28,7 @@ constexpr std::array kCommands{
             define_run},
     Command{"check", "GREEN only: is it attention?", define_check},
     Command{"bench", "FAST, after a quick check of each variant", define_bench},
+    Command{"new", "write a kernel of your own to begin with: mine.c or mine.cu", define_new},
     Command{"list", "variants; with --why, what selection decides for a problem and why",
             define_list},
     Command{"selftest", "does the gate catch planted wrong kernels, and pass honest ones?",
@@ -56,6 +59,7 @@ constexpr const char* kFooter =
     "or I/O\n"
     "  10 DEFER · 20 numerics · 21 integrity or IMPOSSIBLE · 22 resources · 23 regression\n"
     "  24 crash or timeout · 30 evidence stale, missing or tampered · 130 interrupted\n"
+    "Your own kernel: greenfast new mine.c, then greenfast check mine.c.\n"
     "Problems are BxHxSxD ([B, H, S, D]), with Hq/Hkv and Sq/Skv where they differ: 1x8x512x64, "
     "4x32/8x1/8192x128.";
 
@@ -190,7 +194,9 @@ int main_checked(int argc, char** argv) {
   for (const auto& [sub, action] : actions) {
     if (!sub->parsed()) continue;
     try {
-      return action(Arguments(argv + 1, argv + argc));
+      Arguments words;  // for records
+      for (int i = 1; i < argc; ++i) words.push_back(workbench::clean_text(argv[i]));
+      return action(words);
     } catch (const Failure& failure) {
       throw Failure(failure.code(),
                     fmt::format("greenfast {}: {}", sub->get_name(), failure.what()));
@@ -204,7 +210,7 @@ int run_main(int argc, char** argv) {
   try {
     code = main_checked(argc, argv);
   } catch (const Failure& failure) {
-    workbench::say(stderr, fmt::format("{}\n", failure.what()));
+    workbench::say(stderr, workbench::clean_text(failure.what()) + "\n");
     code = failure.code();
   } catch (const std::bad_alloc&) {
     workbench::say(stderr, "greenfast: out of memory; choose smaller shapes\n");
@@ -245,5 +251,7 @@ int main(int argc, char** argv) {
   // A write beyond a limit or into a closed pipe shall be an error that is reported, not a death.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  // Until a command knows better: one that is interrupted ends with the code for that.
+  greenfast::cli::end_when_interrupted();
   return greenfast::cli::run_main(argc, argv);
 }

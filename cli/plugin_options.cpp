@@ -15,8 +15,6 @@
 namespace greenfast::cli {
 namespace {
 
-constexpr const char* kBroken = "broken context: ";
-
 /// An int that a child's end does not take along.
 class SharedInt {
  public:
@@ -34,15 +32,12 @@ class SharedInt {
   int* value_;
 };
 
-/// The plugin's kernel that a line of activity names, or the only one there is while several
-/// variants are timed in turn; empty for none.
-std::string kernel_in(const std::string& activity) {
-  std::string found;
+/// The plugin's kernel that was at work, or the only one there is while several subjects are.
+std::string plugin_at_work(const std::string& subject, bool any) {
   const auto rows = workbench::plugin_kernels();
   for (const workbench::PluginKernelRow& row : rows)
-    if (activity.find(row.id) != std::string::npos && row.id.size() > found.size()) found = row.id;
-  if (found.empty() && rows.size() == 1 && activity.starts_with("timing")) found = rows[0].id;
-  return found;
+    if (row.id == subject) return row.id;
+  return any && rows.size() == 1 ? rows[0].id : std::string();
 }
 
 /// Of a step that does more than one call.
@@ -71,6 +66,13 @@ workbench::PluginOptions PluginArguments::options() const {
 }
 
 void PluginArguments::load() const {
+  for (const std::string& file : files)
+    if (!workbench::is_plugin_source(file) && !file.ends_with(".so"))
+      throw Failure(
+          workbench::kUsage,
+          fmt::format("'{}': is no plugin (.c, .cc, .cpp, .cxx, .cu, .so); a variant is named "
+                      "with --variants, shapes with --shapes",
+                      file));
   if (!(timeout > 0)) throw Failure(workbench::kUsage, "--plugin-timeout: more than 0 seconds");
   if (!(memory > 0)) throw Failure(workbench::kUsage, "--plugin-memory: more than 0 GiB");
   if (const auto failure = workbench::load_plugins(options()))
@@ -81,18 +83,24 @@ void PluginArguments::load() const {
 
 int run_isolated(double timeout, const std::function<int(workbench::Activity*)>& body) {
   if (!workbench::any_cuda_plugin()) return body(nullptr);
-  SharedInt code;
-  // Ctrl-C reaches the child as well, which ends the run in order; this process waits for it.
+  SharedInt code, stop_asked;
   catch_interrupts();
   // Every run condemns one kernel more, so this ends.
   for (std::size_t attempt = 0;; ++attempt) {
     *code = workbench::kInternal;
     workbench::ChildLimits limits;
-    limits.stall_seconds = [&](const std::string& activity) {
-      return kernel_in(activity).empty() ? 0.0 : kStepFactor * timeout;
+    limits.stall_seconds = [&](const std::string& subject) {
+      return plugin_at_work(subject, false).empty() ? 0.0 : kStepFactor * timeout;
+    };
+    // The child is in a group of its own: it learns of Ctrl-C from here, and ends in order.
+    bool told = false;
+    limits.stop = [&] {
+      if (interrupted() && !told) *stop_asked = told = true;
+      return false;
     };
     const auto end = value_or_fail(workbench::run_in_child(
         [&](workbench::Activity& activity) {
+          watch_for_interrupt(&*stop_asked);
           try {
             *code = body(&activity);
           } catch (const Failure& failure) {
@@ -102,11 +110,12 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
         },
         limits));
     if (end.how == workbench::ChildEnd::How::finished) return *code;
-    const std::string blamed = kernel_in(end.activity);
-    const auto broken = end.activity.find(kBroken);
+    if (end.how == workbench::ChildEnd::How::failed)
+      throw Failure(workbench::kInternal, end.detail);
+    const std::string blamed = plugin_at_work(end.subject, end.actor == workbench::Actor::both);
     std::string reason =
-        broken != std::string::npos
-            ? end.activity.substr(broken + std::string_view(kBroken).size())
+        !end.blame.empty()
+            ? end.blame
             : fmt::format("{}: {}, while: {}",
                           end.how == workbench::ChildEnd::How::timed_out ? "hung" : "crashed",
                           end.detail, end.activity);
@@ -119,7 +128,7 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
 
 void leave_broken_context(workbench::Activity& activity, const std::string& blamed,
                           const std::string& reason) {
-  activity.set(fmt::format("{} {}{}", blamed, kBroken, reason));
+  activity.blame(blamed, reason);
   std::fflush(nullptr);
   std::_Exit(1);
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/interrupt.hpp"
 #include "cli/plugin_options.hpp"
@@ -15,6 +16,7 @@
 #include "cli/select.hpp"
 #include "workbench/atomic_file.hpp"
 #include "workbench/isolate.hpp"
+#include "workbench/json.hpp"
 #include "workbench/record.hpp"
 #include "workbench/report.hpp"
 #include "workbench/runner.hpp"
@@ -149,6 +151,12 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   plan.quick = options.kind == RunKind::bench;
   plan.timing = timing_of(options, plan.seeds.front());
   if (plan.fast) refuse_to_time_instrumented(options.variants);
+  if (!options.plugins.files.empty() && !options.variants.empty() &&
+      options.variants.find("plugin:") == std::string::npos)
+    workbench::say(stderr,
+                   fmt::format("greenfast: --variants {} names none of the plugins' kernels: "
+                               "{} is not used; add plugin:NAME\n",
+                               options.variants, fmt::join(options.plugins.files, ", ")));
   Selected selected = select_subjects(options.device, options.variants, options.set);
   for (const std::string& note : selected.notes)
     workbench::say(stderr, fmt::format("greenfast: {}\n", note));
@@ -169,14 +177,17 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   workbench::Progress progress(stderr, options.quiet);
   workbench::RunObserver observer;
   std::string before;
-  observer.step = [&](std::size_t done, std::size_t total, const std::string& what) {
+  observer.step = [&](std::size_t done, std::size_t total, const std::string& what,
+                      const std::string& subject) {
     if (activity != nullptr) {
-      // A fault of the last step may show only now; whose step it was stands in its text.
-      if (const Status lost = plan.device->synchronize(); !lost && before.find("plugin:") == 0)
-        leave_broken_context(*activity, before.substr(0, before.find(' ')),
+      // A fault of the last step may show only now.
+      if (const Status lost = plan.device->synchronize(); !lost && !before.empty())
+        leave_broken_context(*activity, before,
                              fmt::format("the device reports: {}", lost.message()));
-      activity->set(what);
-      before = what;
+      // Without a subject several are timed in turn.
+      activity->set(what, subject.empty() ? workbench::Actor::both : workbench::Actor::candidate,
+                    subject);
+      before = subject;
     }
     now_running(what);
     progress.step(done, total, what);
@@ -195,15 +206,22 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
 
   // An interrupted run that had nothing to say leaves nothing behind.
   const bool worth_writing = !result.interrupted || !result.cases.empty();
-  const std::string text = workbench::run_json(head, plan, result).dump(2) + '\n';
+  const std::string text = workbench::json_text(workbench::run_json(head, plan, result), 2) + '\n';
   std::string written;
-  if (writes && worth_writing) written = write_record(options, stamp, text);
+  // What was measured is shown even where it cannot be kept.
+  std::optional<Failure> unwritten;
+  try {
+    if (writes && worth_writing) written = write_record(options, stamp, text);
+  } catch (const Failure& failure) {
+    unwritten = failure;
+  }
   if (options.as_json) {
     fmt::print("{}", text);
   } else {
     fmt::print("{}", workbench::run_table(plan, result, workbench::wants_color(stdout)));
     if (!written.empty()) fmt::print("Record: {}\n", written);
   }
+  if (unwritten) throw Failure(*unwritten);
   if (result.interrupted)
     throw Failure(workbench::kInterrupted,
                   written.empty()
@@ -225,6 +243,8 @@ Action define_run_like(OptionSet& set, RunKind kind) {
   for (const workbench::BuiltinPolicy& p : workbench::builtin_policies())
     policy_names.push_back(p.name);
 
+  set.positional("file", &options->plugins.files, 0, 100,
+                 "Kernels of yours, as with --plugin: mine.c, mine.cu, mine.so");
   set.text("--shapes", &options->shapes, "LIST",
            fmt::format("Names ({}), suites ({}) or BxHxSxD, with commas (default: {}; none with "
                        "--inputs)",

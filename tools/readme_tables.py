@@ -10,12 +10,14 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
     <!-- greenfast:phases evidence/phases.json -->       where a rung's time goes
     <!-- greenfast:sanitizer evidence/sanitizer.json -->   findings by tool and variant
-    <!-- greenfast:ab evidence/peers.json -->      Greenfast beside its peers, from python -m greenfast.ab --json
+    <!-- greenfast:peers docs/results/peers.json -->   Greenfast beside its peers, as `greenfast compare` judges (tools/peer_table)
+    <!-- greenfast:peers-summary docs/results/peers.json -->   the same in two sentences
     <!-- greenfast:end -->
 
 Without FILE: every Markdown file of the repository. --check changes nothing and exits 1 when a table is out of date.
 """
 import argparse
+import hashlib
 import json
 import pathlib
 import re
@@ -131,24 +133,77 @@ def selftest_summary(*paths):
     return table(["policy", "wrong kernels caught", "honest kernels passed", "let through"], "lrrl", rows)
 
 
-def ab(path):
-    sys.path.insert(0, str(ROOT / "python"))
-    from greenfast import ab as harness  # needs no PyTorch to print a table
+def judged(path):
+    """A record of tools/peer_table, and that its samples are those it was made from."""
+    record = load(path, "greenfast.peers/1")
+    try:
+        digest = hashlib.sha256((ROOT / record["source"]).read_bytes()).hexdigest()
+    except OSError as error:
+        raise Unusable(f"{path}: {error}") from error
+    if digest != record["source_sha256"]:
+        raise Unusable(f"{path}: {record['source']} has changed since: run tools/peer_table {record['source']} {path}")
+    return record
 
-    record = load(path, "greenfast.samples/1")
+
+def best_peer(shape):
+    """The fastest of the peers that were right, and what compare says of Greenfast beside it."""
+    green = {name: row for name, row in shape["peers"].items() if row["green"] == "GREEN"}
+    if not green:
+        raise Unusable(f"{shape['problem']}: no peer was right")
+    name = min(green, key=lambda peer: green[peer]["p50_seconds"])
+    return name, green[name]
+
+
+def peer_name(peer):
+    return {"torch-cudnn": "cuDNN", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4"}.get(peer.removeprefix("peer:"), peer)
+
+
+def shape_and_mask(problem):
+    """"2x8x2048x64 fp16 causal(top-left)" -> ("2,8,2048,64", "causal")"""
+    words = problem.split()
+    return words[0].replace("x", ","), "causal" if any(word.startswith("causal") for word in words) else "full"
+
+
+def peers(path):
+    record = judged(path)
+    def timed(row, flops):
+        return f"{row['p50_seconds'] * 1e6:.2f} ({flops / row['p50_seconds'] * 1e-12:.0f})" if row["green"] == "GREEN" else "RED"
+
+    rows = []
+    for shape in record["shapes"]:
+        name, best = best_peer(shape)
+        rows.append([*shape_and_mask(shape["problem"]), timed(shape["greenfast"], shape["flops"]),
+                     *(timed(shape["peers"][peer], shape["flops"]) for peer in record["peers"]), peer_name(name),
+                     *(f"{x['value']:.3f} [{x['lo']:.3f}, {x['hi']:.3f}]" for x in (best["speedup_p50"], best["speedup_p90"])),
+                     f"{shape['rel_fro']:.2e}", f"`{shape['variant']}`"])
+    header = ["B,H,S,D", "mask", "greenfast", *map(peer_name, record["peers"]), "best peer", "× p50", "× p90", "error", "variant"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    argv = re.sub(r" --(json|md|plot) \S+", "", " " + " ".join(record["argv"]))  # where it went does not matter
-    return (harness.table(harness.rows_of(record), markdown=True) +
-            f"\n\n`python -m greenfast.ab{argv}` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
+    return (table(header, "ll" + "r" * (1 + len(record["peers"])) + "lrrrl", rows) +
+            f"\nµs a call (TFLOP/s); × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --sides "
+            f"PEER,greenfast`. Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
+            f"{versions}.\n")
+
+
+def peers_summary(path):
+    record = judged(path)
+    speedups = [best_peer(shape)[1]["speedup_p50"] for shape in record["shapes"]]
+    faster = sum(speedup["lo"] > 1 for speedup in speedups)
+    values = [speedup["value"] for speedup in speedups]
+    where = "every one" if faster == len(speedups) else f"{faster}"
+    overall = "; ".join(f"{peer_name(peer)} {row['value']:.2f}" for peer, row in record["overall_p50"].items())
+    return (f"On {record['device']}, {record['utc'][:10]}, fp16: faster than the fastest of {len(record['peers'])} peers at {where} of "
+            f"{len(speedups)} shapes (the 95% interval lies above 1), by {min(values):.2f} to {max(values):.2f} times; geometric mean "
+            f"beside each: {overall}.\n")
 
 
 def peers_of(record):
     """The best peer of each shape without a mask: problem text -> (name, seconds)."""
     best = {}
     for shape in record["shapes"]:
-        row = shape["ab"]
-        if not row["causal"] and row.get("best_peer"):
-            best[row["shape"]] = (row["best_peer"], row["engines"][row["best_peer"]]["p50_us"] * 1e-6)
+        dims, _, rest = shape["problem"].partition(" ")
+        if "causal" not in rest:
+            peer, row = best_peer(shape)
+            best[dims] = (peer_name(peer), row["p50_seconds"])
     return best
 
 
@@ -165,7 +220,7 @@ def compared_with():
 
 def ladder_rows(run_path, peers_path, gates_path=None):
     """One dictionary for each rung and shape of a run, in ladder order: its time beside predecessor, peer and floor."""
-    record, peers = load(run_path, "greenfast.run/1"), peers_of(load(peers_path, "greenfast.samples/1"))
+    record, peers = load(run_path, "greenfast.run/1"), peers_of(judged(peers_path))
     steps = {step["candidate"]: step for step in load(gates_path, "greenfast.ladder_gates/1")["steps"]} if gates_path else {}
     shapes = {p["name"]: p["problem"].split()[0] for p in record["problems"]}
     before = compared_with()
@@ -204,11 +259,11 @@ def ladder(run_path, peers_path, gates_path=None):
                 reasons = ", ".join(r["code"] for r in row["step"]["verdict"]["reasons"])
                 verdict = row["step"]["verdict"]["decision"] + (f" ({reasons})" if reasons else "")
         rows.append(cells + ([verdict] if gates_path else []))
-    record, peers = load(run_path, "greenfast.run/1"), load(peers_path, "greenfast.samples/1")
+    record, peers = load(run_path, "greenfast.run/1"), judged(peers_path)
     texts = [p["problem"].split()[0] for p in record["problems"] if p["name"].split()[0] in shapes]
     named = [f"{name} {seconds(value)} at {shape}" for shape, (name, value) in peers_of(peers).items() if shape in texts]
     header = ["rung", *(f"{shape}{title}" for shape in shapes for title in (", p50", ", × predecessor", ", ÷ best peer", ", % of ceiling"))]
-    notes = (f"{provenance(record)} Best peer, in fp16 for every rung: {', '.join(named) or 'none recorded'} (`python -m greenfast.ab`, "
+    notes = (f"{provenance(record)} Best peer, in fp16 for every rung: {', '.join(named) or 'none recorded'} (`python -m greenfast_bench.ab`, "
              f"{peers['utc'][:10]}). Ceiling: the matrix product measured beside the rungs.")
     if gates_path:
         gates = load(gates_path, "greenfast.ladder_gates/1")
@@ -277,7 +332,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"ab": ab, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

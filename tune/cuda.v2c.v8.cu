@@ -9,4 +9,4 @@
 
 #include "tune/kernel_plugin.hpp"
 
-GREENFAST_KERNEL_PLUGIN("v8", greenfast::kernels::cuda_v2c_v8)
+GREENFAST_KERNEL_PLUGIN("v8", greenfast::kernels::cuda_v2c_v8, greenfast::dispatch::kTakesV2c)

@@ -7,21 +7,25 @@
 #include <string>
 
 #include <greenfast/plugin.h>
+#include <greenfast/c_types.hpp>
 
-#include "core/c_types.hpp"
+#include "core/features.cpp"
 #include "core/kernel_name.cpp"
 #include "core/types.cpp"
 #include "core/variant.hpp"
+#include "dispatch/takes.hpp"
 
 namespace greenfast::tune {
 
 /// Functions of a plugin for a core::Kernel of a CUDA ladder rung. Those look at no device facts.
-template <const core::Kernel& kKernel>
+template <const core::Kernel& kKernel, const Features& kTakes>
 struct KernelPlugin {
   static int supports(const gf_problem* problem, char* why, size_t capacity) {
     std::string text;
     const DeviceFacts facts{.kind = DeviceKind::cuda};
-    if (kKernel.rank(core::problem_of(*problem), facts, {}, &text) > 0) return 1;
+    const Problem asked = from_c(*problem);
+    text = missing_features(features_of(asked), kTakes);
+    if (text.empty() && kKernel.supports(asked, facts, {}, &text)) return 1;
     if (capacity == 0) return 0;
     const std::size_t length = std::min(text.size(), capacity - 1);
     std::memcpy(why, text.data(), length);
@@ -29,14 +33,13 @@ struct KernelPlugin {
     return 0;
   }
   static gf_status launch(const gf_plugin_call* call) {
-    const gf_tensors& t = *call->tensors;
-    const Tensors tensors{t.q, t.k, t.v, t.o, t.lse, t.q_scale, t.k_scale, t.v_scale};
+    const Tensors tensors = from_c(*call->tensors);
     const DeviceFacts facts{.kind = DeviceKind::cuda};
     core::Context context;
     context.facts = &facts;
     context.stream = call->stream;
     context.workspace = call->workspace;
-    const Status status = kKernel.launch(core::problem_of(*call->problem), tensors, context);
+    const Status status = kKernel.launch(from_c(*call->problem), tensors, context);
     if (status.ok()) return GF_OK;
     if (call->error_capacity > 0) {
       const std::size_t length = std::min(status.message().size(), call->error_capacity - 1);
@@ -49,11 +52,12 @@ struct KernelPlugin {
 
 }  // namespace greenfast::tune
 
-/// The plugin of one kernel: GREENFAST_KERNEL_PLUGIN("v8", greenfast::kernels::cuda_v2c_v8)
-#define GREENFAST_KERNEL_PLUGIN(kernel_name, kernel)                            \
-  static const gf_plugin_kernel kPluginKernels[] = {                            \
-      {sizeof(gf_plugin_kernel), GF_CUDA, kernel_name, "",                      \
-       greenfast::tune::KernelPlugin<kernel>::supports, nullptr, nullptr,       \
-       greenfast::tune::KernelPlugin<kernel>::launch}};                         \
-  static const gf_plugin kPlugin = GF_PLUGIN_INIT("greenfast", kPluginKernels); \
+/// The plugin of one kernel and of what its row in variants.def takes:
+/// GREENFAST_KERNEL_PLUGIN("v8", greenfast::kernels::cuda_v2c_v8, greenfast::dispatch::kTakesV2c)
+#define GREENFAST_KERNEL_PLUGIN(kernel_name, kernel, takes)                      \
+  static const gf_plugin_kernel kPluginKernels[] = {                             \
+      {sizeof(gf_plugin_kernel), GF_CUDA, kernel_name, "",                       \
+       greenfast::tune::KernelPlugin<kernel, takes>::supports, nullptr, nullptr, \
+       greenfast::tune::KernelPlugin<kernel, takes>::launch}};                   \
+  static const gf_plugin kPlugin = GF_PLUGIN_INIT("greenfast", kPluginKernels);  \
   GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }

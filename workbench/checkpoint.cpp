@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <random>
 
 #include "workbench/atomic_file.hpp"
 #include "workbench/files.hpp"
@@ -21,6 +22,14 @@ using nlohmann::json;
 
 constexpr const char* kHead = "job.json";
 constexpr const char* kDigest = "digest";
+constexpr const char* kSecret = "secret";
+
+std::string new_secret() {
+  std::random_device source;
+  std::string secret;
+  for (int i = 0; i < 8; ++i) secret += fmt::format("{:08x}", source());
+  return secret;
+}
 
 }  // namespace
 
@@ -32,16 +41,24 @@ Result<Checkpoint> Checkpoint::begin(const fs::path& directory, json head) {
   Checkpoint job;
   job.directory_ = directory;
   job.head_ = std::move(head);
+  job.secret_ = new_secret();
   std::error_code error;
+  fs::remove_all(directory / "steps", error);
   fs::create_directories(directory / "steps", error);
   if (error) {
     return Status(
         StatusCode::internal,
         fmt::format("cannot create {}: {}", (directory / "steps").string(), error.message()));
   }
-  if (Status status = write_file_atomically(directory / kHead, job.head_.dump(2) + "\n"); !status) {
+  json head_and_secret = job.head_;
+  head_and_secret[kSecret] = job.secret_;
+  if (Status status =
+          write_file_atomically(directory / kHead, json_text(head_and_secret, 2) + "\n");
+      !status) {
     return status;
   }
+  // Nobody else's to read.
+  fs::permissions(directory / kHead, fs::perms::owner_read | fs::perms::owner_write, error);
   if (Status status = job.lock(); !status) return status;
   return job;
 }
@@ -72,14 +89,22 @@ Result<Checkpoint> Checkpoint::resume(const fs::path& directory, std::string_vie
   Checkpoint job;
   job.directory_ = directory;
   job.head_ = std::move(*head);
+  const auto secret = job.head_.find(kSecret);
+  if (secret == job.head_.end() || !secret->is_string() || secret->get<std::string>().empty()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: holds no secret, as a job of this version does; start a new one",
+                              (directory / kHead).string()));
+  }
+  job.secret_ = secret->get<std::string>();
+  job.head_.erase(secret);
   if (Status status = job.lock(); !status) return status;
+  for (fs::directory_iterator it(directory / "steps", error), end; !error && it != end;
+       it.increment(error))
+    if (it->path().extension() == ".json") job.finished_.insert(it->path().stem().string());
   return job;
 }
 
-bool Checkpoint::finished(const std::string& step) const {
-  std::error_code error;
-  return fs::exists(file(step), error);
-}
+bool Checkpoint::finished(const std::string& step) const { return finished_.contains(step); }
 
 Status Checkpoint::lock() {
   const fs::path head = directory_ / kHead;
@@ -100,7 +125,8 @@ Status Checkpoint::lock() {
 }
 
 std::string Checkpoint::digest(const std::string& step, const json& result) const {
-  return sha256_hex(fmt::format("{}\n{}\n{}", head_.dump(), step, result.dump()));
+  return sha256_hex(
+      fmt::format("{0}\n{1}\n{2}\n{3}\n{0}", secret_, json_text(head_), step, json_text(result)));
 }
 
 Result<json> Checkpoint::load(const std::string& step) const {
@@ -121,13 +147,17 @@ Result<json> Checkpoint::load(const std::string& step) const {
   return saved;
 }
 
-Status Checkpoint::save(const std::string& step, json result) const {
-  // A file proves itself whole and of this job; that it was measured honestly nothing can.
+Status Checkpoint::save(const std::string& step, json result) {
+  // A file proves itself whole and written by who knew the secret; that it was measured honestly
+  // nothing can.
   result[kDigest] = digest(step, result);
-  return write_file_atomically(file(step), result.dump() + "\n");
+  Status status = write_file_atomically(file(step), json_text(result) + "\n");
+  if (status) finished_.insert(step);
+  return status;
 }
 
-void Checkpoint::forget(const std::string& step) const {
+void Checkpoint::forget(const std::string& step) {
+  finished_.erase(step);
   std::error_code ignored;
   fs::remove(file(step), ignored);
 }

@@ -11,6 +11,7 @@
 #include "workbench/exit_code.hpp"
 #include "workbench/gate.hpp"
 #include "workbench/json.hpp"
+#include "workbench/timed_judge.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench {
@@ -417,14 +418,22 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
     if (options.step) options.step(done++, total, fmt::format("GREEN {}", problem.name));
     std::string green[2];
     bool red = false;
+    Limits limits;
     for (const Case& c : make_cases({problem}, options.policy, options.seeds)) {
       auto data = prepare_case(c, options.policy);
       if (!data) return data.status();
+      if (c.distribution == Distribution::normal) keep_larger(limits, data->limits);
       for (int side = 0; side < 2; ++side) {
         if (side == 1 && a.id() == b.id()) continue;
         if (!green[side].empty()) continue;
         const CaseResult result = validate(side == 0 ? a : b, device, *data, options.policy);
-        if (result.verdict != Verdict::red) continue;
+        if (result.verdict == Verdict::green) continue;
+        if (result.verdict == Verdict::skipped) {
+          green[side] = fmt::format("SKIPPED: {} seed {}: {}", name_of(c.distribution), c.seed,
+                                    result.reason);
+          codes.push_back(kDefer);
+          continue;
+        }
         green[side] =
             fmt::format("RED: {} seed {}: {}", name_of(c.distribution), c.seed, result.reason);
         codes.push_back(result.integrity ? kIntegrity : kNumerics);
@@ -443,27 +452,11 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
     first.seed = options.seeds.front();
     auto ring = Ring::make(device, first);
     if (!ring) return ring.status();
-    // What is timed is held to the same limits as what was checked.
-    std::map<std::uint64_t, CaseData> prepared;
-    const Recheck judge = [&](const Case& c,
-                              std::span<const std::byte> output) -> std::optional<std::string> {
-      auto found = prepared.find(c.seed);
-      if (found == prepared.end()) {
-        auto data = prepare_case(c, options.policy);
-        if (!data) return data.status().message();
-        found = prepared.emplace(c.seed, std::move(*data)).first;
-      }
-      const std::size_t lse = (*ring)->lse_bytes();
-      const auto* lse_at = reinterpret_cast<const float*>(output.data() + output.size() - lse);
-      const CaseResult result =
-          judge_output(found->second, output.data(), lse != 0 ? lse_at : nullptr);
-      return result.verdict == Verdict::green ? std::nullopt : std::optional(result.reason);
-    };
     // A RED side is timed all the same, so that the table shows what its wrong answer costs, and is
     // not judged again.
-    const std::vector<Timed> timed = {
-        {.subject = &a, .label = out.a, .recheck = red ? Recheck() : judge},
-        {.subject = &b, .label = out.b, .recheck = red ? Recheck() : judge}};
+    const Judge judge = red ? Judge() : timed_judge(options.policy, limits);
+    const std::vector<Timed> timed = {{.subject = &a, .label = out.a, .judge = judge},
+                                      {.subject = &b, .label = out.b, .judge = judge}};
     auto measured = measure(device, **ring, timed, options.timing);
     if (!measured) return measured.status();
     bool failed = false;
@@ -478,7 +471,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
         continue;
       }
       failed = true;
-      codes.push_back(check.integrity ? kIntegrity : kCrash);
+      codes.push_back(exit_code_of(check.fault));
       out.skipped.push_back(
           fmt::format("{}: {}: {}", problem.name, measured->samples.sides[side].id, check.failure));
     }

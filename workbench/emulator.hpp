@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <greenfast/features.hpp>
+
 #include "workbench/oracle.hpp"
 #include "workbench/workload.hpp"
 
@@ -16,6 +18,8 @@ struct Rows {
   std::vector<double> lse;  // rows
 };
 
+/// What the emulator knows of; a problem that needs more gets no limits.
+inline constexpr Features kEmulatorTakes = kFeaturesOfAbi1;
 /// fp32 scores and accumulation in blocks (64 keys, merged every 8,192), online softmax over tiles,
 /// P rounded to the input type (e4m3: times 448 first, against each tile's running maximum), output
 /// rounded to out_dtype.

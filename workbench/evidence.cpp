@@ -16,6 +16,8 @@
 #include "workbench/files.hpp"
 #include "workbench/json.hpp"
 #include "workbench/policy.hpp"
+#include "workbench/problem_codec.hpp"
+#include "workbench/recheck.hpp"
 #include "workbench/samples.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/statistics.hpp"
@@ -173,48 +175,6 @@ std::vector<std::string> closure_of(const std::map<std::string, std::string>& fi
 
 // ---- Problems and devices of a record ----
 
-std::optional<Problem> problem_of(const json& row) {
-  const auto dtype = parse_dtype(text_of(row, "dtype")),
-             out_dtype = parse_dtype(text_of(row, "out_dtype"));
-  if (!dtype || !out_dtype) return std::nullopt;
-  Problem p;
-  p.batch = integer_of(row, "batch");
-  p.heads_q = integer_of(row, "heads_q");
-  p.heads_kv = integer_of(row, "heads_kv");
-  p.seq_q = integer_of(row, "seq_q");
-  p.seq_kv = integer_of(row, "seq_kv");
-  p.head_dim = integer_of(row, "head_dim");
-  p.dtype = *dtype;
-  p.out_dtype = *out_dtype;
-  const std::string scales = text_of(row, "scales");
-  p.scales = scales == "tensor"     ? ScaleKind::tensor
-             : scales == "per_head" ? ScaleKind::per_head
-                                    : ScaleKind::none;
-  const auto number = [&](const char* key) {
-    const json& value = member(row, key);
-    return value.is_number() ? value.get<float>() : 0.0f;
-  };
-  p.scale = number("scale");
-  p.softcap = number("softcap");
-  const json& mask = member(row, "mask");
-  p.mask = {
-      integer_of(mask, "left"), integer_of(mask, "right"),
-      text_of(mask, "alignment") == "bottom-right" ? Alignment::bottom_right : Alignment::top_left};
-  const json& lse = member(row, "lse");
-  p.lse = lse.is_boolean() && lse.get<bool>();
-  const json& strides = member(row, "strides");
-  for (const auto& [key, layout] :
-       {std::pair("q", &p.q), std::pair("k", &p.k), std::pair("v", &p.v), std::pair("o", &p.o)}) {
-    const json& stride = list_of(strides, key);
-    if (stride.size() != 4) return std::nullopt;
-    for (std::size_t axis = 0; axis < 4; ++axis) {
-      if (!stride[axis].is_number_integer()) return std::nullopt;
-      layout->stride[axis] = stride[axis].get<std::int64_t>();
-    }
-  }
-  return p;
-}
-
 DeviceFacts facts_of(const json& device) {
   DeviceFacts facts;
   facts.kind =
@@ -234,7 +194,7 @@ DeviceFacts facts_of(const json& device) {
 std::map<std::string, Problem> problems_of(const json& record) {
   std::map<std::string, Problem> out;
   for (const json& row : list_of(record, "problems"))
-    if (const auto problem = problem_of(row)) out[text_of(row, "name")] = *problem;
+    if (const auto problem = problem_of_json(row)) out[text_of(row, "name")] = *problem;
   for (const json& shape : list_of(record, "shapes")) {
     const json& row = member(shape, "ab");
     const auto dtype = parse_dtype(text_of(row, "dtype"));
@@ -479,39 +439,13 @@ class Verifier {
     }
   }
 
-  /// Rows against the raw samples that they were computed from.
+  /// Figures against what they were computed from.
   void verify_numbers(const std::string& file, const json& record) {
-    if (text_of(record, "schema") != kRun) return;
-    const auto samples = samples_from_json(member(record, "samples"));
-    if (!samples.ok()) {
+    for (Disagreement& found : recheck(record))
       add({.file = file,
+           .subject = std::move(found.subject),
            .state = EvidenceState::tampered,
-           .detail = "samples: " + samples.status().message()});
-      return;
-    }
-    for (const json& row : list_of(record, "rows")) {
-      const json& p50 = member(member(row, "time"), "p50_seconds");
-      if (!p50.is_number()) continue;
-      for (const Samples& shape : *samples) {
-        const int side =
-            shape.name == text_of(row, "problem") ? shape.side(text_of(row, "variant")) : -1;
-        if (side < 0) continue;
-        std::vector<double> seconds;
-        for (const Block& block : shape.blocks) {
-          if (!block.dropped.empty()) continue;
-          for (const Sample& sample : block.samples)
-            if (sample.side == side) seconds.push_back(sample.seconds);
-        }
-        const double said = p50.get<double>();
-        const double median = seconds.empty() ? 0 : quantile(seconds, 0.5);
-        if (!(std::fabs(median - said) <= 1e-6 * median))
-          add({.file = file,
-               .subject = text_of(row, "variant"),
-               .state = EvidenceState::tampered,
-               .detail = fmt::format("{}: p50 {:.6g} s, but its samples have {:.6g} s", shape.name,
-                                     said, median)});
-      }
-    }
+           .detail = std::move(found.detail)});
   }
 
   void verify_policy(const std::string& file, const json& record) {

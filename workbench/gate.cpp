@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <map>
 #include <memory>
 #include <set>
@@ -53,6 +52,9 @@ json summary_json(const Summary& s) {
 }
 
 constexpr const char* kPeersStep = "peers";
+/// Share of the cores' time that others may take before nothing is promoted any more: pairs cancel
+/// a load that is steady, not one that comes and goes with a block.
+constexpr double kMostOtherWork = 0.5;
 
 /// What the kernels of a plugin take at most, since it does not tell which of them it launches.
 std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int arch) {
@@ -194,50 +196,45 @@ class Gate {
     const auto begin = Clock::now();
     const bool had = job_.finished(name);
     if (!had) {
+      ChildLimits limits;
+      limits.seconds = rules_.timeout_seconds;
+      limits.stop = observer_.stop;
       auto end = run_in_child(
           [&](Activity& activity) {
-            // Ctrl-C reaches the whole group; this process decides nothing.
-            std::signal(SIGINT, SIG_IGN);
             activity.set(what);
             const json result = work(activity);
             if (Status status = job_.save(name, result); !status)
               throw std::runtime_error(status.message());
           },
-          rules_.timeout_seconds, observer_.activity);
+          limits, observer_.activity);
       if (!end) return end.status();
+      // Begun and not finished, the step is done again by whoever resumes.
+      if (end->how == ChildEnd::How::stopped) throw GateStopped{};
+      if (end->how == ChildEnd::How::failed)
+        return Status(StatusCode::internal, fmt::format("{}: {}", what, end->detail));
       if (end->how != ChildEnd::How::finished) {
         const bool crashed = end->how == ChildEnd::How::crashed;
-        // A child that could not write ends with its reason in the activity line; that is no fault
-        // of the candidate.
-        if (crashed && end->detail == "ended with code 1")
-          return Status(StatusCode::internal, end->activity);
-        const auto began_with = [&](const std::string& words) {
-          return end->activity.rfind(words, 0) == 0;
+        const char* status = crashed ? "CRASH" : "TIMEOUT";
+        const std::string detail = fmt::format("{}, while: {}", end->detail, end->activity);
+        const auto step_ended = [&](const std::string& as) {
+          record_["steps"].push_back(
+              {{"name", name}, {"what", what}, {"status", as}, {"seconds", seconds_since(begin)}});
         };
         if (name == kPeersStep) {  // whatever ends the harness is no fault of the candidate's
-          record_["steps"].push_back({{"name", name},
-                                      {"what", what},
-                                      {"status", crashed ? "CRASH" : "TIMEOUT"},
-                                      {"seconds", seconds_since(begin)}});
-          return json{{"skipped", fmt::format("{}, while: {}", end->detail, end->activity)}};
+          step_ended(status);
+          return json{{"skipped", detail}};
         }
-        Reason reason;
-        reason.code = crashed ? "CRASH" : "TIMEOUT";
-        reason.detail = fmt::format("{}, while: {}", end->detail, end->activity);
+        Reason reason{status, detail, ""};
         // Only what the candidate did is held against it; in a timed block either side may be at
         // fault.
-        if (options_.candidate != options_.baseline && began_with(options_.baseline + " on ")) {
-          reason.code = "INCONCLUSIVE";
-          reason.detail = "the baseline: " + reason.detail;
-          reason.settle = "a baseline that works";
-        } else if (began_with("oracle on ") || began_with("inputs of ") || name == "build") {
-          reason.code = "INCONCLUSIVE";
-          reason.settle = "smaller shapes, or a larger timeout_seconds in a gate policy";
+        const bool same = options_.candidate == options_.baseline;
+        if (end->actor == Actor::baseline && !same) {
+          reason = {"INCONCLUSIVE", "the baseline: " + detail, "a baseline that works"};
+        } else if (end->actor == Actor::workbench) {
+          reason = {"INCONCLUSIVE", detail,
+                    "smaller shapes, or a larger timeout_seconds in a gate policy"};
         }
-        record_["steps"].push_back({{"name", name},
-                                    {"what", what},
-                                    {"status", reason.code},
-                                    {"seconds", seconds_since(begin)}});
+        step_ended(reason.code);
         reasons_.push_back(reason);
         ended_ = name;
         return json::object();
@@ -245,6 +242,7 @@ class Gate {
     }
     auto result = job_.load(name);
     if (!result) return result.status();
+    gate_steps::check(name, *result);
     record_["steps"].push_back({{"name", name},
                                 {"what", what},
                                 {"status", "done"},
@@ -308,6 +306,7 @@ class Gate {
       if (const auto failure = gate_steps::failure_of(*result)) return *failure;
       green_[i] = *result;
       json entry = *result;
+      entry.erase("limits");
       entry["shape"] = shape.name;
       record_["green"].push_back(entry);
       const json &candidate = entry["candidate"], &baseline = entry["baseline"];
@@ -441,6 +440,7 @@ class Gate {
         rules_.budget_seconds /
         static_cast<double>(shapes_.size() * static_cast<std::size_t>(rules_.processes));
     record_["fast"] = json::array();
+    std::string busy;  // where the machine was not ours
     std::vector<Samples> all;
     std::vector<ShapeEvidence> evidence;
     std::vector<LogRatio> overall;
@@ -509,6 +509,10 @@ class Gate {
                          options_.baseline, shape.name, 1e6 * baseline.p50, 1e6 * floor),
              "a baseline that does the work while timed"});
       }
+      if (baseline.other_work > kMostOtherWork) {
+        busy = fmt::format("{}: other work took {:.0f}% of the cores while this was timed",
+                           shape.name, 100 * baseline.other_work);
+      }
       auto p50 = paired_log_ratio(samples, 0, 1, Statistic::p50);
       auto p90 = paired_log_ratio(samples, 0, 1, Statistic::p90);
       if (!p50) return p50.status();
@@ -558,6 +562,8 @@ class Gate {
     }
     for (Reason& reason : decide(evidence, thresholds_).reasons)
       reasons_.push_back(std::move(reason));
+    if (reasons_.empty() && !busy.empty())
+      reasons_.push_back({"NOISY", busy, "a quieter machine: nothing else running"});
     return {};
   }
 
@@ -588,7 +594,8 @@ class Gate {
       check("FAST " + shape.name, "timed calls do the work", fmt::format("{}: {}", who, failure),
             "FAIL");
       if (side == 1) {
-        end_with("fast", {seen["integrity"].get<bool>() ? "INTEGRITY" : "CRASH",
+        const auto fault = parse_fault(seen["fault"].get<std::string>()).value_or(Fault::launch);
+        end_with("fast", {std::string(reason_of(fault)),
                           fmt::format("{} at {}: {}", who, shape.name, failure), ""});
       } else {
         end_with("fast", {"INCONCLUSIVE",
@@ -641,6 +648,35 @@ class Gate {
     }
   }
 
+  /// What GREEN of this gate never saw of what a problem may ask for: not promised by its verdict.
+  json unseen() const {
+    struct Kind {
+      const char* name;
+      bool (*seen)(const Problem&);
+    };
+    static constexpr Kind kKinds[] = {
+        {"lengths that are no multiple of 16",
+         [](const Problem& p) { return p.seq_q % 16 != 0 || p.seq_kv % 16 != 0; }},
+        {"Sq other than Skv", [](const Problem& p) { return p.seq_q != p.seq_kv; }},
+        {"fewer KV heads than Q heads", [](const Problem& p) { return p.heads_kv != p.heads_q; }},
+        {"a mask", [](const Problem& p) { return !p.mask.is_none(); }},
+        {"softcap", [](const Problem& p) { return p.softcap > 0; }},
+        {"LSE", [](const Problem& p) { return p.lse; }},
+        {"layouts other than BHSD", [](const Problem& p) {
+           return !(p.q == make_problem(p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv,
+                                        p.head_dim, p.dtype)
+                               .q);
+         }}};
+    json out = json::array();
+    for (const Kind& kind : kKinds) {
+      bool seen = false;
+      for (std::size_t i = 0; i < green_.size(); ++i)
+        seen = seen || (!green_[i].is_null() && kind.seen(shapes_[i].problem));
+      if (!seen) out.push_back(kind.name);
+    }
+    return out;
+  }
+
   Result<GateResult> finish() {
     const Decision decision = from_reasons(std::move(reasons_));
     json reasons = json::array();
@@ -668,12 +704,13 @@ class Gate {
                           {"guard", thresholds_.guard},
                           {"expected", rule_.expected},
                           {"original", rule_.original}};
+    record_["verdict"]["unseen"] = unseen();
     record_["status"] = "finished";
     record_["finished_utc"] = utc_time();
     record_["seconds"] = seconds_since(start_);
     record_["headline"] = gate_headline(record_);
     if (Status status =
-            write_file_atomically(job_.directory() / "gate.json", record_.dump(1) + "\n");
+            write_file_atomically(job_.directory() / "gate.json", json_text(record_, 1) + "\n");
         !status)
       return status;
     if (Status status =

@@ -163,6 +163,16 @@ std::string peers_section(const json& record) {
   return out;
 }
 
+/// What the verdict does not speak about. Records of older versions do not say.
+std::string unseen_words(const json& verdict) {
+  if (!verdict.contains("unseen") || verdict["unseen"].empty()) return "";
+  std::vector<std::string> kinds;
+  for (const json& kind : verdict["unseen"]) kinds.push_back(plain(kind));
+  return fmt::format(
+      "This gate never saw: {}. greenfast check with such shapes and options does.\n",
+      fmt::join(kinds, ", "));
+}
+
 }  // namespace
 
 std::vector<std::string> gate_headline(const json& record) {
@@ -210,6 +220,7 @@ std::string gate_text(const json& record, bool color) {
   const std::string decision = plain(record["verdict"]["decision"]);
   out += paint(decision, color_of(decision), color) + headline[0].substr(decision.size()) + "\n";
   out += headline[1] + "\n" + headline[2] + "\n\n" + checklist(record, color).text();
+  if (const std::string unseen = unseen_words(record["verdict"]); !unseen.empty()) out += unseen;
   for (const json& reason : record["verdict"]["reasons"]) {
     out += fmt::format("\n{}: {}\n", plain(reason["code"]), plain(reason["detail"]));
     if (!plain(reason["settle"]).empty())
@@ -233,6 +244,7 @@ std::string gate_markdown(const json& record) {
   const json& verdict = record["verdict"];
   out += fmt::format("\n## Verdict: {}, exit code {}\n\n", decision_line(record),
                      verdict["exit_code"].get<int>());
+  if (const std::string unseen = unseen_words(verdict); !unseen.empty()) out += unseen + "\n";
   if (verdict["reasons"].empty()) out += "Every check passed.\n";
   for (const json& reason : verdict["reasons"]) {
     out += fmt::format("- **{}**: {}", plain(reason["code"]), plain(reason["detail"]));

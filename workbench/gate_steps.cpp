@@ -9,7 +9,8 @@
 #include "workbench/measure.hpp"
 #include "workbench/mutants/mutants.hpp"
 #include "workbench/peer.hpp"
-#include "workbench/sha256.hpp"
+#include "workbench/problem_codec.hpp"
+#include "workbench/timed_judge.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench::gate_steps {
@@ -19,6 +20,8 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kAgain = " (again)";
+/// Between the seeds of two processes' inputs: larger than the number of contents in a ring.
+constexpr std::uint64_t kProcessSeeds = 1009;
 
 json status_json(const Status& status) {
   return {{"failed", {{"code", static_cast<int>(status.code())}, {"message", status.message()}}}};
@@ -30,6 +33,107 @@ std::optional<Status> failure_of(const json& result) {
   if (!result.contains("failed")) return std::nullopt;
   return Status(static_cast<StatusCode>(result["failed"]["code"].get<int>()),
                 result["failed"]["message"].get<std::string>());
+}
+
+namespace {
+
+[[noreturn]] void not_a_step(const std::string& why) {
+  throw json::other_error::create(600, why, nullptr);
+}
+void numbers(const json& object, std::initializer_list<const char*> names) {
+  for (const char* name : names) (void)object.at(name).get<double>();
+}
+void texts(const json& object, std::initializer_list<const char*> names) {
+  for (const char* name : names) (void)object.at(name).get_ref<const std::string&>();
+}
+const json& list(const json& object, const char* name, bool may_be_empty = false) {
+  const json& found = object.at(name);
+  if (!found.is_array() || (!may_be_empty && found.empty()))
+    not_a_step(fmt::format("{} is no list with entries", name));
+  return found;
+}
+
+void check_build(const json& build) {
+  texts(build, {"dtype"});
+  texts(build.at("device"), {"kind", "name", "isa"});
+  numbers(build.at("device"), {"arch"});
+  if (build.contains("no_op")) texts(build, {"no_op"});
+  for (const json& shape : list(build, "shapes")) {
+    texts(shape, {"name", "problem"});
+    (void)shape.at("primary").get<bool>();
+    if (shape.contains("refused")) texts(shape, {"refused"});
+    for (const json& plan : shape.at("plans")) {
+      texts(plan, {"variant", "kernel", "note"});
+      numbers(plan, {"shared_bytes", "workspace_bytes"});
+      for (const char* triple : {"grid", "block", "cluster"})
+        if (list(plan, triple).size() != 3) not_a_step("a plan has three dimensions");
+    }
+  }
+}
+
+void check_green(const json& green) {
+  (void)green.at("limits").get<Limits>();
+  for (const char* side : {"candidate", "baseline"}) {
+    const json& tally = green.at(side);
+    numbers(tally, {"cases", "green", "skipped", "rows_checked", "rows_total"});
+    (void)tally.at("worst").get<Limits>();
+    if (!tally.at("digests").is_object()) not_a_step("digests are no object");
+    const json& red = tally.at("first_red");
+    if (red.is_null()) continue;
+    texts(red, {"distribution", "metric", "reason"});
+    (void)red.at("seed").get<std::uint64_t>();
+    (void)red.at("integrity").get<bool>();
+  }
+}
+
+void check_fast(const json& fast) {
+  texts(fast, {"stopped"});
+  numbers(fast.at("peak"), {"flops", "bytes_per_second"});
+  texts(fast.at("peak"), {"method"});
+  const auto samples = samples_from_json(fast.at("samples"));
+  if (!samples) not_a_step(samples.status().message());
+  if (samples->size() != 1) not_a_step("one shape is timed in a step");
+  const std::size_t sides = samples->front().sides.size();
+  if (sides < 2 || sides > 3) not_a_step("two or three sides are timed");
+  if (list(fast, "checks").size() != sides) not_a_step("each side has a check");
+  bool failed = false;
+  for (const json& seen : fast.at("checks")) {
+    texts(seen, {"failure", "fault"});
+    if (!parse_fault(seen.at("fault").get<std::string>())) not_a_step("an unknown fault");
+    (void)seen.at("impossible").get<bool>();
+    numbers(seen, {"floor_seconds"});
+    failed = failed || !seen.at("failure").get_ref<const std::string&>().empty();
+  }
+  if (!failed && samples->front().blocks.empty()) not_a_step("no block was timed");
+}
+
+void check_peers(const json& peers) {
+  if (peers.contains("skipped")) texts(peers, {"skipped"});
+  if (!peers.contains("sides")) {
+    texts(peers, {"skipped"});
+    return;
+  }
+  texts(peers, {"shape"});
+  for (const json& side : list(peers, "sides", true)) {
+    texts(side, {"id", "verdict"});
+    if (!side.contains("refused")) numbers(side, {"p50", "p90", "samples"});
+    if (side.contains("speedup")) numbers(side.at("speedup"), {"value", "lo", "hi"});
+  }
+}
+
+}  // namespace
+
+void check(const std::string& step, const json& result) {
+  if (result.contains("failed")) {
+    numbers(result.at("failed"), {"code"});
+    texts(result.at("failed"), {"message"});
+    return;
+  }
+  const std::string kind = step.substr(0, step.find('.'));
+  if (kind == "build") check_build(result);
+  if (kind == "green") check_green(result);
+  if (kind == "fast") check_fast(result);
+  if (kind == "peers") check_peers(result);
 }
 
 Result<std::unique_ptr<Subject>> one_subject(const std::string& id, std::string_view option) {
@@ -127,21 +231,6 @@ Result<Stage> open_stage(const GateOptions& options) {
   return stage;
 }
 
-json plan_json(const Plan& plan) {
-  return {{"variant", plan.variant},
-          {"grid", plan.grid},
-          {"block", plan.block},
-          {"cluster", plan.cluster},
-          {"shared_bytes", plan.shared_bytes},
-          {"workspace_bytes", plan.workspace_bytes},
-          {"tile_q", plan.tile_q},
-          {"tile_kv", plan.tile_kv},
-          {"stages", plan.stages},
-          {"splits", plan.splits},
-          {"kernel", plan.kernel},
-          {"note", plan.note}};
-}
-
 }  // namespace
 
 json build(const GateOptions& options, const Policy& policy) {
@@ -235,6 +324,7 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
     json digests = json::object();
     std::int64_t rows_checked = 0, rows_total = 0;
   } tallies[2];
+  Limits limits;  // of what is timed later
   for (const Case& c : make_cases({shape}, policy, options.seeds)) {
     std::optional<CaseData> data;
     for (const bool is_candidate : {true, false}) {
@@ -251,8 +341,10 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
         if (!prepared) return status_json(prepared.status());
         data = std::move(*prepared);
       }
+      if (c.distribution == Distribution::normal) keep_larger(limits, data->limits);
       Subject& subject = stage->of(is_candidate);
-      activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed));
+      activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed),
+                   is_candidate ? Actor::candidate : Actor::baseline);
       const CaseResult result = validate(subject, *stage->device, *data, policy);
       // A kernel for one shape may refuse the problems that the ends of the range bring.
       if (result.verdict == Verdict::skipped && has_own_problem(c.distribution)) continue;
@@ -291,46 +383,9 @@ json green(const GateOptions& options, const Policy& policy, const NamedProblem&
                                                     {"rows_checked", tally.rows_checked},
                                                     {"rows_total", tally.rows_total}};
   }
+  out["limits"] = limits;
   return out;
 }
-
-namespace {
-
-/// Judges the output of a timed call: by the digest GREEN recorded, else by the oracle.
-class OutputJudge {
- public:
-  OutputJudge(json digests, const Policy& policy) : digests_(std::move(digests)), policy_(policy) {}
-  std::optional<std::string> operator()(const Case& c, std::span<const std::byte> output) {
-    const std::string seed = std::to_string(c.seed);
-    if (digests_.contains(seed) && digests_[seed] == sha256_hex(output.data(), output.size())) {
-      return std::nullopt;
-    }
-    auto found = cases_.find(c.seed);
-    if (found == cases_.end()) {
-      auto data = prepare_case(c, policy_);
-      if (!data) return data.status().message();
-      found = cases_.emplace(c.seed, std::move(*data)).first;
-    }
-    const std::size_t lse =
-        c.problem.lse
-            ? sizeof(float) *
-                  static_cast<std::size_t>(c.problem.batch * c.problem.heads_q * c.problem.seq_q)
-            : 0;
-    const auto* base = output.data();
-    const CaseResult result = judge_output(
-        found->second, base,
-        lse != 0 ? reinterpret_cast<const float*>(base + output.size() - lse) : nullptr);
-    if (result.verdict == Verdict::green) return std::nullopt;
-    return result.reason;
-  }
-
- private:
-  json digests_;
-  const Policy& policy_;
-  std::map<std::uint64_t, CaseData> cases_;
-};
-
-}  // namespace
 
 json fast(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
           const NamedProblem& shape, bool primary, int process, double budget, const json& green,
@@ -338,23 +393,22 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
   auto stage = open_stage(options);
   if (!stage) return status_json(stage.status());
   activity.set(fmt::format("inputs of {}", shape.name));
-  auto ring = Ring::make(*stage->device, normal_case(shape, options.seeds.front()));
+  // Other inputs in each process, besides the signs that each sample draws.
+  auto ring =
+      Ring::make(*stage->device,
+                 normal_case(shape, options.seeds.front() +
+                                        kProcessSeeds * (1 + static_cast<std::uint64_t>(process))));
   if (!ring) return status_json(ring.status());
 
-  const auto judge = [&](const char* side) -> Recheck {
-    auto state = std::make_shared<OutputJudge>(green[side]["digests"], policy);
-    return
-        [state](const Case& c, std::span<const std::byte> output) { return (*state)(c, output); };
-  };
-  std::vector<Timed> timed = {
-      {.subject = stage->baseline.get(), .label = {}, .recheck = judge("baseline")},
-      {.subject = stage->candidate.get(), .label = {}, .recheck = judge("candidate")}};
+  const Judge judge = timed_judge(policy, green.value("limits", Limits()));
+  std::vector<Timed> timed = {{.subject = stage->baseline.get(), .label = {}, .judge = judge},
+                              {.subject = stage->candidate.get(), .label = {}, .judge = judge}};
   if (options.baseline == options.candidate) timed[1].label = options.candidate + " (candidate)";
   // The baseline once more, in the same blocks: its difference from itself is the method's noise.
   if (primary) {
     timed.push_back({.subject = stage->baseline.get(),
                      .label = options.baseline + std::string(kAgain),
-                     .recheck = judge("baseline")});
+                     .judge = judge});
   }
 
   MeasureOptions timing;
@@ -367,16 +421,18 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
   timing.process = process;
   timing.progress = [&](int blocks, double seconds) {
     activity.set(fmt::format("timing {}, process {}: {} blocks, {:.0f} s", shape.name, process + 1,
-                             blocks, seconds));
+                             blocks, seconds),
+                 Actor::both);
   };
-  activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1));
+  activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1), Actor::both);
   auto measured = measure(*stage->device, **ring, timed, timing);
   if (!measured) return status_json(measured.status());
   json checks = json::array();
   for (const SideCheck& check : measured->checks) {
     checks.push_back({{"failure", check.failure},
-                      {"integrity", check.integrity},
+                      {"fault", name_of(check.fault)},
                       {"impossible", check.impossible},
+                      {"judged", check.judged},
                       {"floor_seconds", check.floor_seconds}});
   }
   return {{"samples", to_json({measured->samples})},

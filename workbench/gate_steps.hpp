@@ -44,6 +44,10 @@ nlohmann::json fast(const GateOptions& options, const Policy& policy, const Gate
 nlohmann::json peers(const GateOptions& options, const GatePolicy& rules, const NamedProblem& shape,
                      double budget, Activity& activity);
 
+/// Throws nlohmann::json::exception where a step's result is not what the function of that name
+/// ("build", "green.0", "fast.0.1", "peers") returns: a file may hold anything.
+void check(const std::string& step, const nlohmann::json& result);
+
 /// The failure that a step returned instead of a result.
 std::optional<Status> failure_of(const nlohmann::json& result);
 

@@ -26,6 +26,10 @@ Result<json> read_json(const fs::path& file) {
   return document;
 }
 
+std::string json_text(const json& document, int indent) {
+  return document.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
 json text_or_null(const std::string& text) { return text.empty() ? json(nullptr) : json(text); }
 
 json interval_json(const Interval& interval) {

@@ -15,6 +15,9 @@ namespace greenfast::workbench {
 /// be read; both name the file.
 Result<nlohmann::json> read_json(const std::filesystem::path& file);
 
+/// The document as text, indented unless -1. Bytes that are no UTF-8 (of a path, of a plugin's
+/// message) become U+FFFD: a record is never lost to them.
+std::string json_text(const nlohmann::json& document, int indent = -1);
 /// Null for the empty text.
 nlohmann::json text_or_null(const std::string& text);
 /// {"value", "lo", "hi"}.

@@ -2,11 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <time.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <random>
 
+#include "workbench/exit_code.hpp"
 #include "workbench/seconds_since.hpp"
 #include "workbench/sha256.hpp"
 
@@ -37,14 +42,45 @@ class Workspace {
 };
 
 /// Calls shorter than this find the CPU pool asleep when they come out of nothing; a call off the
-/// clock wakes it.
+/// clock wakes it. Only the library's: a plugin could use it for the next samples' work.
 constexpr double kShortCall = 1e-3;
 /// Calls longer than this are warm after the first outputs, and long enough for every timer:
 /// seconds of warm-up would only spend the budget.
 constexpr double kLongCall = 0.05;
-/// Slots of a sample whose output is poisoned before and read back after. Which ones follows from
-/// the seed.
+/// Slots of a sample whose output is read back; all are poisoned, and which are read is drawn after
+/// the calls. Of the first of them inputs are compared and rows held to the oracle.
 constexpr int kVerifiedSlots = 4;
+/// Shares of a plugin's CPU time in its calls, and seconds that are always free. Between calls it
+/// is stopped, which takes effect when the system next runs it: some time passes for a pool that
+/// spins. When inputs are renewed it stands still for long.
+constexpr double kIdleShare = 1.0, kIdleSeconds = 0.5;
+constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
+/// CPU seconds in a second of its calls beyond the thread budget, relative.
+constexpr double kMoreThreads = 0.15;
+
+std::uint64_t entropy() {
+  std::random_device source;
+  const std::uint64_t high = source();
+  const std::uint64_t draw = high << 32 | source();
+  return draw != 0 ? draw : 1;
+}
+
+double own_cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// A row's worth of NaN bytes somewhere: the pattern that poison() leaves.
+bool holds_poison(std::span<const std::byte> output, std::size_t element) {
+  std::size_t run = 0;
+  for (std::size_t at = 0; at < output.size(); ++at) {
+    run = output[at] == std::byte{0xff} ? run + 1 : 0;
+    // Only whole elements: the end of one and the beginning of the next may look like one.
+    if (run >= element && (at + 1) % element == 0) return true;
+  }
+  return false;
+}
 
 class Session {
  public:
@@ -54,6 +90,8 @@ class Session {
         ring_(ring),
         options_(options),
         random_(options.seed),
+        drawn_(options.draw != 0 ? options.draw : entropy()),
+        draws_(drawn_),
         start_(Clock::now()) {
     tick_ = device.tick();
     for (const Timed& timed : contestants) {
@@ -67,11 +105,15 @@ class Session {
 
   Result<Measurement> run() {
     describe();
+    for (Contestant& c : contestants_) c.timed.subject->pause();
     out_.peak = device_.peak(ring_.problem().dtype);
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
       if (Status status = prepare(side); !status) return status;
+      contestants_[side].timed.subject->pause();
     }
+    for (Contestant& c : contestants_) c.timed.subject->watch();
     sample_blocks();
+    account();
     const Peak after = device_.peak(ring_.problem().dtype);
     out_.peak.flops = std::max(out_.peak.flops, after.flops);
     out_.peak.bytes_per_second = std::max(out_.peak.bytes_per_second, after.bytes_per_second);
@@ -94,19 +136,32 @@ class Session {
   struct Contestant {
     Timed timed;
     std::unique_ptr<Workspace> workspace;
-    std::vector<std::vector<std::byte>> expected;  // by content
-    double estimate = 0;                           // seconds per call
+    double estimate = 0;  // seconds per call
     int batch = 1;
     SideCheck check;
+    // CPU time within timed stretches, between them, and of this while its next inputs lay there;
+    // and how long the stretches were.
+    double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
+
+    void fail(Fault fault, std::string why) {
+      check.fault = fault;
+      check.failure = std::move(why);
+    }
   };
 
   bool cold() const { return options_.mode == CacheState::cold; }
   int active_slots() const { return cold() ? ring_.slots() : 1; }
-  int next_slot() {
-    // One counter for all sides: a call always meets the inputs that were used longest ago.
-    const int slot = cursor_;
-    cursor_ = (cursor_ + 1) % active_slots();
-    return slot;
+  /// The slots of the next `count` calls. One counter for all sides: a call always meets the inputs
+  /// that were used longest ago. Within a sample in random order, so that no call tells the next.
+  std::vector<int> next_slots(int count) {
+    const int slots = active_slots();
+    std::vector<int> next(static_cast<std::size_t>(std::min(count, slots)));
+    for (int& slot : next) {
+      slot = cursor_;
+      cursor_ = (cursor_ + 1) % slots;
+    }
+    for (std::size_t i = next.size(); i > 1; --i) std::swap(next[i - 1], next[draws_() % i]);
+    return next;
   }
 
   void describe() {
@@ -121,6 +176,7 @@ class Session {
     s.tick_seconds = tick_;
     s.cache = options_.mode;
     s.seed = options_.seed;
+    s.draw = drawn_;
     for (const Contestant& c : contestants_) {
       Side side;
       side.id = c.timed.label.empty() ? c.timed.subject->id() : c.timed.label;
@@ -148,27 +204,34 @@ class Session {
                           c.timed.subject->id(), bytes, to_string(problem))};
     }
     if (Status status = c.timed.subject->prepare(problem, device_.stream()); !status) {
-      c.check.failure = status.message();
+      c.fail(Fault::launch, status.message());
       return {};
     }
     for (int content = 0; content < ring_.distinct(); ++content) {
+      // The same bits for every side: outputs can be compared.
+      ring_.renew(content, 0);
       ring_.poison(content);
       const auto begin = Clock::now();
       if (Status status = launch(c, content); !status) {
-        c.check.failure = status.message();
+        c.fail(Fault::launch, status.message());
         return {};
       }
       if (Status status = device_.synchronize(); !status) return status;
       const double seconds = seconds_since(begin);
       c.estimate = content == 0 ? seconds : std::min(c.estimate, seconds);
-      c.expected.push_back(ring_.read_output(content));
-      if (!options_.verify || !c.timed.recheck) continue;
-      if (const auto wrong = c.timed.recheck(ring_.content(content), c.expected.back())) {
-        c.check.failure = fmt::format("before timing: {}", *wrong);
-        return {};
+      std::vector<std::byte> output = ring_.read_output(content);
+      if (options_.verify && c.timed.judge) {
+        if (const auto wrong = c.timed.judge({.content = ring_.content(content),
+                                              .inputs = ring_.inputs(content),
+                                              .output = output,
+                                              .draw = draws_(),
+                                              .timed = false})) {
+          c.fail(Fault::numerics, fmt::format("before timing: {}", *wrong));
+          return {};
+        }
       }
+      if (content == 0) c.check.output = std::move(output);
     }
-    c.check.output = c.expected.front();
 
     if (c.estimate > kLongCall) {
       out_.samples.sides[index].batch = c.batch;
@@ -177,8 +240,8 @@ class Session {
     const double allowed = 0.1 * options_.budget_seconds / static_cast<double>(contestants_.size());
     const auto begin = Clock::now();
     for (int i = 0; i < options_.warmup && seconds_since(begin) < allowed; ++i) {
-      if (Status status = launch(c, next_slot()); !status) {
-        c.check.failure = status.message();
+      if (Status status = launch(c, next_slots(1).front()); !status) {
+        c.fail(Fault::launch, status.message());
         return {};
       }
       if (Status status = device_.synchronize(); !status) return status;
@@ -188,23 +251,32 @@ class Session {
     return {};
   }
 
-  double time(Contestant& c, int batch) {
+  /// Seconds of `batch` calls on these slots in turn; ready is called when nothing but the calls
+  /// themselves is left to do.
+  double time(
+      Contestant& c, int batch, const std::vector<int>& slots,
+      const std::function<void()>& ready = [] {}) {
     // A subject in another process: this process's clock around one request for the whole batch.
-    const auto slots = ring_.all_tensors().first(static_cast<std::size_t>(active_slots()));
-    if (const auto timed = c.timed.subject->time(ring_.problem(), slots, cursor_, batch,
-                                                 c.workspace->data(), c.workspace->bytes())) {
-      cursor_ = (cursor_ + batch) % active_slots();
-      if (timed->ok()) return **timed;
-      c.check.failure = timed->status().message();
+    if (c.timed.subject->elsewhere()) {
+      std::vector<Tensors> sets;
+      for (const int slot : slots) sets.push_back(ring_.tensors(slot));
+      ready();
+      const auto timed = c.timed.subject->time(ring_.problem(), sets, batch, c.workspace->data(),
+                                               c.workspace->bytes());
+      if (timed) return *timed;
+      c.fail(Fault::launch, timed.status().message());
       return 0;
     }
     Status failure;
-    const double seconds = device_.time(
+    std::size_t next = 0;
+    const double seconds = device_.time_ready(
         [&] {
-          if (Status status = launch(c, next_slot()); !status && failure) failure = status;
+          const int slot = slots[next];
+          next = (next + 1) % slots.size();
+          if (Status status = launch(c, slot); !status && failure) failure = status;
         },
-        batch);
-    if (!failure) c.check.failure = failure.message();
+        batch, ready);
+    if (!failure) c.fail(Fault::launch, failure.message());
     return seconds;
   }
 
@@ -217,9 +289,9 @@ class Session {
     // own, lest one slow round trip be taken for a long batch.
     const int looks = c.timed.subject->overhead() > 0 ? 3 : 1;
     const auto look = [&] {
-      double best = time(c, batch);
+      double best = time(c, batch, next_slots(batch));
       for (int i = 1; i < looks && c.check.failure.empty(); ++i)
-        best = std::min(best, time(c, batch));
+        best = std::min(best, time(c, batch, next_slots(batch)));
       return best;
     };
     double seconds = look();
@@ -236,56 +308,130 @@ class Session {
     c.estimate = seconds / batch;
   }
 
-  /// One sample: poison off the clock, time, verify off the clock.
+  /// One sample: new inputs and poison off the clock, time, judge off the clock.
   void take(std::size_t index, Block& block) {
     Contestant& c = contestants_[index];
-    // The ring already brings inputs that no cache holds; this takes away what the other side left,
-    // the lines that it asked to persist among them.
-    if (cold()) device_.flush_cache();
-    if (device_.kind() == DeviceKind::cpu && c.estimate < kShortCall) {
-      if (Status status = launch(c, next_slot()); !status) {
-        c.check.failure = status.message();
-        return;
+    const bool wake = device_.kind() == DeviceKind::cpu && c.estimate < kShortCall &&
+                      !c.timed.subject->elsewhere();
+    const int woken = wake ? next_slots(1).front() : 0;
+    const std::vector<int> slots = next_slots(c.batch);
+    std::optional<CpuUse> cpu_stopped, cpu_before;
+    const auto ready = [&] {
+      cpu_stopped = cpu_use(c);
+      // Drawn when everything is prepared: no work that a subject did until now is of use.
+      for (const int slot : slots) {
+        ring_.renew(slot, draws_());
+        ring_.poison(slot);
       }
-    }
-    std::vector<int> watched;
-    if (options_.verify) {
-      const int calls = std::min(c.batch, active_slots());
-      for (int i = 0; i < std::min(kVerifiedSlots, calls); ++i) {
-        const int ahead = static_cast<int>(random_() % static_cast<std::uint64_t>(calls));
-        watched.push_back((cursor_ + ahead) % active_slots());
+      if (cold()) {
+        // Takes away what the other side left and what renewing brought in. Not the workspace's
+        // lines: a kernel fills that itself.
+        const bool evicted =
+            std::all_of(slots.begin(), slots.end(), [&](int slot) { return ring_.evict(slot); });
+        if (!evicted) device_.flush_cache();
       }
-      std::sort(watched.begin(), watched.end());
-      watched.erase(std::unique(watched.begin(), watched.end()), watched.end());
-      for (const int slot : watched) ring_.poison(slot);
-    }
-    const double seconds = time(c, c.batch);
+      if (wake)
+        if (Status status = launch(c, woken); !status) c.fail(Fault::launch, status.message());
+      cpu_before = cpu_use(c);
+    };
+    const double seconds = time(c, c.batch, slots, ready);
+    const std::optional<CpuUse> cpu_after = cpu_use(c);
+    c.timed.subject->pause();
     if (!c.check.failure.empty()) return;
-    for (const int slot : watched) {
-      if (!verify(c, slot)) return;
+    if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
+      // Sides may share a process; whatever it computes between any of their calls is theirs.
+      const auto [end, fresh] = cpu_at_end_.emplace(cpu_after->process, 0.0);
+      if (!fresh && c.timed.subject->elsewhere())
+        c.cpu_between += cpu_before->seconds - end->second;
+      end->second = cpu_after->seconds;
+      c.cpu_stolen += cpu_before->seconds - cpu_stopped->seconds;
+      c.cpu_inside += cpu_after->seconds - cpu_before->seconds;
+      c.wall_inside += seconds;
     }
+    if (options_.verify && !verify(c, slots)) return;
     // A reading of zero is below the timer's resolution; the tick is all that is known.
     block.samples.push_back({static_cast<int>(index), std::max(seconds, tick_) / c.batch});
   }
 
-  bool verify(Contestant& c, int slot) {
-    const std::vector<std::byte> output = ring_.read_output(slot);
-    const std::size_t content = static_cast<std::size_t>(slot % ring_.distinct());
-    if (output == c.expected[content]) return true;
-    std::optional<std::string> wrong;
-    if (c.timed.recheck) {
-      wrong = c.timed.recheck(ring_.content(slot), output);
-      if (!wrong) return true;
-    } else {
-      std::size_t differing = 0;
-      for (std::size_t i = 0; i < output.size(); ++i)
-        differing += output[i] != c.expected[content][i];
-      wrong = fmt::format("{} of {} output bytes are not those of the same call before timing",
-                          differing, output.size());
+  std::optional<CpuUse> cpu_use(Contestant& c) {
+    if (device_.kind() != DeviceKind::cpu) return std::nullopt;
+    if (c.timed.subject->elsewhere()) return c.timed.subject->cpu_use();
+    return CpuUse{0, own_cpu_seconds()};
+  }
+
+  bool verify(Contestant& c, const std::vector<int>& slots) {
+    const auto wrong = [&](const std::string& what) {
+      c.fail(Fault::integrity, fmt::format("a timed call went wrong: {}", what));
+      return false;
+    };
+    std::vector<int> seen;
+    for (int i = 0; i < kVerifiedSlots; ++i) seen.push_back(slots[draws_() % slots.size()]);
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+      if (std::find(seen.begin(), seen.begin() + static_cast<std::ptrdiff_t>(i), seen[i]) !=
+          seen.begin() + static_cast<std::ptrdiff_t>(i))
+        continue;
+      const int slot = seen[i];
+      const std::vector<std::byte> output = ring_.read_output(slot);
+      if (i > 0) {
+        if (unwritten(output)) return wrong("elements of O or LSE were not written");
+        continue;
+      }
+      const Inputs& inputs = ring_.inputs(slot);
+      if (const auto changed = ring_.changed_input(slot, inputs)) return wrong(*changed);
+      if (!c.timed.judge) {
+        if (unwritten(output)) return wrong("elements of O or LSE were not written");
+        continue;
+      }
+      ++c.check.judged;
+      if (const auto why = c.timed.judge({.content = ring_.content(slot),
+                                          .inputs = inputs,
+                                          .output = output,
+                                          .draw = draws_(),
+                                          .timed = true}))
+        return wrong(*why);
     }
-    c.check.failure = fmt::format("a timed call went wrong: {}", *wrong);
-    c.check.integrity = true;
-    return false;
+    return true;
+  }
+
+  /// Poison in an output whose layout has no gaps.
+  bool unwritten(std::span<const std::byte> output) const {
+    const Problem& p = ring_.problem();
+    const std::size_t dense =
+        static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q * p.head_dim) * size_of(p.out_dtype);
+    if (ring_.output_bytes() != dense) return false;
+    return holds_poison(output.first(dense), size_of(p.out_dtype)) ||
+           holds_poison(output.subspan(dense), sizeof(float));
+  }
+
+  /// What a side used of the machine beside what it was timed for, and what it may use.
+  void account() {
+    const double budget = device_.facts().multiprocessors;
+    for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      Contestant& c = contestants_[side];
+      Side& recorded = out_.samples.sides[side];
+      if (c.wall_inside > 0) recorded.threads_used = c.cpu_inside / c.wall_inside;
+      recorded.cpu_between_seconds = c.cpu_between;
+      if (!c.check.failure.empty() || !c.timed.subject->elsewhere()) continue;
+      if (const auto touched = c.timed.subject->touched()) {
+        c.fail(Fault::integrity, *touched);
+      } else if (c.cpu_stolen > kStolenShare * c.cpu_inside + kStolenSeconds) {
+        c.fail(Fault::integrity,
+               fmt::format("computed {:.3f} s while it was stopped and its next inputs were there, "
+                           "beside {:.3f} s in its timed calls",
+                           c.cpu_stolen, c.cpu_inside));
+      } else if (c.cpu_between > kIdleShare * c.cpu_inside + kIdleSeconds) {
+        c.fail(Fault::integrity,
+               fmt::format("computed {:.2f} s between its timed calls, beside {:.2f} s in them, "
+                           "which slows the other side: let its threads sleep when a call returns",
+                           c.cpu_between, c.cpu_inside));
+      } else if (budget > 0 &&
+                 c.cpu_inside > (1 + kMoreThreads) * budget * c.wall_inside + kStolenSeconds) {
+        c.fail(Fault::integrity,
+               fmt::format("used {:.1f} threads in its timed calls, where both sides have {:.0f} "
+                           "(GREENFAST_THREADS)",
+                           recorded.threads_used, budget));
+      }
+    }
   }
 
   void sample_blocks() {
@@ -421,8 +567,11 @@ class Session {
   Device& device_;
   Ring& ring_;
   const MeasureOptions& options_;
-  std::mt19937_64 random_;
+  std::mt19937_64 random_;  // of the order: the seed's
+  std::uint64_t drawn_;     // nobody's before
+  std::mt19937_64 draws_;   // of signs, slots and rows
   std::vector<Contestant> contestants_;
+  std::map<int, double> cpu_at_end_;  // by process, when its last timed call ended
   Measurement out_;
   int cursor_ = 0;
   double tick_ = 0;  // seconds that a reading can be off by
@@ -430,6 +579,30 @@ class Session {
 };
 
 }  // namespace
+
+namespace {
+
+struct FaultRow {
+  Fault id;
+  std::string_view name, reason;
+  int exit_code;
+};
+constexpr std::array kFaults{FaultRow{Fault::none, "none", "", kPassed},
+                             FaultRow{Fault::launch, "launch", "CRASH", kCrash},
+                             FaultRow{Fault::numerics, "numerics", "NUMERICS", kNumerics},
+                             FaultRow{Fault::integrity, "integrity", "INTEGRITY", kIntegrity}};
+const FaultRow& row_of(Fault fault) { return kFaults[static_cast<std::size_t>(fault)]; }
+
+}  // namespace
+
+std::string_view name_of(Fault fault) noexcept { return row_of(fault).name; }
+std::string_view reason_of(Fault fault) noexcept { return row_of(fault).reason; }
+int exit_code_of(Fault fault) noexcept { return row_of(fault).exit_code; }
+std::optional<Fault> parse_fault(std::string_view name) {
+  for (const FaultRow& row : kFaults)
+    if (row.name == name) return row.id;
+  return std::nullopt;
+}
 
 double flop_count(const Problem& problem) {
   return 4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.head_dim);

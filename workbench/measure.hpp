@@ -22,11 +22,14 @@ namespace greenfast::workbench {
 
 /// Device buffers for several calls of one problem, used in turn. With enough of them a call never
 /// finds its inputs in a cache. Contents are generate() of the case with seeds seed, seed + 1, ...
-/// ; after `distinct` of them they repeat in fresh memory.
+/// ; after `distinct` of them they repeat in fresh memory. renew() then makes a slot's bits others
+/// than any that were there before.
 class Ring {
  public:
   struct Options {
-    std::size_t min_bytes = 0;  ///< of all slots together; 0: twice the device's outermost cache
+    /// Of all slots together; 0: twice the device's outermost cache, or where the device can evict
+    /// single buffers as much as a sample's calls go through.
+    std::size_t min_bytes = 0;
     int min_slots = 2;
     int max_slots = 512;
     int distinct = 3;
@@ -46,7 +49,7 @@ class Ring {
   int slots() const noexcept { return static_cast<int>(slots_.size()); }
   const Tensors& tensors(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
   std::span<const Tensors> all_tensors() const { return slots_; }
-  /// The case whose inputs a slot holds; slots with the same one have the same bits.
+  /// The case that a slot's inputs were generated from.
   const Case& content(int slot) const;
   int distinct() const noexcept { return static_cast<int>(cases_.size()); }
   std::size_t output_bytes() const noexcept { return output_bytes_; }
@@ -54,39 +57,82 @@ class Ring {
   const Problem& problem() const noexcept { return cases_.front().problem; }
   const std::string& name() const noexcept { return cases_.front().name; }
 
+  /// Draws the signs of a slot's inputs anew: every bit of its answer changes, in place and on the
+  /// device. Inputs from files keep their scores: of Q and K the same channels change their sign,
+  /// of V others.
+  void renew(int slot, std::uint64_t draw);
+  /// What a slot's inputs are now, on the host. Valid until the next call.
+  const Inputs& inputs(int slot);
+  /// Which of a slot's inputs are not what inputs() says, and from which byte on.
+  std::optional<std::string> changed_input(int slot, const Inputs& expected);
+
   /// Overwrites a slot's output with a pattern that no right answer has (NaNs).
   void poison(int slot);
+  /// Takes a slot's buffers out of the caches; false where the device cannot.
+  bool evict(int slot);
   /// A slot's output, then its LSE.
   std::vector<std::byte> read_output(int slot);
 
  private:
   explicit Ring(Device& device) : device_(device) {}
 
+  struct Buffer {
+    void* on_device;
+    std::vector<std::byte> Inputs::*on_host;
+    const char* name;
+  };
+  std::vector<Buffer> buffers(int slot) const;
+  SignFlips flips(const Buffer& buffer, std::uint64_t from, std::uint64_t to) const;
+
   Device& device_;
   std::vector<Case> cases_;
+  std::vector<Inputs> contents_;  // beside cases_
   std::vector<Tensors> slots_;
+  std::vector<std::uint64_t> draws_;  // beside slots_
   std::vector<void*> memory_;
   std::size_t output_bytes_ = 0, lse_bytes_ = 0;
-  std::vector<std::byte> poison_;
+  Inputs now_;
 };
 
-/// Judges an output that differs from the one the subject gave before timing: nothing when it is
-/// right as well, else what is wrong with it.
-using Recheck =
-    std::function<std::optional<std::string>(const Case&, std::span<const std::byte> output)>;
+/// An output and the inputs that it must be the answer to.
+struct TimedOutput {
+  const Case& content;
+  const Inputs& inputs;
+  std::span<const std::byte> output;  ///< O, then LSE
+  std::uint64_t draw = 0;             ///< for choices that the subject must not foresee
+  bool timed = false;                 ///< false: an output from before timing
+};
+/// What is wrong with an output; nothing when it is right. TimedJudge (timed_judge.hpp) asks the
+/// oracle.
+using Judge = std::function<std::optional<std::string>(const TimedOutput&)>;
+
+/// Who failed how, as every command's exit code and every verdict need it.
+enum class Fault {
+  none,
+  launch,     // an error, a crash, a hang: CRASH
+  numerics,   // wrong before anything was timed: NUMERICS
+  integrity,  // wrong only while timed, or it touched what is not its own: INTEGRITY
+};
+std::string_view name_of(Fault fault) noexcept;
+std::optional<Fault> parse_fault(std::string_view name);
+/// 24, 20, 21; 0 for none.
+int exit_code_of(Fault fault) noexcept;
+/// "CRASH", "NUMERICS", "INTEGRITY": the reason's code in a verdict.
+std::string_view reason_of(Fault fault) noexcept;
 
 /// One contestant. All of a measurement share one ring, hence one problem.
 struct Timed {
   Subject* subject = nullptr;
   std::string label{};  ///< the side's id; empty: the subject's. An A/A run times one subject under
                         ///< two labels
-  Recheck recheck{};    ///< empty: outputs must be bit for bit those from before timing
+  Judge judge{};        ///< empty: outputs must be written, whatever they hold
 };
 
 struct MeasureOptions {
-  int iters = 100;  ///< samples of each side, at most; two a block
-  int warmup = 10;  ///< untimed calls of each side first, within a tenth of the budget
-  std::uint64_t seed = 1;
+  int iters = 100;         ///< samples of each side, at most; two a block
+  int warmup = 10;         ///< untimed calls of each side first, within a tenth of the budget
+  std::uint64_t seed = 1;  ///< of the order
+  std::uint64_t draw = 0;  ///< of the inputs' signs and of what is judged; 0: the system's entropy
   CacheState mode = CacheState::cold;
   double budget_seconds = 10;
   /// Stop as soon as the p50 interval of every side's ratio to the first (of p50 itself for a
@@ -97,20 +143,20 @@ struct MeasureOptions {
   double round_seconds = 0.3;     ///< blocks between two probes of the device's speed
   double pulse_tolerance = 0.05;  ///< a block whose probe or clock is this much below the median is
                                   ///< left out
-  bool verify = true;  ///< compare the outputs of timed calls with those from before timing
-  int process = 0;     ///< recorded with every block
+  bool verify = true;             ///< judge the outputs of timed calls
+  int process = 0;                ///< recorded with every block
   std::function<void(int blocks, double seconds)> progress{};
 };
 
 /// What was seen of one side besides its times.
 struct SideCheck {
-  std::string
-      failure;  ///< a launch failed, or an output of a timed call was wrong; empty when neither
-  bool integrity = false;  ///< the failure is a wrong output
+  std::string failure;  ///< in words; empty when there is none
+  Fault fault = Fault::none;
   double floor_seconds =
       0;  ///< no honest call is faster: 0.95 * max(flops / peak, bytes / bandwidth)
   bool impossible = false;  ///< p50 is below the floor, confirmed by a second look at the ceilings
-  std::vector<std::byte> output;  ///< on the ring's first contents
+  std::vector<std::byte> output;  ///< on the ring's first contents, before signs were drawn
+  int judged = 0;                 ///< timed outputs that were held to the oracle
 };
 
 struct Measurement {

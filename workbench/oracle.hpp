@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <greenfast/features.hpp>
+
 #include "workbench/policy.hpp"
 #include "workbench/workload.hpp"
 
@@ -34,6 +36,8 @@ KeyRange visible_keys(const Problem& problem, std::int64_t query);
 /// at tile boundaries of every length in use (multiples of 16, 32, 64, 128), then others, by seed.
 std::vector<std::int64_t> choose_rows(const Case& c, double flop_budget);
 
+/// What the definition below knows of. A problem that needs more is not judged.
+inline constexpr Features kOracleTakes = kFeaturesOfAbi1;
 Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
                             Policy::Source source = Policy::Source::decoded);
 

@@ -68,13 +68,14 @@ fs::path executable() {
   return fs::read_symlink("/proc/self/exe", error);
 }
 
-/// The folder that holds the package `greenfast`, of the checkout this command was built in; empty
-/// where the package has to be installed.
+/// The folder that holds the package `greenfast_bench`, of the checkout this command was built in;
+/// empty where the package has to be installed.
 fs::path package_folder() {
   fs::path folder = executable().parent_path();
   std::error_code error;
   for (int up = 0; up < 5 && folder.has_relative_path(); ++up, folder = folder.parent_path()) {
-    if (fs::exists(folder / "python" / "greenfast" / "ab.py", error)) return folder / "python";
+    if (fs::exists(folder / "bench" / "python" / "greenfast_bench" / "ab.py", error))
+      return folder / "bench" / "python";
   }
   return {};
 }
@@ -183,7 +184,7 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
 
   PeerRecording out;
   out.recording.source =
-      fmt::format("{} -m greenfast.{}", python, device == DeviceKind::cpu ? "ab_cpu" : "ab");
+      fmt::format("{} -m greenfast_bench.{}", python, device == DeviceKind::cpu ? "ab_cpu" : "ab");
   // Problems of one type and mask share a process.
   std::vector<bool> done(options.problems.size());
   out.recording.shapes.resize(options.problems.size());
@@ -209,11 +210,11 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
     const auto add = [&](std::initializer_list<std::string> words) {
       command.insert(command.end(), words);
     };
-    add({python, "-m", device == DeviceKind::cpu ? "greenfast.ab_cpu" : "greenfast.ab", "--shapes",
-         fmt::format("{}", fmt::join(shapes, ",")), "--dtype", std::string(name_of(like.dtype)),
-         "--variants", fmt::format("{}", fmt::join(ours, ",")), "--peers",
-         fmt::format("{}", fmt::join(engines, ",")), "--seed", std::to_string(options.seed),
-         "--json", file.string()});
+    add({python, "-m", device == DeviceKind::cpu ? "greenfast_bench.ab_cpu" : "greenfast_bench.ab",
+         "--shapes", fmt::format("{}", fmt::join(shapes, ",")), "--dtype",
+         std::string(name_of(like.dtype)), "--variants", fmt::format("{}", fmt::join(ours, ",")),
+         "--peers", fmt::format("{}", fmt::join(engines, ",")), "--seed",
+         std::to_string(options.seed), "--json", file.string()});
     if (device == DeviceKind::cpu) {
       add({"--iters", std::to_string(options.iters), "--warmup", std::to_string(options.warmup),
            "--budget", fmt::format("{}", options.budget_seconds), "--outputs", outputs.string()});
@@ -243,9 +244,9 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
     }
     if (said.find("No module named 'greenfast") != std::string::npos ||
         said.find("No module named greenfast") != std::string::npos) {
-      return Status(
-          StatusCode::no_device,
-          fmt::format("{}: {}; put the folder python/ of the sources on PYTHONPATH", python, said));
+      return Status(StatusCode::no_device,
+                    fmt::format("{}: {}; put the folder bench/python/ of the sources on PYTHONPATH",
+                                python, said));
     }
     // RED of ours (20) comes with a record, which says so.
     if (end->exit_code != kPassed && end->exit_code != kNumerics) {

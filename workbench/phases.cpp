@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "workbench/operand_bytes.hpp"
 #include "workbench/subject.hpp"
 #include "workbench/validate.hpp"
 
@@ -36,12 +37,11 @@ class Buffers {
       held_.push_back(memory);
     return memory;
   }
-  template <class T>
-  T* put(const std::vector<T>& data) {
+  void* put(std::span<const std::byte> data) {
     if (data.empty()) return nullptr;
-    void* memory = take(data.size() * sizeof(T));
-    if (memory != nullptr) device_.upload(memory, data.data(), data.size() * sizeof(T));
-    return static_cast<T*>(memory);
+    void* memory = take(data.size());
+    if (memory != nullptr) device_.upload(memory, data.data(), data.size());
+    return memory;
   }
   bool exhausted() const { return exhausted_; }
 
@@ -62,13 +62,12 @@ Status run_twin(Device& device, Subject& twin, const CaseData& data, int launche
 
   Buffers buffers(device);
   Tensors tensors;
-  tensors.q = buffers.put(data.inputs.q);
-  tensors.k = buffers.put(data.inputs.k);
-  tensors.v = buffers.put(data.inputs.v);
-  tensors.q_scale = buffers.put(data.inputs.q_scale);
-  tensors.k_scale = buffers.put(data.inputs.k_scale);
-  tensors.v_scale = buffers.put(data.inputs.v_scale);
-  tensors.o = buffers.take(extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype));
+  for (const Operand& operand : operands_of(p)) {
+    if (!operand.present) continue;
+    set_data(tensors, operand.id,
+             operand.role == Role::output ? buffers.take(static_cast<std::size_t>(operand.bytes))
+                                          : buffers.put(bytes_of(data.inputs, operand.id)));
+  }
   void* workspace = buffers.take(words * sizeof(std::uint64_t));
   if (buffers.exhausted())
     return {StatusCode::out_of_memory, "device memory is exhausted; choose a smaller shape"};

@@ -93,9 +93,9 @@ class PolicyTable {
   std::vector<std::string> known_;
 };
 
-using Limits = std::map<std::string, std::map<std::string, MetricLimit>>;
+using LimitTables = std::map<std::string, std::map<std::string, MetricLimit>>;
 
-void read_limits(PolicyTable root, Limits& limits) {
+void read_limits(PolicyTable root, LimitTables& limits) {
   for (const MetricRow& row : metric_table()) {
     PolicyTable metric = root.table(row.name);
     for (const auto precision : kPrecisions) {
@@ -239,7 +239,7 @@ const MetricLimit* Policy::limit(std::string_view metric, const Problem& problem
           ? problem.out_dtype
           : problem.dtype;
   const std::string precision(kPrecisions[static_cast<std::size_t>(coarser)]);
-  const auto find = [&](const Limits& table) -> const MetricLimit* {
+  const auto find = [&](const LimitTables& table) -> const MetricLimit* {
     const auto of_metric = table.find(std::string(metric));
     if (of_metric == table.end()) return nullptr;
     const auto of_precision = of_metric->second.find(precision);

@@ -7,6 +7,7 @@
 #include "workbench/evidence.hpp"
 #include "workbench/json.hpp"
 #include "workbench/plugin/plugins.hpp"
+#include "workbench/problem_codec.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -15,59 +16,20 @@ using nlohmann::json;
 
 json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
 
-json mask_json(const Mask& mask) {
-  return {{"left", mask.left},
-          {"right", mask.right},
-          {"alignment", mask.alignment == Alignment::top_left ? "top-left" : "bottom-right"}};
-}
-
-std::string_view scales_name(ScaleKind kind) {
-  switch (kind) {
-    case ScaleKind::tensor:
-      return "tensor";
-    case ScaleKind::per_head:
-      return "per_head";
-    default:
-      return "none";
-  }
-}
-
-json problem_json(const RunProblem& run_problem) {
+json run_problem_json(const RunProblem& run_problem) {
   const Problem& p = run_problem.named.problem;
-  return {{"name", run_problem.named.name},
-          {"problem", to_string(p)},
-          {"source", run_problem.captured != nullptr ? "file" : "generated"},
-          {"batch", p.batch},
-          {"heads_q", p.heads_q},
-          {"heads_kv", p.heads_kv},
-          {"seq_q", p.seq_q},
-          {"seq_kv", p.seq_kv},
-          {"head_dim", p.head_dim},
-          {"dtype", name_of(p.dtype)},
-          {"out_dtype", name_of(p.out_dtype)},
-          {"scales", scales_name(p.scales)},
-          {"scale", number(p.scale)},
-          {"softcap", number(p.softcap)},
-          {"mask", mask_json(p.mask)},
-          {"lse", p.lse},
-          {"strides", {{"q", p.q.stride}, {"k", p.k.stride}, {"v", p.v.stride}, {"o", p.o.stride}}},
-          {"flop", flop_count(p)}};
+  json out = problem_json(p);
+  out["name"] = run_problem.named.name;
+  out["problem"] = to_string(p);
+  out["source"] = run_problem.captured != nullptr ? "file" : "generated";
+  out["flop"] = flop_count(p);
+  return out;
 }
 
-json plan_json(const Plan& plan, const std::string& problem) {
-  return {{"variant", plan.variant},
-          {"problem", problem},
-          {"kernel", plan.kernel},
-          {"grid", plan.grid},
-          {"block", plan.block},
-          {"cluster", plan.cluster},
-          {"shared_bytes", plan.shared_bytes},
-          {"workspace_bytes", plan.workspace_bytes},
-          {"tile_q", plan.tile_q},
-          {"tile_kv", plan.tile_kv},
-          {"stages", plan.stages},
-          {"splits", plan.splits},
-          {"note", plan.note}};
+json run_plan_json(const Plan& plan, const std::string& problem) {
+  json out = plan_json(plan);
+  out["problem"] = problem;
+  return out;
 }
 
 json case_json(const CaseResult& r) {
@@ -158,11 +120,11 @@ json run_json(const RecordHead& head, const RunPlan& plan, const RunResult& resu
                      {"timed", plan.fast},           {"quick_check", plan.quick}};
   for (const char* list : {"problems", "rows", "cases", "plans", "peaks"})
     out[list] = json::array();
-  for (const RunProblem& p : plan.problems) out["problems"].push_back(problem_json(p));
+  for (const RunProblem& p : plan.problems) out["problems"].push_back(run_problem_json(p));
   for (const RunRow& row : result.rows) out["rows"].push_back(row_json(row));
   for (const CaseResult& c : result.cases) out["cases"].push_back(case_json(c));
   for (std::size_t i = 0; i < result.plans.size(); ++i)
-    out["plans"].push_back(plan_json(result.plans[i], result.plan_problems[i]));
+    out["plans"].push_back(run_plan_json(result.plans[i], result.plan_problems[i]));
   out["code"] = code_json(result.plans, plan.device->facts());
   for (std::size_t i = 0; i < result.peaks.size(); ++i)
     out["peaks"].push_back({{"problem", result.samples[i].name},

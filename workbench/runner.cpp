@@ -9,6 +9,7 @@
 
 #include "workbench/exit_code.hpp"
 #include "workbench/numeric.hpp"
+#include "workbench/timed_judge.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -113,13 +114,14 @@ class Runner {
     if (observer_.stop && observer_.stop()) result_.interrupted = true;
     return result_.interrupted;
   }
-  void step(const std::string& what) {
-    if (observer_.step) observer_.step(done_, steps_, what);
+  void step(const std::string& what, const std::string& subject) {
+    if (observer_.step) observer_.step(done_, steps_, what, subject);
     ++done_;
   }
 
   Status check_green(const RunProblem& problem) {
     const std::size_t first_row = result_.rows.size();
+    limits_.clear();
     for (Subject* subject : plan_.subjects) {
       RunRow row;
       row.variant = subject->id();
@@ -144,7 +146,7 @@ class Runner {
           return {};
         }
         RunRow& row = result_.rows[first_row + s];
-        step(fmt::format("{}  {}", row.variant, to_string(c)));
+        step(fmt::format("{}  {}", row.variant, to_string(c)), row.variant);
         if (!row.reason.empty() && row.verdict == Verdict::skipped) continue;
         if (!data) {
           auto prepared = problem.captured != nullptr ? prepare_case(c, *problem.captured, policy_)
@@ -152,10 +154,21 @@ class Runner {
           if (!prepared.ok()) return prepared.status();
           data = std::move(*prepared);
         }
+        if (c.distribution == Distribution::normal || c.distribution == Distribution::file)
+          keep_larger(limits_, data->limits);
         CaseResult r = validate(*plan_.subjects[s], *plan_.device, *data, policy_);
         take(r, &row);
         result_.cases.push_back(std::move(r));
       }
+    }
+    for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
+      RunRow& row = result_.rows[r];
+      if (row.verdict != Verdict::green || row.refused_midway.empty()) continue;
+      // Neither right nor wrong: it took the problem, and then not all of its cases.
+      row.verdict = Verdict::skipped;
+      row.reason = fmt::format("took {} of {} cases and refused the others: {}", row.cases,
+                               cases.size(), row.refused_midway);
+      row.exit_code = kDefer;
     }
     return {};
   }
@@ -175,7 +188,10 @@ class Runner {
   void take(const CaseResult& r, RunRow* row) {
     const int code = exit_code_of(r);
     if (r.verdict == Verdict::skipped) {
-      if (row->cases == 0) row->reason = r.reason;
+      if (row->cases == 0)
+        row->reason = r.reason;
+      else if (!has_own_problem(r.test.distribution))  // of those it may take what it wants
+        row->refused_midway = r.reason;
       return;
     }
     row->exit_code = row->cases == 0 ? code : graver(row->exit_code, code);
@@ -191,13 +207,14 @@ class Runner {
   }
 
   Status time_green(const RunProblem& problem, std::size_t first_row) {
-    step(fmt::format("timing {}", problem.named.name));
+    step(fmt::format("timing {}", problem.named.name), "");
     std::vector<Timed> contestants;
     std::vector<RunRow*> rows;
     for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
       RunRow& row = result_.rows[first_row + s];
       if (row.verdict != Verdict::green) continue;
-      contestants.push_back({plan_.subjects[s], "", {}});
+      contestants.push_back(
+          {.subject = plan_.subjects[s], .label = {}, .judge = timed_judge(policy_, limits_)});
       rows.push_back(&row);
     }
     if (contestants.empty() || stopped()) return {};
@@ -219,7 +236,7 @@ class Runner {
       if (observer_.step)
         observer_.step(
             done_ - 1, steps_,
-            fmt::format("timing {}  block {}, {:.1f} s", problem.named.name, blocks, seconds));
+            fmt::format("timing {}  block {}, {:.1f} s", problem.named.name, blocks, seconds), "");
     };
     try {
       auto measured = measure(*plan_.device, **ring, contestants, options);
@@ -240,7 +257,7 @@ class Runner {
       if (!seen.failure.empty()) {
         row.verdict = Verdict::red;
         row.reason = fmt::format("while timed: {}", seen.failure);
-        row.exit_code = graver(row.exit_code, seen.integrity ? kIntegrity : kCrash);
+        row.exit_code = graver(row.exit_code, exit_code_of(seen.fault));
         continue;
       }
       const Summary summary = summarize(measured.samples, static_cast<int>(i));
@@ -270,6 +287,7 @@ class Runner {
   Policy policy_;
   std::vector<std::uint64_t> seeds_;
   RunResult result_;
+  Limits limits_;  // of the problem at hand, under the distribution that is timed
   std::size_t done_ = 0, steps_ = 0;
 };
 

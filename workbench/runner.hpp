@@ -46,8 +46,10 @@ struct RunPlan {
 struct RunRow {
   std::string variant, problem;
   Verdict verdict = Verdict::skipped;
-  std::string reason;    ///< of the first failure, or why it was skipped
-  int exit_code = 0;     ///< what this row alone would return; 3 for a skipped one
+  std::string reason;          ///< of the first failure, or why it was skipped
+  std::string refused_midway;  ///< why it took no more cases after some that it took
+  int exit_code = 0;     ///< what this row alone would return; 3 for a skipped one, 10 for one that
+                         ///< refused after some cases
   int cases = 0;         ///< validated
   int rows_sampled = 0;  ///< cases in which the oracle checked a part of the rows
   Metrics worst;         ///< of each metric the largest over the cases
@@ -74,7 +76,10 @@ struct RunResult {
 
 /// How a run reports, and how it is stopped.
 struct RunObserver {
-  std::function<void(std::size_t done, std::size_t total, const std::string& what)> step;
+  /// subject: whose step it is; empty where several are timed in turn.
+  std::function<void(std::size_t done, std::size_t total, const std::string& what,
+                     const std::string& subject)>
+      step;
   std::function<void(const RunRow&)> row;  ///< GREEN of one variant on one problem is decided
   /// Asked between steps and between blocks of timing; true ends the run with what it has.
   std::function<bool()> stop;

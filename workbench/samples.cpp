@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -117,6 +118,9 @@ json shape_json(const Samples& samples) {
     if (!side.errors.empty()) entry["errors"] = side.errors;
     if (!side.verdict.empty()) entry["verdict"] = side.verdict;
     if (!side.output_sha256.empty()) entry["output_sha256"] = side.output_sha256;
+    if (side.threads_used > 0)
+      entry["cpu"] = {{"threads", side.threads_used},
+                      {"between_seconds", side.cpu_between_seconds}};
     sides.push_back(std::move(entry));
   }
   json blocks = json::array();
@@ -135,16 +139,19 @@ json shape_json(const Samples& samples) {
     }
     blocks.push_back(std::move(entry));
   }
-  return {{"name", samples.name},
-          {"problem", samples.problem},
-          {"flops", samples.flops},
-          {"device", {{"kind", name_of(samples.device)}, {"name", samples.device_name}}},
-          {"timer", samples.timer},
-          {"tick_seconds", samples.tick_seconds},
-          {"cache", name_of(samples.cache)},
-          {"seed", samples.seed},
-          {"sides", std::move(sides)},
-          {"blocks", std::move(blocks)}};
+  json out = {{"name", samples.name},
+              {"problem", samples.problem},
+              {"flops", samples.flops},
+              {"device", {{"kind", name_of(samples.device)}, {"name", samples.device_name}}},
+              {"timer", samples.timer},
+              {"tick_seconds", samples.tick_seconds},
+              {"cache", name_of(samples.cache)},
+              {"seed", samples.seed},
+              {"sides", std::move(sides)},
+              {"blocks", std::move(blocks)}};
+  // A string: readers of JSON may hold numbers in 53 bits.
+  if (samples.draw != 0) out["draw"] = fmt::format("{:016x}", samples.draw);
+  return out;
 }
 
 Samples shape_of(const Node& node) {
@@ -168,6 +175,12 @@ Samples shape_of(const Node& node) {
   if (cache != "cold" && cache != "hot") node.at("cache").refuse("expected \"cold\" or \"hot\"");
   samples.cache = cache == "cold" ? CacheState::cold : CacheState::hot;
   if (node.has("seed")) samples.seed = node.at("seed").unsigned_integer();
+  if (node.has("draw")) {
+    const std::string draw = node.at("draw").text();
+    const auto end = std::from_chars(draw.data(), draw.data() + draw.size(), samples.draw, 16);
+    if (end.ec != std::errc() || end.ptr != draw.data() + draw.size())
+      node.at("draw").refuse("expected a hexadecimal number");
+  }
 
   for (const Node& entry : node.at("sides").list()) {
     Side side;
@@ -177,6 +190,10 @@ Samples shape_of(const Node& node) {
     if (entry.has("refused")) side.refused = entry.at("refused").text();
     if (entry.has("verdict")) side.verdict = entry.at("verdict").text();
     if (entry.has("output_sha256")) side.output_sha256 = entry.at("output_sha256").text();
+    if (entry.has("cpu")) {
+      side.threads_used = entry.at("cpu").at("threads").number();
+      side.cpu_between_seconds = entry.at("cpu").at("between_seconds").number();
+    }
     if (entry.has("errors")) {
       const Node errors = entry.at("errors");
       if (!errors.raw().is_object()) errors.refuse("expected an object of numbers");

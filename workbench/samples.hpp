@@ -50,6 +50,8 @@ struct Side {
   std::map<std::string, double> errors;  ///< against fp64, by metric, where the recorder knows them
   std::string verdict;                   ///< "GREEN", "RED: why"; empty: not checked there
   std::string output_sha256;             ///< of its output on the first inputs; empty: not taken
+  double threads_used = 0;         ///< CPU time over time of its timed stretches; 0: not known
+  double cpu_between_seconds = 0;  ///< CPU time of its process between them
 };
 
 /// All samples of one problem.
@@ -62,7 +64,8 @@ struct Samples {
   std::string timer;        ///< Device::timer()
   double tick_seconds = 0;  ///< resolution of one reading
   CacheState cache = CacheState::cold;
-  std::uint64_t seed = 0;  ///< of the order and the inputs
+  std::uint64_t seed = 0;  ///< of the order
+  std::uint64_t draw = 0;  ///< of the inputs' signs in timed calls; 0: they were not drawn
   std::vector<Side> sides;
   std::vector<Block> blocks;
 

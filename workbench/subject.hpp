@@ -12,6 +12,12 @@
 
 namespace greenfast::workbench {
 
+/// CPU time of a process, all its threads together.
+struct CpuUse {
+  int process = 0;  ///< its id; 0: this one
+  double seconds = 0;
+};
+
 class Subject {
  public:
   virtual ~Subject() = default;
@@ -25,19 +31,26 @@ class Subject {
   virtual Status launch(const Problem& problem, const Tensors& tensors, void* stream,
                         void* workspace, std::size_t workspace_bytes) = 0;
 
-  /// Seconds of `count` launches, on the sets of tensors slots[first], slots[first + 1], ... in
-  /// turn, for a subject that runs where the device's timer does not reach (a plugin's process).
-  /// Nothing: the device times launch().
-  virtual std::optional<Result<double>> time(const Problem& /*problem*/,
-                                             std::span<const Tensors> /*slots*/, int /*first*/,
-                                             int /*count*/, void* /*workspace*/,
-                                             std::size_t /*workspace_bytes*/) {
-    return std::nullopt;
+  /// Whether it runs in a process of its own, where the device's timer does not reach: time() then
+  /// times it.
+  virtual bool elsewhere() { return false; }
+  /// Seconds of `count` launches, on these sets of tensors in turn.
+  virtual Result<double> time(const Problem& /*problem*/, std::span<const Tensors> /*sets*/,
+                              int /*count*/, void* /*workspace*/, std::size_t /*workspace_bytes*/) {
+    return Status(StatusCode::internal, "is timed by the device");
   }
   /// Seconds that time() adds to the launches themselves, at most: a sample must be long beside it.
   virtual double overhead() { return 0; }
   /// Gives work that a launch left behind the time to show itself.
   virtual void settle() {}
+  /// Stops whatever it would do until its next call; only where it runs elsewhere.
+  virtual void pause() {}
+  /// CPU time of its process so far; nothing where it has none of its own.
+  virtual std::optional<CpuUse> cpu_use() { return std::nullopt; }
+  /// From here on touched() tells what its process did to things that are not its own: the affinity
+  /// and priority of this process, processes it started.
+  virtual void watch() {}
+  virtual std::optional<std::string> touched() { return std::nullopt; }
 };
 
 /// A library variant through the public API.

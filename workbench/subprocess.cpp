@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -78,6 +79,8 @@ Result<ProgramEnd> run_program(std::span<const std::string> argv, double timeout
   if (child == 0) {
     // Only calls that are safe after a fork of a program with threads.
     ::setpgid(0, 0);
+    // Who started it may be killed; nobody waits for it then.
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int nothing = ::open("/dev/null", O_RDONLY);
     ::dup2(nothing, 0);
     ::dup2(out.fd[1], 1);

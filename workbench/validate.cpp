@@ -11,6 +11,7 @@
 
 #include "workbench/emulator.hpp"
 #include "workbench/numeric.hpp"
+#include "workbench/operand_bytes.hpp"
 #include "workbench/sha256.hpp"
 
 namespace greenfast::workbench {
@@ -286,32 +287,27 @@ class Session {
         o_(device, extent_bytes(p_.o, p_.batch, p_.heads_q, p_.seq_q, p_.head_dim, p_.out_dtype)),
         lse_(device, p_.lse ? lse_bytes() : 0),
         workspace_(device, workspace_bytes) {
-    const Inputs& in = data.inputs;
-    for (const auto* bytes : {&in.q, &in.k, &in.v}) add_input(bytes->data(), bytes->size());
-    for (const auto* scale : {&in.q_scale, &in.k_scale, &in.v_scale})
-      add_input(scale->data(), scale->size() * sizeof(float));
-    const auto at = [&](std::size_t n) { return inputs_[n]->data(); };
-    const bool scaled = p_.scales != ScaleKind::none;
+    for (const Operand& operand : operands_of(p_)) {
+      if (operand.role != Role::input) continue;
+      const std::span<const std::byte> bytes = bytes_of(data.inputs, operand.id);
+      inputs_.push_back({operand, std::make_unique<Region>(device_, bytes.size()), bytes.data()});
+    }
     if (!allocated()) return;
-    tensors_.q = at(0);
-    tensors_.k = at(1);
-    tensors_.v = at(2);
     tensors_.o = o_.data();
     tensors_.lse = p_.lse ? static_cast<float*>(lse_.data()) : nullptr;
-    tensors_.q_scale = scaled ? static_cast<const float*>(at(3)) : nullptr;
-    tensors_.k_scale = scaled ? static_cast<const float*>(at(4)) : nullptr;
-    tensors_.v_scale = scaled ? static_cast<const float*>(at(5)) : nullptr;
+    for (const Input& input : inputs_)
+      if (input.operand.present) set_data(tensors_, input.operand.id, input.region->data());
   }
 
   bool allocated() const {
     return o_.allocated() && lse_.allocated() && workspace_.allocated() &&
            std::all_of(inputs_.begin(), inputs_.end(),
-                       [](const auto& region) { return region->allocated(); });
+                       [](const Input& input) { return input.region->allocated(); });
   }
 
   CaseResult run() {
     CaseResult result;
-    for (std::size_t n = 0; n < inputs_.size(); ++n) inputs_[n]->fill(0, payloads_[n]);
+    for (const Input& input : inputs_) input.region->fill(0, input.content);
     if (policy_.decoy && !run_decoy(result)) return result;
 
     // Launches alternate between the poison patterns; what differs between them was not written.
@@ -366,10 +362,6 @@ class Session {
   std::size_t lse_bytes() const {
     return static_cast<std::size_t>(p_.batch * p_.heads_q * p_.seq_q) * sizeof(float);
   }
-  void add_input(const void* data, std::size_t bytes) {
-    inputs_.push_back(std::make_unique<Region>(device_, bytes));
-    payloads_.push_back(data);
-  }
   void poison(int which) {
     o_.fill(which, policy_.poison);
     lse_.fill(which, policy_.poison);
@@ -394,11 +386,14 @@ class Session {
   // The same call with Q = 0, whose output is another one: what a replay of an earlier result, or
   // of one remembered by address, would give.
   bool run_decoy(CaseResult& result) {
-    const std::vector<std::byte> zeros(inputs_[0]->size());
-    inputs_[0]->fill(0, zeros.data());
+    const auto q = std::find_if(inputs_.begin(), inputs_.end(), [](const Input& input) {
+      return input.operand.id == OperandId::q;
+    });
+    const std::vector<std::byte> zeros(q->region->size());
+    q->region->fill(0, zeros.data());
     poison(1);
     if (!launch(result) || !synchronize(result)) return false;
-    inputs_[0]->fill(0, payloads_[0]);
+    q->region->fill(0, q->content);
     return true;
   }
 
@@ -463,13 +458,12 @@ class Session {
   }
 
   void check_inputs(CaseResult& result) {
-    static constexpr std::array<std::string_view, 6> kNames{"Q",       "K",       "V",
-                                                            "q_scale", "k_scale", "v_scale"};
-    for (std::size_t n = 0; n < inputs_.size(); ++n) {
-      if (const auto offset = inputs_[n]->first_change())
-        fail(
-            result, "inputs",
-            "input " + std::string(kNames[n]) + " was modified at byte " + std::to_string(*offset));
+    for (const Input& input : inputs_) {
+      const auto offset = input.region->first_change();
+      if (!offset) continue;
+      std::string name(input.operand.name);  // Q, K, V as in the formula
+      if (name.size() == 1) name[0] = static_cast<char>(name[0] - 'a' + 'A');
+      fail(result, "inputs", "input " + name + " was modified at byte " + std::to_string(*offset));
     }
   }
 
@@ -479,8 +473,12 @@ class Session {
   const Policy& policy_;
   const Problem& p_;
   Region o_, lse_, workspace_;
-  std::vector<std::unique_ptr<Region>> inputs_;
-  std::vector<const void*> payloads_;
+  struct Input {
+    Operand operand;
+    std::unique_ptr<Region> region;
+    const void* content;
+  };
+  std::vector<Input> inputs_;
   Tensors tensors_;
 };
 
@@ -522,6 +520,15 @@ Result<CaseData> prepare_case(const Case& c, Inputs inputs, const Policy& policy
   Policy::Source source = policy.reference;
   if (source == Policy::Source::unquantised && data.inputs.q_exact.empty())
     source = Policy::Source::decoded;
+  // A reference that has never heard of a feature would call right kernels wrong and wrong ones
+  // right.
+  const Features needs = features_of(p);
+  for (const auto& [judge, takes] :
+       {std::pair("oracle", kOracleTakes), std::pair("emulator", kEmulatorTakes)}) {
+    if (const std::string missing = missing_features(needs, takes); !missing.empty())
+      return Status(StatusCode::unsupported,
+                    std::string("the ") + judge + " cannot judge " + to_string(p) + ": " + missing);
+  }
   data.reference = compute_reference(c, data.inputs, choose_rows(c, policy.flop_budget), source);
   const Rows rows = emulate(c, data.inputs, data.reference.rows);
   const std::span<const double> lse =

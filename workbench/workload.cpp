@@ -481,8 +481,9 @@ class Generator {
     return random_bits(keys_[kK], static_cast<std::uint64_t>(row_of(b, h, j) * p_.head_dim + d)) &
            1;
   }
-  // Of |Q|, |K| and the score, all below 2^128: |q|, |k| and |q k D scale| are these powers of 2,
-  // of Q and K times 1.875.
+  // Of |Q|, |K| and the score: |q|, |k| and |q k D scale| are these powers of 2, Q's times kHuge,
+  // so that scores stay finite in fp32 in units of log 2 too, which most kernels compute in.
+  static constexpr double kHuge = 1.25;
   struct Magnitude {
     int query = 0, key = 0;
   };
@@ -538,7 +539,7 @@ class Generator {
       }
       case Distribution::huge_scores: {
         const std::int64_t target = visible_target(h, i);
-        const double size = std::ldexp(1.875, huge_magnitude(i).query);
+        const double size = std::ldexp(kHuge, huge_magnitude(i).query);
         for (std::int64_t d = 0; d < dim; ++d)
           out[d] = positive(b, h / (p_.heads_q / p_.heads_kv), target, d) ? size : -size;
         return true;

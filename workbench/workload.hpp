@@ -81,7 +81,7 @@ enum class Distribution {
   recent_keys,    // the last 64 keys 8 to 15 nats above the rest
   one_key,        // one key 60 nats up: its V, and nothing else
   far_offsets,    // each row far from 0 and from the others, hidden keys above the visible ones
-  huge_scores,    // up to the last finite fp32
+  huge_scores,    // up to 2e38
   large_softcap,  // a softcap of 1e8 over scores around 1
   long_rows,      // 98,305 keys of nearly one weight, V of mean 1
   dead_rows,      // scores of -inf, in some rows all of them

@@ -12,6 +12,8 @@
 namespace example {
 
 constexpr int kWarps = 4, kMostPerLane = 8;  // elements of D that a lane holds: D up to 256
+/* Sums begin anew after as many keys: a sum of very many numbers no longer sees the next one. */
+constexpr int kPart = 1024;
 
 __device__ inline float sum_of_warp(float x) {
   for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
@@ -33,21 +35,29 @@ __global__ void attend(gf_problem p, gf_tensors t) {
     return (T*)base + b * l.stride[0] + head * l.stride[1] + s * l.stride[2];
   };
   const T *q = at(t.q, p.q, h, i), *k = at(t.k, p.k, kv_head, 0), *v = at(t.v, p.v, kv_head, 0);
-  float o[kMostPerLane] = {}, max = -INFINITY, sum = 0;
+  float o[kMostPerLane] = {}, part[kMostPerLane] = {}, max = -INFINITY, sum = 0, part_sum = 0;
   for (long long j = 0; j < end; ++j) {
     float score = 0;
     for (int d = lane; d < dim; d += 32) score += (float)q[d] * (float)k[j * p.k.stride[2] + d];
     score = sum_of_warp(score) * p.scale;
-    const float higher = fmaxf(max, score), rescale = expf(max - higher), w = expf(score - higher);
+    const bool merge = j % kPart == kPart - 1 || j == end - 1;
+    /* Where all scores are -inf so far, all weights are 0. */
+    const float higher = fmaxf(max, score), base = higher == -INFINITY ? 0 : higher;
+    const float rescale = expf(max - base), w = expf(score - base);
     max = higher;
-    sum = sum * rescale + w;
-    for (int n = 0; n < kMostPerLane && lane + 32 * n < dim; ++n)
-      o[n] = o[n] * rescale + w * (float)v[j * p.v.stride[2] + lane + 32 * n];
+    sum *= rescale;
+    part_sum = part_sum * rescale + w;
+    for (int n = 0; n < kMostPerLane && lane + 32 * n < dim; ++n) {
+      o[n] *= rescale;
+      part[n] = part[n] * rescale + w * (float)v[j * p.v.stride[2] + lane + 32 * n];
+      if (merge) o[n] += part[n], part[n] = 0;
+    }
+    if (merge) sum += part_sum, part_sum = 0;
   }
   T* to = at(t.o, p.o, h, i);
   for (int n = 0; n < kMostPerLane && lane + 32 * n < dim; ++n)
-    to[lane + 32 * n] = (T)(sum > 0 ? o[n] / sum : 0.0f);
-  if (p.lse && lane == 0) t.lse[row] = sum > 0 ? max + logf(sum) : -INFINITY;
+    to[lane + 32 * n] = (T)(sum == 0 ? 0.0f : o[n] / sum);
+  if (p.lse && lane == 0) t.lse[row] = sum == 0 ? -INFINITY : max + logf(sum);
 }
 
 inline int supports(const gf_problem* p, char* why, size_t capacity) {

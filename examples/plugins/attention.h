@@ -44,17 +44,18 @@ static void example_attend_row(const gf_plugin_call* call, int64_t b, int64_t h,
     weights[j] = score;
     if (score > max) max = score;
   }
+  /* Without a key to see, or with scores of -inf alone, every weight is 0: so is O. */
+  const float base = max == -INFINITY ? 0 : max;
   double sum = 0;
   for (int64_t d = 0; d < dim; ++d) o[d] = 0;
   for (int64_t j = begin; j < end; ++j) {
     const float* v = example_row(t->v, &p->v, b, kv_head, j);
-    const float w = expf(weights[j] - max);
+    const float w = expf(weights[j] - base);
     sum += w;
     for (int64_t d = 0; d < dim; ++d) o[d] += w * v[d];
   }
-  for (int64_t d = 0; d < dim && begin < end; ++d) o[d] = (float)(o[d] / sum);
-  if (p->lse)
-    t->lse[(b * p->heads_q + h) * p->seq_q + i] = begin < end ? (float)(max + log(sum)) : -INFINITY;
+  for (int64_t d = 0; d < dim && sum != 0; ++d) o[d] = (float)(o[d] / sum);
+  if (p->lse) t->lse[(b * p->heads_q + h) * p->seq_q + i] = (float)(base + log(sum));
 }
 
 static size_t example_workspace(const gf_problem* p) { return (size_t)p->seq_kv * sizeof(float); }

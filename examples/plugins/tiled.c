@@ -39,13 +39,14 @@ static void attend_tile(const gf_plugin_call* call, int64_t b, int64_t h, int64_
         score[j] = dot(q, k, dim) * p->scale;
         if (score[j] > highest) highest = score[j];
       }
-      const float rescale = expf(max[r] - highest);
+      /* Where all scores are -inf so far, all weights are 0. */
+      const float base = highest == -INFINITY ? 0 : highest, rescale = expf(max[r] - base);
       max[r] = highest;
       sum[r] *= rescale;
       for (int64_t d = 0; d < dim; ++d) o[r][d] *= rescale;
       for (int64_t j = 0; j < keys; ++j) {
         const float* v = example_row(call->tensors->v, &p->v, b, kv_head, begin + j);
-        const float w = expf(score[j] - highest);
+        const float w = expf(score[j] - base);
         sum[r] += w;
         for (int64_t d = 0; d < dim; ++d) o[r][d] += w * v[d];
       }
@@ -53,7 +54,7 @@ static void attend_tile(const gf_plugin_call* call, int64_t b, int64_t h, int64_
   }
   for (int64_t r = 0; r < rows; ++r) {
     float* out = (float*)example_row(call->tensors->o, &p->o, b, h, first + r);
-    for (int64_t d = 0; d < dim; ++d) out[d] = o[r][d] / sum[r];
+    for (int64_t d = 0; d < dim; ++d) out[d] = sum[r] == 0 ? 0 : o[r][d] / sum[r];
   }
 }
 

@@ -238,7 +238,7 @@ class CpuWorker final : public Worker {
       o[d] = sums_[d].o;
       limit[d] = limit_of(view, sums_[d]);
     }
-    lse_bound = lse_limit(view, keys, lse, top, shift, squares);
+    lse_bound = lse_limit(view, keys, lse, top, shift, squares, 0.0);
   }
 
   char* arena_ = nullptr;

@@ -163,11 +163,12 @@ void random_mask(Random& random, Problem& p) {
 
 // Mostly 1; else evenly over the exponents up to the last value from which a normal element, at
 // most 3.47 times as large, is still finite.
-float random_magnitude(Random& random, DType dtype, std::int64_t usual_percent) {
+// V, which is summed before it is divided, ends at what docs/numerics.md promises.
+float random_magnitude(Random& random, DType dtype, std::int64_t usual_percent,
+                       double limit = kLargestFloat) {
   if (random.percent(usual_percent)) return 1.0f;
-  const double most = dtype == DType::e4m3  ? 448.0 / 3.5
-                      : dtype == DType::f16 ? 65504.0 / 3.5
-                                            : 3.38e38 / 3.5;
+  const double last = dtype == DType::e4m3 ? 448.0 : dtype == DType::f16 ? 65504.0 : 3.38e38;
+  const double most = std::min(last, limit) / 3.5;
   if (random.one_in(8)) return static_cast<float>(most);
   if (random.one_in(2)) return static_cast<float>(random.scaled(1e-8, most));
   return static_cast<float>(random.scaled(1e-2, std::min(most, 1e3)));
@@ -179,7 +180,7 @@ void random_values(Random& random, Spec& spec) {
   v.seed = random.bits();
   v.q = random_magnitude(random, p.dtype, 75);
   v.k = random_magnitude(random, p.dtype, 75);
-  v.v = random_magnitude(random, p.dtype, 75);
+  v.v = random_magnitude(random, p.dtype, 75, kLargestV);
   if (random.one_in(5)) p.softcap = static_cast<float>(random.scaled(0.5, 1e8));
   if (random.one_in(6)) {
     p.scale = static_cast<float>(random.scaled(1e-8, 1e10));
@@ -226,9 +227,10 @@ void random_values(Random& random, Spec& spec) {
     }
     if (p.dtype == DType::e4m3) v.gap = std::clamp(v.gap, -30.0f, 30.0f);
   }
-  // The last finite value in every element of V.
+  // The last value that is promised in every element of V.
   if (v.weighted == Weighted::constant && random.one_in(4))
-    v.v = static_cast<float>(p.dtype == DType::e4m3 ? 448.0 : largest(p.dtype));
+    v.v =
+        static_cast<float>(p.dtype == DType::e4m3 ? 448.0 : std::min(largest(p.dtype), kLargestV));
   if (v.scores != Scores::minus_inf && p.seq_q > 0 && p.seq_kv > 0 && random.percent(4)) {
     v.plant = random.of({Plant::nan_q, Plant::nan_k, Plant::nan_v, Plant::inf_v});
     if (p.dtype == DType::e4m3 && v.plant == Plant::inf_v) v.plant = Plant::nan_v;

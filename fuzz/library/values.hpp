@@ -246,6 +246,7 @@ FUZZ_HD std::int64_t row_of_slot(std::int64_t slot, std::int64_t slots, std::int
 // ---- Scores and limits ----
 
 inline constexpr double kLargestFloat = 3.4028234e38;
+inline constexpr double kLargestV = 1e30;  // of bf16 and fp32: weights of up to 2^15 are summed
 
 /// A score and by how much an honest kernel may miss it. slack < 0: fp32 overflows on the way.
 struct Score {
@@ -305,7 +306,9 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
   // Sums before the division hold weights of up to 2^16 where the largest is not known yet.
   if (s.magnitude / s.top * 65536.0 > kLargestFloat) return kAnything;
   const double weight = view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
-  const double floor_in = quantum(view.in), floor_out = quantum(view.out);
+  // Two subnormals of fp16: partial results may be rounded to it on their way to each other.
+  const double floor_in = quantum(view.in);
+  const double floor_out = view.out == DType::f16 ? 0x1p-23 : quantum(view.out);
   return s.moved + (2.25 * weight + summing(s.keys)) * s.magnitude + s.least +
          roundoff(view.out) * fabs(s.o) + (floor_in > floor_out ? floor_in : floor_out);
 }
@@ -320,12 +323,14 @@ FUZZ_HD double moved_by(double distance, double p, double slack) {
   return (moved < 0.0 ? exp(moved) : 1.0) - p;
 }
 
-/// `shift`: by how much scores' slack may move the log-sum-exp. `even`: sum of squares of weights.
+/// `shift`: by how much scores' slack may move the log-sum-exp. `squares`: sum of squares of weights.
+/// `together`: by how much weights that are rounded alike may move it, whatever their number.
 FUZZ_HD double lse_limit(const View& view, double keys, double lse, double top_score, double shift,
-                         double squares) {
+                         double squares, double together) {
   const double size = fabs(lse) > fabs(top_score) ? fabs(lse) : fabs(top_score);
   const double weight = view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
-  return shift + 0x1p-21 * size + summing(keys) + 2.0 * weight * sqrt(squares);
+  const double apart = 2.0 * weight * sqrt(squares);
+  return shift + 0x1p-20 * size + summing(keys) + (apart > together ? apart : together);
 }
 
 /// How far a result is off, in limits: at most 1 is right. Infinity where no limit can be asked.

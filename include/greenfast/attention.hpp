@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <greenfast/features.hpp>
 #include <greenfast/types.hpp>
 
 namespace greenfast {
@@ -131,6 +132,7 @@ struct VariantInfo {
   /// Phases whose clock cycles it adds up in its workspace, as uint64 [warp][phase]; empty for
   /// every variant whose time means something.
   std::vector<std::string> phases;
+  Features takes;  ///< what a problem may need: another is refused by name
 };
 /// Every variant, ladder order first to last.
 GREENFAST_API std::vector<VariantInfo> variants();

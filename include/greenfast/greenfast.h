@@ -61,6 +61,25 @@ typedef int32_t gf_scale_kind;
 /** Values of gf_scale_kind. */
 enum gf_scale_kind_value { GF_SCALE_NONE = 0, GF_SCALE_TENSOR = 1, GF_SCALE_PER_HEAD = 2 };
 
+/** Numbers of the bits in a set of features: what a problem needs, what a variant takes. */
+enum gf_feature_value {
+  GF_FEATURE_IN_FP32 = 0, /**< element type of Q, K and V */
+  GF_FEATURE_IN_FP16 = 1,
+  GF_FEATURE_IN_BF16 = 2,
+  GF_FEATURE_IN_E4M3 = 3,
+  GF_FEATURE_OUT_FP32 = 4, /**< element type of O */
+  GF_FEATURE_OUT_FP16 = 5,
+  GF_FEATURE_OUT_BF16 = 6,
+  GF_FEATURE_SCALES_TENSOR = 7, /**< one descale factor a tensor */
+  GF_FEATURE_SCALES_PER_HEAD = 8,
+  GF_FEATURE_CAUSAL = 9,  /**< keys up to a diagonal, under either alignment */
+  GF_FEATURE_WINDOW = 10, /**< any other band of keys */
+  GF_FEATURE_SOFTCAP = 11,
+  GF_FEATURE_NONPOSITIVE_SCALE = 12,
+  GF_FEATURE_LSE = 13,
+  GF_FEATURE_GROUPED_HEADS = 14 /**< fewer heads of K and V than of Q */
+};
+
 /** Strides in elements for [B, H, S, D]; the last is 1. alignment: bytes that divide the base
  * address, a power of two. */
 typedef struct gf_layout {
@@ -193,6 +212,11 @@ GREENFAST_API gf_status gf_problem_init(gf_problem* problem, int64_t batch, int6
 /** Checks shapes, types, strides, scale, overflow: everything that needs no data. */
 GREENFAST_API gf_status gf_check(const gf_problem* problem);
 
+/** The features that the problem needs: bit n is feature n. */
+GREENFAST_API gf_status gf_features(const gf_problem* problem, uint64_t* features);
+/** "e4m3 inputs"; "an unknown feature" for a number that has no name. */
+GREENFAST_API const char* gf_feature_name(int32_t feature);
+
 /** Computes attention. Allocates no device memory and never synchronises a stream; on the CPU it
  * returns when the output is written. Null options are GF_OPTIONS_INIT. */
 GREENFAST_API gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
@@ -220,6 +244,8 @@ GREENFAST_API gf_status gf_explain(const gf_problem* problem, const gf_device_fa
 GREENFAST_API size_t gf_variant_count(void);
 /** One row of it, 0 to gf_variant_count() - 1. */
 GREENFAST_API gf_status gf_variant_info(size_t index, gf_variant* variant);
+/** The features that a row takes; a problem that needs others is refused by name. */
+GREENFAST_API gf_status gf_variant_takes(size_t index, uint64_t* features);
 
 /** "ok", "invalid argument", … */
 GREENFAST_API const char* gf_status_name(gf_status status);

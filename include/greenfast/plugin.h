@@ -18,7 +18,8 @@
  * and say their size. What gf_plugin_get returns lives as long as the process. A plugin runs in a
  * process of its own, is called from one thread at a time, and may start threads, but must be done
  * with a call when it returns (CPU) or enqueue all of it on the call's stream (CUDA). Problems that
- * reach it have passed gf_check and have at least one output element and one key. */
+ * reach it have passed gf_check, have at least one output element and one key, and need no feature
+ * that version 1 did not have (gf_feature_value): a later one is refused in the plugin's name. */
 #ifndef GREENFAST_PLUGIN_H
 #define GREENFAST_PLUGIN_H
 

@@ -1,1 +1,178 @@
-"""Greenfast attention from Python: a thin package over the C ABI."""
+"""Fused scaled-dot-product attention on CPUs and NVIDIA GPUs.
+
+    import greenfast
+    out = greenfast.attention(q, k, v, causal=True)        # NumPy, PyTorch, JAX, CuPy, ...
+
+`greenfast.torch` replaces PyTorch's scaled_dot_product_attention, `greenfast.hf` and `greenfast.diffusers` register with
+transformers and diffusers, `greenfast.flash_attn_interface` has FlashAttention-3's names. docs/python.md shows each.
+
+Errors say what was asked, what is possible and what to change, before any work: TypeError for an element type or an
+object that cannot be read, ValueError for a call that contradicts itself, NotImplementedError for a legal problem that no
+kernel takes, RuntimeError for a device that is missing or failed, MemoryError.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, NamedTuple
+
+try:
+    from . import _core
+except ImportError as _error:
+    raise ImportError(f"greenfast's extension module does not load ({_error}): install the package with pip, "
+                      "a folder of its sources does not hold it") from _error
+from . import _arrays
+from ._arrays import TensorSpec
+
+__all__ = ["Explanation", "TensorSpec", "Variant", "attention", "device_facts", "explain", "quantize_e4m3", "variants"]
+__version__: str = _core.version
+
+_TOP_LEFT, _BOTTOM_RIGHT, _UNSAID = 0, 1, 2
+_ALIGN = {None: _UNSAID, "top_left": _TOP_LEFT, "bottom_right": _BOTTOM_RIGHT}
+_LAYOUT = {"bhsd": 0, "bshd": 1}
+_torch: Any = None  # greenfast.torch, from the first tensor on
+
+
+def _mask(causal: bool, window: tuple[int, int] | None, align: str | None) -> tuple[int, int, int]:
+    """(left, right, alignment) as the library counts: -1 is no bound."""
+    try:
+        alignment = _ALIGN[align]
+    except (KeyError, TypeError):
+        raise ValueError(f"align is {align!r}: 'top_left', 'bottom_right' or None is possible") from None
+    if window is None:
+        return -1, 0 if causal else -1, alignment
+    try:
+        left, right = window
+        left, right = -1 if left is None else left, -1 if right is None else right
+    except (TypeError, ValueError):
+        raise TypeError(f"window is {window!r}: (left, right) in keys is expected, None or -1 for no bound") from None
+    return left, 0 if causal else right, alignment
+
+
+def _bshd(layout: str) -> int:
+    try:
+        return _LAYOUT[layout]
+    except (KeyError, TypeError):
+        raise ValueError(f"layout is {layout!r}: 'bhsd' or 'bshd' is possible") from None
+
+
+def _find_torch() -> Any:
+    """greenfast.torch once PyTorch is loaded; it is never loaded for its own sake."""
+    global _torch
+    if _torch is None and "torch" in sys.modules:
+        _torch = importlib.import_module("greenfast.torch")
+    return _torch
+
+
+def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
+              window: tuple[int, int] | None = None, align: str | None = None, softcap: float = 0.0, layout: str = "bhsd",
+              return_lse: bool = False, lse: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+              out_dtype: Any = None, variant: str | None = None, batch_invariant: bool = False, stream: int | None = None) -> Any:
+    """softmax(softcap(scale * q k^T) + mask) v.
+
+    q            [B, Hq, Sq, D], or [B, Sq, Hq, D] with layout="bshd"; k, v [B, Hkv, Skv, D] likewise. Query head h reads
+                 KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn, all three the same; D 8 to
+                 256 in steps of 8, contiguous; other strides are free, and 0 is allowed in k and v. Objects of PyTorch,
+                 NumPy, JAX or CuPy, or any with __dlpack__ or __cuda_array_interface__, on one device.
+    out          where to write, of q's shape; None: allocated, in q's order of strides, by q's library.
+    scale        None: 1 / sqrt(D).
+    causal       query i sees key j iff j <= i + shift; align="top_left": shift 0, "bottom_right": shift Skv - Sq. It has to
+                 be said where Sq and Skv differ.
+    window       (left, right): and i + shift - left <= j <= i + shift + right; None or -1 is no bound.
+    softcap      c > 0: scores become c * tanh(score / c).
+    return_lse   returns (out, lse), the natural logarithm of the sum of exponentials, float32 [B, Hq, Sq], -inf where a
+                 query sees no key (out is 0 there); lse: where to write it.
+    q_scale, ... what e4m3 values are multiplied by: float32, one value each, or one for each (batch, head).
+    out_dtype    None: q's type, float16 for e4m3.
+    variant      forces a kernel (greenfast.variants()); None: the fastest that takes the problem.
+    batch_invariant  a row's bits do not depend on the other rows of its batch.
+    stream       a cudaStream_t as an int; None: PyTorch's or CuPy's current stream, else the default stream.
+
+    PyTorch: gradients flow where they are exact (greenfast.torch says where), torch.compile traces through. With
+    gradients or under torch.compile `out` is copied to. On the CPU the call returns when `out` is written; on CUDA it is
+    enqueued, allocates nothing but `out`, never synchronises, and may be captured in a graph.
+    """
+    left, right, alignment = (-1, -1, _UNSAID) if not causal and window is None and align is None else _mask(causal, window, align)
+    bshd = 0 if layout == "bhsd" else _bshd(layout)
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        return torch._attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, alignment, bshd, variant,
+                                batch_invariant, stream, out_dtype, return_lse)
+    return _arrays.attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, alignment, bshd, variant,
+                             batch_invariant, stream, out_dtype, return_lse)
+
+
+class Explanation(NamedTuple):
+    """What selection decides for a call, and why."""
+    variant: str                                  #: the chosen one; "" where none takes the problem
+    forced: bool                                  #: by `variant` or GREENFAST_VARIANT
+    refusal: str                                  #: why there is none; "" otherwise
+    candidates: list[tuple[str, bool, int, str]]  #: every variant: id, whether it can, rank (higher is preferred), reason
+    plan: dict[str, Any] | None                   #: what the chosen one will do: grid, tile, kernel, workspace_bytes, ...
+    problem: str                                  #: shape and options in words
+    device: dict[str, Any]                        #: the facts that were looked at
+
+    def __str__(self) -> str:
+        lines = [f"{self.problem} on {self.device['name']}: {self.variant or self.refusal}"]
+        lines += [f"{'*' if name == self.variant else ' '} {name}  {reason}" for name, _, _, reason in self.candidates]
+        return "\n".join(lines)
+
+
+def explain(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
+            window: tuple[int, int] | None = None, align: str | None = None, softcap: float = 0.0, layout: str = "bhsd",
+            lse: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: Any = None,
+            variant: str | None = None, batch_invariant: bool = False, device: str | tuple[str, int] | None = None) -> Explanation:
+    """Which variant attention() would run for these arguments, and every variant's answer; nothing is computed.
+
+    q, k, v may be TensorSpec(shape, dtype). device: None for that of q, ("cuda", 0) or ("cpu", 0) for another of this
+    machine, or the name of a model ("h200", "h100", "a100", "l4", "cpu") to plan for one that is not here.
+    """
+    left, right, alignment = _mask(causal, window, align)
+    if isinstance(device, tuple):
+        device = (_arrays.DEVICES.index(device[0]), device[1])  # type: ignore[assignment]
+    tensors = [_arrays.describe(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("q_scale", q_scale),
+                                                         ("k_scale", k_scale), ("v_scale", v_scale))]
+    return Explanation(*_core.explain(*tensors, scale, softcap, left, right, alignment, _bshd(layout), variant, int(batch_invariant),
+                                      None, None, device, None if out_dtype is None else _arrays.dtype_code(out_dtype)))
+
+
+class Variant(NamedTuple):
+    """One kernel in one configuration."""
+    id: str                  #: device.family.name
+    idea: str                #: one line
+    device: str              #: "cpu" or "cuda"
+    min_arch: int            #: lowest compute capability, 10 * major + minor; 0 on the CPU
+    built: bool              #: it is in this package
+    automatic: bool          #: it may be chosen unasked
+    predecessor: str         #: the rung of the ladder that it is compared with
+    toggles: dict[str, int]  #: what it was compiled with
+
+
+def variants() -> list[Variant]:
+    """Every variant that the library knows, also those that this package was built without."""
+    return [Variant(*row) for row in _core.variants()]
+
+
+def device_facts(device: str | tuple[str, int] = "cpu") -> dict[str, Any]:
+    """What selection knows of a device: ("cuda", 0), ("cpu", 0), or of a model by name ("h200", "h100", "a100", "l4")."""
+    if device == "cpu":
+        device = ("cpu", 0)
+    return _core.device_facts((_arrays.DEVICES.index(device[0]), device[1]) if isinstance(device, tuple) else device)
+
+
+def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str = "head", layout: str = "bhsd",
+                  stream: int | None = None) -> tuple[Any, Any]:
+    """(codes, scale): values = codes * scale, as attention() takes them.
+
+    values  [B, H, S, D] (or [B, S, H, D] with layout="bshd") of float32, float16 or bfloat16.
+    scale   given: used as it is; None: computed, the largest finite magnitude / 448, one for each (batch, head) with
+            per="head", one for all with per="tensor". float32.
+    Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits.
+    """
+    if per not in ("head", "tensor"):
+        raise ValueError(f"per is {per!r}: 'head' or 'tensor' is possible")
+    return _arrays.quantize(values, out, scale, per == "head", _bshd(layout), stream)
+
+
+_find_torch()

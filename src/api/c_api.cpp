@@ -11,8 +11,9 @@
 #include <type_traits>
 
 #include <greenfast/attention.hpp>
+#include <greenfast/c_types.hpp>
+#include <greenfast/features.hpp>
 
-#include "core/c_types.hpp"
 #include "core/text.hpp"
 #include "dispatch/registry.hpp"
 
@@ -21,7 +22,6 @@ namespace {
 using greenfast::Status;
 using greenfast::StatusCode;
 using greenfast::core::concat;
-using greenfast::core::problem_of;
 
 constexpr const char* kOutOfMemory = "out of memory";
 
@@ -131,10 +131,6 @@ Status check_problem(const gf_problem* problem) {
   return {};
 }
 
-gf_layout layout_of(const greenfast::Layout& from) {
-  return {{from.stride[0], from.stride[1], from.stride[2], from.stride[3]}, from.alignment, 0};
-}
-
 Status options_of(const gf_options* from, greenfast::Options& to) {
   if (from == nullptr) return {};
   if (Status status = check_input(from, "options"); !status) return status;
@@ -189,6 +185,33 @@ Status facts_of(const gf_device_facts* from, const greenfast::Options& options,
   return {};
 }
 
+Status check_index(std::size_t index) {
+  const std::size_t rows = greenfast::dispatch::registry().size();
+  if (index < rows) return {};
+  return {StatusCode::invalid_argument,
+          concat("variant ", index, " does not exist: there are ", rows, ", numbered from 0")};
+}
+
+// The C names are the C++ ones.
+constexpr bool names(gf_feature_value c, greenfast::Feature feature) {
+  return static_cast<std::int32_t>(c) == static_cast<std::int32_t>(feature);
+}
+static_assert(names(GF_FEATURE_IN_FP32, greenfast::Feature::in_f32) &&
+              names(GF_FEATURE_IN_FP16, greenfast::Feature::in_f16) &&
+              names(GF_FEATURE_IN_BF16, greenfast::Feature::in_bf16) &&
+              names(GF_FEATURE_IN_E4M3, greenfast::Feature::in_e4m3) &&
+              names(GF_FEATURE_OUT_FP32, greenfast::Feature::out_f32) &&
+              names(GF_FEATURE_OUT_FP16, greenfast::Feature::out_f16) &&
+              names(GF_FEATURE_OUT_BF16, greenfast::Feature::out_bf16) &&
+              names(GF_FEATURE_SCALES_TENSOR, greenfast::Feature::scales_tensor) &&
+              names(GF_FEATURE_SCALES_PER_HEAD, greenfast::Feature::scales_per_head) &&
+              names(GF_FEATURE_CAUSAL, greenfast::Feature::causal) &&
+              names(GF_FEATURE_WINDOW, greenfast::Feature::window) &&
+              names(GF_FEATURE_SOFTCAP, greenfast::Feature::softcap) &&
+              names(GF_FEATURE_NONPOSITIVE_SCALE, greenfast::Feature::nonpositive_scale) &&
+              names(GF_FEATURE_LSE, greenfast::Feature::lse) &&
+              names(GF_FEATURE_GROUPED_HEADS, greenfast::Feature::grouped_heads));
+
 // Ids and ideas come from string literals, so they end with a null character.
 const char* literal(std::string_view text) { return text.empty() ? "" : text.data(); }
 
@@ -203,7 +226,7 @@ Status read_question(const gf_problem* problem, const gf_device_facts* facts,
                      const gf_options* options, Question& question) {
   if (Status status = check_problem(problem); !status) return status;
   if (Status status = options_of(options, question.options); !status) return status;
-  question.problem = problem_of(*problem);
+  question.problem = greenfast::from_c(*problem);
   return facts_of(facts, question.options, question.facts);
 }
 
@@ -217,27 +240,9 @@ gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q, i
     if (order != GF_BHSD && order != GF_BSHD)
       return {StatusCode::invalid_argument,
               concat("order ", order, " does not exist: use GF_BHSD or GF_BSHD")};
-    const greenfast::Problem from = greenfast::make_problem(
+    *problem = greenfast::to_c(greenfast::make_problem(
         batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, static_cast<greenfast::DType>(dtype),
-        static_cast<greenfast::Order>(order));
-    *problem = gf_problem{};
-    problem->struct_size = sizeof(gf_problem);
-    problem->abi_version = GF_ABI_VERSION;
-    problem->batch = from.batch;
-    problem->heads_q = from.heads_q;
-    problem->heads_kv = from.heads_kv;
-    problem->seq_q = from.seq_q;
-    problem->seq_kv = from.seq_kv;
-    problem->head_dim = from.head_dim;
-    problem->dtype = static_cast<gf_dtype>(from.dtype);
-    problem->out_dtype = static_cast<gf_dtype>(from.out_dtype);
-    problem->scale = from.scale;
-    problem->mask_left = from.mask.left;
-    problem->mask_right = from.mask.right;
-    problem->q = layout_of(from.q);
-    problem->k = layout_of(from.k);
-    problem->v = layout_of(from.v);
-    problem->o = layout_of(from.o);
+        static_cast<greenfast::Order>(order)));
     return {};
   });
 }
@@ -245,8 +250,21 @@ gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q, i
 gf_status gf_check(const gf_problem* problem) {
   return guarded([&]() -> Status {
     if (Status status = check_problem(problem); !status) return status;
-    return greenfast::check(problem_of(*problem));
+    return greenfast::check(greenfast::from_c(*problem));
   });
+}
+
+gf_status gf_features(const gf_problem* problem, uint64_t* features) {
+  return guarded([&]() -> Status {
+    if (Status status = check_problem(problem); !status) return status;
+    if (features == nullptr) return missing("features");
+    *features = greenfast::features_of(greenfast::from_c(*problem)).bits();
+    return {};
+  });
+}
+
+const char* gf_feature_name(int32_t feature) {
+  return greenfast::name_of(static_cast<greenfast::Feature>(feature)).data();
 }
 
 gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
@@ -256,16 +274,7 @@ gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
     if (Status status = check_input(tensors, "tensors"); !status) return status;
     greenfast::Options how;
     if (Status status = options_of(options, how); !status) return status;
-    greenfast::Tensors data;
-    data.q = tensors->q;
-    data.k = tensors->k;
-    data.v = tensors->v;
-    data.o = tensors->o;
-    data.lse = tensors->lse;
-    data.q_scale = tensors->q_scale;
-    data.k_scale = tensors->k_scale;
-    data.v_scale = tensors->v_scale;
-    return greenfast::attention(problem_of(*problem), data, how);
+    return greenfast::attention(greenfast::from_c(*problem), greenfast::from_c(*tensors), how);
   });
 }
 
@@ -274,7 +283,7 @@ gf_status gf_prepare(const gf_problem* problem, const gf_options* options) {
     if (Status status = check_problem(problem); !status) return status;
     greenfast::Options how;
     if (Status status = options_of(options, how); !status) return status;
-    return greenfast::prepare(problem_of(*problem), how);
+    return greenfast::prepare(greenfast::from_c(*problem), how);
   });
 }
 
@@ -356,11 +365,8 @@ size_t gf_variant_count(void) { return greenfast::dispatch::registry().size(); }
 gf_status gf_variant_info(size_t index, gf_variant* variant) {
   return guarded([&]() -> Status {
     if (Status status = check_head(variant, "variant"); !status) return status;
-    const auto rows = greenfast::dispatch::registry();
-    if (index >= rows.size())
-      return {StatusCode::invalid_argument, concat("variant ", index, " does not exist: there are ",
-                                                   rows.size(), ", numbered from 0")};
-    const greenfast::core::Variant& row = rows[index];
+    if (Status status = check_index(index); !status) return status;
+    const greenfast::core::Variant& row = greenfast::dispatch::registry()[index];
     gf_variant to = GF_VARIANT_INIT;
     to.id = literal(row.id);
     to.idea = literal(row.idea);
@@ -371,6 +377,15 @@ gf_status gf_variant_info(size_t index, gf_variant* variant) {
     to.predecessor = literal(row.predecessor);
     to.toggles = literal(row.toggles);
     write(variant, to);
+    return {};
+  });
+}
+
+gf_status gf_variant_takes(size_t index, uint64_t* features) {
+  return guarded([&]() -> Status {
+    if (features == nullptr) return missing("features");
+    if (Status status = check_index(index); !status) return status;
+    *features = greenfast::dispatch::registry()[index].takes.bits();
     return {};
   });
 }

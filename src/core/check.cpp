@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <utility>
 
+#include <greenfast/operands.hpp>
+
 #include "core/text.hpp"
 
 namespace greenfast {
@@ -195,48 +197,48 @@ Status check_layouts(const Problem& p) {
   return {};
 }
 
-// Memory that a call reads or writes.
-struct Operand {
-  std::string_view name;
-  const void* data = nullptr;
-  std::int64_t bytes = 0;  // from data to the end of the last element
-  std::size_t element = 1;
-  bool needed = true;
-  std::string_view why = {};  // it is needed
+// Addresses from the first element to the end of the last. None overlaps nothing.
+struct Range {
+  std::uintptr_t begin = 0;
+  std::uint64_t bytes = 0;
 };
-constexpr std::size_t kWritten = 2;  // the first operands are outputs
-using Operands = std::array<Operand, 8>;
-
-Operands operands_of(const Problem& p, const Tensors& t) noexcept {
-  const bool reads = p.seq_kv > 0;
-  const bool scaled = reads && p.scales != ScaleKind::none;
-  const std::size_t in = size_of(p.dtype), out = size_of(p.out_dtype);
-  const auto tensor = [&p](const Layout& layout, std::int64_t heads, std::int64_t seq, DType type) {
-    return extent_bytes(layout, p.batch, heads, seq, p.head_dim, type);
-  };
-  const auto scales = [&p](std::int64_t heads) {
-    return p.scales == ScaleKind::per_head ? p.batch * heads * 4 : std::int64_t{4};
-  };
-  constexpr std::string_view kLse = " although the problem asks for it";
-  constexpr std::string_view kScale = " although the problem has scales";
-  return {{
-      {"o", t.o, tensor(p.o, p.heads_q, p.seq_q, p.out_dtype), out, true, ""},
-      {"lse", t.lse, p.lse ? p.batch * p.heads_q * p.seq_q * 4 : 0, 4, p.lse, kLse},
-      {"q", t.q, tensor(p.q, p.heads_q, p.seq_q, p.dtype), in, reads, ""},
-      {"k", t.k, tensor(p.k, p.heads_kv, p.seq_kv, p.dtype), in, reads, ""},
-      {"v", t.v, tensor(p.v, p.heads_kv, p.seq_kv, p.dtype), in, reads, ""},
-      {"q_scale", t.q_scale, scales(p.heads_q), 4, scaled, kScale},
-      {"k_scale", t.k_scale, scales(p.heads_kv), 4, scaled, kScale},
-      {"v_scale", t.v_scale, scales(p.heads_kv), 4, scaled, kScale},
-  }};
+Range range_of(const void* data, std::int64_t bytes) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(data), static_cast<std::uint64_t>(bytes)};
+}
+bool overlap(Range a, Range b) noexcept {
+  return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
 }
 
-bool overlap(const Operand& a, const Operand& b) noexcept {
-  if (!a.needed || !b.needed) return false;
-  const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
-  const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
-  return begin_a < begin_b + static_cast<std::uint64_t>(b.bytes) &&
-         begin_b < begin_a + static_cast<std::uint64_t>(a.bytes);
+// Whether a call may use the memory; element sizes are powers of two.
+bool usable(Range range, std::size_t element) noexcept {
+  return range.begin != 0 && (range.begin & (element - 1)) == 0 &&
+         range.begin + range.bytes >= range.begin;
+}
+Status refuse_memory(std::string_view name, Range range, std::size_t element,
+                     std::string_view why_needed) {
+  if (range.begin == 0)
+    return invalid(name, " is null", why_needed, ": pass a pointer to ", range.bytes, " bytes");
+  if ((range.begin & (element - 1)) != 0)
+    return invalid(name, " is not aligned to its elements: the address must be a multiple of ",
+                   element, " bytes");
+  return invalid(name, " ends behind the last address: its pointer or its strides are wrong");
+}
+
+std::string_view why_needed(OperandId id) noexcept {
+  switch (id) {
+    case OperandId::o:
+    case OperandId::q:
+    case OperandId::k:
+    case OperandId::v:
+      return "";
+    case OperandId::lse:
+      return " although the problem asks for it";
+    case OperandId::q_scale:
+    case OperandId::k_scale:
+    case OperandId::v_scale:
+      return " although the problem has scales";
+  }
+  return "";
 }
 
 }  // namespace
@@ -251,24 +253,21 @@ std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t
 
 Status check_tensors(const Problem& p, const Tensors& t) {
   if (writes_nothing(p)) return {};
-  const Operands operands = operands_of(p, t);
-  for (const Operand& operand : operands) {
+  // Every call pays for this: addresses first, and names only for a refusal.
+  const std::array<Operand, kOperands> operands = operands_of(p);
+  std::array<Range, kOperands> ranges;
+  for (std::size_t n = 0; n < kOperands; ++n) {
+    const Operand& operand = operands[n];
     if (!operand.needed) continue;
-    if (operand.data == nullptr)
-      return invalid(operand.name, " is null", operand.why, ": pass a pointer to ", operand.bytes,
-                     " bytes");
-    const auto address = reinterpret_cast<std::uintptr_t>(operand.data);
-    if (address % operand.element != 0)
-      return invalid(operand.name,
-                     " is not aligned to its elements: the address must be a multiple of ",
-                     operand.element, " bytes");
-    if (address + static_cast<std::uint64_t>(operand.bytes) < address)
-      return invalid(operand.name,
-                     " ends behind the last address: its pointer or its strides are wrong");
+    ranges[n] = range_of(data_of(t, operand.id), operand.bytes);
+    const std::size_t element = size_of(operand.dtype);
+    if (!usable(ranges[n], element))
+      return refuse_memory(operand.name, ranges[n], element, why_needed(operand.id));
   }
-  for (std::size_t written = 0; written < kWritten; ++written) {
-    for (std::size_t other = written + 1; other < operands.size(); ++other) {
-      if (overlap(operands[written], operands[other]))
+  // Outputs come first, so that two of them are compared once.
+  for (std::size_t written = 0; operands[written].role == Role::output; ++written) {
+    for (std::size_t other = written + 1; other < kOperands; ++other) {
+      if (overlap(ranges[written], ranges[other]))
         return invalid(operands[written].name, " overlaps ", operands[other].name, ": they span ",
                        operands[written].bytes, " and ", operands[other].bytes,
                        " bytes; write to memory of its own");
@@ -288,9 +287,9 @@ Status check_workspace(const Problem& p, const Tensors& t, std::int64_t needed,
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0)
     return invalid("the workspace is not aligned: its address must be a multiple of ",
                    kWorkspaceAlignment, " bytes");
-  const Operand scratch{.name = "the workspace", .data = workspace, .bytes = needed};
-  for (const Operand& operand : operands_of(p, t)) {
-    if (overlap(scratch, operand))
+  const Range scratch = range_of(workspace, needed);
+  for (const Operand& operand : operands_of(p)) {
+    if (operand.needed && overlap(scratch, range_of(data_of(t, operand.id), operand.bytes)))
       return invalid("the workspace overlaps ", operand.name, "; give it memory of its own");
   }
   return {};
@@ -324,26 +323,28 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   };
   const bool values = p.seq > 0;
   const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
-  const std::array<Operand, 3> operands{
-      {{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
-       {"to", t.to, span(p.to, DType::e4m3), 1, values},
-       {"scale", t.scale, scales, 4, p.scales != ScaleKind::none,
-        " although the problem has scales"}}};
-  for (const Operand& operand : operands) {
-    if (!operand.needed) continue;
-    if (operand.data == nullptr)
-      return invalid(operand.name, " is null", operand.why, ": pass a pointer to ", operand.bytes,
-                     " bytes");
-    if (reinterpret_cast<std::uintptr_t>(operand.data) % operand.element != 0)
-      return invalid(operand.name,
-                     " is not aligned to its elements: the address must be a multiple of ",
-                     operand.element, " bytes");
+  const struct {
+    std::string_view name;
+    const void* data;
+    std::int64_t bytes;
+    std::size_t element;
+    bool needed;
+  } memories[] = {{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
+                  {"to", t.to, span(p.to, DType::e4m3), 1, values},
+                  {"scale", t.scale, scales, 4, p.scales != ScaleKind::none}};
+  std::array<Range, std::size(memories)> ranges;
+  for (std::size_t n = 0; n < ranges.size(); ++n) {
+    const auto& memory = memories[n];
+    if (!memory.needed) continue;
+    ranges[n] = range_of(memory.data, memory.bytes);
+    if (!usable(ranges[n], memory.element))
+      return refuse_memory(memory.name, ranges[n], memory.element,
+                           n == 2 ? " although the problem has scales" : "");
   }
-  for (const auto& [a, b] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
-    const Operand& first = operands[static_cast<std::size_t>(a)];
-    const Operand& second = operands[static_cast<std::size_t>(b)];
-    if (overlap(first, second))
-      return invalid(first.name, " overlaps ", second.name, "; give each memory of its own");
+  for (const auto& [a, b] : {std::pair(0u, 1u), std::pair(0u, 2u), std::pair(1u, 2u)}) {
+    if (overlap(ranges[a], ranges[b]))
+      return invalid(memories[a].name, " overlaps ", memories[b].name,
+                     "; give each memory of its own");
   }
   return {};
 }

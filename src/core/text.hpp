@@ -27,4 +27,12 @@ std::string concat(const Pieces&... pieces) {
   return out;
 }
 
+/// `return refuse(why, "takes D 64, not ", d)`: the reason, where somebody asks for it; composes
+/// nothing where nobody does.
+template <class... Pieces>
+bool refuse(std::string* why, const Pieces&... pieces) {
+  if (why != nullptr) *why = concat(pieces...);
+  return false;
+}
+
 }  // namespace greenfast::core

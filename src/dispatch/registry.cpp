@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "core/text.hpp"
+#include "dispatch/prefer.hpp"
+#include "dispatch/takes.hpp"
 #include "greenfast_built.hpp"  // generated: GREENFAST_BUILT_<object> for each compiled CUDA kernel
 
 // Picks `yes` where the macro GREENFAST_BUILT_<object> exists and `no` where it does not: an
@@ -77,6 +79,17 @@ constexpr bool predecessors_exist() {
 static_assert(predecessors_exist(),
               "variants.def: a predecessor or an origin is not an id of the table");
 
+// A row that says nothing of features would refuse every problem, and an automatic one needs its
+// place among the others.
+constexpr bool rows_say_what_they_take() {
+  for (const core::Variant& row : kTable)
+    if (row.takes.empty() || (row.prefer != nullptr) != row.automatic) return false;
+  return true;
+}
+static_assert(rows_say_what_they_take(),
+              "variants.def: a row lacks .takes (takes.hpp), or is automatic and lacks .prefer "
+              "(prefer.hpp), or runs by name and has one");
+
 // Levenshtein distance: what a typing slip costs.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -131,6 +144,7 @@ VariantInfo describe(const core::Variant& row) {
   info.automatic = row.automatic;
   info.predecessor = row.predecessor;
   info.derived_from = row.derived_from;
+  info.takes = row.takes;
   for (std::string_view rest = row.phases; !rest.empty();) {
     const std::string_view phase = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(phase.size() + 1, rest.size()));

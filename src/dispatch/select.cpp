@@ -5,6 +5,7 @@
 #include "core/check.hpp"
 #include "core/text.hpp"
 #include "dispatch/registry.hpp"
+#include "dispatch/takes.hpp"
 
 namespace greenfast::dispatch {
 namespace {
@@ -19,35 +20,45 @@ bool is_empty(const Problem& p) noexcept { return core::writes_nothing(p) || p.s
 // The questions that the row answers without asking its kernel. Writes the reason only for a
 // refusal.
 bool runs_here(const core::Variant& row, const DeviceFacts& facts, std::string* why) {
-  const auto refuse = [why](auto&&... pieces) {
-    if (why != nullptr) *why = core::concat(pieces...);
-    return false;
-  };
   if (row.device != facts.kind)
-    return refuse("runs on ", name_of(row.device), ", and the device is ", name_of(facts.kind));
+    return core::refuse(why, "runs on ", name_of(row.device), ", and the device is ",
+                        name_of(facts.kind));
   if (row.kernel == nullptr)
-    return refuse(
+    return core::refuse(
+        why,
         "not built: needs GREENFAST_CUDA=on and an architecture in GREENFAST_CUDA_ARCHS "
         "that it can be compiled for (at least ",
         row.min_arch, "); rebuild");
   if (row.device != DeviceKind::cuda) return true;
   if (facts.arch < row.min_arch)
-    return refuse("needs compute capability ", capability(row.min_arch), ", ", facts.name, " has ",
-                  capability(facts.arch));
+    return core::refuse(why, "needs compute capability ", capability(row.min_arch), ", ",
+                        facts.name, " has ", capability(facts.arch));
   if (facts.arch < row.lowest_code || (row.exact_code && facts.arch != row.lowest_code))
-    return refuse("this build has code for compute capability ", capability(row.lowest_code),
-                  row.exact_code ? " alone, " : " and later, ", facts.name, " has ",
-                  capability(facts.arch), "; add its architecture to GREENFAST_CUDA_ARCHS");
+    return core::refuse(why, "this build has code for compute capability ",
+                        capability(row.lowest_code), row.exact_code ? " alone, " : " and later, ",
+                        facts.name, " has ", capability(facts.arch),
+                        "; add its architecture to GREENFAST_CUDA_ARCHS");
   return true;
 }
 
+// 0: refused; otherwise how much the row is wanted. The reason, when asked for, either way.
 int rank(const core::Variant& row, const Query& query, std::string* why) {
   if (!runs_here(row, query.facts, why)) return 0;
-  if (is_empty(query.problem)) {
+  const bool empty = is_empty(query.problem);
+  const Features takes = empty ? kTakesEmpty : row.takes;
+  if (!takes.hold(query.needs)) {
+    if (why != nullptr) *why = missing_features(query.needs, takes);
+    return 0;
+  }
+  if (empty) {
     if (why != nullptr) *why = "no query sees a key: O = 0, LSE = -inf, no kernel runs";
     return 1;
   }
-  return row.kernel->rank(query.problem, query.facts, query.choice, why);
+  if (!row.kernel->supports(query.problem, query.facts, query.choice, why)) return 0;
+  if (row.prefer == nullptr) return core::Preference{}.rank;
+  const core::Preference preference = row.prefer(query.problem, query.facts, query.choice);
+  if (why != nullptr && !preference.note.empty()) *why += core::concat("; ", preference.note);
+  return preference.rank;
 }
 
 std::string problem_on_device(const Query& query) {

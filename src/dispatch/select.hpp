@@ -17,10 +17,12 @@ struct Query {
   // Id of the only variant wanted, empty for automatic. Sets of toggles (USE_CP_ASYNC=1) belong
   // here too: resolve them to the id of the built variant that has them before a Query is made.
   std::string_view forced;
+  // What the problem needs; a variant that does not take all of it is refused by name.
+  Features needs = features_of(problem);
 };
 
-/// The automatic variant of highest rank, or the forced one. Null when there is none, with the
-/// reason in *why. Allocates nothing on success.
+/// The automatic variant of highest preference, or the forced one. Null when there is none, with
+/// the reason in *why. Allocates nothing on success.
 const core::Variant* select(std::span<const core::Variant> rows, const Query& query, Status* why);
 
 /// Everybody's answer, in words.

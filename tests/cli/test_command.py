@@ -31,7 +31,7 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     ([], ["a command is needed"]),
     (["rnu"], ["unknown command 'rnu'", "possible are", "selftest", "did you mean 'run'"]),
     (["run", "--shapez", "small"], ["unknown option '--shapez'", "did you mean '--shapes'"]),
-    (["run", "small"], ["unexpected argument 'small'"]),
+    (["run", "small"], ["'small': is no plugin"]),
     (["run", "--shapes"], ["--shapes"]),
     (["run", "--shapes", "smal"], ["smal", "small, mission, long"]),
     (["run", "--shapes", "1x8x512"], ["1x8x512", "BxHxSxD"]),

@@ -102,12 +102,21 @@ def test_what_was_changed_by_hand_is_named(greenfast, tmp_path, run_on_gpu, evid
         assert evidence("--binary", CUBIN)[0][:2] == ("TAMPERED", "ledger.json")
 
 
-def test_a_faster_time_than_its_samples_is_tampered_even_with_a_fresh_digest(greenfast, tmp_path, run_on_gpu, evidence):
+@pytest.mark.parametrize("figure", ["p50_seconds", "p90_seconds", "mean_seconds", "samples", "flops"])
+def test_a_figure_that_its_samples_do_not_say_is_tampered_even_with_a_fresh_digest(greenfast, tmp_path, run_on_gpu, evidence,
+                                                                                   figure):
     record = run_on_gpu(CUBIN)
-    record["rows"][0]["time"]["p50_seconds"] /= 2
+    record["rows"][0]["time"][figure] = record["rows"][0]["time"].get(figure, 8) * 2
     assert greenfast("evidence", "import", write(tmp_path / "gpu.json", record)).code == 0
-    [found] = evidence("--binary", CUBIN)
-    assert found[0] == "TAMPERED" and "its samples have" in found[3]
+    found = evidence("--binary", CUBIN)
+    assert [f[0] for f in found] == ["TAMPERED"] and f"{figure} " in found[0][3] and "its samples say" in found[0][3]
+
+
+def test_a_verdict_that_its_cases_do_not_say_is_tampered(greenfast, tmp_path, run_on_gpu, evidence):
+    record = run_on_gpu(CUBIN)
+    record["rows"][0]["cases"] += 1
+    assert greenfast("evidence", "import", write(tmp_path / "gpu.json", record)).code == 0
+    assert evidence("--binary", CUBIN)[0][0] == "TAMPERED"
 
 
 def test_bundles_that_are_not_what_was_written(greenfast, tmp_path, run_on_gpu, evidence):

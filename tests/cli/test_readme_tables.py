@@ -63,3 +63,78 @@ def test_a_truncated_record_is_refused(page, tmp_path):
 def test_an_unfinished_block_is_refused(page):
     page.write_text("text\n<!-- greenfast:end -->\n")
     assert tool(page).returncode == 2
+
+
+# ---- Beside peers: the harness writes samples, greenfast compare judges them, tables and chart show that. ----
+
+PEERS = ROOT / "docs" / "results" / "peers-h200.json"
+
+
+def run_tool(name, *arguments):
+    return subprocess.run([sys.executable, ROOT / "tools" / name, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_what_the_readme_says_of_peers_is_what_compare_says_of_the_samples(greenfast):
+    result = run_tool("peer_table", "--check", "--greenfast", greenfast.program, ROOT / "evidence" / "peers-h200.json", PEERS)
+    assert result.returncode == 0, result.stderr
+    result = run_tool("peer_chart", "--check", PEERS, ROOT / "docs" / "results" / "peers.svg")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture
+def samples(tmp_path):
+    """Two shapes of the recorded run, in a file of their own."""
+    record = json.loads((ROOT / "evidence" / "peers-h200.json").read_text())
+    record["shapes"] = record["shapes"][-2:]
+    path = tmp_path / "samples.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_a_slower_greenfast_is_shown_as_slower(greenfast, samples, tmp_path):
+    record = json.loads(samples.read_text())
+    for shape in record["shapes"]:
+        ours = [side["id"] for side in shape["sides"]].index("greenfast")
+        for block in shape["blocks"]:
+            block["seconds"][ours] *= 1.5
+    samples.write_text(json.dumps(record))
+    peers = tmp_path / "peers.json"
+    result = run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    assert result.returncode == 0, result.stderr
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- greenfast:peers-summary {peers} -->\n<!-- greenfast:end -->\n")
+    assert tool(page).returncode == 0
+    assert "faster than the fastest of 3 peers at 0 of 2 shapes" in page.read_text()
+    # Other samples under the same name: what was judged is no longer what stands there.
+    samples.write_text(json.dumps(record) + "\n")
+    result = tool("--check", page)
+    assert result.returncode == 2 and "run tools/peer_table" in result.stderr
+
+
+def test_a_wrong_peer_is_no_best_peer(greenfast, samples, tmp_path):
+    record = json.loads(samples.read_text())
+    for shape in record["shapes"]:
+        for side in shape["sides"]:
+            if side["id"] in ("peer:fa3", "peer:fa4"):
+                side["verdict"] = "RED"
+    samples.write_text(json.dumps(record))
+    peers, page = tmp_path / "peers.json", tmp_path / "page.md"
+    run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    page.write_text(f"<!-- greenfast:peers {peers} -->\n<!-- greenfast:end -->\n")
+    result = tool(page)
+    assert result.returncode == 0, result.stderr
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| 2,")]
+    assert len(rows) == 2 and all("| RED | RED | cuDNN |" in row for row in rows)
+
+
+def test_samples_without_a_peer_and_charts_of_nothing_are_refused(greenfast, samples, tmp_path):
+    peers = tmp_path / "peers.json"
+    run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    result = run_tool("peer_chart", peers, tmp_path / "chart.svg")
+    assert result.returncode == 2 and "no shape has 16384 tokens" in result.stderr
+    record = json.loads(samples.read_text())
+    for shape in record["shapes"]:
+        shape["sides"] = [side for side in shape["sides"] if side["id"] == "greenfast"]
+    samples.write_text(json.dumps(record))
+    result = run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    assert result.returncode == 2 and "has no peer" in result.stderr

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <atomic>
 #include <cstdlib>
@@ -112,6 +113,44 @@ TEST(CpuCallsChild, DISABLED_UsesForcedIsa) {
   EXPECT_EQ(expected.compare(call, 0.004, 4.0e-6), "");
   end_child();
 }
+
+#if defined(__x86_64__) && !defined(GREENFAST_TSAN) && !defined(__SANITIZE_ADDRESS__)
+// Linux gives tiles to no process with a signal stack too small for them, as it gives them to none
+// in a container that forbids arch_prctl.
+bool takes_amx_away() {
+  static char stack[8192];
+  stack_t small{};
+  small.ss_sp = stack;
+  small.ss_size = sizeof stack;
+  return sigaltstack(&small, nullptr) == 0 && !cpu::why_no_amx().empty();
+}
+
+TEST(CpuCalls, DoWithoutAmxWhereItIsForbidden) {
+  if (cpu::detect_isa() < cpu::Isa::avx512amx) GTEST_SKIP() << cpu::why_no_amx();
+  EXPECT_EQ(run_again("DoesWithoutAmx", "GREENFAST_PIN", "0"), kPassed);
+  EXPECT_EQ(run_again("NamesWhatForbidsAmx", "GREENFAST_ISA", "avx512amx"), kPassed);
+}
+TEST(CpuCallsChild, DISABLED_DoesWithoutAmx) {
+  ASSERT_TRUE(takes_amx_away());
+  const Result<DeviceFacts> facts = device_facts(DeviceKind::cpu);
+  ASSERT_TRUE(facts.ok()) << facts.status().message();
+  EXPECT_NE(facts->isa, "avx512amx");
+  test::Case call(causal_problem(), 1);
+  const test::Expected expected(call);
+  ASSERT_TRUE(attention(call.problem, call.tensors, flash()).ok());
+  EXPECT_EQ(expected.compare(call, 0.004, 4.0e-6), "");
+  end_child();
+}
+TEST(CpuCallsChild, DISABLED_NamesWhatForbidsAmx) {
+  ASSERT_TRUE(takes_amx_away());
+  test::Case call(causal_problem(), 1);
+  const Status status = attention(call.problem, call.tensors, flash());
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("no AMX: the system refuses"), std::string::npos)
+      << status.message();
+  end_child();
+}
+#endif
 
 TEST(CpuCalls, RefuseVariablesThatMakeNoSense) {
   EXPECT_EQ(run_again("Refuses", "GREENFAST_ISA", "mmx"), kPassed);

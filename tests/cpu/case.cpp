@@ -77,13 +77,17 @@ double decode(DType dtype, const std::byte* element) {
   return sign * std::ldexp(mantissa + (1u << m_bits), exponent - bias - m_bits);
 }
 
-// Rounds to nearest even by way of the spacing at the value's magnitude; finite values in range.
+// Rounds to nearest even by way of the spacing at the value's magnitude; values in range, infinity
+// where the type has it.
 void encode(DType dtype, double value, std::byte* element) {
   const auto [e_bits, m_bits] = format_of(dtype);
   const int bias = (1 << (e_bits - 1)) - 1;
   std::uint32_t bits = 0;
   if (std::isnan(value)) {
     bits = ((1u << e_bits) - 1) << m_bits | ((1u << m_bits) - 1);
+  } else if (std::isinf(value)) {
+    bits = ((1u << e_bits) - 1) << m_bits;
+    if (value < 0) bits |= 1u << (e_bits + m_bits);
   } else {
     int power = 0;
     (void)std::frexp(value, &power);  // |value| in [2^(power-1), 2^power)

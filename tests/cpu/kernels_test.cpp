@@ -6,51 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu/config.hpp"
-#include "backends/cpu/pool.hpp"
-#include "case.hpp"
-
-namespace greenfast::kernels {
-extern const core::Kernel cpu_naive;
-extern const core::Kernel cpu_flash;
-}  // namespace greenfast::kernels
+#include "subject.hpp"
 
 namespace greenfast {
 namespace {
 
-struct Subject {
-  const core::Kernel* kernel;
-  std::string isa;
-  std::string label;
-};
-
-std::vector<Subject> subjects() {
-  std::vector<Subject> all{{&kernels::cpu_naive, "portable", "naive"}};
-  for (int isa = 0; isa <= static_cast<int>(cpu::detect_isa()); ++isa) {
-    const std::string name{cpu::name_of(static_cast<cpu::Isa>(isa))};
-    all.push_back({&kernels::cpu_flash, name, "flash_" + name});
-  }
-  return all;
-}
-
-bool multiplies_bf16(const Subject& subject, DType dtype) {
-  return subject.isa == "avx512bf16" && subject.kernel == &kernels::cpu_flash &&
-         (dtype == DType::bf16 || dtype == DType::e4m3);
-}
-
-Status launch(const Subject& subject, const test::Case& call, int threads = 3,
-              bool batch_invariant = false) {
-  cpu::ThreadPool pool({.threads = threads, .cpus = {}, .pin = false});
-  DeviceFacts facts;
-  facts.multiprocessors = threads;
-  facts.isa = subject.isa;
-  facts.l2_bytes = 1 << 20;
-  core::Context context;
-  context.facts = &facts;
-  context.choice.batch_invariant = batch_invariant;
-  context.executor = &pool;
-  return subject.kernel->launch(call.problem, call.tensors, context);
-}
+using test::launch;
+using test::Subject;
+using test::subjects;
 
 /// Runs a case with every subject.
 void check_all(test::Case& call) {
@@ -59,9 +22,8 @@ void check_all(test::Case& call) {
     call.poison_output();
     const Status status = launch(subject, call);
     ASSERT_TRUE(status.ok()) << status.message();
-    // With bf16 products a weight is rounded to 8 bits, and its exponential may be coarser.
-    const bool bf16 = multiplies_bf16(subject, call.problem.dtype);
-    EXPECT_EQ(expected.compare(call, bf16 ? std::ldexp(1.0, -8) : 0.0, bf16 ? 4.0e-6 : 0.0), "")
+    const DType dtype = call.problem.dtype;
+    EXPECT_EQ(expected.compare(call, subject.weight_error(dtype), subject.exp_error(dtype)), "")
         << subject.label << ", " << to_string(call.problem);
   }
 }

@@ -6,7 +6,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/cpu/config.hpp"
@@ -185,6 +189,45 @@ TEST(Config, TakesThreadsFromTheVariableElseFromTheMask) {
   EXPECT_EQ(static_cast<std::size_t>(unset->threads), unset->cpus.size());
 }
 
+class Cgroup : public testing::Test {
+ protected:
+  Cgroup() : root_(testing::TempDir() + "greenfast_cgroup_" + std::to_string(getpid())) {
+    std::filesystem::create_directories(root_ + "/cpu");
+  }
+  ~Cgroup() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& file, const std::string& text) const {
+    std::ofstream(root_ + "/" + file) << text;
+  }
+  const std::string root_;
+};
+
+TEST_F(Cgroup, LimitsThreadsToItsQuota) {
+  EXPECT_EQ(quota_threads(root_), 0);
+  for (const auto& [text, threads] : {std::pair{"max 100000", 0},
+                                      {"100000 100000", 1},
+                                      {"150000 100000", 2},
+                                      {"1000 100000", 1},
+                                      {"3200000 100000", 32},
+                                      {"", 0},
+                                      {"-1 100000", 0},
+                                      {"many 100000", 0},
+                                      {"100000 0", 0}}) {
+    write("cpu.max", std::string(text) + "\n");
+    EXPECT_EQ(quota_threads(root_), threads) << text;
+  }
+  write("cpu.max", "1000 100000\n");
+  EXPECT_EQ(pool_config({.cgroup = root_})->threads, 1);
+  EXPECT_EQ(pool_config({.threads = "5", .cgroup = root_})->threads, 5);
+}
+
+TEST_F(Cgroup, KnowsTheFirstVersionToo) {
+  write("cpu/cpu.cfs_quota_us", "-1\n");
+  write("cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(quota_threads(root_), 0);
+  write("cpu/cpu.cfs_quota_us", "250000\n");
+  EXPECT_EQ(quota_threads(root_), 3);
+}
+
 TEST(Config, NamesAVariableThatItCannotRead) {
   for (const char* bad : {"", "0", "-1", "two", "4x", " 4", "99999", "99999999999999"}) {
     const Result<PoolConfig> config = pool_config({.threads = bad});
@@ -198,8 +241,12 @@ TEST(Config, NamesAVariableThatItCannotRead) {
 
 TEST(Config, ForcesOnlyInstructionSetsThatTheMachineHas) {
   const Isa best = detect_isa();
-  EXPECT_EQ(*chosen_isa({}), best);
-  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16}) {
+  EXPECT_EQ(*chosen_isa({}), preferred_isa());
+  EXPECT_LE(preferred_isa(), best);
+  if (best == Isa::avx512amx) {
+    EXPECT_EQ(preferred_isa(), best);
+  }
+  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::avx512amx}) {
     const std::string name{name_of(isa)};
     EXPECT_EQ(chosen_isa({.isa = name.c_str()}).ok(), isa <= best) << name;
   }

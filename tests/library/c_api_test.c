@@ -157,10 +157,12 @@ static void plans(void) {
 static void registry(void) {
   gf_variant variant = GF_VARIANT_INIT;
   size_t index;
+  uint64_t takes = 0;
   int naive = 0;
   EXPECT(gf_variant_count() > 0);
   for (index = 0; index < gf_variant_count(); ++index) {
     EXPECT(gf_variant_info(index, &variant) == GF_OK);
+    EXPECT(gf_variant_takes(index, &takes) == GF_OK && takes != 0);
     EXPECT(variant.id[0] != '\0' && variant.idea[0] != '\0');
     EXPECT(variant.predecessor != NULL && variant.toggles != NULL);
     EXPECT(variant.struct_size == sizeof variant);
@@ -168,6 +170,32 @@ static void registry(void) {
   }
   EXPECT(naive == 1);
   EXPECT(gf_variant_info(index, &variant) == GF_INVALID_ARGUMENT && says("does not exist"));
+  EXPECT(gf_variant_takes(index, &takes) == GF_INVALID_ARGUMENT && says("does not exist"));
+  EXPECT(gf_variant_takes(0, NULL) == GF_INVALID_ARGUMENT && says("features is null"));
+}
+
+/* What a problem needs, and that a variant which lacks it says so by name. */
+static void features(void) {
+  const uint64_t plain = (uint64_t)1 << GF_FEATURE_IN_FP16 | (uint64_t)1 << GF_FEATURE_OUT_FP16;
+  gf_problem problem;
+  gf_options options = GF_OPTIONS_INIT;
+  gf_device_facts facts = GF_DEVICE_FACTS_INIT;
+  gf_plan_info plan = GF_PLAN_INFO_INIT;
+  uint64_t needs = 0;
+  EXPECT(gf_problem_init(&problem, 1, 4, 4, 64, 64, 64, GF_FP16, GF_BHSD) == GF_OK);
+  EXPECT(gf_features(&problem, &needs) == GF_OK && needs == plain);
+  problem.softcap = 5.0f;
+  problem.lse = 1;
+  EXPECT(gf_features(&problem, &needs) == GF_OK &&
+         needs == (plain | (uint64_t)1 << GF_FEATURE_SOFTCAP | (uint64_t)1 << GF_FEATURE_LSE));
+  EXPECT(gf_features(&problem, NULL) == GF_INVALID_ARGUMENT && says("features is null"));
+  EXPECT(gf_features(NULL, &needs) == GF_INVALID_ARGUMENT && says("problem is null"));
+  EXPECT(strcmp(gf_feature_name(GF_FEATURE_LSE), "the LSE") == 0);
+  EXPECT(strcmp(gf_feature_name(61), "an unknown feature") == 0);
+  EXPECT(gf_get_model_facts("h200", &facts) == GF_OK);
+  options.variant = "cuda.v2c.v3";
+  EXPECT(gf_plan(&problem, &facts, &options, &plan) == GF_UNSUPPORTED &&
+         (says("a softcap") || says("not built")));
 }
 
 int main(void) {
@@ -181,6 +209,7 @@ int main(void) {
   heads_of_structs();
   plans();
   registry();
+  features();
   puts("all true");
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/text.hpp"
+#include "dispatch/prefer.hpp"
 #include "dispatch/registry.hpp"
 #include "dispatch/select.hpp"
 
@@ -16,24 +17,30 @@ using core::Choice;
 using core::Kernel;
 using core::Variant;
 
-// Ranks 100 for head_dim 64, refuses others.
-int rank_64(const Problem& p, const DeviceFacts&, Choice, std::string* why) {
+bool supports_64(const Problem& p, const DeviceFacts&, Choice, std::string* why) {
   const bool fits = p.head_dim == 64;
   if (why != nullptr) *why = fits ? "made for 64" : core::concat("head_dim ", p.head_dim);
-  return fits ? 100 : 0;
+  return fits;
+}
+bool supports_all(const Problem&, const DeviceFacts&, Choice, std::string* why) {
+  if (why != nullptr) *why = "takes all";
+  return true;
+}
+bool supports_unless_invariant(const Problem&, const DeviceFacts&, Choice choice,
+                               std::string* why) {
+  if (why != nullptr) *why = "splits by batch";
+  return !choice.batch_invariant;
 }
 template <int Rank>
-int rank_always(const Problem&, const DeviceFacts&, Choice, std::string* why) {
-  if (why != nullptr) *why = "takes all";
-  return Rank;
+core::Preference rank_always(const Problem&, const DeviceFacts&, Choice) {
+  return {Rank};
 }
-int rank_unless_invariant(const Problem&, const DeviceFacts&, Choice choice, std::string* why) {
-  if (why != nullptr) *why = "splits by batch";
-  return choice.batch_invariant ? 0 : 300;
+core::Preference rank_with_note(const Problem& p, const DeviceFacts&, Choice) {
+  return p.seq_kv > 8 ? core::Preference{200} : core::Preference{5, "slower at short lengths"};
 }
-int never_asked(const Problem&, const DeviceFacts&, Choice, std::string*) {
+bool never_asked(const Problem&, const DeviceFacts&, Choice, std::string*) {
   ADD_FAILURE() << "a kernel was asked about a device or an empty problem that is not its own";
-  return 1000;
+  return true;
 }
 Plan plan_with_tile(const Problem&, const DeviceFacts& facts, Choice) {
   Plan plan;
@@ -43,20 +50,33 @@ Plan plan_with_tile(const Problem&, const DeviceFacts& facts, Choice) {
 }
 std::int64_t workspace_of_768(const Problem&, const DeviceFacts&, Choice) { return 768; }
 
-constexpr Kernel kSpecial{.rank = rank_64, .plan = plan_with_tile};
-constexpr Kernel kGeneral{.rank = rank_always<10>, .plan = plan_with_tile};
-constexpr Kernel kTwin{.rank = rank_always<10>, .plan = plan_with_tile};
-constexpr Kernel kRung{.rank = rank_always<500>, .plan = plan_with_tile};
+constexpr Kernel kSpecial{.supports = supports_64, .plan = plan_with_tile};
+constexpr Kernel kGeneral{.supports = supports_all, .plan = plan_with_tile};
+constexpr Kernel kTwin{.supports = supports_all, .plan = plan_with_tile};
+constexpr Kernel kRung{.supports = supports_all, .plan = plan_with_tile};
 constexpr Kernel kSplit{
-    .rank = rank_unless_invariant, .plan = plan_with_tile, .workspace = workspace_of_768};
-constexpr Kernel kForeign{.rank = never_asked, .plan = plan_with_tile};
+    .supports = supports_unless_invariant, .plan = plan_with_tile, .workspace = workspace_of_768};
+constexpr Kernel kForeign{.supports = never_asked, .plan = plan_with_tile};
 
+constexpr Features kTakes{Feature::in_f16, Feature::out_f16, Feature::grouped_heads};
+constexpr Variant kGeneralRow{
+    .id = "cpu.general", .takes = kTakes, .prefer = rank_always<10>, .kernel = &kGeneral};
+constexpr Variant kSpecialRow{
+    .id = "cpu.special", .takes = kTakes, .prefer = rank_always<100>, .kernel = &kSpecial};
+constexpr Variant kRungRow{.id = "cpu.rung", .automatic = false, .takes = kTakes, .kernel = &kRung};
+constexpr Variant kSplitRow{
+    .id = "cpu.split", .takes = kTakes, .prefer = rank_always<300>, .kernel = &kSplit};
 const std::vector<Variant> kCpu = {
-    {.id = "cpu.general", .kernel = &kGeneral},
-    {.id = "cpu.special", .kernel = &kSpecial},
-    {.id = "cpu.twin", .kernel = &kTwin},
-    {.id = "cpu.rung", .automatic = false, .kernel = &kRung},
-    {.id = "cuda.other", .device = DeviceKind::cuda, .min_arch = 80, .kernel = &kForeign},
+    kGeneralRow,
+    kSpecialRow,
+    {.id = "cpu.twin", .takes = kTakes, .prefer = rank_always<10>, .kernel = &kTwin},
+    kRungRow,
+    {.id = "cuda.other",
+     .device = DeviceKind::cuda,
+     .min_arch = 80,
+     .takes = kTakes,
+     .prefer = rank_always<900>,
+     .kernel = &kForeign},
 };
 
 DeviceFacts cpu_facts() {
@@ -115,8 +135,7 @@ TEST(Select, AnUnknownIdNamesTheNearest) {
 }
 
 TEST(Select, WhenNothingFitsEverybodySaysWhy) {
-  const std::vector<Variant> rows = {{.id = "cpu.special", .kernel = &kSpecial},
-                                     {.id = "cpu.rung", .automatic = false, .kernel = &kRung}};
+  const std::vector<Variant> rows = {kSpecialRow, kRungRow};
   EXPECT_EQ(chosen(rows, with_head_dim(32), cpu_facts()),
             "no variant takes 1x2/1x8x32 fp16 on test cpu: cpu.special: head_dim 32; by name these "
             "take it: cpu.rung");
@@ -125,8 +144,7 @@ TEST(Select, WhenNothingFitsEverybodySaysWhy) {
 }
 
 TEST(Select, BatchInvariantCallsReachTheKernel) {
-  const std::vector<Variant> rows = {{.id = "cpu.general", .kernel = &kGeneral},
-                                     {.id = "cpu.split", .kernel = &kSplit}};
+  const std::vector<Variant> rows = {kGeneralRow, kSplitRow};
   EXPECT_EQ(chosen(rows, with_head_dim(64), cpu_facts()), "cpu.split");
   EXPECT_EQ(chosen(rows, with_head_dim(64), cpu_facts(), {}, {.batch_invariant = true}),
             "cpu.general");
@@ -137,6 +155,7 @@ TEST(Select, ArchitecturesOfTheBuildDecide) {
     return Variant{.id = "cuda.x",
                    .device = DeviceKind::cuda,
                    .min_arch = min_arch,
+                   .takes = kTakes,
                    .kernel = kernel,
                    .lowest_code = lowest,
                    .exact_code = exact};
@@ -161,7 +180,8 @@ TEST(Select, ArchitecturesOfTheBuildDecide) {
 }
 
 TEST(Select, EmptyProblemsAreForEveryVariantOfTheDevice) {
-  const std::vector<Variant> rows = {{.id = "cpu.foreign", .kernel = &kForeign}};
+  const std::vector<Variant> rows = {
+      {.id = "cpu.foreign", .prefer = rank_always<1>, .kernel = &kForeign}};
   for (const Problem& p :
        {make_problem(1, 1, 1, 4, 0, 64, DType::f16), make_problem(1, 1, 1, 0, 4, 64, DType::f16),
         make_problem(0, 1, 1, 4, 4, 64, DType::f16)}) {
@@ -198,7 +218,7 @@ TEST(Select, ExplainHasEverybodysAnswerInOrder) {
 }
 
 TEST(Select, PlanCarriesTheIdAndWorkspaceFollowsTheKernel) {
-  const std::vector<Variant> rows = {{.id = "cpu.split", .kernel = &kSplit}};
+  const std::vector<Variant> rows = {kSplitRow};
   const Problem p = with_head_dim(64);
   const DeviceFacts facts = cpu_facts();
   const Result<Plan> planned = plan(rows, {p, facts, {}, {}});
@@ -210,7 +230,103 @@ TEST(Select, PlanCarriesTheIdAndWorkspaceFollowsTheKernel) {
   EXPECT_EQ(workspace_bytes(rows[0], {empty, facts, {}, {}}), 0);
 }
 
+TEST(Select, ThePreferenceOfARowStandsBehindItsKernelsReason) {
+  const std::vector<Variant> rows = {
+      kGeneralRow, {.id = "cpu.long", .takes = kTakes, .prefer = rank_with_note, .kernel = &kTwin}};
+  const Problem few = with_head_dim(64);
+  EXPECT_EQ(chosen(rows, few, cpu_facts()), "cpu.general");
+  EXPECT_EQ(explain(rows, {few, cpu_facts(), {}, {}}).candidates[1].reason,
+            "takes all; slower at short lengths");
+  EXPECT_EQ(chosen(rows, make_problem(1, 2, 1, 8, 9, 64, DType::f16), cpu_facts()), "cpu.long");
+}
+
+TEST(Select, AMissingFeatureIsRefusedByNameBeforeTheKernelIsAsked) {
+  const std::vector<Variant> rows = {
+      {.id = "cpu.foreign", .takes = kTakes, .prefer = rank_always<900>, .kernel = &kForeign},
+      {.id = "cpu.capped",
+       .takes = kTakes | Feature::softcap,
+       .prefer = rank_always<10>,
+       .kernel = &kGeneral}};
+  Problem p = with_head_dim(64);
+  p.softcap = 10.0f;
+  EXPECT_EQ(chosen(rows, p, cpu_facts()), "cpu.capped");
+  EXPECT_EQ(chosen(rows, p, cpu_facts(), "cpu.foreign"),
+            "cpu.foreign cannot take 1x2/1x8x64 fp16 softcap=10 on test cpu: a softcap, which it "
+            "does not take: ask for another variant");
+  p.dtype = DType::bf16;
+  p.lse = true;
+  EXPECT_EQ(explain(rows, {p, cpu_facts(), {}, {}}).candidates[1].reason,
+            "bf16 inputs; takes fp16 inputs: convert Q, K and V; the LSE, which it does not take: "
+            "ask for another variant");
+}
+
+// The measured rows of docs/kernels/sm90.md: who of the two wins on 132 multiprocessors.
+TEST(Prefer, SmallStandsBeforePrefillWhereItWasFaster) {
+  const DeviceFacts h200 = *model_facts("h200");
+  const auto small_wins = [&h200](const Problem& p, Choice choice = {}) {
+    return prefer::cuda_sm90_small(p, h200, choice).rank >
+           prefer::cuda_sm90_prefill(p, h200, choice).rank;
+  };
+  const auto dense = [](std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d) {
+    return make_problem(b, h, h, s, s, d, DType::f16);
+  };
+  for (const Problem& p :
+       {dense(1, 8, 512, 64), dense(3, 32, 64, 64), dense(1, 2, 2048, 64), dense(1, 8, 1024, 64),
+        dense(4, 8, 128, 128), dense(1, 8, 1024, 128), dense(1, 4, 2048, 128),
+        make_problem(1, 64, 64, 128, 4096, 128, DType::f16)})
+    EXPECT_TRUE(small_wins(p)) << to_string(p);
+  for (const Problem& p : {dense(1, 4, 2048, 64), dense(4, 8, 256, 64), dense(8, 8, 128, 64),
+                           dense(4, 8, 256, 128), dense(3, 32, 64, 128), dense(8, 8, 128, 128),
+                           make_problem(4, 32, 32, 16, 4096, 128, DType::f16)})
+    EXPECT_FALSE(small_wins(p)) << to_string(p);
+  // What a tile sees decides, not how long the sequence is; and not the batch, when it may not.
+  Problem window = dense(1, 8, 1024, 128);
+  window.mask = Mask::window(447, 0, Alignment::bottom_right);
+  EXPECT_FALSE(small_wins(window));
+  window.mask.left = 448;
+  EXPECT_TRUE(small_wins(window));
+  EXPECT_TRUE(small_wins(dense(64, 8, 256, 64), {.batch_invariant = true}));
+  // The reference is nobody's choice, and the kernel for anything nobody's where a faster one can.
+  const Problem p = dense(1, 8, 512, 64);
+  EXPECT_LT(prefer::cpu_naive(p, h200, {}).rank, prefer::cpu_flash(p, h200, {}).rank);
+  EXPECT_LT(prefer::cuda_sm80_mma(p, h200, {}).rank,
+            prefer::cuda_sm90_small(dense(8, 8, 128, 64), h200, {}).rank);
+}
+
 // The real table.
+TEST(Registry, AFeatureThatNobodyTakesIsRefusedByEveryVariantByName) {
+  for (const char* model : {"cpu", "h200", "a100", "l4"}) {
+    const Result<DeviceFacts> facts = model_facts(model);
+    ASSERT_TRUE(facts);
+    const Problem seen = make_problem(1, 8, 8, 64, 64, 64, DType::f16);
+    // Also where no kernel would run: a feature may change the answer of a row without keys.
+    const Problem empty = make_problem(1, 8, 8, 64, 0, 64, DType::f16);
+    for (const Problem& p : {seen, empty}) {
+      Query query{p, *facts, {}, {}};
+      query.needs |= Feature::example;
+      const Selection selection = explain(registry(), query);
+      EXPECT_EQ(selection.chosen, "") << model;
+      EXPECT_NE(selection.refusal, "");
+      for (std::size_t i = 0; i < registry().size(); ++i) {
+        const Variant& row = registry()[i];
+        const Candidate& answer = selection.candidates[i];
+        SCOPED_TRACE(core::concat(row.id, " on ", model, ": ", answer.reason));
+        EXPECT_FALSE(answer.accepted);
+        if (row.kernel == nullptr || row.device != facts->kind || facts->arch < row.lowest_code ||
+            (row.exact_code && facts->arch != row.lowest_code))
+          continue;
+        EXPECT_NE(answer.reason.find("the example feature"), std::string::npos);
+        query.forced = row.id;
+        Status why;
+        EXPECT_EQ(select(registry(), query, &why), nullptr);
+        EXPECT_EQ(why.code(), StatusCode::unsupported);
+        EXPECT_NE(why.message().find("the example feature"), std::string::npos) << why.message();
+        query.forced = {};
+      }
+    }
+  }
+}
+
 TEST(Registry, RowsAreWellFormed) {
   std::set<std::string_view> seen;
   for (const Variant& row : registry()) {
@@ -225,7 +341,7 @@ TEST(Registry, RowsAreWellFormed) {
     EXPECT_TRUE(row.predecessor.empty() || find(registry(), row.predecessor) != nullptr);
     EXPECT_TRUE(row.device != DeviceKind::cpu || row.kernel != nullptr);
     if (row.kernel != nullptr) {
-      EXPECT_NE(row.kernel->rank, nullptr);
+      EXPECT_NE(row.kernel->supports, nullptr);
       EXPECT_NE(row.kernel->plan, nullptr);
       EXPECT_NE(row.kernel->launch, nullptr);
       EXPECT_TRUE(row.device != DeviceKind::cuda || row.lowest_code >= row.min_arch);
@@ -268,19 +384,22 @@ TEST(Registry, KernelsKeepTheirPromises) {
     const Result<DeviceFacts> facts = model_facts(model);
     ASSERT_TRUE(facts);
     for (const Variant& row : registry()) {
-      // Dispatch asks a kernel about no other device.
+      // Dispatch asks a kernel about no other device and no feature that the row does not take.
       if (row.kernel == nullptr || row.device != facts->kind || facts->arch < row.lowest_code ||
           (row.exact_code && facts->arch != row.lowest_code))
         continue;
       for (const Problem& p : problems) {
+        if (!row.takes.hold(features_of(p))) continue;
         for (const Choice choice : {Choice{false}, Choice{true}}) {
           SCOPED_TRACE(core::concat(row.id, " ", to_string(p), " on ", model));
           std::string why;
-          const int rank = row.kernel->rank(p, *facts, choice, &why);
-          ASSERT_EQ(rank, row.kernel->rank(p, *facts, choice, nullptr));
-          ASSERT_GE(rank, 0);
+          const bool can = row.kernel->supports(p, *facts, choice, &why);
+          ASSERT_EQ(can, row.kernel->supports(p, *facts, choice, nullptr));
           ASSERT_FALSE(why.empty());
-          if (rank == 0) continue;
+          if (!can) continue;
+          if (row.prefer != nullptr) {
+            ASSERT_GT(row.prefer(p, *facts, choice).rank, 0);
+          }
           const Plan planned = row.kernel->plan(p, *facts, choice);
           const std::int64_t scratch =
               row.kernel->workspace == nullptr ? 0 : row.kernel->workspace(p, *facts, choice);

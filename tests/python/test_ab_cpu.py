@@ -6,10 +6,10 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "cli")]
+sys.path[:0] = [str(ROOT / "bench" / "python"), str(ROOT / "tests" / "cli")]
 
 from cli_paths import GREENFAST  # noqa: E402
-from greenfast import ab, ab_cpu  # noqa: E402
+from greenfast_bench import ab, ab_cpu  # noqa: E402
 
 
 @pytest.mark.parametrize("arguments, word", [

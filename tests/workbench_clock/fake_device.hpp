@@ -88,7 +88,10 @@ class FakeSubject : public Subject {
   std::int64_t workspace = 0;
   void* last_workspace = nullptr;
   std::function<bool(int call)> forget;  ///< calls that leave the output as it was
-  int fail_at = -1;                      ///< call that returns an error
+  /// Writes an output of its own making; false: it did not.
+  std::function<bool(const Problem&, const Tensors&, std::size_t bytes)> replay;
+  Work after;        ///< what it does when its output is written
+  int fail_at = -1;  ///< call that returns an error
   int calls = 0;
 
   std::string id() const override { return id_; }
@@ -109,7 +112,8 @@ class FakeSubject : public Subject {
     if (forget && forget(call)) return {};
     const auto bytes =
         static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q * p.head_dim) * size_of(p.out_dtype);
-    std::memcpy(t.o, t.q, bytes);
+    if (!replay || !replay(p, t, bytes)) std::memcpy(t.o, t.q, bytes);
+    if (after) after(p, t);
     return {};
   }
 

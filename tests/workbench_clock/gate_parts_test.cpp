@@ -172,12 +172,24 @@ TEST(Child, FinishesCrashesAndHangs) {
 
   end = run_in_child([](Activity&) { _exit(7); }, 10);
   ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::crashed);
   EXPECT_EQ(end->detail, "ended with code 7");
+
+  // The code of a failure of ours, but not thrown: a plugin's own end.
+  end = run_in_child(
+      [](Activity& a) {
+        a.set("calling", Actor::candidate);
+        _exit(1);
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::crashed);
+  EXPECT_EQ(end->actor, Actor::candidate);
 
   end = run_in_child([](Activity&) { throw std::runtime_error("no room"); }, 10);
   ASSERT_TRUE(end);
-  EXPECT_EQ(end->how, ChildEnd::How::crashed);
-  EXPECT_NE(end->activity.find("no room"), std::string::npos);
+  EXPECT_EQ(end->how, ChildEnd::How::failed);
+  EXPECT_EQ(end->detail, "no room");
 
   int watched = 0;
   end = run_in_child(
@@ -189,6 +201,28 @@ TEST(Child, FinishesCrashesAndHangs) {
   ASSERT_TRUE(end);
   EXPECT_EQ(end->how, ChildEnd::How::timed_out);
   EXPECT_GE(watched, 1);
+}
+
+TEST(Child, IsStoppedWhenAskedAndHasAGroupOfItsOwn) {
+  int asked = 0;
+  ChildLimits limits;
+  limits.stop = [&] { return ++asked > 1; };
+  auto end = run_in_child(
+      [](Activity&) {
+        for (;;) pause();
+      },
+      limits);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::stopped);
+
+  const pid_t group = getpgrp();
+  end = run_in_child(
+      [group](Activity&) {
+        if (getpgrp() == group) throw std::runtime_error("Ctrl-C would reach it");
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::finished) << end->detail;
 }
 
 TEST(Child, AnActivityLongerThanItsPageIsCut) {
@@ -223,8 +257,29 @@ TEST(CheckpointFiles, StepsSurviveAndStrangersAreRefused) {
       std::string::npos);
   EXPECT_NE(Checkpoint::resume(dir / "steps", "test/1").status().message().find("holds no job"),
             std::string::npos);
+  // What a stranger puts there while the job is at work is no step of it.
+  fs::copy(dir / "steps" / "one.json", dir / "steps" / "two.json");
+  EXPECT_FALSE(again->finished("two"));
+  EXPECT_NE(again->load("two").status().message().find("saved something else"), std::string::npos);
   std::ofstream(dir / "steps" / "one.json") << "{\"x\":";
   EXPECT_NE(again->load("one").status().message().find("truncated"), std::string::npos);
+}
+
+TEST(CheckpointFiles, ANewJobHasNoSteps) {
+  const fs::path dir = "checkpoint";
+  fs::remove_all(dir);
+  fs::create_directories(dir);
+  const json head = {{"schema", "test/1"}};
+  {
+    auto first = Checkpoint::begin(dir, head);
+    ASSERT_TRUE(first);
+    ASSERT_TRUE(first->save("one", {{"x", 1}}));
+    EXPECT_EQ(first->head(), head) << "the secret stays in the file";
+  }
+  auto second = Checkpoint::begin(dir, head);
+  ASSERT_TRUE(second);
+  EXPECT_FALSE(second->finished("one"));
+  EXPECT_FALSE(fs::exists(dir / "steps" / "one.json"));
 }
 
 TEST(GateOptions, RoundTripThroughJson) {

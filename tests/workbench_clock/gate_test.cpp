@@ -123,7 +123,7 @@ TEST_F(GateTest, WhatAnotherBuildBeganIsNotResumed) {
 TEST_F(GateTest, WhatAnotherDeviceBeganIsNotResumed) {
   ASSERT_TRUE(run(small("cpu.naive", "cpu.naive")));
   {
-    const auto job = Checkpoint::resume(directory, kGateSchema);
+    auto job = Checkpoint::resume(directory, kGateSchema);
     json step = *job->load("fast.0.0");
     step["samples"]["shapes"][0]["device"]["name"] = "another machine";
     ASSERT_TRUE(job->save("fast.0.0", step));
@@ -241,6 +241,29 @@ TEST_F(GateTest, AStepOfAnotherMakeIsRefused) {
   const auto resumed = resume_gate(directory, observer);
   ASSERT_FALSE(resumed);
   EXPECT_NE(resumed.status().message().find("not what this version writes"), std::string::npos);
+}
+
+TEST_F(GateTest, StepsWithEmptyListsAreRefused) {
+  ASSERT_TRUE(run(small("cpu.naive", "cpu.flash")));
+  const auto refuses = [&](const std::string& step, const std::function<void(json&)>& change) {
+    {
+      auto job = Checkpoint::resume(directory, kGateSchema);
+      ASSERT_TRUE(job) << job.status().message();
+      const json kept = *job->load(step);
+      json forged = kept;
+      change(forged);
+      ASSERT_TRUE(job->save(step, forged));
+    }
+    const auto resumed = resume_gate(directory, observer);
+    ASSERT_FALSE(resumed) << step;
+    EXPECT_NE(resumed.status().message().find("not what this version writes"), std::string::npos)
+        << resumed.status().message();
+  };
+  refuses("fast.0.1", [](json& fast) { fast["samples"]["shapes"] = json::array(); });
+  refuses("fast.0.0", [](json& fast) { fast["checks"] = json::array(); });
+  refuses("fast.0.0", [](json& fast) { fast["samples"]["shapes"][0]["blocks"] = json::array(); });
+  refuses("green.0", [](json& green) { green["candidate"] = json::object(); });
+  refuses("build", [](json& build) { build["shapes"] = json::array(); });
 }
 
 TEST_F(GateTest, ARefusedPrimaryShapeEndsWithTheReason) {

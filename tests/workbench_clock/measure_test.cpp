@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <map>
 #include <set>
@@ -111,7 +112,8 @@ TEST_F(MeasureTest, ColdCallsNeverMeetRecentInputs) {
   // 64 KiB of cache and 16 KiB a slot: more than four other slots lie between two uses of one.
   EXPECT_GE(slots, 8);
   for (std::size_t i = fast.inputs.size() / 2; i < fast.inputs.size(); ++i) {
-    for (std::size_t back = 1; back <= 3; ++back) EXPECT_NE(fast.inputs[i], fast.inputs[i - back]);
+    // Within a sample the order is drawn; between samples caches are emptied.
+    EXPECT_NE(fast.inputs[i], fast.inputs[i - 1]);
   }
 }
 
@@ -162,34 +164,105 @@ TEST_F(MeasureTest, ACallThatSkipsItsWorkWhileTimedIsCaught) {
   const auto m = run({{.subject = &slow}, {.subject = &fast}});
   ASSERT_TRUE(m);
   EXPECT_TRUE(m->checks[0].failure.empty());
-  EXPECT_TRUE(m->checks[1].integrity);
+  EXPECT_EQ(m->checks[1].fault, Fault::integrity);
   EXPECT_NE(m->checks[1].failure.find("a timed call went wrong"), std::string::npos)
       << m->checks[1].failure;
   EXPECT_FALSE(m->samples.sides[1].refused.empty());
 }
 
-TEST_F(MeasureTest, ANondeterministicOutputIsJudgedAgain) {
-  int rechecks = 0;
-  fast.forget = [](int call) { return call > 40; };
+/// The fake kernel's answer is its Q.
+std::optional<std::string> copies_q(const TimedOutput& seen) {
+  if (std::equal(seen.output.begin(), seen.output.end(), seen.inputs.q.begin(),
+                 seen.inputs.q.end()))
+    return std::nullopt;
+  return "is not the answer to these inputs";
+}
+
+TEST_F(MeasureTest, EveryTimedSampleIsJudgedByItsOwnInputs) {
+  std::set<std::string> inputs;
+  int before = 0;
   Timed timed{.subject = &fast};
-  timed.recheck = [&](const Case&, std::span<const std::byte>) {
-    ++rechecks;
-    return std::optional<std::string>();
+  timed.judge = [&](const TimedOutput& seen) {
+    if (!seen.timed)
+      ++before;
+    else
+      EXPECT_TRUE(inputs.insert(digest(seen.inputs)).second) << "inputs came a second time";
+    return copies_q(seen);
   };
-  const auto m = run({timed});
+  MeasureOptions options;
+  options.iters = 40;
+  const auto m = run({timed}, options);
   ASSERT_TRUE(m);
-  EXPECT_TRUE(m->checks[0].failure.empty());
-  EXPECT_GT(rechecks, 3);
+  EXPECT_EQ(m->checks[0].failure, "");
+  EXPECT_EQ(before, 3) << "each content once before timing";
+  EXPECT_EQ(inputs.size(), 40u);
+  EXPECT_EQ(m->checks[0].judged, 40);
+}
+
+TEST_F(MeasureTest, WhatWasKeptIsOfNoUse) {
+  for (const bool by_content : {true, false}) {
+    std::map<std::string, std::vector<std::byte>> kept;
+    int taken = 0;
+    fast.replay = [&](const Problem&, const Tensors& t, std::size_t bytes) {
+      const std::string key = by_content ? std::string(static_cast<const char*>(t.q), bytes)
+                                         : std::to_string(reinterpret_cast<std::uintptr_t>(t.o));
+      const auto found = kept.find(key);
+      if (found == kept.end()) {
+        const auto* q = static_cast<const std::byte*>(t.q);
+        kept[key].assign(q, q + bytes);
+        return false;
+      }
+      ++taken;
+      std::memcpy(t.o, found->second.data(), bytes);
+      return true;
+    };
+    const auto m =
+        run({{.subject = &slow, .judge = copies_q}, {.subject = &fast, .judge = copies_q}});
+    ASSERT_TRUE(m);
+    if (by_content) {
+      // In warm-up, and in the calls that only wake a pool, the same contents may come again.
+      EXPECT_EQ(m->checks[1].failure, "");
+      EXPECT_LT(taken, fast.calls / 2);
+    } else {
+      EXPECT_EQ(m->checks[1].fault, Fault::integrity);
+    }
+    fast.replay = nullptr;
+  }
+}
+
+TEST_F(MeasureTest, AnInputThatIsChangedWhileTimedIsSeen) {
+  fast.after = [](const Problem&, const Tensors& t) {
+    static int calls = 0;
+    if (++calls > 60) const_cast<char*>(static_cast<const char*>(t.k))[5] ^= 1;
+  };
+  const auto m = run({{.subject = &fast}});
+  ASSERT_TRUE(m);
+  EXPECT_EQ(m->checks[0].fault, Fault::integrity);
+  EXPECT_NE(m->checks[0].failure.find("input K was modified at byte 5"), std::string::npos)
+      << m->checks[0].failure;
+}
+
+TEST_F(MeasureTest, TheSystemDrawsUnlessToldOtherwise) {
+  MeasureOptions options;
+  options.iters = 4;
+  const auto draw = [&] {
+    const auto m = run({{.subject = &fast}}, options);
+    return m->samples.draw;
+  };
+  EXPECT_NE(draw(), draw());
+  options.draw = 7;
+  EXPECT_EQ(draw(), 7u);
 }
 
 TEST_F(MeasureTest, AWrongFirstOutputEndsTheSide) {
   Timed timed{.subject = &fast};
-  timed.recheck = [](const Case& c, std::span<const std::byte>) {
-    return c.seed == 6 ? std::optional<std::string>("seed 6 is wrong") : std::nullopt;
+  timed.judge = [](const TimedOutput& seen) {
+    return seen.content.seed == 6 ? std::optional<std::string>("seed 6 is wrong") : std::nullopt;
   };
   const auto m = run({timed});
   ASSERT_TRUE(m);
   EXPECT_EQ(m->checks[0].failure, "before timing: seed 6 is wrong");
+  EXPECT_EQ(m->checks[0].fault, Fault::numerics) << "wrong is not crashed";
   EXPECT_TRUE(m->samples.blocks.empty());
 }
 
@@ -198,7 +271,7 @@ TEST_F(MeasureTest, AFailingLaunchIsReportedWithItsOwnWords) {
   const auto m = run({{.subject = &slow}, {.subject = &fast}});
   ASSERT_TRUE(m);
   EXPECT_EQ(m->checks[1].failure, "the fake kernel failed");
-  EXPECT_FALSE(m->checks[1].integrity);
+  EXPECT_EQ(m->checks[1].fault, Fault::launch);
 }
 
 TEST_F(MeasureTest, ATimeBelowTheSpeedOfLightIsImpossible) {
@@ -255,6 +328,52 @@ TEST_F(MeasureTest, OtherWorkOnTheCoresReachesTheInterval) {
   EXPECT_NEAR(s.other_work, 0.25, 0.02);
   EXPECT_LT(s.ci_lo, 0.8 * s.p50);
   EXPECT_GT(s.ci_lo, 0.7 * s.p50);
+}
+
+TEST(SignFlips, AreUndoneByTheSameDrawAndChangeSignsAlone) {
+  for (const std::uint64_t signs :
+       {0x8080808080808080u, 0x8000800080008000u, 0x8000000080000000u}) {
+    std::vector<std::byte> data(8 * 1000 + 3);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7);
+    const std::vector<std::byte> before = data;
+    flip_signs(data.data(), data.size(), {.sign_bits = signs, .from = 0, .to = 5});
+    std::size_t flipped = 0;
+    for (std::size_t word = 0; word < 1000; ++word) {
+      std::uint64_t was = 0, is = 0;
+      std::memcpy(&was, before.data() + 8 * word, 8);
+      std::memcpy(&is, data.data() + 8 * word, 8);
+      EXPECT_EQ((was ^ is) & ~signs, 0u);
+      flipped += static_cast<std::size_t>(std::popcount(was ^ is));
+    }
+    const double elements = 1000.0 * std::popcount(signs);
+    EXPECT_NEAR(static_cast<double>(flipped) / elements, 0.5, 0.05);
+    flip_signs(data.data(), data.size(), {.sign_bits = signs, .from = 5, .to = 9});
+    EXPECT_NE(data, before);
+    flip_signs(data.data(), data.size(), {.sign_bits = signs, .from = 9, .to = 0});
+    EXPECT_EQ(data, before);
+    // By rows: every row alike.
+    flip_signs(data.data(), data.size(), {.sign_bits = signs, .from = 0, .to = 5, .period = 4});
+    for (std::size_t i = 0; i + 32 < 8000; ++i)
+      EXPECT_EQ(data[i] ^ before[i], data[i + 32] ^ before[i + 32]);
+  }
+}
+
+TEST(CpuDevice, SignsAreFlippedInPlaceAsOnTheHost) {
+  auto device = open_device(DeviceKind::cpu);
+  ASSERT_TRUE(device) << device.status().message();
+  Case c = small_case();
+  c.problem.lse = true;
+  auto ring = Ring::make(**device, c, {.min_bytes = 1, .min_slots = 4});
+  ASSERT_TRUE(ring);
+  for (const std::uint64_t draw : {3u, 0u, 4u}) {
+    (*ring)->renew(3, draw);
+    (*ring)->poison(3);
+    EXPECT_EQ((*ring)->changed_input(3, (*ring)->inputs(3)), std::nullopt);
+    EXPECT_EQ(digest((*ring)->inputs(3)) == digest(generate((*ring)->content(3))), draw == 0);
+  }
+  Inputs other = (*ring)->inputs(3);
+  other.v[77] ^= std::byte{1};
+  EXPECT_EQ((*ring)->changed_input(3, other), "input V was modified at byte 77");
 }
 
 /// In a child. An empty loop may be assumed to end, and clang then runs on into the parent's code.

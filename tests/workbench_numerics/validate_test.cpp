@@ -513,5 +513,22 @@ TEST(Subjects, LibraryVariantsAreGreenOnTheEdges) {
   }
 }
 
+// A value that only a later version knows: neither judged nor computed by anything planted.
+TEST(Features, WhatNoReferenceKnowsIsNotJudged) {
+  Case c = small_case(DType::e4m3);
+  c.problem.scales = static_cast<ScaleKind>(3);
+  const auto data = prepare_case(c, Inputs{}, strict());
+  ASSERT_FALSE(data);
+  EXPECT_EQ(data.status().code(), StatusCode::unsupported);
+  EXPECT_EQ(data.status().message().find("the oracle cannot judge 1x4/2x37/70x64 e4m3"), 0u)
+      << data.status().message();
+  EXPECT_NE(data.status().message().find("an unknown feature"), std::string::npos);
+  for (const PlantedRow& row : planted_table()) {
+    const auto why = make_planted(planted_id(row))->refusal(c.problem, cpu().facts());
+    ASSERT_TRUE(why) << row.name;
+    EXPECT_NE(why->find("an unknown feature"), std::string::npos) << *why;
+  }
+}
+
 }  // namespace
 }  // namespace greenfast::workbench

@@ -22,13 +22,16 @@
 #include <functional>
 #include <iterator>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include "workbench/plugin/arena.hpp"
 #include "workbench/seconds_since.hpp"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
 #endif
 
 namespace greenfast::workbench {
@@ -108,6 +111,44 @@ __attribute__((target("avx512f,avx512bf16"))) float dot_avx512bf16(std::int64_t 
   for (int i = 1; i < kAccumulators; ++i) total = _mm512_add_ps(total, sum[i]);
   return _mm512_cvtss_f32(total);
 }
+
+// Tiles are configured by thread, and Linux gives them to processes that ask.
+__attribute__((target("amx-tile,amx-bf16"))) float dot_amx(std::int64_t iterations) {
+  static constexpr struct alignas(64) {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config{};  // constant, because GCC's intrinsic only says that it reads the first 8 bytes
+  alignas(64) float sums[16 * 16];
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  for (std::int64_t n = 0; n < iterations; ++n) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, sums, 64);
+  _tile_release();
+  return sums[0];
+}
+constexpr double kAmxFlops = 4.0 * 16 * 16 * 32 * 2;
+
+bool has_amx() {
+  std::uint32_t a = 0, b = 0, c = 0, d = 0;
+  constexpr std::uint32_t kBf16AndTile = 1u << 22 | 1u << 24;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16AndTile) != kBf16AndTile) {
+    return false;
+  }
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  static const bool given = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return given;
+}
 #endif
 
 struct Probe {
@@ -121,6 +162,7 @@ std::vector<Probe> probes() {
   std::vector<Probe> list;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  if (has_amx()) list.push_back({"avx512amx", DType::bf16, dot_amx, kAmxFlops});
   if (__builtin_cpu_supports("avx512bf16")) {
     list.push_back({"avx512bf16", DType::bf16, dot_avx512bf16, kAccumulators * 32 * 2});
   }
@@ -136,17 +178,9 @@ std::vector<Probe> probes() {
 }
 
 /// The loop that an honest kernel of this dtype cannot outrun: bf16 and e4m3 widen to bf16 exactly
-/// where the CPU multiplies it, fp16 only to fp32.
-Probe best_probe(DType dtype) {
-  const std::vector<Probe> list = probes();
-  for (const Probe& probe : list) {
-    if (probe.dtype == DType::bf16 && (dtype == DType::bf16 || dtype == DType::e4m3)) return probe;
-  }
-  for (const Probe& probe : list) {
-    if (probe.dtype == DType::f32) return probe;
-  }
-  return list.back();
-}
+/// where the CPU multiplies it, fp16 to fp32, or to sums of two bf16 where tiles multiply those.
+/// Fusing may be faster than dot products (Sapphire Rapids without AMX, twice).
+Probe best_probe(DType dtype);
 
 // ---- threads
 // ------------------------------------------------------------------------------------------------------
@@ -211,6 +245,25 @@ double run_probe(const Probe& probe, const std::vector<int>& cpus, double second
   return total;
 }
 
+Probe best_probe(DType dtype) {
+  static const std::vector<Probe> list = probes();
+  const auto first = [](DType wanted) {
+    for (const Probe& probe : list) {
+      if (probe.dtype == wanted) return probe;
+    }
+    return list.back();
+  };
+  const Probe fused = first(DType::f32), dots = first(DType::bf16);
+  if (dtype == DType::f32 || dots.dtype != DType::bf16) return fused;
+  if (std::string_view(dots.isa) == "avx512amx") return dots;
+  if (dtype == DType::f16) return fused;
+  static const bool dots_are_faster = [&] {
+    const std::vector<int> here = {affinity().front()};
+    return run_probe(dots, here, 0.002) > run_probe(fused, here, 0.002);
+  }();
+  return dots_are_faster ? dots : fused;
+}
+
 // ---- caches
 // -------------------------------------------------------------------------------------------------------
 
@@ -232,6 +285,20 @@ std::size_t outermost_cache() {
 #endif
   return largest != 0 ? largest : std::size_t{32} << 20;
 }
+
+#if defined(__x86_64__)
+bool has_clflushopt() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b >> 23 & 1u) != 0;
+}
+
+/// Lines leave the caches beside each other, not one after the other.
+__attribute__((target("clflushopt"))) void evict_unordered(const unsigned char* begin,
+                                                           std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += 64)
+    _mm_clflushopt(const_cast<unsigned char*>(begin) + at);
+}
+#endif
 
 // ---- other work
 // -----------------------------------------------------------------------------------------------------
@@ -335,10 +402,40 @@ class CpuDevice final : public Device {
     copy(to, from, bytes);
   }
 
+  void fill(void* to, std::byte value, std::size_t bytes) override {
+    if (bytes != 0) std::memset(to, static_cast<int>(value), bytes);
+  }
+  void flip_signs(void* data, std::size_t bytes, const SignFlips& flips) override {
+    greenfast::workbench::flip_signs(static_cast<std::byte*>(data), bytes, flips);
+  }
+
   void* stream() override { return nullptr; }
   Status synchronize() override { return {}; }
 
   std::size_t cache_bytes() const override { return cache_bytes_; }
+  bool evict([[maybe_unused]] const void* memory, [[maybe_unused]] std::size_t bytes) override {
+    constexpr std::size_t kLine = 64;  // the instruction takes out the line that an address lies in
+    const auto* begin = static_cast<const unsigned char*>(memory);
+#if defined(__x86_64__)
+    static const bool unordered = has_clflushopt();
+    if (unordered) {
+      evict_unordered(begin, bytes);
+    } else {
+      for (std::size_t at = 0; at < bytes; at += kLine) _mm_clflush(begin + at);
+    }
+    if (bytes != 0) _mm_clflush(begin + bytes - 1);
+    _mm_mfence();
+    return true;
+#elif defined(__aarch64__)
+    for (std::size_t at = 0; at < bytes; at += kLine)
+      asm volatile("dc civac, %0" : : "r"(begin + at) : "memory");
+    if (bytes != 0) asm volatile("dc civac, %0" : : "r"(begin + bytes - 1) : "memory");
+    asm volatile("dsb ish" : : : "memory");
+    return true;
+#else
+    return false;
+#endif
+  }
 
   void flush_cache() override {
     // Twice the outermost cache, each thread its part, so that the private caches of every core are

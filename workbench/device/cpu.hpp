@@ -11,8 +11,8 @@ namespace greenfast::workbench {
 
 Result<std::unique_ptr<Device>> open_cpu_device();
 
-/// Arithmetic this CPU can be probed for, widest first: "avx512bf16", "avx512", "avx2", "portable"
-/// as far as it has them.
+/// Arithmetic this CPU can be probed for, widest first: "avx512amx", "avx512bf16", "avx512",
+/// "avx2", "portable" as far as it has them.
 std::vector<std::string> cpu_probe_isas();
 /// FLOP/s of all `cpus` together, one pinned thread on each, running nothing but fused
 /// multiply-adds (fp32) or bf16 dot products of one instruction set for about `seconds`. 0 where

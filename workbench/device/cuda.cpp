@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "workbench/device/cuda_flips.hpp"
 #include "workbench/device/cuda_hold.hpp"
 #include "workbench/device/cuda_peak.hpp"
 
@@ -153,6 +154,13 @@ class CudaDevice final : public Device {
     keep(cudaStreamSynchronize(stream_));
   }
 
+  void fill(void* to, std::byte value, std::size_t bytes) override {
+    keep(cudaMemsetAsync(to, std::to_integer<int>(value), bytes, stream_));
+  }
+  void flip_signs(void* data, std::size_t bytes, const SignFlips& flips) override {
+    if (!flip_signs_on(stream_, data, bytes, flips)) keep(cudaErrorLaunchFailure);
+  }
+
   void* stream() override { return stream_; }
   Status synchronize() override {
     keep(cudaDeviceSynchronize());
@@ -174,10 +182,28 @@ class CudaDevice final : public Device {
   }
 
   double time(const std::function<void()>& launch, int batch) override {
+    return time_ready(launch, batch, [] {});
+  }
+  double time_ready(const std::function<void()>& launch, int batch,
+                    const std::function<void()>& ready) override {
     cudaGraphExec_t graph = capture(launch, batch);
-    if (graph == nullptr) return time_launches(launch, batch);
+    const auto begin_now = [&] {
+      ready();
+      // All streams: what a kernel left running elsewhere must not go on beside the clock.
+      keep(cudaDeviceSynchronize());
+    };
+    if (graph == nullptr) {
+      begin_now();
+      // Not held: what the host does in a launch that cannot be captured is part of the call.
+      return between_events(
+          [&] {
+            for (int i = 0; i < batch; ++i) launch();
+          },
+          false);
+    }
     // Uploaded, not replayed first: a replay would warm the caches that flush_cache has emptied.
     keep(cudaGraphUpload(graph, stream_));
+    begin_now();
     const double seconds = between_events([&] { keep(cudaGraphLaunch(graph, stream_)); });
     cudaGraphExecDestroy(graph);
     return seconds;
@@ -216,10 +242,10 @@ class CudaDevice final : public Device {
       for (int i = 0; i < batch; ++i) launch();
     });
   }
-  double between_events(const std::function<void()>& work) {
+  double between_events(const std::function<void()>& work, bool held = true) {
     // Both events and all that lies between them are queued while the stream is held, so that only
     // the device's time counts. The limit is for work that waits for the device itself.
-    std::atomic_ref<int>(*gate_).store(0);
+    std::atomic_ref<int>(*gate_).store(held ? 0 : 1);
     if (!hold_stream(stream_, gate_, 0.02)) keep(cudaErrorLaunchFailure);
     keep(cudaEventRecord(begin_, stream_));
     work();

@@ -12,6 +12,8 @@
 
 #include <greenfast/attention.hpp>
 
+#include "workbench/device/sign_flips.hpp"
+
 namespace greenfast::workbench {
 
 /// Clocks, power and limits at one moment; absent where the device does not tell.
@@ -42,6 +44,10 @@ class Device {
   /// Ordered on the same stream as launches, so that a readback right after a launch sees a kernel
   /// that escaped to another stream as unfinished.
   virtual void download_on_stream(void* to, const void* from, std::size_t bytes) = 0;
+  /// Every byte becomes `value`. Ordered on the stream, not waited for.
+  virtual void fill(void* to, std::byte value, std::size_t bytes);
+  /// XORs the signs in. Ordered on the stream, not waited for; a rest of less than 8 bytes stays.
+  virtual void flip_signs(void* data, std::size_t bytes, const SignFlips& flips);
 
   virtual void* stream() = 0;
   /// Waits for everything; the device's own error text on failure.
@@ -52,8 +58,18 @@ class Device {
   /// Evicts inputs from every cache that a real caller would find cold, and resets persisting
   /// lines.
   virtual void flush_cache() = 0;
+  /// Takes these bytes alone out of every cache, which costs less than flush_cache by as much as
+  /// they are smaller than the caches. False where the device cannot: then flush_cache.
+  virtual bool evict(const void* /*memory*/, std::size_t /*bytes*/) { return false; }
   /// Seconds that `batch` calls of launch took on the device, measured around all of them.
   virtual double time(const std::function<void()>& launch, int batch) = 0;
+  /// The same, with `ready` called last before the clock starts, after whatever can be prepared:
+  /// nothing that the calls did while they were prepared has seen what it leaves.
+  virtual double time_ready(const std::function<void()>& launch, int batch,
+                            const std::function<void()>& ready) {
+    ready();
+    return time(launch, batch);
+  }
   /// Resolution of time(), in seconds.
   virtual double tick() const = 0;
   /// "steady_clock", "cuda events", "cuda graph": recorded with each timing.
@@ -69,6 +85,9 @@ class Device {
   /// machine. Absent where nothing tells.
   virtual std::optional<double> other_work() { return std::nullopt; }
 };
+
+/// The same on host memory.
+void flip_signs(std::byte* data, std::size_t bytes, const SignFlips& flips);
 
 /// The machine's CPU or a GPU; StatusCode::no_device says what is missing.
 Result<std::unique_ptr<Device>> open_device(DeviceKind kind, int index = 0);

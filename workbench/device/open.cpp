@@ -1,6 +1,9 @@
 // Which device a name stands for in this build.
 #include <fmt/format.h>
 
+#include <cstring>
+#include <vector>
+
 #include "workbench/device/cpu.hpp"
 #include "workbench/device/device.hpp"
 #if defined(GREENFAST_HAVE_CUDA)
@@ -8,6 +11,28 @@
 #endif
 
 namespace greenfast::workbench {
+
+void flip_signs(std::byte* data, std::size_t bytes, const SignFlips& flips) {
+  if (flips.from == flips.to) return;
+  for (std::size_t word = 0; word < bytes / 8; ++word) {
+    std::uint64_t value;
+    std::memcpy(&value, data + 8 * word, sizeof value);
+    value ^= change_of(word, flips);
+    std::memcpy(data + 8 * word, &value, sizeof value);
+  }
+}
+
+void Device::fill(void* to, std::byte value, std::size_t bytes) {
+  const std::vector<std::byte> pattern(bytes, value);
+  upload(to, pattern.data(), bytes);
+}
+
+void Device::flip_signs(void* data, std::size_t bytes, const SignFlips& flips) {
+  std::vector<std::byte> copy(bytes);
+  download(copy.data(), data, bytes);
+  greenfast::workbench::flip_signs(copy.data(), bytes, flips);
+  upload(data, copy.data(), bytes);
+}
 
 Result<std::unique_ptr<Device>> open_device(DeviceKind kind, int index) {
   switch (kind) {

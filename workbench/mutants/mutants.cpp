@@ -12,6 +12,9 @@
 #include <string>
 #include <vector>
 
+#include <greenfast/operands.hpp>
+
+#include "workbench/emulator.hpp"
 #include "workbench/mutants/needs.hpp"
 #include "workbench/numeric.hpp"
 #include "workbench/oracle.hpp"
@@ -886,6 +889,16 @@ const std::vector<Kernel>& kernels() {
   return table;
 }
 
+// Faulty in one way and otherwise as the emulator: what that does not know, none of them knows.
+std::optional<std::string> refusal_of(const PlantedRow& row, const Problem& problem) {
+  if (std::string missing = missing_features(features_of(problem), kEmulatorTakes);
+      !missing.empty())
+    return missing;
+  if (row.absent != nullptr)
+    if (const char* reason = row.absent(problem)) return reason;
+  return std::nullopt;
+}
+
 class Planted final : public Subject {
  public:
   explicit Planted(const Kernel& kernel) : kernel_(kernel) {}
@@ -894,9 +907,7 @@ class Planted final : public Subject {
   DeviceKind device() const override { return DeviceKind::cpu; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) override {
     if (facts.kind != DeviceKind::cpu) return "planted kernels run on cpu";
-    if (kernel_.row.absent)
-      if (const char* reason = kernel_.row.absent(problem)) return reason;
-    return std::nullopt;
+    return refusal_of(kernel_.row, problem);
   }
   std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
   Status prepare(const Problem&, void*) override { return {}; }
@@ -918,15 +929,13 @@ class Mirror {
  public:
   explicit Mirror(Device& device) : device_(device) {}
 
-  template <class T>
-  T* fetch(T* on_device, std::size_t bytes) {
-    if (on_device == nullptr || bytes == 0) return on_device;
-    auto* const base = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(on_device));
+  std::byte* fetch(std::byte* base, std::size_t bytes) {
+    if (base == nullptr || bytes == 0) return base;
     Copy& copy = copies_[base];
     copy.host.resize(bytes + 2 * kMargin);
     device_.download_on_stream(copy.host.data(), base - kMargin, copy.host.size());
     copy.before = copy.host;
-    return reinterpret_cast<T*>(copy.host.data() + kMargin);
+    return copy.host.data() + kMargin;
   }
   void put_back() {
     for (auto& [base, copy] : copies_)
@@ -951,30 +960,16 @@ class PlantedOnDevice final : public Subject {
   std::string id() const override { return planted_id(kernel_.row); }
   DeviceKind device() const override { return kind_; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) override {
-    if (kernel_.row.absent)
-      if (const char* reason = kernel_.row.absent(problem)) return reason;
-    return std::nullopt;
+    return refusal_of(kernel_.row, problem);
   }
   std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
   Status prepare(const Problem&, void*) override { return {}; }
   Status launch(const Problem& p, const Tensors& t, void*, void*, std::size_t) override {
-    const auto values = [&](const Layout& layout, std::int64_t heads, std::int64_t seq) {
-      return extent_bytes(layout, p.batch, heads, seq, p.head_dim, p.dtype);
-    };
-    const auto scales = [&](std::int64_t heads) {
-      const std::int64_t count = p.scales == ScaleKind::per_head ? p.batch * heads : 1;
-      return static_cast<std::size_t>(count) * sizeof(float);
-    };
     Tensors host;
-    host.q = mirror_.fetch(t.q, values(p.q, p.heads_q, p.seq_q));
-    host.k = mirror_.fetch(t.k, values(p.k, p.heads_kv, p.seq_kv));
-    host.v = mirror_.fetch(t.v, values(p.v, p.heads_kv, p.seq_kv));
-    host.o = mirror_.fetch(t.o, o_bytes(p));
-    host.lse = mirror_.fetch(
-        t.lse, static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q) * sizeof(float));
-    host.q_scale = mirror_.fetch(t.q_scale, scales(p.heads_q));
-    host.k_scale = mirror_.fetch(t.k_scale, scales(p.heads_kv));
-    host.v_scale = mirror_.fetch(t.v_scale, scales(p.heads_kv));
+    for (const Operand& operand : operands_of(p)) {
+      auto* const memory = static_cast<std::byte*>(const_cast<void*>(data_of(t, operand.id)));
+      set_data(host, operand.id, mirror_.fetch(memory, static_cast<std::size_t>(operand.bytes)));
+    }
     kernel_.run(p, host, kernel_.recipe, memory_);
     ++memory_.launches;
     mirror_.put_back();

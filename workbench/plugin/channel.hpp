@@ -20,6 +20,9 @@ inline constexpr int kControlDescriptor = 3, kArenaDescriptor = 4;
 
 enum class Request : std::uint32_t { none, describe, supports, workspace, prepare, launch, quit };
 
+/// Bits of Control::confined.
+inline constexpr std::uint32_t kNoFiles = 1, kNoProcesses = 2, kNoSignals = 4;
+
 /// A set of tensors as offsets into the arena; kNull where there is none.
 inline constexpr std::uint64_t kNull = ~std::uint64_t{0};
 struct Call {
@@ -37,13 +40,15 @@ struct Control {
   std::uint32_t kernel;
   gf_problem problem;
   std::uint64_t workspace, workspace_bytes;
-  // launch: `count` calls, on the sets first, first + 1, … of `sets`, in turn.
-  std::uint32_t sets, first, count;
+  std::uint32_t threads;  // CPUs it may use: as many as the library; 0: all
+  // launch: `count` calls, on the sets in turn.
+  std::uint32_t sets, count;
   Call calls[kMostCalls];
   // The answer.
   std::int32_t status;  // a StatusCode
   std::uint64_t value;
   char text[kTextBytes];
+  std::uint32_t confined;  // what the system keeps it from doing, as it said before it was loaded
   char description[kDescriptionBytes];  // of describe: name, then a line for each kernel
 };
 

@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "workbench/plugin/channel.hpp"
+#include "workbench/plugin/confine.hpp"
 #include "workbench/plugin/library.hpp"
 
 namespace greenfast::workbench {
@@ -128,11 +129,11 @@ class Host {
   Status launch(const gf_problem& problem, std::size_t kernel) {
     const std::uint32_t sets = std::clamp<std::uint32_t>(
         control_->sets, 1, static_cast<std::uint32_t>(channel::kMostCalls));
-    const std::uint32_t first = control_->first % sets, count = control_->count;
+    const std::uint32_t count = control_->count;
     void* const workspace = at<void>(control_->workspace);
     const std::size_t workspace_bytes = control_->workspace_bytes;
     for (std::uint32_t i = 0; i < count; ++i) {
-      const channel::Call& call = control_->calls[(first + i) % sets];
+      const channel::Call& call = control_->calls[i % sets];
       gf_tensors tensors = GF_TENSORS_INIT;
       tensors.q = at<const void>(call.q);
       tensors.k = at<const void>(call.k);
@@ -179,6 +180,8 @@ int serve_plugin(const std::string& path) {
                        control->arena_bytes + control->memory_bytes};
     setrlimit(RLIMIT_AS, &limit);
   }
+  keep_to(control->threads);
+  control->confined = confine();
   return Host(control, static_cast<std::byte*>(arena), path).serve();
 }
 

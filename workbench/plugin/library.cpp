@@ -9,6 +9,8 @@
 #include <exception>
 #include <new>
 
+#include "workbench/clean_text.hpp"
+
 namespace greenfast::workbench {
 namespace {
 
@@ -27,20 +29,13 @@ bool is_name(const char* text) {
   });
 }
 
-gf_layout c_layout(const Layout& layout) {
-  gf_layout out{};
-  for (std::size_t i = 0; i < 4; ++i) out.stride[i] = layout.stride[i];
-  out.alignment = layout.alignment;
-  return out;
-}
-
 Status to_status(gf_status code, const std::string& what) {
   if (code == GF_OK) return {};
   const bool known = code > GF_OK && code <= GF_INTERNAL;
   const auto status = known ? static_cast<StatusCode>(code) : StatusCode::internal;
-  return {status,
-          fmt::format("the plugin returned {} ({}){}{}", code,
-                      known ? name_of(status) : "no gf_status", what.empty() ? "" : ": ", what)};
+  return {status, fmt::format("the plugin returned {} ({}){}{}", code,
+                              known ? name_of(status) : "no gf_status", what.empty() ? "" : ": ",
+                              clean_text(what))};
 }
 
 /// A C++ plugin may let an exception out; it is the plugin's failure, not ours.
@@ -58,45 +53,6 @@ Status guarded(const Call& call) {
 }
 
 }  // namespace
-
-gf_problem to_c(const Problem& p) {
-  gf_problem out{};
-  out.struct_size = sizeof out;
-  out.abi_version = GF_ABI_VERSION;
-  out.batch = p.batch;
-  out.heads_q = p.heads_q;
-  out.heads_kv = p.heads_kv;
-  out.seq_q = p.seq_q;
-  out.seq_kv = p.seq_kv;
-  out.head_dim = p.head_dim;
-  out.dtype = static_cast<gf_dtype>(p.dtype);
-  out.out_dtype = static_cast<gf_dtype>(p.out_dtype);
-  out.scales = static_cast<gf_scale_kind>(p.scales);
-  out.scale = p.scale;
-  out.softcap = p.softcap;
-  out.mask_alignment = static_cast<gf_alignment>(p.mask.alignment);
-  out.mask_left = p.mask.left;
-  out.mask_right = p.mask.right;
-  out.lse = p.lse ? 1 : 0;
-  out.q = c_layout(p.q);
-  out.k = c_layout(p.k);
-  out.v = c_layout(p.v);
-  out.o = c_layout(p.o);
-  return out;
-}
-
-gf_tensors to_c(const Tensors& t) {
-  gf_tensors out = GF_TENSORS_INIT;
-  out.q = t.q;
-  out.k = t.k;
-  out.v = t.v;
-  out.o = t.o;
-  out.lse = t.lse;
-  out.q_scale = t.q_scale;
-  out.k_scale = t.k_scale;
-  out.v_scale = t.v_scale;
-  return out;
-}
 
 Result<PluginLibrary> PluginLibrary::load(const std::string& path) {
   // Never closed: threads the plugin started may still run its code.

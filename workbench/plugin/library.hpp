@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <greenfast/plugin.h>
+#include <greenfast/c_types.hpp>
 #include <greenfast/types.hpp>
 
 namespace greenfast::workbench {
@@ -39,9 +40,5 @@ class PluginLibrary {
   std::string name_;
   std::vector<PluginKernelInfo> infos_;
 };
-
-/// The C ABI's view of a problem and of its data.
-gf_problem to_c(const Problem& problem);
-gf_tensors to_c(const Tensors& tensors);
 
 }  // namespace greenfast::workbench

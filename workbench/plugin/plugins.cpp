@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "workbench/build_info.hpp"
+#include "workbench/clean_text.hpp"
 #include "workbench/files.hpp"
 #include "workbench/plugin/arena.hpp"
 #include "workbench/plugin/channel.hpp"
@@ -36,6 +37,7 @@ struct Plugin {
   pid_t process_owner = 0;
   std::optional<PluginLibrary> local;
   double round_trip = 0;
+  std::vector<std::string> confined;  // what its process may not do
 
   std::string id(std::size_t kernel) const { return prefix + kernels[kernel].name; }
 };
@@ -43,6 +45,14 @@ struct Plugin {
 std::vector<std::shared_ptr<Plugin>>& loaded() {
   static std::vector<std::shared_ptr<Plugin>> plugins;
   return plugins;
+}
+
+std::vector<std::string> channel_confined(const channel::Control& control) {
+  std::vector<std::string> out;
+  if ((control.confined & channel::kNoFiles) != 0) out.emplace_back("writes no files");
+  if ((control.confined & channel::kNoProcesses) != 0) out.emplace_back("starts no processes");
+  if ((control.confined & channel::kNoSignals) != 0) out.emplace_back("signals no other process");
+  return out;
 }
 
 Result<PluginProcess*> process_of(Plugin& plugin) {
@@ -62,6 +72,7 @@ Result<PluginProcess*> process_of(Plugin& plugin) {
   std::vector<double> trips;
   for (int i = 0; i < 31; ++i) {
     double seconds = 0;
+    plugin.process->pause();  // as before every timed call
     if (Status status = plugin.process->ask(Request::launch, plugin.timeout, &seconds); !status)
       return status;
     trips.push_back(seconds);
@@ -70,6 +81,7 @@ Result<PluginProcess*> process_of(Plugin& plugin) {
   // every sample last seconds.
   std::nth_element(trips.begin(), trips.begin() + 7, trips.end());
   plugin.round_trip = std::min(trips[7], 1e-4);
+  plugin.confined = channel_confined(control);
   return plugin.process.get();
 }
 
@@ -94,6 +106,10 @@ class PluginSubject final : public Subject {
       return fmt::format("runs on {}, not on {}", name_of(device()), name_of(facts.kind));
     if (problem.batch * problem.heads_q * problem.seq_q == 0 || problem.seq_kv == 0)
       return "a problem without output or without keys is answered before a kernel is called";
+    // A plugin of ABI 1 cannot see in a gf_problem what came later, so it is not asked.
+    if (std::string missing = missing_features(features_of(problem), kFeaturesOfAbi1);
+        !missing.empty())
+      return fmt::format("was built for plugin ABI {}: {}", GF_PLUGIN_ABI_VERSION, missing);
     // A plugin that is lost has failed, which a launch will say; it has not refused.
     if (!lost().empty()) return std::nullopt;
     if (device() == DeviceKind::cuda) {
@@ -142,34 +158,51 @@ class PluginSubject final : public Subject {
       return (*library)->launch(kernel_, to_c(problem), to_c(tensors), workspace, workspace_bytes,
                                 stream);
     }
-    const auto seconds = time(problem, {&tensors, 1}, 0, 1, workspace, workspace_bytes);
-    return seconds ? seconds->status() : Status();
+    return time(problem, {&tensors, 1}, 1, workspace, workspace_bytes).status();
   }
 
-  std::optional<Result<double>> time(const Problem& problem, std::span<const Tensors> slots,
-                                     int first, int count, void* workspace,
-                                     std::size_t workspace_bytes) override {
-    if (device() == DeviceKind::cuda) return std::nullopt;
-    if (!lost().empty()) return Result<double>(Status(StatusCode::internal, lost()));
+  bool elsewhere() override { return device() == DeviceKind::cpu; }
+
+  Result<double> time(const Problem& problem, std::span<const Tensors> sets, int count,
+                      void* workspace, std::size_t workspace_bytes) override {
+    if (!lost().empty()) return Status(StatusCode::internal, lost());
     auto process = process_of(*plugin_);
-    if (!process) return Result<double>(lose(process.status()));
+    if (!process) return lose(process.status());
     const SharedArena& arena = *SharedArena::active();
-    for (const Tensors& slot : slots)
-      if (slot.o != nullptr && !arena.owns(slot.o))
-        return Result<double>(Status(StatusCode::internal,
-                                     "tensors lie outside the memory that plugins share: load "
-                                     "plugins before the device is opened"));
+    for (const Tensors& set : sets)
+      if (set.o != nullptr && !arena.owns(set.o))
+        return Status(StatusCode::internal,
+                      "tensors lie outside the memory that plugins share: load plugins before the "
+                      "device is opened");
     channel::Control& control = (*process)->control();
-    control.sets = static_cast<std::uint32_t>(std::min(slots.size(), channel::kMostCalls));
-    control.first = static_cast<std::uint32_t>(first) % control.sets;
+    control.sets = static_cast<std::uint32_t>(std::min(sets.size(), channel::kMostCalls));
     control.count = static_cast<std::uint32_t>(count);
-    for (std::size_t i = 0; i < control.sets; ++i) control.calls[i] = to_offsets(arena, slots[i]);
+    for (std::size_t i = 0; i < control.sets; ++i) control.calls[i] = to_offsets(arena, sets[i]);
     control.workspace = workspace != nullptr ? arena.offset(workspace) : channel::kNull;
     control.workspace_bytes = workspace_bytes;
     double seconds = 0;
-    if (Status status = send(**process, Request::launch, problem, &seconds); !status)
-      return Result<double>(status);
-    return Result<double>(seconds);
+    if (Status status = send(**process, Request::launch, problem, &seconds); !status) return status;
+    return seconds;
+  }
+
+  void pause() override {
+    if (PluginProcess* process = running()) process->pause();
+  }
+  std::optional<CpuUse> cpu_use() override {
+    PluginProcess* process = running();
+    return process != nullptr ? process->cpu_use() : std::nullopt;
+  }
+  void watch() override {
+    if (running() != nullptr) before_ = own_threads();
+  }
+  std::optional<std::string> touched() override {
+    PluginProcess* process = running();
+    if (process == nullptr) return std::nullopt;
+    if (own_threads_changed(before_))
+      return "changed the affinity or the priority of this command's threads";
+    if (const int others = process->other_processes(); others > 0)
+      return fmt::format("left {} processes at work beside its own", others);
+    return std::nullopt;
   }
 
   double overhead() override {
@@ -180,14 +213,20 @@ class PluginSubject final : public Subject {
   void settle() override {
     // A thread that works on after its call returned shows in what it changes; one that only waits
     // for the next call changes nothing.
-    if (device() == DeviceKind::cuda || !plugin_->process || plugin_->process_owner != getpid() ||
-        plugin_->process->end() != PluginEnd::none)
-      return;
-    if (plugin_->process->threads() > 1) usleep(kSettleMicroseconds);
+    if (PluginProcess* process = running(); process != nullptr && process->threads() > 1)
+      usleep(kSettleMicroseconds);
   }
 
  private:
   static constexpr useconds_t kSettleMicroseconds = 30'000;
+
+  /// The plugin's process, while it is there and is this process's.
+  PluginProcess* running() const {
+    const bool alive = device() == DeviceKind::cpu && plugin_->process &&
+                       plugin_->process_owner == getpid() &&
+                       plugin_->process->end() == PluginEnd::none;
+    return alive ? plugin_->process.get() : nullptr;
+  }
 
   const std::string& lost() const {
     static const std::string none;
@@ -228,6 +267,7 @@ class PluginSubject final : public Subject {
 
   std::shared_ptr<Plugin> plugin_;
   std::size_t kernel_;
+  ThreadStates before_;
 };
 
 std::optional<std::string> file_digest(const fs::path& path) {
@@ -255,8 +295,9 @@ std::optional<PluginFailure> describe(Plugin& plugin) {
                          crashed};
   }
   const channel::Control& control = process.control();
+  plugin.confined = channel_confined(control);
   std::istringstream lines(
-      std::string(control.description, strnlen(control.description, channel::kDescriptionBytes)));
+      clean_text({control.description, strnlen(control.description, channel::kDescriptionBytes)}));
   std::getline(lines, plugin.name);
   for (std::string line; std::getline(lines, line);) {
     const auto first = line.find('\t'), second = line.find('\t', first + 1);
@@ -378,9 +419,10 @@ void condemn_plugin(const std::string& id, const std::string& reason) {
 nlohmann::json plugins_json() {
   nlohmann::json out = nlohmann::json::array();
   for (const auto& plugin : loaded()) {
-    nlohmann::json entry = {{"file", plugin->file},
+    nlohmann::json entry = {{"file", clean_text(plugin->file)},
                             {"name", plugin->name},
                             {"sha256", plugin->sha256},
+                            {"confined", plugin->confined},
                             {"kernels", nlohmann::json::array()}};
     for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
       entry["kernels"].push_back({{"id", plugin->id(i)},

@@ -2,18 +2,26 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <new>
 
+#include <greenfast/attention.hpp>
+
+#include "workbench/clean_text.hpp"
 #include "workbench/plugin/arena.hpp"
 #include "workbench/plugin/channel.hpp"
 #include "workbench/plugin/host.hpp"
@@ -58,6 +66,8 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   control->parent = getpid();
   control->arena_bytes = arena.bytes();
   control->memory_bytes = memory_bytes;
+  if (const auto facts = device_facts(DeviceKind::cpu))
+    control->threads = static_cast<std::uint32_t>(std::max(0, facts->multiprocessors));
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -72,7 +82,10 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   sigset_t all;
   sigfillset(&all);
   posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  // A group of its own: what the terminal sends to the command (Ctrl-C) is not the plugin's end,
+  // and whatever it starts can be stopped with it.
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   std::error_code ignored;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
   std::string name = "greenfast", command = kPluginHostCommand, argument = path;
@@ -95,7 +108,7 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
 PluginProcess::~PluginProcess() {
   // A fork of its owner has no say over it.
   if (owner_ == getpid() && end_ == PluginEnd::none) {
-    kill(child_, SIGKILL);
+    kill(-child_, SIGKILL);
     while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
     }
   }
@@ -104,6 +117,7 @@ PluginProcess::~PluginProcess() {
 
 Status PluginProcess::gone(int status) {
   end_ = PluginEnd::crashed;
+  kill(-child_, SIGKILL);  // what it started does not outlive it
   if (WIFSIGNALED(status)) {
     const int number = WTERMSIG(status);
     const char* name = sigabbrev_np(number);
@@ -123,6 +137,10 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
   if (end_ != PluginEnd::none) return why_;
   control_->request = request;
   const auto begin = Clock::now();
+  if (paused_) {
+    kill(-child_, SIGCONT);
+    paused_ = false;
+  }
   const std::uint32_t ticket = control_->asked.load(std::memory_order_relaxed) + 1;
   control_->asked.store(ticket, std::memory_order_release);
   channel::wake(control_->asked);
@@ -136,7 +154,7 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
     int status = 0;
     if (waitpid(child_, &status, WNOHANG) == child_) return gone(status);
     if (waited > timeout) {
-      kill(child_, SIGKILL);
+      kill(-child_, SIGKILL);
       while (waitpid(child_, &status, 0) < 0 && errno == EINTR) {
       }
       end_ = PluginEnd::hung;
@@ -147,9 +165,66 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
   if (seconds != nullptr) *seconds = seconds_since(begin);
   const auto code = control_->status;
   if (code == 0) return {};
-  const std::string text(control_->text, strnlen(control_->text, channel::kTextBytes));
+  const std::string text =
+      clean_text({control_->text, strnlen(control_->text, channel::kTextBytes)});
   const bool known = code > 0 && code <= static_cast<int>(StatusCode::internal);
   return {known ? static_cast<StatusCode>(code) : StatusCode::internal, text};
+}
+
+void PluginProcess::pause() {
+  if (end_ != PluginEnd::none || owner_ != getpid() || paused_) return;
+  kill(-child_, SIGSTOP);
+  paused_ = true;
+}
+
+std::optional<CpuUse> PluginProcess::cpu_use() const {
+  clockid_t clock{};
+  timespec used{};
+  if (clock_getcpuclockid(child_, &clock) != 0 || clock_gettime(clock, &used) != 0)
+    return std::nullopt;
+  return CpuUse{child_,
+                static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec)};
+}
+
+int PluginProcess::other_processes() const {
+  int count = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it("/proc", error), end; !error && it != end;
+       it.increment(error)) {
+    const pid_t pid = std::atoi(it->path().filename().c_str());
+    if (pid > 0 && pid != child_ && getpgid(pid) == child_) ++count;
+  }
+  return count;
+}
+
+ThreadStates own_threads() {
+  ThreadStates states;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it("/proc/self/task", error), end; !error && it != end;
+       it.increment(error)) {
+    const pid_t thread = std::atoi(it->path().filename().c_str());
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(thread, sizeof set, &set) != 0) continue;
+    std::vector<int> cpus;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    errno = 0;
+    const int nice = getpriority(PRIO_PROCESS, static_cast<id_t>(thread));
+    if (errno == 0) states[thread] = {std::move(cpus), nice};
+  }
+  return states;
+}
+
+bool own_threads_changed(const ThreadStates& before) {
+  const ThreadStates now = own_threads();
+  return std::any_of(before.begin(), before.end(), [&](const auto& was) {
+    const auto is = now.find(was.first);
+    if (is == now.end()) return false;
+    // The library's workers pin themselves when they first run, which may be after `before`.
+    const bool moved = was.first == getpid() && is->second.first != was.second.first;
+    return moved || is->second.second != was.second.second;
+  });
 }
 
 int PluginProcess::threads() const {

@@ -5,11 +5,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <greenfast/types.hpp>
+
+#include "workbench/subject.hpp"
 
 namespace greenfast::workbench {
 
@@ -37,8 +43,14 @@ class PluginProcess {
   /// long the round trip took on this process's clock.
   Status ask(channel::Request request, double timeout, double* seconds = nullptr);
   PluginEnd end() const { return end_; }
+  /// Stops it with all its threads until the next ask, which then counts the way back as its own.
+  void pause();
+  /// CPU time of all its threads so far; nothing when it is gone.
+  std::optional<CpuUse> cpu_use() const;
   /// Threads it has now.
   int threads() const;
+  /// Processes of its group besides itself.
+  int other_processes() const;
 
  private:
   PluginProcess(channel::Control* control, pid_t child) : control_(control), child_(child) {}
@@ -47,8 +59,15 @@ class PluginProcess {
   channel::Control* control_;
   pid_t child_;
   pid_t owner_ = 0;
+  bool paused_ = false;
   PluginEnd end_ = PluginEnd::none;
   Status why_;
 };
+
+/// Where this process's threads may run, and how important they are.
+using ThreadStates = std::map<pid_t, std::pair<std::vector<int>, int>>;
+ThreadStates own_threads();
+/// Whether a thread that was there before has another priority, or the first one other CPUs.
+bool own_threads_changed(const ThreadStates& before);
 
 }  // namespace greenfast::workbench

@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "workbench/atomic_file.hpp"
+#include "workbench/clean_text.hpp"
 #include "workbench/files.hpp"
+#include "workbench/json.hpp"
 #include "workbench/seconds_since.hpp"
 #include "workbench/sha256.hpp"
 
@@ -94,7 +96,7 @@ class Proposer {
 
   /// False when it does not listen any more.
   bool say(const json& message, double timeout) {
-    const std::string line = message.dump() + "\n";
+    const std::string line = json_text(message) + "\n";
     fcntl(to_, F_SETFL, O_NONBLOCK);
     const auto begin = Clock::now();
     for (std::size_t done = 0; done < line.size();) {
@@ -229,11 +231,12 @@ class Evolution {
     if (!line) return rejection(line.status().message(), true);
     const json said = json::parse(*line, nullptr, false);
     if (said.is_discarded() || !said.is_object())
-      return rejection(fmt::format("no JSON object: {}", line->substr(0, 80)), false);
+      return rejection(fmt::format("no JSON object: {}", clean_text(line->substr(0, 80))), false);
     const auto text = [&](const char* name) {
       const auto it = said.find(name);
       return it != said.end() && it->is_string() ? it->get<std::string>() : std::string();
     };
+    const auto words = [&](const char* name) { return clean_text(text(name)); };
     if (text("type") == "done") {
       done_ = true;
       return {};
@@ -254,7 +257,7 @@ class Evolution {
       throw LabError(status);
     return {{"ok", true},
             {"parents", parents},
-            {"note", text("note").substr(0, 500)},
+            {"note", words("note").substr(0, 500)},
             {"file", file},
             {"sha256", sha256_hex(source)}};
   }

@@ -26,6 +26,7 @@
 #include "workbench/policy.hpp"
 #include "workbench/sha256.hpp"
 #include "workbench/statistics.hpp"
+#include "workbench/timed_judge.hpp"
 #include "workbench/validate.hpp"
 
 namespace greenfast::workbench {
@@ -36,7 +37,6 @@ using nlohmann::json;
 
 constexpr const char* kPrefix = "search:";
 constexpr const char* kDeviceStage = "device";  // of no candidate
-constexpr const char* kOtherDevice = "holds results of";
 /// Contestants timed in the same blocks beside the reference.
 constexpr std::size_t kAtOnce = 8;
 /// Seeds of the finals and of the last measurement, away from those that candidates were chosen by.
@@ -128,7 +128,7 @@ Result<std::unique_ptr<Lab>> Lab::open(LabOptions options) {
     fs::create_directories(fs::absolute(o.cache).parent_path(), error);
     if (Status status = append_line(
             o.cache,
-            json({{"schema", "greenfast.search/1"}, {"identity", o.identity}}).dump() + "\n");
+            json_text({{"schema", "greenfast.search/1"}, {"identity", o.identity}}) + "\n");
         !status)
       return status;
   }
@@ -166,9 +166,9 @@ void Lab::remember(Device& device) {
   const json now = device_json(device.facts());
   if (const json* kept = find("", kDeviceStage)) {
     if ((*kept)["device"]["name"] == now["name"]) return;
-    throw std::runtime_error(fmt::format("{}: {} {}, this is {}; give another --cache",
-                                         options_.cache.string(), kOtherDevice,
-                                         plain((*kept)["device"]["name"]), plain(now["name"])));
+    throw std::runtime_error(
+        fmt::format("{}: holds results of {}, this is {}; give another --cache",
+                    options_.cache.string(), plain((*kept)["device"]["name"]), plain(now["name"])));
   }
   add("", kDeviceStage,
       {{"ok", true},
@@ -207,7 +207,7 @@ const json& Lab::need(const std::string& key, const std::string& stage) const {
 
 void Lab::add(const std::string& key, const std::string& stage, json result) {
   if (Status status = append_line(
-          options_.cache, json({{"key", key}, {"stage", stage}, {"result", result}}).dump() + "\n");
+          options_.cache, json_text({{"key", key}, {"stage", stage}, {"result", result}}) + "\n");
       !status)
     throw LabError(status);
   results_[entry(key, stage)] = std::move(result);
@@ -344,17 +344,13 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
       if (row.id == ids.front()) kind = row.device;
     ChildLimits limits;
     limits.stall_seconds = [&](const std::string&) { return 5 * options_.timeout_seconds; };
+    limits.stop = options_.stop;
     const auto end = run_in_child(
         [&](Activity& activity) {
           activity.set("opening the device");
           auto device = open_device(kind);
           if (!device) throw std::runtime_error(device.status().message());
-          try {
-            remember(**device);
-          } catch (const std::runtime_error& error) {
-            activity.set(error.what());
-            throw;
-          }
+          remember(**device);
           Loaded all{*this, activity, **device, *policy, nullptr, {}, loaded};
           if (!reference_id.empty()) all.reference = make_plugin_subject(reference_id);
           for (const std::string& id : ids) all.subjects.push_back(make_plugin_subject(id));
@@ -367,21 +363,23 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
     if (!end) throw LabError(end.status());
     reload();
     if (end->how == ChildEnd::How::finished) return;
-    // The reference and the machine are nobody's candidate.
-    for (const char* other :
-         {"the hand-set configuration", "of host memory", "memory ended", kOtherDevice})
-      if (end->activity.find(other) != std::string::npos)
-        throw LabError({StatusCode::internal, end->activity});
-    // Whoever is named in the child's last line did it; the others go on without.
+    // What is cut off here is no candidate's fault, and is done again.
+    if (end->how == ChildEnd::How::stopped) throw LabStopped{};
+    // What the child threw is about the reference and the machine, never about a candidate.
+    if (end->how == ChildEnd::How::failed) throw LabError({StatusCode::internal, end->detail});
+    // Whoever was at work alone did it; the others go on without.
     std::vector<LabCandidate> rest;
     bool blamed = false;
     for (const LabCandidate& c : loaded) {
       if (find(c.key, stage) != nullptr) continue;
-      const bool named = end->activity.find("{" + c.key + "}") != std::string::npos;
+      const bool named = end->subject == c.key;
       if (named || loaded.size() == 1) {
         blamed = true;
         add(c.key, stage,
-            {{"ok", false}, {"reason", fmt::format("{}, while: {}", end->detail, end->activity)}});
+            {{"ok", false},
+             {"reason", end->blame.empty()
+                            ? fmt::format("{}, while: {}", end->detail, end->activity)
+                            : end->blame}});
       } else {
         rest.push_back(c);
       }
@@ -417,7 +415,8 @@ std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidat
     child("case", nullptr, todo, [this](Loaded& all) {
       for (std::size_t i = 0; i < all.subjects.size(); ++i) {
         const LabCandidate& c = all.candidates[i];
-        all.activity.set(fmt::format("one adversarial case {{{}}}", c.key));
+        all.activity.set(fmt::format("one adversarial case {{{}}}", c.key), Actor::candidate,
+                         c.key);
         // Lengths that end inside every tile, where the kernel takes them.
         Case test;
         test.name = "ragged";
@@ -473,18 +472,19 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
       std::vector<json> shapes(all.subjects.size(), json::array());
       std::vector<std::string> failures(all.subjects.size());
       for (const NamedProblem& problem : problems) {
-        std::string names;
-        for (const LabCandidate& c : all.candidates) names += fmt::format(" {{{}}}", c.key);
         // Named when it is alone: of several nobody knows who it was.
-        all.activity.set(fmt::format("timing {}: {}{}", stage, problem.name,
-                                     all.candidates.size() == 1 ? names : ""));
+        const std::string alone = all.candidates.size() == 1 ? all.candidates[0].key : "";
+        const std::string what = fmt::format("timing {}: {}{}", stage, problem.name,
+                                             alone.empty() ? "" : fmt::format(" {{{}}}", alone));
+        all.activity.set(what, Actor::both, alone);
         Case first;
         first.name = problem.name;
         first.problem = problem.problem;
         first.seed = seed;
         auto ring = Ring::make(all.device, first);
         if (!ring) throw std::runtime_error(ring.status().message());
-        std::vector<Timed> timed{{.subject = all.reference.get(), .label = {}, .recheck = {}}};
+        const Judge judge = timed_judge(all.policy);
+        std::vector<Timed> timed{{.subject = all.reference.get(), .label = {}, .judge = judge}};
         std::vector<std::size_t> who;
         for (std::size_t i = 0; i < all.subjects.size(); ++i) {
           if (const auto why = all.subjects[i]->refusal(problem.problem, all.device.facts())) {
@@ -492,7 +492,7 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
             continue;
           }
           if (!failures[i].empty()) continue;
-          timed.push_back({.subject = all.subjects[i].get(), .label = {}, .recheck = {}});
+          timed.push_back({.subject = all.subjects[i].get(), .label = {}, .judge = judge});
           who.push_back(i);
         }
         if (who.empty()) break;
@@ -507,11 +507,17 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
         how.progress = [&](int blocks, double) {
           if (blocks - last < 4) return;
           last = blocks;
-          all.activity.set(fmt::format("timing {}: {}{}, block {}", stage, problem.name,
-                                       all.candidates.size() == 1 ? names : "", blocks));
+          all.activity.set(fmt::format("{}, block {}", what, blocks), Actor::both, alone);
         };
         auto measured = measure(all.device, **ring, timed, how);
-        if (!measured) throw std::runtime_error(measured.status().message());
+        if (!measured) {
+          if (measured.status().code() != StatusCode::device_error)
+            throw std::runtime_error(measured.status().message());
+          // Somebody broke the device's context, and this child cannot go on: each alone tells who.
+          all.activity.blame(all.candidates.size() == 1 ? all.candidates[0].key : "",
+                             measured.status().message());
+          std::_Exit(1);
+        }
         if (!measured->checks[0].failure.empty())
           throw std::runtime_error("the hand-set configuration: " + measured->checks[0].failure);
         for (std::size_t t = 1; t < timed.size(); ++t) {
@@ -598,7 +604,8 @@ Lab::Final Lab::decide(const LabCandidate& reference, const std::vector<LabCandi
         int cases = 0;
         const std::uint64_t seeds[] = {options_.seed, options_.seed + 1};
         for (const Case& test : make_cases(options_.problems, all.policy, seeds)) {
-          all.activity.set(fmt::format("GREEN {} {{{}}}", to_string(test), c.key));
+          all.activity.set(fmt::format("GREEN {} {{{}}}", to_string(test), c.key), Actor::candidate,
+                           c.key);
           if (all.subjects[0]->refusal(test.problem, all.device.facts())) continue;
           const auto data = prepare_case(test, all.policy);
           if (!data) throw std::runtime_error(data.status().message());

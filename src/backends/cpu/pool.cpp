@@ -98,7 +98,8 @@ struct ThreadPool::Job {
   void* context;
   std::int64_t tasks;
   int max_threads;
-  int joined = 1;  // threads that ever took part; guarded by the team's mutex
+  int joined = 1;   // threads that ever took part; guarded by the team's mutex
+  int to_wake = 0;  // sleeping workers that are still to be woken; likewise
   bool caller_sleeps = false;
   Job* next_job = nullptr;
   std::atomic<int> inside{0};  // workers now taking part
@@ -172,6 +173,15 @@ struct ThreadPool::Team {
     spare = here;
   }
 
+  // Called with the mutex held: how many workers the calling thread is to wake for a job. Each that
+  // wakes does the same, so that no thread pays for all (a wake-up costs it microseconds).
+  int share_of_wakes(Job& job) const noexcept {
+    constexpr int kEach = 2;
+    const int share = std::min({kEach, job.to_wake, sleepers});
+    job.to_wake -= share;
+    return share;
+  }
+
   void serve() {
     std::unique_lock lock(mutex);
     while (!stopping) {
@@ -180,13 +190,15 @@ struct ThreadPool::Team {
       if (job != nullptr) {
         const int worker = job->joined++;
         job->inside.fetch_add(1, std::memory_order_relaxed);
+        int wake = share_of_wakes(*job);
         lock.unlock();
+        for (; wake > 0; --wake) work_ready.notify_one();
         job->work(worker);
         lock.lock();
         // After the decrement the caller may return, and the job is gone.
-        const bool wake = job->caller_sleeps;
+        const bool sleeps = job->caller_sleeps;
         job->inside.fetch_sub(1, std::memory_order_release);
-        if (wake) job_done.notify_all();
+        if (sleeps) job_done.notify_all();
         continue;
       }
       const std::uint32_t seen = news.load(std::memory_order_relaxed);
@@ -211,8 +223,9 @@ struct ThreadPool::Team {
       while (*last != nullptr) last = &(*last)->next_job;
       *last = &job;
       news.fetch_add(1, std::memory_order_relaxed);
-      wake =
+      job.to_wake =
           static_cast<int>(std::min<std::int64_t>({sleepers, job.max_threads - 1, job.tasks - 1}));
+      wake = share_of_wakes(job);
     }
     for (; wake > 0; --wake) work_ready.notify_one();
 

@@ -14,6 +14,7 @@
 #include "core/variant.hpp"
 #include "kernels/cpu/device/band.hpp"
 #include "kernels/cpu/device/convert.hpp"
+#include "kernels/cpu/device/float_mode.hpp"
 
 namespace greenfast::kernels {
 namespace {
@@ -60,7 +61,9 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
   const int head_dim = static_cast<int>(problem.head_dim);
   const std::int64_t h_kv = h / (problem.heads_q / problem.heads_kv);
 
-  float q[kMaxHeadDim], kv[kMaxHeadDim], o[kMaxHeadDim] = {};
+  float q[kMaxHeadDim], kv[kMaxHeadDim];
+  // fp64, so that neither a million keys nor values up to the last finite float wear the sums out.
+  double o[kMaxHeadDim] = {};
   float score[kChunk];
   load(static_cast<const In*>(tensors.q) + row_at(problem.q, b, h, i), head_dim, q);
   const float scale = problem.scale *
@@ -70,7 +73,8 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
 
   const In* const k_head = static_cast<const In*>(tensors.k) + row_at(problem.k, b, h_kv, 0);
   const In* const v_head = static_cast<const In*>(tensors.v) + row_at(problem.v, b, h_kv, 0);
-  float max = -kInfinity, sum = 0.0f;
+  float max = -kInfinity;
+  double sum = 0.0;
   const Interval keys = keys_of(call.band, i);
   for (std::int64_t begin = keys.begin; begin < keys.end; begin += kChunk) {
     const int count = static_cast<int>(std::min<std::int64_t>(kChunk, keys.end - begin));
@@ -83,30 +87,36 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
       chunk_max = std::max(chunk_max, score[j]);
     }
     // Earlier chunks were weighted against a smaller maximum.
-    const float rescale = max == chunk_max ? 1.0f : std::exp(max - chunk_max);
+    const double rescale = max == chunk_max ? 1.0 : double{std::exp(max - chunk_max)};
     max = chunk_max;
     sum *= rescale;
     for (int d = 0; d < head_dim; ++d) o[d] *= rescale;
+    // While all scores are -inf any finite maximum keeps the weights 0.
+    const float used = max == -kInfinity ? 0.0f : max;
     for (int j = 0; j < count; ++j) {
-      const float weight = std::exp(score[j] - max);
+      const auto weight = double{std::exp(score[j] - used)};
       sum += weight;
       load(v_head + (begin + j) * problem.v.stride[2], head_dim, kv);
-      for (int d = 0; d < head_dim; ++d) o[d] += weight * kv[d];
+      for (int d = 0; d < head_dim; ++d) o[d] += weight * double{kv[d]};
     }
   }
 
-  const bool sees_keys = keys.begin < keys.end;
+  // No visible key, or none whose score is above -inf; a NaN among them makes the sum one.
+  const bool empty = keys.begin == keys.end || (max == -kInfinity && sum == 0.0);
   Out* const out = static_cast<Out*>(tensors.o) + row_at(problem.o, b, h, i);
-  for (int d = 0; d < head_dim; ++d) narrow(sees_keys ? o[d] / sum * v_scale : 0.0f, out[d]);
+  for (int d = 0; d < head_dim; ++d) {
+    narrow(empty ? 0.0f : static_cast<float>(o[d] / sum * double{v_scale}), out[d]);
+  }
   if (problem.lse) {
     tensors.lse[(b * problem.heads_q + h) * problem.seq_q + i] =
-        sees_keys ? max + std::log(sum) : -kInfinity;
+        empty ? -kInfinity : static_cast<float>(double{max} + std::log(sum));
   }
 }
 
 template <class In, class Out>
 void attend_rows(void* context, std::int64_t task, int /*worker*/) {
   const auto& call = *static_cast<const Call*>(context);
+  const DefaultFloatMode mode;
   const Problem& problem = call.problem;
   const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
   const std::int64_t first = task * kRowsPerTask;
@@ -145,10 +155,10 @@ std::int64_t task_count(const Problem& problem) {
   return (problem.batch * problem.heads_q * problem.seq_q + kRowsPerTask - 1) / kRowsPerTask;
 }
 
-int rank(const Problem& /*problem*/, const DeviceFacts& /*facts*/, core::Choice /*choice*/,
-         std::string* why) {
+bool supports(const Problem& /*problem*/, const DeviceFacts& /*facts*/, core::Choice /*choice*/,
+              std::string* why) {
   if (why != nullptr) *why = "takes every problem; the reference, not fast";
-  return 10;
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice /*choice*/) {
@@ -174,6 +184,6 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 }  // namespace
 
 extern const core::Kernel cpu_naive;
-constinit const core::Kernel cpu_naive{.rank = rank, .plan = plan, .launch = launch};
+constinit const core::Kernel cpu_naive{.supports = supports, .plan = plan, .launch = launch};
 
 }  // namespace greenfast::kernels

@@ -9,6 +9,7 @@
 #include "core/executor.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
+#include "kernels/cpu/device/float_mode.hpp"
 
 namespace greenfast::kernels {
 namespace {
@@ -18,6 +19,7 @@ using flash::Code;
 
 const Code& code_for(const DeviceFacts& facts) {
 #if defined(__x86_64__)
+  if (facts.isa == "avx512amx") return flash::avx512amx;
   if (facts.isa == "avx512bf16") return flash::avx512bf16;
   if (facts.isa == "avx512") return flash::avx512;
   if (facts.isa == "avx2") return flash::avx2;
@@ -28,10 +30,24 @@ const Code& code_for(const DeviceFacts& facts) {
 }
 
 constexpr int kKeyTile = 192;  // keys: a multiple of every register tile's
+constexpr int kAmxRows = 32, kAmxKeyTile = 384;
+
+// Keys of a row from where on its sums are kept in fp64 beside. Below, the tiles of a row are at
+// most 86, and so are the roundings that its sums meet outside a tile.
+constexpr std::int64_t kLongRow = 16384;
 
 // Work below this many floating-point operations is done by the caller alone: waking threads would
 // take longer than it saves.
 constexpr double kWorthThreads = 2.0e6;
+constexpr double kWorthThreadsAmx = 8.0e6;  // which are done in no more time
+
+bool uses_amx(const Problem& problem, const Code& code) {
+  return code.amx && problem.dtype != DType::f32;
+}
+
+int key_tile(const Problem& problem, const Code& code) {
+  return uses_amx(problem, code) ? kAmxKeyTile : kKeyTile;
+}
 
 struct Division {
   int task_rows = 0;
@@ -63,6 +79,9 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int64_t kv_bytes =
       2 * problem.seq_kv * problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype));
   division.task_rows = kv_bytes > facts.l2_bytes / 2 ? 256 : 128;
+  // Packing a tile of K and V for AMX costs as much as multiplying it by some 100 rows.
+  const bool amx = uses_amx(problem, code);
+  if (amx) division.task_rows = choice.batch_invariant ? 256 : 512;
   if (choice.batch_invariant) {
     division.threads = threads;
     division.row_tasks = tasks_of(division.task_rows);
@@ -70,11 +89,13 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   }
   const double work = 4.0 * static_cast<double>(kv_heads * rows) * mean_keys(problem) *
                       static_cast<double>(problem.head_dim);
-  division.threads = work < kWorthThreads ? 1 : threads;
+  division.threads = work < (amx ? kWorthThreadsAmx : kWorthThreads) ? 1 : threads;
 
-  // Enough tasks that no thread waits long for the last one; none smaller than a vector.
-  const std::int64_t wanted = division.threads == 1 ? 1 : std::int64_t{4} * division.threads;
-  while (division.task_rows > std::max(16, code.min_rows) &&
+  // Enough tasks that no thread waits long for the last one; none smaller than a vector, or a block
+  // of AMX, which packs K and V once a task and so wants no more tasks than balance needs.
+  const std::int64_t wanted =
+      division.threads == 1 ? 1 : std::int64_t{amx ? 2 : 4} * division.threads;
+  while (division.task_rows > (amx ? kAmxRows : std::max(16, code.min_rows)) &&
          kv_heads * tasks_of(division.task_rows) < wanted) {
     division.task_rows /= 2;
   }
@@ -83,7 +104,7 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   // Still too few: cut the keys, into parts of two tiles at least.
   const std::int64_t tasks = kv_heads * division.row_tasks;
   if (tasks < std::int64_t{2} * division.threads && division.threads > 1) {
-    const auto most = static_cast<std::int64_t>(mean_keys(problem)) / (2 * kKeyTile);
+    const auto most = static_cast<std::int64_t>(mean_keys(problem)) / (2 * key_tile(problem, code));
     division.splits =
         static_cast<int>(std::max<std::int64_t>(1, std::min(most, (wanted + tasks - 1) / tasks)));
   }
@@ -121,8 +142,10 @@ Call make_call(const Problem& problem, const DeviceFacts& facts, const Division&
   // does as well with 32 rows as with 64 (Zen 5).
   const bool narrow = !mask.is_none() || problem.dtype == DType::f32;
   call.tile_rows = std::min(code.tile_rows, narrow ? 32 : 64);
-  call.key_tile = kKeyTile;
+  if (uses_amx(problem, code)) call.tile_rows = kAmxRows;
+  call.key_tile = key_tile(problem, code);
   call.splits = division.splits;
+  call.fold = problem.seq_kv > kLongRow;
   call.row_tasks = division.row_tasks;
   call.kv_heads = problem.batch * problem.heads_kv;
   // The tasks that start last should be short. One head after another keeps its K and V in the
@@ -177,6 +200,7 @@ struct Run {
             __atomic_store_n(&run.out_of_memory, true, __ATOMIC_RELAXED);
             return;
           }
+          const DefaultFloatMode mode;
           run.step(run.call, task, arena);
         },
         this, threads);
@@ -189,10 +213,10 @@ Status no_memory(std::size_t bytes) {
                        "free memory or set GREENFAST_THREADS lower")};
 }
 
-int rank(const Problem& /*problem*/, const DeviceFacts& facts, core::Choice /*choice*/,
-         std::string* why) {
+bool supports(const Problem& /*problem*/, const DeviceFacts& facts, core::Choice /*choice*/,
+              std::string* why) {
   if (why != nullptr) *why = core::concat("takes every problem; code for ", facts.isa);
-  return 200;
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
@@ -205,7 +229,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   plan.block = {division.threads, 1, 1};
   plan.shared_bytes = static_cast<std::int64_t>(code.arena_bytes(call));
   plan.tile_q = division.task_rows;
-  plan.tile_kv = kKeyTile;
+  plan.tile_kv = call.key_tile;
   plan.splits = division.splits;
   plan.kernel = facts.isa;
   plan.note = choice.batch_invariant  ? "fixed tile, keys not split: batch-invariant"
@@ -252,6 +276,6 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 }  // namespace
 
 extern const core::Kernel cpu_flash;
-constinit const core::Kernel cpu_flash{.rank = rank, .plan = plan, .launch = launch};
+constinit const core::Kernel cpu_flash{.supports = supports, .plan = plan, .launch = launch};
 
 }  // namespace greenfast::kernels

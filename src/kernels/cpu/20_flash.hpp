@@ -40,6 +40,7 @@ struct Call {
   int tile_rows = 0;  // rows of a register tile, at most Code::tile_rows
   int key_tile = 0;
   int splits = 1;
+  bool fold = false;           // rows may see so many keys that sums of fp32 are not enough
   std::int64_t row_tasks = 0;  // tasks of one KV head, without splits
   std::int64_t kv_heads = 0;   // over the batch
   bool head_by_head = true;    // order of tasks: else long ones of every head first
@@ -50,6 +51,7 @@ struct Call {
 
 /// The kernel for one instruction set.
 struct Code {
+  bool amx;       // all types but fp32 go through tiles of AMX
   int tile_rows;  // rows of the largest register tile, a power of two
   int min_rows;   // of the smallest: one vector
   std::size_t (*arena_bytes)(const Call&);
@@ -60,7 +62,7 @@ struct Code {
 
 extern const Code portable;
 #if defined(__x86_64__)
-extern const Code avx2, avx512, avx512bf16;
+extern const Code avx2, avx512, avx512bf16, avx512amx;
 #endif
 
 }  // namespace greenfast::kernels::flash

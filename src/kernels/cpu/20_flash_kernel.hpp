@@ -23,6 +23,7 @@ constexpr float kInfinity = __builtin_inff();
 // lane holds.
 struct Fp32 {
   static constexpr int kPerUnit = 1;
+  static constexpr bool kTiles = false;
   static constexpr int kExpDegree = 5;
   [[gnu::always_inline]] static inline Vec mul_acc(Vec acc, Vec a, Vec b) {
     return mul_add(a, b, acc);
@@ -31,13 +32,29 @@ struct Fp32 {
 #if defined(__AVX512BF16__)
 struct Bf16Pairs {
   static constexpr int kPerUnit = 2;
+  static constexpr bool kTiles = false;
   static constexpr int kExpDegree = 4;  // P is rounded to 2^-9
   [[gnu::always_inline]] static inline Vec mul_acc(Vec acc, Vec a, Vec b) {
     return dot_add(acc, a, b);
   }
 };
 #endif
+#if defined(GREENFAST_AMX)
+/// One piece: bf16, and what fits in it. Two pieces: fp16, whose 11 bits are the sum of two bf16
+/// exactly; weights get 16 bits.
+template <int kCount>
+struct Bf16Tiles {
+  static constexpr int kPerUnit = 2;
+  static constexpr bool kTiles = true;
+  static constexpr int kPieces = kCount;
+  static constexpr int kExpDegree = kPieces == 1 ? 4 : 5;
+};
+#endif
 
+template <int kValue>
+struct Int {
+  static constexpr int kIs = kValue;
+};
 template <class A, class B>
 constexpr bool kSame = false;
 template <class A>
@@ -114,7 +131,8 @@ template <class A, int kVectors, int kKeys>
   }
 }
 
-/// O^T for kColumns columns: rescaled, plus V^T P^T over `units` units of keys.
+/// O^T for kColumns columns: rescaled, plus V^T P^T over `units` units of keys. The tile's own sum
+/// starts at 0, so that its addends meet a sum of their own size however long the row is.
 template <class A, int kVectors, int kColumns>
 void value_block(const float* p, int units, const char* v, std::int64_t v_stride,
                  const float* rescale, float* o) {
@@ -123,9 +141,7 @@ void value_block(const float* p, int units, const char* v, std::int64_t v_stride
 #pragma GCC unroll 16
   for (int j = 0; j < kColumns; ++j) {
 #pragma GCC unroll 4
-    for (int m = 0; m < kVectors; ++m) {
-      acc[j][m] = mul(load(o + j * kRows + m * kLanes), load(rescale + m * kLanes));
-    }
+    for (int m = 0; m < kVectors; ++m) acc[j][m] = zero();
   }
   for (int u = 0; u < units; ++u) {
     Vec weights[kVectors];
@@ -143,39 +159,186 @@ void value_block(const float* p, int units, const char* v, std::int64_t v_stride
 #pragma GCC unroll 16
   for (int j = 0; j < kColumns; ++j) {
 #pragma GCC unroll 4
-    for (int m = 0; m < kVectors; ++m) store(o + j * kRows + m * kLanes, acc[j][m]);
+    for (int m = 0; m < kVectors; ++m) {
+      float* const at = o + j * kRows + m * kLanes;
+      store(at, mul_add(load(at), load(rescale + m * kLanes), acc[j][m]));
+    }
   }
 }
 
+#if defined(GREENFAST_AMX)
+// ---- tiles of AMX -------------------------------------------------------------------------------
+
+// A block of scores is 32 keys by 32 queries at most: four tiles of sums, two of K and two of Q^T.
+// Columns of O^T, 16 queries wide, take up to four tiles of sums, and run beside the exponentials
+// of the next block. P^T and Q^T have the layouts that the vector code gives them; K and V^T are
+// packed, tile after tile, 16 keys by 32 of the head dim and 16 of the head dim by 32 keys. With
+// two pieces, a tile of high parts precedes one of low parts.
+constexpr int kBlockKeys = 2 * kTileSide;
+
+/// Rows of one piece of Q^T.
+constexpr int query_units(int head_dim) {
+  return (head_dim + kBlockKeys - 1) / kBlockKeys * kTileSide;
+}
+
+/// Scores of one block of keys. k: its first row of tiles, `steps` tiles of each piece.
+template <int kPieces, int kVectors>
+[[gnu::always_inline]] inline void tile_scores(const float* q, int steps, const char* k, float* s) {
+  constexpr int kRows = kVectors * kLanes, kRowBytes = 4 * kRows;
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kVectors == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const char* const lower = k + steps * kPieces * kTileBytes;
+  for (int step = 0; step < steps; ++step) {
+    const float* const queries = q + step * kTileSide * kRows;
+    const int at = step * kPieces * kTileBytes;
+    _tile_loadd(4, k + at, 64);
+    _tile_loadd(6, queries, kRowBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, lower + at, 64);
+    _tile_dpbf16ps(1, 5, 6);
+    if constexpr (kVectors == 2) {
+      _tile_loadd(7, queries + kLanes, kRowBytes);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    if constexpr (kPieces == 2) {
+      // High keys by low queries, low by low, low by high: all four products, so exact ones.
+      const float* const low = queries + steps * kTileSide * kRows;
+      _tile_loadd(6, low, kRowBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
+      if constexpr (kVectors == 2) {
+        _tile_loadd(7, low + kLanes, kRowBytes);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_loadd(4, k + at + kTileBytes, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, lower + at + kTileBytes, 64);
+      _tile_dpbf16ps(1, 5, 6);
+      _tile_loadd(6, queries, kRowBytes);
+      if constexpr (kVectors == 2) {
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(7, queries + kLanes, kRowBytes);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
+    }
+  }
+  _tile_stored(0, s, kRowBytes);
+  _tile_stored(1, s + kTileSide * kRows, kRowBytes);
+  if constexpr (kVectors == 2) {
+    _tile_stored(2, s + kLanes, kRowBytes);
+    _tile_stored(3, s + kTileSide * kRows + kLanes, kRowBytes);
+  }
+}
+
+/// Masks a block's scores where bounds are not null, and takes their maximum.
+template <int kVectors>
+[[gnu::always_inline]] inline void tile_maximum(float* s, float* highest, const Bounds* bounds,
+                                                int first_key) {
+  constexpr int kRows = kVectors * kLanes;
+#pragma GCC unroll 2
+  for (int m = 0; m < kVectors; ++m) {
+    Vec top = load(highest + m * kLanes);
+    if (bounds == nullptr) {
+      Vec other = top;
+#pragma GCC unroll 16
+      for (int j = 0; j < kBlockKeys; j += 2) {
+        top = max(load(s + j * kRows + m * kLanes), top);
+        other = max(load(s + (j + 1) * kRows + m * kLanes), other);
+      }
+      top = max(other, top);
+    } else {
+      for (int j = 0; j < kBlockKeys; ++j) {
+        float* const at = s + j * kRows + m * kLanes;
+        const Vec x = if_between(first_key + j, bounds->begin + m * kLanes,
+                                 bounds->end + m * kLanes, load(at), set(-kInfinity));
+        store(at, x);
+        top = max(x, top);
+      }
+    }
+    store(highest + m * kLanes, top);
+  }
+}
+#endif
+
 // ---- softmax ----------------------------------------------------------------------------------
 
-/// tanh to 1 ulp or so: a polynomial (minimax in relative error, 4e-9) up to 0.625, from there on
-/// 1 - 2 / (1 + e^2x).
-[[gnu::always_inline]] inline Vec tanh(Vec x) {
+// A weight is 2^(factor * (score / 2 - max / 2)): subtracted first, because a product rounded
+// before it would be off by half a unit in *its* last place, 32 at 2^29; and halved before, because
+// finite scores may be farther apart than the largest float. factor is 2 log2(e) times what one
+// natural unit of score is.
+constexpr float kFactorOfUnit = 2.0f * kLog2e;
+constexpr float kLargest = 0x1.fffffep127f;
+
+// Weights are smaller by 2^32, so that their sum, over up to 2^32 keys, is below 1 and values up to
+// the last finite one have a finite mean. Below 2^-94 of the largest a weight becomes 0.
+constexpr int kWeightDown = 32;
+constexpr float kWeightUp = 0x1p32f;
+
+[[gnu::always_inline]] inline Vec half_of(Vec x) { return mul(x, set(0.5f)); }
+
+/// 2^(factor * (score / 2 - half_max)), smaller by 2^kDown.
+template <int kDegree, int kDown>
+[[gnu::always_inline]] inline Vec weight(Vec score, Vec half_max, Vec factor) {
+  return exp2<kDegree, kDown>(mul(mul_sub(score, set(0.5f), half_max), factor));
+}
+
+/// What weights against the maximum `before` are multiplied by when it becomes `now`: exactly 1
+/// where it stays, so that a tile in which a row sees nothing changes none of its bits.
+[[gnu::always_inline]] inline Vec rescaling(Vec before, Vec now, Vec factor) {
+  return if_equal(before, now, set(1.0f), weight<5, 0>(before, half_of(now), factor));
+}
+
+/// half_max for a row that has seen nothing but -inf: any finite value keeps its weights 0.
+[[gnu::always_inline]] inline Vec half_max_of(Vec top) {
+  return half_of(if_equal(top, set(-kInfinity), zero(), top));
+}
+
+/// cap * tanh(score * scale / cap), inner being scale / cap: up to 0.625 the scaled score times a
+/// polynomial for tanh(x) / x (minimax in relative error, 4e-9), so that no cap is too large; from
+/// there on cap * (1 - 2 / (1 + e^2x)).
+[[gnu::always_inline]] inline Vec soft_cap(Vec score, Vec scale, Vec inner, Vec cap) {
+  const Vec scaled = mul(score, scale), x = mul(score, inner);
   const Vec magnitude = abs(x);
   const Vec z = mul(x, x);
   Vec p = mul_add(set(-0.005704987007f), z, set(0.02063908726f));
   p = mul_add(p, z, set(-0.05373971509f));
   p = mul_add(p, z, set(0.133314422f));
   p = mul_add(p, z, set(-0.3333328194f));
-  const Vec small = mul_add(mul(x, z), p, x);
+  const Vec small = mul_add(mul(scaled, z), p, scaled);
   // The clamp keeps the exponential finite, and the result is 1 long before.
   const Vec bounded = if_less(set(20.0f), magnitude, set(20.0f), magnitude);
   const Vec power = exp2<5>(mul(bounded, set(2.0f * kLog2e)));
   const Vec large = sub(set(1.0f), div(set(2.0f), add(power, set(1.0f))));
-  return if_less(magnitude, set(0.625f), small, copy_sign(large, x));
+  return if_less(magnitude, set(0.625f), small, mul(copy_sign(large, x), cap));
 }
 
-/// Scores become softcap * log2(e) * tanh(factor * score), factor being scale / softcap.
+/// soft_cap's inner factor. The largest float stands for what lies beyond it.
+[[gnu::always_inline]] inline Vec inner_of(Vec scale, Vec cap) {
+  return min(div(scale, cap), set(kLargest));
+}
+
+/// Scores become scaled and capped ones.
 template <int kVectors>
-void cap_scores(float* s, int keys, const float* factor, float softcap, float* highest,
+void cap_scores(float* s, int keys, const float* scale, float softcap, float* highest,
                 const Bounds* bounds) {
   constexpr int kRows = kVectors * kLanes;
+  const Vec cap = set(softcap);
   for (int m = 0; m < kVectors; ++m) {
+    const Vec outer = load(scale + m * kLanes), inner = inner_of(outer, cap);
     Vec top = set(-kInfinity);
     for (int n = 0; n < keys; ++n) {
       float* const at = s + n * kRows + m * kLanes;
-      Vec x = mul(tanh(mul(load(at), load(factor + m * kLanes))), set(softcap * kLog2e));
+      Vec x = soft_cap(load(at), outer, inner, cap);
       if (bounds != nullptr) {
         x = if_between(n, bounds->begin + m * kLanes, bounds->end + m * kLanes, x, set(-kInfinity));
       }
@@ -186,15 +349,14 @@ void cap_scores(float* s, int keys, const float* factor, float softcap, float* h
   }
 }
 
-/// Scores become weights 2^(factor * score - max), for pairs packed in place; sums are of the
-/// weights before rounding.
+/// Scores become weights, for pairs packed in place; sums are of the weights before rounding.
 template <class A, int kVectors>
-void exponentiate(float* s, int keys, const float* factor, const float* max_used, float* sums) {
+void exponentiate(float* s, int keys, const float* factor, const float* half_max, float* sums) {
   constexpr int kRows = kVectors * kLanes;
   Vec scale[kVectors], top[kVectors], sum[kVectors];
   for (int m = 0; m < kVectors; ++m) {
     scale[m] = load(factor + m * kLanes);
-    top[m] = load(max_used + m * kLanes);
+    top[m] = load(half_max + m * kLanes);
     sum[m] = zero();
   }
   if constexpr (A::kPerUnit == 1) {
@@ -202,7 +364,7 @@ void exponentiate(float* s, int keys, const float* factor, const float* max_used
 #pragma GCC unroll 4
       for (int m = 0; m < kVectors; ++m) {
         float* const at = s + n * kRows + m * kLanes;
-        const Vec p = exp2<A::kExpDegree>(mul_sub(load(at), scale[m], top[m]));
+        const Vec p = weight<A::kExpDegree, kWeightDown>(load(at), top[m], scale[m]);
         sum[m] = add(sum[m], p);
         store(at, p);
       }
@@ -215,8 +377,8 @@ void exponentiate(float* s, int keys, const float* factor, const float* max_used
 #pragma GCC unroll 4
       for (int m = 0; m < kVectors; ++m) {
         const float* const at = s + n * kRows + m * kLanes;
-        const Vec p0 = exp2<A::kExpDegree>(mul_sub(load(at), scale[m], top[m]));
-        const Vec p1 = exp2<A::kExpDegree>(mul_sub(load(at + kRows), scale[m], top[m]));
+        const Vec p0 = weight<A::kExpDegree, kWeightDown>(load(at), top[m], scale[m]);
+        const Vec p1 = weight<A::kExpDegree, kWeightDown>(load(at + kRows), top[m], scale[m]);
         sum[m] = add(sum[m], add(p0, p1));
         store(to + m * kLanes, pack_pair(p0, p1));
       }
@@ -225,7 +387,7 @@ void exponentiate(float* s, int keys, const float* factor, const float* max_used
     if (n < keys) {
       for (int m = 0; m < kVectors; ++m) {
         const Vec p =
-            exp2<A::kExpDegree>(mul_sub(load(s + n * kRows + m * kLanes), scale[m], top[m]));
+            weight<A::kExpDegree, kWeightDown>(load(s + n * kRows + m * kLanes), top[m], scale[m]);
         sum[m] = add(sum[m], p);
         store(to + m * kLanes, pack_pair(p, zero()));
       }
@@ -234,6 +396,134 @@ void exponentiate(float* s, int keys, const float* factor, const float* max_used
   }
   for (int m = 0; m < kVectors; ++m) store(sums + m * kLanes, sum[m]);
 }
+
+#if defined(GREENFAST_AMX)
+/// One vector's weights for a block of keys: pairs in place, rows close up; with two pieces a row
+/// of high parts, then one of low parts.
+template <class A, int kRows>
+[[gnu::always_inline]] inline void tile_weights(const float* s, Vec factor, Vec half_max, float* p,
+                                                Vec& sum) {
+#pragma GCC unroll 4
+  for (int pair = 0; pair < kTileSide; ++pair) {
+    const float* const at = s + 2 * pair * kRows;
+    const Vec p0 = weight<A::kExpDegree, kWeightDown>(load(at), half_max, factor);
+    const Vec p1 = weight<A::kExpDegree, kWeightDown>(load(at + kRows), half_max, factor);
+    sum = add(sum, add(p0, p1));
+    const Vec high = pack_pair(p0, p1);
+    store(p + pair * A::kPieces * kRows, high);
+    if constexpr (A::kPieces == 2) {
+      const Vec low = pack_pair(sub(p0, first_of_pair(high)), sub(p1, second_of_pair(high)));
+      store(p + (2 * pair + 1) * kRows, low);
+    }
+  }
+}
+
+/// O^T for kHeight tiles of the head dim and one vector of queries: rescaled, plus V^T P^T over
+/// `blocks` blocks of keys. kFirst: turns the scores into weights on the way, one block ahead, so
+/// that vectors and tiles are busy at once.
+template <class A, int kVectors, int kHeight, bool kFirst>
+[[gnu::always_inline]] inline void tile_values(float* s, int blocks, const char* v, int v_stride,
+                                               Vec factor, Vec half_max, Vec rescale, float* o,
+                                               Vec& sum) {
+  constexpr int kRows = kVectors * kLanes, kRowBytes = 4 * A::kPieces * kRows;
+  constexpr int kBlock = A::kPieces * kTileSide * kRows;  // of P^T
+  constexpr int kNext = A::kPieces * kTileBytes;
+  alignas(64) float sums[kHeight * kTileSide * kLanes];
+  _tile_zero(0);
+  if constexpr (kHeight > 1) _tile_zero(1);
+  if constexpr (kHeight > 2) _tile_zero(2);
+  if constexpr (kHeight > 3) _tile_zero(3);
+  if constexpr (kFirst) tile_weights<A, kRows>(s, factor, half_max, s, sum);
+  for (int block = 0; block < blocks; ++block) {
+    if constexpr (kFirst) {
+      if (block + 1 < blocks) {
+        tile_weights<A, kRows>(s + (block + 1) * kBlockKeys * kRows, factor, half_max,
+                               s + (block + 1) * kBlock, sum);
+      }
+      finish_stores();
+    }
+    const float* const p = s + block * kBlock;
+    _tile_loadd(6, p, kRowBytes);
+    if constexpr (A::kPieces == 2) _tile_loadd(7, p + kRows, kRowBytes);
+    _tile_loadd(4, v, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (A::kPieces == 2) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (kHeight > 1) {
+      _tile_loadd(5, v + kNext, 64);
+      _tile_dpbf16ps(1, 5, 6);
+      if constexpr (A::kPieces == 2) _tile_dpbf16ps(1, 5, 7);
+    }
+    if constexpr (kHeight > 2) {
+      _tile_loadd(4, v + 2 * kNext, 64);
+      _tile_dpbf16ps(2, 4, 6);
+      if constexpr (A::kPieces == 2) _tile_dpbf16ps(2, 4, 7);
+    }
+    if constexpr (kHeight > 3) {
+      _tile_loadd(5, v + 3 * kNext, 64);
+      _tile_dpbf16ps(3, 5, 6);
+      if constexpr (A::kPieces == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+    if constexpr (A::kPieces == 2) {  // low values by high weights; low by low is below 2^-18
+      const char* const low = v + kTileBytes;
+      _tile_loadd(4, low, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (kHeight > 1) {
+        _tile_loadd(5, low + kNext, 64);
+        _tile_dpbf16ps(1, 5, 6);
+      }
+      if constexpr (kHeight > 2) {
+        _tile_loadd(4, low + 2 * kNext, 64);
+        _tile_dpbf16ps(2, 4, 6);
+      }
+      if constexpr (kHeight > 3) {
+        _tile_loadd(5, low + 3 * kNext, 64);
+        _tile_dpbf16ps(3, 5, 6);
+      }
+    }
+    v += v_stride;
+  }
+  _tile_stored(0, sums, 64);
+  if constexpr (kHeight > 1) _tile_stored(1, sums + kTileSide * kLanes, 64);
+  if constexpr (kHeight > 2) _tile_stored(2, sums + 2 * kTileSide * kLanes, 64);
+  if constexpr (kHeight > 3) _tile_stored(3, sums + 3 * kTileSide * kLanes, 64);
+  for (int j = 0; j < kHeight * kTileSide; ++j) {
+    float* const at = o + j * kRows;
+    store(at, mul_add(load(at), rescale, load(sums + j * kLanes)));
+  }
+}
+
+/// Softmax and values of one vector of queries; columns: of the head dim, in tiles.
+template <class A, int kVectors>
+void tile_column(float* s, int blocks, const char* v, int columns, Vec factor, Vec half_max,
+                 Vec rescale, float* o, float* sums) {
+  constexpr int kRows = kVectors * kLanes;
+  const int v_stride = columns * A::kPieces * kTileBytes;
+  Vec sum = zero();
+  finish_stores();
+  const auto run = [&](auto height, auto first, int c) {
+    tile_values<A, kVectors, decltype(height)::kIs, decltype(first)::kIs != 0>(
+        s, blocks, v + c * A::kPieces * kTileBytes, v_stride, factor, half_max, rescale,
+        o + c * kTileSide * kRows, sum);
+  };
+  if (columns == 1) {
+    run(Int<1>{}, Int<1>{}, 0);
+  } else if (columns == 2) {
+    run(Int<2>{}, Int<1>{}, 0);
+  } else if (columns == 3) {
+    run(Int<3>{}, Int<1>{}, 0);
+  } else {
+    run(Int<4>{}, Int<1>{}, 0);
+  }
+  int c = 4;
+  for (; c + 4 <= columns; c += 4) run(Int<4>{}, Int<0>{}, c);
+  if (c + 2 <= columns) {
+    run(Int<2>{}, Int<0>{}, c);
+    c += 2;
+  }
+  if (c < columns) run(Int<1>{}, Int<0>{}, c);
+  store(sums, sum);
+}
+#endif
 
 constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
@@ -282,10 +572,20 @@ struct Tile {
   int vectors;
   Interval some, all;  // keys that some, that all of its rows see
   float *q, *o;
-  float* factor;     // what a score is multiplied by, log2(e) included, never negative
-  float *max, *sum;  // max is of factor * score
+  float* scale;      // what a score is multiplied by, above 0: its sign is in q
+  float *max, *sum;  // max is of scores before the scale, or of capped ones
+  // Sums of the tiles of keys before the last multiple of kFoldTiles, and the maximum they are
+  // weighted against; null where rows are short.
+  double *far_o, *far_sum;
+  float* far_max;
   int lanes() const { return vectors * kLanes; }
 };
+
+/// The factor of weight() for rows of these scales.
+[[gnu::always_inline]] inline Vec factor_of(const Call& call, Vec scale) {
+  if (call.softcap > 0.0f) return set(kFactorOfUnit);
+  return min(mul(scale, set(kFactorOfUnit)), set(kLargest));
+}
 
 template <class A, int kVectors>
 void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int keys,
@@ -293,8 +593,8 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
                  float* s) {
   using R = RegisterTile<kVectors>;
   constexpr int kRows = kVectors * kLanes;
-  const int units = call.head_dim / A::kPerUnit;
-  alignas(64) float highest[kRows], rescale[kRows], max_used[kRows], sums[kRows];
+  [[maybe_unused]] const int units = call.head_dim / A::kPerUnit;
+  alignas(64) float highest[kRows], rescale[kRows], half_max[kRows], sums[kRows], factor[kRows];
   for (int m = 0; m < kVectors; ++m) store(highest + m * kLanes, set(-kInfinity));
 
   // Where every row sees every key there is nothing to mask.
@@ -320,7 +620,22 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
     return (n < full_begin || n + count > full_end) && !capped ? &bounds : nullptr;
   };
 
-  if (keys >= R::kKeys) {
+#if defined(GREENFAST_AMX)
+  if constexpr (A::kTiles) {
+    const int steps = query_units(call.head_dim) / kTileSide;
+    const auto maximum = [&](int n) {
+      tile_maximum<kVectors>(s + n * kRows, highest, bounds_for(n, kBlockKeys), n);
+    };
+    finish_stores();
+    for (int n = 0; n < keys; n += kBlockKeys) {
+      const char* const block = k + n / kTileSide * steps * A::kPieces * kTileBytes;
+      tile_scores<A::kPieces, kVectors>(tile.q, steps, block, s + n * kRows);
+      if (n > 0) maximum(n - kBlockKeys);  // while the tiles work on this block
+    }
+    maximum(keys - kBlockKeys);
+  } else
+#endif
+      if (keys >= R::kKeys) {
     for (int n = 0; n < keys; n += R::kKeys) {
       // The last keys once more, rather than a narrower block.
       const int at = n + R::kKeys <= keys ? n : keys - R::kKeys;
@@ -334,41 +649,50 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
     }
   }
 
-  alignas(64) float factor[kRows];
-  for (int m = 0; m < kVectors; ++m) store(factor + m * kLanes, load(tile.factor + m * kLanes));
   if (capped) {
-    cap_scores<kVectors>(s, keys, factor, call.softcap, highest, masked ? &bounds : nullptr);
-    for (int m = 0; m < kVectors; ++m) store(factor + m * kLanes, set(1.0f));
+    cap_scores<kVectors>(s, keys, tile.scale, call.softcap, highest, masked ? &bounds : nullptr);
   }
-
   for (int m = 0; m < kVectors; ++m) {
     const Vec before = load(tile.max + m * kLanes);
-    const Vec now = max(mul(load(highest + m * kLanes), load(factor + m * kLanes)), before);
-    // Exactly 1 for an unchanged maximum, so that a tile in which a row sees nothing changes none
-    // of its bits.
-    store(rescale + m * kLanes, if_equal(before, now, set(1.0f), exp2<5>(sub(before, now))));
+    const Vec now = max(load(highest + m * kLanes), before);
+    const Vec row_factor = factor_of(call, load(tile.scale + m * kLanes));
+    store(factor + m * kLanes, row_factor);
+    store(rescale + m * kLanes, rescaling(before, now, row_factor));
     store(tile.max + m * kLanes, now);
-    // A row that has seen no key yet: any finite value keeps its weights 0.
-    store(max_used + m * kLanes, if_equal(now, set(-kInfinity), zero(), now));
+    store(half_max + m * kLanes, half_max_of(now));
   }
-  exponentiate<A, kVectors>(s, keys, factor, max_used, sums);
+#if defined(GREENFAST_AMX)
+  if constexpr (A::kTiles) {
+    const int columns = round_up(call.head_dim, kTileSide) / kTileSide;
+    for (int m = 0; m < kVectors; ++m) {
+      const int at = m * kLanes;
+      tile_column<A, kVectors>(s + at, keys / kBlockKeys, v, columns, load(factor + at),
+                               load(half_max + at), load(rescale + at), tile.o + at, sums + at);
+    }
+  } else
+#endif
+  {
+    exponentiate<A, kVectors>(s, keys, factor, half_max, sums);
+  }
   for (int m = 0; m < kVectors; ++m) {
     float* const sum = tile.sum + m * kLanes;
     store(sum, mul_add(load(sum), load(rescale + m * kLanes), load(sums + m * kLanes)));
   }
 
-  const int key_units = (keys + A::kPerUnit - 1) / A::kPerUnit;
-  int few = 0;  // narrow blocks, as many as make the rest a multiple of the wide one
-  while ((call.head_dim - few * R::kFewColumns) % R::kColumns != 0) ++few;
-  const int wide_end = call.head_dim - few * R::kFewColumns;
-  int d = 0;
-  for (; d < wide_end; d += R::kColumns) {
-    value_block<A, kVectors, R::kColumns>(s, key_units, v + 4 * d, v_stride, rescale,
-                                          tile.o + d * kRows);
-  }
-  for (; d < call.head_dim; d += R::kFewColumns) {
-    value_block<A, kVectors, R::kFewColumns>(s, key_units, v + 4 * d, v_stride, rescale,
-                                             tile.o + d * kRows);
+  if constexpr (!A::kTiles) {
+    const int key_units = (keys + A::kPerUnit - 1) / A::kPerUnit;
+    int few = 0;  // narrow blocks, as many as make the rest a multiple of the wide one
+    while ((call.head_dim - few * R::kFewColumns) % R::kColumns != 0) ++few;
+    const int wide_end = call.head_dim - few * R::kFewColumns;
+    int d = 0;
+    for (; d < wide_end; d += R::kColumns) {
+      value_block<A, kVectors, R::kColumns>(s, key_units, v + 4 * d, v_stride, rescale,
+                                            tile.o + d * kRows);
+    }
+    for (; d < call.head_dim; d += R::kFewColumns) {
+      value_block<A, kVectors, R::kFewColumns>(s, key_units, v + 4 * d, v_stride, rescale,
+                                               tile.o + d * kRows);
+    }
   }
 }
 
@@ -381,7 +705,7 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
   };
   if (tile.vectors == 1) return run(attend_tile<A, 1>);
   if (tile.vectors == 2) return run(attend_tile<A, 2>);
-  if constexpr (kMaxVectors == 4) run(attend_tile<A, 4>);
+  if constexpr (kMaxVectors == 4 && !A::kTiles) run(attend_tile<A, 4>);
 }
 
 // ---- in and out -------------------------------------------------------------------------------
@@ -411,22 +735,73 @@ void stage_row(const In* row, int head_dim, float factor, float* stage) {
   }
 }
 
-/// One row of Q as units, and what its scores are multiplied by.
-template <class A, class In>
-void load_query(const Call& call, const Plot& plot, const Row& row, float* factor, float* to) {
-  const std::int64_t h = plot.h_kv * call.group + row.member;
+/// What a row's scores are multiplied by, in sign and magnitude. The maximum is taken before the
+/// multiplication, so the sign goes to Q; and where the scale is 0 Q is 0 instead, so that the
+/// product with a masked -inf stays -inf.
+struct Scale {
+  float sign, magnitude;
+};
+Scale scale_of(const Call& call, const Plot& plot, const Row& row) {
   float scale = call.scale;
   if (call.q_scale != nullptr) {
+    const std::int64_t h = plot.h_kv * call.group + row.member;
     scale *= call.q_scale[call.scale_per_head ? plot.b * call.heads_q + h : 0] *
              call.k_scale[call.scale_per_head ? plot.kv_head : 0];
   }
-  // The maximum is taken before the multiplication, so the sign goes to Q; and where the scale is
-  // 0 Q is 0 instead, so that the product with a masked -inf stays -inf.
-  const float sign = scale < 0.0f ? -1.0f : scale == 0.0f ? 0.0f : 1.0f;
-  const float magnitude = sign == 0.0f ? 1.0f : scale * sign;
-  *factor = call.softcap > 0.0f ? magnitude / call.softcap : magnitude * kLog2e;
-  stage_row<A>(element<In>(call.q, call.q_stride, plot.b, h, row.query), call.head_dim, sign, to);
+  if (scale == 0.0f) return {0.0f, 1.0f};
+  return scale < 0.0f ? Scale{-1.0f, -scale} : Scale{1.0f, scale};
 }
+
+/// One row of Q as units, and the magnitude of its scale.
+template <class A, class In>
+void load_query(const Call& call, const Plot& plot, const Row& row, float* magnitude, float* to) {
+  const std::int64_t h = plot.h_kv * call.group + row.member;
+  const Scale scale = scale_of(call, plot, row);
+  *magnitude = scale.magnitude;
+  stage_row<A>(element<In>(call.q, call.q_stride, plot.b, h, row.query), call.head_dim, scale.sign,
+               to);
+}
+
+#if defined(GREENFAST_AMX)
+/// One row of Q in fp16 as units of high parts and of low parts; false where it is not all finite.
+bool stage_pieces(const F16* row, int head_dim, float factor, float* high, float* low) {
+  const auto sign = _mm512_set1_epi16(static_cast<short>(factor < 0.0f ? 0x8000 : 0));
+  bool finite = true;
+  for (int d = 0; d < head_dim; d += kHalfLanes) {
+    const Pieces x = load_pieces(row + d, factor == 0.0f ? 0 : head_dim - d, finite);
+    _mm512_store_si512(high + d / 2, _mm512_xor_si512(x.high, sign));
+    _mm512_store_si512(low + d / 2, _mm512_xor_si512(x.low, sign));
+  }
+  return finite;
+}
+
+/// As load_queries() below, in two pieces; false where Q is not all finite.
+bool load_query_pieces(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
+  const int lanes = tile.lanes(), units = query_units(call.head_dim);
+  const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
+  bool finite = true;
+  Row row = row_at(call, tile.first_row);
+  for (int m = 0; m < lanes; m += kLanes) {
+    for (int r = 0; r < kLanes; ++r, row.next()) {
+      float* const to = stage + r * kStageStride;  // half of it holds a piece
+      if (m + r >= rows) {
+        for (int u = 0; u < 2 * units; u += kLanes) store(to + u, zero());
+        tile.scale[m + r] = 1.0f;
+        continue;
+      }
+      const std::int64_t h = plot.h_kv * call.group + row.member;
+      const Scale scale = scale_of(call, plot, row);
+      tile.scale[m + r] = scale.magnitude;
+      const F16* const from = element<F16>(call.q, call.q_stride, plot.b, h, row.query);
+      if (!stage_pieces(from, call.head_dim, scale.sign, to, to + units)) finite = false;
+    }
+    for (int u = 0; u < 2 * units; u += kLanes) {
+      transpose(stage + u, kStageStride, tile.q + u * lanes + m, lanes);
+    }
+  }
+  return finite;
+}
+#endif
 
 template <class A, class In>
 void load_queries(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
@@ -438,10 +813,10 @@ void load_queries(const Call& call, const Plot& plot, const Tile& tile, float* s
       float* const to = stage + r * kStageStride;
       if (m + r >= rows) {
         for (int u = 0; u < units; u += kLanes) store(to + u, zero());
-        tile.factor[m + r] = 1.0f;
+        tile.scale[m + r] = 1.0f;
         continue;
       }
-      load_query<A, In>(call, plot, row, tile.factor + m + r, to);
+      load_query<A, In>(call, plot, row, tile.scale + m + r, to);
     }
     for (int u = 0; u < units; u += kLanes) {
       transpose(stage + u, kStageStride, tile.q + u * lanes + m, lanes);
@@ -476,7 +851,10 @@ void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) 
       const std::int64_t h = h_kv * call.group + row.member, i = row.query;
       const Interval seen = keys_of(call.band, i);
       float* const values = stage + r * kStageStride;
-      if (seen.begin == seen.end) {
+      // No visible key, or none whose score is above -inf; a NaN among them makes the sum one.
+      const bool empty =
+          seen.begin == seen.end || (tile.max[m + r] == -kInfinity && tile.sum[m + r] == 0.0f);
+      if (empty) {
         inverse[m + r] = 0.0f;
         for (int d = 0; d < call.head_dim; d += kLanes) store(values + d, zero());
       }
@@ -493,11 +871,11 @@ void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) 
           store_row(values, factor, call.head_dim, static_cast<float*>(call.o) + at);
       }
       if (call.lse != nullptr) {
-        constexpr double kLn2 = 0.693147180559945309;
-        const float lse = static_cast<float>(static_cast<double>(tile.max[m + r]) * kLn2 +
-                                             static_cast<double>(__builtin_logf(tile.sum[m + r])));
+        const double unit = call.softcap > 0.0f ? 1.0 : double{scale_of(call, plot, row).magnitude};
+        const double sum = double{tile.sum[m + r]} * double{kWeightUp};
+        const double lse = double{tile.max[m + r]} * unit + __builtin_log(sum);
         call.lse[(b * call.heads_q + h) * call.seq_q + i] =
-            seen.begin == seen.end ? -kInfinity : lse;
+            empty ? -kInfinity : static_cast<float>(lse);
       }
     }
   }
@@ -544,6 +922,122 @@ void interleave_values(const In* v, std::int64_t stride, int keys, int seen_begi
   }
 }
 #endif
+
+#if defined(GREENFAST_AMX)
+/// 32 elements of a row as pieces; those at n and beyond are 0 and their memory is not touched.
+template <class In>
+[[gnu::always_inline]] inline Pieces pieces_of(const In* p, int n, bool& finite) {
+  if constexpr (kSame<In, F16>) {
+    return load_pieces(p, n, finite);
+  } else {
+    return {load_bf16_n(p, n), _mm512_setzero_si512()};
+  }
+}
+
+/// Keys [0, round_up(keys, 32)) of K as tiles of 16 keys by 32 of the head dim; keys outside
+/// [lead, keys) and columns beyond the head dim are 0, and their memory is not touched. Where it is
+/// cut into two pieces, false if some key is not finite: then the pieces are no sum of anything.
+template <int kPieces, class In>
+bool pack_keys(const In* k, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
+  const int steps = query_units(head_dim) / kTileSide;
+  bool finite = true;
+  for (int n = 0; n < round_up(keys, kBlockKeys); ++n) {
+    const bool seen = n >= lead && n < keys;
+    const In* const row = k + (seen ? n : lead) * stride;
+    char* out = to + n / kTileSide * steps * kPieces * kTileBytes + n % kTileSide * 64;
+    for (int d = 0; d < head_dim; d += kHalfLanes) {
+      const Pieces x = pieces_of(row + d, seen ? head_dim - d : 0, finite);
+      _mm512_store_si512(out, x.high);
+      if constexpr (kPieces == 2) _mm512_store_si512(out + kTileBytes, x.low);
+      out += kPieces * kTileBytes;
+    }
+  }
+  return finite;
+}
+
+/// The same keys of V as tiles of 16 of the head dim by 32 keys.
+template <int kPieces, class In>
+bool pack_values(const In* v, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
+  const int columns = round_up(head_dim, kTileSide) / kTileSide;
+  alignas(64) float pairs[kPieces][2][kTileSide * kTileSide];  // halves of [pair of keys][head dim]
+  bool finite = true;
+  for (int n = 0; n < keys; n += kBlockKeys) {
+    for (int d = 0; d < head_dim; d += kHalfLanes) {
+      for (int pair = 0; pair < kTileSide; ++pair) {
+        const auto row = [&](int key) {
+          const bool seen = key >= lead && key < keys;
+          return pieces_of(v + (seen ? key : lead) * stride + d, seen ? head_dim - d : 0, finite);
+        };
+        const Pieces a = row(n + 2 * pair), b = row(n + 2 * pair + 1);
+        const int at = pair * kTileSide;
+        store_pairs(pairs[0][0] + at, pairs[0][1] + at, a.high, b.high);
+        if constexpr (kPieces == 2) {
+          store_pairs(pairs[1][0] + at, pairs[1][1] + at, a.low, b.low);
+        }
+      }
+      for (int half = 0; half < 2 && d + half * kTileSide < head_dim; ++half) {
+        char* const out = to + (d / kTileSide + half) * kPieces * kTileBytes;
+        for (int piece = 0; piece < kPieces; ++piece) {
+          transpose(pairs[piece][half], kTileSide,
+                    reinterpret_cast<float*>(out + piece * kTileBytes), kTileSide);
+        }
+      }
+    }
+    to += columns * kPieces * kTileBytes;
+  }
+  return finite;
+}
+#endif
+
+// ---- long rows --------------------------------------------------------------------------------
+
+// A sum of fp32 that has grown for a million keys no longer sees its addends whole. So where rows
+// may be long, every kFoldTiles tiles of keys the sums move to others of fp64 and start anew.
+constexpr int kFoldTiles = 32;
+
+/// At places that depend on the keys alone, so that a row's bits do not depend on its task.
+bool folds_after(const Call& call, std::int64_t key_tile) {
+  return call.fold && (key_tile + 1) % kFoldTiles == 0;
+}
+
+void start_fold(const Call& call, const Tile& tile) {
+  const int lanes = tile.lanes();
+  for (int i = 0; i < call.head_dim * lanes; ++i) tile.far_o[i] = 0.0;
+  for (int r = 0; r < lanes; ++r) {
+    tile.far_sum[r] = 0.0;
+    tile.far_max[r] = -kInfinity;
+  }
+}
+
+void fold(const Call& call, const Tile& tile) {
+  const int lanes = tile.lanes();
+  alignas(64) float older[kTileRows];
+  for (int m = 0; m < lanes; m += kLanes) {
+    const Vec factor = factor_of(call, load(tile.scale + m));
+    store(older + m, rescaling(load(tile.far_max + m), load(tile.max + m), factor));
+    store(tile.far_max + m, load(tile.max + m));
+  }
+  for (int r = 0; r < lanes; ++r) {
+    tile.far_sum[r] = tile.far_sum[r] * double{older[r]} + double{tile.sum[r]};
+    tile.sum[r] = 0.0f;
+  }
+  for (int d = 0; d < call.head_dim; ++d) {
+    double* const far = tile.far_o + d * lanes;
+    float* const near = tile.o + d * lanes;
+    for (int r = 0; r < lanes; ++r) {
+      far[r] = far[r] * double{older[r]} + double{near[r]};
+      near[r] = 0.0f;
+    }
+  }
+}
+
+/// The whole sums, in fp32 again.
+void unfold(const Call& call, const Tile& tile) {
+  fold(call, tile);
+  const int lanes = tile.lanes();
+  for (int r = 0; r < lanes; ++r) tile.sum[r] = static_cast<float>(tile.far_sum[r]);
+  for (int i = 0; i < call.head_dim * lanes; ++i) tile.o[i] = static_cast<float>(tile.far_o[i]);
+}
 
 // ---- few rows ---------------------------------------------------------------------------------
 
@@ -620,7 +1114,7 @@ void few_values(const float* p, int p_stride, const In* v, std::int64_t v_stride
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecs; ++i) {
-      acc[r][i] = mul(load(o + r * kMaxHeadDim + i * kLanes), set(rescale[r]));
+      acc[r][i] = zero();
     }
   }
   for (int n = 0; n < keys; ++n) {
@@ -639,7 +1133,10 @@ void few_values(const float* p, int p_stride, const In* v, std::int64_t v_stride
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecs; ++i) store(o + r * kMaxHeadDim + i * kLanes, acc[r][i]);
+    for (int i = 0; i < kVecs; ++i) {
+      float* const at = o + r * kMaxHeadDim + i * kLanes;
+      store(at, mul_add(load(at), set(rescale[r]), acc[r][i]));
+    }
   }
 }
 
@@ -650,24 +1147,32 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
   const int dim = call.head_dim, padded = round_up(dim, kLanes);
   const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
   alignas(64) float o[kRows * kMaxHeadDim] = {};
+  alignas(64) double far_o[kRows * kMaxHeadDim];
   alignas(64) float rescale[kRows];
-  float max[kRows], sum[kRows];
+  float max[kRows], sum[kRows], far_max[kRows], factor[kRows];
+  double far_sum[kRows];
   Interval sees[kRows];
+  if (call.fold) {
+    for (double& x : far_o) x = 0.0;
+  }
 
   Row row = row_at(call, tile.first_row);
   for (int r = 0; r < kRows; ++r, row.next()) {
-    max[r] = -kInfinity;
+    max[r] = far_max[r] = -kInfinity;
     sum[r] = 0.0f;
+    far_sum[r] = 0.0;
     float* const q = tile.q + r * padded;
     if (r < rows) {
-      load_query<Fp32, In>(call, plot, row, tile.factor + r, q);
+      load_query<Fp32, In>(call, plot, row, tile.scale + r, q);
       sees[r] = keys_of(call.band, row.query);
     } else {
       for (int d = 0; d < padded; d += kLanes) store(q + d, zero());
-      tile.factor[r] = 1.0f;
+      tile.scale[r] = 1.0f;
       sees[r] = {0, 0};
     }
+    factor[r] = first_lane(factor_of(call, set(tile.scale[r])));
   }
+  const Vec cap = set(call.softcap);
   const In* const k_head = element<In>(call.k, call.k_stride, plot.b, plot.h_kv, 0);
   const In* const v_head = element<In>(call.v, call.v_stride, plot.b, plot.h_kv, 0);
   const int s_stride = round_up(call.key_tile, kLanes);
@@ -685,12 +1190,11 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     for (int r = 0; r < kRows; ++r) {
       float* const at = s + r * s_stride;
       const int whole = round_up(keys, kLanes);
-      float factor = tile.factor[r];
       if (call.softcap > 0.0f) {
+        const Vec outer = set(tile.scale[r]), inner = inner_of(outer, cap);
         for (int n = 0; n < whole; n += kLanes) {
-          store(at + n, mul(tanh(mul(load(at + n), set(factor))), set(call.softcap * kLog2e)));
+          store(at + n, soft_cap(load(at + n), outer, inner, cap));
         }
-        factor = 1.0f;
       }
       for (int n = 0; n < keys && begin + n < sees[r].begin; ++n) at[n] = -kInfinity;
       const std::int64_t visible = sees[r].end - begin < keys ? sees[r].end - begin : keys;
@@ -702,15 +1206,14 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
       store(lanes, top);
       float now = max[r];
       for (int i = 0; i < kLanes; ++i) {
-        const float scaled = lanes[i] * factor;
-        if (scaled > now) now = scaled;
+        if (lanes[i] > now) now = lanes[i];
       }
-      rescale[r] = now == max[r] ? 1.0f : first_lane(exp2<5>(set(max[r] - now)));
+      rescale[r] = first_lane(rescaling(set(max[r]), set(now), set(factor[r])));
       max[r] = now;
-      const Vec used = set(now == -kInfinity ? 0.0f : now);
+      const Vec half_max = half_max_of(set(now));
       Vec total = zero();
       for (int n = 0; n < whole; n += kLanes) {
-        const Vec p = exp2<5>(mul_sub(load(at + n), set(factor), used));
+        const Vec p = weight<5, kWeightDown>(load(at + n), half_max, set(factor[r]));
         total = add(total, p);
         store(at + n, p);
       }
@@ -729,13 +1232,34 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     for (; d < padded; d += kLanes) {
       few_values<In, kRows, 1>(s, s_stride, v + d, call.v_stride.s, keys, dim - d, rescale, o + d);
     }
+
+    if (!folds_after(call, key_tile)) continue;
+    for (int r = 0; r < rows; ++r) {
+      const auto older =
+          double{first_lane(rescaling(set(far_max[r]), set(max[r]), set(factor[r])))};
+      far_max[r] = max[r];
+      far_sum[r] = far_sum[r] * older + double{sum[r]};
+      sum[r] = 0.0f;
+      for (int column = 0; column < padded; ++column) {
+        const int i = r * kMaxHeadDim + column;
+        far_o[i] = far_o[i] * older + double{o[i]};
+        o[i] = 0.0f;
+      }
+    }
   }
 
   const int lanes = tile.lanes();
   for (int r = 0; r < rows; ++r) {
     tile.max[r] = max[r];
-    tile.sum[r] = sum[r];
-    for (int d = 0; d < dim; ++d) tile.o[d * lanes + r] = o[r * kMaxHeadDim + d];
+    const auto older = double{first_lane(rescaling(set(far_max[r]), set(max[r]), set(factor[r])))};
+    const auto whole = [&](double far, float near) {
+      return call.fold ? static_cast<float>(far * older + double{near}) : near;
+    };
+    tile.sum[r] = whole(far_sum[r], sum[r]);
+    for (int d = 0; d < dim; ++d) {
+      const int i = r * kMaxHeadDim + d;
+      tile.o[d * lanes + r] = whole(far_o[i], o[i]);
+    }
   }
 }
 
@@ -775,8 +1299,14 @@ void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results
     const std::int64_t first = tile.first_row / call.group, last = tile.last_row / call.group;
     tile.some = seen_by_some(call.band, first, last);
     tile.all = seen_by_all(call.band, first, last);
-    tile.q = arena.take<float>(padded_dim * tile.lanes());
-    tile.factor = arena.take<float>(tile.lanes());
+    tile.q = arena.take<float>(round_up(call.head_dim, 32) * tile.lanes());
+    tile.scale = arena.take<float>(tile.lanes());
+    tile.far_o = tile.far_sum = nullptr;
+    if (call.fold) {
+      tile.far_o = arena.take<double>(padded_dim * tile.lanes());
+      tile.far_sum = arena.take<double>(tile.lanes());
+      tile.far_max = arena.take<float>(tile.lanes());
+    }
     tile.o = results.take<float>(padded_dim * tile.lanes());
     tile.max = results.take<float>(tile.lanes());
     tile.sum = results.take<float>(tile.lanes());
@@ -792,8 +1322,9 @@ Scratch lay_out_scratch(const Call& call, Bump& arena) {
   Scratch scratch{};
   scratch.stage = arena.take<float>(kLanes * kStageStride);
   scratch.scores = arena.take<float>(std::int64_t{call.key_tile} * kTileRows);
-  scratch.k = arena.take<char>(std::int64_t{call.key_tile} * call.head_dim * 4);
-  scratch.v = arena.take<char>(std::int64_t{call.key_tile} * call.head_dim * 4);
+  const std::int64_t converted = std::int64_t{call.key_tile} * round_up(call.head_dim, 32) * 4;
+  scratch.k = arena.take<char>(converted);
+  scratch.v = arena.take<char>(converted);
   return scratch;
 }
 
@@ -802,14 +1333,16 @@ std::size_t arena_bytes(const Call& call) {
   lay_out_scratch(call, measure);
   // A full set of tiles, with room for the rounding of each part.
   const std::int64_t rows = round_up(call.task_rows, kTileRows);
-  const std::int64_t columns = 2 * round_up(call.head_dim, kLanes) + 3;
+  std::int64_t columns = round_up(call.head_dim, 32) + round_up(call.head_dim, kLanes) + 3;
+  if (call.fold) columns += 2 * (round_up(call.head_dim, kLanes) + 1) + 1;
   measure.take<float>(rows * columns);
-  measure.take<char>(std::int64_t{5 * 64} * kMaxTiles);
+  measure.take<char>(std::int64_t{8 * 64} * kMaxTiles);
   return static_cast<std::size_t>(measure.used);
 }
 
+/// False, and the task is to be done again with Fp32, where pieces of fp16 meet what is not finite.
 template <class A, class In>
-void attend(const Call& call, const Plot& plot, void* memory) {
+bool attend(const Call& call, const Plot& plot, void* memory) {
   Bump arena{static_cast<char*>(memory)};
   const Scratch scratch = lay_out_scratch(call, arena);
   Tiles tiles;
@@ -846,18 +1379,26 @@ void attend(const Call& call, const Plot& plot, void* memory) {
       run(attend_few<In, 8>);
     }
     if (call.splits == 1) finish(call, plot, tiles.tile[0], scratch.stage);
-    return;
+    return true;
   }
 
   for (int t = 0; t < tiles.count; ++t) {
     const Tile& tile = tiles.tile[t];
     const int lanes = tile.lanes();
-    load_queries<A, In>(call, plot, tile, scratch.stage);
+#if defined(GREENFAST_AMX)
+    if constexpr (A::kTiles && kSame<In, F16>) {
+      if (!load_query_pieces(call, plot, tile, scratch.stage)) return false;
+    } else
+#endif
+    {
+      load_queries<A, In>(call, plot, tile, scratch.stage);
+    }
     for (int i = 0; i < call.head_dim * lanes; i += kLanes) store(tile.o + i, zero());
     for (int m = 0; m < lanes; m += kLanes) {
       store(tile.max + m, set(-kInfinity));
       store(tile.sum + m, zero());
     }
+    if (call.fold) start_fold(call, tile);
   }
 
   const In* const k_head = element<In>(call.k, call.k_stride, plot.b, plot.h_kv, 0);
@@ -871,27 +1412,46 @@ void attend(const Call& call, const Plot& plot, void* memory) {
     std::int64_t begin = tile_begin > seen.begin ? tile_begin : seen.begin;
     const std::int64_t end =
         tile_begin + call.key_tile < seen.end ? tile_begin + call.key_tile : seen.end;
-    if constexpr (A::kPerUnit == 2) begin &= ~std::int64_t{1};  // pairs begin at even keys
+    // Pairs begin at even keys, and blocks of tiles at multiples of 32: key_tile is one.
+    if constexpr (A::kTiles) {
+      begin &= ~std::int64_t{31};
+    } else if constexpr (A::kPerUnit == 2) {
+      begin &= ~std::int64_t{1};
+    }
     const int keys = static_cast<int>(end - begin);
+    [[maybe_unused]] const int lead =
+        static_cast<int>(seen.begin > begin ? seen.begin - begin : 0);  // keys that none sees
 
     const In* const k_rows = k_head + begin * call.k_stride.s;
     const In* const v_rows = v_head + begin * call.v_stride.s;
     const char* k = reinterpret_cast<const char*>(k_rows);
     const char* v = reinterpret_cast<const char*>(v_rows);
     std::int64_t k_stride = call.k_stride.s * kSize, v_stride = call.v_stride.s * kSize;
-    if constexpr (!kNativeKeys) {
+#if defined(GREENFAST_AMX)
+    if constexpr (A::kTiles) {
+      constexpr int kPieces = A::kPieces;
+      if (!pack_keys<kPieces>(k_rows, call.k_stride.s, lead, keys, call.head_dim, scratch.k) ||
+          !pack_values<kPieces>(v_rows, call.v_stride.s, lead, keys, call.head_dim, scratch.v)) {
+        return false;
+      }
+      // A key's share of its block, so that offsets below come out in whole blocks.
+      k = scratch.k;
+      k_stride = round_up(call.head_dim, kHalfLanes) * 2 * kPieces;
+      v = scratch.v;
+      v_stride = round_up(call.head_dim, kTileSide) * 4 * kPieces;
+    } else
+#endif
+        if constexpr (!kNativeKeys) {
       convert_keys<A>(k_rows, call.k_stride.s, keys, call.head_dim, scratch.k);
       k = scratch.k;
       k_stride = call.head_dim * 4 / A::kPerUnit;
     }
-    if constexpr (!kNative) {
+    if constexpr (!kNative && !A::kTiles) {
       if constexpr (A::kPerUnit == 1) {
         convert_keys<A>(v_rows, call.v_stride.s, keys, call.head_dim, scratch.v);
       } else {
 #if defined(__AVX512BF16__)
-        interleave_values(v_rows, call.v_stride.s, keys,
-                          static_cast<int>(seen.begin > begin ? seen.begin - begin : 0), keys,
-                          call.head_dim, scratch.v);
+        interleave_values(v_rows, call.v_stride.s, keys, lead, keys, call.head_dim, scratch.v);
 #endif
       }
       v = scratch.v;
@@ -903,30 +1463,47 @@ void attend(const Call& call, const Plot& plot, void* memory) {
       std::int64_t from = begin > tile.some.begin ? begin : tile.some.begin;
       const std::int64_t to = end < tile.some.end ? end : tile.some.end;
       if (from >= to) continue;
-      if constexpr (A::kPerUnit == 2) from &= ~std::int64_t{1};
-      attend_tile<A>(call, tile, from, static_cast<int>(to - from), k + (from - begin) * k_stride,
-                     k_stride, v + (from - begin) / A::kPerUnit * v_stride, v_stride,
-                     scratch.scores);
+      auto count = static_cast<int>(to - from);
+      if constexpr (A::kTiles) {
+        from &= ~std::int64_t{31};
+        count = round_up(static_cast<int>(to - from), 32);
+      } else if constexpr (A::kPerUnit == 2) {
+        from &= ~std::int64_t{1};
+        count = static_cast<int>(to - from);
+      }
+      attend_tile<A>(call, tile, from, count, k + (from - begin) * k_stride, k_stride,
+                     v + (from - begin) / A::kPerUnit * v_stride, v_stride, scratch.scores);
     }
+    if (!folds_after(call, key_tile)) continue;
+    for (int t = 0; t < tiles.count; ++t) fold(call, tiles.tile[t]);
   }
 
-  if (call.splits > 1) return;
   for (int t = 0; t < tiles.count; ++t) {
-    finish(call, plot, tiles.tile[t], scratch.stage);
+    if (call.fold) unfold(call, tiles.tile[t]);
+    if (call.splits == 1) finish(call, plot, tiles.tile[t], scratch.stage);
   }
+  return true;
 }
 
 void attend(const Call& call, std::int64_t task, void* arena) {
   const Plot plot = locate(call, task, call.splits);
-#if defined(__AVX512BF16__)
-  if (call.type == Type::bf16) return attend<Bf16Pairs, Bf16>(call, plot, arena);
-  if (call.type == Type::e4m3) return attend<Bf16Pairs, E4m3>(call, plot, arena);
+  const auto run = [&](auto* code) { return code(call, plot, arena); };
+#if defined(GREENFAST_AMX)
+  {
+    const WholeTiles tiles;
+    if (call.type == Type::bf16) run(attend<Bf16Tiles<1>, Bf16>);
+    if (call.type == Type::e4m3) run(attend<Bf16Tiles<1>, E4m3>);
+    if (call.type == Type::f16 && run(attend<Bf16Tiles<2>, F16>)) return;
+  }
+#elif defined(__AVX512BF16__)
+  if (call.type == Type::bf16) run(attend<Bf16Pairs, Bf16>);
+  if (call.type == Type::e4m3) run(attend<Bf16Pairs, E4m3>);
 #else
-  if (call.type == Type::bf16) return attend<Fp32, Bf16>(call, plot, arena);
-  if (call.type == Type::e4m3) return attend<Fp32, E4m3>(call, plot, arena);
+  if (call.type == Type::bf16) run(attend<Fp32, Bf16>);
+  if (call.type == Type::e4m3) run(attend<Fp32, E4m3>);
 #endif
-  if (call.type == Type::f16) return attend<Fp32, F16>(call, plot, arena);
-  return attend<Fp32, float>(call, plot, arena);
+  if (call.type == Type::f16) run(attend<Fp32, F16>);
+  if (call.type == Type::f32) run(attend<Fp32, float>);
 }
 
 /// Weighs the parts of the keys by their maxima, in order, and finishes the rows.
@@ -956,6 +1533,14 @@ void merge(const Call& call, std::int64_t task, void* memory) {
       }
     }
   }
+  for (int t = 0; t < tiles.count; ++t) {
+    const Tile& tile = tiles.tile[t];
+    Row row = row_at(call, tile.first_row);
+    for (int r = 0; r < tile.lanes(); ++r, row.next()) {
+      const bool real = tile.first_row + r <= tile.last_row;
+      tile.scale[r] = real ? scale_of(call, plot, row).magnitude : 1.0f;
+    }
+  }
   for (int split = 0; split < call.splits; ++split) {
     Tiles parts;
     part(split, parts);
@@ -963,15 +1548,14 @@ void merge(const Call& call, std::int64_t task, void* memory) {
       const Tile &whole = tiles.tile[t], &more = parts.tile[t];
       const int lanes = whole.lanes();
       for (int m = 0; m < lanes; m += kLanes) {
-        const Vec top = load(whole.max + m);
-        const Vec used = if_equal(top, set(-kInfinity), zero(), top);
-        const Vec weight = exp2<5>(sub(load(more.max + m), used));
+        const Vec factor = factor_of(call, load(whole.scale + m));
+        const Vec part_weight = rescaling(load(more.max + m), load(whole.max + m), factor);
         const Vec sum = split == 0 ? zero() : load(whole.sum + m);
-        store(whole.sum + m, mul_add(load(more.sum + m), weight, sum));
+        store(whole.sum + m, mul_add(load(more.sum + m), part_weight, sum));
         for (int d = 0; d < call.head_dim; ++d) {
           const int at = d * lanes + m;
           const Vec o = split == 0 ? zero() : load(whole.o + at);
-          store(whole.o + at, mul_add(load(more.o + at), weight, o));
+          store(whole.o + at, mul_add(load(more.o + at), part_weight, o));
         }
       }
     }
@@ -982,7 +1566,13 @@ void merge(const Call& call, std::int64_t task, void* memory) {
 }
 
 constexpr Code make_code() {
-  return {.tile_rows = kTileRows,
+#if defined(GREENFAST_AMX)
+  constexpr bool kAmx = true;
+#else
+  constexpr bool kAmx = false;
+#endif
+  return {.amx = kAmx,
+          .tile_rows = kTileRows,
           .min_rows = kLanes,
           .arena_bytes = arena_bytes,
           .attend = attend,

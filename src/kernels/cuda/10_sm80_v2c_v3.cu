@@ -132,8 +132,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
                                 : launch_with<128>(problem, tensors, context);
 }
 
-int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.dtype = DType::f16, .d128 = true}, kBlockM, why) ? 1 : 0;
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {.d128 = true}, kBlockM, why);
 }
 
 Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
@@ -155,5 +155,5 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 
 namespace greenfast::kernels {
 extern const core::Kernel cuda_v2c_v3{
-    .rank = cuda::v2c_v3::rank, .plan = cuda::v2c_v3::plan, .launch = cuda::v2c_v3::launch};
+    .supports = cuda::v2c_v3::supports, .plan = cuda::v2c_v3::plan, .launch = cuda::v2c_v3::launch};
 }  // namespace greenfast::kernels

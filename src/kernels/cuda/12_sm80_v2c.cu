@@ -246,8 +246,8 @@ struct Rung {
                                         : "WMMA, copies awaited";
     return plan;
   }
-  static int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-    return ladder::accepts(problem, {.dtype = DType::f16, .d128 = true}, kBlockM, why) ? 1 : 0;
+  static bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+    return ladder::accepts(problem, {.d128 = true}, kBlockM, why);
   }
 };
 
@@ -260,7 +260,10 @@ using V7 = Rung<Multiply::wmma, true>;
 
 namespace greenfast::kernels {
 using namespace cuda::v2c;
-extern const core::Kernel cuda_v2c_v5{.rank = V5::rank, .plan = V5::plan, .launch = V5::launch};
-extern const core::Kernel cuda_v2c_v6{.rank = V6::rank, .plan = V6::plan, .launch = V6::launch};
-extern const core::Kernel cuda_v2c_v7{.rank = V7::rank, .plan = V7::plan, .launch = V7::launch};
+extern const core::Kernel cuda_v2c_v5{
+    .supports = V5::supports, .plan = V5::plan, .launch = V5::launch};
+extern const core::Kernel cuda_v2c_v6{
+    .supports = V6::supports, .plan = V6::plan, .launch = V6::launch};
+extern const core::Kernel cuda_v2c_v7{
+    .supports = V7::supports, .plan = V7::plan, .launch = V7::launch};
 }  // namespace greenfast::kernels

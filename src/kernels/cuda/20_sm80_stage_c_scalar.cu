@@ -116,8 +116,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return ladder::launched("cuda.stage_c.scalar");
 }
 
-int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
 }
 
 Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
@@ -135,7 +135,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 }  // namespace greenfast::cuda::stage_c_scalar
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_scalar{.rank = cuda::stage_c_scalar::rank,
+extern const core::Kernel cuda_stage_c_scalar{.supports = cuda::stage_c_scalar::supports,
                                               .plan = cuda::stage_c_scalar::plan,
                                               .launch = cuda::stage_c_scalar::launch};
 }  // namespace greenfast::kernels

@@ -187,8 +187,8 @@ struct Rung {
         ladder::make_params(problem, tensors, kBlockM));
     return ladder::launched("cuda.stage_c");
   }
-  static int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-    return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+  static bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+    return ladder::accepts(problem, {}, kBlockM, why);
   }
   static Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
     Plan plan;
@@ -205,7 +205,7 @@ struct Rung {
 };
 
 template <class R>
-constexpr core::Kernel kRung{.rank = R::rank, .plan = R::plan, .launch = R::launch};
+constexpr core::Kernel kRung{.supports = R::supports, .plan = R::plan, .launch = R::launch};
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c

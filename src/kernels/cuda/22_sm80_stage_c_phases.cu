@@ -43,7 +43,7 @@ struct Twin : Rung<C> {
 
 template <class T>
 constexpr core::Kernel kTwin{
-    .rank = T::rank, .plan = T::plan, .workspace = T::workspace, .launch = T::launch};
+    .supports = T::supports, .plan = T::plan, .workspace = T::workspace, .launch = T::launch};
 
 using Stage1 = Twin<Config{.cp_async = true}>;
 using Stage2 = Twin<Config{.cp_async = true, .wmma_pv = true}>;

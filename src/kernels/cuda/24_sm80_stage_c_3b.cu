@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     __syncthreads();
 
     float score[kAtoms][4] = {};
-#pragma unroll 2  // unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0,
+#pragma unroll 2  // unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0, \
                   // sm_89)
     for (int d = 0; d < kD; d += 16) {
       std::uint32_t a[4], b[4];
@@ -161,8 +161,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return ladder::launched("cuda.stage_c.stage3b");
 }
 
-int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
 }
 
 template <bool kCpAsync>
@@ -182,12 +182,12 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 }  // namespace greenfast::cuda::stage_c_3b
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_stage3b{.rank = cuda::stage_c_3b::rank,
+extern const core::Kernel cuda_stage_c_stage3b{.supports = cuda::stage_c_3b::supports,
                                                .plan = cuda::stage_c_3b::plan<true>,
                                                .launch = cuda::stage_c_3b::launch<true>};
 // USE_CP_ASYNC=0: the next tile still comes while this one waits, by plain loads.
 extern const core::Kernel cuda_stage_c_stage3b_no_cp_async{
-    .rank = cuda::stage_c_3b::rank,
+    .supports = cuda::stage_c_3b::supports,
     .plan = cuda::stage_c_3b::plan<false>,
     .launch = cuda::stage_c_3b::launch<false>};
 }  // namespace greenfast::kernels

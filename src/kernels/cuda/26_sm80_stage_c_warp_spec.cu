@@ -147,8 +147,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return ladder::launched("cuda.stage_c.warp_spec");
 }
 
-int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
 }
 
 template <bool kCpAsync, bool kWmmaPv>
@@ -170,7 +170,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 
 namespace greenfast::kernels {
 template <bool kCpAsync, bool kWmmaPv>
-constexpr core::Kernel kWarpSpec{.rank = cuda::stage_c_warp_spec::rank,
+constexpr core::Kernel kWarpSpec{.supports = cuda::stage_c_warp_spec::supports,
                                  .plan = cuda::stage_c_warp_spec::plan<kCpAsync, kWmmaPv>,
                                  .launch = cuda::stage_c_warp_spec::launch<kCpAsync, kWmmaPv>};
 extern const core::Kernel cuda_stage_c_warp_spec = kWarpSpec<true, true>;

@@ -177,8 +177,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return ladder::launched("cuda.stage_c.persistent");
 }
 
-int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
 }
 
 template <bool kCpAsync, bool kWmmaPv>
@@ -200,7 +200,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
 
 namespace greenfast::kernels {
 template <bool kCpAsync, bool kWmmaPv>
-constexpr core::Kernel kPersistent{.rank = cuda::stage_c_persistent::rank,
+constexpr core::Kernel kPersistent{.supports = cuda::stage_c_persistent::supports,
                                    .plan = cuda::stage_c_persistent::plan<kCpAsync, kWmmaPv>,
                                    .launch = cuda::stage_c_persistent::launch<kCpAsync, kWmmaPv>};
 extern const core::Kernel cuda_stage_c_persistent = kPersistent<true, true>;

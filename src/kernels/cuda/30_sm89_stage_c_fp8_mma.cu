@@ -204,8 +204,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return ladder::launched("cuda.stage_c.fp8_mma");
 }
 
-int rank(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.dtype = DType::e4m3}, kBlockM, why) ? 1 : 0;
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
 }
 
 Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
@@ -224,7 +224,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
 }  // namespace greenfast::cuda::stage_c_fp8_mma
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_fp8_mma{.rank = cuda::stage_c_fp8_mma::rank,
+extern const core::Kernel cuda_stage_c_fp8_mma{.supports = cuda::stage_c_fp8_mma::supports,
                                                .plan = cuda::stage_c_fp8_mma::plan,
                                                .launch = cuda::stage_c_fp8_mma::launch};
 }  // namespace greenfast::kernels

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/arithmetic.hpp"
+#include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/60_sm80_mma.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -13,11 +15,10 @@ namespace greenfast::cuda::sm80_mma {
 namespace {
 
 constexpr const char* kId = "cuda.sm80.mma";
-constexpr int kRank = 100;
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::uint32_t>::max();
 constexpr std::int64_t kMaxGridX = std::numeric_limits<std::int32_t>::max();
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 std::int64_t blocks(const Problem& problem, const Config& config) {
   return ceil_div(problem.seq_q, config.rows()) * problem.batch * problem.heads_q;
@@ -44,32 +45,22 @@ std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choic
   return best;
 }
 
-int refuse(std::string* why, const std::string& reason) {
-  if (why != nullptr) *why = reason;
-  return 0;
-}
-
-int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, std::string* why) {
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    if (why == nullptr) return 0;
-    return refuse(why, std::string(name_of(problem.dtype)) +
-                           " inputs; takes fp16 and bf16: convert Q, K and V");
-  }
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
-    return refuse(why, why == nullptr ? "" : "a sequence longer than 2^30: split the call");
+    return refuse(why, "a sequence longer than 2^30: split the call");
   }
   const std::size_t index = choose(problem, facts, choice);
   if (index == kConfigs.size()) {
-    if (why == nullptr) return 0;
-    return refuse(why, "no tile for head dim " + std::to_string(problem.head_dim) + " fits the " +
-                           std::to_string(facts.shared_per_block) +
-                           " bytes of shared memory that a block may use here");
+    return refuse(why, "no tile for head dim ", problem.head_dim, " fits the ",
+                  facts.shared_per_block, " bytes of shared memory that a block may use here");
   }
   if (blocks(problem, kConfigs[index]) > kMaxBlocks) {
-    return refuse(why, why == nullptr ? "" : "more than 2^32 - 1 query tiles: split the batch");
+    return refuse(why, "more than 2^32 - 1 query tiles: split the batch");
   }
   if (why != nullptr) *why = "takes fp16 and bf16 with any strides, masks and lengths";
-  return kRank;
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
@@ -121,7 +112,6 @@ std::uint32_t section(const Problem& problem, const DeviceFacts& facts) {
 
 Params make_params(const Problem& problem, const Tensors& tensors, const DeviceFacts& facts,
                    const Config& config) {
-  constexpr float kLog2E = 1.4426950408889634f;
   Params p;
   p.q = operand(tensors.q, problem.q);
   p.k = operand(tensors.k, problem.k);
@@ -139,14 +129,11 @@ Params make_params(const Problem& problem, const Tensors& tensors, const DeviceF
   p.tiles = static_cast<std::uint32_t>(ceil_div(problem.seq_q, config.rows()));
   p.heads_total = static_cast<std::uint32_t>(problem.batch * problem.heads_q);
   p.section = section(problem, facts);
-  p.scale_log2 = problem.scale * kLog2E;
+  p.scale_log2 = problem.scale * core::kLog2E;
   p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f);
-  if (problem.softcap > 0.0f) {
-    p.transform_scale = 2.0f * kLog2E * problem.scale / problem.softcap;
-    p.transform_cap = problem.softcap * kLog2E;
-  } else {
-    p.transform_scale = problem.scale * kLog2E;
-  }
+  const core::ScoreTransform transform = core::score_transform(problem);
+  p.transform_scale = transform.scale;
+  p.transform_cap = transform.cap;
   const auto input_aligned = [&](const Operand& x, const Layout& layout, std::int64_t heads,
                                  std::int64_t rows) {
     return rows_aligned(x.data, layout, problem.batch, heads, rows, 2, 16);
@@ -204,7 +191,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 
 namespace greenfast::kernels {
 extern const core::Kernel cuda_sm80_mma;
-constinit const core::Kernel cuda_sm80_mma{.rank = cuda::sm80_mma::rank,
+constinit const core::Kernel cuda_sm80_mma{.supports = cuda::sm80_mma::supports,
                                            .plan = cuda::sm80_mma::plan,
                                            .prepare = cuda::sm80_mma::prepare,
                                            .launch = cuda::sm80_mma::launch};

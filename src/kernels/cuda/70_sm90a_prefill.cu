@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "core/arithmetic.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/70_sm90a_prefill.hpp"
@@ -23,10 +24,8 @@ namespace greenfast::cuda::prefill {
 namespace {
 
 constexpr const char* kId = "cuda.sm90.prefill";
-constexpr int kRank = 220;
-constexpr float kLog2E = 1.4426950408889634f;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 Features features_of(const Problem& problem, const Band& band, core::Choice choice) {
   // Outside this range a masked score times the scale could be NaN or the scale underflow.
@@ -144,11 +143,6 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   return d;
 }
 
-int refuse(std::string* why, std::string reason) {
-  *why = std::move(reason);
-  return 0;
-}
-
 /// Tiles of 128 rows that one launch counts; its tiles may have 64.
 constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / 2;
 
@@ -156,17 +150,12 @@ std::int64_t tiles_of_an_entry(const Problem& problem) {
   return problem.heads_q * ceil_div(problem.seq_q, 128);
 }
 
-int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, std::string* why) {
-  using core::concat;
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
   if (facts.arch != 90) {
-    if (why == nullptr) return 0;
-    return refuse(why, concat("compute capability ", facts.arch / 10, ".", facts.arch % 10,
-                              ": its machine code (sm_90a) runs on 9.0 only"));
-  }
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    if (why == nullptr) return 0;
-    return refuse(
-        why, concat(name_of(problem.dtype), " inputs: takes fp16 and bf16; convert Q, K and V"));
+    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
+                  ": its machine code (sm_90a) runs on 9.0 only");
   }
   const struct {
     const char* name;
@@ -179,26 +168,22 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
   for (const auto& input : inputs) {
     const std::int64_t entries = entries_for_choice(problem, input.layout, choice.batch_invariant);
     if (tma_addressable(input.layout, entries, input.heads, input.seq, input.broadcast)) continue;
-    if (why == nullptr) return 0;
-    return refuse(why, concat(input.name, " has strides ", input.layout.stride[0], ", ",
-                              input.layout.stride[1], ", ", input.layout.stride[2],
-                              " (B, H, S) and alignment ", input.layout.alignment,
-                              ": TMA takes positive strides in multiples of 8 elements below 2^39",
-                              " and 16-byte addresses; pad the rows or copy"));
+    return refuse(why, input.name, " has strides ", input.layout.stride[0], ", ",
+                  input.layout.stride[1], ", ", input.layout.stride[2], " (B, H, S) and alignment ",
+                  input.layout.alignment,
+                  ": TMA takes positive strides in multiples of 8 elements below 2^39",
+                  " and 16-byte addresses; pad the rows or copy");
   }
   if (tiles_of_an_entry(problem) > kMostTiles) {
-    if (why == nullptr) return 0;
-    return refuse(why, concat(tiles_of_an_entry(problem),
-                              " tiles of 128 queries in a batch entry: at most 2^30 - 1; split the "
-                              "heads"));
+    return refuse(why, tiles_of_an_entry(problem),
+                  " tiles of 128 queries in a batch entry: at most 2^30 - 1; split the heads");
   }
   if (facts.shared_per_block < kTiles.back().shared_bytes()) {
-    if (why == nullptr) return 0;
-    return refuse(why, concat(facts.shared_per_block, " bytes of shared memory for a block: needs ",
-                              kTiles.back().shared_bytes()));
+    return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
+                  kTiles.back().shared_bytes());
   }
   if (why != nullptr) *why = "fp16 or bf16 with strides that TMA takes: TMA, wgmma, one CTA per SM";
-  return kRank;
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
@@ -278,11 +263,12 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   // understood).
   p.release_at_entry =
       d.config.head_dim <= 64 && problem.batch * problem.heads_q * d.tiles <= 4 * d.ctas;
-  p.scale_log2 = problem.scale * kLog2E;
+  p.scale_log2 = problem.scale * core::kLog2E;
   p.lse = problem.lse ? tensors.lse : nullptr;
   if (problem.softcap > 0.0f) {
-    p.softcap_in = 2.0f * kLog2E * problem.scale / problem.softcap;
-    p.softcap_out = problem.softcap * kLog2E;
+    const core::ScoreTransform transform = core::score_transform(problem);
+    p.softcap_in = transform.scale;
+    p.softcap_out = transform.cap;
   }
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
@@ -354,7 +340,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 
 namespace greenfast::kernels {
 extern const core::Kernel cuda_sm90_prefill;
-constinit const core::Kernel cuda_sm90_prefill{.rank = cuda::prefill::rank,
+constinit const core::Kernel cuda_sm90_prefill{.supports = cuda::prefill::supports,
                                                .plan = cuda::prefill::plan,
                                                .prepare = cuda::prefill::prepare,
                                                .launch = cuda::prefill::launch};

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "core/arithmetic.hpp"
+#include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/72_sm90a_small.hpp"
 #include "kernels/cuda/device/batch_parts.hpp"
@@ -15,14 +17,12 @@ namespace greenfast::cuda::small {
 namespace {
 
 constexpr const char* kId = "cuda.sm90.small";
-constexpr int kRank = 230;
-constexpr int kRankBehindPrefill = 210;
 constexpr std::int64_t kGridLimit = 65535;  // of the y and z axes
 // Above half an SM's 228 KB, so that a dependent grid's blocks do not move in beside this grid's:
 // with room for two, launching early is slower than not (5.25 us against 4.88, H200, 2026-11-20).
 constexpr int kWholeSm = 117 * 1024;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 /// Upper bound of the keys that one tile of queries sees.
 std::int64_t tile_keys(const Band& band) {
@@ -38,26 +38,10 @@ std::size_t choose(const Problem& problem, const Band& band) {
   return kConfigs.size();
 }
 
-/// Tiles of `rows` queries over all heads, as far as the choice may know of the batch.
-std::int64_t tiles(const Problem& problem, core::Choice choice, std::int64_t rows) {
-  return ceil_div(problem.seq_q, rows) * problem.heads_q *
-         (choice.batch_invariant ? 1 : problem.batch);
-}
-
+/// Blocks of a launch, as far as the choice may know of the batch.
 std::int64_t blocks(const Problem& problem, core::Choice choice) {
-  return kCluster * tiles(problem, choice, kRows);
-}
-
-/// At most one block an SM (at D 64 without a loop one and a half) was faster than the prefill
-/// kernel in all that was measured; two where that one has long rows of keys for half the machine's
-/// CTAs or fewer (docs/kernels/sm90.md, "Which kernel wins where").
-bool faster_than_prefill(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  const bool wide = problem.head_dim > 64;
-  const std::int64_t machine = facts.multiprocessors;
-  const std::int64_t keys = tile_keys(visible_keys(problem).band);
-  const bool two_fit = !wide && keys <= kConfigs[1].capacity();
-  if (2 * blocks(problem, choice) <= (two_fit ? 3 : 2) * machine) return true;
-  return 2 * tiles(problem, choice, 128) <= machine && keys >= 512 && (wide || keys <= 1024);
+  return kCluster * ceil_div(problem.seq_q, kRows) * problem.heads_q *
+         (choice.batch_invariant ? 1 : problem.batch);
 }
 
 int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {
@@ -65,21 +49,14 @@ int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts
                                                       : config.shared_bytes();
 }
 
-int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, std::string* why) {
-  const auto refuse = [&](const auto& reason) {
-    if (why != nullptr) *why = reason();
-    return 0;
-  };
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return refuse(
-        [&] { return std::string(name_of(problem.dtype)) + " inputs; takes fp16 and bf16"; });
-  }
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
   if (problem.head_dim > 128) {
-    return refuse(
-        [&] { return "head dim " + std::to_string(problem.head_dim) + "; takes up to 128"; });
+    return refuse(why, "head dim ", problem.head_dim, "; takes up to 128");
   }
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
-    return refuse([] { return std::string("a sequence longer than 2^30"); });
+    return refuse(why, "a sequence longer than 2^30");
   }
   const Layout& o = problem.o;
   const auto addressable = [&](const Layout& layout, std::int64_t heads, std::int64_t rows) {
@@ -94,27 +71,19 @@ int rank(const Problem& problem, const DeviceFacts& facts, core::Choice choice, 
       !addressable(problem.v, problem.heads_kv, problem.seq_kv) || o.alignment < kTmaAlignment ||
       misaligned(entries_for_choice(problem, o, choice.batch_invariant), o.stride[0]) ||
       misaligned(problem.heads_q, o.stride[1]) || misaligned(problem.seq_q, o.stride[2])) {
-    return refuse([] {
-      return std::string(
-          "rows of Q, K, V or O do not start at 16-byte boundaries, or a sequence stride is 0; "
-          "align "
-          "the tensors");
-    });
+    return refuse(why,
+                  "rows of Q, K, V or O do not start at 16-byte boundaries, or a sequence stride "
+                  "is 0; align the tensors");
   }
   const std::int64_t count = blocks(problem, choice);
   if (ceil_div(problem.seq_q, kRows) * kCluster > kGridLimit || problem.heads_q > kGridLimit ||
       count > 2 * std::int64_t{facts.multiprocessors}) {
-    return refuse([&] {
-      return std::to_string(count) + " blocks; worth it up to two a multiprocessor, " +
-             std::to_string(2 * facts.multiprocessors);
-    });
+    return refuse(why, count, " blocks; made for up to two a multiprocessor, ",
+                  2 * facts.multiprocessors);
   }
-  const bool faster = faster_than_prefill(problem, facts, choice);
-  if (why != nullptr) {
-    *why = std::to_string(count) + " blocks, four parts of the keys to every tile" +
-           (faster ? "" : "; behind the prefill kernel, which is faster at these lengths");
-  }
-  return faster ? kRank : kRankBehindPrefill;
+  if (why != nullptr)
+    *why = std::to_string(count) + " blocks, four parts of the keys to every tile";
+  return true;
 }
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
@@ -165,7 +134,6 @@ Status prepare(const Problem& problem, const core::Context& context) {
 }
 
 Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  constexpr float kLog2E = 1.4426950408889634f;
   const VisibleKeys keys = visible_keys(problem);
   const std::size_t index = choose(problem, keys.band);
   if (Status status = ensure_ready(problem, index, context.facts->index); !status.ok()) {
@@ -186,14 +154,11 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   p.v_head_step = step(problem.v.stride[1]);
   p.q_batch_step = step(problem.q.stride[0]);
   p.q_head_step = step(problem.q.stride[1]);
-  p.scale_log2 = problem.scale * kLog2E;
+  p.scale_log2 = problem.scale * core::kLog2E;
   p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f);
-  if (problem.softcap > 0.0f) {
-    p.transform_scale = 2.0f * kLog2E * problem.scale / problem.softcap;
-    p.transform_cap = problem.softcap * kLog2E;
-  } else {
-    p.transform_scale = problem.scale * kLog2E;
-  }
+  const core::ScoreTransform transform = core::score_transform(problem);
+  p.transform_scale = transform.scale;
+  p.transform_cap = transform.cap;
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -252,7 +217,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 
 namespace greenfast::kernels {
 extern const core::Kernel cuda_sm90_small;
-constinit const core::Kernel cuda_sm90_small{.rank = cuda::small::rank,
+constinit const core::Kernel cuda_sm90_small{.supports = cuda::small::supports,
                                              .plan = cuda::small::plan,
                                              .prepare = cuda::small::prepare,
                                              .launch = cuda::small::launch};

@@ -17,6 +17,13 @@ static inline std::uint32_t bits_of(float value) {
   return bits;
 }
 
+static constexpr float power_of_two(int n) {
+  float x = 1.0f;
+  for (; n > 0; --n) x *= 2.0f;
+  for (; n < 0; ++n) x *= 0.5f;
+  return x;
+}
+
 /// Element types as distinct C++ types.
 struct F16 {
   std::uint16_t bits;

@@ -60,6 +60,8 @@ GREENFAST_OP Vec mul_sub(Vec a, Vec b, Vec c) { return a * b - c; }
 GREENFAST_OP Vec neg_mul_add(Vec a, Vec b, Vec c) { return c - a * b; }
 /// b where either is NaN.
 GREENFAST_OP Vec max(Vec a, Vec b) { return select(a > b, a, b); }
+/// b where either is NaN.
+GREENFAST_OP Vec min(Vec a, Vec b) { return select(a < b, a, b); }
 GREENFAST_OP Vec abs(Vec a) {
   return reinterpret_cast<Vec>(reinterpret_cast<Ints>(a) & set_int(0x7fffffff));
 }
@@ -78,18 +80,19 @@ GREENFAST_OP Vec if_between(int n, const std::int32_t* begin, const std::int32_t
 }
 
 /// As with AVX2.
-template <int kDegree>
+template <int kDegree, int kDown = 0>
 GREENFAST_OP Vec exp2(Vec x) {
   const Vec shifter = set(12582912.0f);
-  x = max(set(-127.0f), x);
+  x = max(set(-127.0f + kDown), x);
   const Vec shifted = x + shifter;
   const Vec r = x - (shifted - shifter);
-  Vec p = mul_add(set(0.001327647263f), r, set(0.009675541343f));
-  p = mul_add(p, r, set(0.05550713272f));
-  p = mul_add(p, r, set(0.2402211972f));
-  p = mul_add(p, r, set(0.6931469671f));
-  p = mul_add(p, r, set(1.000000072f));
-  return p * reinterpret_cast<Vec>((reinterpret_cast<Ints>(shifted) + set_int(127)) << 23);
+  Vec p = mul_add(set(0.00015594680035f), r, set(0.0013406644f));
+  p = mul_add(p, r, set(0.0096176929699f));
+  p = mul_add(p, r, set(0.055503105508f));
+  p = mul_add(p, r, set(0.24022652783f));
+  p = mul_add(p, r, set(0.69314721497f));
+  p = mul_add(p, r, set(1.0f));
+  return p * reinterpret_cast<Vec>((reinterpret_cast<Ints>(shifted) + set_int(127 - kDown)) << 23);
 }
 
 template <class T>

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/arithmetic.hpp"
+#include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
 
@@ -47,7 +49,6 @@ inline View view(const void* base, const Layout& layout) {
 }
 
 inline Params make_params(const Problem& p, const Tensors& t, int block_m) {
-  constexpr float kLog2E = 1.4426950408889634f;
   const std::size_t element = size_of(p.dtype);
   Params params;
   params.q = view(t.q, p.q);
@@ -62,8 +63,8 @@ inline Params make_params(const Problem& p, const Tensors& t, int block_m) {
   params.group = static_cast<int>(p.heads_q / p.heads_kv);
   params.seq_q = static_cast<int>(p.seq_q);
   params.seq_kv = static_cast<int>(p.seq_kv);
-  params.q_tiles = static_cast<int>((p.seq_q + block_m - 1) / block_m);
-  params.scale_log2 = p.scale * kLog2E;
+  params.q_tiles = static_cast<int>(core::ceil_div(p.seq_q, block_m));
+  params.scale_log2 = p.scale * core::kLog2E;
   params.causal = p.mask.is_causal();
   params.shift =
       p.mask.alignment == Alignment::bottom_right ? static_cast<int>(p.seq_kv - p.seq_q) : 0;
@@ -73,61 +74,42 @@ inline Params make_params(const Problem& p, const Tensors& t, int block_m) {
 }
 
 inline std::int64_t ctas(const Problem& p, int block_m) {
-  return (p.seq_q + block_m - 1) / block_m * p.heads_q * p.batch;
+  return core::ceil_div(p.seq_q, block_m) * p.heads_q * p.batch;
 }
 
-/// Nothing when a rung of the family takes the problem; otherwise the first obstacle. `why` may be
-/// null.
+/// Whether a rung of the family takes the problem's sizes; otherwise the first obstacle. `why` may
+/// be null.
 struct Accepts {
-  DType dtype;
-  bool d64 = true, d128 = false;
-  bool lse = false;
+  bool d128 = false;  // besides 64
 };
 inline bool accepts(const Problem& p, Accepts can, int block_m, std::string* why) {
-  const auto refuse = [&](auto... parts) {
-    if (why != nullptr) *why = (std::string() + ... + std::string(parts));
-    return false;
-  };
-  if (p.dtype != can.dtype) {
-    return refuse("takes ", name_of(can.dtype), " inputs, not ", name_of(p.dtype));
+  using core::refuse;
+  if (p.head_dim != 64 && !(can.d128 && p.head_dim == 128)) {
+    return refuse(why, "takes D ", can.d128 ? "64 or 128" : "64", ", not ", p.head_dim);
   }
-  if (p.out_dtype != DType::f16) return refuse("writes fp16, not ", name_of(p.out_dtype));
-  if (!((can.d64 && p.head_dim == 64) || (can.d128 && p.head_dim == 128))) {
-    return refuse("takes D ", can.d128 ? "64 or 128" : "64", ", not ", std::to_string(p.head_dim));
-  }
-  if (!p.mask.is_none() && !(p.mask.is_causal() && p.mask.left < 0)) {
-    return refuse("takes no mask or a causal one; use cuda.sm80.mma for a sliding window");
-  }
-  if (p.softcap != 0) return refuse("has no softcap; use cuda.sm80.mma");
-  if (p.lse && !can.lse) return refuse("writes no LSE; use cuda.sm80.mma");
   // Row arithmetic inside the kernels is 32-bit.
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (p.seq_q >= kLimit || p.seq_kv >= kLimit || ctas(p, block_m) >= kLimit) {
-    return refuse("takes lengths and tile counts below 2^30");
+    return refuse(why, "takes lengths and tile counts below 2^30");
   }
   if (why != nullptr) *why = "runs by name";
   return true;
 }
 
-/// Raises the limit of dynamic shared memory once a kernel and device; later calls cost one load.
+/// Raises the limit of dynamic shared memory where the default does not suffice. Asks the runtime
+/// at every call; the production kernels remember (SharedMemoryOptIn).
 template <class Kernel>
 Status allow_shared(Kernel* kernel, int bytes) {
   if (bytes <= 48 * 1024) return {};
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error == cudaSuccess) return {};
-  cudaGetLastError();
-  return {StatusCode::device_error, std::string("shared-memory opt-in of ") +
-                                        std::to_string(bytes) +
-                                        " bytes: " + cudaGetErrorString(error)};
+  cudaGetLastError();  // or the next launch would be blamed for it
+  return to_status(error, "a rung", "reserve " + std::to_string(bytes) + " bytes of shared memory");
 }
 
 inline Status launched(std::string_view variant) {
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string(variant) +
-                                        ": launch failed: " + cudaGetErrorName(error) + " (" +
-                                        cudaGetErrorString(error) + ")"};
+  return to_status(cudaGetLastError(), variant, "launch");
 }
 
 }  // namespace greenfast::cuda::ladder

@@ -6,18 +6,21 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 
 #include <greenfast/attention.hpp>
 
+#include "core/text.hpp"
+
 namespace greenfast::cuda {
 
 /// `action` completes "cuda.sm80.mma: cannot ...".
-inline Status to_status(cudaError_t error, const char* variant, const char* action) {
+inline Status to_status(cudaError_t error, std::string_view variant, std::string_view action) {
   if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, std::string(variant) + ": cannot " + action + ": " +
-                                        cudaGetErrorName(error) + " (" + cudaGetErrorString(error) +
-                                        ")"};
+  return {StatusCode::device_error,
+          core::concat(variant, ": cannot ", action, ": ", cudaGetErrorName(error), " (",
+                       cudaGetErrorString(error), ")")};
 }
 
 template <auto kKernel>

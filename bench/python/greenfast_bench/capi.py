@@ -93,7 +93,7 @@ def find_library() -> pathlib.Path:
     beside = here.parent / "libgreenfast.so"
     if beside.exists():
         return beside
-    built = sorted(here.parents[2].glob("build*/**/libgreenfast.so"), key=lambda p: p.stat().st_mtime)
+    built = sorted(here.parents[3].glob("build*/**/libgreenfast.so"), key=lambda p: p.stat().st_mtime)
     if not built:
         raise OSError("libgreenfast.so was not found: build the project, or set GREENFAST_LIBRARY to the file")
     return built[-1]

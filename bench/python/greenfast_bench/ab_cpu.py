@@ -1,11 +1,13 @@
-"""A/B on the CPU: Greenfast against PyTorch's attention in one process, on as many threads, interleaved.
+"""A/B on the CPU: Greenfast against PyTorch's attention or ONNX Runtime's in one process, on as many threads, interleaved.
 
 Both sides get the same tensors. Outputs are compared with fp64 on the same bits before anything is timed; then blocks of
 A B B A in random order are taken from a ring of inputs that no cache holds, and after each sample its output is held to
 the one from before. Raw samples go to a file of schema greenfast.samples/1; `greenfast compare cpu.flash peer:torch-cpu`
 runs this and computes the intervals.
 
-    python -m greenfast.ab_cpu --variants cpu.flash --peers torch-cpu --shapes 1x8x512x64 --json samples.json
+    python -m greenfast_bench.ab_cpu --variants cpu.flash --peers torch-cpu --shapes 1x8x512x64 --json samples.json
+    python -m greenfast_bench.ab_cpu --peers torch-cpu,onnxruntime --dtype fp32,bf16,fp16 --masks full,causal --hot \
+        --shapes 1x8x512x64,2x8x2048x64 --json samples.json --markdown table.md
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import math
 import os
 import pathlib
 import random
+import statistics
 import sys
 import time
 
-from greenfast import capi
-from greenfast.ab import SCHEMA, Shape, Usage, first_line, reference_rows, relative_error
+from greenfast_bench import capi
+from greenfast_bench.ab import SCHEMA, Shape, Usage, first_line, reference_rows, relative_error
 
-PEERS = {"torch-cpu": "torch"}  # and the module each needs
+PEERS = {"torch-cpu": "torch", "onnxruntime": "onnxruntime"}  # and the module each needs
 # Relative Frobenius error on N(0,1) inputs beyond which a side is RED here. Rounding an exact result costs 3e-8 in fp32,
 # 2.9e-4 in fp16 and 2.3e-3 in bf16; weights rounded before P V as much again.
 ERROR_LIMIT = {"fp32": 1.0e-5, "fp16": 1.0e-3, "bf16": 8.0e-3}
@@ -64,6 +67,40 @@ def torch_call(q, k, v, causal: bool):
     return lambda: attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
 
+def onnxruntime_call(q, k, v, causal: bool, threads: int):
+    """MultiHeadAttention of ONNX Runtime on [B, S, H D], the layout it takes without copies; its output likewise."""
+    import numpy
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    if str(q.dtype) != "torch.float32" or q.shape[1] != k.shape[1]:
+        raise ValueError("onnxruntime: MultiHeadAttention on the CPU takes fp32 with as many key heads as query heads")
+    heads, width = q.shape[1], q.shape[1] * q.shape[3]
+    arrays = [numpy.ascontiguousarray(t.transpose(1, 2).reshape(t.shape[0], t.shape[2], width).numpy())
+              for t in (q, k, v)]
+    node = helper.make_node("MultiHeadAttention", ["q", "k", "v"], ["o"], domain="com.microsoft", num_heads=heads,
+                            unidirectional=int(causal))
+    shapes = zip("qkvo", [*(a.shape for a in arrays), arrays[0].shape])
+    ends = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)) for name, shape in shapes}
+    graph = helper.make_graph([node], "attention", [ends["q"], ends["k"], ends["v"]], [ends["o"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+    model.ir_version = 8
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for name, array in zip("qkv", arrays):
+        binding.bind_cpu_input(name, array)
+    out = onnxruntime.OrtValue.ortvalue_from_shape_and_type(arrays[0].shape, numpy.float32, "cpu")
+    binding.bind_ortvalue_output("o", out)
+
+    def call():
+        session.run_with_iobinding(binding)
+        return out
+
+    return call
+
+
 class Side:
     """One contestant at one shape: `calls[slot]()` computes and returns its output."""
 
@@ -77,11 +114,11 @@ class Side:
 class Row:
     """One shape: its inputs, both sides, their samples."""
 
-    def __init__(self, shape: Shape, args, library):
+    def __init__(self, shape: Shape, dtype_name: str, causal: bool, args, library):
         import torch
 
-        self.shape, self.args, self.torch = shape, args, torch
-        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[args.dtype]
+        self.shape, self.dtype, self.causal, self.args, self.torch = shape, dtype_name, causal, args, torch
+        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype_name]
         generator = torch.Generator().manual_seed(args.seed)
 
         def normal(heads, seq):
@@ -104,19 +141,21 @@ class Row:
         torch, args, rows = self.torch, self.args, reference_rows(self.shape, self.args.seed)
         try:
             for q, k, v in self.sets:
-                if side.peer:
-                    side.calls.append(torch_call(q, k, v, args.causal))
+                if side.name == "onnxruntime":
+                    side.calls.append(onnxruntime_call(q, k, v, self.causal, args.threads))
+                elif side.peer:
+                    side.calls.append(torch_call(q, k, v, self.causal))
                 else:
                     o = torch.full_like(q, math.nan)
                     side.outputs.append(o)
-                    call = library.bind(q, k, v, o, causal=args.causal, variant=side.name, device=capi.CPU)
+                    call = library.bind(q, k, v, o, causal=self.causal, variant=side.name, device=capi.CPU)
                     side.calls.append(call)
             side.error = 0.0
             for slot in range(min(DISTINCT, len(self.sets))):
                 begin = time.perf_counter()
                 out = self._output(side, slot, side.calls[slot]())
                 side.estimate = min(side.estimate, time.perf_counter() - begin)
-                error = relative_error(*self.sets[slot], out, rows, args.causal)
+                error = relative_error(*self.sets[slot], out, rows, self.causal)
                 if not error <= side.error:
                     side.error = error
                 side.expected.append(out.clone())
@@ -127,14 +166,18 @@ class Row:
         raw = ctypes.string_at(bits.data_ptr(), bits.numel() * bits.element_size())
         side.sha256 = hashlib.sha256(raw).hexdigest()
         if args.outputs:
-            name = f"{args.shape_list.index(self.shape)}.{self.sides.index(side)}.bin"
+            name = f"{args.rows.index((self.shape, self.dtype, self.causal))}.{self.sides.index(side)}.bin"
             (pathlib.Path(args.outputs) / name).write_bytes(raw)
-        if side.error <= ERROR_LIMIT[args.dtype]:
+        limit = ERROR_LIMIT[self.dtype]
+        if side.error <= limit:
             side.verdict = "GREEN"
         else:
-            side.verdict = f"RED: rel_fro {side.error:.3g} > {ERROR_LIMIT[args.dtype]:.3g}"
+            side.verdict = f"RED: rel_fro {side.error:.3g} > {limit:.3g}"
 
     def _output(self, side: Side, slot: int, returned):
+        if side.name == "onnxruntime":
+            out = self.torch.from_numpy(returned.numpy())
+            return out.view(*out.shape[:2], self.shape.heads_q, self.shape.dim).transpose(1, 2)
         return returned if side.peer else side.outputs[slot]
 
     def _next(self) -> int:
@@ -165,8 +208,8 @@ class Row:
         out, expected = self._output(side, slot, returned), side.expected[slot % DISTINCT]
         if torch.equal(out.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)):
             return
-        error = relative_error(*self.sets[slot], out, reference_rows(self.shape, self.args.seed), self.args.causal)
-        if not error <= ERROR_LIMIT[self.args.dtype]:
+        error = relative_error(*self.sets[slot], out, reference_rows(self.shape, self.args.seed), self.causal)
+        if not error <= ERROR_LIMIT[self.dtype]:
             side.refused = f"a timed call went wrong: rel_fro {error:.3g}"
 
     def measure(self, rng: random.Random, tick: float) -> None:
@@ -207,9 +250,9 @@ class Row:
             if side.sha256:
                 entry["output_sha256"] = side.sha256
             sides.append(entry)
-        mask = " causal(top-left)" if self.args.causal else ""
-        return {"name": self.shape.text + (" causal" if self.args.causal else ""),
-                "problem": f"{self.shape.text} {self.args.dtype}{mask}", "flops": flops(self.shape, self.args.causal),
+        mask = " causal(top-left)" if self.causal else ""
+        return {"name": self.shape.text + (" causal" if self.causal else ""),
+                "problem": f"{self.shape.text} {self.dtype}{mask}", "flops": flops(self.shape, self.causal),
                 "device": {"kind": "cpu", "name": device}, "timer": "perf_counter", "tick_seconds": tick,
                 "cache": "hot" if self.args.hot else "cold", "seed": self.args.seed, "sides": sides,
                 "blocks": self.blocks}
@@ -223,15 +266,36 @@ def flops(shape: Shape, causal: bool) -> float:
     return 4.0 * shape.batch * shape.heads_q * pairs * shape.dim
 
 
+def markdown(rows: list[Row], caption: str) -> str:
+    """GFLOP/s of every side, and of the first variant against the best peer: the median over blocks of the ratio of times."""
+    sides = [side.name for side in rows[0].sides]
+    lines = [caption, "", f"| shape | mask | dtype | {' | '.join(sides)} | against the best peer |",
+             "|---|---|---|" + "---|" * (len(sides) + 1)]
+    for row in rows:
+        work = flops(row.shape, row.causal)
+        seconds = [[statistics.fmean(s for s, at in zip(block["seconds"], block["order"]) if at == index)
+                    for block in row.blocks if index in block["order"]] for index in range(len(row.sides))]
+        cells = [f"{work / statistics.median(times) / 1e9:.0f}" if times and not side.refused else "refused"
+                 for side, times in zip(row.sides, seconds)]
+        peers = [times for side, times in zip(row.sides, seconds) if side.peer and times and not side.refused]
+        ratio = "no peer takes it"
+        if peers and seconds[0] and not row.sides[0].refused and not row.sides[0].peer:
+            best = min(peers, key=statistics.median)
+            ratio = f"{statistics.median(b / a for a, b in zip(seconds[0], best)):.2f}×"
+        lines.append(f"| {row.shape.text} | {'causal' if row.causal else 'full'} | {row.dtype} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m greenfast.ab_cpu", description=(__doc__ or "").split("\n\n")[0],
+        prog="python -m greenfast_bench.ab_cpu", description=(__doc__ or "").split("\n\n")[0],
         epilog="Exit: 0 measured, 2 bad input, 3 no library or no PyTorch, 20 one of ours is RED.")
     parser.add_argument("--shapes", default="1x8x512x64", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")
     parser.add_argument("--variants", default="cpu.flash", help="Greenfast variants")
     parser.add_argument("--peers", default="torch-cpu", help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--dtype", choices=list(ERROR_LIMIT), default="fp32")
-    parser.add_argument("--causal", action="store_true", help="a top-left causal mask")
+    parser.add_argument("--dtype", default="fp32", help=f"of {', '.join(ERROR_LIMIT)}, with commas")
+    parser.add_argument("--masks", default="full", help="full, causal (aligned top left), or both with a comma")
+    parser.add_argument("--causal", action="store_true", help="the same as --masks causal")
     parser.add_argument("--threads", type=int, default=0, help="of each side (default: processors of this process)")
     parser.add_argument("--iters", type=int, default=200, help="samples of each side, at most")
     parser.add_argument("--warmup", type=int, default=10, help="untimed calls first")
@@ -239,12 +303,22 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hot", action="store_true", help="one set of inputs, in whatever cache holds it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--outputs", help="write the output of shape I, side J on the first inputs to DIR/I.J.bin")
+    parser.add_argument("--markdown", help="write a table of GFLOP/s and ratios here as well")
     parser.add_argument("--json", help=f"write raw samples ({SCHEMA}) here instead of to standard output")
     args = parser.parse_args(argv)
     if args.iters < 12 or not args.budget > 0 or args.warmup < 0:
         raise Usage(f"--iters {args.iters} --budget {args.budget} --warmup {args.warmup}: expected at least 12, above 0, "
                     "at least 0")
     args.shape_list = [Shape.parse(text) for text in args.shapes.split(",")]
+    dtypes = args.dtype.split(",")
+    for name in dtypes:
+        if name not in ERROR_LIMIT:
+            raise Usage(f"--dtype '{name}': expected one of {', '.join(ERROR_LIMIT)}, or several with commas")
+    masks = ["causal"] if args.causal else args.masks.split(",")
+    for name in masks:
+        if name not in ("full", "causal"):
+            raise Usage(f"--masks '{name}': expected full, causal or full,causal")
+    args.rows = [(shape, dtype, mask == "causal") for shape in args.shape_list for dtype in dtypes for mask in masks]
     args.variant_list = [name for name in args.variants.split(",") if name]
     args.peer_list = [name for name in args.peers.split(",") if name]
     for name in args.peer_list:
@@ -276,17 +350,27 @@ def main(argv: list[str] | None = None) -> int:
         print(f"greenfast.ab_cpu: {error}", file=sys.stderr)
         return 3
     device, tick, rng = library.device_facts().name.decode(), tick_seconds(), random.Random(args.seed)
-    shapes, red = [], False
-    for shape in args.shape_list:
-        row = Row(shape, args, library)
+    shapes, rows, red = [], [], False
+    for shape, dtype, causal in args.rows:
+        row = Row(shape, dtype, causal, args, library)
         row.measure(rng, tick)
         red = red or any(side.verdict.startswith("RED") for side in row.sides if not side.peer)
         shapes.append(row.record(device, tick))
+        # What it timed is not needed any more, and gigabytes at some shapes.
+        row.sets, row.flush = [], None
+        for side in row.sides:
+            side.calls, side.outputs, side.expected = [], [], []
+        rows.append(row)
     record = {"schema": SCHEMA, "tool": "greenfast.ab_cpu", "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
               "argv": list(argv) if argv is not None else sys.argv[1:],
               "notes": [f"one Python process, {args.threads} threads on each side; torch {torch.__version__}, greenfast "
                         f"{library.version()}"],
               "shapes": shapes}
+    if args.markdown:
+        caption = (f"{device}, {library.device_facts().isa.decode()}, {args.threads} threads on each side, "
+                   f"{'hot' if args.hot else 'cold'}; GFLOP/s, medians. torch {torch.__version__}, greenfast "
+                   f"{library.version()}, {record['utc']}.")
+        pathlib.Path(args.markdown).write_text(markdown(rows, caption), encoding="utf-8")
     text = json.dumps(record, indent=1) + "\n"
     if args.json:
         pathlib.Path(args.json).write_text(text, encoding="utf-8")

@@ -2,9 +2,10 @@
 
 Every engine gets the same tensors in the same process. A shape is first checked (error of sampled rows against fp64 on
 the same bits), then timed: CUDA graphs that rotate through several input sets, replayed in rounds of random order, so
-that drift of clock and power meets every engine alike. Ratios are medians of per-round ratios, never of separate runs.
+that drift of clock and power meets every engine alike. It measures and judges nothing: who is faster, by how much and how
+sure that is, `greenfast compare FILE --sides PEER,greenfast` says of the samples.
 
-    python -m greenfast.ab --suite peers --json peers.json --md peers.md --plot peers.svg
+    python -m greenfast_bench.ab --suite peers --json peers.json --md peers.md --plot peers.svg
 """
 
 from __future__ import annotations
@@ -80,7 +81,6 @@ class Engine:
     """One implementation of attention on [B, H, S, D] tensors."""
 
     name = ""
-    rival = True  # ratios are against the best of these
     checked = True  # its output is compared with fp64
 
     def inputs(self, q, k, v):
@@ -179,24 +179,22 @@ class FlashInfer(Engine):
 class Greenfast(Engine):
     """The library through its C ABI; a variant forces one kernel, and gives the engine its name."""
 
-    rival = False
-
     def __init__(self, variant: str = "", library: str | None = None):
-        from greenfast import capi
+        from greenfast_bench import capi
 
         self.name, self._variant, self._library = variant or "greenfast", variant, capi.load(library)
         if library:  # another build of ours, to compare with as with a peer
-            self.name, self.rival = "before", True
+            self.name = "before"
 
     def _plan(self, shape: Shape, causal: bool, dtype: str):
-        from greenfast import capi
+        from greenfast_bench import capi
 
         problem = self._library.problem(shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q, shape.seq_kv,
                                         shape.dim, dtype, capi.TOP_LEFT if causal else None)
         return self._library.plan(problem, variant=self._variant)
 
     def unavailable(self, shape, causal, dtype):
-        from greenfast import capi
+        from greenfast_bench import capi
 
         try:
             self._plan(shape, causal, dtype)
@@ -227,7 +225,7 @@ class OnHardInputs(Greenfast):
 
     def __init__(self, kind: str):
         super().__init__()
-        self.name, self.rival, self.checked = kind, kind == "normal", kind not in ("nan", "inf")
+        self.name, self.checked = kind, kind not in ("nan", "inf")
 
     def inputs(self, q, k, v):
         import torch
@@ -423,24 +421,19 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, telemetry: 
     for engine in engines:
         if not engine.checked:
             row["engines"][engine.name].pop("error", None)
-    summarise(row, [e.name for e in engines if e.rival])
+    summarise(row)
     return row
 
 
-def summarise(row: dict, peers: list[str]) -> None:
-    """Adds medians and TFLOP/s, and the ratio to the best peer: the median over rounds of t_peer / t."""
-    timed = {name: entry for name, entry in row["engines"].items() if entry["us"]}
-    for entry in timed.values():
+def summarise(row: dict) -> None:
+    """Adds medians and TFLOP/s, for the eye."""
+    for entry in row["engines"].values():
+        if not entry["us"]:
+            continue
         entry["p50_us"] = statistics.median(entry["us"])
         entry["tflops"] = row["flops"] / entry["p50_us"] * 1e-6
         if entry["single_us"]:
             entry["single_p50_us"] = statistics.median(entry["single_us"])
-    rivals = [name for name in peers if name in timed]
-    if rivals:
-        best = min(rivals, key=lambda name: timed[name]["p50_us"])
-        row["best_peer"] = best
-        for entry in timed.values():
-            entry["ratio"] = statistics.median(theirs / ours for ours, theirs in zip(entry["us"], timed[best]["us"]))
 
 
 def identity(name: str) -> str:
@@ -485,8 +478,7 @@ def rows_of(document: dict) -> list[dict]:
 def table(rows: list[dict], markdown: bool) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row["engines"]))
     ours = [name for name in names if name not in PEERS]
-    header = (["B,H,S,D", "mask"] + [f"{n} µs (TFLOP/s)" for n in names] + ["best peer"]
-              + [f"× {n}" for n in ours] + ["error", "variant"])
+    header = ["B,H,S,D", "mask"] + [f"{n} µs (TFLOP/s)" for n in names] + ["error", "variant"]
     body = []
     for row in rows:
         cells = [row["shape"].replace("x", ","), "causal" if row["causal"] else "full"]
@@ -496,10 +488,6 @@ def table(rows: list[dict], markdown: bool) -> str:
                 cells.append(f"{entry['p50_us']:.2f} ({entry['tflops']:.0f})")
             else:
                 cells.append("RED" if entry.get("verdict") == "RED" else "–")
-        cells.append(row.get("best_peer", "–"))
-        for name in ours:
-            ratio = row["engines"].get(name, {}).get("ratio")
-            cells.append(f"{ratio:.2f}" if ratio else "–")
         first = row["engines"].get(ours[0], {})
         cells.append(f"{first['error']:.2e}" if "error" in first else "–")
         cells.append(first.get("variant", "–"))
@@ -544,7 +532,7 @@ def plot(rows: list[dict], path: str) -> None:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m greenfast.ab", description=(__doc__ or "").split("\n\n")[0],
+        prog="python -m greenfast_bench.ab", description=(__doc__ or "").split("\n\n")[0],
         epilog="Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours is RED.")
     parser.add_argument("--suite", choices=SUITES, help="a named list of shapes (default: mission)")
     parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")

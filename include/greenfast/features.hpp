@@ -1,0 +1,97 @@
+// What a problem asks of whoever computes it, one bit a feature. Whoever computes says which bits
+// it takes, so that nobody computes a problem it has never heard of.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include <greenfast/types.hpp>
+
+namespace greenfast {
+
+/// One thing that a problem may ask for. Values are bit numbers and stable: records and the C ABI
+/// use the same. What every problem has (batch, lengths, a head dimension, strides) is no feature.
+enum class Feature : std::int32_t {
+  in_f32 = 0,  ///< element type of Q, K and V
+  in_f16 = 1,
+  in_bf16 = 2,
+  in_e4m3 = 3,
+  out_f32 = 4,  ///< element type of O
+  out_f16 = 5,
+  out_bf16 = 6,
+  scales_tensor = 7,  ///< one descale factor a tensor
+  scales_per_head = 8,
+  causal = 9,   ///< keys up to a diagonal, under either alignment
+  window = 10,  ///< any other band of keys
+  softcap = 11,
+  nonpositive_scale = 12,  ///< the largest product is not the largest score
+  lse = 13,
+  grouped_heads = 14,  ///< fewer heads of K and V than of Q
+  example = 62,        ///< no problem needs it and nobody takes it: tests ask for it
+  unknown = 63,        ///< a value that this version has no name for
+};
+
+/// A set of features.
+class Features {
+ public:
+  constexpr Features() = default;
+  constexpr Features(Feature feature)  // NOLINT(google-explicit-constructor)
+      : bits_(std::uint64_t{1} << static_cast<int>(feature)) {}
+  constexpr Features(std::initializer_list<Feature> features) {
+    for (const Feature feature : features) *this |= feature;
+  }
+  static constexpr Features from_bits(std::uint64_t bits) {
+    Features features;
+    features.bits_ = bits;
+    return features;
+  }
+
+  constexpr std::uint64_t bits() const { return bits_; }
+  /// Whether every feature of `others` is among these.
+  constexpr bool hold(Features others) const { return (others.bits_ & ~bits_) == 0; }
+  constexpr bool empty() const { return bits_ == 0; }
+  constexpr Features& operator|=(Features others) {
+    bits_ |= others.bits_;
+    return *this;
+  }
+  friend constexpr Features operator|(Features a, Features b) { return a |= b; }
+  friend constexpr Features operator-(Features a, Features b) {
+    return from_bits(a.bits_ & ~b.bits_);
+  }
+  friend bool operator==(const Features&, const Features&) = default;
+
+ private:
+  std::uint64_t bits_ = 0;
+};
+
+/// What the problem needs. The only place where that is decided.
+GREENFAST_API Features features_of(const Problem& problem) noexcept;
+/// "e4m3 inputs", "a softcap"; "an unknown feature" for a bit that has no name.
+GREENFAST_API std::string_view name_of(Feature feature) noexcept;
+/// "fp16 inputs, a softcap"; empty for none.
+GREENFAST_API std::string to_string(Features features);
+/// Why someone who takes `takes` cannot take a problem that needs `needs`: each missing feature,
+/// what is taken in its place, what to change. Empty when nothing is missing.
+GREENFAST_API std::string missing_features(Features needs, Features takes);
+
+/// Everything that a problem could need when version 1 of the C and the plugin interface were made:
+/// what who was written for them may be asked.
+inline constexpr Features kFeaturesOfAbi1{Feature::in_f32,
+                                          Feature::in_f16,
+                                          Feature::in_bf16,
+                                          Feature::in_e4m3,
+                                          Feature::out_f32,
+                                          Feature::out_f16,
+                                          Feature::out_bf16,
+                                          Feature::scales_tensor,
+                                          Feature::scales_per_head,
+                                          Feature::causal,
+                                          Feature::window,
+                                          Feature::softcap,
+                                          Feature::nonpositive_scale,
+                                          Feature::lse,
+                                          Feature::grouped_heads};
+
+}  // namespace greenfast

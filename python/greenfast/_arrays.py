@@ -1,0 +1,208 @@
+"""Tensors of any library as the tuples that _core reads: (address, shape, strides in elements, dtype, device, index,
+read-only, owner). PyTorch's go another way (greenfast.torch)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from . import _core
+
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")  # at the library's numbers
+DEVICES = ("cpu", "cuda")
+_NAMES = {**{name: code for code, name in enumerate(DTYPES)}, "fp32": 0, "fp16": 1, "bf16": 2, "e4m3": 3}
+_E4M3 = 3
+
+
+def dtype_code(dtype: Any) -> int:
+    """The library's number of an element type given as a name, or as NumPy, PyTorch, JAX, ... write it."""
+    if dtype is float:
+        raise TypeError("dtype is float, which is 64 bits wide: use float32, float16, bfloat16 or float8_e4m3fn")
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    code = _NAMES.get(name.removeprefix("torch."))
+    if code is None:
+        raise TypeError(f"element type {name} is not supported: use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    return code
+
+
+class TensorSpec:
+    """A tensor without memory, for explain(): shape, element type and strides (in elements; None: contiguous)."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any = "float16", strides: tuple[int, ...] | None = None,
+                 device: str = "cpu", index: int = 0):
+        self.shape, self.dtype, self.device, self.index = tuple(shape), dtype, device, index
+        if strides is None:
+            dense = 1
+            reverse = []
+            for size in reversed(self.shape):
+                reverse.append(dense)
+                dense *= size
+            strides = tuple(reversed(reverse))
+        self.strides = tuple(strides)
+
+
+def describe(name: str, x: Any) -> Any:
+    """x as _core reads it: None stays None, a PyTorch tensor of a registered type stays itself."""
+    if x is None:
+        return None
+    if isinstance(x, TensorSpec):
+        return (0, x.shape, x.strides, dtype_code(x.dtype), DEVICES.index(x.device), x.index, False, x)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return importlib.import_module("greenfast.torch")._describe(name, x)
+    if type(x).__module__ == "numpy" and hasattr(x, "strides"):
+        return _from_numpy(name, x)
+    try:
+        cuda = getattr(x, "__cuda_array_interface__", None)
+    except Exception:  # some libraries have the attribute and raise for arrays of the CPU
+        cuda = None
+    if cuda is not None:
+        return _from_interface(name, x, cuda, 1, _cuda_index(x))
+    host = getattr(x, "__array_interface__", None)
+    if host is not None:
+        return _from_interface(name, x, host, 0, 0)
+    make = getattr(x, "__dlpack__", None)
+    if make is None:
+        raise TypeError(f"{name} is {type(x).__module__}.{type(x).__name__}: pass a tensor of PyTorch, NumPy, JAX or CuPy, or an object "
+                        "with __dlpack__ or __cuda_array_interface__ (a traced or lazy array holds no memory)")
+    return _core.from_dlpack(make())
+
+
+_NUMPY: dict[Any, int] = {}  # numbers of dtypes seen, which take 1 us to name
+
+
+def _from_numpy(name: str, x: Any) -> tuple[Any, ...]:
+    code = _NUMPY.get(x.dtype)
+    if code is None:
+        if not x.dtype.isnative:
+            raise TypeError(f"{name} is big-endian: convert it with x.astype(x.dtype.newbyteorder('='))")
+        code = _NUMPY[x.dtype] = dtype_code(x.dtype)
+    size = x.itemsize
+    if any(step % size for step in x.strides):
+        raise ValueError(f"{name}'s strides {x.strides} are not multiples of its {size}-byte elements: copy it")
+    address, readonly = x.__array_interface__["data"]
+    return (address, x.shape, tuple(step // size for step in x.strides), code, 0, 0, readonly, x)
+
+
+def _cuda_index(x: Any) -> int:
+    device = getattr(x, "device", None)
+    for attribute in ("id", "index"):
+        index = getattr(device, attribute, None)
+        if isinstance(index, int):
+            return index
+    return 0
+
+
+def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, index: int) -> tuple[Any, ...]:
+    """NumPy's array interface, or its like for CUDA: byte strides, an address, whether it may be written."""
+    dtype = getattr(x, "dtype", None)
+    code = dtype_code(dtype if dtype is not None else {"<f4": "float32", "<f2": "float16"}.get(interface["typestr"], interface["typestr"]))
+    if str(interface["typestr"]).startswith(">"):
+        raise TypeError(f"{name} is big-endian: convert it")
+    size = int(str(interface["typestr"])[2:])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    if strides is None:
+        strides = tuple(step * size for step in TensorSpec(shape).strides)
+    if any(step % size for step in strides):
+        raise ValueError(f"{name}'s strides {tuple(strides)} are not multiples of its {size}-byte elements: copy it")
+    address, readonly = interface["data"]
+    return (address or 0, shape, tuple(step // size for step in strides), code, device, index, bool(readonly), x)
+
+
+def _like(x: Any, code: int, shape: tuple[int, ...] | None = None) -> Any:
+    """Memory of x's library for a result: of x's shape and order of strides, or contiguous of another shape."""
+    module = type(x).__module__.partition(".")[0]
+    if module == "cupy":
+        library = sys.modules["cupy"]
+    else:
+        import numpy as library  # the results of other libraries on the CPU are made from NumPy's
+    name = DTYPES[code]
+    if name in ("bfloat16", "float8_e4m3fn"):
+        import ml_dtypes
+        dtype = getattr(ml_dtypes, name)
+    else:
+        dtype = name
+    if shape is not None:
+        return library.empty(shape, dtype=dtype)
+    if hasattr(x, "strides"):
+        return library.empty_like(x, dtype=dtype, subok=False) if library.__name__ == "numpy" else library.empty_like(x, dtype=dtype)
+    return library.empty(tuple(x.shape), dtype=dtype)
+
+
+def _returned(made: Any, like: Any) -> Any:
+    """A result in the library of q."""
+    if type(like).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return sys.modules["jax"].numpy.asarray(made)
+    return made
+
+
+def _stream(x: Any, given: int | None) -> int | None:
+    if given is not None:
+        return given
+    if type(x).__module__.partition(".")[0] == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    return (getattr(x, "__cuda_array_interface__", None) or {}).get("stream") if hasattr(x, "__cuda_array_interface__") else None
+
+
+def _allocate_of(x: Any) -> Any:
+    """How to get scratch on CUDA: from CuPy's pool, which keeps what is freed for the stream it was used on."""
+    if type(x).__module__.partition(".")[0] != "cupy":
+        return None
+
+    def allocate(size: int, index: int) -> tuple[int, Any]:
+        memory = sys.modules["cupy"].empty(size, dtype="uint8")
+        return memory.data.ptr, memory
+
+    return allocate
+
+
+def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream,
+              out_dtype, return_lse):
+    """greenfast.attention for everything but PyTorch."""
+    tensors = [describe("q", q), describe("k", k), describe("v", v)]
+    code, device = tensors[0][3], tensors[0][4]
+    made_out = made_lse = None
+    wanted = dtype_code(out_dtype) if out_dtype is not None else 1 if code == _E4M3 else code
+    if out is None:
+        if device and not hasattr(q, "__cuda_array_interface__"):
+            raise ValueError(f"out is None: memory for a result cannot be made for {type(q).__module__}.{type(q).__name__} on CUDA; pass out")
+        out = made_out = _like(q, wanted)
+    if lse is None and return_lse:
+        if len(tensors[0][1]) != 4:
+            raise ValueError(f"q has shape {list(tensors[0][1])}: four dimensions are expected")
+        batch, a, b, _ = tensors[0][1]
+        lse = made_lse = _like(q, 0, (batch, b, a) if bshd else (batch, a, b))
+    described = describe("out", out)
+    if out_dtype is not None and described[3] != wanted:
+        raise TypeError(f"out is {DTYPES[described[3]]} and out_dtype {DTYPES[wanted]}: leave one of them out")
+    _core.attention(*tensors, described, *[describe(name, x) for name, x in (("lse", lse), ("q_scale", q_scale), ("k_scale", k_scale),
+                                                                             ("v_scale", v_scale))],
+                    scale, softcap, left, right, align, bshd, variant, int(batch_invariant), _stream(q, stream), _allocate_of(q))
+    result = out if made_out is None else _returned(out, q)
+    return (result, lse if made_lse is None else _returned(lse, q)) if return_lse else result
+
+
+def quantize(values, out, scale, per_head, bshd, stream):
+    """greenfast.quantize_e4m3."""
+    torch = sys.modules.get("torch")
+    compute = scale is None
+    if torch is not None and isinstance(values, torch.Tensor):
+        if out is None:
+            out = torch.empty_like(values, dtype=torch.float8_e4m3fn)
+        if compute:
+            shape = (values.shape[0], values.shape[2 if bshd else 1]) if per_head and values.dim() == 4 else (1,)
+            scale = torch.empty(shape, dtype=torch.float32, device=values.device)
+        _core.quantize_e4m3(describe("values", values.detach()), describe("out", out), describe("scale", scale), int(compute), bshd, stream)
+        return out, scale
+    source = describe("values", values)
+    if out is None:
+        out = made = _like(values, _E4M3)
+    else:
+        made = None
+    if compute:
+        shape = (source[1][0], source[1][2 if bshd else 1]) if per_head and len(source[1]) == 4 else (1,)
+        scale = _like(values, 0, shape)
+    _core.quantize_e4m3(source, describe("out", out), describe("scale", scale), int(compute), bshd, _stream(values, stream))
+    return (out if made is None else _returned(out, values)), (_returned(scale, values) if compute else scale)

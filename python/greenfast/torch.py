@@ -1,0 +1,555 @@
+"""PyTorch 2.6 and later: Greenfast where torch.nn.functional.scaled_dot_product_attention stands, and in its place.
+
+    from greenfast.torch import scaled_dot_product_attention      # the same function, one import
+    with greenfast.torch.replace_sdpa(): model(x)                 # every call of torch.nn.functional's
+    torch.nn.attention.activate_flash_attention_impl("greenfast") # torch 2.10: from inside SDPA, where it selects FLASH
+
+What the library does not do goes to PyTorch's own SDPA, which is said once for each reason as a FallbackWarning;
+fallback="error" raises NotImplementedError instead.
+
+Gradients are computed by PyTorch's own backward from (out, lse), where that is exact: full attention, and causal with
+equal lengths (on the CPU, aligned top-left, also with unequal ones); grouped heads; float32, float16 and bfloat16 on the
+CPU, float16 and bfloat16 on CUDA. With anything else (window, softcap, e4m3, another out_dtype) tensors that require
+gradients are refused by name, before any work. There is no second derivative.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch.nn import functional as _functional
+
+from . import _arrays, _core
+
+__all__ = ["FallbackWarning", "replace_sdpa", "scaled_dot_product_attention"]
+
+Tensor = torch.Tensor
+_SDPA = _functional.scaled_dot_product_attention
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
+_dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+_EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
+_CODES = {getattr(torch, name): code for code, name in enumerate(_arrays.DTYPES)}
+_FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+_TOP_LEFT = 0
+# Torch 2.10 and later hand out DLPack's function table. Before, tensors are read attribute by attribute.
+_table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_DIRECT = _table is not None and all([_core.register_type(kind, _table) for kind in _EXACT])
+_devices: int | None = None
+
+
+class FallbackWarning(UserWarning):
+    """A call went to PyTorch's own attention; the text says why. Once for each reason."""
+
+
+# --- reading tensors -----------------------------------------------------------------------------------------------
+
+def _layered() -> bool:
+    """Whether somebody watches calls of operators: a dispatch mode, a trace. (Tensors inside vmap and torch.func.grad have no
+    memory, which the library's module finds.)"""
+    return _dispatch_modes() > 0 or _trace() is not None
+
+
+def _describe(name: str, x: Tensor) -> Any:
+    """x as _core reads it. Memory that is not there, or not laid out in strides, is refused here."""
+    if type(x) not in _EXACT:
+        raise TypeError(f"{name} is {type(x).__module__}.{type(x).__name__}, which holds no memory of its own: pass a torch.Tensor")
+    if x.layout != torch.strided or x.is_nested or x.is_conj() or x.is_neg() or x._is_zerotensor():
+        kind = "nested" if x.is_nested else str(x.layout) if x.layout != torch.strided else "conjugate, negated or zero"
+        raise TypeError(f"{name} is a {kind} tensor: only plain strided ones can be read; convert it (to_dense, resolve_neg, ...)")
+    if x.device.type not in _arrays.DEVICES:
+        raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
+    code = _CODES.get(x.dtype)
+    if code is None:
+        raise TypeError(f"{name} is {x.dtype}: use {', '.join(_arrays.DTYPES[:-1])} or {_arrays.DTYPES[-1]}")
+    if _DIRECT:
+        return x
+    return (x.data_ptr(), tuple(x.shape), x.stride(), code, _arrays.DEVICES.index(x.device.type), x.device.index or 0, False, x)
+
+
+def _scratch(size: int, index: int) -> tuple[int, Any]:
+    memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
+    return memory.data_ptr(), memory
+
+
+def _out_dtype(q: Tensor, given: Any) -> torch.dtype:
+    if given is None:
+        return torch.float16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return given if isinstance(given, torch.dtype) else getattr(torch, _arrays.DTYPES[_arrays.dtype_code(given)])
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None,
+         v_scale: Tensor | None, scale: float | None, softcap: float, left: int, right: int, align: int, bshd: int, variant: str | None,
+         batch_invariant: bool, stream: int | None) -> None:
+    """The library's call on plain tensors, on their device."""
+    global _devices
+    tensors = (q, k, v, out, lse, q_scale, k_scale, v_scale)
+    # The table refuses everything that is not plain strided memory, but reads past a lazy negation (torch 2.15).
+    if not _DIRECT or q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg():
+        tensors = tuple(None if x is None else _describe(name, x) for name, x in zip(
+            ("q", "k", "v", "out", "lse", "q_scale", "k_scale", "v_scale"), tensors))
+    if q.is_cuda:
+        if _devices is None:
+            _devices = torch.cuda.device_count()
+        if stream is None and not _DIRECT:
+            stream = torch.cuda.current_stream(q.device).cuda_stream
+        if _devices > 1 and torch.cuda.current_device() != q.device.index:
+            with torch.cuda.device(q.device):
+                _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch)
+            return
+    _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch)
+
+
+def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale: Any, v_scale: Any, scale: float | None, softcap: float,
+               left: int, right: int, align: int, bshd: int, variant: str | None, batch_invariant: bool, stream: int | None, out_dtype: Any,
+               return_lse: bool) -> Any:
+    """greenfast.attention for PyTorch's tensors."""
+    if (not _is_compiling() and type(q) in _EXACT and type(k) in _EXACT and type(v) in _EXACT and not _layered()
+            and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))):
+        if out is None:
+            out = torch.empty_like(q, dtype=_out_dtype(q, out_dtype)) if out_dtype is not None or q.dtype == torch.float8_e4m3fn \
+                else torch.empty_like(q)
+        elif out_dtype is not None and out.dtype != _out_dtype(q, out_dtype):
+            raise TypeError(f"out is {out.dtype} and out_dtype {out_dtype}: leave one of them out")
+        if return_lse and lse is None:
+            lse = _empty_lse(q, bshd)
+        _run(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream)
+        return (out, lse) if return_lse else out
+    return _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
+                       stream, out_dtype, return_lse)
+
+
+def _empty_lse(q: Tensor, bshd: int) -> Tensor:
+    if q.dim() != 4:
+        raise ValueError(f"q has shape {list(q.shape)}: four dimensions are expected")
+    batch, heads, rows = (q.shape[0], q.shape[2], q.shape[1]) if bshd else q.shape[:3]
+    return torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+
+
+# --- the op: for torch.compile, subclasses and gradients ----------------------------------------------------------------
+
+_library = torch.library.Library("greenfast", "DEF")
+# attention has a gradient; attention_forward is the same without one. Where no tensor requires gradients the latter is called: a
+# formula registered from Python costs every call, also those without gradients, more than all the rest (torch 2.15, 2026-11-22).
+_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, *, float? scale=None, "
+    "float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, bool batch_invariant=False, "
+    "ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
+
+def _op(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
+        variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    out, lse = _op_fake(q, k, v, bshd=bshd, out_dtype=out_dtype, with_lse=with_lse)
+    _run(q, k, v, out, lse if with_lse else None, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant, batch_invariant, None)
+    return out, lse
+
+
+def _op_fake(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
+             variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    plain = out_dtype is None and q.dtype != torch.float8_e4m3fn
+    out = torch.empty_like(q) if plain else torch.empty_like(q, dtype=_out_dtype(q, out_dtype))
+    return out, _empty_lse(q, bshd) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
+
+
+for _name in ("attention", "attention_forward"):
+    _library.define(_name + _SCHEMA, tags=_TAGS)
+    _library.impl(_name, _op, "CPU")
+    _library.impl(_name, _op, "CUDA")
+    torch.library.register_fake(f"greenfast::{_name}", _op_fake, lib=_library)
+
+
+# What compiled models call: an operator written in Python takes longer the more arguments it has.
+_library.define("sdpa(Tensor q, Tensor k, Tensor v, bool causal, float? scale) -> Tensor", tags=_TAGS)
+
+
+def _op_sdpa(q, k, v, causal, scale):
+    out = torch.empty_like(q)
+    _run(q, k, v, out, None, None, None, None, scale, 0.0, -1, 0 if causal else -1, _TOP_LEFT, 0, None, False, None)
+    return out
+
+
+_library.impl("sdpa", _op_sdpa, "CPU")
+_library.impl("sdpa", _op_sdpa, "CUDA")
+torch.library.register_fake("greenfast::sdpa", lambda q, k, v, causal, scale: torch.empty_like(q), lib=_library)
+
+
+def _no_gradient(q: Tensor, k: Tensor, left: int, right: int, align: int, bshd: bool, softcap: float, out_dtype: Any) -> str | None:
+    """Why PyTorch's backward would not be exact; None: it is."""
+    if q.dtype == torch.float8_e4m3fn:
+        return "float8_e4m3fn"
+    if q.is_cuda and q.dtype == torch.float32:
+        return "float32 on CUDA"
+    if softcap != 0.0:
+        return "softcap"
+    if left >= 0 or right > 0:
+        return "a window"
+    if out_dtype is not None and _out_dtype(q, out_dtype) != q.dtype:
+        return "an out_dtype that is not the input's"
+    if right == 0:
+        dim = 1 if bshd else 2
+        if (q.is_cuda or align != _TOP_LEFT) and q.shape[dim] != k.shape[dim]:
+            return "a causal mask over unequal lengths" + ("" if q.is_cuda else " that is aligned bottom-right")
+    return None
+
+
+def _refuse_gradient(reason: str) -> None:
+    raise NotImplementedError(f"gradients through greenfast.attention with {reason} are not offered: detach the tensors or call it under "
+                              "torch.no_grad(), use PyTorch's attention there, or leave the feature out")
+
+
+def _setup_context(ctx, inputs, keyword_only_inputs, output):
+    q, k, v = inputs[:3]
+    options = keyword_only_inputs
+    if inputs[3] is not None:
+        _refuse_gradient("scales")
+    if not options["with_lse"]:
+        _refuse_gradient("with_lse=False")
+    if reason := _no_gradient(q, k, options["left"], options["right"], options["align"], options["bshd"], options["softcap"],
+                              options["out_dtype"]):
+        _refuse_gradient(reason)
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.scale, ctx.causal, ctx.bshd = options["scale"], options["right"] == 0, options["bshd"]
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_out, grad_lse):
+    if grad_lse is not None:
+        raise NotImplementedError("gradients through lse are not offered: only out is differentiable; detach lse")
+    grads = (None, None, None)
+    if grad_out is not None:
+        q, k, v, out, lse = ctx.saved_tensors
+        grads = torch.ops.greenfast.attention_backward(grad_out, q, k, v, out, lse, ctx.scale, ctx.causal, ctx.bshd)
+    return (*grads, None, None, None)
+
+
+_library.define("attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float? scale, bool causal, "
+                "bool bshd) -> (Tensor, Tensor, Tensor)", tags=_TAGS)
+
+
+def _op_backward(grad_out, q, k, v, out, lse, scale, causal, bshd):
+    wanted = q, k, v
+    if q.numel() == 0 or k.numel() == 0:
+        return tuple(torch.zeros_like(x) for x in wanted)
+    if bshd:
+        grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
+    heads, groups = k.shape[1], q.shape[1] // k.shape[1]
+    # The library reads head dimensions alone contiguous; PyTorch's kernels want that of the gradient too.
+    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+    if q.is_cuda:
+        unused = torch.empty(2, dtype=torch.uint64, device=q.device)  # the state of a generator, for dropout
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused, scale=scale)
+    else:
+        if groups > 1:  # this kernel has one head of K and V for each of Q
+            k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=None, scale=scale)
+        if groups > 1:
+            grads = (grads[0], *(x.unflatten(1, (heads, groups)).sum(2) for x in grads[1:]))
+    result = []
+    for grad, like in zip(grads, wanted):
+        empty = torch.empty_like(like)
+        result.append(empty.copy_(grad.transpose(1, 2) if bshd else grad))
+    return tuple(result)
+
+
+def _op_backward_fake(grad_out, q, k, v, out, lse, scale, causal, bshd):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _second_derivative(ctx, *grads):
+    raise NotImplementedError("second derivatives of greenfast.attention are not offered: use PyTorch's math backend for them")
+
+
+_library.impl("attention_backward", _op_backward, "CPU")
+_library.impl("attention_backward", _op_backward, "CUDA")
+torch.library.register_fake("greenfast::attention_backward", _op_backward_fake, lib=_library)
+torch.library.register_autograd("greenfast::attention", _backward, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd("greenfast::attention_backward", _second_derivative, setup_context=None, lib=_library)
+
+
+def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
+                stream, out_dtype, return_lse):
+    if stream is not None:
+        raise ValueError("stream is given, with gradients or under torch.compile: there the work is on PyTorch's current stream; set that")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is {type(x).__name__}: q is a torch.Tensor, and so must k and v be")
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"{name} is a nested or sparse tensor: only plain strided ones can be read; convert it")
+        if x.device.type not in _arrays.DEVICES:
+            raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
+    needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if needs_gradient:
+        reason = "scales" if q_scale is not None else "out" if out is not None else "lse given" if lse is not None else _no_gradient(
+            q, k, left, right, align, bool(bshd), softcap, out_dtype)
+        if reason is not None:
+            _refuse_gradient(reason)
+    if (not needs_gradient and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
+            and softcap == 0.0 and left == -1 and (right == -1 or (right == 0 and align == _TOP_LEFT)) and not bshd and variant is None
+            and not batch_invariant and out_dtype is None and q.dtype != torch.float8_e4m3fn):
+        return torch.ops.greenfast.sdpa.default(q, k, v, right == 0, scale)
+    wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
+    op = torch.ops.greenfast.attention.default if needs_gradient else torch.ops.greenfast.attention_forward.default
+    made, made_lse = op(
+        q, k, v, q_scale, k_scale, v_scale, scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd),
+        variant=variant, batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient)
+    if out is not None:
+        made = out.copy_(made)
+    if lse is not None:
+        made_lse = lse.copy_(made_lse)
+    return (made, made_lse) if return_lse else made
+
+
+# --- scaled_dot_product_attention ---------------------------------------------------------------------------------------
+
+_said: set[str] = set()
+
+
+@torch.compiler.assume_constant_result
+def _say(reason: str) -> bool:
+    """Once for each reason; while a graph is traced it is said then."""
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(f"greenfast: scaled_dot_product_attention went to PyTorch's own: {reason}", FallbackWarning, stacklevel=3)
+    return True
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _no_kernels(index: int) -> str | None:
+    """Why nothing runs on this GPU: a package built without CUDA, a device too old; None: something does."""
+    plain = (0, (1, 1, 128, 64), (8192, 8192, 64, 1), _CODES[torch.float16], 1, index, False)
+    try:
+        told = _core.explain(plain, plain, plain, *[None] * 6, 0.0, -1, -1, _TOP_LEFT, 0, None, 0, None, None, None, None)
+    except RuntimeError as error:
+        return str(error)
+    return None if told[0] else told[2]
+
+
+def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: Any, enable_gqa: bool) -> str | None:
+    """Why this call is PyTorch's; None: the library takes it."""
+    if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return "an argument that is no tensor"
+    if attn_mask is not None:
+        return "attn_mask"  # masks are not in the library yet
+    if dropout_p != 0.0:
+        return "dropout"
+    if not _is_compiling():
+        if torch.overrides.has_torch_function((query, key, value)):
+            return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value)} - {'Tensor'}))})"
+        if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+            return "a transform of torch.func, or torch.jit.trace"
+    if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
+        return "nested or sparse tensors"
+    device, dtype = query.device, query.dtype
+    if device.type not in _arrays.DEVICES:
+        return f"tensors on {device.type}"
+    if key.device != device or value.device != device or key.dtype != dtype or value.dtype != dtype:
+        return "tensors of several devices or types"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (dtype == torch.float32 and device.type == "cuda"):
+        return f"{dtype} on {device.type}"
+    if device.type == "cuda" and (why := _no_kernels(device.index or 0)):
+        return why
+    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+        return "fewer than two dimensions"
+    width = query.shape[-1]
+    if value.shape[-1] != width:
+        return "a value of another head dimension than the query"
+    if key.shape[-1] != width or key.shape[-2] != value.shape[-2]:
+        return "shapes that do not belong together"
+    if width % 8 != 0 or not 8 <= width <= 256:
+        return f"head dimension {width}: 8 to 256 in steps of 8 is possible"
+    if scale is not None and not isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)):
+        return "a scale that is no number"
+    if enable_gqa and (query.dim() != 4 or key.dim() != 4 or value.dim() != 4):
+        return "enable_gqa without four dimensions"
+    return None
+
+
+def _heads_match(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
+    """Whether [B, H, S, D] tensors need no broadcasting."""
+    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0] or k.shape[1] != v.shape[1]:
+        return False
+    return q.shape[1] == k.shape[1] or (enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0)
+
+
+def _contiguous_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
+                                 fallback: str = "torch") -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, with its arguments and its results.
+
+    query [..., Hq, L, E], key [..., H, S, E], value [..., H, S, E]: two dimensions or more, which broadcast as PyTorch's do;
+    is_causal aligns top-left; the output has query's order of strides. Autocast casts as it does PyTorch's.
+
+    fallback  "torch": what the library does not do goes to PyTorch's own function, and a FallbackWarning says why, once for
+              each reason. "error": NotImplementedError says it. Calls that PyTorch refuses raise PyTorch's error either way
+              they reach it.
+    """
+    if fallback != "torch" and fallback != "error":
+        raise ValueError(f"fallback is {fallback!r}: 'torch' or 'error' is possible")
+    if (not _is_compiling() and attn_mask is None and dropout_p == 0.0 and type(query) in _EXACT and type(key) in _EXACT
+            and type(value) in _EXACT and query.dtype in _FLOATS and not _layered() and not _is_any_autocast_enabled()
+            and not (_is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))):
+        # The common case. Whether it is one, the library finds out faster than Python; what it refuses is looked at below.
+        try:
+            if enable_gqa or query.size(1) == key.size(1):
+                out = torch.empty_like(query)
+                _run(query, key, value, out, None, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None)
+                return out
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            pass
+    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if reason is None:
+        q, k, v = query, key, value
+        kind = q.device.type
+        if torch.is_autocast_enabled(kind):
+            cast = torch.get_autocast_dtype(kind)
+            q, k, v = q.to(cast), k.to(cast), v.to(cast)
+        leading = None
+        if not (q.dim() == 4 and k.dim() == 4 and v.dim() == 4 and _heads_match(q, k, v, enable_gqa)):
+            q, k, v, leading, reason = _broadcast(q, k, v, enable_gqa)
+    if reason is None:
+        q, k, v = _contiguous_rows(q), _contiguous_rows(k), _contiguous_rows(v)
+        right = 0 if is_causal else -1
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            reason = _no_gradient(q, k, -1, right, _TOP_LEFT, False, 0.0, None)
+            reason = None if reason is None else f"gradients with {reason}"
+    if reason is not None:
+        if fallback == "error":
+            raise NotImplementedError(f"greenfast does not take this call: {reason}; change it, or let fallback='torch' hand it to PyTorch")
+        _say(reason)
+        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    call = (q, k, v, None, None, None, None, None, scale, 0.0, -1, right, _TOP_LEFT, 0, None, False, None, None, False)
+    if _is_compiling() or fallback == "error":
+        out = _attention(*call)
+    else:
+        try:
+            out = _attention(*call)
+        except NotImplementedError as error:  # no kernel takes this problem, in the library's words
+            _say(str(error))
+            return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return out if leading is None else out.reshape(leading)
+
+
+def _broadcast(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool):
+    """(q, k, v as [B, H, S, D], the output's shape, why not): batch dimensions and heads as matmul broadcasts them."""
+    if enable_gqa and not (q.shape[1] == k.shape[1] == v.shape[1]):
+        return q, k, v, None, "enable_gqa with heads that do not divide, or batches that broadcast"
+    try:
+        lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    except RuntimeError:
+        return q, k, v, None, "shapes that do not broadcast"
+    tensors = []
+    for x in (q, k, v):
+        rows = x.shape[-2:]
+        x = x.expand(*lead, *rows)
+        x = x.reshape(1, 1, *rows) if not lead else x.reshape(lead[0], 1, *rows) if len(lead) == 1 else x.flatten(0, len(lead) - 2)
+        tensors.append(x)
+    q, k, v = tensors
+    if any(size > 1 and step == 0 for size, step in zip(q.shape, q.stride())):
+        q = q.contiguous()  # an output of its order of strides would share memory
+    return q, k, v, (*lead, *q.shape[-2:]), None
+
+
+class replace_sdpa:
+    """Puts greenfast.torch.scaled_dot_product_attention in the place of torch.nn.functional's, for code that looks it up there
+    at each call. As a context manager for its body; called alone, until remove().
+
+        with greenfast.torch.replace_sdpa(): model(x)
+        handle = greenfast.torch.replace_sdpa(fallback="error"); ...; handle.remove()
+    """
+
+    def __init__(self, fallback: str = "torch"):
+        if fallback not in ("torch", "error"):
+            raise ValueError(f"fallback is {fallback!r}: 'torch' or 'error' is possible")
+        self._before = _functional.scaled_dot_product_attention
+        if fallback == "torch":
+            self._ours: Any = scaled_dot_product_attention
+        else:
+            def strict(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+                return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback="error")
+            self._ours = strict
+        _functional.scaled_dot_product_attention = self._ours
+
+    def remove(self) -> None:
+        """Back to what stood there before, unless someone else has replaced it since."""
+        if _functional.scaled_dot_product_attention is self._ours:
+            _functional.scaled_dot_product_attention = self._before
+
+    def __enter__(self) -> replace_sdpa:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.remove()
+
+
+# --- PyTorch's registry of flash attention, 2.10 and later ----------------------------------------------------------------
+
+class _Registered:
+    """What activate_flash_attention_impl keeps: the overrides live as long as their library."""
+
+    def __init__(self, library: Any):
+        self._library = library
+
+    def remove(self) -> None:
+        self._library = None
+
+
+def _takes(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, attn_mask: Any = None) -> bool:
+    return (_why_not(query, key, value, attn_mask, dropout_p, False, None, False) is None and query.dim() == 4 and key.dim() == 4
+            and value.dim() == 4 and _heads_match(query, key, value, True) and all(x.stride(-1) == 1 for x in (query, key, value))
+            and all(type(x) in _EXACT for x in (query, key, value)))
+
+
+def _register_flash() -> _Registered:
+    """SDPA's flash kernels on CPU and CUDA: what the library does not take goes on to the kernel that stood there."""
+    library = torch.library.Library("aten", "IMPL")
+    cpu, cuda = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
+    before = {name: torch.library.get_kernel(f"aten::{name}", key) for name, key in ((cpu, "CPU"), (cuda, "CUDA"))}
+
+    def run(query, key, value, out, is_causal, scale):
+        lse = _empty_lse(query, 0)
+        _run(query, key, value, out, lse, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None)
+        return lse
+
+    def on_cpu(keys, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+        if not _takes(query, key, value, dropout_p, attn_mask):
+            return before[cpu].call_boxed(keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+        # The strides that PyTorch's own has, which compiled graphs rely on: [B, S, H, D] and [B, S, H].
+        batch, heads, rows, width = query.shape
+        out = query.new_empty((batch, rows, heads, width)).transpose(1, 2)
+        lse = run(query, key, value, out, is_causal, scale)
+        return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def on_cuda(keys, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+        if return_debug_mask or not _takes(query, key, value, dropout_p):
+            return before[cuda].call_boxed(keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
+        out = torch.empty_like(query)
+        lse = run(query, key, value, out, is_causal, scale)
+        state = torch.empty(2, dtype=torch.uint64, device=query.device)
+        return (out, lse, None, None, query.shape[2], key.shape[2], state, torch.empty((), dtype=torch.uint64, device=query.device),
+                torch.empty(0, dtype=query.dtype, device=query.device))
+
+    library.impl(cpu, on_cpu, "CPU", with_keyset=True)
+    library.impl(cuda, on_cuda, "CUDA", with_keyset=True)
+    return _Registered(library)
+
+
+def _join_registry() -> None:
+    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if register is not None and hasattr(torch.library, "get_kernel"):
+        register("greenfast", register_fn=_register_flash)
+
+
+import torch.nn.attention  # noqa: E402
+
+_join_registry()

@@ -1,0 +1,152 @@
+// What a problem needs, and the words for it.
+#include <greenfast/features.hpp>
+
+#include "core/text.hpp"
+
+namespace greenfast {
+namespace {
+
+// Features of one kind stand in for each other: whoever lacks one is asked for another.
+enum class Kind { input, output, scales, mask, softcap, sign, lse, heads, other };
+
+struct Row {
+  Feature feature;
+  Kind kind;
+  std::string_view name;
+  std::string_view remedy;  // what the caller may do where it is not taken
+};
+constexpr std::string_view kConvert = "convert Q, K and V";
+constexpr std::string_view kOtherOutput = "ask for another output type and convert it";
+constexpr std::string_view kOtherScales = "fold the scales into scale and O, or quantise otherwise";
+constexpr std::string_view kOtherVariant = "ask for another variant";
+constexpr Row kRows[] = {
+    {Feature::in_f32, Kind::input, "fp32 inputs", kConvert},
+    {Feature::in_f16, Kind::input, "fp16 inputs", kConvert},
+    {Feature::in_bf16, Kind::input, "bf16 inputs", kConvert},
+    {Feature::in_e4m3, Kind::input, "e4m3 inputs", kConvert},
+    {Feature::out_f32, Kind::output, "an fp32 output", kOtherOutput},
+    {Feature::out_f16, Kind::output, "an fp16 output", kOtherOutput},
+    {Feature::out_bf16, Kind::output, "a bf16 output", kOtherOutput},
+    {Feature::scales_tensor, Kind::scales, "a scale for each tensor", kOtherScales},
+    {Feature::scales_per_head, Kind::scales, "a scale for each head", kOtherScales},
+    {Feature::causal, Kind::mask, "a causal mask", kOtherVariant},
+    {Feature::window, Kind::mask, "a sliding window", kOtherVariant},
+    {Feature::softcap, Kind::softcap, "a softcap", kOtherVariant},
+    {Feature::nonpositive_scale, Kind::sign, "a scale that is not positive", "negate Q instead"},
+    {Feature::lse, Kind::lse, "the LSE", kOtherVariant},
+    {Feature::grouped_heads, Kind::heads, "grouped heads", "repeat the heads of K and V"},
+    {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
+};
+
+const Row* row_of(Feature feature) noexcept {
+  for (const Row& row : kRows)
+    if (row.feature == feature) return &row;
+  return nullptr;
+}
+
+template <class Visit>
+void for_each(Features features, const Visit& visit) {
+  for (int bit = 0; bit < 64; ++bit) {
+    const auto feature = static_cast<Feature>(bit);
+    if (features.hold(feature)) visit(feature);
+  }
+}
+
+}  // namespace
+
+Features features_of(const Problem& problem) noexcept {
+  // Every member by name: a new one does not compile before it is decided what it needs.
+  const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
+               softcap, mask, lse, q, k, v, o] = problem;
+  const auto& [left, right, alignment] = mask;
+  Features needs;
+  // No default in any switch, so that the compiler names what a new enumerator leaves open; a value
+  // that is no enumerator stays unknown.
+  Features input = Feature::unknown;
+  switch (dtype) {
+    case DType::f32:
+      input = Feature::in_f32;
+      break;
+    case DType::f16:
+      input = Feature::in_f16;
+      break;
+    case DType::bf16:
+      input = Feature::in_bf16;
+      break;
+    case DType::e4m3:
+      input = Feature::in_e4m3;
+      break;
+  }
+  Features output = Feature::unknown;
+  switch (out_dtype) {
+    case DType::f32:
+      output = Feature::out_f32;
+      break;
+    case DType::f16:
+      output = Feature::out_f16;
+      break;
+    case DType::bf16:
+      output = Feature::out_bf16;
+      break;
+    case DType::e4m3:  // nobody writes it, and check() says so
+      break;
+  }
+  Features scaling = Feature::unknown;
+  switch (scales) {
+    case ScaleKind::none:
+      scaling = {};
+      break;
+    case ScaleKind::tensor:
+      scaling = Feature::scales_tensor;
+      break;
+    case ScaleKind::per_head:
+      scaling = Feature::scales_per_head;
+      break;
+  }
+  Features band = Feature::unknown;
+  switch (alignment) {
+    case Alignment::top_left:
+    case Alignment::bottom_right:
+      if (left < 0 && right < 0)
+        band = {};
+      else
+        band = left < 0 && right == 0 ? Feature::causal : Feature::window;
+      break;
+  }
+  needs |= input | output | scaling | band;
+  if (softcap != 0.0f) needs |= Feature::softcap;
+  if (!(scale > 0.0f)) needs |= Feature::nonpositive_scale;
+  if (lse) needs |= Feature::lse;
+  if (heads_q != heads_kv) needs |= Feature::grouped_heads;
+  return needs;
+}
+
+std::string_view name_of(Feature feature) noexcept {
+  const Row* row = row_of(feature);
+  return row != nullptr ? row->name : "an unknown feature";
+}
+
+std::string to_string(Features features) {
+  std::string out;
+  for_each(features, [&out](Feature feature) {
+    out += core::concat(out.empty() ? "" : ", ", name_of(feature));
+  });
+  return out;
+}
+
+std::string missing_features(Features needs, Features takes) {
+  std::string out;
+  for_each(needs - takes, [&](Feature feature) {
+    const Row* row = row_of(feature);
+    std::string instead;
+    for (const Row& other : kRows)
+      if (row != nullptr && other.kind == row->kind && takes.hold(other.feature))
+        instead += core::concat(instead.empty() ? "; takes " : " or ", other.name);
+    out += core::concat(out.empty() ? "" : "; ", name_of(feature),
+                        instead.empty() ? ", which it does not take" : instead, ": ",
+                        row != nullptr ? row->remedy : kOtherVariant);
+  });
+  return out;
+}
+
+}  // namespace greenfast

@@ -1,0 +1,30 @@
+// Sets of features that several rows of variants.def take. Each names its features, or those of a
+// set that never grows, so that a new feature is in none until somebody has made a kernel take it.
+#pragma once
+
+#include <greenfast/features.hpp>
+
+namespace greenfast::dispatch {
+
+/// Kernels of the CPU.
+inline constexpr Features kTakesAllOfAbi1 = kFeaturesOfAbi1;
+
+/// The 16-bit production kernels of CUDA.
+inline constexpr Features kTakesHalves =
+    kFeaturesOfAbi1 -
+    Features{Feature::in_f32, Feature::in_e4m3, Feature::scales_tensor, Feature::scales_per_head};
+
+/// The rungs of V2c: fp16 in and out, a causal mask at most.
+inline constexpr Features kTakesV2c{Feature::in_f16, Feature::out_f16, Feature::causal,
+                                    Feature::nonpositive_scale, Feature::grouped_heads};
+
+/// The rungs of stage-C: e4m3 in, fp16 out, a causal mask at most.
+inline constexpr Features kTakesStageC{
+    Feature::in_e4m3, Feature::out_f16,           Feature::scales_tensor, Feature::scales_per_head,
+    Feature::causal,  Feature::nonpositive_scale, Feature::grouped_heads};
+
+/// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key. A
+/// feature that changes a row without keys (a sink does) does not belong here.
+inline constexpr Features kTakesEmpty = kFeaturesOfAbi1;
+
+}  // namespace greenfast::dispatch

@@ -1,0 +1,195 @@
+"""greenfast.attention and its company with NumPy alone."""
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import greenfast
+import reference
+
+CASES = [
+    ({}, {}),
+    ({"scale": 0.3}, {"scale": 0.3}),
+    ({"softcap": 2.0}, {"softcap": 2.0}),
+    ({"causal": True, "align": "top_left"}, {"right": 0}),
+    ({"causal": True, "align": "bottom_right"}, {"right": 0, "bottom_right": True}),
+    ({"window": (5, 3), "align": "top_left"}, {"left": 5, "right": 3}),
+    ({"window": (7, None), "causal": True, "align": "bottom_right"}, {"left": 7, "right": 0, "bottom_right": True}),
+]
+
+
+@pytest.mark.parametrize("ours, theirs", CASES)
+def test_every_option_is_the_definitions(ours, theirs):
+    q, k, v = reference.inputs()
+    out, lse = greenfast.attention(q, k, v, return_lse=True, **ours)
+    want, want_lse = reference.attention(q, k, v, **theirs)
+    np.testing.assert_allclose(out, want, atol=3e-6)
+    np.testing.assert_allclose(lse, want_lse, atol=3e-6)
+    assert out.dtype == np.float32 and lse.shape == q.shape[:3]
+
+
+def test_rows_that_see_no_key_are_zero():
+    q, k, v = reference.inputs(rows=9, keys=4)
+    out, lse = greenfast.attention(q, k, v, causal=True, align="bottom_right", return_lse=True)
+    assert (out[:, :, :5] == 0).all() and np.isneginf(lse[:, :, :5]).all() and np.isfinite(lse[:, :, 5:]).all()
+    assert (greenfast.attention(q, k[:, :, :0], v[:, :, :0]) == 0).all()
+    assert greenfast.attention(q[:, :, :0], k, v).shape == (2, 4, 0, 32)
+
+
+def test_layouts_and_strides_give_the_same_bits_and_the_order_of_q():
+    q, k, v = reference.inputs()
+    plain = greenfast.attention(q, k, v)
+    qt, kt, vt = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v))
+    seen = greenfast.attention(qt.swapaxes(1, 2), kt.swapaxes(1, 2), vt.swapaxes(1, 2))
+    assert (seen == plain).all() and seen.swapaxes(1, 2).flags.c_contiguous
+    bshd, lse = greenfast.attention(qt, kt, vt, layout="bshd", return_lse=True)
+    assert (bshd.swapaxes(1, 2) == plain).all() and bshd.flags.c_contiguous and lse.shape == (2, 4, 37)
+    one = np.broadcast_to(k[:, :1], k.shape)
+    assert (greenfast.attention(q, one, v) == greenfast.attention(q, one.copy(), v)).all()
+
+
+def test_out_is_written_and_returned():
+    q, k, v = reference.inputs()
+    out, lse = np.full_like(q, np.nan), np.full(q.shape[:3], np.nan, np.float32)
+    returned = greenfast.attention(q, k, v, out=out, lse=lse, return_lse=True)
+    assert returned[0] is out and returned[1] is lse and np.isfinite(out).all() and np.isfinite(lse).all()
+    assert greenfast.attention(q.astype(np.float16), k.astype(np.float16), v.astype(np.float16), out_dtype="float32").dtype == np.float32
+
+
+def test_forced_variants_agree_and_one_is_named_in_explain():
+    q, k, v = reference.inputs()
+    naive, flash = (greenfast.attention(q, k, v, variant=name) for name in ("cpu.naive", "cpu.flash"))
+    np.testing.assert_allclose(naive, flash, atol=1e-6)
+    told = greenfast.explain(q, k, v)
+    assert told.variant == "cpu.flash" and not told.forced and told.plan["variant"] == "cpu.flash" and told.plan["tile_q"] > 0
+    assert greenfast.explain(q, k, v, variant="cpu.naive").forced
+    assert {row[0]: row[1] for row in told.candidates}["cuda.sm90.prefill"] is False
+    assert "cpu.flash" in str(told) and "2x4/2x37/53x32 fp32" in str(told)
+
+
+def test_plans_for_machines_that_are_not_here():
+    q = greenfast.TensorSpec((1, 8, 512, 64), "float16")
+    told = greenfast.explain(q, q, q, device="h200")
+    assert told.device["arch"] == 90
+    reasons = {name: reason for name, _, _, reason in told.candidates}
+    assert "runs on cpu" in reasons["cpu.flash"]
+    with pytest.raises(ValueError, match="h2000"):
+        greenfast.explain(q, q, q, device="h2000")
+
+
+def test_the_list_of_variants_is_the_librarys():
+    rows = {row.id: row for row in greenfast.variants()}
+    assert rows["cpu.flash"].built and rows["cpu.flash"].automatic and rows["cpu.flash"].device == "cpu"
+    assert rows["cuda.stage_c.stage2"].toggles == {"USE_CP_ASYNC": 1, "USE_WMMA_PV": 1}
+    assert greenfast.device_facts()["multiprocessors"] >= 1 and greenfast.__version__.count(".") == 2
+
+
+def bad(change, error, words, **options):
+    return pytest.param(change, options, error, words, id=words)
+
+
+@pytest.mark.parametrize("change, options, error, words", [
+    bad(lambda q, k, v: (q.astype(np.float64), k, v), TypeError, "float64"),
+    bad(lambda q, k, v: (q, k.astype(np.float16), v), TypeError, "one type"),
+    bad(lambda q, k, v: (q.astype(">f4"), k, v), TypeError, "big-endian"),
+    bad(lambda q, k, v: ([1.0], k, v), TypeError, "builtins.list"),
+    bad(lambda q, k, v: (q[0], k, v), ValueError, "four dimensions"),
+    bad(lambda q, k, v: (q[None], k, v), ValueError, "at most 4"),
+    bad(lambda q, k, v: (q, k[:1], v), ValueError, "batch 1"),
+    bad(lambda q, k, v: (q, k, v[:, :, :5]), ValueError, "must be equal"),
+    bad(lambda q, k, v: (q[:, :3], k, v), ValueError, "heads_kv 2"),
+    bad(lambda q, k, v: (q[..., ::-1], k, v), ValueError, "last stride is -1"),
+    bad(lambda q, k, v: (np.broadcast_to(q[:, :1], q.shape), k, v), ValueError, "only K and V may be broadcast"),
+    bad(lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]), NotImplementedError, "head_dim is 12"),
+    bad(lambda q, k, v: (q, k, v[..., :8]), NotImplementedError, "v has head_dim 8"),
+    bad(lambda q, k, v: (q, k, v), ValueError, "say align", causal=True),
+    bad(lambda q, k, v: (q, k, v), ValueError, "align is 'left'", causal=True, align="left"),
+    bad(lambda q, k, v: (q, k, v), TypeError, "window is 3", window=3),
+    bad(lambda q, k, v: (q, k, v), ValueError, "layout is 'sbhd'", layout="sbhd"),
+    bad(lambda q, k, v: (q, k, v), ValueError, "softcap is -1", softcap=-1.0),
+    bad(lambda q, k, v: (q, k, v), ValueError, "scale is nan", scale=float("nan")),
+    bad(lambda q, k, v: (q, k, v), ValueError, "nearest: cpu.flash", variant="cpu.flesh"),
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "runs on cuda", variant="cuda.sm90.prefill"),
+    bad(lambda q, k, v: (q, k, v), ValueError, "q_scale is missing", k_scale=np.ones(1, np.float32), v_scale=np.ones(1, np.float32)),
+    bad(lambda q, k, v: (q, k, v), ValueError, "scales were given for fp32", **{x: np.ones(1, np.float32) for x in ("q_scale", "k_scale", "v_scale")}),
+    bad(lambda q, k, v: (q, k, v), TypeError, "64 bits wide", out_dtype=float),
+])
+def test_bad_calls_are_named_before_any_work(change, options, error, words):
+    arguments = change(*reference.inputs())
+    out = np.full(getattr(arguments[0], "shape", (1,)), 7.0, np.float32)
+    with pytest.raises(error, match=words):
+        greenfast.attention(*arguments, out=out, **options)
+    assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda q: q, "overlaps q"),
+    (lambda q: np.empty_like(q)[:, :, :-1], "the shape of q"),
+    (lambda q: np.broadcast_to(np.float32(0), q.shape), "read-only"),
+    (lambda q: np.lib.stride_tricks.as_strided(np.empty(4096, np.float32), q.shape, (0, 0, 128, 4)), "stride is 0"),
+])
+def test_bad_outputs_are_named(make, words):
+    q, k, v = reference.inputs()
+    with pytest.raises(ValueError, match=words):
+        greenfast.attention(q, k, v, out=make(q))
+
+
+@pytest.mark.parametrize("make, error, words", [
+    (lambda b, h, s: np.empty((b, h, s), np.float16), TypeError, "float32"),
+    (lambda b, h, s: np.empty((b, s, h), np.float32), ValueError, r"\[B, Hq, Sq\]"),
+    (lambda b, h, s: np.empty((b, s, h), np.float32).swapaxes(1, 2), ValueError, "not contiguous"),
+])
+def test_bad_lse_is_named(make, error, words):
+    q, k, v = reference.inputs()
+    with pytest.raises(error, match=words):
+        greenfast.attention(q, k, v, lse=make(*q.shape[:3]))
+
+
+class OnlyDLPack:
+    """An array of some library: memory is reached through __dlpack__ alone."""
+
+    def __init__(self, array):
+        self._array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+
+def test_any_object_with_dlpack_is_read_where_it_lies():
+    q, k, v = reference.inputs()
+    expected = greenfast.attention(q, k, v)
+    out = np.empty_like(q)
+    greenfast.attention(OnlyDLPack(q), OnlyDLPack(k.copy()), OnlyDLPack(v.copy()), out=out)
+    assert (out == expected).all()
+    assert (greenfast.attention(OnlyDLPack(q), OnlyDLPack(k), OnlyDLPack(v)) == expected).all()
+
+
+def test_quantised_inputs_come_close_to_exact_ones():
+    pytest.importorskip("ml_dtypes")
+    q, k, v = reference.inputs()
+    (qc, qs), (kc, ks), (vc, vs) = (greenfast.quantize_e4m3(x) for x in (q, k, v))
+    assert qs.shape == (2, 4) and ks.shape == (2, 2) and qc.dtype.name == "float8_e4m3fn"
+    np.testing.assert_allclose(qs, abs(q).max((2, 3)) / 448, rtol=1e-6)
+    out = greenfast.attention(qc, kc, vc, q_scale=qs, k_scale=ks, v_scale=vs)
+    assert out.dtype == np.float16
+    want, _ = reference.attention(*(c.astype(np.float32) * s[..., None, None] for c, s in ((qc, qs), (kc, ks), (vc, vs))))
+    np.testing.assert_allclose(out, want, atol=4e-3)
+    one, scale = greenfast.quantize_e4m3(q, per="tensor")
+    assert scale.shape == (1,) and abs(one.astype(np.float32) * scale - q).max() < 0.07 * abs(q).max()
+    with pytest.raises(ValueError, match="all three hold one value"):
+        greenfast.attention(qc, kc, vc, q_scale=qs, k_scale=ks[:, :1], v_scale=vs)
+
+
+def test_batch_invariant_rows_do_not_depend_on_their_neighbours():
+    q, k, v = reference.inputs(batch=5)
+    whole = greenfast.attention(q, k, v, batch_invariant=True)
+    alone = greenfast.attention(q[3:4], k[3:4], v[3:4], batch_invariant=True)
+    assert (whole[3:4] == alone).all()
+
+
+def test_it_does_not_load_pytorch():
+    code = "import sys, numpy as np, greenfast; x = np.ones((1, 1, 8, 8), np.float32); greenfast.attention(x, x, x); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

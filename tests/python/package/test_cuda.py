@@ -1,0 +1,187 @@
+"""What needs a GPU: tools/gpu/python runs it there."""
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import greenfast  # noqa: E402
+import greenfast.torch as gt  # noqa: E402
+import reference  # noqa: E402
+from test_torch import gradients  # noqa: E402
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+SDPA = torch.nn.functional.scaled_dot_product_attention
+TYPES = [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)]
+
+
+def tensors(dtype=torch.float16, **shape):
+    shape = {"width": 64, **shape}
+    return tuple(torch.from_numpy(x).to("cuda", dtype) for x in reference.inputs(**shape))
+
+
+@pytest.fixture(params=["table", "attributes"])
+def either_way(request, monkeypatch):
+    if request.param == "attributes":
+        monkeypatch.setattr(gt, "_DIRECT", False)
+    elif not gt._DIRECT:
+        pytest.skip("this PyTorch has no table")
+
+
+@pytest.mark.parametrize("dtype, error", TYPES)
+@pytest.mark.parametrize("ours, theirs", [
+    ({}, {}), ({"causal": True, "align": "top_left"}, {"right": 0}), ({"causal": True, "align": "bottom_right"}, {"right": 0, "bottom_right": True}),
+    ({"window": (9, 4), "align": "bottom_right"}, {"left": 9, "right": 4, "bottom_right": True}), ({"softcap": 4.0}, {"softcap": 4.0}),
+])
+@pytest.mark.parametrize("width", [64, 96, 128, 256])
+def test_attention_is_the_definitions(either_way, dtype, error, ours, theirs, width):
+    q, k, v = tensors(dtype, rows=190, keys=333, width=width)
+    out, lse = greenfast.attention(q, k, v, return_lse=True, **ours)
+    want, want_lse = reference.attention(*(x.float().cpu().numpy() for x in (q, k, v)), **theirs)
+    np.testing.assert_allclose(out.float().cpu(), want, atol=error)
+    np.testing.assert_allclose(lse.cpu(), want_lse, atol=error)
+
+
+def test_layouts_give_what_bhsd_gives():
+    q, k, v = tensors(rows=128, keys=128, heads_kv=4)
+    qkv = torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)
+    out = greenfast.attention(*qkv.unbind(2), causal=True, layout="bshd")
+    torch.testing.assert_close(out.transpose(1, 2), greenfast.attention(q, k, v, causal=True), atol=2e-3, rtol=0)
+
+
+def test_work_is_on_the_current_stream():
+    q, k, v = tensors(rows=512, keys=512)
+    expected = greenfast.attention(q, k, v)
+    stream, out = torch.cuda.Stream(), torch.empty_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late = q * 1
+        greenfast.attention(late, k, v, out=out)
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_a_captured_call_replays_with_new_inputs():
+    q, k, v = tensors(rows=256, keys=256)
+    greenfast.attention(q, k, v, causal=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        given = torch.empty_like(q)
+        greenfast.attention(q, k, v, out=given, causal=True)
+        made = greenfast.attention(q, k, v, causal=True)
+    for seed in range(3):
+        q.normal_(generator=torch.Generator("cuda").manual_seed(seed))
+        graph.replay()
+        expected = greenfast.attention(q, k, v, causal=True)
+        assert torch.equal(given, expected) and torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("dtype, error", TYPES)
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+@pytest.mark.parametrize("is_causal, rows, keys", [(False, 190, 333), (False, 256, 256), (True, 256, 256), (True, 190, 190)])
+def test_gradients_are_as_near_to_fp64_as_sdpas(dtype, error, heads_kv, is_causal, rows, keys):
+    q, k, v = tensors(dtype, rows=rows, keys=keys, heads_kv=heads_kv)
+    options = dict(is_causal=is_causal, enable_gqa=True)
+    ours = gradients(gt.scaled_dot_product_attention, q, k, v, fallback="error", **options)
+    theirs = gradients(SDPA, q, k, v, **options)
+    exact = gradients(SDPA, q.double(), k.double(), v.double(), **options)
+    for x, y, z in zip(ours, theirs, exact):
+        assert x.dtype == dtype and (x - z).norm() <= 1.5 * (y - z).norm() + error * 0.1 * z.norm()
+
+
+def test_gradients_that_are_not_exact_are_named():
+    q, k, v = tensors(rows=64, keys=96)
+    with pytest.raises(NotImplementedError, match="unequal lengths"):
+        greenfast.attention(q.requires_grad_(), k, v, causal=True, align="top_left")
+    with pytest.raises(NotImplementedError, match="float32"):
+        greenfast.attention(*(x.float().detach().requires_grad_() for x in (q, k, v)))
+
+
+def test_compiled_without_breaks_with_dynamic_shapes_and_graphs():
+    torch._dynamo.reset()
+
+    def model(q, k, v):
+        return gt.scaled_dot_product_attention(q * 2, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2) + 1
+
+    for mode in ("default", "reduce-overhead"):
+        compiled = torch.compile(model, fullgraph=True, dynamic=mode == "default", mode=mode)
+        for rows in (128, 192, 257):
+            q, k, v = tensors(rows=rows, keys=rows)
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(q, k, v), model(q, k, v), atol=2e-3, rtol=1e-3)
+    compiled = torch.compile(model, fullgraph=True)
+    q, k, v = tensors(rows=192, keys=192)
+    for x, y in zip(gradients(compiled, q, k, v), gradients(model, q, k, v)):
+        torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
+def test_torchs_registry_where_it_selects_flash():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    q, k, v = tensors(rows=256, keys=256, heads_kv=4)
+    expected = greenfast.attention(q, k, v, causal=True)
+    torch.nn.attention.activate_flash_attention_impl("greenfast")
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+            assert torch.equal(SDPA(q, k, v, is_causal=True), expected)
+            ours = gradients(SDPA, q, k, v, is_causal=True)
+            dropped = SDPA(q, k, v, dropout_p=0.5)
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    assert dropped.isfinite().all()
+    for x, y in zip(ours, gradients(SDPA, q, k, v, is_causal=True)):
+        torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
+
+
+def test_devices_are_not_mixed():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="k lies on cpu"):
+        greenfast.attention(q, k.cpu(), v)
+    with pytest.raises(ValueError, match="out lies on cpu"):
+        greenfast.attention(q, k, v, out=torch.empty(q.shape, dtype=q.dtype))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_tensors_of_another_device_than_the_current_one():
+    q, k, v = tensors()
+    there = [x.to("cuda:1") for x in (q, k, v)]
+    assert torch.equal(greenfast.attention(*there).cpu(), greenfast.attention(q, k, v).cpu())
+
+
+def test_fp32_goes_to_torch_and_says_so():
+    q, k, v = (x.float() for x in tensors(heads_kv=4))
+    gt._said.clear()
+    with pytest.warns(gt.FallbackWarning, match="float32"):
+        torch.testing.assert_close(gt.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+
+
+def test_cupy_shares_memory():
+    q, k, v = tensors()
+    expected = greenfast.attention(q, k, v)
+    torch.cuda.synchronize()
+    cupy = pytest.importorskip("cupy")
+    out = greenfast.attention(*(cupy.from_dlpack(x) for x in (q, k, v)))
+    cupy.cuda.get_current_stream().synchronize()
+    assert isinstance(out, cupy.ndarray) and torch.equal(torch.from_dlpack(out), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_transformers_beside_sdpa():
+    transformers = pytest.importorskip("transformers")
+    import greenfast.hf
+    greenfast.hf.register()
+    config = transformers.Qwen3Config(vocab_size=128, hidden_size=256, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8,
+                                      num_key_value_heads=2, head_dim=64)
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa").to("cuda", torch.bfloat16).eval()
+    ids = torch.randint(3, 128, (2, 300), device="cuda")
+    logits = {}
+    for name in ("eager", "sdpa", "greenfast"):
+        model.set_attn_implementation(name)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error", gt.FallbackWarning)
+            logits[name] = model(input_ids=ids).logits.float()
+    assert (logits["greenfast"] - logits["eager"]).norm() <= 2 * (logits["sdpa"] - logits["eager"]).norm()

@@ -1,0 +1,430 @@
+"""PyTorch: the raw call, scaled_dot_product_attention, gradients, compiled graphs, the registry."""
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import greenfast  # noqa: E402
+import greenfast.torch as gt  # noqa: E402
+import reference  # noqa: E402
+
+F = torch.nn.functional
+SDPA = F.scaled_dot_product_attention
+
+
+def tensors(dtype=torch.float32, **shape):
+    return tuple(torch.from_numpy(x).to(dtype) for x in reference.inputs(**shape))
+
+
+@pytest.fixture(params=["table", "attributes"])
+def either_way(request, monkeypatch):
+    """Tensors are read through DLPack's table, and attribute by attribute as before PyTorch 2.10."""
+    if request.param == "attributes":
+        monkeypatch.setattr(gt, "_DIRECT", False)
+    elif not gt._DIRECT:
+        pytest.skip("this PyTorch has no table")
+
+
+@pytest.fixture(autouse=True)
+def said():
+    gt._said.clear()
+
+
+# --- greenfast.attention --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 3e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_attention_is_the_definitions(either_way, dtype, error):
+    q, k, v = tensors(dtype)
+    out, lse = greenfast.attention(q, k, v, causal=True, align="bottom_right", return_lse=True)
+    want, want_lse = reference.attention(*(x.float().numpy() for x in (q, k, v)), right=0, bottom_right=True)
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    np.testing.assert_allclose(out.float(), want, atol=error)
+    np.testing.assert_allclose(lse, want_lse, atol=error)
+
+
+def test_the_output_has_the_order_of_q(either_way):
+    q, k, v = tensors()
+    for order in ((0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)):
+        back = tuple(order.index(i) for i in range(4))
+        seen = q.permute(order).contiguous().permute(back)
+        for function in (greenfast.attention, lambda *x: gt.scaled_dot_product_attention(*x, enable_gqa=True)):
+            assert function(seen, k, v).stride() == seen.stride()
+
+
+def test_slices_of_one_buffer_are_read_where_they_lie(either_way):
+    qkv = torch.randn(2, 11, 3, 4, 16)
+    q, k, v = qkv.unbind(2)
+    out = greenfast.attention(q, k, v, layout="bshd")
+    assert torch.equal(out, greenfast.attention(q.contiguous(), k.contiguous(), v.contiguous(), layout="bshd"))
+
+
+def broken(name, make, words):
+    return pytest.param(make, words, id=name)
+
+
+@pytest.mark.parametrize("make, words", [
+    broken("meta", lambda x: x.to("meta"), "meta"),
+    broken("coo", lambda x: x.to_sparse(), "q"),
+    broken("csr", lambda x: x[0, 0].to_sparse_csr(), "q"),
+    broken("nested", lambda x: torch.nested.nested_tensor([x[0]]), "q"),
+    broken("jagged", lambda x: torch.nested.nested_tensor([x[0]], layout=torch.jagged), "q|Nested"),
+    broken("mkldnn", lambda x: x.to_mkldnn(), "q"),
+    broken("negated", lambda x: torch._neg_view(x), "negated"),
+    broken("complex", lambda x: torch.complex(x, x), "q"),
+    broken("double", lambda x: x.double(), "q"),
+    broken("integer", lambda x: x.int(), "q"),
+    broken("functional", lambda x: torch._to_functional_tensor(x), "q"),
+    broken("freed", lambda x: (y := x.clone(), y.untyped_storage().resize_(0))[0], "null"),
+])
+@pytest.mark.filterwarnings("ignore")
+def test_what_holds_no_plain_memory_is_refused(either_way, make, words):
+    _, k, v = tensors()
+    out = torch.full((2, 4, 37, 32), 7.0)
+    try:
+        q = make(tensors()[0])
+    except RuntimeError as error:
+        pytest.skip(f"PyTorch makes no such tensor: {error}")
+    with pytest.raises((TypeError, ValueError, NotImplementedError, RuntimeError), match=words) as caught:
+        greenfast.attention(q, k, v, out=out)
+    assert (out == 7.0).all() and isinstance(caught.value, (TypeError, ValueError, NotImplementedError))
+
+
+def test_a_fake_tensor_never_reaches_memory():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode() as mode:
+        q, k, v = (mode.from_tensor(x) for x in tensors())
+        out, lse = greenfast.attention(q, k, v, return_lse=True)
+        assert type(out).__name__ == "FakeTensor" and out.shape == q.shape and lse.shape == q.shape[:3]
+    from greenfast import _core
+    with pytest.raises(TypeError, match="FakeTensor"):
+        _core.attention(q, *tensors()[1:], torch.empty(2, 4, 37, 32), *[None] * 5, 0.0, -1, -1, 2, 0, None, 0, None, None)
+
+
+def test_two_devices_two_types_and_overlap_are_named():
+    q, k, v = tensors()
+    with pytest.raises(TypeError, match="one type"):
+        greenfast.attention(q, k.half(), v)
+    with pytest.raises(ValueError, match="overlaps"):
+        greenfast.attention(q, k, v, out=q)
+    with pytest.raises(TypeError, match="meta"):
+        greenfast.attention(q, k.to("meta"), v)
+    with pytest.raises(TypeError, match="leave one of them out"):
+        greenfast.attention(q, k, v, out=torch.empty_like(q), out_dtype=torch.float16)
+
+
+# --- scaled_dot_product_attention -----------------------------------------------------------------------------------------
+
+def sdpa_and_gradients(function, sample, requires_grad, dtype=None):
+    torch.manual_seed(0)
+    made = [x.detach().to(dtype or x.dtype).clone().requires_grad_(requires_grad) for x in (sample.input, *sample.args)]
+    options = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in sample.kwargs.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = function(*made, **options)
+        if requires_grad:
+            out.sum().backward()
+    return [out.detach(), *(x.grad for x in made if requires_grad)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opinfo_samples_are_as_near_to_fp64_as_torchs(dtype, requires_grad):
+    from torch.testing._internal.common_methods_invocations import op_db
+    op = next(op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+    taken = seen = 0
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+        seen += 1
+        options = sample.kwargs
+        ours, theirs = (sdpa_and_gradients(function, sample, requires_grad) for function in (gt.scaled_dot_product_attention, SDPA))
+        if gt._why_not(sample.input, *sample.args, options.get("attn_mask"), options.get("dropout_p", 0.0), False, None,
+                       options.get("enable_gqa", False)) is not None:
+            assert all(torch.equal(x, y) for x, y in zip(ours, theirs))
+            continue
+        taken += 1
+        largest = [x.abs().max().item() for x in (sample.input, *sample.args[:2])]
+        width, eps = sample.input.shape[-1], torch.finfo(dtype).eps
+        for i, (x, y, exact) in enumerate(zip(ours, theirs, sdpa_and_gradients(SDPA, sample, requires_grad, torch.float64))):
+            unit = eps * exact.abs().max()
+            if i > 0:
+                # A flash backward takes exp(score - lse), and the sum of a row of O, from lse and O as they were rounded.
+                unit = unit + torch.finfo(torch.float32).eps * max(largest) ** 2 * width ** 0.5 * exact.abs().max()
+                unit = unit + eps * max(largest) * largest[2] * width ** 0.5
+            assert x.dtype == y.dtype and (x - exact).abs().max() <= 2 * (y - exact).abs().max() + 4 * unit
+    assert seen >= 20 and (taken >= 8) == (dtype != torch.float64)
+
+
+@pytest.mark.parametrize("q_shape, k_shape, v_shape", [
+    ((7, 16), (9, 16), (9, 16)), ((3, 7, 16), (3, 9, 16), (3, 9, 16)), ((2, 3, 4, 7, 16), (2, 3, 4, 9, 16), (2, 3, 4, 9, 16)),
+    ((1, 4, 7, 16), (2, 4, 9, 16), (2, 4, 9, 16)), ((2, 4, 7, 16), (1, 1, 9, 16), (1, 4, 9, 16)), ((4, 7, 16), (2, 4, 9, 16), (9, 16)),
+    ((2, 4, 0, 16), (2, 4, 9, 16), (2, 4, 9, 16)), ((2, 4, 7, 16), (2, 4, 0, 16), (2, 4, 0, 16)), ((0, 4, 7, 16), (0, 4, 9, 16), (0, 4, 9, 16)),
+])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_ranks_and_batches_broadcast_as_torchs(q_shape, k_shape, v_shape, is_causal):
+    q, k, v = torch.randn(q_shape), torch.randn(k_shape), torch.randn(v_shape)
+    out = gt.scaled_dot_product_attention(q, k, v, is_causal=is_causal, fallback="error")
+    torch.testing.assert_close(out, SDPA(q, k, v, is_causal=is_causal), atol=1e-6, rtol=1e-5)
+
+
+REASONS = {
+    "attn_mask": dict(attn_mask=torch.ones(37, 53, dtype=torch.bool)),
+    "float mask": dict(attn_mask=torch.zeros(37, 53)),
+    "dropout": dict(dropout_p=0.5),
+}
+
+
+@pytest.mark.parametrize("options", REASONS.values(), ids=REASONS)
+def test_a_fallback_is_torchs_result_and_is_said_once(options):
+    q, k, v = tensors(heads=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.manual_seed(0)
+            out = gt.scaled_dot_product_attention(q, k, v, **options)
+    torch.manual_seed(0)
+    assert torch.equal(out, SDPA(q, k, v, **options))
+    ours = [x for x in caught if x.category is gt.FallbackWarning]
+    assert len(ours) == 1 and ours[0].filename == __file__
+    with pytest.raises(NotImplementedError, match="dropout|attn_mask"):
+        gt.scaled_dot_product_attention(q, k, v, fallback="error", **options)
+
+
+def test_a_problem_that_no_kernel_takes_goes_to_torch_in_the_librarys_words(monkeypatch):
+    def refuses(*arguments):
+        raise NotImplementedError("no variant takes this")
+    q, k, v = tensors(heads=2)
+    monkeypatch.setattr(gt._core, "attention", refuses)
+    with pytest.warns(gt.FallbackWarning, match="no variant takes this"):
+        assert torch.equal(gt.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+    with pytest.raises(NotImplementedError, match="no variant"):
+        gt.scaled_dot_product_attention(q, k, v, fallback="error")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_a_device_without_kernels_is_named():
+    assert "CUDA" in gt._no_kernels(0) or "cuda" in gt._no_kernels(0)
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("change, reason", [
+    (lambda q, k, v: (q.double(), k.double(), v.double()), "float64"),
+    (lambda q, k, v: (q, k, v[..., :16]), "another head dimension"),
+    (lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]), "head dimension 12"),
+    (lambda q, k, v: tuple(x.as_subclass(Mine) for x in (q, k, v)), "Mine"),
+])
+def test_tensors_that_are_torchs_alone(change, reason):
+    arguments = change(*tensors(heads=2))
+    with pytest.warns(gt.FallbackWarning, match=reason):
+        out = gt.scaled_dot_product_attention(*arguments)
+    torch.testing.assert_close(out, SDPA(*arguments))
+
+
+def test_what_torch_refuses_raises_its_error():
+    q, k, v = tensors()
+    for arguments, options in (((q, k, v), {}), ((q, k.double(), v), {}), ((q, k, v, torch.ones(37, 53, dtype=torch.bool)), {"is_causal": True}),
+                               ((q, k, None), {})):
+        with pytest.raises(Exception) as theirs:
+            SDPA(*arguments, **options)
+        with pytest.raises(type(theirs.value)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gt.scaled_dot_product_attention(*arguments, **options)
+
+
+def test_transforms_go_to_torch():
+    q, k, v = tensors(heads=2, batch=3)
+    with pytest.warns(gt.FallbackWarning, match="torch.func"):
+        out = torch.vmap(gt.scaled_dot_product_attention)(q, k, v)
+    torch.testing.assert_close(out, SDPA(q, k, v))
+
+
+def test_autocast_casts_as_torchs():
+    q, k, v = tensors(heads=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = gt.scaled_dot_product_attention(q, k, v), SDPA(q, k, v)
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+
+
+def test_a_last_dimension_that_is_not_contiguous_is_copied():
+    q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in tensors(heads=2))
+    torch.testing.assert_close(gt.scaled_dot_product_attention(q, k, v, fallback="error"), SDPA(q, k, v))
+
+
+def test_replaced_for_a_while():
+    q, k, v = tensors()
+    with gt.replace_sdpa():
+        assert F.scaled_dot_product_attention is gt.scaled_dot_product_attention
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v, enable_gqa=True), greenfast.attention(q, k, v))
+    assert F.scaled_dot_product_attention is SDPA
+    handle = gt.replace_sdpa(fallback="error")
+    with pytest.raises(NotImplementedError, match="dropout"):
+        F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, enable_gqa=True)
+    handle.remove()
+    assert F.scaled_dot_product_attention is SDPA
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
+def test_torchs_registry_serves_sdpa_from_inside():
+    q, k, v = tensors(rows=37, keys=37, heads_kv=4)
+    expected = greenfast.attention(q, k, v, causal=True)
+    mask = torch.ones(37, 37, dtype=torch.bool).tril()
+    torch.nn.attention.activate_flash_attention_impl("greenfast")
+    try:
+        inside = SDPA(q, k, v, is_causal=True)
+        masked, half = SDPA(q, k, v, mask), SDPA(q.double(), k.double(), v.double())
+        compiled = torch.compile(lambda *x: SDPA(*x, is_causal=True).transpose(1, 2) + 1, fullgraph=True, backend="aot_eager")(q, k, v)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        SDPA(*leaves, is_causal=True).square().sum().backward()
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    assert torch.equal(inside, expected) and torch.equal(compiled, expected.transpose(1, 2) + 1)
+    torch.testing.assert_close(masked, expected)
+    torch.testing.assert_close(half, SDPA(q.double(), k.double(), v.double()))
+    assert not torch.equal(SDPA(q, k, v, is_causal=True), expected)  # PyTorch's own again, which rounds otherwise
+    for ours, theirs in zip((x.grad for x in leaves), gradients(SDPA, q, k, v, is_causal=True)):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------------
+
+def gradients(function, *arguments, **options):
+    leaves = [x.detach().clone().requires_grad_() for x in arguments]
+    function(*leaves, **options).float().square().sum().backward()
+    return [x.grad for x in leaves]
+
+
+@pytest.mark.parametrize("rows, keys, heads_kv", [(37, 37, 4), (37, 37, 2), (37, 37, 1), (37, 53, 2), (53, 37, 2), (1, 8, 4)])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 2e-5), (torch.bfloat16, 6e-2)])
+def test_gradients_are_sdpas(rows, keys, heads_kv, is_causal, dtype, error):
+    q, k, v = tensors(dtype, rows=rows, keys=keys, heads_kv=heads_kv)
+    options = dict(is_causal=is_causal, enable_gqa=True)
+    for ours, theirs in zip(gradients(gt.scaled_dot_product_attention, q, k, v, fallback="error", **options), gradients(SDPA, q, k, v, **options)):
+        torch.testing.assert_close(ours, theirs, atol=error, rtol=error)
+
+
+def test_gradients_in_the_other_layout_have_its_order():
+    q, k, v = tensors(keys=37)
+    swapped = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    ours = gradients(lambda *x: greenfast.attention(*x, causal=True, layout="bshd"), *swapped)
+    for grad, like, theirs in zip(ours, swapped, gradients(SDPA, q, k, v, is_causal=True, enable_gqa=True)):
+        assert grad.stride() == like.stride()
+        torch.testing.assert_close(grad.transpose(1, 2), theirs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads_kv", [1, 2])
+def test_gradcheck_against_differences(causal, heads_kv):
+    """fp64 leaves and differences; the function between computes in fp32, which the step and the tolerance allow for."""
+    leaves = [x.double().requires_grad_() for x in tensors(batch=1, heads=2, heads_kv=heads_kv, rows=4, keys=4, width=8)]
+    assert torch.autograd.gradcheck(lambda *x: greenfast.attention(*(y.float() for y in x), causal=causal).double(), leaves,
+                                    eps=1e-2, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(window=(3, 0), align="top_left"), "window"), (dict(softcap=2.0), "softcap"), (dict(out_dtype=torch.float16), "out_dtype"),
+    (dict(causal=True, align="bottom_right"), "bottom-right"), (dict(out=torch.empty(2, 4, 37, 32)), "with out "),
+])
+def test_features_without_a_gradient_are_named_before_any_work(options, words):
+    q, k, v = tensors()
+    with pytest.raises(NotImplementedError, match=words):
+        greenfast.attention(q.requires_grad_(), k, v, **options)
+    with torch.no_grad():
+        greenfast.attention(q, k, v, **options)
+
+
+def test_a_stream_of_ones_own_is_for_plain_calls():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="current stream"):
+        greenfast.attention(q.requires_grad_(), k, v, stream=1)
+
+
+def test_lse_and_second_derivatives_have_no_gradient():
+    q, k, v = tensors()
+    out, lse = greenfast.attention(q.requires_grad_(), k, v, return_lse=True)
+    with pytest.raises(NotImplementedError, match="lse"):
+        (out.sum() + lse.sum()).backward()
+    (first,) = torch.autograd.grad(greenfast.attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second"):
+        first.sum().backward()
+
+
+def test_a_training_step_lowers_the_loss():
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x, y = torch.randn(3, 10, 32), torch.randn(3, 10, 32)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.5)
+    losses = []
+    with gt.replace_sdpa():
+        for _ in range(5):
+            loss = (layer(x, x, x, need_weights=False)[0] - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------------
+
+def test_opcheck():
+    q, k, v = tensors()
+    op, forward = torch.ops.greenfast.attention.default, torch.ops.greenfast.attention_forward.default
+    assert set(torch.library.opcheck(forward, (q, k, v), {"with_lse": False}).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(torch.ops.greenfast.sdpa.default, (q, k, v, True, 0.3)).values()) == {"SUCCESS"}
+    for options in ({}, {"right": 0, "align": 1, "softcap": 2.0}, {"out_dtype": torch.bfloat16, "variant": "cpu.naive"}, {"with_lse": False}):
+        assert set(torch.library.opcheck(op, (q, k, v), options).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(op, tuple(x.transpose(1, 2) for x in (q, k, v)), {"bshd": True}).values()) == {"SUCCESS"}
+    # Its last test differentiates lse, which is refused; the tests below compare gradients through compiled graphs.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    leaves = [x.requires_grad_() for x in tensors()]
+    assert set(torch.library.opcheck(op, leaves, test_utils=tests).values()) == {"SUCCESS"}
+    out, lse = op(q, k, v)
+    assert set(torch.library.opcheck(torch.ops.greenfast.attention_backward.default, (out, q, k, v, out, lse, None, False, False)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_no_graph_breaks_and_dynamic_shapes(backend):
+    torch._dynamo.reset()
+
+    def model(q, k, v):
+        return gt.scaled_dot_product_attention(q * 2, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2) + 1
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    counter = torch._dynamo.utils.counters["stats"]
+    for rows in (24, 31, 40):
+        q, k, v = tensors(rows=rows, keys=rows)
+        assert torch.equal(compiled(q, k, v), model(q, k, v))
+    graphs = counter["unique_graphs"]
+    q, k, v = tensors(rows=52, keys=52)
+    assert torch.equal(compiled(q, k, v), model(q, k, v)) and counter["unique_graphs"] == graphs
+    for ours, theirs in zip(gradients(compiled, q, k, v), gradients(model, q, k, v)):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_the_raw_call_compiles_with_all_it_can_do():
+    torch._dynamo.reset()
+    q, k, v = tensors()
+
+    def model(q, k, v, out):
+        a, lse = greenfast.attention(q, k, v, window=(5, 0), align="bottom_right", softcap=3.0, return_lse=True)
+        greenfast.attention(q, k, v, out=out)
+        return a * 2, lse
+
+    outs = torch.empty_like(q), torch.empty_like(q)
+    compiled = torch.compile(model, fullgraph=True)(q, k, v, outs[0])
+    assert all(torch.equal(x, y) for x, y in zip(compiled, model(q, k, v, outs[1]))) and torch.equal(*outs)
+
+
+def test_a_compiled_fallback_is_said_when_it_is_traced():
+    torch._dynamo.reset()
+    q, k, v = tensors(heads=2)
+    mask = torch.ones(37, 53, dtype=torch.bool)
+    compiled = torch.compile(gt.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    with pytest.warns(gt.FallbackWarning, match="attn_mask"):
+        out = compiled(q, k, v, mask)
+    torch.testing.assert_close(out, SDPA(q, k, v, mask))

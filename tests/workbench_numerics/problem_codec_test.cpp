@@ -1,0 +1,120 @@
+// Problems and plans through JSON and through the C interface and back.
+#include "workbench/problem_codec.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <string>
+
+#include <greenfast/c_types.hpp>
+
+namespace greenfast::workbench {
+namespace {
+
+constexpr int kProblems = 500;
+
+std::int64_t number(std::mt19937_64& random, std::int64_t most) {
+  return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most + 1));
+}
+
+// Any problem, legal or not: a codec changes nothing whatever it is given.
+Problem any_problem(std::mt19937_64& random) {
+  Problem p;
+  for (std::int64_t* value : {&p.batch, &p.heads_q, &p.heads_kv, &p.seq_q, &p.seq_kv, &p.head_dim})
+    *value = number(random, std::int64_t{1} << 40);
+  p.dtype = static_cast<DType>(number(random, 3));
+  p.out_dtype = static_cast<DType>(number(random, 3));
+  p.scales = static_cast<ScaleKind>(number(random, 2));
+  p.scale = std::generate_canonical<float, 24>(random) * 4 - 2;
+  p.softcap = std::generate_canonical<float, 24>(random) * 50;
+  p.mask = {number(random, 9) - 1, number(random, 9) - 1,
+            static_cast<Alignment>(number(random, 1))};
+  p.lse = random() % 2 != 0;
+  for (Layout* layout : {&p.q, &p.k, &p.v, &p.o})
+    for (std::int64_t& stride : layout->stride) stride = number(random, std::int64_t{1} << 48);
+  return p;
+}
+
+TEST(ProblemCodec, JsonThereAndBackIsTheSameProblem) {
+  std::mt19937_64 random(7);
+  for (int i = 0; i < kProblems; ++i) {
+    const Problem p = any_problem(random);
+    // Through text, as a record is.
+    const auto back = problem_of_json(nlohmann::json::parse(problem_json(p).dump()));
+    ASSERT_TRUE(back) << back.status().message();
+    ASSERT_EQ(*back, p) << problem_json(p).dump();
+  }
+}
+
+TEST(ProblemCodec, CThereAndBackIsTheSameProblem) {
+  std::mt19937_64 random(8);
+  for (int i = 0; i < kProblems; ++i) {
+    Problem p = any_problem(random);
+    for (Layout* layout : {&p.q, &p.k, &p.v, &p.o}) layout->alignment = 1 << number(random, 8);
+    const gf_problem c = to_c(p);
+    ASSERT_EQ(from_c(c), p);
+    EXPECT_EQ(c.struct_size, sizeof c);
+    EXPECT_EQ(c.abi_version, GF_ABI_VERSION);
+  }
+  float memory[8] = {};
+  const Tensors t{memory,     memory + 1, memory + 2, memory + 3,
+                  memory + 4, memory + 5, memory + 6, memory + 7};
+  const Tensors back = from_c(to_c(t));
+  EXPECT_EQ(back.q, t.q);
+  EXPECT_EQ(back.k, t.k);
+  EXPECT_EQ(back.v, t.v);
+  EXPECT_EQ(back.o, t.o);
+  EXPECT_EQ(back.lse, t.lse);
+  EXPECT_EQ(back.q_scale, t.q_scale);
+  EXPECT_EQ(back.k_scale, t.k_scale);
+  EXPECT_EQ(back.v_scale, t.v_scale);
+}
+
+TEST(ProblemCodec, APlanThereAndBackIsTheSamePlan) {
+  const Plan plan{"cuda.x.y", {1, 2, 3}, {4, 5, 6}, {7, 8, 9}, 10,     std::int64_t{1} << 40,
+                  11,         12,        13,        14,        "k<1>", "a note"};
+  const auto back = plan_of_json(nlohmann::json::parse(plan_json(plan).dump()));
+  ASSERT_TRUE(back) << back.status().message();
+  EXPECT_EQ(plan_json(*back), plan_json(plan));
+  EXPECT_EQ(back->splits, 14);
+  EXPECT_EQ(back->note, "a note");
+}
+
+TEST(ProblemCodec, WhatIsMissingOrOfAnotherKindIsNamed) {
+  const nlohmann::json good = problem_json(make_problem(1, 2, 2, 3, 4, 64, DType::f16));
+  const auto says = [](const nlohmann::json& object) {
+    const auto problem = problem_of_json(object);
+    return problem ? "accepted" : problem.status().message();
+  };
+  EXPECT_EQ(says(good), "accepted");
+  for (const auto& [key, value] : good.items()) {
+    nlohmann::json without = good;
+    without.erase(key);
+    EXPECT_EQ(says(without), "problem: '" + key + "' is missing");
+    nlohmann::json wrong = good;
+    wrong[key] = nlohmann::json::array({1});
+    EXPECT_EQ(says(wrong), "problem: '" + key + "' is [1], which no problem has");
+  }
+  nlohmann::json object = good;
+  object["scales"] = "per_block";
+  EXPECT_EQ(says(object), "problem: 'scales' is \"per_block\", which no problem has");
+  object = good;
+  object["mask"]["alignment"] = "middle";
+  EXPECT_EQ(says(object), "mask: 'alignment' is \"middle\", which no mask has");
+  object = good;
+  object["strides"]["v"] = {1, 2, 3};
+  EXPECT_EQ(says(object), "strides: 'v' is [1,2,3], which no strides has");
+  EXPECT_EQ(says(nlohmann::json::array()), "problem: 'batch' is missing");
+
+  // A value without a name is not written as one that has a name.
+  Problem p = make_problem(1, 2, 2, 3, 4, 64, DType::e4m3);
+  p.scales = static_cast<ScaleKind>(3);
+  EXPECT_EQ(says(problem_json(p)), "problem: 'scales' is null, which no problem has");
+  p = make_problem(1, 2, 2, 3, 4, 64, DType::f16);
+  p.scale = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(says(problem_json(p)), "problem: 'scale' is null, which no problem has");
+}
+
+}  // namespace
+}  // namespace greenfast::workbench

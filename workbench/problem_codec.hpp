@@ -1,0 +1,22 @@
+// Problems and plans as JSON, both ways: the only place where records spell them out.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <greenfast/attention.hpp>
+
+namespace greenfast::workbench {
+
+/// Every member but the alignments of the layouts, which are facts of a call's pointers. A scale
+/// that JSON cannot hold (NaN, infinity) becomes null, and is then no problem to read.
+nlohmann::json problem_json(const Problem& problem);
+/// The inverse; members that it does not know are left alone. invalid_argument names what is
+/// missing or of the wrong kind. The problem is not checked.
+Result<Problem> problem_of_json(const nlohmann::json& object);
+
+/// Every member.
+nlohmann::json plan_json(const Plan& plan);
+/// The inverse, as above.
+Result<Plan> plan_of_json(const nlohmann::json& object);
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,20 @@
+// A record's figures, computed once more from what they were computed from: raw samples, results of
+// cases. Whoever edits a figure and the digests around it must edit every sample and case as well;
+// that those were measured at all, nothing in a file can prove.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace greenfast::workbench {
+
+struct Disagreement {
+  std::string subject;  ///< variant, or empty
+  std::string detail;   ///< which figure, what it says, what its sources say
+};
+
+/// Of greenfast.run/1, greenfast.gate/1; records of other schemas have nothing derived.
+std::vector<Disagreement> recheck(const nlohmann::json& record);
+
+}  // namespace greenfast::workbench
