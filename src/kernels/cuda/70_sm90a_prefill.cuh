@@ -6,8 +6,8 @@
 // pipes exponentiate. Blocks run from the last visible key to the first.
 //
 // The row maximum is taken wherever a mask cuts. Else the first block takes that of a quarter of
-// its keys, the others keep the stale one, and a guard watches the range: beyond 2^13 the weights
-// are scaled down, beyond 2^100 the block is done again with its true maximum. It looks at the row
+// its keys, the others keep the stale one, and a guard watches the range: beyond 2^15, or 2^13 of a
+// thread's sum, the weights are scaled down, beyond 2^100 the block is done again with its true maximum. It looks at the row
 // sum, which is needed anyway, or, where the tensor cores sum the rows, at the largest weight. That
 // leaves 3.7 instructions a score at D 64 and 4.6 at D 128, all counted, where the maximum took 2
 // more (H200, 2026-11-20: +10% at D 128, +8% at D 64).
