@@ -93,9 +93,9 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
       return plugin_at_work(subject, false).empty() ? 0.0 : kStepFactor * timeout;
     };
     // The child is in a group of its own: it learns of Ctrl-C from here, and ends in order.
-    bool told = false;
+    bool passed_on = false;
     limits.stop = [&] {
-      if (interrupted() && !told) *stop_asked = told = true;
+      if (interrupted() && !passed_on) *stop_asked = passed_on = true;
       return false;
     };
     const auto end = value_or_fail(workbench::run_in_child(
