@@ -1,5 +1,6 @@
 """tools/readme_tables.py, and that the tables of this repository are those of its records."""
 import json
+import re
 import subprocess
 import sys
 
@@ -96,7 +97,7 @@ def test_a_slower_greenfast_is_shown_as_slower(greenfast, samples, tmp_path):
     for shape in record["shapes"]:
         ours = [side["id"] for side in shape["sides"]].index("greenfast")
         for block in shape["blocks"]:
-            block["seconds"][ours] *= 1.5
+            block["seconds"][block["order"].index(ours)] *= 1.5
     samples.write_text(json.dumps(record))
     peers = tmp_path / "peers.json"
     result = run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
@@ -104,7 +105,7 @@ def test_a_slower_greenfast_is_shown_as_slower(greenfast, samples, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"<!-- greenfast:peers-summary {peers} -->\n<!-- greenfast:end -->\n")
     assert tool(page).returncode == 0
-    assert "faster than the fastest of 3 peers at 0 of 2 shapes" in page.read_text()
+    assert re.search(r"faster than the fastest of \d peers at 0 of 2 shapes", page.read_text())
     # Other samples under the same name: what was judged is no longer what stands there.
     samples.write_text(json.dumps(record) + "\n")
     result = tool("--check", page)
@@ -124,7 +125,7 @@ def test_a_wrong_peer_is_no_best_peer(greenfast, samples, tmp_path):
     result = tool(page)
     assert result.returncode == 0, result.stderr
     rows = [line for line in page.read_text().splitlines() if line.startswith("| 2,")]
-    assert len(rows) == 2 and all("| RED | RED | cuDNN |" in row for row in rows)
+    assert len(rows) == 2 and all("| RED | cuDNN |" in row for row in rows)
 
 
 def test_samples_without_a_peer_and_charts_of_nothing_are_refused(greenfast, samples, tmp_path):
