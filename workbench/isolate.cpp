@@ -32,8 +32,7 @@ struct Page {
 };
 
 void put(char* to, std::string_view text) noexcept {
-  const std::size_t length = std::min(text.size(), kLineBytes - 1);
-  std::memcpy(to, text.data(), length);
+  const std::size_t length = text.copy(to, kLineBytes - 1);
   to[length] = 0;
 }
 
