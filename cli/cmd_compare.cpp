@@ -15,12 +15,12 @@
 #include "cli/interrupt.hpp"
 #include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/compare.hpp"
-#include "workbench/isolate.hpp"
-#include "workbench/json.hpp"
-#include "workbench/peer.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/isolate.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/verdict/compare.hpp"
+#include "workbench/verdict/peer.hpp"
 
 namespace greenfast::cli {
 namespace {

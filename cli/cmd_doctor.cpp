@@ -13,12 +13,12 @@
 #include <greenfast/attention.hpp>
 
 #include "cli/command.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/build_info.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/build_info.hpp"
+#include "workbench/base/subprocess.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/device/device.hpp"
-#include "workbench/facts.hpp"
-#include "workbench/subprocess.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/record/facts.hpp"
 
 extern char** environ;
 

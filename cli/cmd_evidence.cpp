@@ -10,11 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/evidence.hpp"
-#include "workbench/files.hpp"
-#include "workbench/sha256.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/sha256.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/evidence/evidence.hpp"
 
 namespace greenfast::cli {
 namespace {

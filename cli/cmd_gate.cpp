@@ -11,11 +11,12 @@
 #include "cli/interrupt.hpp"
 #include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/checkpoint.hpp"
-#include "workbench/gate.hpp"
-#include "workbench/json.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/checkpoint.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/schemas.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/verdict/gate.hpp"
 
 namespace greenfast::cli {
 namespace {

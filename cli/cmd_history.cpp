@@ -6,9 +6,9 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/atomic_file.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/report/history.hpp"
-#include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
 namespace {

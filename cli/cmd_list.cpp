@@ -12,8 +12,8 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/policy.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/green/policy.hpp"
 
 namespace greenfast::cli {
 namespace {

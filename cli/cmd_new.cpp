@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "cli/command.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/plugin/templates.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/subjects/plugin/templates.hpp"
 
 namespace greenfast::cli {
 

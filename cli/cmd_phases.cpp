@@ -9,10 +9,11 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/phases.hpp"
-#include "workbench/record.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/schemas.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/fast/phases.hpp"
+#include "workbench/record/record.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -20,8 +21,6 @@ namespace {
 using nlohmann::json;
 using workbench::PhaseShares;
 using workbench::Table;
-
-constexpr std::string_view kPhasesSchema = "greenfast.phases/1";
 
 struct PhasesOptions {
   std::string shapes = "mission,long";
@@ -124,7 +123,7 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
   const auto rows =
       value_or_fail(workbench::measure_phases(*device, rungs, problems, policy, options.launches));
   if (options.as_json) {
-    json out = workbench::head_json(head, kPhasesSchema);
+    json out = workbench::head_json(head, workbench::kPhasesSchema);
     out["device"] = {{"name", device->facts().name}, {"arch", device->facts().arch}};
     out["rows"] = json::array();
     for (const PhaseShares& row : rows) out["rows"].push_back(to_json(row));

@@ -8,15 +8,16 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/facts.hpp"
-#include "workbench/files.hpp"
-#include "workbench/measure.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/schemas.hpp"
+#include "workbench/base/seconds_since.hpp"
+#include "workbench/base/sha256.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/fast/measure.hpp"
 #include "workbench/profile/profile.hpp"
+#include "workbench/record/facts.hpp"
 #include "workbench/report/report.hpp"
-#include "workbench/seconds_since.hpp"
-#include "workbench/sha256.hpp"
-#include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
 namespace {

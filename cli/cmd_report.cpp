@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "cli/command.hpp"
-#include "workbench/atomic_file.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/subprocess.hpp"
 #include "workbench/report/history.hpp"
 #include "workbench/report/report.hpp"
-#include "workbench/subprocess.hpp"
 
 namespace greenfast::cli {
 namespace {

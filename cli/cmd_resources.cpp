@@ -10,11 +10,12 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/facts.hpp"
-#include "workbench/files.hpp"
-#include "workbench/resources.hpp"
-#include "workbench/subject.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/schemas.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/record/facts.hpp"
+#include "workbench/resources/resources.hpp"
+#include "workbench/subjects/subject.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -24,8 +25,6 @@ using workbench::Color;
 using workbench::ResourceReport;
 using workbench::ResourceRow;
 using workbench::Table;
-
-constexpr std::string_view kSchema = "greenfast.resources/1";
 
 struct ResourcesOptions {
   std::string arch, variants, limits, binary;
@@ -164,7 +163,7 @@ int resources(const ResourcesOptions& options) {
   if (options.as_json) {
     json rows = json::array();
     for (const ResourceRow& row : report.rows) rows.push_back(row_json(row));
-    fmt::print("{}\n", json{{"schema", kSchema},
+    fmt::print("{}\n", json{{"schema", workbench::kResourcesSchema},
                             {"file", code.file},
                             {"build", workbench::build_json()},
                             {"ptx", code.ptx},

@@ -6,10 +6,10 @@
 #include <memory>
 
 #include "cli/command.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/record.hpp"
-#include "workbench/report.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/record/record.hpp"
+#include "workbench/record/run_table.hpp"
 
 namespace greenfast::cli {
 namespace {

@@ -9,10 +9,10 @@
 
 #include "cli/command.hpp"
 #include "cli/search_options.hpp"
-#include "workbench/files.hpp"
-#include "workbench/plugin/toolchain.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/search/tune.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/subjects/plugin/toolchain.hpp"
 
 namespace greenfast::cli {
 namespace {

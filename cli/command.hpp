@@ -12,7 +12,7 @@
 #include <greenfast/types.hpp>
 
 #include "cli/option_set.hpp"
-#include "workbench/exit_code.hpp"
+#include "workbench/base/exit_code.hpp"
 
 namespace greenfast::cli {
 

@@ -7,8 +7,8 @@
 #include <csignal>
 #include <cstring>
 
-#include "workbench/build_info.hpp"
-#include "workbench/exit_code.hpp"
+#include "workbench/base/build_info.hpp"
+#include "workbench/base/exit_code.hpp"
 
 namespace greenfast::cli {
 namespace {

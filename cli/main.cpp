@@ -15,10 +15,10 @@
 
 #include "cli/command.hpp"
 #include "cli/interrupt.hpp"
-#include "workbench/build_info.hpp"
-#include "workbench/clean_text.hpp"
-#include "workbench/plugin/host.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/build_info.hpp"
+#include "workbench/base/clean_text.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/subjects/plugin/serve.hpp"
 
 namespace greenfast::cli {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "cli/command.hpp"
 #include "cli/interrupt.hpp"
-#include "workbench/isolate.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/isolate.hpp"
+#include "workbench/base/terminal.hpp"
 
 namespace greenfast::cli {
 namespace {

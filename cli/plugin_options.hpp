@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/option_set.hpp"
-#include "workbench/plugin/plugins.hpp"
+#include "workbench/subjects/plugin/plugins.hpp"
 
 namespace greenfast::workbench {
 class Activity;

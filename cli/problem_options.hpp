@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/option_set.hpp"
-#include "workbench/workload.hpp"
+#include "workbench/cases/workload.hpp"
 
 namespace greenfast::cli {
 

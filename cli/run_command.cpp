@@ -14,14 +14,14 @@
 #include "cli/plugin_options.hpp"
 #include "cli/problem_options.hpp"
 #include "cli/select.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/isolate.hpp"
-#include "workbench/json.hpp"
-#include "workbench/record.hpp"
-#include "workbench/report.hpp"
-#include "workbench/runner.hpp"
-#include "workbench/seconds_since.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/isolate.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/seconds_since.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/record/record.hpp"
+#include "workbench/record/run_table.hpp"
+#include "workbench/record/runner.hpp"
 
 namespace greenfast::cli {
 namespace {

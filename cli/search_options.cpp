@@ -8,11 +8,11 @@
 
 #include "cli/command.hpp"
 #include "cli/interrupt.hpp"
-#include "workbench/atomic_file.hpp"
-#include "workbench/build_info.hpp"
-#include "workbench/host.hpp"
-#include "workbench/isolate.hpp"
-#include "workbench/policy.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/build_info.hpp"
+#include "workbench/base/host.hpp"
+#include "workbench/base/isolate.hpp"
+#include "workbench/green/policy.hpp"
 
 namespace greenfast::cli {
 

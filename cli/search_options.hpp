@@ -8,8 +8,8 @@
 
 #include "cli/option_set.hpp"
 #include "cli/problem_options.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/search/lab.hpp"
-#include "workbench/terminal.hpp"
 
 namespace greenfast::cli {
 

@@ -12,7 +12,7 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/plugin/plugins.hpp"
+#include "workbench/subjects/plugin/plugins.hpp"
 
 namespace greenfast::cli {
 namespace {

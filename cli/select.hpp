@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "workbench/device/device.hpp"
-#include "workbench/subject.hpp"
+#include "workbench/subjects/subject.hpp"
 
 namespace greenfast::cli {
 

@@ -2,7 +2,7 @@
 #include <span>
 
 #include "fuzz/expect.hpp"
-#include "workbench/device_code.hpp"
+#include "workbench/resources/device_code.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::span file(reinterpret_cast<const std::byte*>(data), size);

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "fuzz/expect.hpp"
-#include "workbench/readers.hpp"
+#include "workbench/cases/readers.hpp"
 
 namespace greenfast::fuzz {
 

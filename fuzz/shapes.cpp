@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "fuzz/expect.hpp"
-#include "workbench/workload.hpp"
+#include "workbench/cases/workload.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace greenfast;

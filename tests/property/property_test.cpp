@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "workbench/validate.hpp"
+#include "workbench/green/validate.hpp"
 
 namespace greenfast::workbench {
 namespace {

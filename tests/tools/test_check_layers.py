@@ -18,8 +18,8 @@ TREE = {
     "src/kernels/cuda/10_sm80_a_d64.cu": '#include "10_sm80_a.cuh"\n',
     "src/kernels/cpu/flash/tile.hpp": "",
     "src/kernels/cpu/flash/avx2.cpp": '#include "tile.hpp"\n',
-    "workbench/oracle.hpp": "#include <greenfast/types.hpp>\n",
-    "cli/main.cpp": '#include "workbench/oracle.hpp"\n',
+    "workbench/reference/oracle.hpp": "#include <greenfast/types.hpp>\n",
+    "cli/main.cpp": '#include "workbench/reference/oracle.hpp"\n',
     "examples/cpp/main.cpp": "#include <greenfast/types.hpp>\n",
 }
 
@@ -50,11 +50,11 @@ def test_lawful_tree_passes(tmp_path):
         ("src/kernels/cpu/naive.cpp", '#include "flash/tile.hpp"', "src/kernels/cpu/flash/tile.hpp"),
         ("src/kernels/cuda/20_sm80_b.cu", '#include "10_sm80_a.cuh"', "src/kernels/cuda/10_sm80_a.cuh"),
         ("src/kernels/cuda/device/x.cuh", '#include "../10_sm80_a.cuh"', "src/kernels/cuda/10_sm80_a.cuh"),
-        ("src/api/x.cpp", '#include "workbench/oracle.hpp"', "workbench/oracle.hpp"),
+        ("src/api/x.cpp", '#include "workbench/reference/oracle.hpp"', "workbench/reference/oracle.hpp"),
         ("workbench/x.cpp", '#include "src/core/variant.hpp"', "src/core/variant.hpp"),
         ("workbench/x.cpp", "#include <core/variant.hpp>", "src/core/variant.hpp"),
         ("cli/x.cpp", '#include "core/variant.hpp"', "src/core/variant.hpp"),
-        ("examples/c/x.c", '#include "workbench/oracle.hpp"', "workbench/oracle.hpp"),
+        ("examples/c/x.c", '#include "workbench/reference/oracle.hpp"', "workbench/reference/oracle.hpp"),
     ],
 )
 def test_planted_breach_is_found(tmp_path, file, text, breach):

@@ -1,5 +1,6 @@
 // Comparing recordings: what agrees, what is refused, and by which words.
-#include "workbench/compare.hpp"
+#include "workbench/verdict/compare.hpp"
+#include "workbench/base/schemas.hpp"
 
 #include <gtest/gtest.h>
 

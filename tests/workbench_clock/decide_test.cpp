@@ -1,11 +1,11 @@
 // From intervals to verdicts, with intervals made to measure.
-#include "workbench/decide.hpp"
+#include "workbench/verdict/decide.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "workbench/exit_code.hpp"
+#include "workbench/base/exit_code.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

@@ -7,11 +7,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "workbench/checkpoint.hpp"
-#include "workbench/gate.hpp"
-#include "workbench/gate_policy.hpp"
-#include "workbench/gate_resources.hpp"
-#include "workbench/isolate.hpp"
+#include "workbench/base/checkpoint.hpp"
+#include "workbench/base/isolate.hpp"
+#include "workbench/verdict/gate.hpp"
+#include "workbench/verdict/gate_policy.hpp"
+#include "workbench/verdict/gate_resources.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

@@ -1,7 +1,7 @@
 // The gate end to end on the CPU, with shapes so small that a case takes a moment. Nothing here
 // depends on which side is faster.
-#include "workbench/gate.hpp"
-#include "workbench/json.hpp"
+#include "workbench/verdict/gate.hpp"
+#include "workbench/base/json.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "workbench/checkpoint.hpp"
+#include "workbench/base/checkpoint.hpp"
+#include "workbench/base/schemas.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

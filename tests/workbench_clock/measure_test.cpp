@@ -1,5 +1,5 @@
 // The measuring engine against a device whose clock is a variable.
-#include "workbench/measure.hpp"
+#include "workbench/fast/measure.hpp"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tests/workbench_clock/fake_device.hpp"
-#include "workbench/seconds_since.hpp"
+#include "workbench/base/seconds_since.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

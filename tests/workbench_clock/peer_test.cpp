@@ -1,6 +1,6 @@
 // Peers without their packages: what is refused, what is missing, and a harness that is a shell
 // script.
-#include "workbench/peer.hpp"
+#include "workbench/verdict/peer.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

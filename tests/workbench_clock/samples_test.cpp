@@ -1,6 +1,6 @@
 // The schema greenfast.samples/1: what is written is read back, and what is not of it is refused by
 // its place.
-#include "workbench/samples.hpp"
+#include "workbench/fast/samples.hpp"
 
 #include <gtest/gtest.h>
 

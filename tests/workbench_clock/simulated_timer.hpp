@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <random>
 
-#include "workbench/samples.hpp"
+#include "workbench/fast/samples.hpp"
 
 namespace greenfast::workbench::test {
 

@@ -1,6 +1,6 @@
 // Does an interval contain the truth as often as it says? On simulated machines whose truth is
 // known.
-#include "workbench/statistics.hpp"
+#include "workbench/fast/statistics.hpp"
 
 #include <gtest/gtest.h>
 

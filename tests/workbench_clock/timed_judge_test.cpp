@@ -1,12 +1,12 @@
 // The oracle for timed calls, against outputs that are right and that are not.
-#include "workbench/timed_judge.hpp"
+#include "workbench/fast/timed_judge.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "workbench/oracle.hpp"
-#include "workbench/validate.hpp"
+#include "workbench/green/validate.hpp"
+#include "workbench/reference/oracle.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

@@ -1,6 +1,6 @@
 // The reader of compiled kernels: what it tells, what a digest depends on, and what damaged files
 // do to it.
-#include "workbench/device_code.hpp"
+#include "workbench/resources/device_code.hpp"
 
 #include <greenfast/attention.hpp>
 

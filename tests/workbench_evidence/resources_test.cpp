@@ -1,5 +1,5 @@
 // Occupancy, limits, and that every plan of this build names a kernel that is in it.
-#include "workbench/resources.hpp"
+#include "workbench/resources/resources.hpp"
 
 #include <gtest/gtest.h>
 

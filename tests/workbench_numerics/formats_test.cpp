@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "workbench/numeric.hpp"
-#include "workbench/sha256.hpp"
+#include "workbench/base/numeric.hpp"
+#include "workbench/base/sha256.hpp"
 
 namespace greenfast::workbench {
 namespace {

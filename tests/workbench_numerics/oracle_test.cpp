@@ -1,5 +1,5 @@
 // The fp64 oracle against attention written from its definition, element by element.
-#include "workbench/oracle.hpp"
+#include "workbench/reference/oracle.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <random>
 #include <set>
 
-#include "workbench/emulator.hpp"
-#include "workbench/metrics.hpp"
-#include "workbench/numeric.hpp"
+#include "workbench/base/numeric.hpp"
+#include "workbench/reference/emulator.hpp"
+#include "workbench/reference/metrics.hpp"
 
 namespace greenfast::workbench {
 namespace {

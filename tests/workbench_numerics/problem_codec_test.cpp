@@ -1,5 +1,5 @@
 // Problems and plans through JSON and through the C interface and back.
-#include "workbench/problem_codec.hpp"
+#include "workbench/cases/problem_codec.hpp"
 
 #include <gtest/gtest.h>
 

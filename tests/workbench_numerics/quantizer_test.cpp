@@ -1,5 +1,5 @@
 // quantize_e4m3: exact on every value of the 16-bit types, any strides, and refusals that say why.
-#include "workbench/quantizer.hpp"
+#include "workbench/green/quantizer.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include <greenfast/quantize.hpp>
 
-#include "workbench/numeric.hpp"
+#include "workbench/base/numeric.hpp"
 
 namespace greenfast::workbench {
 namespace {

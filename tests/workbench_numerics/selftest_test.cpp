@@ -1,12 +1,12 @@
 // The gate against planted kernels: every fault RED by name in every precision, honest ones GREEN.
-#include "workbench/selftest.hpp"
+#include "workbench/green/selftest.hpp"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "workbench/mutants/mutants.hpp"
+#include "workbench/subjects/mutants/mutants.hpp"
 
 namespace greenfast::workbench {
 namespace {

@@ -1,5 +1,5 @@
 // GREEN: policies, limits, and what validate sees besides numbers.
-#include "workbench/validate.hpp"
+#include "workbench/green/validate.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <set>
 #include <thread>
 
-#include "workbench/mutants/mutants.hpp"
-#include "workbench/numeric.hpp"
+#include "workbench/base/numeric.hpp"
+#include "workbench/subjects/mutants/mutants.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -55,7 +55,7 @@ TEST(Policies, BuiltInOnesLoadAndCarryTheirDigest) {
     EXPECT_EQ(policy->sha256.size(), 64u);
   }
   EXPECT_EQ(strict().distributions.size(), distribution_table().size());
-  EXPECT_EQ(load_policy("legacy.stage_c")->reference, Policy::Source::unquantised);
+  EXPECT_EQ(load_policy("legacy.stage_c")->reference, Truth::unquantised);
 }
 
 TEST(Policies, EmbeddedTextIsTheFile) {

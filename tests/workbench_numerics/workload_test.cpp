@@ -1,5 +1,5 @@
 // Shapes, layouts, distributions: what a user types, and inputs that never change.
-#include "workbench/workload.hpp"
+#include "workbench/cases/workload.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <numbers>
 #include <set>
 
-#include "workbench/numeric.hpp"
-#include "workbench/oracle.hpp"
-#include "workbench/sha256.hpp"
+#include "workbench/base/numeric.hpp"
+#include "workbench/base/sha256.hpp"
+#include "workbench/reference/oracle.hpp"
 
 namespace greenfast::workbench {
 namespace {

@@ -25,8 +25,8 @@
 #include <string_view>
 #include <thread>
 
-#include "workbench/plugin/arena.hpp"
-#include "workbench/seconds_since.hpp"
+#include "workbench/base/seconds_since.hpp"
+#include "workbench/device/arena.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -151,15 +151,15 @@ bool has_amx() {
 }
 #endif
 
-struct Probe {
+struct SpeedProbe {
   const char* isa;
   DType dtype;  // fp32 for multiply-add, bf16 for dot products
   Loop loop;
   double flops;  // per iteration
 };
 
-std::vector<Probe> probes() {
-  std::vector<Probe> list;
+std::vector<SpeedProbe> probes() {
+  std::vector<SpeedProbe> list;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (has_amx()) list.push_back({"avx512amx", DType::bf16, dot_amx, kAmxFlops});
@@ -180,7 +180,7 @@ std::vector<Probe> probes() {
 /// The loop that an honest kernel of this dtype cannot outrun: bf16 and e4m3 widen to bf16 exactly
 /// where the CPU multiplies it, fp16 to fp32, or to sums of two bf16 where tiles multiply those.
 /// Fusing may be faster than dot products (Sapphire Rapids without AMX, twice).
-Probe best_probe(DType dtype);
+SpeedProbe best_probe(DType dtype);
 
 // ---- threads
 // ------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ void on_each(const std::vector<int>& cpus, const std::function<void(int)>& work)
   for (std::thread& thread : threads) thread.join();
 }
 
-double run_probe(const Probe& probe, const std::vector<int>& cpus, double seconds) {
+double run_probe(const SpeedProbe& probe, const std::vector<int>& cpus, double seconds) {
   std::vector<double> rates(cpus.size(), 0.0);
   on_each(cpus, [&](int i) {
     // Chunks of about 50 us; the best quarter of them would flatter a busy machine, so all count.
@@ -245,15 +245,15 @@ double run_probe(const Probe& probe, const std::vector<int>& cpus, double second
   return total;
 }
 
-Probe best_probe(DType dtype) {
-  static const std::vector<Probe> list = probes();
+SpeedProbe best_probe(DType dtype) {
+  static const std::vector<SpeedProbe> list = probes();
   const auto first = [](DType wanted) {
-    for (const Probe& probe : list) {
+    for (const SpeedProbe& probe : list) {
       if (probe.dtype == wanted) return probe;
     }
     return list.back();
   };
-  const Probe fused = first(DType::f32), dots = first(DType::bf16);
+  const SpeedProbe fused = first(DType::f32), dots = first(DType::bf16);
   if (dtype == DType::f32 || dots.dtype != DType::bf16) return fused;
   if (std::string_view(dots.isa) == "avx512amx") return dots;
   if (dtype == DType::f16) return fused;
@@ -476,7 +476,7 @@ class CpuDevice final : public Device {
 
   Peak peak(DType dtype) override {
     Peak peak;
-    const Probe probe = best_probe(dtype);
+    const SpeedProbe probe = best_probe(dtype);
     // Best of five: a ceiling is what the machine can do, not what a neighbour leaves.
     for (int i = 0; i < 5; ++i) peak.flops = std::max(peak.flops, run_probe(probe, cpus_, 0.008));
     peak.bytes_per_second = bandwidth();
@@ -536,13 +536,13 @@ class CpuDevice final : public Device {
 
 std::vector<std::string> cpu_probe_isas() {
   std::vector<std::string> names;
-  for (const Probe& probe : probes()) names.emplace_back(probe.isa);
+  for (const SpeedProbe& probe : probes()) names.emplace_back(probe.isa);
   return names;
 }
 
 double probe_cpu_flops(const std::string& isa, DType dtype, const std::vector<int>& cpus,
                        double seconds) {
-  for (const Probe& probe : probes()) {
+  for (const SpeedProbe& probe : probes()) {
     if (isa == probe.isa && dtype == probe.dtype) return run_probe(probe, cpus, seconds);
   }
   return 0;

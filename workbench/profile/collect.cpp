@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "workbench/base/subprocess.hpp"
 #include "workbench/profile/profile.hpp"
-#include "workbench/subprocess.hpp"
 
 namespace greenfast::workbench {
 namespace {

@@ -5,8 +5,8 @@
 #include <array>
 #include <cmath>
 
+#include "workbench/base/terminal.hpp"
 #include "workbench/profile/profile.hpp"
-#include "workbench/terminal.hpp"
 
 namespace greenfast::workbench {
 namespace {

@@ -38,7 +38,7 @@ Result<std::vector<Prediction>> parse_predictions(std::string_view name, std::st
           };
           if (!known(gpu_metrics()) && !known(cpu_metrics()))
             return wrong(fmt::format(
-                "change[{}].{}: no such metric (workbench/profile/metrics.cpp)", out.size(), id));
+                "change[{}].{}: no such metric (workbench/profile/counters.cpp)", out.size(), id));
           if (*text != "up" && *text != "down" && *text != "equal")
             return wrong(fmt::format("change[{}].{}: \"{}\"; expected up, down or equal",
                                      out.size(), id, *text));

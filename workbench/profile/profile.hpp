@@ -18,8 +18,6 @@
 
 namespace greenfast::workbench {
 
-inline constexpr std::string_view kProfileSchema = "greenfast.profile/1";
-
 /// A metric that profiles are made of. To add one: a row in profile/metrics.cpp.
 struct ProfileMetric {
   std::string_view id;     ///< "tensor_active", as plans name it

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "workbench/json.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/markdown.hpp"
 #include "workbench/profile/profile.hpp"
-#include "workbench/report/report.hpp"
 
 namespace greenfast::workbench {
 namespace {

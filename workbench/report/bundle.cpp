@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "workbench/atomic_file.hpp"
-#include "workbench/build_info.hpp"
-#include "workbench/files.hpp"
-#include "workbench/gate_policy.hpp"
-#include "workbench/policy.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/build_info.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/sha256.hpp"
+#include "workbench/base/subprocess.hpp"
+#include "workbench/green/policy.hpp"
 #include "workbench/report/report.hpp"
-#include "workbench/sha256.hpp"
-#include "workbench/subprocess.hpp"
+#include "workbench/verdict/gate_policy.hpp"
 
 namespace greenfast::workbench {
 

@@ -1,4 +1,5 @@
 #include "workbench/report/history.hpp"
+#include "workbench/base/markdown.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "workbench/subprocess.hpp"
-#include "workbench/terminal.hpp"
-#include "workbench/workload.hpp"
+#include "workbench/base/subprocess.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/cases/workload.hpp"
 
 namespace greenfast::workbench {
 namespace {

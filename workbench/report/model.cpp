@@ -9,11 +9,11 @@
 
 #include <greenfast/attention.hpp>
 
-#include "workbench/measure.hpp"
-#include "workbench/samples.hpp"
-#include "workbench/statistics.hpp"
-#include "workbench/terminal.hpp"
-#include "workbench/workload.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/cases/workload.hpp"
+#include "workbench/fast/measure.hpp"
+#include "workbench/fast/samples.hpp"
+#include "workbench/fast/statistics.hpp"
 
 namespace greenfast::workbench {
 namespace {

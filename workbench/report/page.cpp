@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "workbench/base/markdown.hpp"
 #include "workbench/report/assets.hpp"
 #include "workbench/report/report.hpp"
 

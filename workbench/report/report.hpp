@@ -47,11 +47,6 @@ std::string reproduce_text(const ReportSources& sources);
 Status write_bundle(const std::filesystem::path& file, const ReportSources& sources,
                     std::span<const ReportPart> parts);
 
-/// text, so that Markdown shows it as it is: in a table, on one line.
-std::string markdown_text(std::string_view text);
-/// A table in Markdown; cells are escaped.
-std::string markdown_table(std::span<const std::string> header,
-                           std::span<const std::vector<std::string>> rows);
 /// text, so that HTML shows it as it is, also in an attribute.
 std::string html_text(std::string_view text);
 /// Renders Markdown of the kind that reports are written in: headings, paragraphs, quotes, lists,

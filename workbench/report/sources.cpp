@@ -8,11 +8,11 @@
 #include <functional>
 #include <set>
 
-#include "workbench/checkpoint.hpp"
-#include "workbench/files.hpp"
-#include "workbench/json.hpp"
+#include "workbench/base/checkpoint.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/sha256.hpp"
 #include "workbench/report/assets.hpp"
-#include "workbench/sha256.hpp"
 
 namespace greenfast::workbench {
 namespace {

@@ -10,12 +10,13 @@
 
 #include <greenfast/attention.hpp>
 
-#include "workbench/compare.hpp"
-#include "workbench/gate.hpp"
-#include "workbench/json.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/markdown.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/verdict/compare.hpp"
+#include "workbench/verdict/gate.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -514,41 +515,6 @@ std::string reproduce_text(const ReportSources& sources) {
     out += '\n';
   }
   return out;
-}
-
-std::string markdown_text(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '\n':
-      case '\r':
-        out += ' ';
-        break;
-      case '|':
-      case '`':
-      case '*':
-      case '\\':
-      case '<':
-        out += '\\';
-        [[fallthrough]];
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
-std::string markdown_table(std::span<const std::string> header, std::span<const Row> rows) {
-  std::string out = "|";
-  for (const std::string& cell : header) out += ' ' + markdown_text(cell) + " |";
-  out += "\n|";
-  for (std::size_t i = 0; i < header.size(); ++i) out += " --- |";
-  for (const Row& row : rows) {
-    out += "\n|";
-    for (std::size_t i = 0; i < header.size(); ++i)
-      out += ' ' + (i < row.size() ? markdown_text(row[i]) : std::string()) + " |";
-  }
-  return out + '\n';
 }
 
 Result<std::vector<ReportPart>> make_report(const ReportSources& sources,

@@ -16,12 +16,12 @@
 #include <set>
 #include <vector>
 
-#include "workbench/atomic_file.hpp"
-#include "workbench/clean_text.hpp"
-#include "workbench/files.hpp"
-#include "workbench/json.hpp"
-#include "workbench/seconds_since.hpp"
-#include "workbench/sha256.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/clean_text.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/seconds_since.hpp"
+#include "workbench/base/sha256.hpp"
 
 extern char** environ;
 

@@ -13,21 +13,21 @@
 #include <sstream>
 #include <thread>
 
-#include "workbench/atomic_file.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/host.hpp"
+#include "workbench/base/isolate.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/sha256.hpp"
 #include "workbench/device/device.hpp"
-#include "workbench/device_code.hpp"
-#include "workbench/facts.hpp"
-#include "workbench/files.hpp"
-#include "workbench/host.hpp"
-#include "workbench/isolate.hpp"
-#include "workbench/json.hpp"
-#include "workbench/measure.hpp"
-#include "workbench/plugin/plugins.hpp"
-#include "workbench/policy.hpp"
-#include "workbench/sha256.hpp"
-#include "workbench/statistics.hpp"
-#include "workbench/timed_judge.hpp"
-#include "workbench/validate.hpp"
+#include "workbench/fast/measure.hpp"
+#include "workbench/fast/statistics.hpp"
+#include "workbench/fast/timed_judge.hpp"
+#include "workbench/green/policy.hpp"
+#include "workbench/green/validate.hpp"
+#include "workbench/record/facts.hpp"
+#include "workbench/resources/device_code.hpp"
+#include "workbench/subjects/plugin/plugins.hpp"
 
 namespace greenfast::workbench {
 namespace {

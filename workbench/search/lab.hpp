@@ -17,9 +17,9 @@
 
 #include <greenfast/types.hpp>
 
+#include "workbench/cases/workload.hpp"
 #include "workbench/device/device.hpp"
-#include "workbench/plugin/compile.hpp"
-#include "workbench/workload.hpp"
+#include "workbench/subjects/plugin/compile.hpp"
 
 namespace greenfast::workbench {
 

@@ -9,8 +9,8 @@
 #include <random>
 #include <set>
 
-#include "workbench/exit_code.hpp"
-#include "workbench/terminal.hpp"
+#include "workbench/base/exit_code.hpp"
+#include "workbench/base/terminal.hpp"
 
 namespace greenfast::workbench {
 namespace {

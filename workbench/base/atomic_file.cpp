@@ -1,0 +1,155 @@
+#include "workbench/base/atomic_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+
+namespace greenfast::workbench {
+namespace {
+
+namespace fs = std::filesystem;
+
+Status io_failure(std::string_view what, const fs::path& path, int error) {
+  return {StatusCode::internal,
+          fmt::format("cannot {} {}: {}", what, path.string(), std::strerror(error))};
+}
+
+std::string format_utc(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, format, &parts)};
+}
+
+}  // namespace
+
+Status write_file_atomically(const fs::path& path, std::string_view contents) {
+  std::string temporary = path.string() + ".tmp-XXXXXX";
+  const int file = ::mkostemp(temporary.data(), O_CLOEXEC);
+  if (file < 0) return io_failure("create", path, errno);
+
+  auto fail = [&](std::string_view what) {
+    const int error = errno;
+    ::close(file);
+    ::unlink(temporary.c_str());
+    return io_failure(what, path, error);
+  };
+  std::size_t done = 0;
+  while (done < contents.size()) {
+    const ssize_t n = ::write(file, contents.data() + done, contents.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return fail("write");
+    done += static_cast<std::size_t>(n);
+  }
+  // mkstemp makes files private; a record is as readable as any other file of its owner.
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  if (::fchmod(file, 0666 & ~mask) != 0) return fail("set permissions of");
+  if (::fsync(file) != 0) return fail("flush");
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return fail("rename a file to");
+  ::close(file);
+
+  // The rename itself is durable only once its directory is.
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const int directory = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory >= 0) {
+    ::fsync(directory);
+    ::close(directory);
+  }
+  return {};
+}
+
+std::string utc_stamp() { return format_utc("%Y%m%dT%H%M%SZ"); }
+std::string utc_time() { return format_utc("%Y-%m-%dT%H:%M:%SZ"); }
+
+Status check_output_directory(const fs::path& directory) {
+  fs::path existing = directory.empty() ? fs::path(".") : directory;
+  std::error_code error;
+  while (!fs::exists(fs::symlink_status(existing, error))) {
+    existing = existing.has_parent_path() && existing.parent_path() != existing
+                   ? existing.parent_path()
+                   : fs::path(".");
+  }
+  if (!fs::is_directory(existing, error))
+    return {StatusCode::invalid_argument,
+            fmt::format("--out {}: {} is not a directory; name a directory to write into",
+                        directory.string(), existing.string())};
+  if (::access(existing.c_str(), W_OK | X_OK) != 0)
+    return {StatusCode::internal,
+            fmt::format("--out {}: no permission to write in {}; name another directory",
+                        directory.string(), existing.string())};
+  return {};
+}
+
+Status OutputDirectory::create(const fs::path& directory) {
+  fs::path partial;
+  for (const fs::path& part : directory) {
+    partial /= part;
+    if (::mkdir(partial.c_str(), 0777) == 0) {
+      created_.push_back(partial);
+    } else if (errno != EEXIST) {
+      const int error = errno;
+      remove_created();
+      return io_failure("create directory", partial, error);
+    }
+  }
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored)) {
+    remove_created();
+    return {StatusCode::invalid_argument,
+            fmt::format("{} exists and is not a directory: name a directory to write into",
+                        directory.string())};
+  }
+  return {};
+}
+
+void OutputDirectory::remove_created() {
+  for (auto it = created_.rbegin(); it != created_.rend(); ++it) ::rmdir(it->c_str());
+  created_.clear();
+}
+
+Result<OutputDirectory> OutputDirectory::open(const fs::path& directory) {
+  OutputDirectory result;
+  result.path_ = directory;
+  if (Status status = result.create(directory); !status.ok()) return status;
+  return result;
+}
+
+Result<OutputDirectory> OutputDirectory::open_unique(const fs::path& parent,
+                                                     const std::string& stamp) {
+  OutputDirectory result;
+  if (Status status = result.create(parent); !status.ok()) return status;
+  for (int n = 1;; ++n) {
+    result.path_ = parent / (n == 1 ? stamp : fmt::format("{}-{}", stamp, n));
+    if (::mkdir(result.path_.c_str(), 0777) == 0) {
+      result.created_.push_back(result.path_);
+      return result;
+    }
+    if (errno != EEXIST) {
+      const int error = errno;
+      result.remove_created();
+      return io_failure("create directory", result.path_, error);
+    }
+  }
+}
+
+void OutputDirectory::discard() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  remove_created();
+}
+
+Status OutputDirectory::write(std::string_view name, std::string_view contents) {
+  Status status = write_file_atomically(path_ / name, contents);
+  if (!status.ok()) remove_created();
+  return status;
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,60 @@
+#include "workbench/base/host.hpp"
+
+#include <sched.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string_view>
+
+namespace greenfast::workbench {
+namespace {
+
+// The value of "key<separator>value" in a file of such lines, quotes removed.
+std::string value_of(const char* path, std::string_view key, char separator) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key)) continue;
+    std::string_view rest = std::string_view(line).substr(key.size());
+    const std::size_t at = rest.find_first_not_of(" \t");
+    if (at == std::string_view::npos || rest[at] != separator) continue;
+    rest.remove_prefix(at + 1);
+    while (!rest.empty() && (rest.front() == ' ' || rest.front() == '"')) rest.remove_prefix(1);
+    while (!rest.empty() && (rest.back() == ' ' || rest.back() == '"')) rest.remove_suffix(1);
+    return std::string(rest);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+HostFacts host_facts() {
+  HostFacts facts;
+  facts.os = value_of("/etc/os-release", "PRETTY_NAME", '=');
+  utsname system{};
+  if (::uname(&system) == 0) facts.kernel = system.release;
+  facts.cpu = value_of("/proc/cpuinfo", "model name", ':');
+  if (facts.cpu.empty()) facts.cpu = system.machine;  // aarch64 has no model name there
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) facts.cpus = CPU_COUNT(&set);
+  const std::int64_t page = ::sysconf(_SC_PAGESIZE);
+  facts.memory_bytes = page * ::sysconf(_SC_PHYS_PAGES);
+  const std::string available = value_of("/proc/meminfo", "MemAvailable", ':');
+  facts.memory_available_bytes =
+      available.empty() ? page * ::sysconf(_SC_AVPHYS_PAGES) : std::atoll(available.c_str()) * 1024;
+  facts.governor = first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+  double load[1] = {0};
+  if (::getloadavg(load, 1) == 1) facts.load = load[0];
+  return facts;
+}
+
+}  // namespace greenfast::workbench

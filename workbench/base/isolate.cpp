@@ -1,0 +1,182 @@
+#include "workbench/base/isolate.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+namespace greenfast::workbench {
+namespace {
+
+constexpr std::size_t kLineBytes = 4096;
+
+/// A page shared by parent and child. The child writes without a lock; a line read while it is
+/// written may be torn, which a progress display can bear, and after the child's end it is whole.
+struct Page {
+  Actor actor;
+  bool threw;
+  char line[kLineBytes];
+  char thrown[kLineBytes];
+  char subject[kLineBytes];
+  char blame[kLineBytes];
+};
+
+void put(char* to, std::string_view text) noexcept {
+  const std::size_t length = text.copy(to, kLineBytes - 1);
+  to[length] = 0;
+}
+
+class SharedPage final : public Activity {
+ public:
+  SharedPage()
+      : page_(static_cast<Page*>(mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE,
+                                      MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~SharedPage() override {
+    if (ok()) munmap(page_, sizeof(Page));
+  }
+  SharedPage(const SharedPage&) = delete;
+  SharedPage& operator=(const SharedPage&) = delete;
+  bool ok() const { return page_ != MAP_FAILED; }
+  using Activity::set;
+  void set(std::string_view what, Actor actor, std::string_view subject) noexcept override {
+    page_->actor = actor;
+    put(page_->subject, subject);
+    put(page_->line, what);
+  }
+  void blame(std::string_view subject, std::string_view why) noexcept override {
+    put(page_->subject, subject);
+    put(page_->blame, why);
+  }
+  void threw(std::string_view what) noexcept {
+    page_->threw = true;
+    put(page_->thrown, what);
+  }
+  bool has_thrown() const { return page_->threw; }
+  Actor actor() const { return page_->actor; }
+  std::string text() const { return read(page_->line); }
+  std::string thrown() const { return read(page_->thrown); }
+  std::string subject() const { return read(page_->subject); }
+  std::string blamed_for() const { return read(page_->blame); }
+
+ private:
+  static std::string read(const char* text) { return {text, strnlen(text, kLineBytes)}; }
+
+  Page* page_;
+};
+
+std::string signal_name(int number) {
+  const char* name = sigabbrev_np(number);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
+}
+
+}  // namespace
+
+Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, double timeout_seconds,
+                              const std::function<void(const std::string&)>& watch) {
+  return run_in_child(work, ChildLimits{.seconds = timeout_seconds}, watch);
+}
+
+Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const ChildLimits& limits,
+                              const std::function<void(const std::string&)>& watch) {
+  SharedPage line;
+  int ends[2];
+  if (!line.ok() || pipe(ends) != 0) {
+    return Status(StatusCode::internal, fmt::format("no child process: {}", std::strerror(errno)));
+  }
+  // What is buffered now would be written twice.
+  std::fflush(nullptr);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child < 0) {
+    const int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    return Status(StatusCode::internal, fmt::format("no child process: {}", std::strerror(error)));
+  }
+  if (child == 0) {
+    // Not to outlive a parent that is killed; the second look covers a parent that died before the
+    // first.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    setpgid(0, 0);
+    close(ends[0]);
+    int code = 0;
+    try {
+      work(line);
+    } catch (const std::exception& error) {
+      line.threw(error.what());
+      code = 1;
+    }
+    std::fflush(nullptr);
+    _exit(code);
+  }
+  close(ends[1]);
+  setpgid(child, child);  // whoever of both comes first
+
+  // The pipe's other end closes with the child: waiting on it needs no signal handler.
+  ChildEnd end;
+  const auto start = std::chrono::steady_clock::now();
+  std::string doing;
+  auto since = start;
+  for (;;) {
+    pollfd waiting{ends[0], POLLIN, 0};
+    const int ready = poll(&waiting, 1, 100);
+    if (ready > 0) break;
+    if (watch) watch(line.text());
+    if (limits.stop && limits.stop()) {
+      end.how = ChildEnd::How::stopped;
+      kill(-child, SIGKILL);
+      break;
+    }
+    const auto now = std::chrono::steady_clock::now();
+    const std::chrono::duration<double> elapsed = now - start;
+    double limit = elapsed.count() > limits.seconds ? limits.seconds : 0;
+    if (limits.stall_seconds) {
+      if (std::string line_now = line.text(); line_now != doing) {
+        doing = std::move(line_now);
+        since = now;
+      }
+      const double allowed = limits.stall_seconds(line.subject());
+      if (allowed > 0 && std::chrono::duration<double>(now - since).count() > allowed)
+        limit = allowed;
+    }
+    if (limit > 0) {
+      end.how = ChildEnd::How::timed_out;
+      end.detail = fmt::format("no end after {:.0f} s", limit);
+      kill(-child, SIGKILL);
+      break;
+    }
+  }
+  close(ends[0]);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  end.activity = line.text();
+  end.actor = line.actor();
+  end.subject = line.subject();
+  end.blame = line.blamed_for();
+  if (end.how != ChildEnd::How::finished) return end;
+  if (WIFSIGNALED(status)) {
+    end.how = ChildEnd::How::crashed;
+    end.signal = WTERMSIG(status);
+    end.detail = fmt::format("killed by {}", signal_name(end.signal));
+  } else if (WEXITSTATUS(status) != 0) {
+    // A plugin that calls exit(1) has not thrown.
+    end.how = line.has_thrown() ? ChildEnd::How::failed : ChildEnd::How::crashed;
+    end.detail =
+        line.has_thrown() ? line.thrown() : fmt::format("ended with code {}", WEXITSTATUS(status));
+  }
+  return end;
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,24 @@
+// What every record is made of and read with.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include <greenfast/types.hpp>
+
+namespace greenfast::workbench {
+
+/// Parses a JSON file. invalid_argument for what is not JSON (truncated), internal for what cannot
+/// be read; both name the file.
+Result<nlohmann::json> read_json(const std::filesystem::path& file);
+
+/// The document as text, indented unless -1. Bytes that are no UTF-8 (of a path, of a plugin's
+/// message) become U+FFFD: a record is never lost to them.
+std::string json_text(const nlohmann::json& document, int indent = -1);
+/// Null for the empty text.
+nlohmann::json text_or_null(const std::string& text);
+/// A string as it is, anything else as JSON.
+std::string plain(const nlohmann::json& value);
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,230 @@
+#include "workbench/base/numeric.hpp"
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace greenfast::workbench::numeric {
+namespace {
+
+constexpr int kDoubleMantissaBits = 52;
+
+struct Format {
+  int mantissa_bits;
+  int min_exponent;        // of the smallest normal number
+  std::uint32_t overflow;  // what magnitudes that round past the largest finite number become
+  std::uint32_t largest;   // code of the largest finite number
+  std::uint32_t nan;
+};
+constexpr Format kF16{10, -14, 0x7c00, 0x7bff, 0x7e00};
+constexpr Format kBf16{7, -126, 0x7f80, 0x7f7f, 0x7fc0};
+constexpr Format kE4m3{3, -6, 0x7e, 0x7e, 0x7f};
+
+// Code of |value|: exponent and mantissa of a small format lie in one integer, so a carry out of
+// the mantissa lands where it belongs, also from the subnormal numbers into the normal ones.
+std::uint32_t encode_magnitude(double magnitude, const Format& format) {
+  if (std::isnan(magnitude)) return format.nan;
+  if (std::isinf(magnitude)) return format.overflow;
+  const auto bits = std::bit_cast<std::uint64_t>(magnitude);
+  const int exponent = static_cast<int>(bits >> kDoubleMantissaBits) - 1023;
+  // Subnormal doubles are far below half of every format's smallest number.
+  if (exponent < -1022) return 0;
+  const std::uint64_t significand =
+      (bits & ((std::uint64_t{1} << kDoubleMantissaBits) - 1)) | (std::uint64_t{1} << 52);
+  int drop = kDoubleMantissaBits - format.mantissa_bits;
+  const bool normal = exponent >= format.min_exponent;
+  if (!normal) drop += format.min_exponent - exponent;
+  if (drop > 53) return 0;
+  const std::uint64_t kept = significand >> drop;
+  const std::uint64_t rest = significand & ((std::uint64_t{1} << drop) - 1);
+  const std::uint64_t half = std::uint64_t{1} << (drop - 1);
+  const std::uint64_t rounded = kept + ((rest > half || (rest == half && (kept & 1))) ? 1 : 0);
+  const std::uint64_t base = normal ? static_cast<std::uint64_t>(exponent - format.min_exponent)
+                                          << format.mantissa_bits
+                                    : 0;
+  const std::uint64_t code = base + rounded;
+  return code > format.largest ? format.overflow : static_cast<std::uint32_t>(code);
+}
+
+double decode(std::uint32_t magnitude, const Format& format) {
+  const auto exponent = static_cast<int>(magnitude >> format.mantissa_bits);
+  const std::uint32_t one = 1u << format.mantissa_bits;
+  const std::uint32_t mantissa = magnitude & (one - 1);
+  if (exponent == 0)
+    return std::ldexp(static_cast<double>(mantissa), format.min_exponent - format.mantissa_bits);
+  return std::ldexp(static_cast<double>(mantissa | one),
+                    format.min_exponent - format.mantissa_bits + exponent - 1);
+}
+
+const std::array<float, 256>& e4m3_values() {
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> table{};
+    for (std::uint32_t code = 0; code < 256; ++code)
+      table[code] = static_cast<float>(from_e4m3(static_cast<std::uint8_t>(code)));
+    return table;
+  }();
+  return values;
+}
+
+// Branch-free, so that rows decode in vector registers.
+inline float f16_to_float(std::uint16_t bits) {
+  const std::uint32_t magnitude = bits & 0x7fffu;
+  // Moved into float position the exponent is 112 too small; the product corrects normal and
+  // subnormal numbers alike, exactly.
+  const float finite = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  const std::uint32_t special = 0x7f800000u | (magnitude << 13);
+  const std::uint32_t chosen =
+      magnitude >= 0x7c00u ? special : std::bit_cast<std::uint32_t>(finite);
+  return std::bit_cast<float>(chosen | (static_cast<std::uint32_t>(bits & 0x8000u) << 16));
+}
+
+inline float bf16_to_float(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+template <class T>
+void load_row_as(DType dtype, const void* base, std::int64_t index, std::int64_t count, T* out) {
+  switch (dtype) {
+    case DType::f32: {
+      const auto* p = static_cast<const float*>(base) + index;
+      for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(p[i]);
+      return;
+    }
+    case DType::f16: {
+      const auto* p = static_cast<const std::uint16_t*>(base) + index;
+      for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(f16_to_float(p[i]));
+      return;
+    }
+    case DType::bf16: {
+      const auto* p = static_cast<const std::uint16_t*>(base) + index;
+      for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(bf16_to_float(p[i]));
+      return;
+    }
+    case DType::e4m3: {
+      const auto* p = static_cast<const std::uint8_t*>(base) + index;
+      const auto& table = e4m3_values();
+      for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(table[p[i]]);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+double from_f16(std::uint16_t bits) noexcept {
+  const std::uint32_t magnitude = bits & 0x7fffu;
+  double value = 0;
+  if (magnitude > 0x7c00u)
+    value = std::numeric_limits<double>::quiet_NaN();
+  else if (magnitude == 0x7c00u)
+    value = std::numeric_limits<double>::infinity();
+  else
+    value = decode(magnitude, kF16);
+  return bits & 0x8000u ? -value : value;
+}
+
+double from_bf16(std::uint16_t bits) noexcept { return static_cast<double>(bf16_to_float(bits)); }
+
+double from_e4m3(std::uint8_t bits) noexcept {
+  const std::uint32_t magnitude = bits & 0x7fu;
+  const double value =
+      magnitude == 0x7fu ? std::numeric_limits<double>::quiet_NaN() : decode(magnitude, kE4m3);
+  return bits & 0x80u ? -value : value;
+}
+
+std::uint16_t to_f16(double value) noexcept {
+  return static_cast<std::uint16_t>(encode_magnitude(std::fabs(value), kF16) |
+                                    (std::signbit(value) ? 0x8000u : 0u));
+}
+
+std::uint16_t to_bf16(double value) noexcept {
+  return static_cast<std::uint16_t>(encode_magnitude(std::fabs(value), kBf16) |
+                                    (std::signbit(value) ? 0x8000u : 0u));
+}
+
+std::uint8_t to_e4m3(double value) noexcept {
+  return static_cast<std::uint8_t>(encode_magnitude(std::fabs(value), kE4m3) |
+                                   (std::signbit(value) ? 0x80u : 0u));
+}
+
+double load(DType dtype, const void* base, std::int64_t index) noexcept {
+  switch (dtype) {
+    case DType::f32:
+      return static_cast<const float*>(base)[index];
+    case DType::f16:
+      return from_f16(static_cast<const std::uint16_t*>(base)[index]);
+    case DType::bf16:
+      return from_bf16(static_cast<const std::uint16_t*>(base)[index]);
+    case DType::e4m3:
+      return from_e4m3(static_cast<const std::uint8_t*>(base)[index]);
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+void store(DType dtype, void* base, std::int64_t index, double value) noexcept {
+  switch (dtype) {
+    case DType::f32:
+      static_cast<float*>(base)[index] = static_cast<float>(value);
+      return;
+    case DType::f16:
+      static_cast<std::uint16_t*>(base)[index] = to_f16(value);
+      return;
+    case DType::bf16:
+      static_cast<std::uint16_t*>(base)[index] = to_bf16(value);
+      return;
+    case DType::e4m3:
+      static_cast<std::uint8_t*>(base)[index] = to_e4m3(value);
+      return;
+  }
+}
+
+double round_to(DType dtype, double value) noexcept {
+  switch (dtype) {
+    case DType::f32:
+      return static_cast<double>(static_cast<float>(value));
+    case DType::f16:
+      return from_f16(to_f16(value));
+    case DType::bf16:
+      return from_bf16(to_bf16(value));
+    case DType::e4m3:
+      return from_e4m3(to_e4m3(value));
+  }
+  return value;
+}
+
+double within_range(DType dtype, double value) noexcept {
+  const double last = dtype == DType::f16    ? 65504.0
+                      : dtype == DType::bf16 ? 0x1.fep127
+                      : dtype == DType::f32  ? 0x1.fffffep127
+                                             : 448.0;
+  const double magnitude = std::fabs(value);
+  return magnitude > last && magnitude <= last * (1 + 0x1p-8) ? std::copysign(last, value) : value;
+}
+
+double unit_roundoff(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f32:
+      return 0x1p-24;
+    case DType::f16:
+      return 0x1p-11;
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::e4m3:
+      return 0x1p-4;
+  }
+  return 1;
+}
+
+void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
+              double* out) noexcept {
+  load_row_as(dtype, base, index, count, out);
+}
+
+void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
+              float* out) noexcept {
+  load_row_as(dtype, base, index, count, out);
+}
+
+}  // namespace greenfast::workbench::numeric

@@ -1,0 +1,36 @@
+// What a generated or captured case holds for each operand of its problem.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include <greenfast/operands.hpp>
+
+#include "workbench/cases/workload.hpp"
+
+namespace greenfast::workbench {
+
+/// The bytes of an input, from its base address on; none for outputs and for what the problem has
+/// not.
+inline std::span<const std::byte> bytes_of(const Inputs& inputs, OperandId id) {
+  switch (id) {
+    case OperandId::o:
+    case OperandId::lse:
+      return {};
+    case OperandId::q:
+      return inputs.q;
+    case OperandId::k:
+      return inputs.k;
+    case OperandId::v:
+      return inputs.v;
+    case OperandId::q_scale:
+      return std::as_bytes(std::span(inputs.q_scale));
+    case OperandId::k_scale:
+      return std::as_bytes(std::span(inputs.k_scale));
+    case OperandId::v_scale:
+      return std::as_bytes(std::span(inputs.v_scale));
+  }
+  return {};
+}
+
+}  // namespace greenfast::workbench

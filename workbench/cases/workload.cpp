@@ -1,0 +1,1063 @@
+// Compiled without contraction of a*b+c into one rounding: inputs must not depend on the machine.
+#include "workbench/cases/workload.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <numeric>
+
+#include "workbench/base/numeric.hpp"
+#include "workbench/base/parallel.hpp"
+#include "workbench/base/sha256.hpp"
+#include "workbench/cases/visible_keys.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+constexpr std::array kShapes{
+    ShapeRow{"small", "1x8x32x64", "launch cost and the shortest sequences"},
+    ShapeRow{"mission", "1x8x512x64", "the primary shape of every comparison"},
+    ShapeRow{"long", "1x8x2048x64", "steady state of a long sequence"},
+    ShapeRow{"v2c-a", "1x8x512x64", "V2c acceptance"},
+    ShapeRow{"v2c-b", "2x8x2048x64", "V2c acceptance, long"},
+    ShapeRow{"v2c-c", "2x8x2048x128", "V2c acceptance, head dim 128"},
+};
+
+constexpr std::array kSuites{
+    SuiteRow{"v2c", "v2c-a,v2c-a causal,v2c-b,v2c-b causal,v2c-c", "V2c acceptance suite"},
+    SuiteRow{"edges",
+             "2x2x1x64,1x4/2x15x64,1x2x17x64,2x2x63x64,1x4/1x65x64,2x3x127x64,1x2x517x64,"
+             "2x4/2x1/517x64,1x2x517/1x64,1x2x15/63x64,1x4/2x65/17x64,2x2x127/65x64,"
+             "1x6/3x63/127x128,1x2x517/127x64,1x2x127/517x64,1x3x65x8,2x2x63/17x96,1x2x17/65x256",
+             "lengths off every tile, Sq != Skv, GQA, B >= 2, unusual head dims"},
+};
+
+constexpr std::array kDistributions{
+    DistributionRow{Distribution::normal, "normal", "what most kernels are only ever tested on"},
+    DistributionRow{Distribution::permutation, "permutation",
+                    "dropped, doubled or misplaced keys: each row retrieves one key, also those "
+                    "at the edges of the mask"},
+    DistributionRow{Distribution::outliers, "outliers",
+                    "zero points, scales and biases: outlier channels, nonzero means"},
+    DistributionRow{Distribution::rising_max, "rising_max",
+                    "missing rescaling: the running maximum changes in every tile"},
+    DistributionRow{Distribution::large_logits, "large_logits",
+                    "overflow: scores far beyond the range of exp in fp16"},
+    DistributionRow{Distribution::constant_v, "constant_v",
+                    "the normaliser alone, and mixed-up heads and channels"},
+    DistributionRow{Distribution::small_normal, "small_normal",
+                    "loss of small values: N(0, 0.1^2), the inputs of the V2c originals"},
+    DistributionRow{Distribution::faint_tail, "faint_tail",
+                    "weights that underflow or are skipped: thousands of keys 8 to 16 nats below "
+                    "one that stands first, last or at a tile's edge"},
+    DistributionRow{Distribution::recent_keys, "recent_keys",
+                    "the same in a long context: the last 64 keys 8 to 15 nats above the rest"},
+    DistributionRow{Distribution::one_key, "one_key",
+                    "numerator and denominator that round apart: one key 60 nats up is its V"},
+    DistributionRow{Distribution::far_offsets, "far_offsets",
+                    "a maximum of other rows, of hidden keys or of 0; masks that are a number"},
+    DistributionRow{Distribution::huge_scores, "huge_scores",
+                    "differences of large scores: up to the last finite fp32, by inputs and scale"},
+    DistributionRow{Distribution::large_softcap, "large_softcap",
+                    "cancellation in tanh: a softcap of 1e8 over scores around 1"},
+    DistributionRow{Distribution::long_rows, "long_rows",
+                    "accumulators that stagnate or cut off, and indices of 16 bits: 98,305 keys"},
+    DistributionRow{Distribution::dead_rows, "dead_rows",
+                    "-inf - -inf: rows whose scores are all -inf give O = 0 and LSE = -inf"},
+    DistributionRow{Distribution::extreme_v, "extreme_v",
+                    "overflow on the way to the last number of the type"},
+    DistributionRow{Distribution::tiny_values, "tiny_values", "subnormal numbers taken for 0"},
+    DistributionRow{Distribution::nan_value, "nan_value",
+                    "a NaN in V that reaches rows of tiles that do not see it"},
+};
+
+constexpr std::array kLayouts{
+    LayoutRow{LayoutKind::bhsd, "bhsd", "dense [B, H, S, D]"},
+    LayoutRow{LayoutKind::bshd, "bshd", "dense [B, S, H, D]"},
+    LayoutRow{LayoutKind::packed, "packed", "slices of one [B, S, Hq + 2 Hkv, D] projection"},
+    LayoutRow{LayoutKind::padded, "padded", "[B, H, S, D] with gaps after rows and heads"},
+    LayoutRow{LayoutKind::broadcast, "broadcast", "KV heads share storage (stride 0)"},
+};
+
+// ---- Shape text ---------------------------------------------------------------------------------
+
+constexpr std::string_view kCausal = " causal";
+constexpr std::size_t kMaxItems = 4096;
+constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
+// Elements of one tensor; leaves room for sizes in bytes and for padding of layouts.
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
+
+std::string_view trim(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+// Printable and short, whatever the text holds.
+std::string quoted(std::string_view text) {
+  constexpr std::size_t kLongest = 60;
+  std::string out = "'";
+  for (const char c : text.substr(0, kLongest)) {
+    const auto byte = static_cast<unsigned char>(c);
+    out += byte < 0x20 || byte >= 0x7f ? '?' : c;
+  }
+  return out + (text.size() > kLongest ? "...'" : "'");
+}
+
+std::string known_names() {
+  std::string names;
+  for (const auto& row : kShapes) names += (names.empty() ? "" : ", ") + std::string(row.name);
+  names += "; suites ";
+  for (std::size_t i = 0; i < kSuites.size(); ++i)
+    names += (i ? ", " : "") + std::string(kSuites[i].name);
+  return names;
+}
+
+Status bad_item(std::string_view item, const std::string& what) {
+  return {StatusCode::invalid_argument,
+          "shape " + quoted(item) + ": " + what +
+              "; give BxHxSxD with Hq/Hkv and Sq/Skv where they differ (4x32/8x1/8192x128), or one "
+              "of " +
+              known_names()};
+}
+
+// One field, "n" or "n/m".
+std::optional<std::pair<std::int64_t, std::int64_t>> parse_field(std::string_view text) {
+  const auto number = [](std::string_view digits) -> std::optional<std::int64_t> {
+    std::int64_t value = 0;
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), value, 10);
+    if (digits.empty() || digits.front() == '-' || error != std::errc{} ||
+        end != digits.data() + digits.size() || value > kMaxExtent)
+      return std::nullopt;
+    return value;
+  };
+  const auto slash = text.find('/');
+  const auto first = number(text.substr(0, slash));
+  const auto second = slash == std::string_view::npos ? first : number(text.substr(slash + 1));
+  if (!first || !second) return std::nullopt;
+  return std::pair{*first, *second};
+}
+
+bool fits(std::initializer_list<std::int64_t> extents) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : extents)
+    if (__builtin_mul_overflow(product, std::max<std::int64_t>(extent, 1), &product) ||
+        product > kMaxElements)
+      return false;
+  return true;
+}
+
+Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaults) {
+  std::array<std::string_view, 4> fields;
+  std::size_t count = 0;
+  for (std::string_view rest = item;;) {
+    const auto x = rest.find('x');
+    if (count < 4) fields[count] = rest.substr(0, x);
+    ++count;
+    if (x == std::string_view::npos) break;
+    rest.remove_prefix(x + 1);
+  }
+  if (count != 4) {
+    if (count == 1) return bad_item(item, "unknown name");
+    return bad_item(item, "has " + std::to_string(count) + " fields, not 4");
+  }
+  static constexpr std::array<std::string_view, 4> kFieldNames{"B", "H", "S", "D"};
+  std::array<std::pair<std::int64_t, std::int64_t>, 4> values;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto value = parse_field(fields[i]);
+    if (!value)
+      return bad_item(item, "field " + std::string(kFieldNames[i]) + " is " + quoted(fields[i]) +
+                                ", not a number from 0 to " + std::to_string(kMaxExtent));
+    if ((i == 0 || i == 3) && fields[i].find('/') != std::string_view::npos)
+      return bad_item(item, "field " + std::string(kFieldNames[i]) + " takes one number, not " +
+                                quoted(fields[i]));
+    values[i] = *value;
+  }
+  const auto [batch, heads, seq, dim] = values;
+  if (!fits({batch.first, heads.first, seq.first, dim.first}) ||
+      !fits({batch.first, heads.second, seq.second, dim.first}))
+    return bad_item(item, "has a tensor of more than 2^56 elements");
+  Problem p = make_problem(batch.first, heads.first, heads.second, seq.first, seq.second, dim.first,
+                           defaults.dtype);
+  if (defaults.out_dtype) p.out_dtype = *defaults.out_dtype;
+  p.scales = defaults.scales.value_or(defaults.dtype == DType::e4m3 ? ScaleKind::per_head
+                                                                    : ScaleKind::none);
+  if (defaults.scale) p.scale = *defaults.scale;
+  p.softcap = defaults.softcap;
+  p.mask = defaults.mask;
+  p.lse = defaults.lse;
+  set_layout(p, defaults.layout);
+  if (const Status status = check(p); !status)
+    return Status(status.code(), "shape " + quoted(item) + ": " + status.message());
+  return p;
+}
+
+// ---- Random numbers -----------------------------------------------------------------------------
+// Counter based: every value is a function of (key, counter) alone, so rows can be made in any
+// order and by any thread. Only + - * / and sqrt are used, which IEEE 754 rounds the same
+// everywhere; the C library's log and cos are not.
+
+// Output function of SplitMix64 (Steele, Lea, Flood 2014), evaluated at any position.
+std::uint64_t random_bits(std::uint64_t key, std::uint64_t counter) {
+  std::uint64_t z = key + (counter + 1) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+// Coefficients of the series below, evaluated when compiled (division is exact to half an ulp too).
+struct Series {
+  std::array<double, 11> log;          // 1 / (2k + 1)
+  std::array<double, 8> cosine, sine;  // 1 / (2k)!, 1 / (2k + 1)! with sign, k from 1
+};
+constexpr Series kSeries = [] {
+  Series series{};
+  for (int k = 0; k < 11; ++k) series.log[static_cast<std::size_t>(k)] = 1.0 / (2 * k + 1);
+  double factorial = 1.0;
+  for (int k = 1; k <= 8; ++k) {
+    const double sign = k % 2 ? -1.0 : 1.0;
+    factorial *= 2 * k;
+    if (k > 1) factorial *= 2 * k - 1;
+    series.cosine[static_cast<std::size_t>(k - 1)] = sign / factorial;
+    series.sine[static_cast<std::size_t>(k - 1)] = sign / (factorial * (2 * k + 1));
+  }
+  return series;
+}();
+
+// ln(x) for 0 < x <= 1 and normal: x = m 2^e with m in [sqrt(1/2), sqrt(2)), then
+// ln m = 2 artanh((m-1)/(m+1)). Truncation is below 2^-53 for |t| <= 0.1716.
+double natural_log(double x) {
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  int exponent = static_cast<int>(bits >> 52) - 1023;
+  double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++exponent;
+  }
+  const double t = (m - 1.0) / (m + 1.0);
+  const double t2 = t * t;
+  double sum = kSeries.log[10];
+  for (std::size_t k = 10; k-- > 0;) sum = sum * t2 + kSeries.log[k];
+  return 2.0 * t * sum + exponent * 0.6931471805599453;
+}
+
+// cos and sin of 2 pi u, 0 <= u < 1, by quarter turns and Taylor series on [-pi/4, pi/4].
+void unit_circle(double u, double& cosine, double& sine) {
+  const double quarters = 4.0 * u;
+  const auto quadrant = static_cast<int>(quarters + 0.5);
+  const double x = (quarters - quadrant) * 1.5707963267948966;
+  const double x2 = x * x;
+  double c = kSeries.cosine[7], s = kSeries.sine[7];
+  for (std::size_t k = 7; k-- > 0;) {
+    c = c * x2 + kSeries.cosine[k];
+    s = s * x2 + kSeries.sine[k];
+  }
+  c = c * x2 + 1.0;
+  s = (s * x2 + 1.0) * x;
+  switch (quadrant & 3) {
+    case 0:
+      cosine = c, sine = s;
+      break;
+    case 1:
+      cosine = -s, sine = c;
+      break;
+    case 2:
+      cosine = -c, sine = -s;
+      break;
+    default:
+      cosine = s, sine = -c;
+      break;
+  }
+}
+
+// Standard normal values number [row * dim, (row + 1) * dim) of a stream; dim is even (Box-Muller
+// makes them in pairs).
+void normal_row(std::uint64_t key, std::int64_t row, std::int64_t dim, double* out) {
+  for (std::int64_t d = 0; d < dim; d += 2) {
+    const auto counter = static_cast<std::uint64_t>(row * dim + d);
+    const double u1 = (static_cast<double>(random_bits(key, counter) >> 11) + 1.0) * 0x1p-53;
+    const double u2 = static_cast<double>(random_bits(key, counter + 1) >> 11) * 0x1p-53;
+    const double radius = std::sqrt(-2.0 * natural_log(u1));
+    double c = 0, s = 0;
+    unit_circle(u2, c, s);
+    out[d] = radius * c;
+    if (d + 1 < dim) out[d + 1] = radius * s;
+  }
+}
+
+// ---- Distributions ------------------------------------------------------------------------------
+
+enum Tensor : std::uint64_t { kQ, kK, kV, kShared };
+
+// Makes the rows of one case. Values depend on shape and seed, not on dtype or layout.
+class Generator {
+ public:
+  explicit Generator(const Case& c) : p_(c.problem), distribution_(c.distribution) {
+    for (std::uint64_t tensor = 0; tensor < keys_.size(); ++tensor)
+      keys_[tensor] = random_bits(random_bits(0x67726565u, c.seed),
+                                  (static_cast<std::uint64_t>(c.distribution) << 8) + tensor);
+    // Some distributions place scores; a scale of 0 or out of all proportion would make their
+    // values absurd, so they fall back to the default one.
+    const double root = std::sqrt(static_cast<double>(p_.head_dim));
+    const double relative = std::fabs(static_cast<double>(p_.scale)) * root;
+    scale_ = relative >= 0.01 && relative <= 100.0 ? static_cast<double>(p_.scale) : 1.0 / root;
+    // Negative scales turn the placed scores around, and one of 0 leaves none.
+    // Descale factors are no powers of 2: of huge terms that cancel something stays, which a
+    // softcap would make one of its ends.
+    const bool cancels = is_huge() && p_.dtype == DType::e4m3 && p_.softcap > 0;
+    placed_ = p_.scale > 0 && !cancels && relative >= 0.01 && (relative <= 100.0 || is_huge());
+    if (p_.seq_kv > 0) {
+      step_ = static_cast<std::int64_t>(0.618 * static_cast<double>(p_.seq_kv)) + 1;
+      while (std::gcd(step_, p_.seq_kv) != 1) ++step_;
+    }
+  }
+
+  void query(std::int64_t b, std::int64_t h, std::int64_t i, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    const std::int64_t row = (b * p_.heads_q + h) * p_.seq_q + i;
+    if (placed_ && place_query(b, h, i, out)) return;
+    normal_row(keys_[kQ], row, dim, out);
+    switch (distribution_) {
+      case Distribution::permutation: {
+        const std::int64_t target = retrieved_key(h, i);
+        if (target < 0) return;
+        key_value(b, h / (p_.heads_q / p_.heads_kv), target, out);
+        // The retrieved key's score is 24 at any D and scale: at D 64 that is q = 3 k.
+        const double factor = 24.0 / (static_cast<double>(dim) * scale_);
+        for (std::int64_t d = 0; d < dim; ++d) out[d] *= factor;
+        return;
+      }
+      case Distribution::rising_max:
+        for (std::int64_t d = 0; d < dim; ++d) out[d] = 0.5 * out[d] + 2.0 * sign(d);
+        return;
+      case Distribution::large_logits:
+        multiply(out, 8.0);
+        return;
+      case Distribution::small_normal:
+        multiply(out, 0.1);
+        return;
+      default:
+        return;
+    }
+  }
+
+  void key_value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    if (placed_ && place_key(b, h, j, out)) return;
+    normal_row(keys_[kK], (b * p_.heads_kv + h) * p_.seq_kv + j, dim, out);
+    switch (distribution_) {
+      case Distribution::outliers:
+        for (std::int64_t d = 0; d < dim; ++d) out[d] += is_outlier(h, d) ? 8.0 * sign(d) : 0.5;
+        return;
+      case Distribution::rising_max: {
+        // The score rises by 1 every 32 keys, and by at most 60 in all.
+        const double slope = std::min(1.0 / 32.0, 60.0 / static_cast<double>(p_.seq_kv));
+        const double target = slope * static_cast<double>(j);
+        const double along = target / (scale_ * 2.0 * static_cast<double>(dim));
+        for (std::int64_t d = 0; d < dim; ++d) out[d] = 0.5 * out[d] + along * sign(d);
+        return;
+      }
+      case Distribution::large_logits:
+        multiply(out, 4.0);
+        return;
+      case Distribution::small_normal:
+        multiply(out, 0.1);
+        return;
+      default:
+        return;
+    }
+  }
+
+  void value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    if (placed_ && place_value(b, h, j, out)) return;
+    if (distribution_ == Distribution::constant_v) {
+      for (std::int64_t d = 0; d < dim; ++d)
+        out[d] = 0.25 * static_cast<double>(1 + (7 * d + 3 * h + 5 * b) % 13);
+      return;
+    }
+    normal_row(keys_[kV], (b * p_.heads_kv + h) * p_.seq_kv + j, dim, out);
+    if (distribution_ == Distribution::outliers)
+      for (std::int64_t d = 0; d < dim; ++d)
+        out[d] = (out[d] + 1.0) * (is_outlier(h, d) ? 16.0 : 1.0);
+    if (distribution_ == Distribution::small_normal) multiply(out, 0.1);
+  }
+
+ private:
+  void multiply(double* out, double factor) const {
+    for (std::int64_t d = 0; d < p_.head_dim; ++d) out[d] *= factor;
+  }
+  double sign(std::int64_t d) const {
+    return random_bits(keys_[kShared], static_cast<std::uint64_t>(d)) & 1 ? 1.0 : -1.0;
+  }
+  // About one channel in 32, at least one, others in each head.
+  bool is_outlier(std::int64_t h, std::int64_t d) const {
+    const auto dim = static_cast<std::uint64_t>(p_.head_dim);
+    const std::uint64_t count = std::max<std::uint64_t>(1, dim / 32);
+    for (std::uint64_t n = 0; n < count; ++n)
+      if (random_bits(keys_[kShared], 1000 + static_cast<std::uint64_t>(h) * 64 + n) % dim ==
+          static_cast<std::uint64_t>(d))
+        return true;
+    return false;
+  }
+  // Which key query i of head h retrieves: a permutation of what it sees, the last row of head 0
+  // the last key. Under a mask three rows in four aim at its edges: at the outermost visible keys
+  // and at those just beyond, which an honest kernel does not see.
+  std::int64_t retrieved_key(std::int64_t h, std::int64_t i) const {
+    if (p_.seq_kv == 0) return -1;
+    KeyRange range = visible_keys(p_, i);
+    if (range.first >= range.last) range = {0, p_.seq_kv};
+    switch ((i + h) & 3) {
+      case 0:
+        if (range.last < p_.seq_kv) return range.last - 1;
+        break;
+      case 1:
+        if (range.last < p_.seq_kv) return range.last;
+        break;
+      case 2:
+        if (range.first > 0) return range.first - 1;
+        break;
+      default:
+        if (range.first > 0) return range.first;
+        break;
+    }
+    const std::int64_t count = range.last - range.first;
+    const std::int64_t turn = p_.seq_q - 1 - i + h * p_.seq_q;
+    return range.last - 1 - (turn % count) * (step_ % count) % count;
+  }
+
+  // ---- The ends of the range --------------------------------------------------------------------
+  // True where the row was placed; the others are normal.
+
+  bool is_huge() const { return distribution_ == Distribution::huge_scores; }
+
+  // The key that stands out in channel c > 0: in the first tile, on both sides of a tile's edge in
+  // the middle, and the last one, over and over.
+  std::int64_t special_key(std::int64_t c) const {
+    const std::int64_t edge = p_.seq_kv / 128 * 64, around = (c - 1) / 4;
+    std::int64_t key = 0;
+    switch ((c - 1) % 4) {
+      case 0:
+        key = 5 + around;
+        break;
+      case 1:
+        key = edge - 1 - around;
+        break;
+      case 2:
+        key = edge + around;
+        break;
+      default:
+        // The last one that every row sees.
+        key = p_.seq_kv - (p_.mask.is_none() ? 1 : p_.seq_q) - around;
+        break;
+    }
+    return std::clamp<std::int64_t>(key, 0, p_.seq_kv - 1);
+  }
+  std::int64_t channel_of(std::int64_t i) const {
+    return 1 + i % std::min<std::int64_t>(p_.head_dim - 1, 16);
+  }
+  // The channel in which key j stands out, or 0.
+  std::int64_t special_channel(std::int64_t j) const {
+    for (std::int64_t c = 1; c < p_.head_dim && c <= 16; ++c)
+      if (special_key(c) == j) return c;
+    return 0;
+  }
+  double uniform(Tensor tensor, std::int64_t counter) const {
+    return static_cast<double>(random_bits(keys_[tensor], static_cast<std::uint64_t>(counter)) >>
+                               11) *
+           0x1p-53;
+  }
+  std::int64_t row_of(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return (b * p_.heads_kv + h) * p_.seq_kv + j;
+  }
+  // Whether K's sign is positive: what huge scores are made of.
+  bool positive(std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t d) const {
+    return random_bits(keys_[kK], static_cast<std::uint64_t>(row_of(b, h, j) * p_.head_dim + d)) &
+           1;
+  }
+  // Of |Q|, |K| and the score: |q|, |k| and |q k D scale| are these powers of 2, Q's times kHuge,
+  // so that scores stay finite in fp32 in units of log 2 too, which most kernels compute in.
+  static constexpr double kHuge = 1.25;
+  struct Magnitude {
+    int query = 0, key = 0;
+  };
+  Magnitude huge_magnitude(std::int64_t i) const {
+    const int dim = std::bit_width(static_cast<std::uint64_t>(p_.head_dim) - 1);
+    int scale = 0;
+    if (std::frexp(static_cast<double>(p_.scale), &scale) == 0.5) --scale;
+    const bool narrow = p_.dtype == DType::f16 || p_.dtype == DType::e4m3;
+    const int widest = narrow ? 15 : 120;
+    const int together = 127 - dim - std::max(0, scale);
+    const int key = std::clamp(together / 2, -10, widest);
+    const int most = std::min(widest, together - key);
+    const int least = std::max(narrow ? most - 13 : -100, 7 - dim - scale - key);
+    const auto row = static_cast<int>(i % 16);
+    return {most - std::max(0, most - least) * row / 15, key};
+  }
+  std::int64_t visible_target(std::int64_t h, std::int64_t i) const {
+    KeyRange range = visible_keys(p_, i);
+    if (range.first >= range.last) range = {0, p_.seq_kv};
+    const std::int64_t count = range.last - range.first;
+    return range.first + (i * step_ + h) % count;
+  }
+  int offset_slope() const {
+    return static_cast<int>(std::min<std::int64_t>(8, std::max<std::int64_t>(1, 4096 / p_.seq_kv)));
+  }
+
+  bool place_query(std::int64_t b, std::int64_t h, std::int64_t i, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    if (p_.seq_kv == 0) return false;
+    std::fill(out, out + dim, 0.0);
+    switch (distribution_) {
+      case Distribution::faint_tail:
+        // 16 down to 9 nats; 0.5 of noise. The first tile's keys come before and after it.
+        out[0] = 0.5 / scale_;
+        out[channel_of(i)] =
+            (16.0 - 2.0 * static_cast<double>(i / 4 % 4) - 0.3 * static_cast<double>(i % 4)) /
+            (4.0 * scale_);
+        return true;
+      case Distribution::recent_keys:
+        normal_row(keys_[kQ], i, dim, out);
+        multiply(out, 1.0 / (scale_ * std::sqrt(static_cast<double>(dim))));
+        out[0] = (8.0 + static_cast<double>(i % 8)) / (4.0 * scale_);
+        return true;
+      case Distribution::one_key:
+        out[0] = 1.0 / scale_;
+        out[channel_of(i)] = 15.0 / scale_;
+        return true;
+      case Distribution::far_offsets: {
+        static constexpr std::array<double, 8> kOffsets{0, -3e4, 300, -300, 3e4, -2e4, 100, -100};
+        out[0] = kOffsets[static_cast<std::size_t>(i % 8)] / (16.0 * scale_);
+        out[1] = (i / 8 % 2 ? -1.0 : 1.0) * offset_slope() / scale_;
+        return true;
+      }
+      case Distribution::huge_scores: {
+        const std::int64_t target = visible_target(h, i);
+        const double size = std::ldexp(kHuge, huge_magnitude(i).query);
+        for (std::int64_t d = 0; d < dim; ++d)
+          out[d] = positive(b, h / (p_.heads_q / p_.heads_kv), target, d) ? size : -size;
+        return true;
+      }
+      case Distribution::long_rows:
+        // Noise of a period of 8 keys in even rows; one key far behind 65,536 in odd ones.
+        out[0] = 1.0 / scale_;
+        if (i % 2) out[1 + i / 2 % (dim - 1)] = 3.0 / scale_;
+        return true;
+      case Distribution::dead_rows:
+        normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
+        out[0] = 1.0;
+        return p_.dtype != DType::e4m3;
+      case Distribution::extreme_v:
+        if (i % 2) return false;
+        // A weight of 0.25013, which fp16 rounds up by almost half a unit, in two terms.
+        out[0] = numeric::round_to(p_.dtype, -kRaised / scale_);
+        out[1] = -kRaised / scale_ - out[0];
+        return true;
+      case Distribution::tiny_values:
+        normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
+        // Not beyond fp16's last number.
+        multiply(out, 0.1 / (scale_ * std::sqrt(static_cast<double>(dim)) * kTiny));
+        out[0] = 8.0 / (scale_ * 256.0 * kTiny);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool place_key(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    std::fill(out, out + dim, 0.0);
+    switch (distribution_) {
+      case Distribution::faint_tail:
+      case Distribution::one_key: {
+        const std::int64_t c = special_channel(j);
+        if (c > 0)
+          out[c] = 4.0;
+        else
+          out[0] = 2.0 * uniform(kK, row_of(b, h, j)) - 1.0;
+        return true;
+      }
+      case Distribution::recent_keys:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        out[0] = j >= p_.seq_kv - 64 ? 4.0 : 0.0;
+        return true;
+      case Distribution::far_offsets:
+        out[0] = 16.0;
+        out[1] = static_cast<double>(j);
+        return true;
+      case Distribution::huge_scores: {
+        const double size = std::ldexp(1.0, huge_magnitude(0).key);
+        for (std::int64_t d = 0; d < dim; ++d) out[d] = positive(b, h, j, d) ? size : -size;
+        return true;
+      }
+      case Distribution::long_rows:
+        out[0] = 0.25 * static_cast<double>(j * 5 % 8) - 2.0;
+        if (const std::int64_t c = far_channel(j); c > 0) out[c] = 4.0;
+        return true;
+      case Distribution::dead_rows:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        out[0] = (b * p_.heads_kv + h) % 2 == 0 || j < p_.seq_kv / 2 ? -HUGE_VAL : 0.0;
+        return p_.dtype != DType::e4m3;
+      case Distribution::extreme_v:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        out[0] = out[1] = j == p_.seq_kv / 2 ? 0.0 : 1.0;
+        return true;
+      case Distribution::tiny_values:
+        normal_row(keys_[kK], row_of(b, h, j), dim, out);
+        multiply(out, kTiny);
+        // The first key's V is large, so that a scale makes the others subnormal: its score is low.
+        out[0] = j == 0 ? -256.0 * kTiny : 0.0;
+        if (j > 0 && j % 41 == 40) out[0] = 256.0 * kTiny;
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool place_value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
+    const std::int64_t dim = p_.head_dim;
+    switch (distribution_) {
+      case Distribution::faint_tail:
+        // The tail of 4,097 keys with V of 8 weighs as one of 32,776 with V of 1.
+        for (std::int64_t d = 0; d < dim; ++d)
+          out[d] = special_channel(j) > 0 ? (d % 2 ? -0.5 : 0.5)
+                                          : 7.0 + 0.5 * static_cast<double>((d + j / 64) % 5);
+        return true;
+      case Distribution::recent_keys:
+        normal_row(keys_[kV], row_of(b, h, j), dim, out);
+        if (j < p_.seq_kv - 64)
+          for (std::int64_t d = 0; d < dim; ++d) out[d] += 8.0;
+        return true;
+      case Distribution::long_rows:
+        for (std::int64_t d = 0; d < dim; ++d)
+          out[d] = 0.75 + 0.03125 * static_cast<double>((7 * d + (far_channel(j) ? 3 : 0)) % 17);
+        return true;
+      case Distribution::extreme_v: {
+        const double largest = largest_value();
+        for (std::int64_t d = 0; d < dim; ++d) {
+          const double sign = d % 2 ? -1.0 : 1.0;
+          const bool mixed = d % 4 == 2 && positive(b, h, j, d);
+          out[d] = mixed ? -sign * largest : sign * largest;
+        }
+        return true;
+      }
+      case Distribution::tiny_values:
+        normal_row(keys_[kV], row_of(b, h, j), dim, out);
+        multiply(out, j == 0 ? kTiny * 8192.0 : kTiny);
+        return true;
+      case Distribution::nan_value:
+        if (j + 8 != p_.seq_kv) return false;
+        std::fill(out, out + dim, std::numeric_limits<double>::quiet_NaN());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // Keys behind 65,536 that rows of long_rows look up.
+  std::int64_t far_channel(std::int64_t j) const {
+    for (std::int64_t c = 1; c < std::min<std::int64_t>(p_.head_dim, 5); ++c)
+      if (j == p_.seq_kv - 8000 * c) return c;
+    return 0;
+  }
+  // What V may be so that nothing overflows in fp32 but the sum of its products with weights
+  // above 1.
+  double largest_value() const {
+    if (p_.dtype == DType::f16) return 65504.0;
+    if (p_.dtype == DType::e4m3 || p_.out_dtype == DType::f16) return 32768.0;
+    return std::ldexp(
+        1.875,
+        126 - std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(p_.seq_kv, 1))));
+  }
+
+  static constexpr double kRaised = 1.3857745;  // -ln 0.25013
+  static constexpr double kTiny = 0x1p-16;      // fp16's smallest normal number is 2^-14
+
+  const Problem& p_;
+  Distribution distribution_;
+  std::array<std::uint64_t, 4> keys_{};
+  double scale_ = 0;
+  bool placed_ = false;
+  std::int64_t step_ = 1;
+};
+
+// Decodes to NaN in fp32, fp16, bf16 and e4m3, wherever an element begins.
+constexpr std::array<unsigned char, 2> kGapBytes{0xff, 0x7f};
+
+void fill_gap(std::byte* bytes, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) bytes[i] = std::byte{kGapBytes[i & 1]};
+}
+
+struct Extents {
+  std::int64_t batch, heads, seq, dim;
+};
+
+// Writes dense values into a strided buffer. Slots that several (b, h) share keep the last one's.
+std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType dtype,
+                             const Layout& layout, ScaleKind scales,
+                             const std::vector<float>& scale) {
+  std::vector<std::byte> bytes(extent_bytes(layout, n.batch, n.heads, n.seq, n.dim, dtype));
+  fill_gap(bytes.data(), bytes.size());
+  const bool shared = layout.stride[0] == 0 || layout.stride[1] == 0 || layout.stride[2] == 0;
+  const std::int64_t heads = n.batch * n.heads;
+  const auto one_head = [&](std::int64_t head) {
+    const double divisor = scales == ScaleKind::none ? 1.0
+                           : scales == ScaleKind::tensor
+                               ? static_cast<double>(scale[0])
+                               : static_cast<double>(scale[static_cast<std::size_t>(head)]);
+    for (std::int64_t s = 0; s < n.seq; ++s) {
+      const std::int64_t to = (head / n.heads) * layout.stride[0] +
+                              (head % n.heads) * layout.stride[1] + s * layout.stride[2];
+      const float* from = values.data() + (head * n.seq + s) * n.dim;
+      // Long rows repeat themselves, and a copy is ten times cheaper than a conversion.
+      const auto row_bytes = static_cast<std::size_t>(n.dim);
+      bool copied = false;
+      for (const std::int64_t back : {std::int64_t{1}, std::int64_t{8}}) {
+        if (s < back || layout.stride[3] != 1 ||
+            std::memcmp(from, from - back * n.dim, row_bytes * sizeof(float)) != 0)
+          continue;
+        std::memmove(
+            bytes.data() + static_cast<std::size_t>(to) * size_of(dtype),
+            bytes.data() + static_cast<std::size_t>(to - back * layout.stride[2]) * size_of(dtype),
+            row_bytes * size_of(dtype));
+        copied = true;
+        break;
+      }
+      if (copied) continue;
+      for (std::int64_t d = 0; d < n.dim; ++d)
+        numeric::store(dtype, bytes.data(), to + d * layout.stride[3],
+                       static_cast<double>(from[d]) / divisor);
+    }
+  };
+  if (shared)
+    for (std::int64_t head = 0; head < heads; ++head) one_head(head);
+  else
+    parallel_for(heads, one_head);
+  return bytes;
+}
+
+// Descale factors that put the largest magnitude on e4m3's largest number.
+std::vector<float> choose_scales(const std::vector<float>& values, Extents n, ScaleKind kind) {
+  if (kind == ScaleKind::none) return {};
+  const std::int64_t groups = kind == ScaleKind::tensor ? 1 : n.batch * n.heads;
+  std::vector<float> scales(static_cast<std::size_t>(groups), 1.0f);
+  if (groups == 0) return scales;
+  const auto size = static_cast<std::int64_t>(values.size()) / groups;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    float largest = 0.0f;
+    for (std::int64_t i = g * size; i < (g + 1) * size; ++i) {
+      const float magnitude = std::fabs(values[static_cast<std::size_t>(i)]);
+      if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
+    }
+    const auto scale = static_cast<float>(static_cast<double>(largest) / 448.0);
+    if (scale >= std::numeric_limits<float>::min()) scales[static_cast<std::size_t>(g)] = scale;
+  }
+  return scales;
+}
+
+// Keys that no query sees.
+std::vector<std::int64_t> unseen_keys(const Problem& p) {
+  std::vector<std::int64_t> begins(static_cast<std::size_t>(p.seq_kv) + 1);
+  for (std::int64_t i = 0; i < p.seq_q; ++i) {
+    const KeyRange range = visible_keys(p, i);
+    if (range.first >= range.last) continue;
+    ++begins[static_cast<std::size_t>(range.first)];
+    --begins[static_cast<std::size_t>(range.last)];
+  }
+  std::vector<std::int64_t> keys;
+  std::int64_t open = 0;
+  for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+    open += begins[static_cast<std::size_t>(j)];
+    if (open == 0) keys.push_back(j);
+  }
+  return keys;
+}
+
+void poison_keys(const Problem& p, const std::vector<std::int64_t>& keys, const Layout& layout,
+                 std::vector<std::byte>& bytes) {
+  const std::size_t element = size_of(p.dtype);
+  for (std::int64_t b = 0; b < p.batch; ++b)
+    for (std::int64_t h = 0; h < p.heads_kv; ++h)
+      for (const std::int64_t j : keys) {
+        const std::int64_t at = b * layout.stride[0] + h * layout.stride[1] + j * layout.stride[2];
+        fill_gap(bytes.data() + static_cast<std::size_t>(at) * element,
+                 static_cast<std::size_t>(p.head_dim) * element);
+      }
+}
+
+}  // namespace
+
+std::span<const ShapeRow> shape_table() { return kShapes; }
+std::span<const SuiteRow> suite_table() { return kSuites; }
+std::span<const DistributionRow> distribution_table() { return kDistributions; }
+std::span<const LayoutRow> layout_table() { return kLayouts; }
+
+std::string_view name_of(Distribution distribution) {
+  if (distribution == Distribution::file) return "file";
+  for (const auto& row : kDistributions)
+    if (row.id == distribution) return row.name;
+  return "unknown";
+}
+
+std::optional<Distribution> parse_distribution(std::string_view name) {
+  for (const auto& row : kDistributions)
+    if (row.name == name) return row.id;
+  return std::nullopt;
+}
+
+std::optional<LayoutKind> parse_layout(std::string_view name) {
+  for (const auto& row : kLayouts)
+    if (row.name == name) return row.id;
+  return std::nullopt;
+}
+
+void set_layout(Problem& p, LayoutKind kind) {
+  const Order order =
+      kind == LayoutKind::bshd || kind == LayoutKind::packed ? Order::bshd : Order::bhsd;
+  p.q = dense_layout(order, p.batch, p.heads_q, p.seq_q, p.head_dim);
+  p.k = dense_layout(order, p.batch, p.heads_kv, p.seq_kv, p.head_dim);
+  p.v = p.k;
+  p.o = p.q;
+  const std::int64_t dim = p.head_dim;
+  if (kind == LayoutKind::packed) {
+    // With different lengths Q has a projection of its own.
+    const bool together = p.seq_q == p.seq_kv;
+    const std::int64_t kv_row = (2 * p.heads_kv + (together ? p.heads_q : 0)) * dim;
+    if (together) p.q.stride = {p.seq_q * kv_row, dim, kv_row, 1};
+    p.k.stride = p.v.stride = {p.seq_kv * kv_row, dim, kv_row, 1};
+  }
+  if (kind == LayoutKind::padded) {
+    const std::int64_t row = dim + 8;
+    for (Layout* layout : {&p.q, &p.k, &p.v, &p.o}) {
+      const bool query = layout == &p.q || layout == &p.o;
+      const std::int64_t head = (query ? p.seq_q : p.seq_kv) * row + 24;
+      layout->stride = {(query ? p.heads_q : p.heads_kv) * head + 8, head, row, 1};
+    }
+  }
+  if (kind == LayoutKind::broadcast) p.k.stride[1] = p.v.stride[1] = 0;
+}
+
+Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
+                                               const ProblemDefaults& defaults) {
+  std::vector<NamedProblem> problems;
+  std::size_t items = 0;
+  std::string_view rest = text;
+  for (bool more = true; more;) {
+    const auto comma = rest.find(',');
+    const std::string_view item = trim(rest.substr(0, comma));
+    more = comma != std::string_view::npos;
+    if (more) rest.remove_prefix(comma + 1);
+    ++items;
+    if (item.empty())
+      return Status(StatusCode::invalid_argument,
+                    "shapes " + quoted(text) + ": item " + std::to_string(items) +
+                        " is empty; give shapes such as 1x8x512x64 separated by single commas, or "
+                        "of " +
+                        known_names());
+    if (items > kMaxItems)
+      return Status(StatusCode::invalid_argument,
+                    "shapes: more than " + std::to_string(kMaxItems) + " items; split the run");
+
+    const auto suite = std::find_if(kSuites.begin(), kSuites.end(),
+                                    [&](const SuiteRow& row) { return row.name == item; });
+    if (suite != kSuites.end()) {
+      auto inner = parse_shapes(suite->shapes, defaults);
+      if (!inner) return inner.status();
+      std::move(inner->begin(), inner->end(), std::back_inserter(problems));
+      continue;
+    }
+    ProblemDefaults own = defaults;
+    std::string_view shape = item;
+    if (shape.ends_with(kCausal)) {
+      shape = trim(shape.substr(0, shape.size() - kCausal.size()));
+      own.mask = Mask::causal(Alignment::bottom_right);
+    }
+    const auto named = std::find_if(kShapes.begin(), kShapes.end(),
+                                    [&](const ShapeRow& row) { return row.name == shape; });
+    auto problem = parse_shape(named != kShapes.end() ? named->shape : shape, own);
+    if (!problem) return problem.status();
+    problems.push_back({std::string(item), std::move(*problem)});
+  }
+  return problems;
+}
+
+std::string to_string(const Case& c) {
+  const std::string problem = to_string(c.problem);
+  const bool named = problem.rfind(c.name, 0) != 0;
+  return (named && !c.name.empty() ? c.name + " " : std::string()) + problem + ", " +
+         std::string(name_of(c.distribution)) + ", seed " + std::to_string(c.seed);
+}
+
+bool has_own_problem(Distribution distribution) {
+  return distribution >= Distribution::faint_tail && distribution != Distribution::file;
+}
+
+std::vector<Problem> problems_of(Distribution distribution, const Problem& asked) {
+  if (!has_own_problem(distribution)) return {asked};
+  const bool causal = asked.mask.right == 0;
+  const auto small = [&](std::int64_t heads, std::int64_t seq_q, std::int64_t seq_kv) {
+    Problem p = make_problem(1, heads, heads, seq_q, seq_kv, asked.head_dim, asked.dtype);
+    p.out_dtype = asked.out_dtype;
+    p.scales = asked.scales;
+    p.scale = asked.scale;
+    p.softcap = asked.softcap;
+    p.lse = asked.lse;
+    // A window would hide what these are about.
+    if (causal) p.mask = Mask::causal(Alignment::bottom_right);
+    set_layout(p, LayoutKind::bhsd);
+    return p;
+  };
+  // With a softcap below the distance there is no key that far up.
+  const bool capped = asked.softcap > 0;
+  switch (distribution) {
+    case Distribution::faint_tail:
+      if (capped && asked.softcap < 20) return {};
+      return {small(1, 16, 4097)};
+    case Distribution::recent_keys:
+      if (capped && asked.softcap < 20) return {};
+      return {small(1, 8, 2049)};
+    case Distribution::one_key:
+      if (capped && asked.softcap < 100) return {};
+      return {small(1, 16, 1025)};
+    case Distribution::far_offsets: {
+      Problem p = small(1, 32, 200);
+      p.mask = asked.mask;
+      // Bounds that leave something to see and something to hide.
+      if (p.mask.left >= 0) p.mask.left = std::min<std::int64_t>(p.mask.left, 40);
+      if (p.mask.right > 0) p.mask.right = std::min<std::int64_t>(p.mask.right, 40);
+      return {p};
+    }
+    case Distribution::huge_scores: {
+      // Descale factors are no powers of 2: sums that cancel leave a remainder, which becomes the
+      // cap.
+      if (capped && asked.dtype == DType::e4m3) return {};
+      const Problem by_inputs = small(1, 16, 257);
+      Problem by_scale = by_inputs;
+      by_scale.scale =
+          std::ldexp(1.0f, 127 - std::bit_width(static_cast<std::uint64_t>(asked.head_dim) - 1));
+      return {by_inputs, by_scale};
+    }
+    case Distribution::large_softcap: {
+      if (!capped) return {};
+      Problem p = small(1, 16, 257);
+      p.softcap = 1e8f;
+      return {p};
+    }
+    case Distribution::long_rows: {
+      // Where the asked rows are short and few, this would cost more than everything else.
+      const double pairs = static_cast<double>(visible_pairs(asked));
+      if (capped || pairs < 0x1p20 || asked.seq_kv < 256) return {};
+      return {small(1, 2, 98305)};
+    }
+    case Distribution::dead_rows:
+      if (asked.dtype == DType::e4m3 || capped) return {};
+      return {small(2, 16, 200)};
+    case Distribution::extreme_v:
+      return {small(1, 32, 200)};
+    case Distribution::tiny_values:
+      return {small(1, 16, 200)};
+    case Distribution::nan_value:
+      if (!causal) return {};
+      return {small(1, 448, 448)};
+    default:
+      return {asked};
+  }
+}
+
+std::size_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,
+                         std::int64_t seq, std::int64_t head_dim, DType dtype) {
+  if (batch <= 0 || heads <= 0 || seq <= 0 || head_dim <= 0) return 0;
+  const std::int64_t last = (batch - 1) * layout.stride[0] + (heads - 1) * layout.stride[1] +
+                            (seq - 1) * layout.stride[2] + (head_dim - 1) * layout.stride[3];
+  return static_cast<std::size_t>(last + 1) * size_of(dtype);
+}
+
+Inputs make_inputs(const Problem& p, std::vector<float> q, std::vector<float> k,
+                   std::vector<float> v) {
+  const Extents nq{p.batch, p.heads_q, p.seq_q, p.head_dim};
+  const Extents nkv{p.batch, p.heads_kv, p.seq_kv, p.head_dim};
+  Inputs inputs;
+  inputs.q_scale = choose_scales(q, nq, p.scales);
+  inputs.k_scale = choose_scales(k, nkv, p.scales);
+  inputs.v_scale = choose_scales(v, nkv, p.scales);
+  inputs.q = place(q, nq, p.dtype, p.q, p.scales, inputs.q_scale);
+  inputs.k = place(k, nkv, p.dtype, p.k, p.scales, inputs.k_scale);
+  inputs.v = place(v, nkv, p.dtype, p.v, p.scales, inputs.v_scale);
+  if (p.dtype == DType::e4m3) {
+    inputs.q_exact = std::move(q);
+    inputs.k_exact = std::move(k);
+    inputs.v_exact = std::move(v);
+  }
+  return inputs;
+}
+
+Inputs generate(const Case& c) {
+  const Problem& p = c.problem;
+  const Generator generator(c);
+  const std::int64_t dim = p.head_dim;
+  const auto fill = [&](std::int64_t heads, std::int64_t seq, auto&& row_of) {
+    std::vector<float> values(static_cast<std::size_t>(p.batch * heads * seq * dim));
+    parallel_for(p.batch * heads, [&](std::int64_t head) {
+      std::vector<double> row(static_cast<std::size_t>(dim));
+      for (std::int64_t s = 0; s < seq; ++s) {
+        row_of(head / heads, head % heads, s, row.data());
+        float* to = values.data() + (head * seq + s) * dim;
+        for (std::int64_t d = 0; d < dim; ++d)
+          to[d] = static_cast<float>(row[static_cast<std::size_t>(d)]);
+      }
+    });
+    return values;
+  };
+  auto q = fill(p.heads_q, p.seq_q,
+                [&](auto b, auto h, auto s, double* out) { generator.query(b, h, s, out); });
+  auto k = fill(p.heads_kv, p.seq_kv,
+                [&](auto b, auto h, auto s, double* out) { generator.key_value(b, h, s, out); });
+  auto v = fill(p.heads_kv, p.seq_kv,
+                [&](auto b, auto h, auto s, double* out) { generator.value(b, h, s, out); });
+  Inputs inputs = make_inputs(p, std::move(q), std::move(k), std::move(v));
+  if (c.poison_unseen && !p.mask.is_none()) {
+    const auto keys = unseen_keys(p);
+    poison_keys(p, keys, p.k, inputs.k);
+    poison_keys(p, keys, p.v, inputs.v);
+  }
+  return inputs;
+}
+
+std::string digest(const Inputs& inputs) {
+  Sha256 hash;
+  const auto add = [&](const auto& items) {
+    const std::uint64_t bytes = items.size() * sizeof(items[0]);
+    hash.update(&bytes, sizeof bytes);
+    if (bytes > 0) hash.update(items.data(), bytes);
+  };
+  add(inputs.q);
+  add(inputs.k);
+  add(inputs.v);
+  add(inputs.q_scale);
+  add(inputs.k_scale);
+  add(inputs.v_scale);
+  return hash.hex();
+}
+
+std::uint64_t host_bytes(const Problem& p) {
+  const auto elements = [&](std::int64_t heads, std::int64_t seq) {
+    return static_cast<double>(p.batch) * static_cast<double>(heads) * static_cast<double>(seq) *
+           static_cast<double>(p.head_dim);
+  };
+  const double q = elements(p.heads_q, p.seq_q), kv = 2.0 * elements(p.heads_kv, p.seq_kv);
+  const auto in = static_cast<double>(size_of(p.dtype));
+  const auto out = static_cast<double>(size_of(p.out_dtype));
+  // Values as fp32 and as bits, on the host and (a CPU device) once more; output four times over
+  // (three launches compared, one on the device); oracle and emulator in fp64.
+  const double bytes = (q + kv) * (4.0 + 2.0 * in) + q * (4.0 * out + 32.0);
+  return bytes < 9e18 ? static_cast<std::uint64_t>(bytes)
+                      : std::numeric_limits<std::uint64_t>::max();
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,646 @@
+#include "workbench/fast/measure.hpp"
+
+#include <fmt/format.h>
+
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "workbench/base/exit_code.hpp"
+#include "workbench/base/seconds_since.hpp"
+#include "workbench/base/sha256.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr double kShortestCounted = 0.1;  // seconds
+
+/// Scratch of one contestant, freed with it.
+class Workspace {
+ public:
+  Workspace(Device& device, std::size_t bytes)
+      : device_(device), bytes_(bytes), memory_(bytes != 0 ? device.allocate(bytes) : nullptr) {}
+  ~Workspace() {
+    if (memory_ != nullptr) device_.release(memory_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  bool ok() const { return bytes_ == 0 || memory_ != nullptr; }
+  void* data() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  Device& device_;
+  std::size_t bytes_;
+  void* memory_;
+};
+
+/// Calls shorter than this find the CPU pool asleep when they come out of nothing; a call off the
+/// clock wakes it. Only the library's: a plugin could use it for the next samples' work.
+constexpr double kShortCall = 1e-3;
+/// Calls longer than this are warm after the first outputs, and long enough for every timer:
+/// seconds of warm-up would only spend the budget.
+constexpr double kLongCall = 0.05;
+/// Slots of a sample whose output is read back; all are poisoned, and which are read is drawn after
+/// the calls. Of the first of them inputs are compared and rows held to the oracle.
+constexpr int kVerifiedSlots = 4;
+/// Shares of a plugin's CPU time in its calls, and seconds that are always free. Between calls it
+/// is stopped, which takes effect when the system next runs it: some time passes for a pool that
+/// spins. When inputs are renewed it stands still for long.
+constexpr double kIdleShare = 1.0, kIdleSeconds = 0.5;
+constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
+/// CPU seconds in a second of its calls beyond the thread budget, relative.
+constexpr double kMoreThreads = 0.15;
+
+std::uint64_t entropy() {
+  std::random_device source;
+  const std::uint64_t high = source();
+  const std::uint64_t draw = high << 32 | source();
+  return draw != 0 ? draw : 1;
+}
+
+double own_cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// A row's worth of NaN bytes somewhere: the pattern that poison() leaves.
+bool holds_poison(std::span<const std::byte> output, std::size_t element) {
+  std::size_t run = 0;
+  for (std::size_t at = 0; at < output.size(); ++at) {
+    run = output[at] == std::byte{0xff} ? run + 1 : 0;
+    // Only whole elements: the end of one and the beginning of the next may look like one.
+    if (run >= element && (at + 1) % element == 0) return true;
+  }
+  return false;
+}
+
+class Clocked {
+ public:
+  Clocked(Device& device, Ring& ring, std::span<const Timed> contestants,
+          const MeasureOptions& options)
+      : device_(device),
+        ring_(ring),
+        options_(options),
+        random_(options.seed),
+        drawn_(options.draw != 0 ? options.draw : entropy()),
+        draws_(drawn_),
+        start_(Clock::now()) {
+    tick_ = device.tick();
+    for (const Timed& timed : contestants) {
+      // One tick for all: the longest of them bounds every sample.
+      tick_ = std::max(tick_, timed.subject->overhead());
+      Contestant contestant;
+      contestant.timed = timed;
+      contestants_.push_back(std::move(contestant));
+    }
+  }
+
+  Result<Measurement> run() {
+    describe();
+    for (Contestant& c : contestants_) c.timed.subject->pause();
+    out_.peak = device_.peak(ring_.problem().dtype);
+    for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      if (Status status = prepare(side); !status) return status;
+      contestants_[side].timed.subject->pause();
+    }
+    for (Contestant& c : contestants_) c.timed.subject->watch();
+    sample_blocks();
+    account();
+    const Peak after = device_.peak(ring_.problem().dtype);
+    out_.peak.flops = std::max(out_.peak.flops, after.flops);
+    out_.peak.bytes_per_second = std::max(out_.peak.bytes_per_second, after.bytes_per_second);
+    drop_slow_blocks();
+    look_for_impossible();
+    for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      Contestant& c = contestants_[side];
+      Side& recorded = out_.samples.sides[side];
+      if (!c.check.failure.empty()) recorded.refused = c.check.failure;
+      if (!c.check.output.empty()) {
+        recorded.output_sha256 = sha256_hex(c.check.output.data(), c.check.output.size());
+      }
+      out_.checks.push_back(std::move(c.check));
+    }
+    if (Status status = device_.synchronize(); !status) return status;
+    return std::move(out_);
+  }
+
+ private:
+  struct Contestant {
+    Timed timed;
+    std::unique_ptr<Workspace> workspace;
+    double estimate = 0;  // seconds per call
+    int batch = 1;
+    SideCheck check;
+    // CPU time within timed stretches, between them, and of this while its next inputs lay there;
+    // and how long the stretches were.
+    double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
+
+    void fail(Fault fault, std::string why) {
+      check.fault = fault;
+      check.failure = std::move(why);
+    }
+  };
+
+  bool cold() const { return options_.mode == CacheState::cold; }
+  int active_slots() const { return cold() ? ring_.slots() : 1; }
+  /// The slots of the next `count` calls. One counter for all sides: a call always meets the inputs
+  /// that were used longest ago. Within a sample in random order, so that no call tells the next.
+  std::vector<int> next_slots(int count) {
+    const int slots = active_slots();
+    std::vector<int> next(static_cast<std::size_t>(std::min(count, slots)));
+    for (int& slot : next) {
+      slot = cursor_;
+      cursor_ = (cursor_ + 1) % slots;
+    }
+    for (std::size_t i = next.size(); i > 1; --i) std::swap(next[i - 1], next[draws_() % i]);
+    return next;
+  }
+
+  void describe() {
+    Samples& s = out_.samples;
+    const Problem& problem = ring_.problem();
+    s.name = ring_.name();
+    s.problem = to_string(problem);
+    s.flops = flop_count(problem);
+    s.device = device_.kind();
+    s.device_name = device_.facts().name;
+    s.timer = device_.timer();
+    s.tick_seconds = tick_;
+    s.cache = options_.mode;
+    s.seed = options_.seed;
+    s.draw = drawn_;
+    for (const Contestant& c : contestants_) {
+      Side side;
+      side.id = c.timed.label.empty() ? c.timed.subject->id() : c.timed.label;
+      s.sides.push_back(side);
+    }
+  }
+
+  Status launch(Contestant& c, int slot) {
+    return c.timed.subject->launch(ring_.problem(), ring_.tensors(slot), device_.stream(),
+                                   c.workspace->data(), c.workspace->bytes());
+  }
+
+  /// Workspace, first outputs, warm-up, length of a sample.
+  Status prepare(std::size_t index) {
+    Contestant& c = contestants_[index];
+    const Problem& problem = ring_.problem();
+    std::size_t bytes = 0;
+    if (const auto plan = c.timed.subject->plan(problem, device_.facts())) {
+      bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, plan->workspace_bytes));
+    }
+    c.workspace = std::make_unique<Workspace>(device_, bytes);
+    if (!c.workspace->ok()) {
+      return {StatusCode::out_of_memory,
+              fmt::format("{} needs {} bytes of workspace for {}, which the device does not have",
+                          c.timed.subject->id(), bytes, to_string(problem))};
+    }
+    if (Status status = c.timed.subject->prepare(problem, device_.stream()); !status) {
+      c.fail(Fault::launch, status.message());
+      return {};
+    }
+    for (int content = 0; content < ring_.distinct(); ++content) {
+      // The same bits for every side: outputs can be compared.
+      ring_.renew(content, 0);
+      ring_.poison(content);
+      const auto begin = Clock::now();
+      if (Status status = launch(c, content); !status) {
+        c.fail(Fault::launch, status.message());
+        return {};
+      }
+      if (Status status = device_.synchronize(); !status) return status;
+      const double seconds = seconds_since(begin);
+      c.estimate = content == 0 ? seconds : std::min(c.estimate, seconds);
+      std::vector<std::byte> output = ring_.read_output(content);
+      if (options_.verify && c.timed.judge) {
+        if (const auto wrong = c.timed.judge({.content = ring_.content(content),
+                                              .inputs = ring_.inputs(content),
+                                              .output = output,
+                                              .draw = draws_(),
+                                              .timed = false})) {
+          c.fail(Fault::numerics, fmt::format("before timing: {}", *wrong));
+          return {};
+        }
+      }
+      if (content == 0) c.check.output = std::move(output);
+    }
+
+    if (c.estimate > kLongCall) {
+      out_.samples.sides[index].batch = c.batch;
+      return {};
+    }
+    const double allowed = 0.1 * options_.budget_seconds / static_cast<double>(contestants_.size());
+    const auto begin = Clock::now();
+    for (int i = 0; i < options_.warmup && seconds_since(begin) < allowed; ++i) {
+      if (Status status = launch(c, next_slots(1).front()); !status) {
+        c.fail(Fault::launch, status.message());
+        return {};
+      }
+      if (Status status = device_.synchronize(); !status) return status;
+    }
+    choose_batch(c);
+    out_.samples.sides[index].batch = c.batch;
+    return {};
+  }
+
+  /// Seconds of `batch` calls on these slots in turn; ready is called when nothing but the calls
+  /// themselves is left to do.
+  double time(
+      Contestant& c, int batch, const std::vector<int>& slots,
+      const std::function<void()>& ready = [] {}) {
+    // A subject in another process: this process's clock around one request for the whole batch.
+    if (c.timed.subject->elsewhere()) {
+      std::vector<Tensors> sets;
+      for (const int slot : slots) sets.push_back(ring_.tensors(slot));
+      ready();
+      const auto timed = c.timed.subject->time(ring_.problem(), sets, batch, c.workspace->data(),
+                                               c.workspace->bytes());
+      if (timed) return *timed;
+      c.fail(Fault::launch, timed.status().message());
+      return 0;
+    }
+    Status failure;
+    std::size_t next = 0;
+    const double seconds = device_.time_ready(
+        [&] {
+          const int slot = slots[next];
+          next = (next + 1) % slots.size();
+          if (Status status = launch(c, slot); !status && failure) failure = status;
+        },
+        batch, ready);
+    if (!failure) c.fail(Fault::launch, failure.message());
+    return seconds;
+  }
+
+  /// Grows the batch until a sample is long enough for the timer.
+  void choose_batch(Contestant& c) {
+    const double shortest = options_.min_ticks * tick_;
+    constexpr int kLargest = 1 << 20;
+    int batch = 1;
+    // The way to another process and back takes long now and then: the best of three is the calls'
+    // own, lest one slow round trip be taken for a long batch.
+    const int looks = c.timed.subject->overhead() > 0 ? 3 : 1;
+    const auto look = [&] {
+      double best = time(c, batch, next_slots(batch));
+      for (int i = 1; i < looks && c.check.failure.empty(); ++i)
+        best = std::min(best, time(c, batch, next_slots(batch)));
+      return best;
+    };
+    double seconds = look();
+    while (seconds < shortest && batch < kLargest && c.check.failure.empty()) {
+      // A little more than proportional, at least twice: short measurements are not exact.
+      const double grow = seconds > 0 ? std::clamp(1.2 * shortest / seconds, 2.0, 1024.0) : 1024.0;
+      batch = static_cast<int>(std::min<double>(kLargest, std::ceil(batch * grow)));
+      seconds = look();
+    }
+    // A graph is replayed once untimed; only a batch that goes round the whole ring meets cold
+    // inputs again.
+    if (device_.kind() == DeviceKind::cuda && cold()) batch = std::max(batch, ring_.slots());
+    c.batch = batch;
+    c.estimate = seconds / batch;
+  }
+
+  /// One sample: new inputs and poison off the clock, time, judge off the clock.
+  void take(std::size_t index, Block& block) {
+    Contestant& c = contestants_[index];
+    const bool wake = device_.kind() == DeviceKind::cpu && c.estimate < kShortCall &&
+                      !c.timed.subject->elsewhere();
+    const int woken = wake ? next_slots(1).front() : 0;
+    const std::vector<int> slots = next_slots(c.batch);
+    std::optional<CpuUse> cpu_stopped, cpu_before;
+    const auto ready = [&] {
+      cpu_stopped = cpu_use(c);
+      // Drawn when everything is prepared: no work that a subject did until now is of use.
+      for (const int slot : slots) {
+        ring_.renew(slot, draws_());
+        ring_.poison(slot);
+      }
+      if (cold()) {
+        // Takes away what the other side left and what renewing brought in. Not the workspace's
+        // lines: a kernel fills that itself.
+        const bool evicted =
+            std::all_of(slots.begin(), slots.end(), [&](int slot) { return ring_.evict(slot); });
+        if (!evicted) device_.flush_cache();
+      }
+      if (wake)
+        if (Status status = launch(c, woken); !status) c.fail(Fault::launch, status.message());
+      cpu_before = cpu_use(c);
+    };
+    const double seconds = time(c, c.batch, slots, ready);
+    const std::optional<CpuUse> cpu_after = cpu_use(c);
+    c.timed.subject->pause();
+    if (!c.check.failure.empty()) return;
+    if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
+      // Sides may share a process; whatever it computes between any of their calls is theirs.
+      const auto [end, fresh] = cpu_at_end_.emplace(cpu_after->process, 0.0);
+      if (!fresh && c.timed.subject->elsewhere())
+        c.cpu_between += cpu_before->seconds - end->second;
+      end->second = cpu_after->seconds;
+      c.cpu_stolen += cpu_before->seconds - cpu_stopped->seconds;
+      c.cpu_inside += cpu_after->seconds - cpu_before->seconds;
+      c.wall_inside += seconds;
+    }
+    if (options_.verify && !verify(c, slots)) return;
+    // A reading of zero is below the timer's resolution; the tick is all that is known.
+    block.samples.push_back({static_cast<int>(index), std::max(seconds, tick_) / c.batch});
+  }
+
+  std::optional<CpuUse> cpu_use(Contestant& c) {
+    if (device_.kind() != DeviceKind::cpu) return std::nullopt;
+    if (c.timed.subject->elsewhere()) return c.timed.subject->cpu_use();
+    return CpuUse{0, own_cpu_seconds()};
+  }
+
+  bool verify(Contestant& c, const std::vector<int>& slots) {
+    const auto wrong = [&](const std::string& what) {
+      c.fail(Fault::integrity, fmt::format("a timed call went wrong: {}", what));
+      return false;
+    };
+    std::vector<int> seen;
+    for (int i = 0; i < kVerifiedSlots; ++i) seen.push_back(slots[draws_() % slots.size()]);
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+      if (std::find(seen.begin(), seen.begin() + static_cast<std::ptrdiff_t>(i), seen[i]) !=
+          seen.begin() + static_cast<std::ptrdiff_t>(i))
+        continue;
+      const int slot = seen[i];
+      const std::vector<std::byte> output = ring_.read_output(slot);
+      if (i > 0) {
+        if (unwritten(output)) return wrong("elements of O or LSE were not written");
+        continue;
+      }
+      const Inputs& inputs = ring_.inputs(slot);
+      if (const auto changed = ring_.changed_input(slot, inputs)) return wrong(*changed);
+      if (!c.timed.judge) {
+        if (unwritten(output)) return wrong("elements of O or LSE were not written");
+        continue;
+      }
+      ++c.check.judged;
+      if (const auto why = c.timed.judge({.content = ring_.content(slot),
+                                          .inputs = inputs,
+                                          .output = output,
+                                          .draw = draws_(),
+                                          .timed = true}))
+        return wrong(*why);
+    }
+    return true;
+  }
+
+  /// Poison in an output whose layout has no gaps.
+  bool unwritten(std::span<const std::byte> output) const {
+    const Problem& p = ring_.problem();
+    const std::size_t dense =
+        static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q * p.head_dim) * size_of(p.out_dtype);
+    if (ring_.output_bytes() != dense) return false;
+    return holds_poison(output.first(dense), size_of(p.out_dtype)) ||
+           holds_poison(output.subspan(dense), sizeof(float));
+  }
+
+  /// What a side used of the machine beside what it was timed for, and what it may use.
+  void account() {
+    const double budget = device_.facts().multiprocessors;
+    for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      Contestant& c = contestants_[side];
+      Side& recorded = out_.samples.sides[side];
+      if (c.wall_inside > 0) recorded.threads_used = c.cpu_inside / c.wall_inside;
+      recorded.cpu_between_seconds = c.cpu_between;
+      if (!c.check.failure.empty() || !c.timed.subject->elsewhere()) continue;
+      if (const auto touched = c.timed.subject->touched()) {
+        c.fail(Fault::integrity, *touched);
+      } else if (c.cpu_stolen > kStolenShare * c.cpu_inside + kStolenSeconds) {
+        c.fail(Fault::integrity,
+               fmt::format("computed {:.3f} s while it was stopped and its next inputs were there, "
+                           "beside {:.3f} s in its timed calls",
+                           c.cpu_stolen, c.cpu_inside));
+      } else if (c.cpu_between > kIdleShare * c.cpu_inside + kIdleSeconds) {
+        c.fail(Fault::integrity,
+               fmt::format("computed {:.2f} s between its timed calls, beside {:.2f} s in them, "
+                           "which slows the other side: let its threads sleep when a call returns",
+                           c.cpu_between, c.cpu_inside));
+      } else if (budget > 0 &&
+                 c.cpu_inside > (1 + kMoreThreads) * budget * c.wall_inside + kStolenSeconds) {
+        c.fail(Fault::integrity,
+               fmt::format("used {:.1f} threads in its timed calls, where both sides have {:.0f} "
+                           "(GREENFAST_THREADS)",
+                           recorded.threads_used, budget));
+      }
+    }
+  }
+
+  void sample_blocks() {
+    const auto pulse = [&] {
+      // The best of three short looks: a preempted probe says nothing about the kernel's round.
+      double best = 0;
+      for (int i = 0; i < 3; ++i) best = std::max(best, device_.pulse(ring_.problem().dtype));
+      out_.peak.flops = std::max(out_.peak.flops, best);
+      return best;
+    };
+    double before = pulse();
+    auto round = Clock::now();
+    std::size_t round_begin = 0;
+    std::vector<Block>& blocks = out_.samples.blocks;
+    const auto close_round = [&] {
+      const double after = pulse();
+      for (std::size_t i = round_begin; i < blocks.size(); ++i) {
+        blocks[i].pulse = std::min(before, after);
+      }
+      before = after;
+      round_begin = blocks.size();
+      round = Clock::now();
+    };
+
+    const int most = std::max(1, (options_.iters + 1) / 2);
+    const int least = std::min(options_.min_blocks, most);
+    out_.stopped = "iters";
+    const auto others = device_.other_work();
+    start_ = Clock::now();
+    for (int taken = 0; taken < most; ++taken) {
+      if (taken >= least && seconds_since(start_) > options_.budget_seconds) {
+        out_.stopped = "budget";
+        break;
+      }
+      if (taken >= least && taken % 5 == 0 && options_.target_halfwidth > 0 && narrow_enough()) {
+        out_.stopped = "width";
+        break;
+      }
+      std::vector<std::size_t> order;
+      for (std::size_t side = 0; side < contestants_.size(); ++side) {
+        if (contestants_[side].check.failure.empty()) order.push_back(side);
+      }
+      if (order.empty()) break;
+      for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_() % i]);
+      Block block;
+      block.process = options_.process;
+      // There and back: what drifts linearly within the block cancels.
+      const std::size_t n = order.size();
+      for (std::size_t i = 0; i < 2 * n; ++i) {
+        const std::size_t side = order[i < n ? i : 2 * n - 1 - i];
+        if (contestants_[side].check.failure.empty()) take(side, block);
+      }
+      block.telemetry = device_.telemetry();
+      blocks.push_back(std::move(block));
+      if (options_.progress) options_.progress(taken + 1, seconds_since(start_));
+      if (seconds_since(round) > options_.round_seconds) close_round();
+    }
+    if (round_begin < blocks.size()) close_round();
+    // Of the whole run: systems count in steps of 10 ms, and noise must not be clamped round by
+    // round.
+    const double took = seconds_since(start_);
+    if (const auto now = device_.other_work(); others && now && took >= kShortestCounted) {
+      const double share = std::clamp((*now - *others) / took, 0.0, 1.0);
+      for (Block& block : blocks) block.other_work = share;
+    }
+  }
+
+  bool narrow_enough() const {
+    BootstrapOptions quick;
+    quick.resamples = 1000;
+    const auto half = [](double lo, double value, double hi) {
+      return std::max(hi - value, value - lo) / value;
+    };
+    for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      if (!contestants_[side].check.failure.empty()) continue;
+      if (contestants_.size() == 1) {
+        const Summary s = summarize(out_.samples, 0, quick);
+        if (!(half(s.ci_lo, s.p50, s.ci_hi) <= options_.target_halfwidth)) return false;
+      } else if (side != 0 && contestants_[0].check.failure.empty()) {
+        const auto ratio =
+            paired_log_ratio(out_.samples, 0, static_cast<int>(side), Statistic::p50, quick);
+        if (!ratio) return false;
+        const Interval i = speedup(*ratio);
+        if (!(half(i.lo, i.value, i.hi) <= options_.target_halfwidth)) return false;
+      }
+    }
+    return true;
+  }
+
+  /// Leaves out blocks during which the device was slower than usual, unless that is most of them.
+  /// The probe tells on a CPU, the clock on a GPU.
+  void drop_slow_blocks() {
+    std::vector<Block>& blocks = out_.samples.blocks;
+    const auto speed = [](const Block& block) {
+      return block.pulse > 0 ? block.pulse : block.telemetry.sm_mhz.value_or(0);
+    };
+    std::vector<double> speeds;
+    for (const Block& block : blocks) speeds.push_back(speed(block));
+    const double usual = quantile(speeds, 0.5);
+    const double lowest = usual * (1 - options_.pulse_tolerance);
+    const auto slow =
+        std::count_if(speeds.begin(), speeds.end(), [&](double s) { return s < lowest; });
+    if (!(usual > 0) || 2 * static_cast<std::size_t>(slow) > blocks.size() ||
+        static_cast<int>(blocks.size()) - static_cast<int>(slow) < options_.min_blocks) {
+      return;
+    }
+    for (Block& block : blocks) {
+      if (speed(block) >= lowest) continue;
+      block.dropped = fmt::format("the device's speed around it was {:.0f}% below the median",
+                                  100 * (1 - speed(block) / usual));
+    }
+  }
+
+  void look_for_impossible() {
+    bool again = true;
+    for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      SideCheck& check = contestants_[side].check;
+      check.floor_seconds = speed_of_light(ring_.problem(), out_.peak, options_.mode);
+      const Summary times = summarize(out_.samples, static_cast<int>(side), {.resamples = 0});
+      if (times.n == 0 || times.p50 >= check.floor_seconds) continue;
+      // A verdict that calls somebody impossible gets a second look at the ceilings first.
+      for (int i = 0; again && i < 3; ++i) {
+        const Peak peak = device_.peak(ring_.problem().dtype);
+        out_.peak.flops = std::max(out_.peak.flops, peak.flops);
+        out_.peak.bytes_per_second = std::max(out_.peak.bytes_per_second, peak.bytes_per_second);
+      }
+      again = false;
+      check.floor_seconds = speed_of_light(ring_.problem(), out_.peak, options_.mode);
+      check.impossible = times.p50 < check.floor_seconds;
+    }
+  }
+
+  Device& device_;
+  Ring& ring_;
+  const MeasureOptions& options_;
+  std::mt19937_64 random_;  // of the order: the seed's
+  std::uint64_t drawn_;     // nobody's before
+  std::mt19937_64 draws_;   // of signs, slots and rows
+  std::vector<Contestant> contestants_;
+  std::map<int, double> cpu_at_end_;  // by process, when its last timed call ended
+  Measurement out_;
+  int cursor_ = 0;
+  double tick_ = 0;  // seconds that a reading can be off by
+  Clock::time_point start_;
+};
+
+}  // namespace
+
+namespace {
+
+struct FaultRow {
+  Fault id;
+  std::string_view name, reason;
+  int exit_code;
+};
+constexpr std::array kFaults{FaultRow{Fault::none, "none", "", kPassed},
+                             FaultRow{Fault::launch, "launch", "CRASH", kCrash},
+                             FaultRow{Fault::numerics, "numerics", "NUMERICS", kNumerics},
+                             FaultRow{Fault::integrity, "integrity", "INTEGRITY", kIntegrity}};
+const FaultRow& row_of(Fault fault) { return kFaults[static_cast<std::size_t>(fault)]; }
+
+}  // namespace
+
+std::string_view name_of(Fault fault) noexcept { return row_of(fault).name; }
+std::string_view reason_of(Fault fault) noexcept { return row_of(fault).reason; }
+int exit_code_of(Fault fault) noexcept { return row_of(fault).exit_code; }
+std::optional<Fault> parse_fault(std::string_view name) {
+  for (const FaultRow& row : kFaults)
+    if (row.name == name) return row.id;
+  return std::nullopt;
+}
+
+double flop_count(const Problem& problem) {
+  return 4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.head_dim);
+}
+
+double byte_count(const Problem& p) {
+  const auto bytes = [&](const Layout& layout, std::int64_t heads, std::int64_t seq, DType dtype) {
+    // A broadcast tensor is read once however often it is used.
+    const double dense = static_cast<double>(p.batch) * static_cast<double>(heads) *
+                         static_cast<double>(seq) * static_cast<double>(p.head_dim) *
+                         static_cast<double>(size_of(dtype));
+    return std::min(
+        dense, static_cast<double>(extent_bytes(layout, p.batch, heads, seq, p.head_dim, dtype)));
+  };
+  double total = bytes(p.q, p.heads_q, p.seq_q, p.dtype);
+  // Under a mask some keys may be seen by nobody; which ones is not worth an exact count for a
+  // lower bound.
+  const bool all_keys = p.mask.is_none() || (p.mask.left < 0 && p.seq_q >= p.seq_kv);
+  if (all_keys) {
+    total += bytes(p.k, p.heads_kv, p.seq_kv, p.dtype) + bytes(p.v, p.heads_kv, p.seq_kv, p.dtype);
+  }
+  return total;
+}
+
+double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode) {
+  double seconds = peak.flops > 0 ? flop_count(problem) / peak.flops : 0;
+  if (mode == CacheState::cold && peak.bytes_per_second > 0) {
+    seconds = std::max(seconds, byte_count(problem) / peak.bytes_per_second);
+  }
+  return 0.95 * seconds;
+}
+
+Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,
+                            const MeasureOptions& options) {
+  if (contestants.empty()) {
+    return Status(StatusCode::invalid_argument, "nothing to time: no subject was given");
+  }
+  return Clocked(device, ring, contestants, options).run();
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,411 @@
+#include "workbench/record/runner.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "workbench/base/exit_code.hpp"
+#include "workbench/base/numeric.hpp"
+#include "workbench/fast/timed_judge.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+// Leaves a measurement from inside its progress callback.
+struct Stopped {};
+
+int exit_code_of(const CaseResult& result) {
+  switch (result.verdict) {
+    case Verdict::green:
+      return kPassed;
+    case Verdict::skipped:
+      return kNoDevice;
+    case Verdict::red:
+      break;
+  }
+  if (result.failed_metric == "launch") return kCrash;
+  return result.integrity ? kIntegrity : kNumerics;
+}
+
+void keep_worst(Metrics* worst, const Metrics& m) {
+  if (!(m.max_err <= worst->max_err)) {  // NaN is worse than any number
+    worst->max_err = m.max_err;
+    worst->worst_row = m.worst_row;
+    worst->worst_col = m.worst_col;
+  }
+  auto larger = [](double* a, double b) {
+    if (!(b <= *a)) *a = b;
+  };
+  larger(&worst->mean_err, m.mean_err);
+  larger(&worst->p999_err, m.p999_err);
+  larger(&worst->percent_bad, m.percent_bad);
+  larger(&worst->rel_fro, m.rel_fro);
+  larger(&worst->max_row, m.max_row);
+  larger(&worst->gain, m.gain);
+  larger(&worst->max_lse_err, m.max_lse_err);
+  if (!(std::abs(m.bias) <= std::abs(worst->bias))) worst->bias = m.bias;
+  if (!(m.cosine >= worst->cosine)) worst->cosine = m.cosine;
+  worst->nan_mismatch = std::max(worst->nan_mismatch, m.nan_mismatch);
+}
+
+// The worse of two rows' codes, in the order the command returns them.
+int graver(int a, int b) {
+  const int codes[] = {a, b};
+  return worst_of(codes);
+}
+
+class Runner {
+ public:
+  Runner(const RunPlan& plan, const RunObserver& observer) : plan_(plan), observer_(observer) {
+    policy_ = plan.policy;
+    seeds_ = plan.seeds;
+    if (plan.quick) {
+      if (policy_.distributions.size() > 2) policy_.distributions.resize(2);
+      seeds_.resize(1);
+    }
+    for (const RunProblem& p : plan.problems)
+      steps_ += cases_of(p).size() * plan.subjects.size() + (plan.fast ? 1 : 0);
+  }
+
+  RunResult run() {
+    for (const RunProblem& problem : plan_.problems) {
+      const std::size_t first_row = result_.rows.size();
+      if (Status status = check_green(problem); !status.ok()) {
+        mark_unfinished(first_row, static_cast<int>(cases_of(problem).size()), "failed");
+        fail("checking", problem, status);
+      }
+      if (observer_.row)
+        for (std::size_t r = first_row; r < result_.rows.size(); ++r)
+          observer_.row(result_.rows[r]);
+      if (result_.interrupted) break;
+      if (plan_.fast)
+        if (Status status = time_green(problem, first_row); !status.ok())
+          fail("timing", problem, status);
+      if (result_.interrupted) break;
+    }
+    std::vector<int> codes;
+    for (const RunRow& row : result_.rows) codes.push_back(row.exit_code);
+    result_.exit_code = result_.interrupted         ? static_cast<int>(kInterrupted)
+                        : !result_.failures.empty() ? static_cast<int>(kInternal)
+                                                    : worst_of(codes);
+    return std::move(result_);
+  }
+
+ private:
+  std::vector<Case> cases_of(const RunProblem& problem) const {
+    if (problem.captured == nullptr) return make_cases({problem.named}, policy_, seeds_);
+    Case c;
+    c.name = problem.named.name;
+    c.problem = problem.named.problem;
+    c.distribution = Distribution::file;
+    c.poison_unseen = false;
+    return {c};
+  }
+
+  void fail(std::string_view doing, const RunProblem& problem, const Status& status) {
+    result_.failures.push_back(
+        fmt::format("{} {}: {}", doing, problem.named.name, status.message()));
+  }
+
+  bool stopped() {
+    if (observer_.stop && observer_.stop()) result_.interrupted = true;
+    return result_.interrupted;
+  }
+  void step(const std::string& what, const std::string& subject) {
+    if (observer_.step) observer_.step(done_, steps_, what, subject);
+    ++done_;
+  }
+
+  Status check_green(const RunProblem& problem) {
+    const std::size_t first_row = result_.rows.size();
+    limits_.clear();
+    for (Subject* subject : plan_.subjects) {
+      RunRow row;
+      row.variant = subject->id();
+      row.problem = problem.named.name;
+      row.exit_code = kNoDevice;
+      result_.rows.push_back(row);
+      const DeviceFacts& facts = plan_.device->facts();
+      if (auto why = subject->refusal(problem.named.problem, facts)) {
+        result_.rows.back().reason = *why;
+      } else if (auto what = subject->plan(problem.named.problem, facts)) {
+        result_.plans.push_back(*what);
+        result_.plan_problems.push_back(problem.named.name);
+      }
+    }
+    const std::vector<Case> cases = cases_of(problem);
+    for (const Case& c : cases) {
+      // Inputs and oracle are computed for the case once, and only if some variant takes it.
+      std::optional<CaseData> data;
+      for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
+        if (stopped()) {
+          mark_unfinished(first_row, static_cast<int>(cases.size()), "interrupted");
+          return {};
+        }
+        RunRow& row = result_.rows[first_row + s];
+        step(fmt::format("{}  {}", row.variant, to_string(c)), row.variant);
+        if (!row.reason.empty() && row.verdict == Verdict::skipped) continue;
+        if (!data) {
+          auto prepared = problem.captured != nullptr ? prepare_case(c, *problem.captured, policy_)
+                                                      : prepare_case(c, policy_);
+          if (!prepared.ok()) return prepared.status();
+          data = std::move(*prepared);
+        }
+        if (c.distribution == Distribution::normal || c.distribution == Distribution::file)
+          keep_larger(limits_, data->limits);
+        CaseResult r = validate(*plan_.subjects[s], *plan_.device, *data, policy_);
+        take(r, &row);
+        result_.cases.push_back(std::move(r));
+      }
+    }
+    for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
+      RunRow& row = result_.rows[r];
+      if (row.verdict != Verdict::green || row.refused_midway.empty()) continue;
+      // Neither right nor wrong: it took the problem, and then not all of its cases.
+      row.verdict = Verdict::skipped;
+      row.reason = fmt::format("took {} of {} cases and refused the others: {}", row.cases,
+                               cases.size(), row.refused_midway);
+      row.exit_code = kDefer;
+    }
+    return {};
+  }
+
+  // GREEN means every case; what was stopped before is not.
+  void mark_unfinished(std::size_t first_row, int cases, std::string_view why) {
+    for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
+      RunRow& row = result_.rows[r];
+      const bool refused = row.cases == 0 && !row.reason.empty();
+      if (row.verdict == Verdict::red || row.cases == cases || refused) continue;
+      row.verdict = Verdict::skipped;
+      row.reason = fmt::format("{} after {} of {} cases", why, row.cases, cases);
+      row.exit_code = kNoDevice;
+    }
+  }
+
+  void take(const CaseResult& r, RunRow* row) {
+    const int code = exit_code_of(r);
+    if (r.verdict == Verdict::skipped) {
+      if (row->cases == 0)
+        row->reason = r.reason;
+      else if (!has_own_problem(r.test.distribution))  // of those it may take what it wants
+        row->refused_midway = r.reason;
+      return;
+    }
+    row->exit_code = row->cases == 0 ? code : graver(row->exit_code, code);
+    if (row->cases == 0) row->verdict = Verdict::green;
+    ++row->cases;
+    if (r.rows_checked < r.rows_total) ++row->rows_sampled;
+    // Errors where V is at the last number of a type say nothing in a table.
+    if (!has_own_problem(r.test.distribution)) keep_worst(&row->worst, r.metrics);
+    if (r.verdict == Verdict::red && row->verdict == Verdict::green) {
+      row->verdict = Verdict::red;
+      row->reason = fmt::format("{}: {}", to_string(r.test), r.reason);
+    }
+  }
+
+  Status time_green(const RunProblem& problem, std::size_t first_row) {
+    step(fmt::format("timing {}", problem.named.name), "");
+    std::vector<Timed> contestants;
+    std::vector<RunRow*> rows;
+    for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
+      RunRow& row = result_.rows[first_row + s];
+      if (row.verdict != Verdict::green) continue;
+      contestants.push_back(
+          {.subject = plan_.subjects[s], .label = {}, .judge = timed_judge(policy_, limits_)});
+      rows.push_back(&row);
+    }
+    if (contestants.empty() || stopped()) return {};
+
+    Case first = cases_of(problem).front();
+    Ring::Options ring_options;
+    if (problem.captured != nullptr) {
+      ring_options.distinct = 1;
+      ring_options.generate = [&](const Case&) { return *problem.captured; };
+    } else {
+      first.distribution = Distribution::normal;
+    }
+    auto ring = Ring::make(*plan_.device, first, ring_options);
+    if (!ring.ok()) return ring.status();
+
+    MeasureOptions options = plan_.timing;
+    options.progress = [&](int blocks, double seconds) {
+      if (stopped()) throw Stopped{};
+      if (observer_.step)
+        observer_.step(
+            done_ - 1, steps_,
+            fmt::format("timing {}  block {}, {:.1f} s", problem.named.name, blocks, seconds), "");
+    };
+    try {
+      auto measured = measure(*plan_.device, **ring, contestants, options);
+      if (!measured.ok()) return measured.status();
+      take(*measured, rows);
+    } catch (const Stopped&) {
+      // What stands so far is recorded without this problem's times.
+    }
+    return {};
+  }
+
+  void take(const Measurement& measured, const std::vector<RunRow*>& rows) {
+    double fastest = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      RunRow& row = *rows[i];
+      const SideCheck& seen = measured.checks[i];
+      row.floor_seconds = seen.floor_seconds;
+      if (!seen.failure.empty()) {
+        row.verdict = Verdict::red;
+        row.reason = fmt::format("while timed: {}", seen.failure);
+        row.exit_code = graver(row.exit_code, exit_code_of(seen.fault));
+        continue;
+      }
+      const Summary summary = summarize(measured.samples, static_cast<int>(i));
+      if (summary.n == 0) continue;
+      row.time = summary;
+      row.flops = measured.samples.flops / summary.p50;
+      if (measured.peak.flops > 0) row.percent_of_peak = 100 * row.flops / measured.peak.flops;
+      if (seen.impossible) {
+        row.verdict = Verdict::red;
+        row.reason = fmt::format(
+            "IMPOSSIBLE: {:.3g} s is below the {:.3g} s that the measured peak "
+            "allows",
+            summary.p50, seen.floor_seconds);
+        row.exit_code = graver(row.exit_code, kIntegrity);
+      } else if (fastest == 0 || summary.p50 < fastest) {
+        fastest = summary.p50;
+      }
+    }
+    for (RunRow* row : rows)
+      if (row->time && fastest > 0) row->times_fastest = row->time->p50 / fastest;
+    result_.samples.push_back(measured.samples);
+    result_.peaks.push_back(measured.peak);
+  }
+
+  const RunPlan& plan_;
+  const RunObserver& observer_;
+  Policy policy_;
+  std::vector<std::uint64_t> seeds_;
+  RunResult result_;
+  Limits limits_;  // of the problem at hand, under the distribution that is timed
+  std::size_t done_ = 0, steps_ = 0;
+};
+
+std::string shape_of(const FileTensor& t) { return fmt::format("[{}]", fmt::join(t.shape, ", ")); }
+
+// Decodes a tensor that lies dense in `order` into fp32 in dense BHSD.
+std::vector<float> decode(const Captured::Item& item, LayoutKind order,
+                          const std::vector<float>& scales) {
+  std::array<std::int64_t, 4> n{};
+  std::copy(item.tensor.shape.begin(), item.tensor.shape.end(), n.begin());
+  if (order == LayoutKind::bshd) std::swap(n[1], n[2]);
+  const auto [batch, heads, seq, dim] = n;
+  std::vector<float> values(static_cast<std::size_t>(batch * heads * seq * dim));
+  for (std::int64_t b = 0; b < batch; ++b)
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const float scale =
+          scales.empty() ? 1.0f
+                         : scales[scales.size() == 1 ? 0 : static_cast<std::size_t>(b * heads + h)];
+      for (std::int64_t i = 0; i < seq; ++i) {
+        const std::int64_t from = order == LayoutKind::bshd ? ((b * seq + i) * heads + h) * dim
+                                                            : ((b * heads + h) * seq + i) * dim;
+        float* to = values.data() + ((b * heads + h) * seq + i) * dim;
+        numeric::load_row(item.tensor.dtype, item.data.data(), from, dim, to);
+        for (std::int64_t d = 0; d < dim; ++d) to[d] *= scale;
+      }
+    }
+  return values;
+}
+
+}  // namespace
+
+Result<RunProblem> make_captured_problem(const Captured& captured, const std::string& name,
+                                         const ProblemDefaults& defaults,
+                                         std::optional<DType> dtype) {
+  auto invalid = [&](std::string message) -> Status {
+    return {StatusCode::invalid_argument, fmt::format("{}: {}", name, message)};
+  };
+  if (defaults.layout != LayoutKind::bhsd && defaults.layout != LayoutKind::bshd)
+    return invalid("--inputs are read dense: possible are --layout bhsd and bshd");
+  const bool bshd = defaults.layout == LayoutKind::bshd;
+  struct Shape {
+    std::int64_t b, h, s, d;
+  };
+  auto shape_in = [&](const Captured::Item& item) -> Shape {
+    const auto& n = item.tensor.shape;
+    return bshd ? Shape{n[0], n[2], n[1], n[3]} : Shape{n[0], n[1], n[2], n[3]};
+  };
+  const Shape q = shape_in(captured.q), k = shape_in(captured.k), v = shape_in(captured.v);
+  const DType stored = captured.q.tensor.dtype;
+  if (captured.k.tensor.dtype != stored || captured.v.tensor.dtype != stored)
+    return invalid(fmt::format("q, k and v have dtypes {}, {}, {}: store all three in one",
+                               name_of(stored), name_of(captured.k.tensor.dtype),
+                               name_of(captured.v.tensor.dtype)));
+  if (captured.k.tensor.shape != captured.v.tensor.shape || q.b != k.b || q.d != k.d)
+    return invalid(fmt::format(
+        "q {}, k {} and v {} do not fit together: expected q [B, Hq, Sq, D] and k, v [B, Hkv, Skv, "
+        "D]{}",
+        shape_of(captured.q.tensor), shape_of(captured.k.tensor), shape_of(captured.v.tensor),
+        bshd ? " with S before H (--layout bshd)" : "; with S before H use --layout bshd"));
+
+  const bool any_scale =
+      !captured.q_scale.empty() || !captured.k_scale.empty() || !captured.v_scale.empty();
+  ScaleKind scales = ScaleKind::none;
+  if (any_scale) {
+    if (stored != DType::e4m3)
+      return invalid("q_scale, k_scale and v_scale belong to F8_E4M3 tensors");
+    const auto heads = [](const Shape& s) { return static_cast<std::size_t>(s.b * s.h); };
+    const bool per_tensor = captured.q_scale.size() == 1 && captured.k_scale.size() == 1 &&
+                            captured.v_scale.size() == 1;
+    const bool per_head = captured.q_scale.size() == heads(q) &&
+                          captured.k_scale.size() == heads(k) &&
+                          captured.v_scale.size() == heads(v);
+    if (!per_tensor && !per_head)
+      return invalid(
+          "q_scale, k_scale and v_scale must hold one value each, or one per (batch, "
+          "head) of their tensor");
+    scales = per_tensor ? ScaleKind::tensor : ScaleKind::per_head;
+  }
+
+  const DType type = dtype.value_or(stored);
+  RunProblem result;
+  result.named.name = name;
+  Problem& p = result.named.problem;
+  p = make_problem(q.b, q.h, k.h, q.s, k.s, q.d, type, bshd ? Order::bshd : Order::bhsd);
+  p.out_dtype = defaults.out_dtype.value_or(default_out_dtype(type));
+  p.scale = defaults.scale.value_or(default_scale(q.d));
+  p.softcap = defaults.softcap;
+  p.mask = defaults.mask;
+  p.lse = defaults.lse;
+  if (type == DType::e4m3)
+    p.scales = type == stored ? scales : defaults.scales.value_or(ScaleKind::per_head);
+  if (Status status = check(p); !status.ok()) return invalid(status.message());
+
+  if (type == stored) {
+    Inputs inputs;
+    inputs.q = captured.q.data;
+    inputs.k = captured.k.data;
+    inputs.v = captured.v.data;
+    inputs.q_scale = captured.q_scale;
+    inputs.k_scale = captured.k_scale;
+    inputs.v_scale = captured.v_scale;
+    if (type == DType::e4m3) {
+      inputs.q_exact = decode(captured.q, defaults.layout, captured.q_scale);
+      inputs.k_exact = decode(captured.k, defaults.layout, captured.k_scale);
+      inputs.v_exact = decode(captured.v, defaults.layout, captured.v_scale);
+    }
+    result.captured = std::make_shared<const Inputs>(std::move(inputs));
+  } else {
+    result.captured = std::make_shared<const Inputs>(
+        make_inputs(p, decode(captured.q, defaults.layout, captured.q_scale),
+                    decode(captured.k, defaults.layout, captured.k_scale),
+                    decode(captured.v, defaults.layout, captured.v_scale)));
+  }
+  return result;
+}
+
+RunResult run(const RunPlan& plan, const RunObserver& observer) {
+  return Runner(plan, observer).run();
+}
+
+}  // namespace greenfast::workbench

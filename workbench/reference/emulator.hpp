@@ -1,0 +1,28 @@
+// An honest kernel in the precision of the problem, written apart from every kernel: its error
+// against the oracle is what correctness at that precision costs, and sets the limits.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <greenfast/features.hpp>
+
+#include "workbench/cases/workload.hpp"
+#include "workbench/reference/oracle.hpp"
+
+namespace greenfast::workbench {
+
+/// Rows of an output, in the order of a Reference.
+struct Rows {
+  std::vector<double> o;    // rows x D
+  std::vector<double> lse;  // rows
+};
+
+/// What the emulator knows of; a problem that needs more gets no limits.
+inline constexpr Features kEmulatorTakes = kFeaturesOfAbi1;
+/// fp32 scores and accumulation in blocks (64 keys, merged every 8,192), online softmax over tiles,
+/// P rounded to the input type (e4m3: times 448 first, against each tile's running maximum), output
+/// rounded to out_dtype.
+Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t>& rows);
+
+}  // namespace greenfast::workbench

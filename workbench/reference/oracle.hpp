@@ -1,0 +1,34 @@
+// The reference: attention in fp64 on exactly the bits a kernel reads, by the definition, with no
+// tiling and no online softmax.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <greenfast/features.hpp>
+
+#include "workbench/cases/visible_keys.hpp"
+#include "workbench/cases/workload.hpp"
+
+namespace greenfast::workbench {
+
+/// Rows of the fp64 result that were computed: all of them, or as many as a budget allows, chosen
+/// by seed.
+struct Reference {
+  std::vector<std::int64_t> rows;  // (b * Hq + h) * Sq + i, ascending
+  std::int64_t total_rows = 0;
+  std::vector<double> o;    // rows.size() x D
+  std::vector<double> lse;  // rows.size(), natural log, -inf where no key is visible
+  /// Some row sees a NaN or Inf among the inputs.
+  bool nonfinite_visible = false;
+  /// Of each of `rows`: a NaN or Inf in V is seen by a row so near that both may be in one tile,
+  /// where a weight of 0 makes NaN of it. Empty: none is.
+  std::vector<char> may_be_nan;
+};
+
+/// What the definition below knows of. A problem that needs more is not judged.
+inline constexpr Features kOracleTakes = kFeaturesOfAbi1;
+Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
+                            Truth truth = Truth::decoded);
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,325 @@
+#include "workbench/resources/resources.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <regex>
+#include <set>
+#include <stdexcept>
+
+#include <toml++/toml.h>
+
+namespace greenfast::workbench {
+namespace {
+
+constexpr std::int64_t kWarp = 32;
+
+/// Of one multiprocessor: CUDA C++ Programming Guide, technical specifications per compute
+/// capability. Registers are given to warps in units of 256, to the four partitions evenly; shared
+/// memory in units of 128 bytes, and the system takes 1 KB of each block's.
+struct Multiprocessor {
+  int arch;
+  std::int64_t warps, blocks, shared_bytes;
+};
+constexpr Multiprocessor kMultiprocessors[] = {
+    {80, 64, 32, 164 * 1024}, {86, 48, 16, 100 * 1024}, {87, 48, 16, 164 * 1024},
+    {89, 48, 24, 100 * 1024}, {90, 64, 32, 228 * 1024},
+};
+constexpr std::int64_t kRegisters = 65536, kRegisterUnit = 256, kPartitions = 4;
+constexpr std::int64_t kSharedUnit = 128, kSystemShared = 1024;
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+struct BadLimit : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+KernelLimit read_limit(const toml::table& table) {
+  KernelLimit limit;
+  for (const auto& [key, node] : table) {
+    const auto text = [&, &node = node, &key = key] {
+      const auto value = node.value_exact<std::string>();
+      if (!value || value->empty()) throw BadLimit(fmt::format("{}: expected a text", key.str()));
+      return *value;
+    };
+    const auto number = [&, &node = node, &key = key] {
+      const auto value = node.value_exact<std::int64_t>();
+      if (!value || *value < 0)
+        throw BadLimit(fmt::format("{}: expected an integer of at least 0", key.str()));
+      return *value;
+    };
+    if (key == "kernel")
+      limit.kernel = text();
+    else if (key == "variant")
+      limit.variant = text();
+    else if (key == "arch")
+      limit.arch = text();
+    else if (key == "reason")
+      limit.reason = text();
+    else if (key == "known")
+      limit.known = text();
+    else if (key == "registers")
+      limit.registers = number();
+    else if (key == "static_shared")
+      limit.static_shared = number();
+    else if (key == "shared")
+      limit.shared = number();
+    else if (key == "stack")
+      limit.stack = number();
+    else
+      throw BadLimit(fmt::format("{}: unknown key", key.str()));
+  }
+  if (limit.kernel.empty() == limit.variant.empty())
+    throw BadLimit("needs a kernel or a variant, not both");
+  if (limit.reason.empty()) throw BadLimit("needs a reason");
+  if (!limit.registers && !limit.static_shared && !limit.shared && !limit.stack)
+    throw BadLimit("needs one of registers, static_shared, shared, stack");
+  if (!limit.arch.empty() && arch_number(limit.arch) == 0)
+    throw BadLimit(fmt::format("arch '{}': expected one such as sm_89", limit.arch));
+  if (!limit.kernel.empty()) {
+    try {
+      std::regex pattern(limit.kernel);
+    } catch (const std::regex_error& error) {
+      throw BadLimit(fmt::format("kernel '{}': {}", limit.kernel, error.what()));
+    }
+  }
+  return limit;
+}
+
+bool concerns(const KernelLimit& limit, const ResourceRow& row) {
+  if (!limit.arch.empty() && limit.arch != row.code.arch) return false;
+  if (!limit.kernel.empty())
+    return std::regex_search("greenfast::cuda::" + row.code.name, std::regex(limit.kernel));
+  if (limit.variant.ends_with('*'))
+    return row.variant.starts_with(
+        std::string_view(limit.variant).substr(0, limit.variant.size() - 1));
+  return row.variant == limit.variant;
+}
+
+/// Fills in occupancy and broken limits.
+void judge(ResourceRow& row, std::span<const KernelLimit> limits) {
+  // Without a plan its dynamic shared memory is not known.
+  if (!row.variant.empty()) {
+    row.occupancy =
+        occupancy(arch_number(row.code.arch), row.code.registers, row.shared(), row.threads);
+  }
+  bool stack_allowed = false;
+  for (const KernelLimit& limit : limits) {
+    if (!concerns(limit, row)) continue;
+    stack_allowed = stack_allowed || limit.stack.has_value();
+    const auto check = [&](std::string_view what, std::int64_t value,
+                           std::optional<std::int64_t> most) {
+      if (most && value > *most)
+        row.broken.push_back(
+            {fmt::format("{} {} > {} ({})", what, value, *most, limit.reason), limit.known});
+    };
+    check("registers", row.code.registers, limit.registers);
+    check("static shared memory", row.code.static_shared, limit.static_shared);
+    check("shared memory", row.shared(), limit.shared);
+    check("local memory", row.code.stack, limit.stack);
+  }
+  if (row.code.stack > 0 && !stack_allowed)
+    row.broken.push_back(
+        {fmt::format("local memory {} > 0 (spills, or arrays that are indexed at run time)",
+                     row.code.stack),
+         ""});
+}
+
+/// Problems that between them reach every kernel a variant has: all types, head dims, short and
+/// long, wide and narrow, with and without masks.
+std::vector<Problem> grid_of_problems() {
+  std::vector<Problem> out;
+  struct Size {
+    std::int64_t batch, heads_q, heads_kv, seq_q, seq_kv;
+  };
+  constexpr Size kSizes[] = {
+      {1, 8, 8, 32, 32},       {1, 8, 8, 512, 512},     {1, 8, 8, 2048, 2048},
+      {2, 8, 8, 2048, 2048},   {1, 1, 1, 1, 64},        {4, 32, 8, 1, 8192},
+      {1, 4, 2, 97, 517},      {2, 32, 32, 8192, 8192}, {16, 32, 8, 512, 512},
+      {32, 32, 32, 1024, 256}, {1, 8, 8, 64, 2048},     {1, 16, 16, 16384, 16384}};
+  for (const DType dtype : {DType::f16, DType::bf16, DType::e4m3}) {
+    for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+      for (const Size& size : kSizes) {
+        Problem problem = make_problem(size.batch, size.heads_q, size.heads_kv, size.seq_q,
+                                       size.seq_kv, head_dim, dtype);
+        if (dtype == DType::e4m3) problem.scales = ScaleKind::per_head;
+        for (const Mask& mask : {Mask::none(), Mask::causal(Alignment::top_left),
+                                 Mask::causal(Alignment::bottom_right),
+                                 Mask::window(128, 0, Alignment::bottom_right)}) {
+          problem.mask = mask;
+          problem.softcap = 0;
+          out.push_back(problem);
+        }
+        problem.softcap = 30;
+        out.push_back(problem);
+      }
+    }
+  }
+  return out;
+}
+
+struct Use {
+  std::int64_t dynamic_shared = -1;
+  int threads = 0;
+  std::string problem;
+};
+
+void add_use(std::map<std::string, Use>& uses, const Plan& plan, const std::string& problem) {
+  if (plan.kernel.empty()) return;
+  Use& use = uses[plan.kernel];
+  if (plan.shared_bytes <= use.dynamic_shared) return;
+  use = {plan.shared_bytes, plan.block[0] * plan.block[1] * plan.block[2], problem};
+}
+
+ResourceRow row_of(std::string_view variant, const KernelCode& code, const Use& use) {
+  ResourceRow row;
+  row.variant = variant;
+  row.code = code;
+  row.dynamic_shared = std::max<std::int64_t>(0, use.dynamic_shared);
+  row.threads = use.threads;
+  row.problem = use.problem;
+  return row;
+}
+
+std::string lacks(std::string_view variant, std::string_view kernel, int arch) {
+  return fmt::format("{}: no machine code of {} for sm_{}", variant, kernel, arch);
+}
+
+/// A GPU with whose facts plans for an architecture are made.
+constexpr std::pair<int, std::string_view> kModels[] = {{80, "a100"}, {89, "l4"}, {90, "h200"}};
+
+}  // namespace
+
+std::optional<Occupancy> occupancy(int arch, int registers, std::int64_t shared_bytes,
+                                   int threads) {
+  const auto* sm = std::find_if(std::begin(kMultiprocessors), std::end(kMultiprocessors),
+                                [&](const Multiprocessor& m) { return m.arch == arch; });
+  if (sm == std::end(kMultiprocessors) || threads <= 0 || threads > 1024 || registers < 0)
+    return std::nullopt;
+  const std::int64_t warps = round_up(threads, kWarp) / kWarp;
+  const std::int64_t by_threads = sm->warps / warps;
+  std::int64_t by_registers = by_threads;
+  if (registers > 0) {
+    const std::int64_t each = round_up(registers * kWarp, kRegisterUnit);
+    by_registers = kRegisters / kPartitions / each * kPartitions / warps;
+  }
+  const std::int64_t by_shared =
+      sm->shared_bytes / round_up(shared_bytes + kSystemShared, kSharedUnit);
+  Occupancy out;
+  const std::int64_t least = std::min({by_threads, by_registers, by_shared, sm->blocks});
+  if (least < 1) return std::nullopt;
+  out.blocks = static_cast<int>(least);
+  out.warps = static_cast<int>(least * warps);
+  out.percent = 100.0 * static_cast<double>(out.warps) / static_cast<double>(sm->warps);
+  out.limiter = least == by_registers && by_registers < by_threads ? "registers"
+                : least == by_shared && by_shared < by_threads     ? "shared memory"
+                : least == sm->blocks && sm->blocks < by_threads   ? "blocks"
+                                                                   : "threads";
+  return out;
+}
+
+Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
+                                                       std::string_view text) {
+  std::vector<KernelLimit> out;
+  try {
+    const toml::table table = toml::parse(text);
+    for (const auto& [key, node] : table) {
+      const toml::array* rows = node.as_array();
+      if (key != "limit" || rows == nullptr)
+        throw BadLimit(fmt::format("{}: possible are [[limit]] tables alone", key.str()));
+      for (const toml::node& row : *rows) {
+        if (!row.is_table()) throw BadLimit("limit: expected tables");
+        try {
+          out.push_back(read_limit(*row.as_table()));
+        } catch (const BadLimit& wrong) {
+          throw BadLimit(fmt::format("line {}: {}", row.source().begin.line, wrong.what()));
+        }
+      }
+    }
+  } catch (const toml::parse_error& error) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: line {}: {}", name, error.source().begin.line,
+                              std::string(error.description())));
+  } catch (const BadLimit& wrong) {
+    return Status(StatusCode::invalid_argument, fmt::format("{}: {}", name, wrong.what()));
+  }
+  return out;
+}
+
+bool ResourceReport::within_limits() const {
+  return std::all_of(rows.begin(), rows.end(),
+                     [](const ResourceRow& row) { return row.broken.empty(); });
+}
+
+ResourceReport resource_report(const DeviceCode& code, std::span<const KernelLimit> limits,
+                               std::span<const std::string> archs,
+                               std::span<const std::string> variants) {
+  ResourceReport report;
+  const auto wanted = [](std::span<const std::string> list, std::string_view value) {
+    return list.empty() || std::find(list.begin(), list.end(), value) != list.end();
+  };
+  static const std::vector<Problem> problems = grid_of_problems();
+  std::set<const KernelCode*> used;
+  for (const VariantInfo& variant : greenfast::variants()) {
+    if (variant.device != DeviceKind::cuda || !variant.built) continue;
+    for (const auto& [arch, model] : kModels) {
+      const auto facts = model_facts(model);
+      if (!facts.ok()) continue;
+      std::map<std::string, Use> uses;
+      Options options;
+      options.device = DeviceKind::cuda;
+      options.variant = variant.id;
+      for (const Problem& problem : problems) {
+        const auto planned = plan(problem, *facts, options);
+        if (planned.ok()) add_use(uses, *planned, to_string(problem));
+      }
+      for (const auto& [kernel, use] : uses) {
+        const KernelCode* found = find_kernel(code, kernel, arch);
+        const bool own = found != nullptr && arch_number(found->arch) == arch;
+        if (found != nullptr) used.insert(found);
+        // Code of an older architecture has a row of its own; here it would stand twice.
+        if (own && wanted(archs, found->arch) && wanted(variants, variant.id)) {
+          report.rows.push_back(row_of(variant.id, *found, use));
+          judge(report.rows.back(), limits);
+        } else if (found == nullptr && wanted(variants, variant.id)) {
+          report.missing.push_back(lacks(variant.id, kernel, arch));
+        }
+      }
+    }
+  }
+  if (!variants.empty()) return report;
+  for (const KernelCode& kernel : code.kernels) {
+    // The workbench's own kernels (peaks, planted ones) keep their namespace in their name.
+    if (used.contains(&kernel) || !wanted(archs, kernel.arch) ||
+        kernel.name.find("greenfast::") != std::string::npos)
+      continue;
+    report.rows.push_back(row_of("", kernel, {}));
+    judge(report.rows.back(), limits);
+  }
+  return report;
+}
+
+Result<ResourceReport> resources_of(std::string_view variant, int arch,
+                                    std::span<const Plan> plans) {
+  const auto& code = own_device_code();
+  if (!code.ok()) return code.status();
+  const auto limits = parse_resource_limits("policies/resources.toml", builtin_resource_limits());
+  if (!limits.ok()) return limits.status();
+  ResourceReport report;
+  std::map<std::string, Use> uses;
+  for (const Plan& plan : plans) add_use(uses, plan, "");
+  for (const auto& [kernel, use] : uses) {
+    if (const KernelCode* found = find_kernel(*code, kernel, arch)) {
+      report.rows.push_back(row_of(variant, *found, use));
+      judge(report.rows.back(), *limits);
+    } else {
+      report.missing.push_back(lacks(variant, kernel, arch));
+    }
+  }
+  return report;
+}
+
+}  // namespace greenfast::workbench

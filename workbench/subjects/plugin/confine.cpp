@@ -1,0 +1,159 @@
+#include "workbench/subjects/plugin/confine.hpp"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "workbench/base/build_info.hpp"
+#include "workbench/subjects/plugin/channel.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+// ---- Landlock, by its numbers: headers of a distribution know the first version alone
+
+constexpr long kCreateRuleset = 444, kAddRule = 445, kRestrictSelf = 446;
+constexpr unsigned kVersionFlag = 1;
+struct RulesetAttributes {
+  std::uint64_t files, network, scoped;
+};
+// Bits of the accesses to files, in the order of the versions that brought them.
+constexpr std::uint64_t kWriteFile = 1u << 1, kRemoveAndMake = 0x1ff0, kRefer = 1u << 13,
+                        kTruncate = 1u << 14;
+constexpr std::uint64_t kScopeSignal = 1u << 1;
+
+std::uint32_t landlock() {
+  const long version = syscall(kCreateRuleset, nullptr, std::size_t{0}, kVersionFlag);
+  if (version < 1) return 0;
+  RulesetAttributes attributes{};
+  attributes.files = kWriteFile | kRemoveAndMake;
+  if (version >= 2) attributes.files |= kRefer;
+  if (version >= 3) attributes.files |= kTruncate;
+  if (version >= 6) attributes.scoped = kScopeSignal;
+  const std::size_t size = version >= 6   ? sizeof attributes
+                           : version >= 4 ? offsetof(RulesetAttributes, scoped)
+                                          : offsetof(RulesetAttributes, network);
+  const int rules = static_cast<int>(syscall(kCreateRuleset, &attributes, size, 0u));
+  if (rules < 0) return 0;
+  // Devices that are there may be written to: /dev/null.
+  struct {
+    std::uint64_t access;
+    std::int32_t parent;
+  } __attribute__((packed)) beneath{kWriteFile, open("/dev", O_PATH | O_CLOEXEC)};
+  if (beneath.parent >= 0) {
+    syscall(kAddRule, rules, 1, &beneath, 0u);
+    close(beneath.parent);
+  }
+  const bool done = syscall(kRestrictSelf, rules, 0u) == 0;
+  close(rules);
+  if (!done) return 0;
+  return channel::kNoFiles | (version >= 6 ? channel::kNoSignals : 0);
+}
+
+// ---- seccomp
+
+#if defined(__x86_64__)
+constexpr std::uint32_t kArchitecture = AUDIT_ARCH_X86_64;
+#elif defined(__aarch64__)
+constexpr std::uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
+#else
+constexpr std::uint32_t kArchitecture = 0;
+#endif
+
+/// A program of jumps for the kernel; written so that every rule ends in a return.
+class Filter {
+ public:
+  void load(std::size_t offset) {
+    add(BPF_LD | BPF_W | BPF_ABS, static_cast<std::uint32_t>(offset));
+  }
+  /// The system call fails with `error`.
+  void refuse(long call, int error) {
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 1, static_cast<std::uint32_t>(call)});
+    add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
+  }
+  /// The same, unless its first argument has this bit.
+  void refuse_without(long call, std::uint32_t bit, int error) {
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 4, static_cast<std::uint32_t>(call)});
+    load(offsetof(seccomp_data, args));  // its lower half: both architectures are little-endian
+    code_.push_back({BPF_JMP | BPF_JSET | BPF_K, 0, 1, bit});
+    add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
+  }
+  void refuse_others_than(std::uint32_t architecture) {
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 1, 0, architecture});
+    add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+  }
+  void refuse_from(std::uint32_t call) {
+    code_.push_back({BPF_JMP | BPF_JGE | BPF_K, 0, 1, call});
+    add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+  }
+  bool install() {
+    add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    sock_fprog program{static_cast<unsigned short>(code_.size()), code_.data()};
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  }
+
+ private:
+  void add(int code, std::uint32_t value) {
+    code_.push_back({static_cast<std::uint16_t>(code), 0, 0, value});
+  }
+  std::vector<sock_filter> code_;
+};
+
+std::uint32_t no_processes() {
+  // A sanitizer starts processes of its own: a symbolizer, a leak check.
+  if (kArchitecture == 0 || !build_info().sanitize.empty()) return 0;
+  Filter filter;
+  filter.load(offsetof(seccomp_data, arch));
+  filter.refuse_others_than(kArchitecture);
+  filter.load(offsetof(seccomp_data, nr));
+#if defined(__x86_64__)
+  filter.refuse_from(0x40000000);  // the 32-bit twins of all calls
+#endif
+#if defined(__NR_fork)
+  filter.refuse(__NR_fork, EPERM);
+  filter.refuse(__NR_vfork, EPERM);
+#endif
+  filter.refuse(435, ENOSYS);  // clone3, whose flags lie in memory: the C library then uses clone
+  for (const long call :
+       {__NR_execve, __NR_execveat, __NR_setsid, __NR_setpgid, __NR_ptrace, __NR_process_vm_readv,
+        __NR_process_vm_writev, __NR_setpriority, __NR_sched_setscheduler, __NR_sched_setparam,
+        __NR_sched_setattr, __NR_ioprio_set})
+    filter.refuse(call, EPERM);
+  constexpr std::uint32_t kThread = 0x10000;  // CLONE_THREAD
+  filter.refuse_without(__NR_clone, kThread, EPERM);
+  return filter.install() ? channel::kNoProcesses : 0;
+}
+
+}  // namespace
+
+std::uint32_t confine() {
+  // Both ask for it: no program that this one might start gains rights.
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return 0;
+  const std::uint32_t files = landlock();
+  return files | no_processes();
+}
+
+void keep_to(std::uint32_t threads) {
+  cpu_set_t all, some;
+  CPU_ZERO(&all);
+  CPU_ZERO(&some);
+  if (threads == 0 || sched_getaffinity(0, sizeof all, &all) != 0) return;
+  for (int cpu = 0; cpu < CPU_SETSIZE && threads > 0; ++cpu) {
+    if (!CPU_ISSET(cpu, &all)) continue;
+    CPU_SET(cpu, &some);
+    --threads;
+  }
+  sched_setaffinity(0, sizeof some, &some);
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,453 @@
+#include "workbench/subjects/plugin/plugins.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "workbench/base/build_info.hpp"
+#include "workbench/base/clean_text.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/sha256.hpp"
+#include "workbench/device/arena.hpp"
+#include "workbench/subjects/plugin/channel.hpp"
+#include "workbench/subjects/plugin/loaded_plugin.hpp"
+#include "workbench/subjects/plugin/process.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+namespace fs = std::filesystem;
+using channel::Request;
+
+/// A loaded file. Its process is started when a call needs it, and again after it was lost.
+struct Plugin {
+  std::string file, library, prefix, name, sha256;
+  std::optional<Compiled> compiled;
+  std::vector<PluginKernelInfo> kernels;
+  double timeout = 60;
+  std::uint64_t memory = 0;
+  pid_t registered_by = 0;
+  std::map<std::string, std::string> condemned;  // by id
+
+  std::unique_ptr<PluginProcess> process;
+  pid_t process_owner = 0;
+  std::optional<PluginLibrary> local;
+  double round_trip = 0;
+  std::vector<std::string> confined;  // what its process may not do
+
+  std::string id(std::size_t kernel) const { return prefix + kernels[kernel].name; }
+};
+
+std::vector<std::shared_ptr<Plugin>>& loaded() {
+  static std::vector<std::shared_ptr<Plugin>> plugins;
+  return plugins;
+}
+
+std::vector<std::string> channel_confined(const channel::Control& control) {
+  std::vector<std::string> out;
+  if ((control.confined & channel::kNoFiles) != 0) out.emplace_back("writes no files");
+  if ((control.confined & channel::kNoProcesses) != 0) out.emplace_back("starts no processes");
+  if ((control.confined & channel::kNoSignals) != 0) out.emplace_back("signals no other process");
+  return out;
+}
+
+Result<PluginProcess*> process_of(Plugin& plugin) {
+  if (plugin.process && plugin.process_owner != getpid()) plugin.process.reset();
+  if (plugin.process && plugin.process->end() == PluginEnd::none) return plugin.process.get();
+  auto started = PluginProcess::start(plugin.library, plugin.memory);
+  if (!started) return started.status();
+  plugin.process = std::move(*started);
+  plugin.process_owner = getpid();
+  const Status described = plugin.process->ask(Request::describe, plugin.timeout);
+  if (!described) return described;
+  // What timing costs besides the call: an empty request there and back.
+  channel::Control& control = plugin.process->control();
+  control.count = 0;
+  control.sets = 1;
+  control.kernel = 0;
+  std::vector<double> trips;
+  for (int i = 0; i < 31; ++i) {
+    double seconds = 0;
+    plugin.process->pause();  // as before every timed call
+    if (Status status = plugin.process->ask(Request::launch, plugin.timeout, &seconds); !status)
+      return status;
+    trips.push_back(seconds);
+  }
+  // The lower quartile, and no more than a machine without other work needs: a busy one would make
+  // every sample last seconds.
+  std::nth_element(trips.begin(), trips.begin() + 7, trips.end());
+  plugin.round_trip = std::min(trips[7], 1e-4);
+  plugin.confined = channel_confined(control);
+  return plugin.process.get();
+}
+
+channel::Call to_offsets(const SharedArena& arena, const Tensors& t) {
+  const auto offset = [&](const void* memory) {
+    return memory == nullptr ? channel::kNull : arena.offset(memory);
+  };
+  return {offset(t.q),   offset(t.k),       offset(t.v),       offset(t.o),
+          offset(t.lse), offset(t.q_scale), offset(t.k_scale), offset(t.v_scale)};
+}
+
+class PluginSubject final : public Subject {
+ public:
+  PluginSubject(std::shared_ptr<Plugin> plugin, std::size_t kernel)
+      : plugin_(std::move(plugin)), kernel_(kernel) {}
+
+  std::string id() const override { return plugin_->id(kernel_); }
+  DeviceKind device() const override { return plugin_->kernels[kernel_].device; }
+
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) override {
+    if (facts.kind != device())
+      return fmt::format("runs on {}, not on {}", name_of(device()), name_of(facts.kind));
+    if (problem.batch * problem.heads_q * problem.seq_q == 0 || problem.seq_kv == 0)
+      return "a problem without output or without keys is answered before a kernel is called";
+    // A plugin of ABI 1 cannot see in a gf_problem what came later, so it is not asked.
+    if (std::string missing = missing_features(features_of(problem), kFeaturesOfAbi1);
+        !missing.empty())
+      return fmt::format("was built for plugin ABI {}: {}", GF_PLUGIN_ABI_VERSION, missing);
+    // A plugin that is lost has failed, which a launch will say; it has not refused.
+    if (!lost().empty()) return std::nullopt;
+    if (device() == DeviceKind::cuda) {
+      auto library = local();
+      if (!library) return std::nullopt;
+      return (*library)->refusal(kernel_, to_c(problem));
+    }
+    const auto why = ask(Request::supports, problem);
+    if (why || why.code() != StatusCode::unsupported || !lost().empty()) return std::nullopt;
+    return why.message();
+  }
+
+  std::optional<Plan> plan(const Problem& problem, const DeviceFacts&) override {
+    Plan plan;
+    plan.variant = id();
+    plan.note = fmt::format("from {}", plugin_->file);
+    if (!lost().empty()) return plan;
+    if (device() == DeviceKind::cuda) {
+      plan.kernel = id();  // which of its kernels it launches is its own affair
+      auto library = local();
+      if (library)
+        plan.workspace_bytes =
+            static_cast<std::int64_t>((*library)->workspace_bytes(kernel_, to_c(problem)));
+    } else if (ask(Request::workspace, problem)) {
+      plan.workspace_bytes =
+          static_cast<std::int64_t>(plugin_->process->control().value & (~std::uint64_t{0} >> 1));
+    }
+    return plan;
+  }
+
+  Status prepare(const Problem& problem, void*) override {
+    if (device() == DeviceKind::cuda) {
+      if (!lost().empty()) return {StatusCode::internal, lost()};
+      auto library = local();
+      return library ? (*library)->prepare(kernel_, to_c(problem)) : library.status();
+    }
+    return ask(Request::prepare, problem);
+  }
+
+  Status launch(const Problem& problem, const Tensors& tensors, void* stream, void* workspace,
+                std::size_t workspace_bytes) override {
+    if (!lost().empty()) return {StatusCode::internal, lost()};
+    if (device() == DeviceKind::cuda) {
+      auto library = local();
+      if (!library) return library.status();
+      return (*library)->launch(kernel_, to_c(problem), to_c(tensors), workspace, workspace_bytes,
+                                stream);
+    }
+    return time(problem, {&tensors, 1}, 1, workspace, workspace_bytes).status();
+  }
+
+  bool elsewhere() override { return device() == DeviceKind::cpu; }
+
+  Result<double> time(const Problem& problem, std::span<const Tensors> sets, int count,
+                      void* workspace, std::size_t workspace_bytes) override {
+    if (!lost().empty()) return Status(StatusCode::internal, lost());
+    auto process = process_of(*plugin_);
+    if (!process) return lose(process.status());
+    const SharedArena& arena = *SharedArena::active();
+    for (const Tensors& set : sets)
+      if (set.o != nullptr && !arena.owns(set.o))
+        return Status(StatusCode::internal,
+                      "tensors lie outside the memory that plugins share: load plugins before the "
+                      "device is opened");
+    channel::Control& control = (*process)->control();
+    control.sets = static_cast<std::uint32_t>(std::min(sets.size(), channel::kMostCalls));
+    control.count = static_cast<std::uint32_t>(count);
+    for (std::size_t i = 0; i < control.sets; ++i) control.calls[i] = to_offsets(arena, sets[i]);
+    control.workspace = workspace != nullptr ? arena.offset(workspace) : channel::kNull;
+    control.workspace_bytes = workspace_bytes;
+    double seconds = 0;
+    if (Status status = send(**process, Request::launch, problem, &seconds); !status) return status;
+    return seconds;
+  }
+
+  void pause() override {
+    if (PluginProcess* process = running()) process->pause();
+  }
+  std::optional<CpuUse> cpu_use() override {
+    PluginProcess* process = running();
+    return process != nullptr ? process->cpu_use() : std::nullopt;
+  }
+  void watch() override {
+    if (running() != nullptr) before_ = own_threads();
+  }
+  std::optional<std::string> touched() override {
+    PluginProcess* process = running();
+    if (process == nullptr) return std::nullopt;
+    if (own_threads_changed(before_))
+      return "changed the affinity or the priority of this command's threads";
+    if (const int others = process->other_processes(); others > 0)
+      return fmt::format("left {} processes at work beside its own", others);
+    return std::nullopt;
+  }
+
+  double overhead() override {
+    if (device() == DeviceKind::cuda || !lost().empty()) return 0;
+    return process_of(*plugin_) ? plugin_->round_trip : 0;
+  }
+
+  void settle() override {
+    // A thread that works on after its call returned shows in what it changes; one that only waits
+    // for the next call changes nothing.
+    if (PluginProcess* process = running(); process != nullptr && process->threads() > 1)
+      usleep(kSettleMicroseconds);
+  }
+
+ private:
+  static constexpr useconds_t kSettleMicroseconds = 30'000;
+
+  /// The plugin's process, while it is there and is this process's.
+  PluginProcess* running() const {
+    const bool alive = device() == DeviceKind::cpu && plugin_->process &&
+                       plugin_->process_owner == getpid() &&
+                       plugin_->process->end() == PluginEnd::none;
+    return alive ? plugin_->process.get() : nullptr;
+  }
+
+  const std::string& lost() const {
+    static const std::string none;
+    const auto it = plugin_->condemned.find(id());
+    return it == plugin_->condemned.end() ? none : it->second;
+  }
+  Status lose(const Status& status) {
+    if (plugin_->process && plugin_->process->end() != PluginEnd::none)
+      plugin_->condemned[id()] = status.message();
+    return status;
+  }
+
+  Status ask(Request request, const Problem& problem) {
+    if (!lost().empty()) return {StatusCode::internal, lost()};
+    auto process = process_of(*plugin_);
+    if (!process) return lose(process.status());
+    return send(**process, request, problem, nullptr);
+  }
+  Status send(PluginProcess& process, Request request, const Problem& problem, double* seconds) {
+    channel::Control& control = process.control();
+    control.kernel = static_cast<std::uint32_t>(kernel_);
+    control.problem = to_c(problem);
+    control.arena_used = SharedArena::active()->used();
+    return lose(process.ask(request, plugin_->timeout, seconds));
+  }
+
+  Result<PluginLibrary*> local() {
+    if (getpid() == plugin_->registered_by)
+      return Status(StatusCode::internal,
+                    fmt::format("{}: a CUDA plugin is called in a child process alone", id()));
+    if (!plugin_->local) {
+      auto library = PluginLibrary::load(plugin_->library);
+      if (!library) return library.status();
+      plugin_->local = std::move(*library);
+    }
+    return &*plugin_->local;
+  }
+
+  std::shared_ptr<Plugin> plugin_;
+  std::size_t kernel_;
+  ThreadStates before_;
+};
+
+std::optional<std::string> file_digest(const fs::path& path) {
+  const auto bytes = read_file(path);
+  if (!bytes) return std::nullopt;
+  return sha256_hex(*bytes);
+}
+
+/// The loader speaks of the shared object, the user of what was given.
+std::string named_as_given(std::string text, const Plugin& plugin) {
+  const auto at = text.find(plugin.library);
+  return at == std::string::npos ? text : text.replace(at, plugin.library.size(), plugin.file);
+}
+
+std::optional<PluginFailure> describe(Plugin& plugin) {
+  auto started = PluginProcess::start(plugin.library, plugin.memory);
+  if (!started) return PluginFailure{started.status(), false};
+  PluginProcess& process = **started;
+  if (Status status = process.ask(Request::describe, plugin.timeout); !status) {
+    const bool crashed = process.end() != PluginEnd::none;
+    return PluginFailure{crashed ? Status(StatusCode::invalid_argument,
+                                          fmt::format("--plugin {}: while being loaded it {}",
+                                                      plugin.file, status.message()))
+                                 : Status(status.code(), named_as_given(status.message(), plugin)),
+                         crashed};
+  }
+  const channel::Control& control = process.control();
+  plugin.confined = channel_confined(control);
+  std::istringstream lines(
+      clean_text({control.description, strnlen(control.description, channel::kDescriptionBytes)}));
+  std::getline(lines, plugin.name);
+  for (std::string line; std::getline(lines, line);) {
+    const auto first = line.find('\t'), second = line.find('\t', first + 1);
+    if (second == std::string::npos) continue;
+    PluginKernelInfo info;
+    info.device = line.substr(0, first) == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+    info.name = line.substr(first + 1, second - first - 1);
+    info.idea = line.substr(second + 1);
+    plugin.kernels.push_back(std::move(info));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<PluginFailure> load_plugin(const std::string& file, const PluginOptions& options,
+                                         std::vector<std::string>* ids, const std::string& prefix) {
+  const auto fail = [](Status status) { return PluginFailure{std::move(status), false}; };
+  for (const auto& plugin : loaded()) {
+    if (plugin->file != file || plugin->prefix != prefix) continue;
+    for (std::size_t i = 0; ids != nullptr && i < plugin->kernels.size(); ++i)
+      ids->push_back(plugin->id(i));
+    return std::nullopt;
+  }
+  const fs::path path = file;
+  std::error_code error;
+  if (!fs::is_regular_file(path, error))
+    return fail({StatusCode::invalid_argument, fmt::format("--plugin {}: no such file", file)});
+  auto plugin = std::make_shared<Plugin>();
+  plugin->file = file;
+  plugin->prefix = prefix;
+  plugin->timeout = options.timeout_seconds;
+  // Sanitizers take terabytes of addresses for their own use.
+  plugin->memory =
+      build_info().sanitize.empty() ? static_cast<std::uint64_t>(options.memory_gib * 0x1p30) : 0;
+  plugin->registered_by = getpid();
+  if (is_plugin_source(path)) {
+    fs::path directory = options.keep;
+    if (directory.empty()) {
+      // Where sources are compiled to when nobody wants to keep that, until this process ends.
+      static const auto scratch = ScratchFolder::make("plugin");
+      if (!scratch) return fail(scratch.status());
+      directory = scratch->path();
+    }
+    auto compiled = compile_plugin(path, directory, options.compile);
+    if (!compiled) return fail(compiled.status());
+    plugin->library = fs::absolute(compiled->library).string();
+    plugin->compiled = std::move(*compiled);
+  } else if (path.extension() == ".so") {
+    plugin->library = fs::absolute(path).string();
+  } else {
+    return fail({StatusCode::invalid_argument,
+                 fmt::format("--plugin {}: possible are a shared object (.so) and sources that end "
+                             "in .c, .cc, .cpp, .cxx or .cu",
+                             file)});
+  }
+  plugin->sha256 = file_digest(plugin->library).value_or("");
+  // CUDA reserves more addresses than any limit would allow; loading alone needs no device.
+  if (path.extension() == ".cu") plugin->memory = 0;
+  if (auto failure = describe(*plugin)) return failure;
+  for (const auto& other : loaded())
+    for (std::size_t i = 0; i < other->kernels.size(); ++i)
+      for (std::size_t k = 0; k < plugin->kernels.size(); ++k)
+        if (other->id(i) == plugin->id(k))
+          return fail({StatusCode::invalid_argument,
+                       fmt::format("--plugin {}: {} is also in {}; rename one of the kernels", file,
+                                   plugin->id(k), other->file)});
+  for (std::size_t i = 0; ids != nullptr && i < plugin->kernels.size(); ++i)
+    ids->push_back(plugin->id(i));
+  loaded().push_back(std::move(plugin));
+  return std::nullopt;
+}
+
+std::optional<PluginFailure> load_plugins(const PluginOptions& options) {
+  for (const std::string& file : options.files)
+    if (auto failure = load_plugin(file, options)) return failure;
+  return std::nullopt;
+}
+
+void unload_plugins(std::string_view prefix) {
+  std::erase_if(loaded(), [&](const auto& plugin) { return plugin->prefix == prefix; });
+}
+
+std::vector<PluginKernelRow> plugin_kernels() {
+  std::vector<PluginKernelRow> rows;
+  for (const auto& plugin : loaded())
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      rows.push_back(
+          {plugin->id(i), plugin->kernels[i].idea, plugin->file, plugin->kernels[i].device});
+  return rows;
+}
+
+std::unique_ptr<Subject> make_plugin_subject(std::string_view id) {
+  for (const auto& plugin : loaded())
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      if (plugin->id(i) == id) return std::make_unique<PluginSubject>(plugin, i);
+  return nullptr;
+}
+
+fs::path plugin_library(std::string_view id) {
+  for (const auto& plugin : loaded())
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      if (plugin->id(i) == id) return plugin->library;
+  return {};
+}
+
+bool any_cuda_plugin() {
+  return std::any_of(loaded().begin(), loaded().end(), [](const auto& plugin) {
+    return !plugin->kernels.empty() && plugin->kernels.front().device == DeviceKind::cuda;
+  });
+}
+
+void condemn_plugin(const std::string& id, const std::string& reason) {
+  for (const auto& plugin : loaded())
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      if (plugin->id(i) == id) plugin->condemned[id] = reason;
+}
+
+nlohmann::json plugins_json() {
+  nlohmann::json out = nlohmann::json::array();
+  for (const auto& plugin : loaded()) {
+    nlohmann::json entry = {{"file", clean_text(plugin->file)},
+                            {"name", plugin->name},
+                            {"sha256", plugin->sha256},
+                            {"confined", plugin->confined},
+                            {"kernels", nlohmann::json::array()}};
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      entry["kernels"].push_back({{"id", plugin->id(i)},
+                                  {"idea", plugin->kernels[i].idea},
+                                  {"device", name_of(plugin->kernels[i].device)}});
+    if (plugin->compiled)
+      entry["compiled"] = {{"compiler", plugin->compiled->compiler},
+                           {"version", plugin->compiled->version},
+                           {"command", plugin->compiled->command},
+                           {"source_sha256", plugin->compiled->source_sha256}};
+    out.push_back(std::move(entry));
+  }
+  return out;
+}
+
+std::string plugins_digest() {
+  std::string text;
+  for (const auto& plugin : loaded()) {
+    // A compiler need not write the same bytes twice.
+    text += plugin->compiled ? plugin->compiled->key : plugin->sha256;
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      text += fmt::format(" {}", plugin->id(i));
+    text.push_back('\n');
+  }
+  return text.empty() ? "" : sha256_hex(text);
+}
+
+}  // namespace greenfast::workbench

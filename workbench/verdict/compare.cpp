@@ -1,0 +1,503 @@
+#include "workbench/verdict/compare.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "workbench/base/checkpoint.hpp"
+#include "workbench/base/exit_code.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/schemas.hpp"
+#include "workbench/fast/timed_judge.hpp"
+#include "workbench/green/validate.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// Numbers of a floating-point type in their order: neighbours differ by 1, both zeros are 0.
+template <class Bits>
+std::int64_t ordered(Bits bits) {
+  constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+  const auto magnitude = static_cast<std::int64_t>(bits & static_cast<Bits>(~kSign));
+  return (bits & kSign) != 0 ? -magnitude : magnitude;
+}
+
+template <class Bits>
+OutputDifference difference_of(std::span<const std::byte> a, std::span<const std::byte> b,
+                               Bits infinity) {
+  OutputDifference out;
+  std::vector<std::int64_t> ulps;
+  out.elements = static_cast<std::int64_t>(a.size() / sizeof(Bits));
+  for (std::size_t i = 0; i + sizeof(Bits) <= a.size(); i += sizeof(Bits)) {
+    Bits x, y;
+    std::memcpy(&x, a.data() + i, sizeof x);
+    std::memcpy(&y, b.data() + i, sizeof y);
+    if (x == y) continue;
+    const auto is_nan = [&](Bits v) {
+      return std::abs(ordered(v)) > static_cast<std::int64_t>(infinity);
+    };
+    if (is_nan(x) && is_nan(y)) continue;
+    if (is_nan(x) != is_nan(y)) {
+      ++out.nan_mismatch;
+      continue;
+    }
+    const std::int64_t ulp = std::abs(ordered(x) - ordered(y));
+    if (ulp == 0) continue;
+    ++out.differing;
+    out.max_ulp = std::max(out.max_ulp, ulp);
+    ulps.push_back(ulp);
+  }
+  // The equal ones come first in the order of all.
+  const std::int64_t rank = (out.elements * 99 + 99) / 100 - 1 - (out.elements - out.differing);
+  if (rank >= 0 && rank < out.differing) {
+    std::nth_element(ulps.begin(), ulps.begin() + rank, ulps.end());
+    out.p99_ulp = ulps[static_cast<std::size_t>(rank)];
+  }
+  return out;
+}
+
+std::string side_list(const Recording& recording) {
+  std::set<std::string> ids;
+  for (const Samples& shape : recording.shapes) {
+    for (const Side& side : shape.sides) ids.insert(side.id);
+  }
+  return fmt::format("{}", fmt::join(ids, ", "));
+}
+
+bool has_side(const Recording& recording, const std::string& id) {
+  return std::any_of(recording.shapes.begin(), recording.shapes.end(),
+                     [&](const Samples& shape) { return shape.side(id) >= 0; });
+}
+
+Status no_such_side(const Recording& recording, const std::string& id) {
+  return {StatusCode::invalid_argument, fmt::format("{}: has no side {}; it holds {}",
+                                                    recording.source, id, side_list(recording))};
+}
+
+std::string green_of(const Recording& recording, const std::string& side,
+                     const std::string& shape) {
+  const auto found = recording.green.find(side);
+  if (found == recording.green.end()) return "not checked";
+  const auto verdict = found->second.find(shape);
+  return verdict == found->second.end() ? "not checked" : verdict->second;
+}
+
+std::string digests_in_words(const std::string& a, const std::string& b) {
+  if (a.empty() || b.empty()) return "no digests recorded";
+  return a == b ? "bit for bit" : "differ (compare the variants live for ulps)";
+}
+
+struct Ratios {
+  std::vector<LogRatio> p50, p90;
+};
+
+void overall(Comparison& comparison, const Ratios& ratios) {
+  if (ratios.p50.empty()) return;
+  comparison.overall_p50 = speedup(geometric_mean(ratios.p50));
+  comparison.overall_p90 = speedup(geometric_mean(ratios.p90));
+}
+
+int code_of_verdict(const std::string& green) {
+  return green.rfind("RED", 0) == 0 ? kNumerics : kPassed;
+}
+
+/// One shape from samples: ratio, summaries, what was recorded of outputs.
+Result<ShapeComparison> shape_of(const Samples& first, int a, const Samples& second, int b,
+                                 bool paired, Ratios& ratios) {
+  ShapeComparison shape;
+  shape.name = first.name;
+  shape.problem = first.problem;
+  for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
+    auto ratio = paired ? paired_log_ratio(first, a, b, statistic)
+                        : unpaired_log_ratio(first, a, second, b, statistic);
+    if (!ratio) return ratio.status();
+    const bool median = statistic == Statistic::p50;
+    (median ? shape.p50 : shape.p90) = speedup(*ratio);
+    (median ? ratios.p50 : ratios.p90).push_back(std::move(*ratio));
+  }
+  shape.a = summarize(first, a);
+  shape.b = summarize(second, b);
+  const Side &side_a = first.sides[static_cast<std::size_t>(a)],
+             &side_b = second.sides[static_cast<std::size_t>(b)];
+  shape.a_errors = side_a.errors;
+  shape.b_errors = side_b.errors;
+  shape.outputs = digests_in_words(side_a.output_sha256, side_b.output_sha256);
+  return shape;
+}
+
+/// What an object of JSON holds under a key, as text; empty when it holds none.
+std::string text_at(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+void read_green_of_run(const json& document, Recording& recording) {
+  const auto rows = document.find("rows");
+  if (rows == document.end() || !rows->is_array()) return;
+  for (const json& row : *rows) {
+    if (!row.is_object()) continue;
+    std::string verdict = text_at(row, "verdict");
+    if (verdict.empty()) continue;
+    if (const std::string reason = text_at(row, "reason"); !reason.empty())
+      verdict += ": " + reason;
+    recording.green[text_at(row, "variant")][text_at(row, "problem")] = verdict;
+  }
+}
+
+void read_green_of_gate(const json& document, Recording& recording) {
+  const auto list = document.find("green");
+  const auto options = document.find("options");
+  if (list == document.end() || !list->is_array() || options == document.end() ||
+      !options->is_object())
+    return;
+  for (const json& shape : *list) {
+    if (!shape.is_object()) continue;
+    for (const char* side : {"baseline", "candidate"}) {
+      const auto result = shape.find(side);
+      if (result == shape.end() || !result->is_object()) continue;
+      const auto red = result->find("first_red");
+      const bool green = red == result->end() || red->is_null();
+      recording.green[text_at(*options, side)][text_at(shape, "shape")] =
+          green ? std::string("GREEN") : fmt::format("RED: {}", text_at(*red, "reason"));
+    }
+  }
+}
+
+void read_notes(const json& document, Recording& recording) {
+  const auto notes = document.find("notes");
+  if (notes == document.end() || !notes->is_array()) return;
+  for (const json& note : *notes) {
+    if (note.is_string()) recording.notes.push_back(note.get<std::string>());
+  }
+}
+
+}  // namespace
+
+OutputDifference difference(DType dtype, std::span<const std::byte> a,
+                            std::span<const std::byte> b) {
+  switch (dtype) {
+    case DType::f16:
+      return difference_of<std::uint16_t>(a, b, 0x7c00);
+    case DType::bf16:
+      return difference_of<std::uint16_t>(a, b, 0x7f80);
+    default:
+      return difference_of<std::uint32_t>(a, b, 0x7f800000);
+  }
+}
+
+std::string describe(const OutputDifference& d) {
+  if (d.identical()) return "bit for bit";
+  std::string text;
+  if (d.differing != 0) {
+    text = fmt::format("{} of {} elements differ, by at most {} ulp (99% by at most {})",
+                       d.differing, d.elements, d.max_ulp, d.p99_ulp);
+  }
+  if (d.nan_mismatch != 0) {
+    text += fmt::format("{}{} are NaN on one side alone", text.empty() ? "" : "; ", d.nan_mismatch);
+  }
+  return text;
+}
+
+Result<Recording> read_recording(const fs::path& path) {
+  fs::path file = path;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    file = fs::exists(path / "run.json", error) ? path / "run.json" : path / "gate.json";
+    if (!fs::exists(file, error)) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("{}: holds neither run.json nor gate.json", path.string()));
+    }
+  } else if (!fs::exists(path, error)) {
+    return Status(StatusCode::invalid_argument, fmt::format("{}: no such file", path.string()));
+  }
+  auto document = read_json(file);
+  if (!document) return document.status();
+
+  Recording recording;
+  recording.source = file.string();
+  if (document->is_object() && document->contains("device")) {
+    const json& device = (*document)["device"];
+    for (const char* threads : {"multiprocessors", "threads_or_multiprocessors"})
+      if (device.is_object() && device.contains(threads) && device.contains("isa") &&
+          device["isa"].is_string() && device[threads].is_number())
+        recording.setting =
+            fmt::format("{}, {} threads", plain(device["isa"]), plain(device[threads]));
+  }
+  const std::string schema = document->is_object() ? text_at(*document, "schema") : std::string();
+  const json* samples = &*document;
+  if (schema == kRunSchema || schema == kGateSchema) {
+    const auto found = document->find("samples");
+    if (found == document->end()) {
+      return Status(
+          StatusCode::invalid_argument,
+          fmt::format("{}: holds no samples; it ended before anything was timed", file.string()));
+    }
+    samples = &*found;
+    if (schema == kGateSchema) {
+      read_green_of_gate(*document, recording);
+    } else {
+      read_green_of_run(*document, recording);
+    }
+  } else if (schema == kSamplesSchema) {
+    read_notes(*document, recording);
+  } else {
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format("{}: schema {}; compare reads greenfast.run/1, {} and {}", file.string(),
+                    schema.empty() ? "is missing" : fmt::format("\"{}\"", schema), kGateSchema,
+                    kSamplesSchema));
+  }
+  auto shapes = samples_from_json(*samples);
+  if (!shapes) {
+    return Status(shapes.status().code(),
+                  fmt::format("{}: {}", file.string(), shapes.status().message()));
+  }
+  recording.shapes = std::move(*shapes);
+  for (const Samples& shape : recording.shapes) {
+    for (const Side& side : shape.sides) {
+      if (!side.verdict.empty()) recording.green[side.id][shape.name] = side.verdict;
+    }
+  }
+  if (recording.shapes.empty()) {
+    return Status(StatusCode::invalid_argument, fmt::format("{}: holds no samples", file.string()));
+  }
+  return recording;
+}
+
+Result<Comparison> compare_sides(const Recording& recording, const std::string& a,
+                                 const std::string& b) {
+  for (const std::string& id : {a, b}) {
+    if (!has_side(recording, id)) return no_such_side(recording, id);
+  }
+  Comparison out;
+  out.a = a;
+  out.b = b;
+  out.device = recording.shapes.front().device_name;
+  out.cache = name_of(recording.shapes.front().cache);
+  out.notes = recording.notes;
+  Ratios ratios;
+  for (const Samples& samples : recording.shapes) {
+    const int side_a = samples.side(a), side_b = samples.side(b);
+    std::string why;
+    for (const auto& [id, side] : {std::pair(a, side_a), std::pair(b, side_b)}) {
+      if (side < 0) {
+        why = fmt::format("{} was not measured there", id);
+      } else if (!samples.sides[static_cast<std::size_t>(side)].refused.empty()) {
+        why = fmt::format("{}: {}", id, samples.sides[static_cast<std::size_t>(side)].refused);
+      }
+    }
+    if (!why.empty()) {
+      out.skipped.push_back(fmt::format("{}: {}", samples.name, why));
+      continue;
+    }
+    auto shape = shape_of(samples, side_a, samples, side_b, true, ratios);
+    if (!shape) {
+      return Status(shape.status().code(),
+                    fmt::format("{}: {}", recording.source, shape.status().message()));
+    }
+    shape->a_green = green_of(recording, a, samples.name);
+    shape->b_green = green_of(recording, b, samples.name);
+    out.shapes.push_back(std::move(*shape));
+  }
+  overall(out, ratios);
+  std::vector<int> codes;
+  for (const ShapeComparison& shape : out.shapes) {
+    codes.push_back(std::max(code_of_verdict(shape.a_green), code_of_verdict(shape.b_green)));
+  }
+  out.exit_code = worst_of(codes);
+  return out;
+}
+
+Result<Comparison> compare_recordings(const Recording& first, const std::string& a,
+                                      const Recording& second, const std::string& b) {
+  if (!has_side(first, a)) return no_such_side(first, a);
+  if (!has_side(second, b)) return no_such_side(second, b);
+  const auto refuse = [&](const std::string& what) {
+    return Status(StatusCode::invalid_argument, fmt::format("{} and {} cannot be compared: {}",
+                                                            first.source, second.source, what));
+  };
+  Comparison out;
+  const auto label = [&](const std::string& id, const Recording& of) {
+    return a == b ? fmt::format("{} of {}", id, of.source) : id;
+  };
+  out.a = label(a, first);
+  out.b = label(b, second);
+  out.paired = false;
+  out.device = first.shapes.front().device_name;
+  out.cache = name_of(first.shapes.front().cache);
+  out.notes.push_back(
+      "two runs, not interleaved: the interval holds only if the machine did not change between "
+      "them; compare the variants live for a decision");
+  if (!first.setting.empty() && !second.setting.empty() && first.setting != second.setting)
+    out.notes.push_back(fmt::format("different settings: {} in {}, {} in {}", first.setting,
+                                    first.source, second.setting, second.source));
+  Ratios ratios;
+  for (const Samples& x : first.shapes) {
+    const auto match = std::find_if(second.shapes.begin(), second.shapes.end(),
+                                    [&](const Samples& y) { return y.name == x.name; });
+    if (match == second.shapes.end()) {
+      out.skipped.push_back(fmt::format("{}: is only in {}", x.name, first.source));
+      continue;
+    }
+    const Samples& y = *match;
+    if (x.device != y.device || x.device_name != y.device_name) {
+      return refuse(fmt::format("one is of {} ({}), the other of {} ({})", x.device_name,
+                                name_of(x.device), y.device_name, name_of(y.device)));
+    }
+    if (x.problem != y.problem) {
+      return refuse(
+          fmt::format("shape {} is {} in one, {} in the other", x.name, x.problem, y.problem));
+    }
+    if (x.cache != y.cache) {
+      return refuse(fmt::format("shape {} is {} in one, {} in the other", x.name, name_of(x.cache),
+                                name_of(y.cache)));
+    }
+    const int side_a = x.side(a), side_b = y.side(b);
+    if (side_a < 0 || side_b < 0 || !x.sides[static_cast<std::size_t>(side_a)].refused.empty() ||
+        !y.sides[static_cast<std::size_t>(side_b)].refused.empty()) {
+      out.skipped.push_back(fmt::format("{}: one side has no samples", x.name));
+      continue;
+    }
+    auto shape = shape_of(x, side_a, y, side_b, false, ratios);
+    if (!shape) return refuse(shape.status().message());
+    if (std::abs(shape->a.other_work - shape->b.other_work) > 0.05)
+      out.notes.push_back(
+          fmt::format("{}: other work took {:.0f}% of the cores in {} and {:.0f}% in {}; the ratio "
+                      "may be off by as much",
+                      x.name, 100 * shape->a.other_work, first.source, 100 * shape->b.other_work,
+                      second.source));
+    shape->a_green = green_of(first, a, x.name);
+    shape->b_green = green_of(second, b, x.name);
+    out.shapes.push_back(std::move(*shape));
+  }
+  for (const Samples& y : second.shapes) {
+    const bool known = std::any_of(first.shapes.begin(), first.shapes.end(),
+                                   [&](const Samples& x) { return x.name == y.name; });
+    if (!known) out.skipped.push_back(fmt::format("{}: is only in {}", y.name, second.source));
+  }
+  if (out.shapes.empty()) return refuse("they have no shape in common");
+  overall(out, ratios);
+  std::vector<int> codes;
+  for (const ShapeComparison& shape : out.shapes) {
+    codes.push_back(std::max(code_of_verdict(shape.a_green), code_of_verdict(shape.b_green)));
+  }
+  out.exit_code = worst_of(codes);
+  return out;
+}
+
+Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
+                                const CompareOptions& options) {
+  Comparison out;
+  out.a = a.id();
+  out.b = b.id() == a.id() ? b.id() + " (again)" : b.id();
+  out.device = device.facts().name;
+  out.cache = name_of(options.timing.mode);
+  Ratios ratios;
+  std::vector<int> codes;
+  const std::size_t total = 2 * options.problems.size();
+  std::size_t done = 0;
+  for (const NamedProblem& problem : options.problems) {
+    std::string refused;
+    for (Subject* subject : {&a, &b}) {
+      if (const auto why = subject->refusal(problem.problem, device.facts())) {
+        refused = fmt::format("{}: {} refuses it: {}", problem.name, subject->id(), *why);
+      }
+    }
+    if (!refused.empty()) {
+      out.skipped.push_back(refused);
+      done += 2;
+      continue;
+    }
+
+    if (options.step) options.step(done++, total, fmt::format("GREEN {}", problem.name));
+    std::string green[2];
+    bool red = false;
+    Limits limits;
+    for (const Case& c : make_cases({problem}, options.policy, options.seeds)) {
+      auto data = prepare_case(c, options.policy);
+      if (!data) return data.status();
+      if (c.distribution == Distribution::normal) keep_larger(limits, data->limits);
+      for (int side = 0; side < 2; ++side) {
+        if (side == 1 && a.id() == b.id()) continue;
+        if (!green[side].empty()) continue;
+        const CaseResult result = validate(side == 0 ? a : b, device, *data, options.policy);
+        if (result.verdict == Verdict::green) continue;
+        if (result.verdict == Verdict::skipped) {
+          green[side] = fmt::format("SKIPPED: {} seed {}: {}", name_of(c.distribution), c.seed,
+                                    result.reason);
+          codes.push_back(kDefer);
+          continue;
+        }
+        green[side] =
+            fmt::format("RED: {} seed {}: {}", name_of(c.distribution), c.seed, result.reason);
+        codes.push_back(result.integrity ? kIntegrity : kNumerics);
+        red = true;
+      }
+    }
+    for (std::string& verdict : green) {
+      if (verdict.empty()) verdict = "GREEN";
+    }
+    if (a.id() == b.id()) green[1] = green[0];
+
+    if (options.step) options.step(done++, total, fmt::format("FAST {}", problem.name));
+    Case first;
+    first.name = problem.name;
+    first.problem = problem.problem;
+    first.seed = options.seeds.front();
+    auto ring = Ring::make(device, first);
+    if (!ring) return ring.status();
+    // A RED side is timed all the same, so that the table shows what its wrong answer costs, and is
+    // not judged again.
+    const Judge judge = red ? Judge() : timed_judge(options.policy, limits);
+    const std::vector<Timed> timed = {{.subject = &a, .label = out.a, .judge = judge},
+                                      {.subject = &b, .label = out.b, .judge = judge}};
+    auto measured = measure(device, **ring, timed, options.timing);
+    if (!measured) return measured.status();
+    bool failed = false;
+    for (std::size_t side = 0; side < 2; ++side) {
+      const SideCheck& check = measured->checks[side];
+      if (check.failure.empty() && !check.impossible) continue;
+      if (check.impossible) {
+        out.notes.push_back(fmt::format("{}: {} is IMPOSSIBLE, below {:.4g} us", problem.name,
+                                        measured->samples.sides[side].id,
+                                        1e6 * check.floor_seconds));
+        codes.push_back(kIntegrity);
+        continue;
+      }
+      failed = true;
+      codes.push_back(exit_code_of(check.fault));
+      out.skipped.push_back(
+          fmt::format("{}: {}: {}", problem.name, measured->samples.sides[side].id, check.failure));
+    }
+    if (!failed) {
+      auto shape = shape_of(measured->samples, 0, measured->samples, 1, true, ratios);
+      if (!shape) return shape.status();
+      shape->a_green = green[0];
+      shape->b_green = green[1];
+      const std::size_t bytes = (*ring)->output_bytes();
+      shape->outputs = describe(difference(problem.problem.out_dtype,
+                                           std::span(measured->checks[0].output).first(bytes),
+                                           std::span(measured->checks[1].output).first(bytes)));
+      if (measured->peak.flops > 0) {
+        shape->a_percent_of_peak =
+            100 * measured->samples.flops / shape->a.p50 / measured->peak.flops;
+        shape->b_percent_of_peak =
+            100 * measured->samples.flops / shape->b.p50 / measured->peak.flops;
+      }
+      out.shapes.push_back(std::move(*shape));
+      if (!red) codes.push_back(kPassed);
+    }
+    out.samples.push_back(std::move(measured->samples));
+  }
+  overall(out, ratios);
+  out.exit_code = worst_of(codes);
+  return out;
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,103 @@
+// Two sides beside each other: the ratio of their times with its interval, whether both are right,
+// and how far their outputs differ.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "workbench/cases/workload.hpp"
+#include "workbench/fast/measure.hpp"
+#include "workbench/fast/samples.hpp"
+#include "workbench/fast/statistics.hpp"
+#include "workbench/green/policy.hpp"
+#include "workbench/subjects/subject.hpp"
+
+namespace greenfast::workbench {
+
+/// How far two outputs lie apart, in units of the last place of their type: 0 between equal numbers
+/// (and between +0 and -0), 1 between neighbours.
+struct OutputDifference {
+  std::int64_t elements = 0, differing = 0;
+  std::int64_t max_ulp = 0;
+  std::int64_t p99_ulp =
+      0;  ///< 99% of all elements differ by at most this; near zero an ulp is tiny
+  std::int64_t nan_mismatch = 0;  ///< elements where exactly one side is NaN
+  bool identical() const { return differing == 0 && nan_mismatch == 0; }
+};
+/// Both hold as many elements of dtype (fp32, fp16 or bf16).
+OutputDifference difference(DType dtype, std::span<const std::byte> a,
+                            std::span<const std::byte> b);
+/// "bit for bit", "3 of 262144 elements differ, by at most 1 ulp (99% by at most 0)".
+std::string describe(const OutputDifference& difference);
+
+/// A recorded run: samples, and what it said of each side's correctness.
+struct Recording {
+  std::string source;   ///< the file, for messages
+  std::string setting;  ///< "avx512bf16, 2 threads" of a record made on a CPU
+  std::vector<Samples> shapes;
+  /// "GREEN", "RED: why", "SKIPPED: why" by side, then shape; empty where the recorder did not
+  /// check.
+  std::map<std::string, std::map<std::string, std::string>> green;
+  std::vector<std::string> notes;  ///< what the recorder says of the circumstances
+};
+/// Reads greenfast.run/1 or greenfast.samples/1, or gate.json; a directory stands for the run.json
+/// or gate.json in it. Errors name the file: another schema (invalid_argument), truncated
+/// (invalid_argument), unreadable (internal).
+Result<Recording> read_recording(const std::filesystem::path& path);
+
+struct ShapeComparison {
+  std::string name, problem;
+  Interval p50, p90;  ///< t_a / t_b: above 1 when b is faster
+  Summary a, b;
+  double a_percent_of_peak = 0, b_percent_of_peak = 0;  ///< 0 where no peak was measured
+  std::string a_green, b_green;                         ///< "GREEN", "RED: why", "not checked"
+  std::string outputs;                                  ///< how the outputs agree, in words
+  std::map<std::string, double> a_errors, b_errors;
+};
+
+struct Comparison {
+  std::string a, b;
+  bool paired = true;
+  std::string device, cache;
+  std::vector<ShapeComparison> shapes;
+  std::vector<std::string> skipped;                  ///< "long: cpu.flash refuses ..."
+  std::optional<Interval> overall_p50, overall_p90;  ///< geometric mean over shapes
+  std::vector<std::string> notes;
+  std::vector<Samples> samples;  ///< of a live comparison
+  int exit_code = 0;
+};
+
+/// Sides of one recording, measured in the same blocks.
+Result<Comparison> compare_sides(const Recording& recording, const std::string& a,
+                                 const std::string& b);
+/// Sides of two recordings. Refuses, by name, recordings of different devices or cache states, and
+/// shapes whose problems differ. Its intervals hold only if the machine did not change in between,
+/// and a note says so.
+Result<Comparison> compare_recordings(const Recording& first, const std::string& a,
+                                      const Recording& second, const std::string& b);
+
+struct CompareOptions {
+  std::vector<NamedProblem> problems;
+  std::vector<std::uint64_t> seeds{0};
+  Policy policy;
+  MeasureOptions timing;
+  std::function<void(std::size_t done, std::size_t total, const std::string& what)> step;
+};
+/// Validates both subjects, then times them side by side.
+Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
+                                const CompareOptions& options);
+
+nlohmann::json to_json(const Comparison& comparison);
+std::string compare_text(const Comparison& comparison, bool color);
+std::string compare_markdown(const Comparison& comparison);
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,140 @@
+// What people and scripts read of a comparison.
+#include <fmt/format.h>
+
+#include "workbench/base/json.hpp"
+#include "workbench/base/schemas.hpp"
+#include "workbench/base/terminal.hpp"
+#include "workbench/verdict/compare.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+using nlohmann::json;
+
+json side_json(const Summary& s, double percent, const std::string& green,
+               const std::map<std::string, double>& errors) {
+  json out = {{"p50_seconds", s.p50},
+              {"p90_seconds", s.p90},
+              {"mean_seconds", s.mean},
+              {"std_seconds", s.std},
+              {"p50_ci_seconds", {s.ci_lo, s.ci_hi}},
+              {"samples", s.n},
+              {"discarded", s.discarded},
+              {"other_work", s.other_work},
+              {"batch", s.batch},
+              {"tick_seconds", s.tick},
+              {"timer", s.method},
+              {"green", green}};
+  if (percent > 0) out["percent_of_peak"] = percent;
+  if (!errors.empty()) out["errors"] = errors;
+  return out;
+}
+
+std::string faster(const Comparison& c, const Interval& i) {
+  if (i.lo > 1) return c.b + " faster";
+  if (i.hi < 1) return c.a + " faster";
+  return "no difference seen";
+}
+
+Table table_of(const Comparison& c, bool color) {
+  using Align = Table::Align;
+  Table table({{"shape", Align::left},
+               {fmt::format("p50 {}", c.a)},
+               {fmt::format("p50 {}", c.b)},
+               {"ratio p50", Align::left},
+               {"ratio p90", Align::left},
+               {"seen", Align::left},
+               {"samples"},
+               {"GREEN", Align::left},
+               {"outputs", Align::left}});
+  for (const ShapeComparison& s : c.shapes) {
+    const Color tone = s.p50.lo > 1 ? Color::green : s.p50.hi < 1 ? Color::red : Color::yellow;
+    const auto verdict = [](const std::string& text) { return text.substr(0, text.find(':')); };
+    const std::string a = verdict(s.a_green), b = verdict(s.b_green);
+    table.add_row({s.name, format_duration(s.a.p50), format_duration(s.b.p50),
+                   paint(ratio_words(s.p50), tone, color), ratio_words(s.p90), faster(c, s.p50),
+                   fmt::format("{}", s.a.n), a == b ? a : fmt::format("{} / {}", a, b), s.outputs});
+  }
+  if (c.overall_p50 && c.shapes.size() > 1) {
+    table.add_row({"geometric mean", "", "", ratio_words(*c.overall_p50),
+                   ratio_words(*c.overall_p90), faster(c, *c.overall_p50), "", "", ""});
+  }
+  return table;
+}
+
+std::string remarks(const Comparison& c, const char* bullet) {
+  std::string out;
+  for (const ShapeComparison& s : c.shapes) {
+    if (s.a_green.rfind("RED", 0) == 0)
+      out += fmt::format("{}{} at {} is {}\n", bullet, c.a, s.name, s.a_green);
+    if (s.b_green.rfind("RED", 0) == 0)
+      out += fmt::format("{}{} at {} is {}\n", bullet, c.b, s.name, s.b_green);
+    if (s.a_percent_of_peak > 0) {
+      out += fmt::format("{}{}: {:.1f}% and {:.1f}% of the peak measured beside them\n", bullet,
+                         s.name, s.a_percent_of_peak, s.b_percent_of_peak);
+    }
+    const auto errors = [&](const std::string& side, const std::map<std::string, double>& of) {
+      for (const auto& [metric, value] : of)
+        out += fmt::format("{}{}: {} of {} is {:.3g}\n", bullet, s.name, metric, side, value);
+    };
+    errors(c.a, s.a_errors);
+    errors(c.b, s.b_errors);
+    if (const double others = std::max(s.a.other_work, s.b.other_work); others > 0.05)
+      out += fmt::format("{}{}: other work took up to {:.0f}% of the cores\n", bullet, s.name,
+                         100 * others);
+    const auto left_out = s.a.discarded + s.b.discarded;
+    if (left_out > 0)
+      out += fmt::format("{}{}: {} samples left out, the device was slow around them\n", bullet,
+                         s.name, left_out);
+  }
+  for (const std::string& skipped : c.skipped)
+    out += fmt::format("{}SKIPPED {}\n", bullet, skipped);
+  for (const std::string& note : c.notes) out += fmt::format("{}{}\n", bullet, note);
+  return out;
+}
+
+std::string opening(const Comparison& c) {
+  return fmt::format("{} against {} on {}, {} caches; ratio = t({}) / t({}), 95% intervals, {}",
+                     c.b, c.a, c.device, c.cache, c.a, c.b,
+                     c.paired ? "interleaved" : "NOT interleaved");
+}
+
+}  // namespace
+
+json to_json(const Comparison& c) {
+  json shapes = json::array();
+  for (const ShapeComparison& s : c.shapes) {
+    shapes.push_back({{"name", s.name},
+                      {"problem", s.problem},
+                      {"ratio_p50", interval_json(s.p50)},
+                      {"ratio_p90", interval_json(s.p90)},
+                      {"a", side_json(s.a, s.a_percent_of_peak, s.a_green, s.a_errors)},
+                      {"b", side_json(s.b, s.b_percent_of_peak, s.b_green, s.b_errors)},
+                      {"outputs", s.outputs}});
+  }
+  json out = {{"schema", kCompareSchema},
+              {"a", c.a},
+              {"b", c.b},
+              {"paired", c.paired},
+              {"device", c.device},
+              {"cache", c.cache},
+              {"shapes", shapes},
+              {"skipped", c.skipped},
+              {"notes", c.notes},
+              {"exit_code", c.exit_code}};
+  if (c.overall_p50) out["overall_p50"] = interval_json(*c.overall_p50);
+  if (c.overall_p90) out["overall_p90"] = interval_json(*c.overall_p90);
+  if (!c.samples.empty()) out["samples"] = to_json(c.samples);
+  return out;
+}
+
+std::string compare_text(const Comparison& c, bool color) {
+  return opening(c) + "\n\n" + table_of(c, color).text() + "\n" + remarks(c, "  ");
+}
+
+std::string compare_markdown(const Comparison& c) {
+  return fmt::format("# {} against {}\n\n{}.\n\n", c.b, c.a, opening(c)) +
+         table_of(c, false).markdown() + "\n" + remarks(c, "- ");
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,138 @@
+#include "workbench/verdict/decide.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "workbench/base/exit_code.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+/// What would narrow an interval until it leaves a threshold.
+std::string settle(const LogRatio& ratio, double threshold, double confidence) {
+  const auto blocks = blocks_to_settle(ratio, threshold, confidence);
+  if (!blocks) {
+    return fmt::format(
+        "no number of samples: the estimate lies within the timer's resolution ({:.2g}%) of "
+        "{:.2f}; "
+        "longer samples (a larger batch) might",
+        100 * ratio.resolution, threshold);
+  }
+  const auto more = std::max<std::int64_t>(1, *blocks - ratio.blocks);
+  return fmt::format(
+      "about {} more samples of each side ({} blocks instead of {}), if the estimate stays",
+      2 * more, ratio.blocks + more, ratio.blocks);
+}
+
+}  // namespace
+
+std::string_view name_of(Outcome outcome) noexcept {
+  switch (outcome) {
+    case Outcome::promote:
+      return "PROMOTE";
+    case Outcome::defer:
+      return "DEFER";
+    case Outcome::reject:
+      return "REJECT";
+  }
+  return "?";
+}
+
+int exit_code_of_reason(std::string_view code) {
+  if (code == "CRASH" || code == "TIMEOUT") return kCrash;
+  if (code == "INTEGRITY" || code == "IMPOSSIBLE") return kIntegrity;
+  if (code == "NUMERICS") return kNumerics;
+  if (code == "RESOURCES") return kResources;
+  if (code == "REGRESSION") return kRegression;
+  return kDefer;
+}
+
+Decision from_reasons(std::vector<Reason> reasons) {
+  Decision decision;
+  std::vector<int> codes;
+  for (const Reason& reason : reasons) {
+    codes.push_back(exit_code_of_reason(reason.code));
+    const Outcome outcome = codes.back() == kDefer ? Outcome::defer : Outcome::reject;
+    if (outcome == Outcome::reject || decision.outcome == Outcome::promote)
+      decision.outcome = outcome;
+  }
+  if (codes.empty()) codes.push_back(kPassed);
+  decision.exit_code = worst_of(codes);
+  // What was merely undecided does not matter beside a rejection.
+  for (Reason& reason : reasons) {
+    const bool rejects = exit_code_of_reason(reason.code) != kDefer;
+    if (decision.outcome != Outcome::reject || rejects)
+      decision.reasons.push_back(std::move(reason));
+  }
+  return decision;
+}
+
+Interval decisive(const LogRatio& ratio, const std::optional<LogRatio>& same, double confidence) {
+  Interval interval = speedup(ratio, confidence);
+  if (!same) return interval;
+  const Interval aa = speedup(*same, confidence);
+  if (aa.lo <= 1 && 1 <= aa.hi) return interval;
+  // The method saw a difference where there is none; the same bias may be in what it sees here.
+  const double bias = std::exp(std::abs(same->point));
+  interval.lo /= bias;
+  interval.hi *= bias;
+  return interval;
+}
+
+Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresholds) {
+  std::vector<Reason> reasons;
+  for (const ShapeEvidence& shape : shapes) {
+    const std::string role = shape.primary ? "primary" : "guard";
+    if (!shape.missing.empty()) {
+      reasons.push_back(
+          {"INCONCLUSIVE",
+           fmt::format("{} shape {} was not measured: {}", role, shape.name, shape.missing),
+           shape.primary ? "a primary shape that both sides accept"
+                         : "guard shapes that both sides accept (--guards)"});
+      continue;
+    }
+    if (!shape.impossible.empty()) {
+      reasons.push_back({"IMPOSSIBLE", fmt::format("{}: {}", shape.name, shape.impossible),
+                         "find out which part of the work is left out while timed"});
+      continue;
+    }
+    const double threshold = shape.primary ? thresholds.gate : thresholds.guard;
+    const double worse = shape.primary ? 1.0 : thresholds.guard;
+    for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
+      const LogRatio& ratio = statistic == Statistic::p50 ? shape.p50 : shape.p90;
+      const Interval plain = speedup(ratio, thresholds.confidence);
+      const Interval i = decisive(ratio, shape.same, thresholds.confidence);
+      const std::string where =
+          fmt::format("{} {} ({}) {}", shape.name, name_of(statistic), role, ratio_words(i));
+      if (i.hi < worse) {
+        reasons.push_back({"REGRESSION",
+                           fmt::format("{}: all of the interval lies below {:.2f}", where, worse),
+                           ""});
+      } else if (i.lo >= threshold) {
+        continue;
+      } else if (plain.lo >= threshold || plain.hi < worse) {
+        const double bias = std::abs(std::exp(shape.same->point) - 1);
+        reasons.push_back(
+            {"NOISY",
+             fmt::format(
+                 "{}: the baseline against itself differs by {:.2f}% in the same blocks, which "
+                 "the verdict would not survive",
+                 where, 100 * bias),
+             "a quieter machine: nothing else running, fixed clocks"});
+      } else if (shape.primary && i.hi < threshold) {
+        reasons.push_back(
+            {"BELOW_GATE",
+             fmt::format("{}: all of the interval lies below the gate {:.2f}", where, threshold),
+             "a faster candidate; this one is measured well enough"});
+      } else {
+        reasons.push_back({"INCONCLUSIVE",
+                           fmt::format("{}: the interval contains {:.2f}", where, threshold),
+                           settle(ratio, threshold, thresholds.confidence)});
+      }
+    }
+  }
+  return from_reasons(std::move(reasons));
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,66 @@
+// From intervals to a verdict. Pure: the same evidence always gives the same words.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "workbench/fast/statistics.hpp"
+
+namespace greenfast::workbench {
+
+enum class Outcome { promote, defer, reject };
+/// "PROMOTE", "DEFER", "REJECT".
+std::string_view name_of(Outcome outcome) noexcept;
+
+/// One reason of a verdict. Codes: NUMERICS, INTEGRITY, IMPOSSIBLE, RESOURCES, REGRESSION, CRASH,
+/// TIMEOUT (REJECT); BELOW_GATE, INCONCLUSIVE, NOISY, TOOL_MISSING, NO_OP (DEFER).
+struct Reason {
+  std::string code;
+  std::string detail;  ///< what was seen
+  std::string
+      settle;  ///< DEFER: what would settle it; REJECT: what to change, where it can be said
+};
+
+struct Decision {
+  Outcome outcome = Outcome::promote;
+  std::vector<Reason> reasons;  ///< none for PROMOTE
+  int exit_code = 0;
+};
+
+/// What was measured at one shape.
+struct ShapeEvidence {
+  std::string name;
+  bool primary = false;
+  std::string missing;  ///< why there is no measurement; empty when there is one
+  LogRatio p50, p90;    ///< log(t_baseline / t_candidate)
+  /// Baseline against itself in the same blocks: what the method sees where there is nothing to
+  /// see.
+  std::optional<LogRatio> same;
+  std::string impossible;  ///< in words, when the candidate was faster than its floor
+};
+
+struct Thresholds {
+  double gate = 1.10;   ///< lower bound of the primary speedup must reach it
+  double guard = 0.98;  ///< lower bound of each guard's
+  double confidence = 0.95;
+};
+
+/// The interval that decides: the statistics' own, widened by the bias that an A/A run in the same
+/// blocks showed.
+Interval decisive(const LogRatio& ratio, const std::optional<LogRatio>& same, double confidence);
+
+/// FAST's part of a verdict, on p50 and p90 alike:
+/// REJECT for an impossible time, for an upper bound below 1 (primary) or below guard (guards);
+/// PROMOTE when every lower bound reaches its threshold; DEFER else.
+Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresholds);
+
+/// A decision from reasons found elsewhere: the gravest rules. No reasons: PROMOTE.
+Decision from_reasons(std::vector<Reason> reasons);
+
+/// The exit code of a reason's code.
+int exit_code_of_reason(std::string_view code);
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,975 @@
+#include "workbench/verdict/gate.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/build_info.hpp"
+#include "workbench/base/checkpoint.hpp"
+#include "workbench/base/exit_code.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/host.hpp"
+#include "workbench/base/json.hpp"
+#include "workbench/base/schemas.hpp"
+#include "workbench/base/seconds_since.hpp"
+#include "workbench/base/sha256.hpp"
+#include "workbench/fast/measure.hpp"
+#include "workbench/record/record.hpp"
+#include "workbench/resources/device_code.hpp"
+#include "workbench/resources/resources.hpp"
+#include "workbench/subjects/plugin/plugins.hpp"
+#include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_policy.hpp"
+#include "workbench/verdict/gate_resources.hpp"
+#include "workbench/verdict/gate_steps.hpp"
+#include "workbench/verdict/peer.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+json summary_json(const Summary& s) {
+  return {{"p50", s.p50},
+          {"p90", s.p90},
+          {"mean", s.mean},
+          {"std", s.std},
+          {"ci_lo", s.ci_lo},
+          {"ci_hi", s.ci_hi},
+          {"samples", s.n},
+          {"discarded", s.discarded},
+          {"other_work", s.other_work},
+          {"batch", s.batch},
+          {"tick_seconds", s.tick},
+          {"timer", s.method}};
+}
+
+constexpr const char* kPeersStep = "peers";
+/// Share of the cores' time that others may take before nothing is promoted any more: pairs cancel
+/// a load that is steady, not one that comes and goes with a block.
+constexpr double kMostOtherWork = 0.5;
+
+/// What the kernels of a plugin take at most, since it does not tell which of them it launches.
+std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int arch) {
+  const auto code = read_device_code(library);
+  if (!code) return std::nullopt;
+  KernelResources out;
+  std::string digests;
+  for (const KernelCode* kernel : kernels_for(*code, arch)) {
+    out.arch = kernel->arch;
+    out.registers = std::max(out.registers, kernel->registers);
+    out.static_shared = std::max(out.static_shared, kernel->static_shared);
+    out.local_bytes = std::max(out.local_bytes, kernel->stack);
+    digests += kernel->sha256 + '\n';
+  }
+  if (digests.empty()) return std::nullopt;
+  out.sha256 = sha256_hex(digests);
+  return out;
+}
+
+/// A kernel of this program as a device of compute capability `arch` loads it, with the limits that
+/// it breaks as the candidate launches it.
+std::optional<KernelResources> compiled_kernel(const std::string& kernel, int arch,
+                                               const std::string& candidate, const json& shapes) {
+  if (const fs::path library = plugin_library(kernel); !library.empty())
+    return plugin_kernels_code(library, arch);
+  const Result<DeviceCode>& code = own_device_code();
+  if (!code) return std::nullopt;
+  const KernelCode* found = find_kernel(*code, kernel, arch);
+  if (found == nullptr) return std::nullopt;
+  KernelResources out{found->arch,  found->registers, found->static_shared,
+                      found->stack, found->sha256,    {}};
+  std::vector<Plan> plans;
+  for (const json& shape : shapes) {
+    if (!shape["plans"].contains("candidate")) continue;
+    const json& recorded = shape["plans"]["candidate"];
+    if (recorded["kernel"] != kernel) continue;
+    Plan& plan = plans.emplace_back();
+    plan.kernel = kernel;
+    recorded["block"].get_to(plan.block);
+    recorded["shared_bytes"].get_to(plan.shared_bytes);
+  }
+  if (const auto report = resources_of(candidate, arch, plans)) {
+    for (const ResourceRow& row : report->rows) {
+      for (const auto& broken : row.broken) {
+        out.over.push_back(broken.known.empty()
+                               ? broken.what
+                               : fmt::format("{}; known: {}", broken.what, broken.known));
+      }
+    }
+  }
+  return out;
+}
+
+/// The range of what the device told about itself while a shape was timed; empty where it told
+/// nothing.
+json clocks_of(const Samples& samples) {
+  json out = json::object();
+  const auto range = [&](const char* name, std::optional<double> Telemetry::*of) {
+    std::vector<double> values;
+    for (const Block& block : samples.blocks) {
+      if (block.telemetry.*of) values.push_back(*(block.telemetry.*of));
+    }
+    if (values.empty()) return;
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    out[name] = {*low, quantile(values, 0.5), *high};
+  };
+  range("sm_mhz", &Telemetry::sm_mhz);
+  range("memory_mhz", &Telemetry::memory_mhz);
+  range("watts", &Telemetry::watts);
+  range("celsius", &Telemetry::celsius);
+  std::map<std::string, int> reasons;
+  for (const Block& block : samples.blocks) {
+    for (const std::string& reason : block.telemetry.throttle_reasons) ++reasons[reason];
+  }
+  if (!reasons.empty()) out["throttled_blocks"] = reasons;
+  return out;
+}
+
+class Gate {
+ public:
+  Gate(Checkpoint job, GateOptions options, Policy policy, GatePolicy rules,
+       const GateObserver& observer)
+      : job_(std::move(job)),
+        options_(std::move(options)),
+        policy_(std::move(policy)),
+        rules_(std::move(rules)),
+        rule_(rules_.rule(options_.candidate)),
+        observer_(observer),
+        start_(Clock::now()) {
+    thresholds_.gate = options_.gate.value_or(rule_.gate.value_or(policy_.gate));
+    thresholds_.guard = policy_.guard;
+    if (options_.processes) rules_.processes = *options_.processes;
+    if (options_.budget_seconds) rules_.budget_seconds = *options_.budget_seconds;
+  }
+
+  Result<GateResult> run() {
+    try {
+      return walk();
+    } catch (const json::exception& error) {
+      return Status(
+          StatusCode::invalid_argument,
+          fmt::format("{}: a finished step is not what this version writes ({}); start a new gate",
+                      job_.directory().string(), error.what()));
+    }
+  }
+
+ private:
+  Result<GateResult> walk() {
+    record_ = job_.head();
+    record_["schema"] = kGateSchema;
+    record_["steps"] = json::array();
+    record_["checklist"] = json::array();
+
+    const auto build = isolated("build", "plans and refusals",
+                                [&](Activity&) { return gate_steps::build(options_, policy_); });
+    if (!build) return build.status();
+    if (!ended_.has_value()) {
+      if (const auto failure = gate_steps::failure_of(*build)) return *failure;
+      if (Status status = take_build(*build); !status) return status;
+      if (Status status = green(); !status) return status;
+      if (!ended_) resources();
+      if (!ended_) {
+        if (Status status = fast(); !status) return status;
+      }
+      if (!ended_ && !options_.peers.empty()) {
+        if (Status status = peers(); !status) return status;
+      }
+    }
+    return finish();
+  }
+
+  /// Result of a step: from the checkpoint, or from a child. A child that dies ends the walk with a
+  /// verdict.
+  Result<json> isolated(const std::string& name, const std::string& what,
+                        const std::function<json(Activity&)>& work) {
+    if (observer_.stop && observer_.stop()) throw GateStopped{};
+    if (observer_.step) observer_.step(done_, total_, what);
+    ++done_;
+    const auto begin = Clock::now();
+    const bool had = job_.finished(name);
+    if (!had) {
+      ChildLimits limits;
+      limits.seconds = rules_.timeout_seconds;
+      limits.stop = observer_.stop;
+      auto end = run_in_child(
+          [&](Activity& activity) {
+            activity.set(what);
+            const json result = work(activity);
+            if (Status status = job_.save(name, result); !status)
+              throw std::runtime_error(status.message());
+          },
+          limits, observer_.activity);
+      if (!end) return end.status();
+      // Begun and not finished, the step is done again by whoever resumes.
+      if (end->how == ChildEnd::How::stopped) throw GateStopped{};
+      if (end->how == ChildEnd::How::failed)
+        return Status(StatusCode::internal, fmt::format("{}: {}", what, end->detail));
+      if (end->how != ChildEnd::How::finished) {
+        const bool crashed = end->how == ChildEnd::How::crashed;
+        const char* status = crashed ? "CRASH" : "TIMEOUT";
+        const std::string detail = fmt::format("{}, while: {}", end->detail, end->activity);
+        const auto step_ended = [&](const std::string& as) {
+          record_["steps"].push_back(
+              {{"name", name}, {"what", what}, {"status", as}, {"seconds", seconds_since(begin)}});
+        };
+        if (name == kPeersStep) {  // whatever ends the harness is no fault of the candidate's
+          step_ended(status);
+          return json{{"skipped", detail}};
+        }
+        Reason reason{status, detail, ""};
+        // Only what the candidate did is held against it; in a timed block either side may be at
+        // fault.
+        const bool same = options_.candidate == options_.baseline;
+        if (end->actor == Actor::baseline && !same) {
+          reason = {"INCONCLUSIVE", "the baseline: " + detail, "a baseline that works"};
+        } else if (end->actor == Actor::workbench) {
+          reason = {"INCONCLUSIVE", detail,
+                    "smaller shapes, or a larger timeout_seconds in a gate policy"};
+        }
+        step_ended(reason.code);
+        reasons_.push_back(reason);
+        ended_ = name;
+        return json::object();
+      }
+    }
+    auto result = job_.load(name);
+    if (!result) return result.status();
+    gate_steps::check(name, *result);
+    record_["steps"].push_back({{"name", name},
+                                {"what", what},
+                                {"status", "done"},
+                                {"resumed", had},
+                                {"seconds", seconds_since(begin)}});
+    if (observer_.finished) {
+      observer_.finished(had ? fmt::format("{}: taken from the checkpoint", what)
+                             : fmt::format("{}: {:.1f} s", what, seconds_since(begin)));
+    }
+    return result;
+  }
+
+  void check(const std::string& gate, const std::string& target, const std::string& actual,
+             const std::string& status) {
+    record_["checklist"].push_back(
+        {{"gate", gate}, {"target", target}, {"actual", actual}, {"status", status}});
+  }
+  void end_with(const std::string& step, Reason reason) {
+    reasons_.push_back(std::move(reason));
+    ended_ = step;
+  }
+
+  Status take_build(const json& build) {
+    record_["device"] = build["device"];
+    record_["dtype"] = build["dtype"];
+    record_["shapes"] = build["shapes"];
+    const auto shapes = gate_steps::shapes_of(options_, policy_, build["dtype"].get<std::string>());
+    if (!shapes) return shapes.status();
+    shapes_ = *shapes;
+    if (build.contains("no_op")) no_op_ = build["no_op"].get<std::string>();
+    total_ = 2 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes) +
+             (options_.peers.empty() ? 0 : 1);
+    const BuildInfo& info = build_info();
+    check("build", "both sides built",
+          fmt::format("{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
+                      info.git_dirty ? ", uncommitted changes" : ""),
+          "PASS");
+    return {};
+  }
+
+  std::string refused(std::size_t shape) const {
+    const json& entry = record_["shapes"][shape];
+    return entry.contains("refused") ? entry["refused"].get<std::string>() : "";
+  }
+
+  Status green() {
+    green_.assign(shapes_.size(), json());
+    int cases = 0, passed = 0, base_cases = 0, base_passed = 0;
+    record_["green"] = json::array();
+    std::optional<json> candidate_red, baseline_red;
+    std::string red_shape;
+    for (std::size_t i = 0; i < shapes_.size(); ++i) {
+      if (!refused(i).empty()) continue;
+      const NamedProblem& shape = shapes_[i];
+      const auto result = isolated(fmt::format("green.{}", i), fmt::format("GREEN {}", shape.name),
+                                   [&](Activity& activity) {
+                                     return gate_steps::green(options_, policy_, shape, activity);
+                                   });
+      if (!result) return result.status();
+      if (ended_) break;
+      if (const auto failure = gate_steps::failure_of(*result)) return *failure;
+      green_[i] = *result;
+      json entry = *result;
+      entry.erase("limits");
+      entry["shape"] = shape.name;
+      record_["green"].push_back(entry);
+      const json &candidate = entry["candidate"], &baseline = entry["baseline"];
+      cases += candidate["cases"].get<int>();
+      passed += candidate["green"].get<int>();
+      base_cases += baseline["cases"].get<int>();
+      base_passed += baseline["green"].get<int>();
+      if (!candidate["first_red"].is_null() && !candidate_red) {
+        candidate_red = candidate["first_red"];
+        red_shape = shape.name;
+        break;
+      }
+      if (!baseline["first_red"].is_null() && !baseline_red) {
+        baseline_red = baseline["first_red"];
+        if (red_shape.empty()) red_shape = shape.name;
+        break;
+      }
+    }
+    const auto describe = [&](const json& red) {
+      return fmt::format("{} {} seed {}: {}", red_shape, red["distribution"].get<std::string>(),
+                         red["seed"].get<std::uint64_t>(), red["reason"].get<std::string>());
+    };
+    const std::string target = fmt::format("all cases of policy {}", policy_.name);
+    if (ended_) {
+      check("GREEN", target, reasons_.back().detail,
+            exit_code_of_reason(reasons_.back().code) == kDefer ? "DEFER" : "FAIL");
+      return {};
+    }
+    if (candidate_red) {
+      const auto metric = (*candidate_red)["metric"].get<std::string>();
+      check("GREEN", target,
+            fmt::format("RED at {} {} seed {}: {}", red_shape,
+                        (*candidate_red)["distribution"].get<std::string>(),
+                        (*candidate_red)["seed"].get<std::uint64_t>(), metric),
+            "FAIL");
+      const bool launch = candidate_red->value("metric", "") == "launch";
+      end_with("green",
+               {launch                                      ? "CRASH"
+                : (*candidate_red)["integrity"].get<bool>() ? "INTEGRITY"
+                                                            : "NUMERICS",
+                fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
+                fmt::format("greenfast check {} --shapes {}", options_.candidate, red_shape)});
+      return {};
+    }
+    check("GREEN", target, fmt::format("{}/{} cases", passed, cases),
+          passed == 0       ? "SKIPPED"
+          : passed == cases ? "PASS"
+                            : "DEFER");
+    if (passed > 0 && passed < cases) {
+      reasons_.push_back({"INCONCLUSIVE",
+                          fmt::format("{} of {} cases of {} could not be judged", cases - passed,
+                                      cases, options_.candidate),
+                          "smaller shapes, or a device with more memory"});
+    }
+    if (passed == 0) {
+      end_with("green", {"INCONCLUSIVE", "the candidate could not be checked on any case",
+                         "shapes and types that it accepts"});
+      return {};
+    }
+    if (baseline_red) {
+      check("GREEN of the baseline", "GREEN", describe(*baseline_red), "DEFER");
+      end_with(
+          "green",
+          {"INCONCLUSIVE",
+           fmt::format("the baseline {} is RED on {}: a speedup over a wrong kernel says nothing",
+                       options_.baseline, describe(*baseline_red)),
+           "a baseline that is GREEN"});
+      return {};
+    }
+    check("GREEN of the baseline", "first seed",
+          fmt::format("{}/{} cases", base_passed, base_cases),
+          base_passed > 0 ? "PASS" : "SKIPPED");
+    return {};
+  }
+
+  void resources() {
+    ++done_;
+    record_["resources"] = json::array();
+    std::int64_t arena = -1, workspace = 0;
+    for (const json& shape : record_["shapes"]) {
+      if (!shape["plans"].contains("candidate")) continue;
+      const json& plan = shape["plans"]["candidate"];
+      arena = std::max(arena, plan["shared_bytes"].get<std::int64_t>());
+      workspace = std::max(workspace, plan["workspace_bytes"].get<std::int64_t>());
+    }
+    const bool cpu = record_["device"]["kind"] == name_of(DeviceKind::cpu);
+    if (cpu && arena < 0) {
+      const std::string why = fmt::format("{} tells no plan", options_.candidate);
+      record_["resources"].push_back({{"name", "plan"}, {"status", "SKIPPED"}, {"reason", why}});
+      check("resources", "inside limits", why, "SKIPPED");
+      reasons_.push_back(
+          {"TOOL_MISSING", "resources are unknown: " + why, "a subject with a plan"});
+      return;
+    }
+    if (cpu) {
+      const bool inside = arena <= rules_.cpu_arena_bytes;
+      record_["resources"].push_back({{"name", "arena_bytes_per_thread"},
+                                      {"value", arena},
+                                      {"limit", rules_.cpu_arena_bytes},
+                                      {"workspace_bytes", workspace},
+                                      {"status", inside ? "PASS" : "FAIL"}});
+      check("resources: arena of a thread", fmt::format("<= {} KB", rules_.cpu_arena_bytes / 1024),
+            fmt::format("{:.0f} KB", static_cast<double>(arena) / 1024), inside ? "PASS" : "FAIL");
+      if (!inside) {
+        end_with("resources", {"RESOURCES",
+                               fmt::format("a thread's arena is {} bytes, limit {}", arena,
+                                           rules_.cpu_arena_bytes),
+                               "smaller tiles"});
+      }
+      return;
+    }
+    const int arch = record_["device"]["arch"].get<int>();
+    const ResourceJudgement judged =
+        judge_kernels(record_["shapes"], rule_, [&](const std::string& kernel) {
+          return compiled_kernel(kernel, arch, options_.candidate, record_["shapes"]);
+        });
+    record_["resources"] = judged.rows;
+    for (const auto& [gate, target, actual, status] : judged.checklist)
+      check(gate, target, actual, status);
+    if (no_op_.empty()) no_op_ = judged.no_op;
+    if (!judged.reason) return;
+    if (judged.reason->code == "RESOURCES") {
+      end_with("resources", *judged.reason);
+    } else {
+      reasons_.push_back(*judged.reason);
+    }
+  }
+
+  Status fast() {
+    const double share =
+        rules_.budget_seconds /
+        static_cast<double>(shapes_.size() * static_cast<std::size_t>(rules_.processes));
+    record_["fast"] = json::array();
+    std::string busy;  // where the machine was not ours
+    std::vector<Samples> all;
+    std::vector<ShapeEvidence> evidence;
+    std::vector<LogRatio> overall;
+    for (std::size_t i = 0; i < shapes_.size(); ++i) {
+      const NamedProblem& shape = shapes_[i];
+      ShapeEvidence seen;
+      seen.name = shape.name;
+      seen.primary = i == 0;
+      seen.missing = refused(i);
+      if (!seen.missing.empty()) {
+        record_["fast"].push_back(
+            {{"shape", shape.name}, {"primary", seen.primary}, {"skipped", seen.missing}});
+        evidence.push_back(std::move(seen));
+        continue;
+      }
+      Samples samples;
+      json peak = {{"flops", 0.0}, {"bytes_per_second", 0.0}, {"method", ""}};
+      double floor = 0;
+      std::string stopped;
+      bool impossible = true, base_impossible = true;
+      for (int process = 0; process < rules_.processes; ++process) {
+        const auto result = isolated(
+            fmt::format("fast.{}.{}", i, process),
+            fmt::format("FAST {}, process {} of {}", shape.name, process + 1, rules_.processes),
+            [&](Activity& activity) {
+              return gate_steps::fast(options_, policy_, rules_, shape, i == 0, process, share,
+                                      green_[i], activity);
+            });
+        if (!result) return result.status();
+        if (ended_) {
+          check("FAST", "", reasons_.back().detail, "FAIL");
+          return {};
+        }
+        if (const auto failure = gate_steps::failure_of(*result)) return *failure;
+        if (failed_side(*result, shape)) return {};
+        auto one = samples_from_json((*result)["samples"]);
+        if (!one) return one.status();
+        if (record_["device"]["name"].get<std::string>() != one->front().device_name) {
+          job_.forget(fmt::format("fast.{}.{}", i, process));
+          return {
+              StatusCode::invalid_argument,
+              fmt::format("{}: was begun on {}, this is {}; start a new gate",
+                          job_.directory().string(), record_["device"]["name"].get<std::string>(),
+                          one->front().device_name)};
+        }
+        append(samples, one->front());
+        base_impossible = base_impossible && (*result)["checks"][0]["impossible"].get<bool>();
+        impossible = impossible && (*result)["checks"][1]["impossible"].get<bool>();
+        floor = std::max(floor, (*result)["checks"][1]["floor_seconds"].get<double>());
+        stopped = (*result)["stopped"].get<std::string>();
+        if ((*result)["peak"]["flops"].get<double>() > peak["flops"].get<double>())
+          peak = (*result)["peak"];
+      }
+      const Summary baseline = summarize(samples, 0), candidate = summarize(samples, 1);
+      if (impossible) {
+        // Every process agreed; one alone may have met a probe that was disturbed.
+        seen.impossible =
+            fmt::format("p50 {:.4g} us is below {:.4g} us, which the measured ceilings allow",
+                        1e6 * candidate.p50, 1e6 * floor);
+      }
+      if (base_impossible && !impossible) {
+        reasons_.push_back(
+            {"INCONCLUSIVE",
+             fmt::format("the baseline {} at {}: p50 {:.4g} us is below {:.4g} us, "
+                         "which the measured ceilings allow",
+                         options_.baseline, shape.name, 1e6 * baseline.p50, 1e6 * floor),
+             "a baseline that does the work while timed"});
+      }
+      if (baseline.other_work > kMostOtherWork) {
+        busy = fmt::format("{}: other work took {:.0f}% of the cores while this was timed",
+                           shape.name, 100 * baseline.other_work);
+      }
+      auto p50 = paired_log_ratio(samples, 0, 1, Statistic::p50);
+      auto p90 = paired_log_ratio(samples, 0, 1, Statistic::p90);
+      if (!p50) return p50.status();
+      if (!p90) return p90.status();
+      seen.p50 = *p50;
+      seen.p90 = *p90;
+      overall.push_back(*p50);
+      if (samples.sides.size() > 2) {
+        auto same = paired_log_ratio(samples, 0, 2, Statistic::p50);
+        if (!same) return same.status();
+        seen.same = *same;
+      }
+      json entry = {{"shape", shape.name},
+                    {"primary", seen.primary},
+                    {"problem", samples.problem},
+                    {"speedup", interval_json(speedup(seen.p50))},
+                    {"speedup_p90", interval_json(speedup(seen.p90))},
+                    {"blocks", seen.p50.blocks},
+                    {"processes", rules_.processes},
+                    {"stopped", stopped},
+                    {"baseline", summary_json(baseline)},
+                    {"candidate", summary_json(candidate)},
+                    {"candidate_flops", samples.flops / candidate.p50},
+                    {"candidate_percent_of_peak",
+                     peak["flops"].get<double>() > 0
+                         ? 100 * samples.flops / candidate.p50 / peak["flops"].get<double>()
+                         : 0.0},
+                    {"floor_seconds", floor},
+                    {"peak", peak}};
+      if (json clocks = clocks_of(samples); !clocks.empty()) entry["clocks"] = std::move(clocks);
+      if (seen.same) {
+        const Interval same = speedup(*seen.same);
+        entry["same_against_same"] = interval_json(same);
+        entry["noise_floor"] = noise_floor(same);
+        entry["decisive"] = interval_json(decisive(seen.p50, seen.same, thresholds_.confidence));
+      }
+      record_["fast"].push_back(std::move(entry));
+      all.push_back(std::move(samples));
+      evidence.push_back(std::move(seen));
+    }
+    if (!overall.empty()) record_["overall"] = interval_json(speedup(geometric_mean(overall)));
+    record_["samples"] = to_json(all);
+    checklist_of(evidence);
+    if (!no_op_.empty()) {
+      reasons_.push_back({"NO_OP", no_op_, "a candidate that differs from the baseline"});
+      return {};
+    }
+    for (Reason& reason : decide(evidence, thresholds_).reasons)
+      reasons_.push_back(std::move(reason));
+    if (reasons_.empty() && !busy.empty())
+      reasons_.push_back({"NOISY", busy, "a quieter machine: nothing else running"});
+    return {};
+  }
+
+  /// The candidate beside the peers that were asked for, at the primary shape. For the report
+  /// alone.
+  Status peers() {
+    // As long as the primary shape was timed for.
+    const double budget = rules_.budget_seconds / static_cast<double>(shapes_.size());
+    const auto result =
+        isolated(kPeersStep,
+                 fmt::format("{} beside {}", shapes_.front().name, fmt::join(options_.peers, ", ")),
+                 [&](Activity& activity) {
+                   return gate_steps::peers(options_, rules_, shapes_.front(), budget, activity);
+                 });
+    if (!result) return result.status();
+    record_["peers"] = *result;
+    return {};
+  }
+
+  /// A side whose launch failed or whose timed output was wrong ends the walk.
+  bool failed_side(const json& result, const NamedProblem& shape) {
+    for (const std::size_t side : {1, 0, 2}) {
+      if (side >= result["checks"].size()) continue;
+      const json& seen = result["checks"][side];
+      const auto failure = seen["failure"].get<std::string>();
+      if (failure.empty()) continue;
+      const std::string who = side == 1 ? options_.candidate : options_.baseline;
+      check("FAST " + shape.name, "timed calls do the work", fmt::format("{}: {}", who, failure),
+            "FAIL");
+      if (side == 1) {
+        const auto fault = parse_fault(seen["fault"].get<std::string>()).value_or(Fault::launch);
+        end_with("fast", {std::string(reason_of(fault)),
+                          fmt::format("{} at {}: {}", who, shape.name, failure), ""});
+      } else {
+        end_with("fast", {"INCONCLUSIVE",
+                          fmt::format("the baseline {} at {}: {}", who, shape.name, failure),
+                          "a baseline that works"});
+      }
+      return true;
+    }
+    return false;
+  }
+
+  /// Blocks of another process. Batches may differ; the shortest bounds the timer's resolution.
+  static void append(Samples& to, const Samples& from) {
+    if (to.sides.empty()) {
+      to = from;
+      return;
+    }
+    for (std::size_t side = 0; side < to.sides.size(); ++side) {
+      to.sides[side].batch = std::min(to.sides[side].batch, from.sides[side].batch);
+    }
+    to.blocks.insert(to.blocks.end(), from.blocks.begin(), from.blocks.end());
+  }
+
+  void checklist_of(const std::vector<ShapeEvidence>& evidence) {
+    for (const ShapeEvidence& shape : evidence) {
+      const double threshold = shape.primary ? thresholds_.gate : thresholds_.guard;
+      const std::string role = shape.primary ? "FAST" : "guard";
+      if (!shape.missing.empty()) {
+        check(fmt::format("{} {}", role, shape.name), fmt::format(">= {:.2f}x", threshold),
+              shape.missing, "SKIPPED");
+        continue;
+      }
+      if (shape.same) {
+        const Interval same = speedup(*shape.same);
+        check("A/A noise floor", "baseline against itself contains 1",
+              fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
+              same.lo <= 1 && 1 <= same.hi ? "PASS" : "NOISY");
+      }
+      for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
+        const Interval i = decisive(statistic == Statistic::p50 ? shape.p50 : shape.p90, shape.same,
+                                    thresholds_.confidence);
+        const double worse = shape.primary ? 1.0 : thresholds_.guard;
+        const char* status = i.lo >= threshold ? "PASS" : i.hi < worse ? "FAIL" : "DEFER";
+        check(fmt::format("{} {} {}", role, shape.name, name_of(statistic)),
+              fmt::format("lower bound >= {:.2f}x", threshold), ratio_words(i), status);
+      }
+      check(fmt::format("speed of light {}", shape.name), "not below the measured ceiling",
+            shape.impossible.empty() ? "above it" : shape.impossible,
+            shape.impossible.empty() ? "PASS" : "FAIL");
+    }
+  }
+
+  /// What GREEN of this gate never saw of what a problem may ask for: not promised by its verdict.
+  json unseen() const {
+    struct Kind {
+      const char* name;
+      bool (*seen)(const Problem&);
+    };
+    static constexpr Kind kKinds[] = {
+        {"lengths that are no multiple of 16",
+         [](const Problem& p) { return p.seq_q % 16 != 0 || p.seq_kv % 16 != 0; }},
+        {"Sq other than Skv", [](const Problem& p) { return p.seq_q != p.seq_kv; }},
+        {"fewer KV heads than Q heads", [](const Problem& p) { return p.heads_kv != p.heads_q; }},
+        {"a mask", [](const Problem& p) { return !p.mask.is_none(); }},
+        {"softcap", [](const Problem& p) { return p.softcap > 0; }},
+        {"LSE", [](const Problem& p) { return p.lse; }},
+        {"layouts other than BHSD", [](const Problem& p) {
+           return !(p.q == make_problem(p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv,
+                                        p.head_dim, p.dtype)
+                               .q);
+         }}};
+    json out = json::array();
+    for (const Kind& kind : kKinds) {
+      bool seen = false;
+      for (std::size_t i = 0; i < green_.size(); ++i)
+        seen = seen || (!green_[i].is_null() && kind.seen(shapes_[i].problem));
+      if (!seen) out.push_back(kind.name);
+    }
+    return out;
+  }
+
+  Result<GateResult> finish() {
+    const Decision decision = from_reasons(std::move(reasons_));
+    json reasons = json::array();
+    for (const Reason& reason : decision.reasons) {
+      reasons.push_back(
+          {{"code", reason.code}, {"detail", reason.detail}, {"settle", reason.settle}});
+    }
+    const DecisionTree& tree = rules_.tree(rule_.tree);
+    std::string level;
+    json next = json::array();
+    if (record_.contains("fast") && !record_["fast"].empty() &&
+        record_["fast"][0].contains("speedup")) {
+      level = tree.reached(record_["fast"][0]["speedup"]["lo"].get<double>());
+    }
+    const bool short_of_gate =
+        std::any_of(decision.reasons.begin(), decision.reasons.end(),
+                    [](const Reason& reason) { return reason.code == "BELOW_GATE"; });
+    if (short_of_gate) next = tree.below;
+    record_["verdict"] = {{"decision", name_of(decision.outcome)},
+                          {"exit_code", decision.exit_code},
+                          {"reasons", reasons},
+                          {"level", level},
+                          {"next", next},
+                          {"gate", thresholds_.gate},
+                          {"guard", thresholds_.guard},
+                          {"expected", rule_.expected},
+                          {"original", rule_.original}};
+    record_["verdict"]["unseen"] = unseen();
+    record_["status"] = "finished";
+    record_["finished_utc"] = utc_time();
+    record_["seconds"] = seconds_since(start_);
+    record_["headline"] = gate_headline(record_);
+    if (Status status =
+            write_file_atomically(job_.directory() / "gate.json", json_text(record_, 1) + "\n");
+        !status)
+      return status;
+    if (Status status =
+            write_file_atomically(job_.directory() / "report.md", gate_markdown(record_));
+        !status)
+      return status;
+    return GateResult{record_, decision.exit_code};
+  }
+
+  Checkpoint job_;
+  GateOptions options_;
+  Policy policy_;
+  GatePolicy rules_;
+  RungRule rule_;
+  const GateObserver& observer_;
+  Clock::time_point start_;
+  Thresholds thresholds_;
+  json record_;
+  std::vector<NamedProblem> shapes_;
+  std::vector<json> green_;
+  std::vector<Reason> reasons_;
+  std::optional<std::string> ended_;  // the step after which nothing more is run
+  std::string no_op_;
+  std::size_t done_ = 0, total_ = 3;
+};
+
+Result<GatePolicy> load_rules(const std::string& path) {
+  if (path.empty()) return parse_gate_policy("policies/gate.toml", builtin_gate_policy());
+  const auto text = read_file(path);
+  if (!text) return Status(text.status().code(), "--gate-policy " + text.status().message());
+  return parse_gate_policy(path, *text);
+}
+
+/// Identifies what would give other results: another binary, another policy, and on the CPU other
+/// threads or instructions.
+json identity(const Policy& policy, const GatePolicy& rules, const GateOptions& options) {
+  const BuildInfo& info = build_info();
+  json cpu;
+  if (const auto subject = gate_steps::one_subject(options.candidate, "--candidate");
+      subject && (*subject)->device() == DeviceKind::cpu) {
+    if (const auto facts = device_facts(DeviceKind::cpu))
+      cpu = {{"isa", facts->isa}, {"threads", facts->multiprocessors}};
+  }
+  return {{"version", info.version},
+          {"cpu", cpu},
+          {"git_sha", info.git_sha},
+          {"git_dirty", info.git_dirty},
+          {"git_diff_sha256", info.git_diff_sha256},
+          {"compiler", info.compiler},
+          {"flags", info.flags},
+          {"cuda", info.cuda},
+          {"policy", {{"name", policy.name}, {"sha256", policy.sha256}}},
+          {"gate_policy_sha256", rules.sha256},
+          {"plugins", plugins_digest()}};
+}
+
+Status check_options(const GateOptions& options) {
+  const auto bad = [](const std::string& text) {
+    return Status(StatusCode::invalid_argument, text);
+  };
+  if (const auto failure = load_plugins(options.plugins)) return failure->status;
+  for (const auto& [id, option] :
+       {std::pair(&options.baseline, "--baseline"), std::pair(&options.candidate, "--candidate")}) {
+    if (id->empty()) return bad(fmt::format("{} is missing", option));
+    if (auto subject = gate_steps::one_subject(*id, option); !subject) return subject.status();
+  }
+  if (options.seeds.empty()) return bad("--seeds: at least one seed is needed");
+  if (options.gate && !(*options.gate > 0 && *options.gate < 1000))
+    return bad("--gate: expected a speedup such as 1.10");
+  if (options.budget_seconds && !(*options.budget_seconds > 0))
+    return bad("--budget: expected seconds above 0");
+  if (!options.peers.empty()) {
+    PeerOptions ask;
+    ask.sides = {options.candidate};
+    for (const std::string& peer : options.peers) {
+      if (!is_peer(peer))
+        return bad(fmt::format("--peers {}: expected peers, such as peer:torch-cpu", peer));
+      ask.sides.push_back(peer);
+    }
+    if (Status status = check_peers(ask); !status && status.code() == StatusCode::invalid_argument)
+      return bad(fmt::format("--peers: {}", status.message()));
+  }
+  if (options.processes && (*options.processes < 1 || *options.processes > 100))
+    return bad("--processes: possible are 1 to 100");
+  return {};
+}
+
+}  // namespace
+
+json to_json(const GateOptions& o) {
+  json out = {{"baseline", o.baseline}, {"candidate", o.candidate},
+              {"primary", o.primary},   {"guards", o.guards},
+              {"dtype", o.dtype},       {"causal", o.causal},
+              {"policy", o.policy},     {"gate_policy", o.gate_policy},
+              {"seeds", o.seeds},       {"hot", o.hot},
+              {"peers", o.peers}};
+  if (!o.plugins.files.empty())
+    out["plugins"] = {{"files", o.plugins.files},
+                      {"flags", o.plugins.compile.flags},
+                      {"timeout_seconds", o.plugins.timeout_seconds},
+                      {"memory_gib", o.plugins.memory_gib}};
+  if (o.gate) out["gate"] = *o.gate;
+  if (o.budget_seconds) out["budget_seconds"] = *o.budget_seconds;
+  if (o.processes) out["processes"] = *o.processes;
+  return out;
+}
+
+Result<GateOptions> gate_options_from_json(const json& document) {
+  GateOptions o;
+  try {
+    document.at("baseline").get_to(o.baseline);
+    document.at("candidate").get_to(o.candidate);
+    document.at("primary").get_to(o.primary);
+    document.at("guards").get_to(o.guards);
+    document.at("dtype").get_to(o.dtype);
+    document.at("causal").get_to(o.causal);
+    document.at("policy").get_to(o.policy);
+    document.at("gate_policy").get_to(o.gate_policy);
+    document.at("seeds").get_to(o.seeds);
+    document.at("hot").get_to(o.hot);
+    if (document.contains("plugins")) {
+      const json& plugins = document.at("plugins");
+      plugins.at("files").get_to(o.plugins.files);
+      plugins.at("flags").get_to(o.plugins.compile.flags);
+      plugins.at("timeout_seconds").get_to(o.plugins.timeout_seconds);
+      plugins.at("memory_gib").get_to(o.plugins.memory_gib);
+    }
+    if (document.contains("peers")) document.at("peers").get_to(o.peers);
+    if (document.contains("gate")) o.gate = document.at("gate").get<double>();
+    if (document.contains("budget_seconds"))
+      o.budget_seconds = document.at("budget_seconds").get<double>();
+    if (document.contains("processes")) o.processes = document.at("processes").get<int>();
+  } catch (const json::exception& error) {
+    return Status(StatusCode::invalid_argument, fmt::format("options: {}", error.what()));
+  }
+  return o;
+}
+
+Status check_gate(const GateOptions& options) {
+  if (Status status = check_options(options); !status) return status;
+  const auto policy = load_policy(options.policy);
+  if (!policy) return policy.status();
+  if (const auto rules = load_rules(options.gate_policy); !rules) return rules.status();
+  // Which dtype is decided later; it does not change which names are known.
+  const std::string dtype = options.dtype.empty() ? "fp16" : options.dtype;
+  return gate_steps::shapes_of(options, *policy, dtype).status();
+}
+
+Result<GateResult> run_gate(const GateOptions& options, const fs::path& directory,
+                            const std::vector<std::string>& argv, const GateObserver& observer) {
+  if (Status status = check_gate(options); !status) return status;
+  auto policy = load_policy(options.policy);
+  if (!policy) return policy.status();
+  auto rules = load_rules(options.gate_policy);
+  if (!rules) return rules.status();
+  auto job = Checkpoint::begin(directory, {{"schema", kGateSchema},
+                                           {"status", "running"},
+                                           {"run_id", directory.filename().string()},
+                                           {"utc", utc_time()},
+                                           {"argv", argv},
+                                           {"host", host_json(host_facts())},
+                                           {"options", to_json(options)},
+                                           {"build", identity(*policy, *rules, options)}});
+  if (!job) return job.status();
+  return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), observer).run();
+}
+
+Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& observer) {
+  auto job = Checkpoint::resume(directory, kGateSchema);
+  if (!job) return job.status();
+  if (!job->head().contains("options") || !job->head().contains("build")) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: job.json lacks its options", directory.string()));
+  }
+  auto options = gate_options_from_json(job->head()["options"]);
+  if (!options) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: {}", directory.string(), options.status().message()));
+  }
+  if (Status status = check_options(*options); !status) return status;
+  auto policy = load_policy(options->policy);
+  if (!policy) return policy.status();
+  auto rules = load_rules(options->gate_policy);
+  if (!rules) return rules.status();
+  if (job->head()["build"] != identity(*policy, *rules, *options)) {
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format("{}: was begun by another build or policy, or with other threads or "
+                    "instructions; its steps would not belong together. Start a new gate, or set "
+                    "what was set then (GREENFAST_THREADS, GREENFAST_ISA, the affinity)",
+                    directory.string()));
+  }
+  return Gate(std::move(*job), std::move(*options), std::move(*policy), std::move(*rules), observer)
+      .run();
+}
+
+Result<std::vector<LadderStep>> run_ladder(const GateOptions& asked, const fs::path& directory,
+                                           const std::vector<std::string>& argv,
+                                           const GateObserver& observer) {
+  // A walk that goes on does so with the options it was begun with.
+  std::error_code error;
+  GateOptions common = asked;
+  if (fs::exists(directory / "job.json", error)) {
+    auto job = Checkpoint::resume(directory, kLadderSchema);
+    if (!job) return job.status();
+    auto begun =
+        job->head().contains("options")
+            ? gate_options_from_json(job->head()["options"])
+            : Result<GateOptions>(Status(StatusCode::invalid_argument, "options: missing"));
+    if (!begun) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("{}: {}", directory.string(), begun.status().message()));
+    }
+    common = std::move(*begun);
+  } else {
+    auto job = Checkpoint::begin(directory, {{"schema", kLadderSchema},
+                                             {"utc", utc_time()},
+                                             {"argv", argv},
+                                             {"options", to_json(asked)}});
+    if (!job) return job.status();
+  }
+  std::vector<LadderStep> steps;
+  std::map<std::string, bool> built;
+  for (const VariantInfo& variant : variants()) built[variant.id] = variant.built;
+  for (const VariantInfo& variant : variants()) {
+    if (variant.predecessor.empty()) continue;
+    LadderStep step;
+    step.baseline = variant.predecessor;
+    step.candidate = variant.id;
+    if (!variant.built || !built[step.baseline]) {
+      step.skipped = fmt::format("{} is not built into this binary",
+                                 variant.built ? step.baseline : step.candidate);
+      steps.push_back(std::move(step));
+      continue;
+    }
+    GateOptions options = common;
+    options.baseline = step.baseline;
+    options.candidate = step.candidate;
+    const fs::path own = directory / step.candidate;
+    fs::create_directories(own, error);
+    if (error)
+      return Status(StatusCode::internal,
+                    fmt::format("cannot create {}: {}", own.string(), error.message()));
+    // A ladder that was interrupted goes on: a rung's own job is resumed where it has one.
+    auto result = fs::exists(own / "job.json", error) ? resume_gate(own, observer)
+                                                      : run_gate(options, own, argv, observer);
+    if (!result) {
+      const StatusCode code = result.status().code();
+      if (code != StatusCode::no_device && code != StatusCode::unsupported) return result.status();
+      step.skipped = result.status().message();
+    } else {
+      step.decision = result->record["verdict"]["decision"].get<std::string>();
+      step.exit_code = result->exit_code;
+      step.headline = result->record["headline"][0].get<std::string>();
+    }
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+}  // namespace greenfast::workbench

@@ -1,0 +1,46 @@
+// The gate's resources step on a GPU: what the compiler gave the kernels that a candidate's plans
+// launch, against the rung's limits and those of policies/resources.toml. Pure, so that it is
+// tested without a GPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_policy.hpp"
+
+namespace greenfast::workbench {
+
+/// A compiled kernel as the device loads it.
+struct KernelResources {
+  std::string arch;  ///< "sm_90a": of the code
+  int registers = 0;
+  std::int64_t static_shared = 0;  ///< bytes a block, beside the plan's dynamic ones
+  std::int64_t local_bytes = 0;    ///< of a thread; spills lie there
+  std::string sha256;              ///< of the machine code
+  /// Limits of policies/resources.toml that it breaks: "registers 122 > 71 (why this limit)".
+  std::vector<std::string> over;
+};
+/// Finds a kernel by the name a plan gives it; nothing when the binary holds no machine code of it
+/// for the device.
+using KernelLookup = std::function<std::optional<KernelResources>(const std::string& kernel)>;
+
+struct ResourceJudgement {
+  nlohmann::json rows = nlohmann::json::array();  ///< of the record: name, value, limit, status, …
+  /// One line of the checklist each: gate, target, actual, status.
+  std::vector<std::array<std::string, 4>> checklist;
+  std::optional<Reason> reason;  ///< RESOURCES or TOOL_MISSING; none when all is inside
+  /// Both sides launch the same machine code with the same plan on every shape: in words.
+  std::string no_op;
+};
+
+/// `shapes` as in the record: plans of "candidate" and "baseline".
+ResourceJudgement judge_kernels(const nlohmann::json& shapes, const RungRule& rule,
+                                const KernelLookup& lookup);
+
+}  // namespace greenfast::workbench
