@@ -77,6 +77,16 @@ std::string toggle_text(const VariantInfo& variant) {
   return fmt::format("{}", fmt::join(words, " "));
 }
 
+/// Each of a set by its name.
+std::vector<std::string_view> feature_names(Features features) {
+  std::vector<std::string_view> names;
+  for (int bit = 0; bit < 64; ++bit) {
+    const auto feature = static_cast<Feature>(bit);
+    if (features.hold(feature)) names.push_back(name_of(feature));
+  }
+  return names;
+}
+
 int list_variants(const ListOptions& options) {
   const std::vector<VariantInfo> all = variants();
   if (options.as_json) {
@@ -92,6 +102,8 @@ int list_variants(const ListOptions& options) {
                       {"predecessor", v.predecessor},
                       {"derived_from", v.derived_from},
                       {"toggles", toggles},
+                      {"phases", v.phases},
+                      {"takes", feature_names(v.takes)},
                       {"idea", v.idea}});
     }
     fmt::print("{}\n", json{{"schema", "greenfast.list/1"}, {"variants", rows}}.dump(2));

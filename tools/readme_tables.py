@@ -15,10 +15,12 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:end -->
 
 Without FILE: every Markdown file of the repository. --check changes nothing and exits 1 when a table is out of date.
+Which rung is compared with which is what `greenfast list --json` says, of GREENFAST_BUILD or one of build/*.
 """
 import argparse
 import hashlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -207,15 +209,25 @@ def peers_of(record):
     return best
 
 
-VARIANT = re.compile(r"GREENFAST_CUDA_VARIANT\(.*?(?=\nGREENFAST_|\Z)", re.DOTALL)
-FIELD = re.compile(r'\.(id|predecessor|derived_from) = "([^"]*)"')
+def program(asked=None):
+    """The greenfast that is asked for, GREENFAST_BUILD's, or one of build/*."""
+    if asked:
+        return asked
+    folders = [pathlib.Path(os.environ["GREENFAST_BUILD"])] if "GREENFAST_BUILD" in os.environ else [
+        ROOT / "build" / preset for preset in ("release", "ci", "cpu")]
+    for folder in folders:
+        if (folder / "bin" / "greenfast").exists():
+            return folder / "bin" / "greenfast"
+    raise Unusable(f"no greenfast in {' or '.join(map(str, folders))}: build one (tools/build cpu)")
 
 
 def compared_with():
     """Rung -> the one it is compared with: its predecessor, or the rung that it is derived from."""
-    text = (ROOT / "src" / "dispatch" / "variants.def").read_text()
-    fields = [dict(FIELD.findall(row)) for row in VARIANT.findall(text)]
-    return {f["id"]: f.get("predecessor") or f.get("derived_from") for f in fields if "id" in f}
+    command = [program(), "list", "--json"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        raise Unusable(f"{' '.join(map(str, command))} ended with {listed.returncode}: {listed.stderr.strip()}")
+    return {v["id"]: v["predecessor"] or v["derived_from"] or None for v in json.loads(listed.stdout)["variants"]}
 
 
 def ladder_rows(run_path, peers_path, gates_path=None):

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from cli_paths import GREENFAST, ROOT
+from schemas import validate
 
 COMMANDS = ["run", "check", "bench", "list", "selftest", "compare", "gate", "resources", "phases", "profile", "history", "report",
             "evidence", "doctor"]
@@ -195,7 +196,14 @@ def test_list_shows_every_variant_and_why(greenfast):
     # Made from rungs: counted, not listed.
     assert all((f"\n{row['id']} " in table) == (row["derived_from"] == "") for row in rows)
     assert f"And {sum(row['derived_from'] != '' for row in rows)} made from rungs" in table
-    assert [v["id"] for v in greenfast("list", "--json").json["variants"]] == names
+    validate(greenfast("list", "--json").json)
+    # What a variant does not take, selection refuses by that name.
+    e4m3 = greenfast("list", "--why", "small", "--dtype", "e4m3", "--device", "cpu", "--json").json["problems"][0]["candidates"]
+    reasons = {candidate["variant"]: candidate["reason"] for candidate in e4m3}
+    for row in rows:
+        assert "fp32 inputs" in row["takes"] or row["device"] == "cuda", row
+        if row["device"] == "cpu" and "e4m3 inputs" not in row["takes"]:
+            assert "e4m3 inputs" in reasons[row["id"]]
 
     why = greenfast("list", "--why", "mission", "long", "--device", "cpu", "--json").json
     assert [p["chosen"] for p in why["problems"]] == ["cpu.flash", "cpu.flash"]

@@ -1,5 +1,6 @@
 """tools/readme_tables.py, and that the tables of this repository are those of its records."""
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,6 +60,30 @@ def test_a_truncated_record_is_refused(page, tmp_path):
     (tmp_path / "run.json").write_text(text[: len(text) // 2])
     result = tool(page)
     assert result.returncode == 2 and "run.json" in result.stderr
+
+
+def test_who_is_compared_with_whom_is_asked_of_the_command(tmp_path):
+    mark = "ladder evidence/ladder-h200.json docs/results/peers-h200.json"
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- greenfast:{mark} -->\n<!-- greenfast:end -->\n")
+    (tmp_path / "bin").mkdir()
+
+    def listed(script):
+        command = tmp_path / "bin" / "greenfast"
+        command.write_text("#!/bin/sh\n" + script)
+        command.chmod(0o755)
+        return subprocess.run([*TOOL, page], capture_output=True, text=True, check=False,
+                              env={**os.environ, "GREENFAST_BUILD": str(tmp_path)})
+
+    row = '{"id": "cuda.v2c.v5", "predecessor": "%s", "derived_from": "%s"}'
+    assert listed(f"echo '{{\"variants\": [{row % ('cuda.v2c.v3', '')}]}}'\n").returncode == 0
+    beside = page.read_text()
+    assert listed(f"echo '{{\"variants\": [{row % ('', 'cuda.v2c.v3')}]}}'\n").returncode == 0
+    assert page.read_text() == beside
+    assert listed(f"echo '{{\"variants\": [{row % ('', '')}]}}'\n").returncode == 0
+    assert page.read_text() != beside
+    result = listed("echo broken >&2; exit 4\n")
+    assert result.returncode == 2 and "ended with 4: broken" in result.stderr
 
 
 def test_an_unfinished_block_is_refused(page):
