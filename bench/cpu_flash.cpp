@@ -7,19 +7,17 @@
 // --one-thread 1 runs one thread and counts its CPU time, for kernel and probe alike: what a busy
 // machine disturbs least. Otherwise all threads, by the clock on the wall.
 //
-// SHAPE is BxHxSxD or BxHq/HkvxSq/SkvxD, with :c for a causal mask aligned bottom right. Each round
-// runs the peak probe of the instruction that the kernel multiplies the type with, then the kernel;
+// SHAPE is as for greenfast run: a name, BxHxSxD or BxHq/HkvxSq/SkvxD, "1x8x512x64 causal" (aligned
+// bottom right). Each round runs the peak probe of the instruction that the kernel multiplies the type with, then the kernel;
 // printed are medians over rounds, because the machine's clock and other load move both. Types that
 // are widened are held against the fp32 peak; fp16 through AMX, which takes three or four products
 // for one, against the peak of bf16.
 #include <algorithm>
-#include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,7 +30,10 @@
 
 #include <greenfast/attention.hpp>
 
+#include "workbench/cases/operand_bytes.hpp"
 #include "workbench/device/cpu.hpp"
+#include "workbench/fast/measure.hpp"
+#include "workbench/fast/statistics.hpp"
 
 namespace {
 
@@ -41,9 +42,8 @@ double wall_seconds() {
   return std::chrono::duration<double>(now).count();
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+double median(const std::vector<double>& values) {
+  return greenfast::workbench::quantile(values, 0.5);
 }
 
 // ---- the peak of one thread, in its CPU time ----
@@ -132,73 +132,6 @@ double one_thread_peak([[maybe_unused]] std::string_view isa, [[maybe_unused]] b
 #endif
 }
 
-struct Shape {
-  std::int64_t batch = 0, heads_q = 0, heads_kv = 0, seq_q = 0, seq_kv = 0, head_dim = 0;
-  bool causal = false;
-};
-
-bool parse(std::string_view text, Shape& shape) {
-  if (text.ends_with(":c")) {
-    shape.causal = true;
-    text.remove_suffix(2);
-  }
-  std::int64_t parts[4][2] = {};
-  for (auto& part : parts) {
-    for (int i = 0; i < 2; ++i) {
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), part[i]);
-      if (error != std::errc{}) return false;
-      text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-      if (i == 0) {
-        part[1] = part[0];
-        if (!text.starts_with('/')) break;
-        text.remove_prefix(1);
-      }
-    }
-    if (text.starts_with('x')) text.remove_prefix(1);
-  }
-  shape.batch = parts[0][0];
-  shape.heads_q = parts[1][0];
-  shape.heads_kv = parts[1][1];
-  shape.seq_q = parts[2][0];
-  shape.seq_kv = parts[2][1];
-  shape.head_dim = parts[3][0];
-  return text.empty();
-}
-
-// Bits of small normal numbers of any type: sign and mantissa random, exponent near 1.
-std::vector<unsigned char> random_bytes(greenfast::DType dtype, std::size_t count,
-                                        std::mt19937_64& random) {
-  std::vector<unsigned char> bytes(count * greenfast::size_of(dtype));
-  std::normal_distribution<float> normal;
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = normal(random);
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    switch (dtype) {
-      case greenfast::DType::f32:
-        std::memcpy(&bytes[4 * i], &bits, 4);
-        break;
-      case greenfast::DType::bf16:
-        std::memcpy(&bytes[2 * i], reinterpret_cast<char*>(&bits) + 2, 2);
-        break;
-      case greenfast::DType::f16: {
-        const int exponent = std::clamp(static_cast<int>(bits >> 23 & 255) - 112, 1, 30);
-        const auto half = static_cast<std::uint16_t>(
-            (bits >> 16 & 0x8000) | static_cast<unsigned>(exponent) << 10 | (bits >> 13 & 0x3ff));
-        std::memcpy(&bytes[2 * i], &half, 2);
-        break;
-      }
-      case greenfast::DType::e4m3: {
-        const int exponent = std::clamp(static_cast<int>(bits >> 23 & 255) - 120, 1, 14);
-        bytes[i] = static_cast<unsigned char>(
-            (bits >> 24 & 0x80) | static_cast<unsigned>(exponent) << 3 | (bits >> 20 & 7));
-        break;
-      }
-    }
-  }
-  return bytes;
-}
-
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> parts;
   for (;;) {
@@ -239,9 +172,9 @@ int main(int argc, char** argv) {
     }
   }
   if (shapes.empty()) {
-    shapes = {"1x8x512x64",    "1x8x512x64:c",  "2x8x2048x64",
-              "2x8x2048x64:c", "1x32x4096x128", "1x32x4096x128:c",
-              "1x12x128x32",   "1x12x128x32:c", "1x32/8x1/8192x128"};
+    shapes = {"1x8x512x64",         "1x8x512x64 causal",  "2x8x2048x64",
+              "2x8x2048x64 causal", "1x32x4096x128",      "1x32x4096x128 causal",
+              "1x12x128x32",        "1x12x128x32 causal", "1x32/8x1/8192x128"};
   }
 
   if (one_thread) setenv("GREENFAST_THREADS", "1", 1);
@@ -258,12 +191,6 @@ int main(int argc, char** argv) {
               "% peak", "best %");
 
   for (const std::string_view text : shapes) {
-    Shape shape;
-    if (!parse(text, shape)) {
-      std::fprintf(stderr, "shape '%s': expected BxHxSxD or BxHq/HkvxSq/SkvxD\n",
-                   std::string(text).c_str());
-      return 2;
-    }
     for (const std::string_view dtype_text : split(dtypes)) {
       const std::optional<DType> dtype = parse_dtype(dtype_text);
       if (!dtype) {
@@ -271,19 +198,31 @@ int main(int argc, char** argv) {
                      std::string(dtype_text).c_str());
         return 2;
       }
-      Problem problem = make_problem(shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q,
-                                     shape.seq_kv, shape.head_dim, *dtype);
-      if (shape.causal) problem.mask = Mask::causal(Alignment::bottom_right);
-      std::mt19937_64 random(1);
-      const auto q_count =
-          static_cast<std::size_t>(shape.batch * shape.heads_q * shape.seq_q * shape.head_dim);
-      const auto kv_count =
-          static_cast<std::size_t>(shape.batch * shape.heads_kv * shape.seq_kv * shape.head_dim);
-      const auto q = random_bytes(*dtype, q_count, random),
-                 k = random_bytes(*dtype, kv_count, random),
-                 v = random_bytes(*dtype, kv_count, random);
-      std::vector<unsigned char> o(q_count * 4);
-      const Tensors tensors{.q = q.data(), .k = k.data(), .v = v.data(), .o = o.data()};
+      workbench::ProblemDefaults defaults;
+      defaults.dtype = *dtype;
+      const auto parsed = workbench::parse_shapes(text, defaults);
+      if (!parsed) {
+        std::fprintf(stderr, "%s\n", parsed.status().message().c_str());
+        return 2;
+      }
+      if (parsed->size() != 1) {
+        std::fprintf(stderr, "'%s': one shape an argument\n", std::string(text).c_str());
+        return 2;
+      }
+      workbench::Case test;
+      test.problem = parsed->front().problem;
+      const Problem& problem = test.problem;
+      workbench::Inputs inputs = workbench::generate(test);
+      Tensors tensors;
+      std::vector<std::vector<std::byte>> outputs;
+      for (const Operand& operand : operands_of(problem)) {
+        if (!operand.present) continue;
+        if (operand.role == Role::output)
+          outputs.emplace_back(static_cast<std::size_t>(operand.bytes));
+        set_data(tensors, operand.id,
+                 operand.role == Role::output ? outputs.back().data()
+                                              : workbench::bytes_of(inputs, operand.id).data());
+      }
       Options options;
       options.variant = variant;
 
@@ -294,8 +233,7 @@ int main(int argc, char** argv) {
       const std::string probe =
           (facts->isa == "avx512bf16" || amx) && !bf16_products ? "avx512" : facts->isa;
       const DType peak_dtype = bf16_products ? DType::bf16 : DType::f32;
-      const double flops =
-          4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(shape.head_dim);
+      const double flops = workbench::flop_count(problem);
 
       std::vector<double> times, peaks, ratios;
       const auto peak_now = [&] {
