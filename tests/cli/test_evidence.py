@@ -188,7 +188,7 @@ def test_a_record_in_a_folder_is_kept_and_laid_out_by_rows(greenfast, tmp_path, 
     (evidence.folder / "ladder" / "seen.json").write_text(kept.replace("0.5", "0.25", 1))
     assert evidence()[0][:2] == ("TAMPERED", "ladder/seen.json")
     for name in ("../out.json", "/tmp/out.json", "a/.hidden.json", "a//b.json/"):
-        greenfast("evidence", "import", f"{name}={record}").refused(2, name.removesuffix(".json"), "RECORD.json")
+        greenfast("evidence", "import", f"{name}={record}").refused(2, name.removesuffix(".json"), "FOLDER/NAME.json")
 
 
 def test_a_record_that_says_the_same_stays_bound(greenfast, tmp_path, run_on_gpu, evidence):

@@ -253,9 +253,9 @@ Status check_name(const std::string& name) {
                       });
   if (!inside || !name.ends_with(".json") || name == kLedgerFile)
     return bad(
-        fmt::format("'{}': a record's name ends in .json, is {}, stays in the directory "
-                    "without a part that begins with '.', and is not {}",
-                    name, "RECORD.json or FOLDER/RECORD.json", kLedgerFile));
+        fmt::format("'{}': a record is named NAME.json or FOLDER/NAME.json, stays in the "
+                    "directory, has no part that begins with '.', and is not {}",
+                    name, kLedgerFile));
   return {};
 }
 
