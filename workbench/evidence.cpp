@@ -176,8 +176,8 @@ std::vector<std::string> closure_of(const std::map<std::string, std::string>& fi
   return {seen.begin(), seen.end()};
 }
 
-/// Finds the files of a checkout among those that a ledger's entry names. A file that lies elsewhere
-/// now is known by its content, if what it includes is spelled as it was then.
+/// Finds the files of a checkout among those that a ledger's entry names. A file that lies
+/// elsewhere now is known by its content, if what it includes is spelled as it was then.
 class RecordedSources {
  public:
   RecordedSources(const json& recorded, const std::map<std::string, std::string>& files)

@@ -34,8 +34,8 @@ TEST(KernelSources, EveryVariantHasTheFilesOfItsDevice) {
   }
 }
 
-/// A source that CMake compiles for another kernel is none of this one's, a generated one stands for
-/// what it includes, and headers of headers count.
+/// A source that CMake compiles for another kernel is none of this one's, a generated one stands
+/// for what it includes, and headers of headers count.
 TEST(KernelSources, AreThoseThatItsObjectIsCompiledFrom) {
   const auto ends_with = [](const std::set<std::string>& sources, std::string_view name) {
     return std::any_of(sources.begin(), sources.end(),

@@ -15,10 +15,10 @@
 #include "core/arithmetic.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
-#include "kernels/cuda/70_sm90a_prefill.hpp"
 #include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/sm90_prefill/config.hpp"
 
 namespace greenfast::cuda::prefill {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/cuda/70_sm90a_prefill.hpp"
+#include "kernels/cuda/sm90_prefill/config.hpp"
 
 namespace greenfast {
 namespace {

@@ -4,7 +4,7 @@
 // columns of each of its rows. Limits: e4m3, D 64, fp16 output, full and causal, any length, any
 // strides. Expected bound: shared-memory reads, D half words for a score.
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/device/stage_c.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c_scalar {
 namespace {

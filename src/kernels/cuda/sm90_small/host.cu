@@ -8,10 +8,10 @@
 #include "core/arithmetic.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
-#include "kernels/cuda/72_sm90a_small.hpp"
 #include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/sm90_small/config.hpp"
 
 namespace greenfast::cuda::small {
 namespace {

@@ -7,7 +7,7 @@
 // shared memory.
 #include "kernels/cuda/device/ptx_named_barrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/device/stage_c.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c_warp_spec {
 namespace {

@@ -3,8 +3,8 @@
 // scores of two keys and D/32 output columns of each of its rows. Limits: D 64 and 128, fp16, full
 // and causal, any length, any strides. Expected bound: shared-memory reads; every score costs D
 // fused multiply-adds and D half-word reads a lane.
-#include "kernels/cuda/device/ladder.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/ladder.cuh"
 
 namespace greenfast::cuda::v2c_v3 {
 namespace {

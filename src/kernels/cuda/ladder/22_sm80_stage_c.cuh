@@ -18,7 +18,7 @@
 
 #include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/device/stage_c.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c {
 namespace {

@@ -13,10 +13,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cuda/60_sm80_mma.hpp"
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm80_mma/config.hpp"
 
 namespace greenfast::cuda::sm80_mma {
 
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     return *address;
   };
   bool wide = false;  // some row_max of the warp is beyond kLargestBase; uniform over the warp
-  // mma.sync cuts off what an addition cannot hold (70_sm90a_prefill.cuh, `flush`), so the output
+  // mma.sync cuts off what an addition cannot hold (sm90_prefill/kernel.cuh, `flush`), so the output
   // begins anew every 8192 keys.
   constexpr int kFlushBlocks = 8192 / kKeys;
   int flush_at = block_begin + kFlushBlocks;

@@ -10,8 +10,8 @@
 // memory.
 #include <mma.h>
 
-#include "kernels/cuda/device/ladder.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/ladder.cuh"
 
 namespace greenfast::cuda::v2c {
 namespace {

@@ -7,7 +7,7 @@
 // around it.
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/device/stage_c.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c_3b {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/device/ladder.hpp"
 #include "kernels/cuda/device/ptx_cp_async.cuh"
+#include "kernels/cuda/ladder/ladder.hpp"
 
 namespace greenfast::cuda::ladder {
 

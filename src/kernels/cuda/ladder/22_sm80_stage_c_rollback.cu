@@ -1,7 +1,7 @@
 // Rungs of stage-C with one toggle set back, so that what a toggle brings can be measured inside
 // the rung that has it, and not only where it was introduced. stage1 and stage2 are rollbacks of
 // others already; three stages without cp.async would have nothing to hold.
-#include "kernels/cuda/22_sm80_stage_c.cuh"
+#include "kernels/cuda/ladder/22_sm80_stage_c.cuh"
 
 namespace greenfast::cuda::stage_c {
 namespace {

@@ -6,9 +6,9 @@
 // warp alone would need more than the 72 of the family's limit). Limits: D 64 and 128, fp16, full
 // and causal, any length, any strides. Expected bound: tensor pipe and shared-memory reads of K and
 // V, which every warp repeats.
-#include "kernels/cuda/device/ladder.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/ladder.cuh"
 
 namespace greenfast::cuda::v2c_v8 {
 namespace {

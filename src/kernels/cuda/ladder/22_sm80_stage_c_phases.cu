@@ -1,6 +1,6 @@
 // Instrumented twins of three rungs of stage-C: the same loop with a clock read at the end of every
 // phase. They answer where the time of a rung goes, and are never timed themselves.
-#include "kernels/cuda/22_sm80_stage_c.cuh"
+#include "kernels/cuda/ladder/22_sm80_stage_c.cuh"
 
 namespace greenfast::cuda::stage_c {
 namespace {

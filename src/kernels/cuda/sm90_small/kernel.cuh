@@ -16,13 +16,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cuda/72_sm90a_small.hpp"
 #include "kernels/cuda/device/ptx_cluster.cuh"
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_small/config.hpp"
 
 namespace greenfast::cuda::small {
 
@@ -347,7 +347,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
     for (float& x : o) x = 0.0f;
   }
   if constexpr (kLooped) {
-    // Tensor cores cut off what an addition cannot hold (70_sm90a_prefill.cuh, `flush`), so the
+    // Tensor cores cut off what an addition cannot hold (sm90_prefill/kernel.cuh, `flush`), so the
     // output begins anew after 64 blocks; what it held waits in memory, with the maximum it is for.
     constexpr int kFlushBlocks = 64;
     struct Flushed {

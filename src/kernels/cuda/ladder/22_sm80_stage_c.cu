@@ -1,5 +1,5 @@
 // The rungs of stage-C that share one loop; what each of them is about stands in the header.
-#include "kernels/cuda/22_sm80_stage_c.cuh"
+#include "kernels/cuda/ladder/22_sm80_stage_c.cuh"
 
 namespace greenfast::cuda::stage_c {
 namespace {

@@ -21,13 +21,13 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/70_sm90a_prefill.hpp"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/ptx_stmatrix.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_prefill/config.hpp"
 
 namespace greenfast::cuda::prefill {
 

@@ -9,7 +9,7 @@
 // length, any strides; sm_89 and later. Expected bound: transposing V, and the exponentials.
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/device/stage_c.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c_fp8_mma {
 namespace {

@@ -8,8 +8,8 @@
 #include "core/arithmetic.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
-#include "kernels/cuda/60_sm80_mma.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/sm80_mma/config.hpp"
 
 namespace greenfast::cuda::sm80_mma {
 namespace {

@@ -1,5 +1,5 @@
 // The bf16 kernels of cuda.sm90.small.
-#include "kernels/cuda/72_sm90a_small.cuh"
+#include "kernels/cuda/sm90_small/kernel.cuh"
 
 namespace greenfast::cuda::small {
 template const std::array<const void*, kConfigs.size()>& entries<__nv_bfloat16>();

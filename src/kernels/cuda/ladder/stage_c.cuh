@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/e4m3.cuh"
-#include "kernels/cuda/device/ladder.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/ladder.cuh"
 
 namespace greenfast::cuda::stage_c {
 

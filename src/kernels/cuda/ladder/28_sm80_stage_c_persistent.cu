@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/device/stage_c.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c_persistent {
 namespace {
