@@ -240,6 +240,35 @@ def test_sources_decide_for_the_cpu(greenfast, tmp_path, evidence):
     assert found[:3] == ("STALE", "cpu.json", "cpu.naive") and naive.name in found[3]
 
 
+def test_a_file_that_only_moved_has_not_changed(greenfast, tmp_path, evidence):
+    record = greenfast("check", "--device", "cpu", "--variants", "cpu.naive,cpu.flash", "--shapes", "1x1x16x16", "--json").json
+    then, now = tmp_path / "then", tmp_path / "now"
+    for checkout in (then, now):
+        shutil.copytree(ROOT / "src", checkout / "src")
+    # When it was recorded, band.hpp lay elsewhere, so that its includes stood elsewhere in their lists too.
+    old, new = "kernels/cpu/attic/band.hpp", "kernels/cpu/device/band.hpp"
+    (then / "src" / old).parent.mkdir()
+    (then / "src" / new).rename(then / "src" / old)
+    includers = 0
+    for path in (then / "src" / "kernels" / "cpu").rglob("*.?pp"):
+        text = path.read_text()
+        if f'"{new}"' in text:
+            includers += 1
+            path.write_text(re.sub(r'(?:#include "[^"]+"\n)+',
+                                   lambda run: "".join(sorted(run[0].replace(new, old).splitlines(keepends=True))), text))
+    assert includers > 1
+    assert greenfast("evidence", "import", write(tmp_path / "cpu.json", record), "--source", then).code == 0
+    [entry] = json.loads((evidence.folder / "ledger.json").read_text())["entries"]
+    assert f"src/{old}" in entry["variants"]["cpu.naive"]
+    assert [f[:2] for f in evidence("--source", now)] == [("CURRENT", "cpu.json")]
+    # One that moved and changed is named, and with it what includes it by its new name.
+    moved = now / "src" / new
+    moved.write_text(moved.read_text() + "\nint changed;\n")
+    found = evidence("--source", now)
+    assert {f[:3] for f in found} == {("STALE", "cpu.json", "cpu.naive"), ("STALE", "cpu.json", "cpu.flash")}
+    assert all(f"src/{new}" in f[3] and "convert.hpp" not in f[3] for f in found)
+
+
 def test_bad_input_is_said(greenfast, tmp_path, run_on_gpu, evidence):
     record = run_on_gpu(CUBIN)
     greenfast("evidence", "perhaps").refused(2, "record, import, verify")

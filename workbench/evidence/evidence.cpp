@@ -7,8 +7,11 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include <toml++/toml.h>
+
+#include "kernel_sources.hpp"  // generated: the sources of each kernel, as CMake compiles them
 
 #include "workbench/base/atomic_file.hpp"
 #include "workbench/base/build_info.hpp"
@@ -120,10 +123,6 @@ std::vector<std::string> includes_of(std::string_view text) {
   return out;
 }
 
-std::string leading_digits(const std::string& name) {
-  return name.substr(0, std::min(name.find_first_not_of("0123456789"), name.size()));
-}
-
 /// All files under src/kernels, by path from the root.
 std::map<std::string, std::string> kernel_sources(const fs::path& root) {
   std::map<std::string, std::string> out;
@@ -141,37 +140,102 @@ std::map<std::string, std::string> kernel_sources(const fs::path& root) {
   return out;
 }
 
+/// The file of `files` that `includer` means by a quoted include; empty where there is none.
+std::string included_file(const std::map<std::string, std::string>& files,
+                          const std::string& includer, const std::string& name) {
+  const std::string beside =
+      (fs::path(includer).parent_path() / name).lexically_normal().generic_string();
+  for (const std::string& candidate : {beside, "src/" + name})
+    if (files.contains(candidate)) return candidate;
+  return {};
+}
+
+/// What a variant's kernel is compiled from: the sources of the object that defines it, as CMake
+/// lists them, and the files under src/kernels that those include. Empty where `files` are of a
+/// checkout that has them elsewhere.
 std::vector<std::string> closure_of(const std::map<std::string, std::string>& files,
                                     std::string_view variant) {
   std::string symbol(variant);
   std::replace(symbol.begin(), symbol.end(), '.', '_');
   std::set<std::string> seen;
   std::vector<std::string> todo;
-  for (const auto& [path, text] : files) {
-    if (!defines_kernel(text, symbol)) continue;
-    // Parts of one kernel share the number their names begin with.
-    const fs::path file(path);
-    const std::string number = leading_digits(file.filename().string());
-    for (const auto& [other, unused] : files) {
-      const fs::path candidate(other);
-      if (other == path || (!number.empty() && candidate.parent_path() == file.parent_path() &&
-                            leading_digits(candidate.filename().string()) == number))
-        todo.push_back(other);
-    }
+  for (const auto& [kernel, path] : kKernelSources) {
+    const auto file = files.find(std::string(path));
+    if (file == files.end() || !defines_kernel(file->second, symbol)) continue;
+    for (const auto& [other, part] : kKernelSources)
+      if (other == kernel) todo.emplace_back(part);
   }
   while (!todo.empty()) {
     const std::string path = todo.back();
     todo.pop_back();
-    if (!seen.insert(path).second) continue;
-    for (const std::string& name : includes_of(files.at(path))) {
-      const std::string beside =
-          (fs::path(path).parent_path() / name).lexically_normal().generic_string();
-      for (const std::string& candidate : {beside, "src/" + name})
-        if (files.contains(candidate)) todo.push_back(candidate);
-    }
+    if (!files.contains(path) || !seen.insert(path).second) continue;
+    for (const std::string& name : includes_of(files.at(path)))
+      if (std::string file = included_file(files, path, name); !file.empty())
+        todo.push_back(std::move(file));
   }
   return {seen.begin(), seen.end()};
 }
+
+/// Finds the files of a checkout among those that a ledger's entry names. A file that lies
+/// elsewhere now is known by its content, if what it includes is spelled as it was then.
+class RecordedSources {
+ public:
+  RecordedSources(const json& recorded, const std::map<std::string, std::string>& files)
+      : recorded_(recorded), files_(files) {}
+
+  /// The path under which a file was recorded as it is; empty: it is new, or has changed since.
+  const std::string& path_of(const std::string& path) {
+    const auto [place, fresh] = known_.try_emplace(path);
+    if (fresh) place->second = find(path);  // a map's elements stay where they are
+    return place->second;
+  }
+
+ private:
+  std::string find(const std::string& path) {
+    const std::string& text = files_.at(path);
+    const std::string digest = source_digest(text);
+    const std::string recorded = text_of(recorded_, path);
+    if (!recorded.empty() && recorded == digest) return path;
+    const std::string then = source_digest(as_included_then(path));
+    if (!recorded.empty()) return recorded == then ? path : std::string();
+    for (const auto& [old, was] : recorded_.items())
+      if (!files_.contains(old) && was.is_string() && (was == digest || was == then)) return old;
+    return {};
+  }
+
+  /// The text with includes of moved files by their old names, each run of includes in order again,
+  /// as the formatter has them.
+  std::string as_included_then(const std::string& path) {
+    constexpr std::string_view kInclude = "#include \"";
+    std::string out;
+    std::vector<std::string> run;
+    const auto end_of_run = [&] {
+      std::sort(run.begin(), run.end());
+      for (const std::string& line : run) out += line + "\n";
+      run.clear();
+    };
+    std::istringstream lines(files_.at(path));
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with(kInclude)) {
+        end_of_run();
+        out += line + "\n";
+        continue;
+      }
+      const std::size_t end = line.find('"', kInclude.size());
+      const std::string name = line.substr(kInclude.size(), end - kInclude.size());
+      if (const std::string now = included_file(files_, path, name); !now.empty())
+        if (const std::string& was = path_of(now); was.starts_with("src/") && was != now)
+          line.replace(kInclude.size(), name.size(), was.substr(4));
+      run.push_back(line);
+    }
+    end_of_run();
+    return out;
+  }
+
+  const json& recorded_;
+  const std::map<std::string, std::string>& files_;
+  std::map<std::string, std::string> known_;
+};
 
 // ---- Problems and devices of a record ----
 
@@ -393,17 +457,20 @@ class Verifier {
     if (!recorded.is_object() || recorded.empty())
       return {State::unknown, "no sources are recorded"};
     if (sources_.empty()) return {State::unknown, "no sources here to compare (--source)"};
-    std::set<std::string> files;
+    RecordedSources records(recorded, sources_);
+    std::set<std::string> found, changed;
     for (const std::string& variant : variants) {
-      for (const json& path : list_of(member(entry, "variants"), variant))
-        if (path.is_string()) files.insert(path.get<std::string>());
-      for (const std::string& path : closure_of(sources_, variant)) files.insert(path);
+      for (const std::string& path : closure_of(sources_, variant)) {
+        const std::string& was = records.path_of(path);
+        (was.empty() ? changed : found).insert(was.empty() ? path : was);
+      }
     }
-    std::vector<std::string> changed;
-    for (const std::string& path : files) {
-      const auto now = sources_.find(path);
-      if (now == sources_.end() || text_of(recorded, path) != source_digest(now->second))
-        changed.push_back(path);
+    for (const std::string& variant : variants) {
+      for (const json& item : list_of(member(entry, "variants"), variant)) {
+        if (!item.is_string() || found.contains(item.get<std::string>())) continue;
+        const std::string path = item.get<std::string>();
+        if (!sources_.contains(path) || records.path_of(path) != path) changed.insert(path);
+      }
     }
     if (changed.empty()) return {State::same, "its sources have not changed"};
     return {State::changed, fmt::format("changed: {}", fmt::join(changed, ", "))};

@@ -22,8 +22,9 @@ inline constexpr std::string_view kLedgerFile = "ledger.json";
 /// SHA-256 of a source without comments and with every run of white space as one blank: what a
 /// comment or a line break does not change. Literals stay as they are.
 std::string source_digest(std::string_view text);
-/// Path from the root -> source_digest, of the files under src/kernels that a variant's kernel is
-/// compiled from; empty when the root has none.
+/// Path from the root -> source_digest, of the files that a variant's kernel is compiled from: the
+/// sources that CMake lists for it, and the files under src/kernels that those include. Empty when
+/// the root has none.
 std::vector<std::pair<std::string, std::string>> sources_of(const std::filesystem::path& root,
                                                             std::string_view variant);
 
