@@ -21,7 +21,13 @@ TREE = {
     "src/kernels/cuda/sm90_b/host.cu": '#include "kernels/cuda/sm90_b/config.hpp"\n',
     "src/kernels/cpu/flash/tile.hpp": "",
     "src/kernels/cpu/flash/avx2.cpp": '#include "tile.hpp"\n',
-    "workbench/reference/oracle.hpp": "#include <greenfast/types.hpp>\n",
+    "workbench/base/files.hpp": "#include <greenfast/types.hpp>\n",
+    "workbench/reference/oracle.hpp": '#include "workbench/base/files.hpp"\n',
+    "workbench/verdict/gate.hpp": '#include "workbench/reference/oracle.hpp"\n',
+    "workbench/verdict/steps/gate_steps.cpp": '#include "workbench/verdict/gate.hpp"\n',
+    "tests/workbench/base/files_test.cpp": '#include "workbench/base/files.hpp"\n',
+    "tests/workbench/reference/oracle_test.cpp": '#include "workbench/reference/oracle.hpp"\n',
+    "tests/workbench/verdict/gate_steps_test.cpp": '#include "workbench/verdict/gate.hpp"\n',
     "cli/main.cpp": '#include "workbench/reference/oracle.hpp"\n',
     "examples/cpp/main.cpp": "#include <greenfast/types.hpp>\n",
 }
@@ -58,8 +64,13 @@ def test_lawful_tree_passes(tmp_path):
         ("src/kernels/cuda/sm90_c/host.cu", '#include "kernels/cuda/ladder/tiles.cuh"', "src/kernels/cuda/ladder/tiles.cuh"),
         ("src/kernels/cuda/device/x.cuh", '#include "../sm90_b/config.hpp"', "src/kernels/cuda/sm90_b/config.hpp"),
         ("src/api/x.cpp", '#include "workbench/reference/oracle.hpp"', "workbench/reference/oracle.hpp"),
-        ("workbench/x.cpp", '#include "src/core/variant.hpp"', "src/core/variant.hpp"),
-        ("workbench/x.cpp", "#include <core/variant.hpp>", "src/core/variant.hpp"),
+        ("workbench/base/x.cpp", '#include "src/core/variant.hpp"', "src/core/variant.hpp"),
+        ("workbench/base/x.cpp", "#include <core/variant.hpp>", "src/core/variant.hpp"),
+        ("workbench/base/x.cpp", '#include "workbench/reference/oracle.hpp"', "reference stands after it"),
+        ("workbench/reference/x.cpp", '#include "../verdict/gate.hpp"', "verdict stands after it"),
+        ("workbench/base/deep/x.cpp", '#include "workbench/verdict/gate.hpp"', "verdict stands after it"),
+        ("workbench/x.cpp", '#include "workbench/base/files.hpp"', "workbench/x.cpp is in no room"),
+        ("workbench/attic/x.cpp", '#include "workbench/base/files.hpp"', "workbench/attic/x.cpp is in no room"),
         ("cli/x.cpp", '#include "core/variant.hpp"', "src/core/variant.hpp"),
         ("examples/c/x.c", '#include "workbench/reference/oracle.hpp"', "workbench/reference/oracle.hpp"),
     ],
@@ -70,6 +81,29 @@ def test_planted_breach_is_found(tmp_path, file, text, breach):
     first = result.stdout.splitlines()[0]
     assert first.startswith(f"{file}:2: ")
     assert breach in first
+
+
+@pytest.mark.parametrize(
+    "files, breach",
+    [
+        # Nothing of it includes anything, and it is in no room all the same.
+        ({"workbench/x.cpp": ""}, "workbench/x.cpp is in no room of workbench/: base, "),
+        ({"workbench/attic/x.cpp": ""}, "workbench/attic is no room: base, "),
+        ({"workbench/fast/ring.hpp": ""}, "tests/workbench/fast: no *_test.cpp includes a header of workbench/fast"),
+        # A test that includes another room's headers, or is no test by name, is none of this room.
+        ({"workbench/fast/ring.hpp": "", "tests/workbench/fast/ring_test.cpp": '#include "workbench/base/files.hpp"\n'},
+         "tests/workbench/fast: no *_test.cpp"),
+        ({"workbench/fast/ring.hpp": "", "tests/workbench/fast/fake.hpp": '#include "workbench/fast/ring.hpp"\n'},
+         "tests/workbench/fast: no *_test.cpp"),
+        ({"tests/workbench/base/everything_test.cpp": '#include "workbench/base/files.hpp"\n'},
+         "tests/workbench/base/everything_test.cpp tests no file of workbench/base"),
+    ],
+)
+def test_every_room_is_tested_by_its_own_path(tmp_path, files, breach):
+    result = check(tmp_path, {**TREE, **files})
+    assert result.returncode == 1
+    assert breach in result.stdout
+    assert len(result.stdout.splitlines()) == 2, result.stdout
 
 
 def test_empty_tree_is_no_pass(tmp_path):

@@ -1,8 +1,10 @@
 // What a generated or captured case holds for each operand of its problem.
 #pragma once
 
+#include <cctype>
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include <greenfast/operands.hpp>
 
@@ -42,6 +44,20 @@ inline std::span<const std::byte> bytes_of(const Inputs& inputs, OperandId id) {
       return {};  // no case has them yet: the oracle refuses what asks for them
   }
   return {};
+}
+
+/// The same, to be written to.
+inline std::span<std::byte> bytes_of(Inputs& inputs, OperandId id) {
+  const std::span<const std::byte> bytes = bytes_of(static_cast<const Inputs&>(inputs), id);
+  return {const_cast<std::byte*>(bytes.data()), bytes.size()};
+}
+
+/// What people call an operand: O, LSE, Q, K and V as in the formula, others by their name.
+inline std::string shown_name(const Operand& operand) {
+  std::string name(operand.name);
+  if (name.find('_') == std::string::npos)
+    for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
 }
 
 }  // namespace greenfast::workbench

@@ -373,13 +373,15 @@ class Clocked {
       const int slot = seen[i];
       const std::vector<std::byte> output = ring_.read_output(slot);
       if (i > 0) {
-        if (unwritten(output)) return wrong("elements of O or LSE were not written");
+        if (const auto name = unwritten(output))
+          return wrong(fmt::format("elements of {} were not written", *name));
         continue;
       }
       const Inputs& inputs = ring_.inputs(slot);
       if (const auto changed = ring_.changed_input(slot, inputs)) return wrong(*changed);
       if (!c.timed.judge) {
-        if (unwritten(output)) return wrong("elements of O or LSE were not written");
+        if (const auto name = unwritten(output))
+          return wrong(fmt::format("elements of {} were not written", *name));
         continue;
       }
       ++c.check.judged;
@@ -393,14 +395,18 @@ class Clocked {
     return true;
   }
 
-  /// Poison in an output whose layout has no gaps.
-  bool unwritten(std::span<const std::byte> output) const {
-    const Problem& p = ring_.problem();
-    const std::size_t dense =
-        static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q * p.head_dim) * size_of(p.out_dtype);
-    if (ring_.output_bytes() != dense) return false;
-    return holds_poison(output.first(dense), size_of(p.out_dtype)) ||
-           holds_poison(output.subspan(dense), sizeof(float));
+  /// An output that holds poison; one whose layout has gaps is not looked at.
+  std::optional<std::string> unwritten(std::span<const std::byte> outputs) const {
+    for (const Operand& operand : ring_.operands()) {
+      if (operand.role != Role::output) continue;
+      const auto output = outputs.first(static_cast<std::size_t>(operand.bytes));
+      outputs = outputs.subspan(output.size());
+      std::int64_t dense = static_cast<std::int64_t>(size_of(operand.dtype));
+      for (const std::int64_t extent : operand.shape) dense *= extent;
+      if (operand.bytes == dense && holds_poison(output, size_of(operand.dtype)))
+        return shown_name(operand);
+    }
+    return std::nullopt;
   }
 
   /// What a side used of the machine beside what it was timed for, and what it may use.
@@ -604,25 +610,43 @@ std::optional<Fault> parse_fault(std::string_view name) {
   return std::nullopt;
 }
 
+namespace {
+
+/// What no kernel can leave out, as far as operands of that kind count beside the others.
+bool must_be_read(OperandId id, bool all_keys) {
+  switch (id) {
+    case OperandId::q:
+      return true;
+    case OperandId::k:
+    case OperandId::v:
+      return all_keys;
+    case OperandId::o:  // written: it may stay in a cache
+    case OperandId::lse:
+    case OperandId::q_scale:  // a few bytes
+    case OperandId::k_scale:
+    case OperandId::v_scale:
+      break;
+  }
+  return false;
+}
+
+}  // namespace
+
 double flop_count(const Problem& problem) {
   return 4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.head_dim);
 }
 
 double byte_count(const Problem& p) {
-  const auto bytes = [&](const Layout& layout, std::int64_t heads, std::int64_t seq, DType dtype) {
-    // A broadcast tensor is read once however often it is used.
-    const double dense = static_cast<double>(p.batch) * static_cast<double>(heads) *
-                         static_cast<double>(seq) * static_cast<double>(p.head_dim) *
-                         static_cast<double>(size_of(dtype));
-    return std::min(
-        dense, static_cast<double>(extent_bytes(layout, p.batch, heads, seq, p.head_dim, dtype)));
-  };
-  double total = bytes(p.q, p.heads_q, p.seq_q, p.dtype);
   // Under a mask some keys may be seen by nobody; which ones is not worth an exact count for a
   // lower bound.
   const bool all_keys = p.mask.is_none() || (p.mask.left < 0 && p.seq_q >= p.seq_kv);
-  if (all_keys) {
-    total += bytes(p.k, p.heads_kv, p.seq_kv, p.dtype) + bytes(p.v, p.heads_kv, p.seq_kv, p.dtype);
+  double total = 0;
+  for (const Operand& operand : operands_of(p)) {
+    if (!must_be_read(operand.id, all_keys)) continue;
+    // A broadcast tensor is read once however often it is used.
+    double dense = static_cast<double>(size_of(operand.dtype));
+    for (const std::int64_t extent : operand.shape) dense *= static_cast<double>(extent);
+    total += std::min(dense, static_cast<double>(operand.bytes));
   }
   return total;
 }

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "workbench/cases/workload.hpp"
+#include "workbench/cases/operand_bytes.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/fast/samples.hpp"
 #include "workbench/fast/statistics.hpp"
@@ -52,8 +52,8 @@ class Ring {
   /// The case that a slot's inputs were generated from.
   const Case& content(int slot) const;
   int distinct() const noexcept { return static_cast<int>(cases_.size()); }
-  std::size_t output_bytes() const noexcept { return output_bytes_; }
-  std::size_t lse_bytes() const noexcept { return lse_bytes_; }
+  /// The operands that the problem has, in the order of OperandId.
+  std::span<const Operand> operands() const noexcept { return operands_; }
   const Problem& problem() const noexcept { return cases_.front().problem; }
   const std::string& name() const noexcept { return cases_.front().name; }
 
@@ -70,19 +70,15 @@ class Ring {
   void poison(int slot);
   /// Takes a slot's buffers out of the caches; false where the device cannot.
   bool evict(int slot);
-  /// A slot's output, then its LSE.
+  /// A slot's outputs, one behind the other in the order of operands().
   std::vector<std::byte> read_output(int slot);
 
  private:
   explicit Ring(Device& device) : device_(device) {}
 
-  struct Buffer {
-    void* on_device;
-    std::vector<std::byte> Inputs::*on_host;
-    const char* name;
-  };
-  std::vector<Buffer> buffers(int slot) const;
-  SignFlips flips(const Buffer& buffer, std::uint64_t from, std::uint64_t to) const;
+  void* data(int slot, const Operand& operand) const;
+  /// Nothing for an operand whose values stay.
+  std::optional<SignFlips> flips(OperandId id, std::uint64_t from, std::uint64_t to) const;
 
   Device& device_;
   std::vector<Case> cases_;
@@ -90,7 +86,7 @@ class Ring {
   std::vector<Tensors> slots_;
   std::vector<std::uint64_t> draws_;  // beside slots_
   std::vector<void*> memory_;
-  std::size_t output_bytes_ = 0, lse_bytes_ = 0;
+  std::vector<Operand> operands_;
   Inputs now_;
 };
 
@@ -98,7 +94,7 @@ class Ring {
 struct TimedOutput {
   const Case& content;
   const Inputs& inputs;
-  std::span<const std::byte> output;  ///< O, then LSE
+  std::span<const std::byte> output;  ///< as Ring::read_output has it: O, then LSE
   std::uint64_t draw = 0;             ///< for choices that the subject must not foresee
   bool timed = false;                 ///< false: an output from before timing
 };

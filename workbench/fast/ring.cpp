@@ -3,31 +3,48 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
+#include <span>
 
 #include "workbench/fast/measure.hpp"
 
 namespace greenfast::workbench {
 namespace {
 
-std::size_t lse_size(const Problem& problem) {
-  return problem.lse ? static_cast<std::size_t>(problem.batch * problem.heads_q * problem.seq_q) *
-                           sizeof(float)
-                     : 0;
+/// How the draw of an operand's signs differs from the others'; nothing for what keeps its values.
+/// Q and K from files share their signs, so that scores stay.
+std::optional<std::uint64_t> own_draw(OperandId id, bool from_files) {
+  switch (id) {
+    case OperandId::q:
+      return 0;
+    case OperandId::k:
+      return from_files ? 0 : 0x510e527fade682d1u;
+    case OperandId::v:
+      return 0x3c6ef372fe94f82bu;
+    case OperandId::o:
+    case OperandId::lse:
+    case OperandId::q_scale:
+    case OperandId::k_scale:
+    case OperandId::v_scale:
+      break;
+  }
+  return std::nullopt;
+}
+
+std::size_t size_in_bytes(const Operand& operand) {
+  return static_cast<std::size_t>(operand.bytes);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
                                          const Options& options) {
-  const Problem& p = first.problem;
   std::unique_ptr<Ring> ring(new Ring(device));
-  ring->output_bytes_ = extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype);
-  ring->lse_bytes_ = lse_size(p);
-  const std::size_t bytes = extent_bytes(p.q, p.batch, p.heads_q, p.seq_q, p.head_dim, p.dtype) +
-                            extent_bytes(p.k, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype) +
-                            extent_bytes(p.v, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype) +
-                            ring->output_bytes_ + ring->lse_bytes_;
+  std::size_t bytes = 0;
+  for (const Operand& operand : operands_of(first.problem)) {
+    if (!operand.present) continue;
+    ring->operands_.push_back(operand);
+    bytes += size_in_bytes(operand);
+  }
   // A device that evicts single buffers needs no ring that is larger than its caches: only as many
   // slots that the calls of one sample rarely meet one twice.
   constexpr std::size_t kEvicted = std::size_t{256} << 20;
@@ -49,6 +66,9 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
     c.seed = first.seed + i;
     ring->cases_.push_back(c);
     contents.push_back(options.generate ? options.generate(c) : generate(c));
+    // Values before quantisation would not change their signs with the others; nobody asks for them.
+    Inputs& inputs = contents.back();
+    inputs.q_exact = inputs.k_exact = inputs.v_exact = {};
   }
 
   bool exhausted = false;
@@ -61,27 +81,17 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
     }
     return memory;
   };
-  const auto put = [&](const void* data, std::size_t size) -> void* {
-    void* memory = keep(size);
-    if (memory != nullptr) device.upload(memory, data, size);
-    return memory;
-  };
-  const auto floats = [&](const std::vector<float>& values) -> const float* {
-    return values.empty()
-               ? nullptr
-               : static_cast<const float*>(put(values.data(), values.size() * sizeof(float)));
-  };
   for (std::size_t slot = 0; slot < count && !exhausted; ++slot) {
     const Inputs& inputs = contents[slot % contents.size()];
     Tensors tensors;
-    tensors.q = put(inputs.q.data(), inputs.q.size());
-    tensors.k = put(inputs.k.data(), inputs.k.size());
-    tensors.v = put(inputs.v.data(), inputs.v.size());
-    tensors.q_scale = floats(inputs.q_scale);
-    tensors.k_scale = floats(inputs.k_scale);
-    tensors.v_scale = floats(inputs.v_scale);
-    tensors.o = keep(ring->output_bytes_);
-    if (ring->lse_bytes_ != 0) tensors.lse = static_cast<float*>(keep(ring->lse_bytes_));
+    for (const Operand& operand : ring->operands_) {
+      const std::span<const std::byte> content = bytes_of(inputs, operand.id);
+      const bool is_input = operand.role == Role::input;
+      void* memory = keep(is_input ? content.size() : size_in_bytes(operand));
+      if (memory == nullptr) break;
+      if (is_input) device.upload(memory, content.data(), content.size());
+      set_data(tensors, operand.id, memory);
+    }
     if (!exhausted) ring->slots_.push_back(tensors);
   }
   if (exhausted) {
@@ -103,101 +113,80 @@ const Case& Ring::content(int slot) const {
   return cases_[static_cast<std::size_t>(slot) % cases_.size()];
 }
 
-std::vector<Ring::Buffer> Ring::buffers(int slot) const {
-  const Tensors& t = tensors(slot);
-  return {{const_cast<void*>(t.q), &Inputs::q, "Q"},
-          {const_cast<void*>(t.k), &Inputs::k, "K"},
-          {const_cast<void*>(t.v), &Inputs::v, "V"}};
-}
-
-SignFlips Ring::flips(const Buffer& buffer, std::uint64_t from, std::uint64_t to) const {
+std::optional<SignFlips> Ring::flips(OperandId id, std::uint64_t from, std::uint64_t to) const {
   const Problem& p = problem();
+  const bool from_files = cases_.front().distribution == Distribution::file;
+  const std::optional<std::uint64_t> own = own_draw(id, from_files);
+  if (!own) return std::nullopt;
   SignFlips flips;
   const std::size_t size = size_of(p.dtype);
   flips.sign_bits = size == 1   ? 0x8080808080808080u
                     : size == 2 ? 0x8000800080008000u
                                 : 0x8000000080000000u;
-  const bool from_files = cases_.front().distribution == Distribution::file;
   if (from_files) flips.period = static_cast<std::size_t>(p.head_dim) * size / 8;
-  // Each tensor has signs of its own, but Q and K from files share them.
-  const std::uint64_t own = buffer.on_host == &Inputs::v                  ? 0x3c6ef372fe94f82bu
-                            : buffer.on_host == &Inputs::k && !from_files ? 0x510e527fade682d1u
-                                                                          : 0;
-  flips.from = from == 0 ? 0 : from ^ own;
-  flips.to = to == 0 ? 0 : to ^ own;
+  flips.from = from == 0 ? 0 : from ^ *own;
+  flips.to = to == 0 ? 0 : to ^ *own;
   return flips;
 }
 
 void Ring::renew(int slot, std::uint64_t draw) {
   std::uint64_t& now = draws_[static_cast<std::size_t>(slot)];
-  for (const Buffer& buffer : buffers(slot)) {
-    const Inputs& content = contents_[static_cast<std::size_t>(slot) % contents_.size()];
-    device_.flip_signs(buffer.on_device, (content.*buffer.on_host).size(),
-                       flips(buffer, now, draw));
-  }
+  const Inputs& content = contents_[static_cast<std::size_t>(slot) % contents_.size()];
+  for (const Operand& operand : operands_)
+    if (const auto drawn = flips(operand.id, now, draw))
+      device_.flip_signs(data(slot, operand), bytes_of(content, operand.id).size(), *drawn);
   now = draw;
 }
 
 const Inputs& Ring::inputs(int slot) {
-  const Inputs& content = contents_[static_cast<std::size_t>(slot) % contents_.size()];
-  const std::uint64_t draw = draws_[static_cast<std::size_t>(slot)];
-  for (const Buffer& buffer : buffers(slot)) {
-    auto& bytes = now_.*buffer.on_host;
-    bytes = content.*buffer.on_host;
-    flip_signs(bytes.data(), bytes.size(), flips(buffer, 0, draw));
-  }
-  now_.q_scale = content.q_scale;
-  now_.k_scale = content.k_scale;
-  now_.v_scale = content.v_scale;
+  now_ = contents_[static_cast<std::size_t>(slot) % contents_.size()];
+  for (const Operand& operand : operands_)
+    if (const auto drawn = flips(operand.id, 0, draws_[static_cast<std::size_t>(slot)])) {
+      const std::span<std::byte> bytes = bytes_of(now_, operand.id);
+      flip_signs(bytes.data(), bytes.size(), *drawn);
+    }
   return now_;
+}
+
+void* Ring::data(int slot, const Operand& operand) const {
+  return const_cast<void*>(data_of(tensors(slot), operand.id));
 }
 
 std::optional<std::string> Ring::changed_input(int slot, const Inputs& expected) {
   std::vector<std::byte> seen;
-  const auto differs = [&](const void* on_device, const void* on_host, std::size_t size,
-                           const char* name) -> std::optional<std::string> {
-    seen.resize(size);
-    device_.download(seen.data(), on_device, size);
-    if (size == 0 || std::memcmp(seen.data(), on_host, size) == 0) return std::nullopt;
-    const auto* host = static_cast<const std::byte*>(on_host);
-    const auto at = std::mismatch(seen.begin(), seen.end(), host).first - seen.begin();
-    return fmt::format("input {} was modified at byte {}", name, at);
-  };
-  for (const Buffer& buffer : buffers(slot)) {
-    const auto& bytes = expected.*buffer.on_host;
-    if (auto changed = differs(buffer.on_device, bytes.data(), bytes.size(), buffer.name))
-      return changed;
+  for (const Operand& operand : operands_) {
+    const std::span<const std::byte> bytes = bytes_of(expected, operand.id);
+    if (bytes.empty()) continue;
+    seen.resize(bytes.size());
+    device_.download(seen.data(), data(slot, operand), bytes.size());
+    if (std::memcmp(seen.data(), bytes.data(), bytes.size()) == 0) continue;
+    const auto at = std::mismatch(seen.begin(), seen.end(), bytes.begin()).first - seen.begin();
+    return fmt::format("input {} was modified at byte {}", shown_name(operand), at);
   }
-  const Tensors& t = tensors(slot);
-  for (const auto& [on_device, values, name] :
-       {std::tuple{t.q_scale, &expected.q_scale, "q_scale"},
-        std::tuple{t.k_scale, &expected.k_scale, "k_scale"},
-        std::tuple{t.v_scale, &expected.v_scale, "v_scale"}})
-    if (auto changed = differs(on_device, values->data(), values->size() * sizeof(float), name))
-      return changed;
   return std::nullopt;
 }
 
 void Ring::poison(int slot) {
-  const Tensors& t = tensors(slot);
   // All ones is a NaN in every output type.
-  device_.fill(t.o, std::byte{0xff}, output_bytes_);
-  if (lse_bytes_ != 0) device_.fill(t.lse, std::byte{0xff}, lse_bytes_);
+  for (const Operand& operand : operands_)
+    if (operand.role == Role::output)
+      device_.fill(data(slot, operand), std::byte{0xff}, size_in_bytes(operand));
 }
 
 bool Ring::evict(int slot) {
-  const Tensors& t = tensors(slot);
-  const Inputs& content = contents_[static_cast<std::size_t>(slot) % contents_.size()];
-  for (const Buffer& buffer : buffers(slot))
-    if (!device_.evict(buffer.on_device, (content.*buffer.on_host).size())) return false;
-  return device_.evict(t.o, output_bytes_) && device_.evict(t.lse, lse_bytes_);
+  return std::all_of(operands_.begin(), operands_.end(), [&](const Operand& operand) {
+    return device_.evict(data(slot, operand), size_in_bytes(operand));
+  });
 }
 
 std::vector<std::byte> Ring::read_output(int slot) {
-  std::vector<std::byte> bytes(output_bytes_ + lse_bytes_);
-  const Tensors& t = tensors(slot);
-  device_.download(bytes.data(), t.o, output_bytes_);
-  if (lse_bytes_ != 0) device_.download(bytes.data() + output_bytes_, t.lse, lse_bytes_);
+  std::vector<std::byte> bytes;
+  for (const Operand& operand : operands_) {
+    if (operand.role != Role::output) continue;
+    const std::size_t begin = bytes.size();
+    bytes.resize(begin + size_in_bytes(operand));
+    device_.download(bytes.data() + begin, data(slot, operand), size_in_bytes(operand));
+  }
   return bytes;
 }
 

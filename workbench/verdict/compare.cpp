@@ -480,7 +480,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
       if (!shape) return shape.status();
       shape->a_green = green[0];
       shape->b_green = green[1];
-      const std::size_t bytes = (*ring)->output_bytes();
+      const auto bytes = static_cast<std::size_t>((*ring)->operands().front().bytes);  // of O
       shape->outputs = describe(difference(problem.problem.out_dtype,
                                            std::span(measured->checks[0].output).first(bytes),
                                            std::span(measured->checks[1].output).first(bytes)));
