@@ -1,5 +1,6 @@
 # Finds nvcc as GREENFAST_CUDA asks, and compiles one kernel file for every requested architecture it can run on.
 include(CheckLanguage)
+include(GreenfastKernelSources)
 string(TOLOWER "${GREENFAST_CUDA}" _greenfast_cuda)
 set(GREENFAST_HAVE_CUDA OFF)
 if(_greenfast_cuda STREQUAL "auto" OR _greenfast_cuda STREQUAL "on")
@@ -35,12 +36,17 @@ else()
   message(STATUS "CUDA kernels: not built (GREENFAST_CUDA=${GREENFAST_CUDA})")
 endif()
 
-# greenfast_cuda_kernel(NAME MIN 80|89|90a SOURCES file.cu...)
+# greenfast_cuda_kernel(NAME [LADDER] MIN 80|89|90a SOURCES file.cu...)
 # An OBJECT library compiled for every architecture of GREENFAST_CUDA_ARCHS at or above MIN. An 'a' suffix means
 # exactly that one: such machine code does not run on later GPUs. Others add PTX of the lowest architecture.
 # What ptxas says about registers and spills lies beside each object, for tools/ptxas_gate.
+# LADDER: left out where GREENFAST_LADDER is off. A build without CUDA only notes the sources.
 function(greenfast_cuda_kernel name)
-  cmake_parse_arguments(arg "" "MIN" "SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "LADDER" "MIN" "SOURCES" ${ARGN})
+  greenfast_kernel_sources(${name} ${arg_SOURCES})
+  if(NOT GREENFAST_HAVE_CUDA OR (arg_LADDER AND NOT GREENFAST_LADDER))
+    return()
+  endif()
   set(codes "")
   foreach(arch IN LISTS GREENFAST_CUDA_ARCHS)
     string(REGEX REPLACE "[a-z]+$" "" number ${arch})

@@ -5,7 +5,7 @@
 // tune: V8_CHUNK = 16 *32 64
 // tune: V8_STAGES = *2 3
 // tune-if: V8_BLOCK_N % V8_CHUNK == 0
-#include "kernels/cuda/14_sm80_v2c_v8.cu"
+#include "kernels/cuda/ladder/14_sm80_v2c_v8.cu"
 
 #include "tune/kernel_plugin.hpp"
 

@@ -31,6 +31,12 @@ struct Options {
   /// that is 0.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
+  /// Most parts that the keys of a row are divided into; 0: as many as pay, 1: none.
+  int max_splits = 0;
+  /// Checks arrays of lengths and indices on any device before the launch and names the entry that
+  /// is wrong, at the price of a synchronisation. On the CPU they are always checked; elsewhere a
+  /// kernel clamps them to what the problem says.
+  bool validate = false;
 };
 
 /// Computes attention. Never allocates device memory, never synchronises a stream; on the CPU it
@@ -42,6 +48,15 @@ struct Options {
 GREENFAST_API Status attention(const Problem& problem, const Tensors& tensors,
                                const Options& options = {});
 
+/// An array mask with its shape. A dimension of size 1 where the problem has more is broadcast.
+struct MaskView {
+  const void* data = nullptr;  ///< null: none
+  MaskKind kind = MaskKind::boolean;
+  DType dtype = DType::f32;              ///< additive
+  std::array<std::int64_t, 4> shape{};   ///< B, Hq, Sq, Skv, each that of the problem or 1
+  std::array<std::int64_t, 4> stride{};  ///< in elements
+};
+
 /// The knobs of the convenience call; everything else is read off the tensors.
 struct AttentionParams {
   std::optional<float> scale = {};  ///< default 1 / sqrt(D)
@@ -52,6 +67,27 @@ struct AttentionParams {
   const float* q_scale = nullptr;
   const float* k_scale = nullptr;
   const float* v_scale = nullptr;
+
+  // Serving; docs/serving.md has the meaning of each. An array that is given is used.
+  /// Packed Q (K, V) are views [1, H, total, D]. With packed Q or pages the number of sequences is
+  /// `sequences`, otherwise Q's batch.
+  std::int64_t sequences = 0;
+  const std::int32_t* cu_q = nullptr;
+  const std::int32_t* cu_kv = nullptr;
+  const std::int32_t* used_q = nullptr;
+  const std::int32_t* used_kv = nullptr;
+  const std::int32_t* kv_start = nullptr;
+  const std::int32_t* kv_index = nullptr;  ///< K's and V's first dimension is then the cache's
+  std::int64_t max_q = 0;                  ///< packed Q: the longest sequence; 0: all rows
+  std::int64_t max_kv = 0;  ///< packed K or pages: the same; 0: all rows, a row of the table
+  /// [sequences, pages]; K and V are then views [blocks, Hkv, page, D].
+  const std::int32_t* page_table = nullptr;
+  std::int64_t page_row_stride = 0;  ///< entries of the table from one sequence to the next
+  const float* sinks = nullptr;
+  MaskView mask_view = {};
+  const float* slopes = nullptr;
+  Alibi alibi = Alibi::none;  ///< which slopes; none with slopes given: per_head
+  std::int64_t chunk = 0;
 };
 
 /// Builds the Problem from views, checks that their shapes and types agree, then calls

@@ -23,8 +23,13 @@ inline Layout from_c(const gf_layout& layout) {
 inline gf_problem to_c(const Problem& problem) {
   // Every member by name: a new one does not compile before it has its place in the C struct.
   const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
-               softcap, mask, lse, q, k, v, o] = problem;
+               softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
+               array_mask] = problem;
   const auto& [left, right, alignment] = mask;
+  const auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv,
+               kv_rows] = sequences;
+  const auto& [page_size, page_count, page_row_stride] = pages;
+  const auto& [mask_kind, mask_dtype, mask_stride] = array_mask;
   gf_problem c{};
   c.struct_size = sizeof c;
   c.abi_version = GF_ABI_VERSION;
@@ -47,9 +52,29 @@ inline gf_problem to_c(const Problem& problem) {
   c.k = to_c(k);
   c.v = to_c(v);
   c.o = to_c(o);
+  c.head_dim_v = head_dim_v;
+  c.total_q = total_q;
+  c.total_kv = total_kv;
+  c.kv_rows = kv_rows;
+  c.page_size = page_size;
+  c.page_count = page_count;
+  c.page_row_stride = page_row_stride;
+  c.chunk = chunk;
+  c.packed_q = packed_q ? 1 : 0;
+  c.packed_kv = packed_kv ? 1 : 0;
+  c.used_q = used_q ? 1 : 0;
+  c.used_kv = used_kv ? 1 : 0;
+  c.kv_start = kv_start ? 1 : 0;
+  c.kv_index = kv_index ? 1 : 0;
+  c.sinks = sinks ? 1 : 0;
+  c.alibi = static_cast<gf_alibi>(alibi);
+  c.array_mask_kind = static_cast<gf_mask_kind>(mask_kind);
+  c.array_mask_dtype = static_cast<gf_dtype>(mask_dtype);
+  for (std::size_t axis = 0; axis < mask_stride.size(); ++axis)
+    c.array_mask_stride[axis] = mask_stride[axis];
   return c;
 }
-/// A problem of the C interface.
+/// A problem of the C interface, all of this version's fields: of a shorter struct a copy.
 inline Problem from_c(const gf_problem& c) {
   Problem p;
   p.batch = c.batch;
@@ -69,12 +94,24 @@ inline Problem from_c(const gf_problem& c) {
   p.k = from_c(c.k);
   p.v = from_c(c.v);
   p.o = from_c(c.o);
+  p.head_dim_v = c.head_dim_v;
+  p.sequences = {c.packed_q != 0, c.packed_kv != 0, c.used_q != 0, c.used_kv != 0, c.kv_start != 0,
+                 c.kv_index != 0, c.total_q,        c.total_kv,    c.kv_rows};
+  p.pages = {c.page_size, c.page_count, c.page_row_stride};
+  p.chunk = c.chunk;
+  p.sinks = c.sinks != 0;
+  p.alibi = static_cast<Alibi>(c.alibi);
+  const std::int64_t(&mask)[4] = c.array_mask_stride;
+  p.array_mask = {static_cast<MaskKind>(c.array_mask_kind),
+                  static_cast<DType>(c.array_mask_dtype),
+                  {mask[0], mask[1], mask[2], mask[3]}};
   return p;
 }
 
 /// The data of a call for the C interface, head included.
 inline gf_tensors to_c(const Tensors& tensors) {
-  const auto& [q, k, v, o, lse, q_scale, k_scale, v_scale] = tensors;
+  const auto& [q, k, v, o, lse, q_scale, k_scale, v_scale, cu_q, cu_kv, used_q, used_kv, kv_start,
+               kv_index, page_table, sinks, mask, slopes] = tensors;
   gf_tensors c = GF_TENSORS_INIT;
   c.q = q;
   c.k = k;
@@ -84,11 +121,23 @@ inline gf_tensors to_c(const Tensors& tensors) {
   c.q_scale = q_scale;
   c.k_scale = k_scale;
   c.v_scale = v_scale;
+  c.cu_q = cu_q;
+  c.cu_kv = cu_kv;
+  c.used_q = used_q;
+  c.used_kv = used_kv;
+  c.kv_start = kv_start;
+  c.kv_index = kv_index;
+  c.page_table = page_table;
+  c.sinks = sinks;
+  c.mask = mask;
+  c.slopes = slopes;
   return c;
 }
 /// The data of a call of the C interface.
 inline Tensors from_c(const gf_tensors& c) {
-  return {c.q, c.k, c.v, c.o, c.lse, c.q_scale, c.k_scale, c.v_scale};
+  return {c.q,        c.k,        c.v,          c.o,     c.lse,    c.q_scale,
+          c.k_scale,  c.v_scale,  c.cu_q,       c.cu_kv, c.used_q, c.used_kv,
+          c.kv_start, c.kv_index, c.page_table, c.sinks, c.mask,   c.slopes};
 }
 
 }  // namespace greenfast

@@ -29,8 +29,21 @@ enum class Feature : std::int32_t {
   nonpositive_scale = 12,  ///< the largest product is not the largest score
   lse = 13,
   grouped_heads = 14,  ///< fewer heads of K and V than of Q
-  example = 62,        ///< no problem needs it and nobody takes it: tests ask for it
-  unknown = 63,        ///< a value that this version has no name for
+  value_dim = 15,      ///< V and O have a head dimension of their own
+  packed_q = 16,
+  packed_kv = 17,
+  used_q = 18,
+  used_kv = 19,
+  kv_start = 20,  ///< left padding
+  kv_index = 21,
+  pages = 22,
+  chunk = 23,
+  sinks = 24,
+  alibi = 25,
+  bool_mask = 26,
+  float_mask = 27,
+  example = 62,  ///< no problem needs it and nobody takes it: tests ask for it
+  unknown = 63,  ///< a value that this version has no name for
 };
 
 /// A set of features.
@@ -93,5 +106,11 @@ inline constexpr Features kFeaturesOfAbi1{Feature::in_f32,
                                           Feature::nonpositive_scale,
                                           Feature::lse,
                                           Feature::grouped_heads};
+
+/// What serving asks for beyond that: docs/serving.md.
+inline constexpr Features kFeaturesOfServing{
+    Feature::value_dim, Feature::packed_q,  Feature::packed_kv, Feature::used_q, Feature::used_kv,
+    Feature::kv_start,  Feature::kv_index,  Feature::pages,     Feature::chunk,  Feature::sinks,
+    Feature::alibi,     Feature::bool_mask, Feature::float_mask};
 
 }  // namespace greenfast

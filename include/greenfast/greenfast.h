@@ -61,6 +61,24 @@ typedef int32_t gf_scale_kind;
 /** Values of gf_scale_kind. */
 enum gf_scale_kind_value { GF_SCALE_NONE = 0, GF_SCALE_TENSOR = 1, GF_SCALE_PER_HEAD = 2 };
 
+/** What the elements of an array mask mean. */
+typedef int32_t gf_mask_kind;
+/** Values of gf_mask_kind. */
+enum gf_mask_kind_value {
+  GF_MASK_NONE = 0,
+  GF_MASK_BOOLEAN = 1, /**< one byte; not 0: the key is visible */
+  GF_MASK_ADDITIVE = 2 /**< added to the score behind softcap; -inf hides the key */
+};
+
+/** Which slopes ALiBi has. */
+typedef int32_t gf_alibi;
+/** Values of gf_alibi. */
+enum gf_alibi_value {
+  GF_ALIBI_NONE = 0,
+  GF_ALIBI_PER_HEAD = 1,      /**< fp32 [Hq] */
+  GF_ALIBI_PER_BATCH_HEAD = 2 /**< fp32 [B, Hq] */
+};
+
 /** Numbers of the bits in a set of features: what a problem needs, what a variant takes. */
 enum gf_feature_value {
   GF_FEATURE_IN_FP32 = 0, /**< element type of Q, K and V */
@@ -77,7 +95,20 @@ enum gf_feature_value {
   GF_FEATURE_SOFTCAP = 11,
   GF_FEATURE_NONPOSITIVE_SCALE = 12,
   GF_FEATURE_LSE = 13,
-  GF_FEATURE_GROUPED_HEADS = 14 /**< fewer heads of K and V than of Q */
+  GF_FEATURE_GROUPED_HEADS = 14, /**< fewer heads of K and V than of Q */
+  GF_FEATURE_VALUE_DIM = 15,     /**< V and O have a head dimension of their own */
+  GF_FEATURE_PACKED_Q = 16,
+  GF_FEATURE_PACKED_KV = 17,
+  GF_FEATURE_USED_Q = 18,
+  GF_FEATURE_USED_KV = 19,
+  GF_FEATURE_KV_START = 20, /**< left padding */
+  GF_FEATURE_KV_INDEX = 21,
+  GF_FEATURE_PAGES = 22,
+  GF_FEATURE_CHUNK = 23,
+  GF_FEATURE_SINKS = 24,
+  GF_FEATURE_ALIBI = 25,
+  GF_FEATURE_BOOL_MASK = 26,
+  GF_FEATURE_FLOAT_MASK = 27
 };
 
 /** Strides in elements for [B, H, S, D]; the last is 1. alignment: bytes that divide the base
@@ -90,7 +121,13 @@ typedef struct gf_layout {
 
 /** O = softmax(softcap(scale * Q K^T) + mask) V. Q, O: [B, Hq, Sq, D]; K, V: [B, Hkv, Skv, D].
  * Query i sees key j iff i + shift - mask_left <= j <= i + shift + mask_right, with shift 0
- * (GF_TOP_LEFT) or Skv - Sq (GF_BOTTOM_RIGHT); a negative bound is no bound. */
+ * (GF_TOP_LEFT) or Skv - Sq (GF_BOTTOM_RIGHT); a negative bound is no bound.
+ *
+ * What begins with head_dim_v is for serving (docs/serving.md) and zero where it is not asked for.
+ * O and V have head_dim_v in place of D. Packed Q and O are [1, Hq, total_q, D], packed K and V
+ * [1, Hkv, total_kv, D]; in pages K and V are [page_count, Hkv, page_size, D]. Then batch counts
+ * the sequences, and seq_q and seq_kv are the most rows and keys that any of them has: they may be
+ * more, never less. */
 typedef struct gf_problem {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -106,9 +143,24 @@ typedef struct gf_problem {
   int32_t lse; /**< not 0: also write the natural-log log-sum-exp, fp32 [B, Hq, Sq] */
   int32_t reserved;
   gf_layout q, k, v, o;
+  /* Here version 0.1.0 ended. */
+  int64_t head_dim_v;        /**< of V and O; 0: head_dim */
+  int64_t total_q, total_kv; /**< packed: rows of the tensors, at least cu_q[B], cu_kv[B] */
+  int64_t kv_rows;           /**< with kv_index: K's and V's first dimension */
+  int64_t page_size;         /**< keys of a page; 0: K and V are not in pages */
+  int64_t page_count;        /**< pages of the pool */
+  int64_t page_row_stride;   /**< entries of the page table from one sequence to the next */
+  int64_t chunk;             /**< keys of an attention chunk, counted from kv_start; 0: off */
+  /** Not 0: the call has the array of that name in gf_tensors (packed_q: cu_q). */
+  int32_t packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, sinks;
+  gf_alibi alibi;
+  gf_mask_kind array_mask_kind;
+  gf_dtype array_mask_dtype;    /**< additive: GF_FP32 or the type of Q; else 0 */
+  int64_t array_mask_stride[4]; /**< for [B, Hq, Sq, Skv]; 0 broadcasts; the last is 0 or 1 */
 } gf_problem;
 
-/** Data of one call, on the device. What the problem does not need may be null. */
+/** Data of one call, on the device. What the problem does not need may be null. Lengths and indices
+ * are checked before anything is written where the device is the CPU. */
 typedef struct gf_tensors {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -120,10 +172,24 @@ typedef struct gf_tensors {
   const float* q_scale;
   const float* k_scale;
   const float* v_scale;
+  /* Here version 0.1.0 ended. */
+  const int32_t* cu_q;       /**< [B + 1]: where each sequence of packed Q begins and ends */
+  const int32_t* cu_kv;      /**< [B + 1] */
+  const int32_t* used_q;     /**< [B]: rows of Q that each sequence has */
+  const int32_t* used_kv;    /**< [B]: keys that each sequence has */
+  const int32_t* kv_start;   /**< [B]: the first key that may be seen */
+  const int32_t* kv_index;   /**< [B]: row of K and V that an entry of the batch reads */
+  const int32_t* page_table; /**< [B, pages]: key j of sequence b is in page [b][j / page_size] */
+  const float* sinks;        /**< [Hq]: exp of it joins the denominator of each row */
+  const void* mask;          /**< [B, Hq, Sq, Skv] by array_mask_stride */
+  const float* slopes;       /**< [Hq] or [B, Hq]: -slope * |i + shift - j| joins the score */
 } gf_tensors;
 /** Initial value of a gf_tensors. */
-#define GF_TENSORS_INIT \
-  { (uint32_t)sizeof(gf_tensors), GF_ABI_VERSION, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+#define GF_TENSORS_INIT                                                                           \
+  {                                                                                               \
+    (uint32_t)sizeof(gf_tensors), GF_ABI_VERSION, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                \
+  }
 
 /** How a call is to be done. Null wherever one is asked for means GF_OPTIONS_INIT. */
 typedef struct gf_options {
@@ -138,10 +204,112 @@ typedef struct gf_options {
   int32_t reserved;
   void* workspace; /**< gf_plan_info.workspace_bytes, 256-byte aligned; null where that is 0 */
   size_t workspace_bytes;
+  /* Here version 0.1.0 ended. */
+  int32_t max_splits; /**< most parts that the keys of a row are divided into; 0: as many as pay */
+  int32_t validate;   /**< not 0: arrays of lengths and indices are checked on any device, at the
+                           price of a synchronisation; on the CPU they always are */
 } gf_options;
 /** Initial value of a gf_options: the CPU, automatic selection. */
 #define GF_OPTIONS_INIT \
-  { (uint32_t)sizeof(gf_options), GF_ABI_VERSION, GF_CPU, 0, NULL, NULL, 0, 0, NULL, 0 }
+  { (uint32_t)sizeof(gf_options), GF_ABI_VERSION, GF_CPU, 0, NULL, NULL, 0, 0, NULL, 0, 0, 0 }
+
+/** Two parts of the same attention over disjoint keys made into one. A part whose LSE is -inf or
+ * +inf is empty. */
+typedef struct gf_merge_problem {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  int64_t batch, heads, seq, head_dim; /**< head_dim: that of O */
+  gf_dtype dtype;                      /**< of a and b: GF_FP32, GF_FP16, GF_BF16 */
+  gf_dtype out_dtype;                  /**< of o */
+  gf_layout a, b, o;                   /**< packed O is [1, H, total, D] */
+} gf_merge_problem;
+/** Initial value of a gf_merge_problem. */
+#define GF_MERGE_PROBLEM_INIT                                                          \
+  {                                                                                    \
+    (uint32_t)sizeof(gf_merge_problem), GF_ABI_VERSION, 1, 1, 0, 64, GF_FP32, GF_FP32, \
+        {{0, 0, 0, 0}, 64, 0}, {{0, 0, 0, 0}, 64, 0}, {                                \
+      {0, 0, 0, 0}, 64, 0                                                              \
+    }                                                                                  \
+  }
+/** Data of gf_merge. o and lse may be those of a part, with its type and strides. */
+typedef struct gf_merge_tensors {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  const void* a;
+  const float* lse_a; /**< fp32 [B, H, S], contiguous, natural log */
+  const void* b;
+  const float* lse_b;
+  void* o;
+  float* lse; /**< may be null */
+} gf_merge_tensors;
+/** Initial value of a gf_merge_tensors. */
+#define GF_MERGE_TENSORS_INIT \
+  { (uint32_t)sizeof(gf_merge_tensors), GF_ABI_VERSION, NULL, NULL, NULL, NULL, NULL, NULL }
+
+/** Which elements of a head a rotary embedding turns together. */
+typedef int32_t gf_rotary;
+/** Values of gf_rotary. */
+enum gf_rotary_value {
+  GF_ROTARY_NONE = 0,
+  GF_ROTARY_INTERLEAVED = 1, /**< 2 n and 2 n + 1 */
+  GF_ROTARY_NEOX = 2         /**< n and n + rotary_dim / 2 */
+};
+
+/** New keys and values, [B, Hkv, S, D], and the cache they go to: token t of sequence b becomes key
+ * used_kv[b] + t. */
+typedef struct gf_append_problem {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  int64_t batch;
+  int64_t heads_q; /**< of Q, which is turned as well; 0: there is no Q */
+  int64_t heads_kv;
+  int64_t seq_new; /**< new tokens of each sequence, or of the longest */
+  int64_t seq_kv;  /**< keys that a sequence may have in the cache */
+  int64_t head_dim, head_dim_v;
+  int64_t total_new; /**< packed: rows of the new tensors */
+  int64_t kv_rows;   /**< with kv_index: the cache's first dimension */
+  int64_t page_size, page_count, page_row_stride;
+  int64_t rotary_dim; /**< even, at most head_dim */
+  int64_t positions;  /**< rows of the tables cos and sin */
+  gf_dtype dtype;     /**< of all tensors; GF_E4M3 without rotary */
+  gf_rotary rotary;
+  int32_t packed, used_new, kv_start, kv_index; /**< not 0: the call has that array */
+  gf_layout k_new, v_new, k, v, q, q_out;
+} gf_append_problem;
+/** Initial value of a gf_append_problem. */
+#define GF_APPEND_PROBLEM_INIT                                                                   \
+  {                                                                                              \
+    (uint32_t)sizeof(gf_append_problem), GF_ABI_VERSION, 1, 0, 1, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, \
+        0, GF_FP16, GF_ROTARY_NONE, 0, 0, 0, 0, {{0, 0, 0, 0}, 64, 0}, {{0, 0, 0, 0}, 64, 0},    \
+        {{0, 0, 0, 0}, 64, 0}, {{0, 0, 0, 0}, 64, 0}, {{0, 0, 0, 0}, 64, 0}, {                   \
+      {0, 0, 0, 0}, 64, 0                                                                        \
+    }                                                                                            \
+  }
+/** Data of gf_append. q_out may be q with its strides. */
+typedef struct gf_append_tensors {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  const void* k_new;
+  const void* v_new;
+  void* k;
+  void* v;
+  const void* q;
+  void* q_out;
+  const int32_t* cu_new;     /**< [B + 1] */
+  const int32_t* used_new;   /**< [B] */
+  const int32_t* used_kv;    /**< [B]: keys before the call; null: none */
+  const int32_t* kv_start;   /**< [B] */
+  const int32_t* kv_index;   /**< [B] */
+  const int32_t* page_table; /**< [B, pages] */
+  const float* cos;          /**< [positions, rotary_dim / 2] */
+  const float* sin;
+} gf_append_tensors;
+/** Initial value of a gf_append_tensors. */
+#define GF_APPEND_TENSORS_INIT                                                                     \
+  {                                                                                                \
+    (uint32_t)sizeof(gf_append_tensors), GF_ABI_VERSION, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                   \
+  }
 
 /** Texts are cut to their array and always end with a null character. */
 typedef struct gf_device_facts {
@@ -223,6 +391,14 @@ GREENFAST_API gf_status gf_attention(const gf_problem* problem, const gf_tensors
                                      const gf_options* options);
 /** Does what a first call would do, so that the next is as fast as any. */
 GREENFAST_API gf_status gf_prepare(const gf_problem* problem, const gf_options* options);
+
+/** Merges two parts; of the options only device, device_index and stream count. */
+GREENFAST_API gf_status gf_merge(const gf_merge_problem* problem, const gf_merge_tensors* tensors,
+                                 const gf_options* options);
+/** Appends new keys and values to a cache and turns Q; of the options only device, device_index,
+ * stream and validate count. After a failure nothing has been written. */
+GREENFAST_API gf_status gf_append(const gf_append_problem* problem,
+                                  const gf_append_tensors* tensors, const gf_options* options);
 
 /** Facts of a device of this machine. */
 GREENFAST_API gf_status gf_get_device_facts(gf_device device, int32_t index,

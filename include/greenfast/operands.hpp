@@ -14,7 +14,7 @@ namespace greenfast {
 
 /// What a call does with an operand.
 enum class Role : std::int32_t {
-  output = 0,  ///< written in whole, never read
+  output = 0,  ///< written in whole but for rows of no sequence, never read
   input = 1,   ///< read, never written
 };
 
@@ -28,9 +28,26 @@ enum class OperandId : std::int32_t {
   q_scale = 5,
   k_scale = 6,
   v_scale = 7,
+  cu_q = 8,
+  cu_kv = 9,
+  used_q = 10,
+  used_kv = 11,
+  kv_start = 12,
+  kv_index = 13,
+  page_table = 14,
+  sinks = 15,
+  mask = 16,
+  slopes = 17,
 };
 /// How many there are.
-inline constexpr std::size_t kOperands = 8;
+inline constexpr std::size_t kOperands = 18;
+
+/// What the elements of an operand are: numbers of a DType, or what no tensor of Q, K, V, O holds.
+enum class Element : std::int32_t {
+  number = 0,   ///< as Operand::dtype says
+  index = 1,    ///< int32
+  boolean = 2,  ///< one byte
+};
 
 /// One operand of one problem.
 struct Operand {
@@ -41,11 +58,25 @@ struct Operand {
   /// And a call touches it, which is not so without an output element, and for inputs without a
   /// key. What is not needed may be null.
   bool needed = false;
-  DType dtype = DType::f16;
+  Element element = Element::number;
+  DType dtype = DType::f32;             ///< of numbers; fp32 where the elements are none
   std::array<std::int64_t, 4> shape{};  ///< B, H, S, D; axes that it has not are 1
   Layout layout = {};                   ///< strides in elements
   std::int64_t bytes = 0;  ///< from the base address to the end of the last element; 0 for none
 };
+
+/// Bytes of one of its elements.
+inline std::size_t element_bytes(const Operand& operand) noexcept {
+  switch (operand.element) {
+    case Element::number:
+      break;
+    case Element::index:
+      return sizeof(std::int32_t);
+    case Element::boolean:
+      return 1;
+  }
+  return size_of(operand.dtype);
+}
 
 /// The operands of a problem that passed check(), in the order of OperandId, whether it needs them
 /// or not.

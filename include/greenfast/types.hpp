@@ -85,7 +85,8 @@ enum class Alignment : std::int32_t {
 };
 
 /// A band of visible keys: query i sees key j iff  i + shift - left <= j <= i + shift + right,
-/// with shift = 0 (top_left) or Skv - Sq (bottom_right). A negative bound is no bound.
+/// with shift = 0 (top_left) or Skv - Sq (bottom_right). A negative bound is no bound. Sq and Skv
+/// are the lengths of the sequence where each has its own.
 struct Mask {
   static constexpr std::int64_t kUnbounded = -1;
 
@@ -126,9 +127,62 @@ enum class ScaleKind : std::int32_t {
   per_head = 2,  ///< fp32 [B, H] of that tensor (Hq for Q, Hkv for K and V), contiguous
 };
 
+/// How the sequences of a batch lie and which arrays of the call say how long each is. What the
+/// arrays hold is int32, on the device; only what stands here is needed to plan. docs/serving.md.
+struct Sequences {
+  bool packed_q = false;   ///< Q, O, LSE hold the sequences one behind the other, as cu_q says
+  bool packed_kv = false;  ///< K and V do, as cu_kv says
+  bool used_q = false;     ///< used_q [B] says how many rows of Q each sequence has
+  bool used_kv = false;    ///< used_kv [B] says how many keys each sequence has
+  bool kv_start = false;   ///< kv_start [B] is the first key that may be seen: left padding
+  bool kv_index = false;   ///< kv_index [B] is the row of K and V that an entry of the batch reads
+  std::int64_t total_q = 0;   ///< packed_q: rows of Q and O, at least cu_q[B]
+  std::int64_t total_kv = 0;  ///< packed_kv: rows of K and V, at least cu_kv[B]
+  std::int64_t kv_rows = 0;   ///< kv_index: rows of the cache, K's and V's first dimension
+
+  friend bool operator==(const Sequences&, const Sequences&) = default;
+};
+
+/// A cache in pages: key j of sequence b is row j % size of page page_table[b][j / size].
+struct Pages {
+  std::int64_t size = 0;        ///< keys of a page, any from 1 on; 0: K and V are not in pages
+  std::int64_t count = 0;       ///< pages of the pool, K's and V's first dimension
+  std::int64_t row_stride = 0;  ///< entries of the page table from one sequence to the next
+
+  constexpr bool used() const { return size != 0; }
+  friend bool operator==(const Pages&, const Pages&) = default;
+};
+
+/// What the elements of an array mask mean. Values are stable.
+enum class MaskKind : std::int32_t {
+  none = 0,
+  boolean = 1,   ///< one byte; not 0: the key is visible
+  additive = 2,  ///< added to the score behind softcap; -inf hides the key
+};
+
+/// A mask that the call is given element by element, [B, Hq, Sq, Skv] of the problem, beside the
+/// band. A dimension that it has once has stride 0, the last one too, which otherwise is 1.
+struct ArrayMask {
+  MaskKind kind = MaskKind::none;
+  DType dtype = DType::f32;  ///< additive: fp32, or the type of Q
+  std::array<std::int64_t, 4> stride{};
+
+  friend bool operator==(const ArrayMask&, const ArrayMask&) = default;
+};
+
+/// Which slopes ALiBi has. Values are stable.
+enum class Alibi : std::int32_t {
+  none = 0,
+  per_head = 1,        ///< fp32 [Hq]
+  per_batch_head = 2,  ///< fp32 [B, Hq]
+};
+
 /// One scaled-dot-product attention call, O = softmax(softcap(scale * Q K^T) + mask) V, without its
 /// data. Q, O: [B, Hq, Sq, D]; K, V: [B, Hkv, Skv, D]; Hq is a multiple of Hkv, and query head h
-/// reads KV head h / (Hq / Hkv).
+/// reads KV head h / (Hq / Hkv). O and V have head_dim_v in place of D where that is not 0.
+/// Packed Q and O are [1, Hq, total_q, D], packed K and V [1, Hkv, total_kv, D]; in pages K and V
+/// are [pages.count, Hkv, pages.size, D]. Then batch counts the sequences, and seq_q and seq_kv are
+/// the most rows and keys that any of them has: they may be more, never less.
 struct Problem {
   std::int64_t batch = 1;
   std::int64_t heads_q = 1;
@@ -144,12 +198,29 @@ struct Problem {
   float scale = 0.125f;  ///< finite; see default_scale
   float softcap = 0.0f;  ///< c > 0: scores become c * tanh(score / c); 0: off
   Mask mask = {};
-  bool lse = false;  ///< also write the natural-log log-sum-exp, fp32 [B, Hq, Sq] contiguous
+  /// Also write the natural-log log-sum-exp, fp32 [B, Hq, Sq] contiguous, packed [Hq, total_q].
+  bool lse = false;
 
   Layout q = {}, k = {}, v = {}, o = {};
 
+  std::int64_t head_dim_v = 0;  ///< of V and O: 8 to 256 in steps of 8; 0: head_dim
+  Sequences sequences = {};
+  Pages pages = {};
+  /// Positions in chunks of so many keys, counted from kv_start: a query sees keys of its own chunk
+  /// alone, and of those what the mask leaves. 0: off.
+  std::int64_t chunk = 0;
+  /// exp(sinks[h]) joins the denominator of every row of query head h; the LSE includes it.
+  bool sinks = false;
+  Alibi alibi = Alibi::none;  ///< -slope * |i + shift - j| is added to the score behind softcap
+  ArrayMask array_mask = {};
+
   friend bool operator==(const Problem&, const Problem&) = default;
 };
+
+/// The head dimension of V and O.
+constexpr std::int64_t value_dim(const Problem& problem) noexcept {
+  return problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim;
+}
 
 /// 1 / sqrt(head_dim).
 GREENFAST_API float default_scale(std::int64_t head_dim) noexcept;
@@ -164,7 +235,8 @@ GREENFAST_API Status check(const Problem& problem);
 /// "4x32/8x1/8192x128 bf16 causal(bottom-right)": shape as on the command line, then what is not
 /// default.
 GREENFAST_API std::string to_string(const Problem& problem);
-/// Query-key pairs that are visible under the mask, over all batches and query heads.
+/// Query-key pairs that are visible under the band and the chunks, over all batches and query heads,
+/// if every sequence is as long as the longest may be; what else hides keys is data.
 GREENFAST_API std::int64_t visible_pairs(const Problem& problem) noexcept;
 
 /// The data of one call. The caller owns every buffer. For Skv = 0 k and v may be null; for an
@@ -179,6 +251,17 @@ struct Tensors {
       nullptr;  ///< when Problem::scales is not none, as ScaleKind says; on the device
   const float* k_scale = nullptr;
   const float* v_scale = nullptr;
+  // When Problem::sequences, pages, sinks, array_mask and alibi ask for them; on the device.
+  const std::int32_t* cu_q = nullptr;        ///< [B + 1]: where each sequence begins and ends
+  const std::int32_t* cu_kv = nullptr;       ///< [B + 1]
+  const std::int32_t* used_q = nullptr;      ///< [B]
+  const std::int32_t* used_kv = nullptr;     ///< [B]
+  const std::int32_t* kv_start = nullptr;    ///< [B]
+  const std::int32_t* kv_index = nullptr;    ///< [B]
+  const std::int32_t* page_table = nullptr;  ///< [B, pages], rows pages.row_stride apart
+  const float* sinks = nullptr;              ///< [Hq]
+  const void* mask = nullptr;                ///< [B, Hq, Sq, Skv] by array_mask.stride
+  const float* slopes = nullptr;             ///< [Hq] or [B, Hq]
 };
 
 /// A tensor with its shape: the arguments of the convenience call. Shape and stride in B, H, S, D.

@@ -2,6 +2,7 @@
 #include <greenfast/attention.hpp>
 #include <greenfast/quantize.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -99,7 +100,7 @@ Status run(const Problem& asked, const Tensors& tensors, const Options& options)
     core::log(core::concat("attention ", to_string(problem), " on ", machine.facts->name, ": ",
                            variant->id));
 
-  if (problem.seq_kv == 0)
+  if (core::is_empty(problem))
     return machine.backend->fill_empty(problem, tensors, context_of(machine, options));
   if (Status status =
           core::check_workspace(problem, tensors, dispatch::workspace_bytes(*variant, query),
@@ -119,23 +120,68 @@ Status shape_error(std::string_view name, const TensorView& view,
                                                      ": ", text_of(wanted), " is expected, ", why)};
 }
 
+// The array mask as the problem has it: a dimension of size 1 is broadcast.
+Status mask_of(const MaskView& view, Problem& problem) {
+  if (view.data == nullptr) return {};
+  const std::array<std::int64_t, 4> wanted{problem.batch, problem.heads_q, problem.seq_q,
+                                           problem.seq_kv};
+  ArrayMask& mask = problem.array_mask;
+  mask.kind = view.kind;
+  if (view.kind == MaskKind::additive) mask.dtype = view.dtype;
+  for (std::size_t dim = 0; dim < wanted.size(); ++dim) {
+    if (view.shape[dim] != wanted[dim] && view.shape[dim] != 1)
+      return {StatusCode::invalid_argument,
+              core::concat("the mask's shape is ", text_of(view.shape), ": ", text_of(wanted),
+                           " is expected, [B, Hq, Sq, Skv], each of them or 1")};
+    mask.stride[dim] = view.shape[dim] == 1 ? 0 : view.stride[dim];
+  }
+  return {};
+}
+
+// Keys that a row of the page table has room for, at most what check() accepts.
+std::int64_t keys_of_row(std::int64_t entries, std::int64_t page) {
+  std::int64_t keys = 0;
+  if (__builtin_mul_overflow(entries, page, &keys)) return core::kMaxLength;
+  return std::min(keys, core::kMaxLength);
+}
+
 Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
                   const TensorView& o, const AttentionParams& params, Problem& problem) {
   if (k.dtype != q.dtype || v.dtype != q.dtype)
     return {StatusCode::invalid_argument,
             core::concat("Q, K, V are ", name_of(q.dtype), ", ", name_of(k.dtype), ", ",
                          name_of(v.dtype), ": they must have one type; convert them")};
-  const std::array<std::int64_t, 4> wanted_k{q.shape[0], k.shape[1], k.shape[2], q.shape[3]};
+  const bool paged = params.page_table != nullptr, packed_q = params.cu_q != nullptr;
+  const bool packed_kv = params.cu_kv != nullptr, indexed = params.kv_index != nullptr;
+  problem.batch = packed_q ? params.sequences : q.shape[0];
+  if (packed_q && q.shape[0] != 1)
+    return shape_error("Q", q, {1, q.shape[1], q.shape[2], q.shape[3]},
+                       "[1, Hq, total, D] where sequences are packed");
+  if (!packed_q && params.sequences != 0 && params.sequences != q.shape[0])
+    return {StatusCode::invalid_argument,
+            core::concat("sequences is ", params.sequences, " and Q's batch ", q.shape[0],
+                         ": they must agree, or sequences be 0, where Q is not packed")};
+  // K's first dimension and its rows are the sequences' unless they are packed, indexed or in
+  // pages.
+  const std::int64_t first = packed_kv ? 1 : paged || indexed ? k.shape[0] : problem.batch;
+  const std::array<std::int64_t, 4> wanted_k{first, k.shape[1], k.shape[2], q.shape[3]};
   if (k.shape != wanted_k)
-    return shape_error("K", k, wanted_k, "[B, Hkv, Skv, D] with Q's batch and head_dim");
-  if (v.shape != k.shape) return shape_error("V", v, k.shape, "the shape of K");
-  if (o.shape != q.shape) return shape_error("O", o, q.shape, "the shape of Q");
-  problem.batch = q.shape[0];
+    return shape_error("K", k, wanted_k,
+                       packed_kv ? "[1, Hkv, total, D] with Q's head_dim"
+                       : paged   ? "[blocks, Hkv, page, D] with Q's head_dim"
+                                 : "[B, Hkv, Skv, D] with Q's batch and head_dim");
+  const std::array<std::int64_t, 4> wanted_v{k.shape[0], k.shape[1], k.shape[2], v.shape[3]};
+  if (v.shape != wanted_v) return shape_error("V", v, wanted_v, "the shape of K");
+  const std::array<std::int64_t, 4> wanted_o{q.shape[0], q.shape[1], q.shape[2], v.shape[3]};
+  if (o.shape != wanted_o) return shape_error("O", o, wanted_o, "the shape of Q with V's head_dim");
   problem.heads_q = q.shape[1];
   problem.heads_kv = k.shape[1];
-  problem.seq_q = q.shape[2];
+  problem.seq_q = packed_q && params.max_q != 0 ? params.max_q : q.shape[2];
   problem.seq_kv = k.shape[2];
+  if (paged) problem.seq_kv = keys_of_row(params.page_row_stride, k.shape[2]);
+  if (params.max_kv != 0 && (paged || packed_kv)) problem.seq_kv = params.max_kv;
   problem.head_dim = q.shape[3];
+  problem.head_dim_v = v.shape[3] == q.shape[3] ? 0 : v.shape[3];
   problem.dtype = q.dtype;
   problem.out_dtype = o.dtype;
   problem.scales = params.scales;
@@ -147,7 +193,46 @@ Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
   problem.k.stride = k.stride;
   problem.v.stride = v.stride;
   problem.o.stride = o.stride;
-  return {};
+  problem.sequences = {.packed_q = packed_q,
+                       .packed_kv = packed_kv,
+                       .used_q = params.used_q != nullptr,
+                       .used_kv = params.used_kv != nullptr,
+                       .kv_start = params.kv_start != nullptr,
+                       .kv_index = indexed,
+                       .total_q = packed_q ? q.shape[2] : 0,
+                       .total_kv = packed_kv ? k.shape[2] : 0,
+                       .kv_rows = indexed ? k.shape[0] : 0};
+  if (paged)
+    problem.pages = {.size = k.shape[2], .count = k.shape[0], .row_stride = params.page_row_stride};
+  problem.chunk = params.chunk;
+  problem.sinks = params.sinks != nullptr;
+  problem.alibi =
+      params.slopes != nullptr && params.alibi == Alibi::none ? Alibi::per_head : params.alibi;
+  return mask_of(params.mask_view, problem);
+}
+
+Tensors tensors_of(const TensorView& q, const TensorView& k, const TensorView& v,
+                   const TensorView& o, const AttentionParams& params) {
+  Tensors tensors;
+  tensors.q = q.data;
+  tensors.k = k.data;
+  tensors.v = v.data;
+  tensors.o = o.data;
+  tensors.lse = params.lse;
+  tensors.q_scale = params.q_scale;
+  tensors.k_scale = params.k_scale;
+  tensors.v_scale = params.v_scale;
+  tensors.cu_q = params.cu_q;
+  tensors.cu_kv = params.cu_kv;
+  tensors.used_q = params.used_q;
+  tensors.used_kv = params.used_kv;
+  tensors.kv_start = params.kv_start;
+  tensors.kv_index = params.kv_index;
+  tensors.page_table = params.page_table;
+  tensors.sinks = params.sinks;
+  tensors.mask = params.mask_view.data;
+  tensors.slopes = params.slopes;
+  return tensors;
 }
 
 }  // namespace
@@ -161,16 +246,7 @@ Status attention(const TensorView& q, const TensorView& k, const TensorView& v, 
   return guarded([&]() -> Status {
     Problem problem;
     if (Status status = problem_of(q, k, v, o, params, problem); !status) return status;
-    Tensors tensors;
-    tensors.q = q.data;
-    tensors.k = k.data;
-    tensors.v = v.data;
-    tensors.o = o.data;
-    tensors.lse = params.lse;
-    tensors.q_scale = params.q_scale;
-    tensors.k_scale = params.k_scale;
-    tensors.v_scale = params.v_scale;
-    return run(problem, tensors, options);
+    return run(problem, tensors_of(q, k, v, o, params), options);
   });
 }
 
@@ -184,8 +260,7 @@ Status prepare(const Problem& problem, const Options& options) {
     Status why;
     const core::Variant* variant = dispatch::select(dispatch::registry(), query, &why);
     if (variant == nullptr) return why;
-    if (core::writes_nothing(problem) || problem.seq_kv == 0 || variant->kernel->prepare == nullptr)
-      return {};
+    if (core::is_empty(problem) || variant->kernel->prepare == nullptr) return {};
     return variant->kernel->prepare(problem, context_of(machine, options));
   });
 }

@@ -65,11 +65,21 @@ Status missing(std::string_view name) {
   return {StatusCode::invalid_argument, concat(name, " is null: pass a pointer to one")};
 }
 
-// Checks the head of a caller's struct. kFirst is the size that its first version had: what every
-// caller's struct has at least.
+// The size that a struct's first version had: what every caller's struct has at least.
+template <class Struct>
+inline constexpr std::uint32_t kFirst = sizeof(Struct);
+template <>
+inline constexpr std::uint32_t kFirst<gf_problem> = offsetof(gf_problem, head_dim_v);
+template <>
+inline constexpr std::uint32_t kFirst<gf_tensors> = offsetof(gf_tensors, cu_q);
+template <>
+inline constexpr std::uint32_t kFirst<gf_options> = offsetof(gf_options, max_splits);
+static_assert(kFirst<gf_problem> == 264 && kFirst<gf_tensors> == 72 && kFirst<gf_options> == 56,
+              "a struct of version 0.1.0 has changed");
+
+// Checks the head of a caller's struct.
 template <class Struct>
 Status check_head(const Struct* given, std::string_view name) {
-  constexpr std::uint32_t kFirst = sizeof(Struct);  // ABI 1 has had no addition yet
   if (given == nullptr) return missing(name);
   const std::string_view initialiser =
       std::is_same_v<Struct, gf_problem> ? "gf_problem_init" : "its GF_..._INIT";
@@ -78,21 +88,25 @@ Status check_head(const Struct* given, std::string_view name) {
         StatusCode::invalid_argument,
         concat(name, " has ABI version ", given->abi_version, ": this library speaks ",
                GF_ABI_VERSION, "; initialise it with ", initialiser, ", or rebuild the caller")};
-  if (given->struct_size < kFirst)
+  if (given->struct_size < kFirst<Struct>)
     return {StatusCode::invalid_argument,
-            concat(name, " has struct_size ", given->struct_size, ": at least ", kFirst,
+            concat(name, " has struct_size ", given->struct_size, ": at least ", kFirst<Struct>,
                    " is expected; initialise it with ", initialiser)};
   return {};
 }
 
-// The same for what the library reads. Fields behind those known here must be zero: a newer caller
-// asks for something there.
+// The same for what the library reads, and a copy of it: a shorter struct has zeros, which are the
+// defaults, for what it lacks. Fields behind those known here must be zero: a newer caller asks for
+// something there.
 template <class Struct>
-Status check_input(const Struct* given, std::string_view name) {
+Status read(const Struct* given, std::string_view name, Struct& copy) {
   if (Status status = check_head(given, name); !status) return status;
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  const bool known = std::all_of(bytes + sizeof(Struct), bytes + given->struct_size,
-                                 [](unsigned char byte) { return byte == 0; });
+  const std::size_t size = given->struct_size, known_size = std::min(size, sizeof(Struct));
+  copy = {};
+  std::memcpy(&copy, bytes, known_size);
+  const bool known =
+      std::all_of(bytes + known_size, bytes + size, [](unsigned char byte) { return byte == 0; });
   if (!known)
     return {StatusCode::unsupported,
             concat(name, " sets fields that library version ", greenfast::version(),
@@ -122,26 +136,31 @@ Status check_reserved(std::string_view name, std::int32_t value) {
           concat(name, "'s reserved field is ", value, ": it must be 0; initialise the struct")};
 }
 
-Status check_problem(const gf_problem* problem) {
-  if (Status status = check_input(problem, "problem"); !status) return status;
-  for (const std::int32_t reserved : {problem->reserved, problem->q.reserved, problem->k.reserved,
-                                      problem->v.reserved, problem->o.reserved}) {
+Status problem_of(const gf_problem* from, greenfast::Problem& to) {
+  gf_problem problem;
+  if (Status status = read(from, "problem", problem); !status) return status;
+  for (const std::int32_t reserved : {problem.reserved, problem.q.reserved, problem.k.reserved,
+                                      problem.v.reserved, problem.o.reserved}) {
     if (Status status = check_reserved("problem", reserved); !status) return status;
   }
+  to = greenfast::from_c(problem);
   return {};
 }
 
 Status options_of(const gf_options* from, greenfast::Options& to) {
   if (from == nullptr) return {};
-  if (Status status = check_input(from, "options"); !status) return status;
-  if (Status status = check_reserved("options", from->reserved); !status) return status;
-  to.device = static_cast<greenfast::DeviceKind>(from->device);
-  to.device_index = from->device_index;
-  to.stream = from->stream;
-  if (from->variant != nullptr) to.variant = from->variant;
-  to.batch_invariant = from->batch_invariant != 0;
-  to.workspace = from->workspace;
-  to.workspace_bytes = from->workspace_bytes;
+  gf_options options;
+  if (Status status = read(from, "options", options); !status) return status;
+  if (Status status = check_reserved("options", options.reserved); !status) return status;
+  to.device = static_cast<greenfast::DeviceKind>(options.device);
+  to.device_index = options.device_index;
+  to.stream = options.stream;
+  if (options.variant != nullptr) to.variant = options.variant;
+  to.batch_invariant = options.batch_invariant != 0;
+  to.workspace = options.workspace;
+  to.workspace_bytes = options.workspace_bytes;
+  to.max_splits = options.max_splits;
+  to.validate = options.validate != 0;
   return {};
 }
 
@@ -169,7 +188,9 @@ Status facts_of(const gf_device_facts* from, const greenfast::Options& options,
     to = *std::move(here);
     return {};
   }
-  if (Status status = check_input(from, "facts"); !status) return status;
+  gf_device_facts copy;
+  if (Status status = read(from, "facts", copy); !status) return status;
+  from = &copy;
   const auto text = [](const auto& array) {
     return std::string(array, strnlen(array, sizeof array));
   };
@@ -210,7 +231,20 @@ static_assert(names(GF_FEATURE_IN_FP32, greenfast::Feature::in_f32) &&
               names(GF_FEATURE_SOFTCAP, greenfast::Feature::softcap) &&
               names(GF_FEATURE_NONPOSITIVE_SCALE, greenfast::Feature::nonpositive_scale) &&
               names(GF_FEATURE_LSE, greenfast::Feature::lse) &&
-              names(GF_FEATURE_GROUPED_HEADS, greenfast::Feature::grouped_heads));
+              names(GF_FEATURE_GROUPED_HEADS, greenfast::Feature::grouped_heads) &&
+              names(GF_FEATURE_VALUE_DIM, greenfast::Feature::value_dim) &&
+              names(GF_FEATURE_PACKED_Q, greenfast::Feature::packed_q) &&
+              names(GF_FEATURE_PACKED_KV, greenfast::Feature::packed_kv) &&
+              names(GF_FEATURE_USED_Q, greenfast::Feature::used_q) &&
+              names(GF_FEATURE_USED_KV, greenfast::Feature::used_kv) &&
+              names(GF_FEATURE_KV_START, greenfast::Feature::kv_start) &&
+              names(GF_FEATURE_KV_INDEX, greenfast::Feature::kv_index) &&
+              names(GF_FEATURE_PAGES, greenfast::Feature::pages) &&
+              names(GF_FEATURE_CHUNK, greenfast::Feature::chunk) &&
+              names(GF_FEATURE_SINKS, greenfast::Feature::sinks) &&
+              names(GF_FEATURE_ALIBI, greenfast::Feature::alibi) &&
+              names(GF_FEATURE_BOOL_MASK, greenfast::Feature::bool_mask) &&
+              names(GF_FEATURE_FLOAT_MASK, greenfast::Feature::float_mask));
 
 // Ids and ideas come from string literals, so they end with a null character.
 const char* literal(std::string_view text) { return text.empty() ? "" : text.data(); }
@@ -224,9 +258,8 @@ struct Question {
 
 Status read_question(const gf_problem* problem, const gf_device_facts* facts,
                      const gf_options* options, Question& question) {
-  if (Status status = check_problem(problem); !status) return status;
+  if (Status status = problem_of(problem, question.problem); !status) return status;
   if (Status status = options_of(options, question.options); !status) return status;
-  question.problem = greenfast::from_c(*problem);
   return facts_of(facts, question.options, question.facts);
 }
 
@@ -249,16 +282,18 @@ gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q, i
 
 gf_status gf_check(const gf_problem* problem) {
   return guarded([&]() -> Status {
-    if (Status status = check_problem(problem); !status) return status;
-    return greenfast::check(greenfast::from_c(*problem));
+    greenfast::Problem asked;
+    if (Status status = problem_of(problem, asked); !status) return status;
+    return greenfast::check(asked);
   });
 }
 
 gf_status gf_features(const gf_problem* problem, uint64_t* features) {
   return guarded([&]() -> Status {
-    if (Status status = check_problem(problem); !status) return status;
+    greenfast::Problem asked;
+    if (Status status = problem_of(problem, asked); !status) return status;
     if (features == nullptr) return missing("features");
-    *features = greenfast::features_of(greenfast::from_c(*problem)).bits();
+    *features = greenfast::features_of(asked).bits();
     return {};
   });
 }
@@ -270,20 +305,23 @@ const char* gf_feature_name(int32_t feature) {
 gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
                        const gf_options* options) {
   return guarded([&]() -> Status {
-    if (Status status = check_problem(problem); !status) return status;
-    if (Status status = check_input(tensors, "tensors"); !status) return status;
+    greenfast::Problem asked;
+    gf_tensors data;
     greenfast::Options how;
+    if (Status status = problem_of(problem, asked); !status) return status;
+    if (Status status = read(tensors, "tensors", data); !status) return status;
     if (Status status = options_of(options, how); !status) return status;
-    return greenfast::attention(greenfast::from_c(*problem), greenfast::from_c(*tensors), how);
+    return greenfast::attention(asked, greenfast::from_c(data), how);
   });
 }
 
 gf_status gf_prepare(const gf_problem* problem, const gf_options* options) {
   return guarded([&]() -> Status {
-    if (Status status = check_problem(problem); !status) return status;
+    greenfast::Problem asked;
     greenfast::Options how;
+    if (Status status = problem_of(problem, asked); !status) return status;
     if (Status status = options_of(options, how); !status) return status;
-    return greenfast::prepare(greenfast::from_c(*problem), how);
+    return greenfast::prepare(asked, how);
   });
 }
 

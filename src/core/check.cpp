@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <utility>
 
+#include <greenfast/features.hpp>
 #include <greenfast/operands.hpp>
 
 #include "core/text.hpp"
@@ -54,6 +55,91 @@ Status check_shape(const Problem& p) {
                            ? "; larger ones are not supported"
                            : "; pad Q, K and V with zero columns up to the next step, and keep the "
                              "scale of the unpadded problem");
+  if (p.head_dim_v != 0 && (p.head_dim_v < kMinHeadDim || p.head_dim_v > kMaxHeadDim ||
+                            p.head_dim_v % kHeadDimStep != 0))
+    return unsupported("head_dim_v is ", p.head_dim_v, ": it may be ", kMinHeadDim, " to ",
+                       kMaxHeadDim, " in steps of ", kHeadDimStep,
+                       ", or 0 for that of Q and K; pad V with zero columns, or split them over "
+                       "several calls");
+  return {};
+}
+
+// A count that is a fact of something: there with it, 0 without.
+Status check_fact(std::string_view name, std::int64_t value, bool used, std::int64_t least,
+                  std::int64_t most, std::string_view of) {
+  if (!used) {
+    if (value == 0) return {};
+    return invalid(name, " is ", value, " although the problem has no ", of,
+                   ": set it to 0, or ask for ", of);
+  }
+  if (value >= least && value <= most) return {};
+  return invalid(name, " is ", value, ": with ", of, " it may be ", least, " to ", most,
+                 "; correct it");
+}
+
+Status check_sequences(const Problem& p) {
+  const Sequences& s = p.sequences;
+  const Pages& pages = p.pages;
+  const bool paged = pages.used();
+  const struct {
+    std::string_view name;
+    std::int64_t value;
+    bool used;
+    std::int64_t least, most;
+    std::string_view of;
+  } facts[] = {
+      {"total_q", s.total_q, s.packed_q, 0, kMaxTotal, "packed Q"},
+      {"total_kv", s.total_kv, s.packed_kv, 0, kMaxTotal, "packed K and V"},
+      {"kv_rows", s.kv_rows, s.kv_index, 0, kMaxTotal, "kv_index"},
+      {"pages.size", pages.size, paged, 1, kMaxLength, "pages"},
+      {"pages.count", pages.count, paged, 0, kMaxTotal, "pages"},
+      {"pages.row_stride", pages.row_stride, paged, 0, kMaxTotal, "pages"},
+      {"chunk", p.chunk, true, 0, kMaxLength, "attention chunks"},
+  };
+  for (const auto& fact : facts) {
+    Status status = check_fact(fact.name, fact.value, fact.used, fact.least, fact.most, fact.of);
+    if (!status) return status;
+  }
+  if (paged && p.batch > 1 && pages.row_stride < pages_of_row(p))
+    return invalid("pages.row_stride is ", pages.row_stride, ": ", p.seq_kv, " keys in pages of ",
+                   pages.size, " take ", pages_of_row(p),
+                   " entries of the page table; widen its rows, or lower seq_kv");
+  const struct {
+    bool both;
+    std::string_view first, second, remedy;
+  } contradictions[] = {
+      {paged && s.packed_kv, "pages", "packed K and V", "the page table says where each key is"},
+      {paged && s.kv_index, "pages", "kv_index", "order the rows of the page table instead"},
+      {s.packed_kv && s.kv_index, "packed K and V", "kv_index", "order cu_kv instead"},
+  };
+  for (const auto& c : contradictions)
+    if (c.both)
+      return invalid("K and V cannot have both ", c.first, " and ", c.second, ": ", c.remedy);
+  return {};
+}
+
+Status check_biases(const Problem& p) {
+  if (p.alibi != Alibi::none && p.alibi != Alibi::per_head && p.alibi != Alibi::per_batch_head)
+    return invalid("alibi ", static_cast<std::int32_t>(p.alibi),
+                   " does not exist: use none, per_head or per_batch_head");
+  const ArrayMask& mask = p.array_mask;
+  if (mask.kind == MaskKind::none) return {};
+  if (mask.kind != MaskKind::boolean && mask.kind != MaskKind::additive)
+    return invalid("array_mask.kind ", static_cast<std::int32_t>(mask.kind),
+                   " does not exist: use none, boolean or additive");
+  if (mask.kind == MaskKind::additive && mask.dtype != DType::f32 &&
+      (mask.dtype != p.dtype || p.dtype == DType::e4m3))
+    return invalid("an additive mask of ", name_of(mask.dtype), " was given for ", name_of(p.dtype),
+                   " tensors: it may be fp32",
+                   p.dtype == DType::f32 || p.dtype == DType::e4m3 ? "" : " or have their type",
+                   "; convert it");
+  for (int dim = 0; dim < 4; ++dim) {
+    const std::int64_t most = dim == 3 ? 1 : kMaxStride;
+    if (mask.stride[dim] < 0 || mask.stride[dim] > most)
+      return invalid("array_mask.stride[", dim, "] is ", mask.stride[dim], ": it may be 0 to ",
+                     most, ", where 0 broadcasts; correct the strides",
+                     dim == 3 ? ", or copy the mask so that keys are contiguous" : "");
+  }
   return {};
 }
 
@@ -142,10 +228,8 @@ Status check_distinct(std::string_view name, const Layout& layout,
 
 enum class Sharing { distinct, readable, broadcast };
 
-Status check_layout(std::string_view name, const Layout& layout, std::int64_t batch,
-                    std::int64_t heads, std::int64_t seq, std::int64_t head_dim, DType dtype,
-                    Sharing sharing) {
-  const std::array<std::int64_t, 4> shape{batch, heads, seq, head_dim};
+Status check_layout(std::string_view name, const Layout& layout,
+                    const std::array<std::int64_t, 4>& shape, DType dtype, Sharing sharing) {
   const auto bytes = static_cast<std::int64_t>(size_of(dtype));
   if (layout.stride[3] != 1)
     return invalid(name, "'s last stride is ", layout.stride[3],
@@ -160,7 +244,7 @@ Status check_layout(std::string_view name, const Layout& layout, std::int64_t ba
       !std::has_single_bit(static_cast<std::uint32_t>(layout.alignment)))
     return invalid(name, "'s alignment is ", layout.alignment,
                    " bytes: it must be a power of two and at least one element (", bytes, ")");
-  if (batch == 0 || seq == 0) return {};  // a dense layout of nothing has strides of 0
+  if (shape[0] == 0 || shape[2] == 0) return {};  // a dense layout of nothing has strides of 0
   for (int dim = 0; dim < 3; ++dim) {
     if (layout.stride[dim] == 0 && shape[dim] > 1 && sharing != Sharing::broadcast)
       return invalid(name, "'s ", kDimName[dim],
@@ -180,20 +264,27 @@ Status check_layouts(const Problem& p) {
   const struct {
     std::string_view name;
     const Layout& layout;
-    std::int64_t heads, seq;
+    std::array<std::int64_t, 4> shape;
     DType dtype;
     Sharing sharing;
   } tensors[] = {
-      {"Q", p.q, p.heads_q, p.seq_q, p.dtype, Sharing::readable},
-      {"K", p.k, p.heads_kv, p.seq_kv, p.dtype, Sharing::broadcast},
-      {"V", p.v, p.heads_kv, p.seq_kv, p.dtype, Sharing::broadcast},
-      {"O", p.o, p.heads_q, p.seq_q, p.out_dtype, Sharing::distinct},
+      {"Q", p.q, shape_of_q(p, p.head_dim), p.dtype, Sharing::readable},
+      {"K", p.k, shape_of_kv(p, p.head_dim), p.dtype, Sharing::broadcast},
+      {"V", p.v, shape_of_kv(p, value_dim(p)), p.dtype, Sharing::broadcast},
+      {"O", p.o, shape_of_q(p, value_dim(p)), p.out_dtype, Sharing::distinct},
   };
   for (const auto& t : tensors) {
-    Status status =
-        check_layout(t.name, t.layout, p.batch, t.heads, t.seq, p.head_dim, t.dtype, t.sharing);
+    Status status = check_layout(t.name, t.layout, t.shape, t.dtype, t.sharing);
     if (!status) return status;
   }
+  const ArrayMask& mask = p.array_mask;
+  std::int64_t last = 0;
+  if (mask.kind != MaskKind::none && !writes_nothing(p) && p.seq_kv > 0 &&
+      (!last_offset({mask.stride}, {p.batch, p.heads_q, p.seq_q, p.seq_kv}, last) ||
+       last >= kMaxBytes / 4))
+    return invalid(
+        "the array mask spans more than 2^62 bytes: no address reaches that far; correct "
+        "its strides");
   return {};
 }
 
@@ -237,6 +328,17 @@ std::string_view why_needed(OperandId id) noexcept {
     case OperandId::k_scale:
     case OperandId::v_scale:
       return " although the problem has scales";
+    case OperandId::cu_q:
+    case OperandId::cu_kv:
+    case OperandId::used_q:
+    case OperandId::used_kv:
+    case OperandId::kv_start:
+    case OperandId::kv_index:
+    case OperandId::page_table:
+    case OperandId::sinks:
+    case OperandId::mask:
+    case OperandId::slopes:
+      return " although the problem has it";
   }
   return "";
 }
@@ -251,6 +353,19 @@ std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t
   return (last + 1) * static_cast<std::int64_t>(size_of(dtype));
 }
 
+std::int64_t extent_elements(const Layout& layout,
+                             const std::array<std::int64_t, 4>& shape) noexcept {
+  for (const std::int64_t size : shape)
+    if (size == 0) return 0;
+  std::int64_t last = 0;
+  return last_offset(layout, shape, last) ? last + 1 : kMaxBytes / 4;
+}
+
+bool is_empty(const Problem& p) noexcept {
+  // Serving may leave rows of O to nobody, or give a row without a key an LSE of its own.
+  return writes_nothing(p) || (p.seq_kv == 0 && kFeaturesOfAbi1.hold(features_of(p)));
+}
+
 Status check_tensors(const Problem& p, const Tensors& t) {
   if (writes_nothing(p)) return {};
   // Every call pays for this: addresses first, and names only for a refusal.
@@ -260,7 +375,7 @@ Status check_tensors(const Problem& p, const Tensors& t) {
     const Operand& operand = operands[n];
     if (!operand.needed) continue;
     ranges[n] = range_of(data_of(t, operand.id), operand.bytes);
-    const std::size_t element = size_of(operand.dtype);
+    const std::size_t element = element_bytes(operand);
     if (!usable(ranges[n], element))
       return refuse_memory(operand.name, ranges[n], element, why_needed(operand.id));
   }
@@ -309,13 +424,10 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
     return invalid("the values have shape [", p.batch, ", ", p.heads, ", ", p.seq, ", ", p.head_dim,
                    "]: sizes are not negative, there is a head, S is at most 2^30 and B * H below "
                    "2^31");
-  if (Status status = check_layout("from", p.from, p.batch, p.heads, p.seq, p.head_dim, p.dtype,
-                                   Sharing::broadcast);
-      !status)
+  const std::array<std::int64_t, 4> shape{p.batch, p.heads, p.seq, p.head_dim};
+  if (Status status = check_layout("from", p.from, shape, p.dtype, Sharing::broadcast); !status)
     return status;
-  if (Status status = check_layout("to", p.to, p.batch, p.heads, p.seq, p.head_dim, DType::e4m3,
-                                   Sharing::distinct);
-      !status)
+  if (Status status = check_layout("to", p.to, shape, DType::e4m3, Sharing::distinct); !status)
     return status;
   if (p.batch == 0) return {};
   const auto span = [&](const Layout& layout, DType dtype) {
@@ -369,6 +481,8 @@ Status check(const Problem& problem) {
   // Cheapest first; each relies on what those before it have established.
   if (Status status = core::check_shape(problem); !status) return status;
   if (Status status = core::check_types(problem); !status) return status;
+  if (Status status = core::check_sequences(problem); !status) return status;
+  if (Status status = core::check_biases(problem); !status) return status;
   if (Status status = core::check_scores(problem); !status) return status;
   if (Status status = core::check_layouts(problem); !status) return status;
   // The LSE then fits too: one of its rows takes 4 bytes, and of O at least 16, all distinct.

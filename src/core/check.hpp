@@ -1,6 +1,7 @@
 // Checks behind the public API, and what follows from a problem that passed them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -12,6 +13,7 @@ namespace greenfast::core {
 // compares (i + shift - left, i + shift + right) fits a 32-bit integer.
 constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;            // Sq, Skv, mask bounds
 constexpr std::int64_t kMaxBatchHeads = (std::int64_t{1} << 31) - 1;  // B * Hq
+constexpr std::int64_t kMaxTotal = (std::int64_t{1} << 31) - 1;       // packed rows, pages
 constexpr std::int64_t kMaxStride = std::int64_t{1} << 48;            // elements
 // Leaves room for a tile that begins inside a tensor and ends behind it.
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
@@ -22,8 +24,34 @@ constexpr std::int64_t kMinHeadDim = 8, kMaxHeadDim = 256, kHeadDimStep = 8;
 std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,
                           std::int64_t seq, std::int64_t head_dim, DType dtype) noexcept;
 
+/// Elements from the base to the end of the last one; 0 when there is none.
+std::int64_t extent_elements(const Layout& layout,
+                             const std::array<std::int64_t, 4>& shape) noexcept;
+
 /// No output element: the call writes nothing.
-constexpr bool writes_nothing(const Problem& p) noexcept { return p.batch == 0 || p.seq_q == 0; }
+constexpr bool writes_nothing(const Problem& p) noexcept {
+  return p.batch == 0 || p.seq_q == 0 || (p.sequences.packed_q && p.sequences.total_q == 0);
+}
+
+/// No row of Q sees a key whatever the arrays of the call hold, and every row of O is one of Q, or
+/// there is no row: the API answers without a kernel.
+bool is_empty(const Problem& problem) noexcept;
+
+/// The shape of Q (O) with that head dimension, and of K (V).
+constexpr std::array<std::int64_t, 4> shape_of_q(const Problem& p, std::int64_t dim) noexcept {
+  if (p.sequences.packed_q) return {1, p.heads_q, p.sequences.total_q, dim};
+  return {p.batch, p.heads_q, p.seq_q, dim};
+}
+constexpr std::array<std::int64_t, 4> shape_of_kv(const Problem& p, std::int64_t dim) noexcept {
+  if (p.pages.used()) return {p.pages.count, p.heads_kv, p.pages.size, dim};
+  if (p.sequences.packed_kv) return {1, p.heads_kv, p.sequences.total_kv, dim};
+  return {p.sequences.kv_index ? p.sequences.kv_rows : p.batch, p.heads_kv, p.seq_kv, dim};
+}
+
+/// Entries of the page table that the longest sequence may need.
+constexpr std::int64_t pages_of_row(const Problem& p) noexcept {
+  return p.pages.size > 0 ? (p.seq_kv + p.pages.size - 1) / p.pages.size : 0;
+}
 
 /// Pointers that are needed are there and aligned to their elements; the output shares no memory
 /// with an input or with the LSE. For a problem that passed check().

@@ -6,8 +6,9 @@
 namespace greenfast {
 namespace {
 
-// Features of one kind stand in for each other: whoever lacks one is asked for another.
-enum class Kind { input, output, scales, mask, softcap, sign, lse, heads, other };
+// Features of one kind stand in for each other: whoever lacks one is asked for another. Nothing
+// stands in for those of serving.
+enum class Kind { input, output, scales, mask, softcap, sign, lse, heads, serving, other };
 
 struct Row {
   Feature feature;
@@ -18,6 +19,7 @@ struct Row {
 constexpr std::string_view kConvert = "convert Q, K and V";
 constexpr std::string_view kOtherOutput = "ask for another output type and convert it";
 constexpr std::string_view kOtherScales = "fold the scales into scale and O, or quantise otherwise";
+constexpr std::string_view kOneByOne = "call once for each sequence";
 constexpr std::string_view kOtherVariant = "ask for another variant";
 constexpr Row kRows[] = {
     {Feature::in_f32, Kind::input, "fp32 inputs", kConvert},
@@ -35,6 +37,20 @@ constexpr Row kRows[] = {
     {Feature::nonpositive_scale, Kind::sign, "a scale that is not positive", "negate Q instead"},
     {Feature::lse, Kind::lse, "the LSE", kOtherVariant},
     {Feature::grouped_heads, Kind::heads, "grouped heads", "repeat the heads of K and V"},
+    {Feature::value_dim, Kind::serving, "V with a head dimension of its own",
+     "pad V with zero columns to Q's head dimension"},
+    {Feature::packed_q, Kind::serving, "packed sequences of Q", kOneByOne},
+    {Feature::packed_kv, Kind::serving, "packed sequences of K and V", kOneByOne},
+    {Feature::used_q, Kind::serving, "used lengths of Q", kOneByOne},
+    {Feature::used_kv, Kind::serving, "used lengths of K and V", kOneByOne},
+    {Feature::kv_start, Kind::serving, "left padding", kOneByOne},
+    {Feature::kv_index, Kind::serving, "an index of the cache's rows", kOneByOne},
+    {Feature::pages, Kind::serving, "pages of K and V", "gather each sequence's pages into rows"},
+    {Feature::chunk, Kind::serving, "attention in chunks", "call once for each chunk"},
+    {Feature::sinks, Kind::serving, "sinks", "fold them into O and the LSE afterwards"},
+    {Feature::alibi, Kind::serving, "ALiBi", kOtherVariant},
+    {Feature::bool_mask, Kind::serving, "a bool mask", kOtherVariant},
+    {Feature::float_mask, Kind::serving, "a float mask", kOtherVariant},
     {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
 };
 
@@ -57,8 +73,11 @@ void for_each(Features features, const Visit& visit) {
 Features features_of(const Problem& problem) noexcept {
   // Every member by name: a new one does not compile before it is decided what it needs.
   const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
-               softcap, mask, lse, q, k, v, o] = problem;
+               softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
+               array_mask] = problem;
   const auto& [left, right, alignment] = mask;
+  const auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv,
+               kv_rows] = sequences;
   Features needs;
   // No default in any switch, so that the compiler names what a new enumerator leaves open; a value
   // that is no enumerator stays unknown.
@@ -118,6 +137,39 @@ Features features_of(const Problem& problem) noexcept {
   if (!(scale > 0.0f)) needs |= Feature::nonpositive_scale;
   if (lse) needs |= Feature::lse;
   if (heads_q != heads_kv) needs |= Feature::grouped_heads;
+  if (value_dim(problem) != head_dim) needs |= Feature::value_dim;
+  if (packed_q) needs |= Feature::packed_q;
+  if (packed_kv) needs |= Feature::packed_kv;
+  if (used_q) needs |= Feature::used_q;
+  if (used_kv) needs |= Feature::used_kv;
+  if (kv_start) needs |= Feature::kv_start;
+  if (kv_index) needs |= Feature::kv_index;
+  if (pages.used()) needs |= Feature::pages;
+  if (chunk != 0) needs |= Feature::chunk;
+  if (sinks) needs |= Feature::sinks;
+  Features slopes = Feature::unknown;
+  switch (alibi) {
+    case Alibi::none:
+      slopes = {};
+      break;
+    case Alibi::per_head:
+    case Alibi::per_batch_head:
+      slopes = Feature::alibi;
+      break;
+  }
+  Features elements = Feature::unknown;
+  switch (array_mask.kind) {
+    case MaskKind::none:
+      elements = {};
+      break;
+    case MaskKind::boolean:
+      elements = Feature::bool_mask;
+      break;
+    case MaskKind::additive:
+      elements = Feature::float_mask;
+      break;
+  }
+  needs |= slopes | elements;
   return needs;
 }
 
@@ -140,7 +192,8 @@ std::string missing_features(Features needs, Features takes) {
     const Row* row = row_of(feature);
     std::string instead;
     for (const Row& other : kRows)
-      if (row != nullptr && other.kind == row->kind && takes.hold(other.feature))
+      if (row != nullptr && row->kind != Kind::serving && other.kind == row->kind &&
+          takes.hold(other.feature))
         instead += core::concat(instead.empty() ? "; takes " : " or ", other.name);
     out += core::concat(out.empty() ? "" : "; ", name_of(feature),
                         instead.empty() ? ", which it does not take" : instead, ": ",

@@ -48,6 +48,73 @@ std::int64_t staircase(std::int64_t last, std::int64_t keys) noexcept {
   return rising * (rising + 1) / 2 + (last + 1 - rising) * keys;
 }
 
+// Pairs of queries that stand at first … last, counted from the first key, and the keys of a band.
+// Query t sees the keys j <= t + right less the keys j < t - left. Each is a staircase along t.
+std::int64_t band_pairs(const Mask& mask, std::int64_t first, std::int64_t last,
+                        std::int64_t keys) noexcept {
+  if (last < first || keys <= 0) return 0;
+  const auto keys_up_to = [&](std::int64_t offset) {
+    return staircase(last + offset, keys) - staircase(first + offset - 1, keys);
+  };
+  const std::int64_t right = std::min(mask.right, core::kMaxLength);
+  const std::int64_t left = std::min(mask.left, core::kMaxLength);
+  std::int64_t pairs = right < 0 ? (last - first + 1) * keys : keys_up_to(right);
+  if (left >= 0) pairs -= keys_up_to(-left - 1);
+  return pairs;
+}
+
+// The same where a query sees its own chunk alone.
+std::int64_t chunk_pairs(const Mask& mask, std::int64_t chunk, std::int64_t first,
+                         std::int64_t last, std::int64_t keys) noexcept {
+  const auto of = [&](std::int64_t index) {
+    const std::int64_t begin = index * chunk, end = begin + chunk;
+    return band_pairs(mask, std::max(first, begin) - begin, std::min(last, end - 1) - begin,
+                      std::min(keys, end) - begin);
+  };
+  // Queries before the first key or behind the last chunk that has one see nothing; of the rest,
+  // chunks with every query and every key are alike.
+  const std::int64_t lowest = std::max<std::int64_t>(first, 0) / chunk;
+  const std::int64_t highest = std::min(last, keys - 1) / chunk;
+  if (last < 0 || keys <= 0 || highest < lowest) return 0;
+  const std::int64_t whole_from = (std::max<std::int64_t>(first, 0) + chunk - 1) / chunk;
+  const std::int64_t whole_to = std::min(last + 1, keys) / chunk;  // one behind
+  std::int64_t pairs = 0;
+  for (std::int64_t index = lowest; index <= highest; ++index) {
+    if (index == whole_from && whole_to > whole_from) {
+      pairs += (whole_to - whole_from) * of(index);
+      index = whole_to - 1;
+    } else {
+      pairs += of(index);
+    }
+  }
+  return pairs;
+}
+
+// What serving asks for, as far as the problem has it.
+void append_serving(std::string& out, const Problem& p) {
+  const auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv,
+               kv_rows] = p.sequences;
+  if (value_dim(p) != p.head_dim) out += core::concat(" value-dim=", p.head_dim_v);
+  if (packed_q) out += core::concat(" packed-q(", total_q, ")");
+  if (packed_kv) out += core::concat(" packed-kv(", total_kv, ")");
+  if (used_q) out += " used-q";
+  if (used_kv) out += " used-kv";
+  if (kv_start) out += " kv-start";
+  if (kv_index) out += core::concat(" kv-index(", kv_rows, ")");
+  if (p.pages.used())
+    out += core::concat(" pages(", p.pages.count, "x", p.pages.size, ",", p.pages.row_stride, ")");
+  if (p.chunk != 0) out += core::concat(" chunk=", p.chunk);
+  if (p.sinks) out += " sinks";
+  if (p.alibi != Alibi::none)
+    out += p.alibi == Alibi::per_head ? " alibi(per-head)" : " alibi(per-batch-head)";
+  if (p.array_mask.kind != MaskKind::none) {
+    const auto& [b, h, q, kv] = p.array_mask.stride;
+    out += core::concat(
+        " mask(", p.array_mask.kind == MaskKind::boolean ? "bool" : name_of(p.array_mask.dtype),
+        ",", b, ",", h, ",", q, ",", kv, ")");
+  }
+}
+
 void append_mask(std::string& out, const Mask& mask) {
   if (mask.is_none()) return;
   const std::string_view corner =
@@ -162,10 +229,15 @@ std::string to_string(const Problem& p) {
   if (p.scale != default_scale(p.head_dim)) out += core::concat(" scale=", p.scale);
   if (p.softcap != 0.0f) out += core::concat(" softcap=", p.softcap);
   if (p.lse) out += " lse";
+  append_serving(out, p);
   const auto is_dense = [&p](Order order) {
-    const auto q = dense_layout(order, p.batch, p.heads_q, p.seq_q, p.head_dim).stride;
-    const auto kv = dense_layout(order, p.batch, p.heads_kv, p.seq_kv, p.head_dim).stride;
-    return p.q.stride == q && p.o.stride == q && p.k.stride == kv && p.v.stride == kv;
+    const auto dense = [order](const std::array<std::int64_t, 4>& shape) {
+      return dense_layout(order, shape[0], shape[1], shape[2], shape[3]).stride;
+    };
+    return p.q.stride == dense(core::shape_of_q(p, p.head_dim)) &&
+           p.o.stride == dense(core::shape_of_q(p, value_dim(p))) &&
+           p.k.stride == dense(core::shape_of_kv(p, p.head_dim)) &&
+           p.v.stride == dense(core::shape_of_kv(p, value_dim(p)));
   };
   if (!is_dense(Order::bhsd)) out += is_dense(Order::bshd) ? " bshd" : " strided";
   return out;
@@ -175,18 +247,12 @@ std::int64_t visible_pairs(const Problem& p) noexcept {
   if (p.batch <= 0 || p.heads_q <= 0 || p.seq_q <= 0 || p.seq_kv <= 0) return 0;
   if (p.seq_q > core::kMaxLength || p.seq_kv > core::kMaxLength)
     return std::numeric_limits<std::int64_t>::max();
-  // Query i stands at t = i + shift, t in [first, last], and sees the keys j <= t + right less the
-  // keys j < t - left. Each of the two is a staircase along t.
+  // Query i stands at i + shift.
   const std::int64_t first =
       p.mask.alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : std::int64_t{0};
   const std::int64_t last = first + p.seq_q - 1;
-  const auto keys_up_to = [&](std::int64_t offset) {
-    return staircase(last + offset, p.seq_kv) - staircase(first + offset - 1, p.seq_kv);
-  };
-  const std::int64_t right = std::min(p.mask.right, core::kMaxLength);
-  const std::int64_t left = std::min(p.mask.left, core::kMaxLength);
-  std::int64_t pairs = right < 0 ? p.seq_q * p.seq_kv : keys_up_to(right);
-  if (left >= 0) pairs -= keys_up_to(-left - 1);
+  const std::int64_t pairs = p.chunk > 0 ? chunk_pairs(p.mask, p.chunk, first, last, p.seq_kv)
+                                         : band_pairs(p.mask, first, last, p.seq_kv);
   return saturating_product(saturating_product(pairs, p.heads_q), p.batch);
 }
 

@@ -13,9 +13,9 @@ namespace {
 // Compute capability as people write it: 89 is 8.9.
 std::string capability(int arch) { return core::concat(arch / 10, ".", arch % 10); }
 
-// No row of Q sees a key, or there is no row: the API answers without a kernel. Every variant of
-// the device takes such a problem, so that forcing one gives the same answer.
-bool is_empty(const Problem& p) noexcept { return core::writes_nothing(p) || p.seq_kv == 0; }
+// The API answers without a kernel. Every variant of the device takes such a problem, so that
+// forcing one gives the same answer.
+using core::is_empty;
 
 // The questions that the row answers without asking its kernel. Writes the reason only for a
 // refusal.

@@ -23,8 +23,9 @@ inline constexpr Features kTakesStageC{
     Feature::in_e4m3, Feature::out_f16,           Feature::scales_tensor, Feature::scales_per_head,
     Feature::causal,  Feature::nonpositive_scale, Feature::grouped_heads};
 
-/// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key. A
-/// feature that changes a row without keys (a sink does) does not belong here.
-inline constexpr Features kTakesEmpty = kFeaturesOfAbi1;
+/// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,
+/// nothing where there is no query. core::is_empty says which problems get it: a feature that
+/// changes a row without keys (a sink does) belongs there too.
+inline constexpr Features kTakesEmpty = kFeaturesOfAbi1 | kFeaturesOfServing;
 
 }  // namespace greenfast::dispatch

@@ -67,7 +67,7 @@ def test_a_record_goes_home_in_a_bundle_and_is_current(greenfast, tmp_path, run_
     assert result.code == 0 and "gpu.json: bound to machine code" in result.err
     assert not (evidence.folder / "gpu.json").exists()
     assert greenfast("evidence", "import", bundle).code == 0
-    assert (evidence.folder / "gpu.json").read_text() == run.read_text()
+    assert json.loads((evidence.folder / "gpu.json").read_text()) == json.loads(run.read_text())
     assert evidence("--binary", CUBIN) == [("CURRENT", "gpu.json", None, "bound to machine code")]
 
 
@@ -176,6 +176,33 @@ def test_another_compiler_is_no_change_of_the_kernel(greenfast, tmp_path, run_on
     assert found[:3] == ("NOT COMPARED", "gpu.json", "scale") and "another ptxas" in found[3]
 
 
+def test_a_record_in_a_folder_is_kept_and_laid_out_by_rows(greenfast, tmp_path, evidence):
+    rows = [{"case": i, "O": 0.5} for i in range(3)]
+    record = write(tmp_path / "seen.json", {"schema": "greenfast.sanitizer/1", "rows": rows, "shape": [1, 2]})
+    assert greenfast("evidence", "import", f"ladder/seen.json={record}").code == 0
+    kept = (evidence.folder / "ladder" / "seen.json").read_text()
+    assert json.loads(kept) == json.loads(record.read_text())
+    assert kept.splitlines()[1:4] == [' "rows": [', '  {"O": 0.5, "case": 0},', '  {"O": 0.5, "case": 1},']
+    [found] = evidence()
+    assert found[:2] == ("UNBOUND", "ladder/seen.json") and "greenfast.sanitizer/1" in found[3]
+    (evidence.folder / "ladder" / "seen.json").write_text(kept.replace("0.5", "0.25", 1))
+    assert evidence()[0][:2] == ("TAMPERED", "ladder/seen.json")
+    for name in ("../out.json", "/tmp/out.json", "a/.hidden.json", "a//b.json/"):
+        greenfast("evidence", "import", f"{name}={record}").refused(2, name.removesuffix(".json"), "FOLDER/NAME.json")
+
+
+def test_a_record_that_says_the_same_stays_bound(greenfast, tmp_path, run_on_gpu, evidence):
+    run = write(tmp_path / "gpu.json", run_on_gpu(CUBIN))
+    bundle = tmp_path / "bundle.json"
+    assert greenfast("evidence", "record", run, "--out", bundle).code == 0
+    assert greenfast("evidence", "import", bundle).code == 0
+    again = write(tmp_path / "gpu.json", dict(reversed(json.loads(run.read_text()).items())))
+    assert greenfast("evidence", "import", again).code == 0
+    first, second = json.loads((evidence.folder / "ledger.json").read_text())["entries"]
+    assert first["code"] == second["code"] and first["bound_to"] == second["bound_to"] == "machine code"
+    assert evidence("--binary", CUBIN) == [("CURRENT", "gpu.json", None, "bound to machine code")]
+
+
 def test_files_that_never_were_recorded_are_named(greenfast, tmp_path, run_on_gpu, evidence):
     write(evidence.folder / "stray.json", run_on_gpu(CUBIN))
     [found] = evidence("--binary", CUBIN)
@@ -213,6 +240,35 @@ def test_sources_decide_for_the_cpu(greenfast, tmp_path, evidence):
     assert found[:3] == ("STALE", "cpu.json", "cpu.naive") and naive.name in found[3]
 
 
+def test_a_file_that_only_moved_has_not_changed(greenfast, tmp_path, evidence):
+    record = greenfast("check", "--device", "cpu", "--variants", "cpu.naive,cpu.flash", "--shapes", "1x1x16x16", "--json").json
+    then, now = tmp_path / "then", tmp_path / "now"
+    for checkout in (then, now):
+        shutil.copytree(ROOT / "src", checkout / "src")
+    # When it was recorded, band.hpp lay elsewhere, so that its includes stood elsewhere in their lists too.
+    old, new = "kernels/cpu/attic/band.hpp", "kernels/cpu/device/band.hpp"
+    (then / "src" / old).parent.mkdir()
+    (then / "src" / new).rename(then / "src" / old)
+    includers = 0
+    for path in (then / "src" / "kernels" / "cpu").rglob("*.?pp"):
+        text = path.read_text()
+        if f'"{new}"' in text:
+            includers += 1
+            path.write_text(re.sub(r'(?:#include "[^"]+"\n)+',
+                                   lambda run: "".join(sorted(run[0].replace(new, old).splitlines(keepends=True))), text))
+    assert includers > 1
+    assert greenfast("evidence", "import", write(tmp_path / "cpu.json", record), "--source", then).code == 0
+    [entry] = json.loads((evidence.folder / "ledger.json").read_text())["entries"]
+    assert f"src/{old}" in entry["variants"]["cpu.naive"]
+    assert [f[:2] for f in evidence("--source", now)] == [("CURRENT", "cpu.json")]
+    # One that moved and changed is named, and with it what includes it by its new name.
+    moved = now / "src" / new
+    moved.write_text(moved.read_text() + "\nint changed;\n")
+    found = evidence("--source", now)
+    assert {f[:3] for f in found} == {("STALE", "cpu.json", "cpu.naive"), ("STALE", "cpu.json", "cpu.flash")}
+    assert all(f"src/{new}" in f[3] and "convert.hpp" not in f[3] for f in found)
+
+
 def test_bad_input_is_said(greenfast, tmp_path, run_on_gpu, evidence):
     record = run_on_gpu(CUBIN)
     greenfast("evidence", "perhaps").refused(2, "record, import, verify")
@@ -220,7 +276,7 @@ def test_bad_input_is_said(greenfast, tmp_path, run_on_gpu, evidence):
     greenfast("evidence", "import", tmp_path / "none.json").refused(2, "cannot be read")
     greenfast("evidence", "import", write(tmp_path / "x.json", {"schema": "greenfast.run/9"})).refused(2, "greenfast.run/9")
     greenfast("evidence", "import", write(tmp_path / "x.json", {**record, "status": "interrupted"})).refused(2, "interrupted")
-    greenfast("evidence", "import", f"../up={write(tmp_path / 'x.json', record)}").refused(2, "holds no '/'")
+    greenfast("evidence", "import", f"../up={write(tmp_path / 'x.json', record)}").refused(2, "stays in the directory")
     greenfast("evidence", "verify", "--dir", tmp_path / "none").refused(2, "no such directory")
     greenfast("evidence", "verify", "--source", tmp_path).refused(2, "no checkout")
 

@@ -20,7 +20,7 @@ def test_the_schemas_are_schemas(name):
     jsonschema.Draft202012Validator.check_schema(schemas.schema_of(name))
 
 
-@pytest.mark.parametrize("record", sorted((ROOT / "docs" / "verdicts").glob("*/gate.json")), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("record", sorted((ROOT / "evidence" / "verdicts").glob("*/gate.json")), ids=lambda p: p.parent.name)
 def test_the_recorded_verdicts_hold_to_the_schema(record):
     validate(json.loads(record.read_text()))
 

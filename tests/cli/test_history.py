@@ -115,7 +115,7 @@ def test_the_plot_is_drawn_alone_and_in_a_report(greenfast, repository, tmp_path
     if chromium.find() is None:
         pytest.skip("no chromium here (tools/setup test installs it on Debian)")
     assert greenfast("history", "--repo", repository.path, "--html", "alone.html").code == 0
-    result = greenfast("report", ROOT / "docs" / "verdicts" / "promote", "--html", "report.html", f"--history={repository.path}")
+    result = greenfast("report", ROOT / "evidence" / "verdicts" / "promote", "--html", "report.html", f"--history={repository.path}")
     assert result.code == 0, result.err
     browser = chromium.Browser(tmp_path / "profile")
     try:

@@ -50,7 +50,7 @@ def test_two_profiles_are_set_beside_the_prediction(greenfast, two):
 
 
 def test_a_profile_in_a_gates_folder_is_its_evidence(greenfast, two, tmp_path):
-    gate = json.loads((ROOT / "docs" / "verdicts" / "promote" / "gate.json").read_text())
+    gate = json.loads((ROOT / "evidence" / "verdicts" / "promote" / "gate.json").read_text())
     gate["options"].update(baseline=STAGES[0], candidate=STAGES[1])
     (greenfast.work / "folder").mkdir(parents=True)
     (greenfast.work / "folder" / "gate.json").write_text(json.dumps(gate))
@@ -73,7 +73,7 @@ def test_without_counters_it_is_skipped_with_the_reason_and_the_evidence_deferre
     assert result.out.count("SKIPPED: perf is not installed") == 2
     record = json.loads((greenfast.work / "folder" / "profile.json").read_text())
     assert record["exit_code"] == 3 and record["directions"] == []
-    gate = json.loads((ROOT / "docs" / "verdicts" / "promote" / "gate.json").read_text())
+    gate = json.loads((ROOT / "evidence" / "verdicts" / "promote" / "gate.json").read_text())
     (greenfast.work / "folder" / "gate.json").write_text(json.dumps(gate))
     text = greenfast("report", "folder", "--md", "-").out
     assert "cpu.flash: SKIPPED: perf is not installed (linux-perf) | deferred |" in text

@@ -14,7 +14,7 @@ import pytest
 import chromium
 from cli_paths import ROOT
 
-GATE = ROOT / "docs" / "verdicts" / "promote"
+GATE = ROOT / "evidence" / "verdicts" / "promote"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`**"
 
 
@@ -263,7 +263,7 @@ def test_pull_request_text(greenfast):
 
 
 def test_pull_request_of_a_rejected_candidate_ticks_nothing_it_did_not_pass(greenfast):
-    result = greenfast("report", ROOT / "docs" / "verdicts" / "mutant", "--pr")
+    result = greenfast("report", ROOT / "evidence" / "verdicts" / "mutant", "--pr")
     assert result.code == 0
     assert "- [ ] GREEN on every distribution" in result.out and "- [ ] FAST" in result.out
     assert "nothing that users call may change" in result.out

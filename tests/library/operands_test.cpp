@@ -21,7 +21,7 @@ std::int64_t walked(const Operand& operand) {
       for (std::int64_t k = 0; k < s; ++k)
         for (std::int64_t l = 0; l < d; ++l)
           end = std::max(end, i * stride[0] + j * stride[1] + k * stride[2] + l * stride[3] + 1);
-  return end * static_cast<std::int64_t>(size_of(operand.dtype));
+  return end * static_cast<std::int64_t>(element_bytes(operand));
 }
 
 std::vector<Problem> problems() {
@@ -105,7 +105,7 @@ TEST(Operands, DataIsReadAndSetByName) {
   EXPECT_EQ(tensors.lse, memory + 1);
   EXPECT_EQ(tensors.q, memory + 2);
   EXPECT_EQ(tensors.v_scale, memory + 7);
-  EXPECT_EQ(data_of(tensors, static_cast<OperandId>(8)), nullptr);
+  EXPECT_EQ(data_of(tensors, static_cast<OperandId>(kOperands)), nullptr);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ def test_a_part_that_fails_is_told_and_stops_no_other(record):
 
 def test_plugins_are_held_to_the_exit_code_their_source_promises(record):
     done, out, calls = record("plugins")
-    rows = {row["plugin"]: row for row in json.loads((out / "plugins" / "plugins.json").read_text())}
+    rows = {row["plugin"]: row for row in json.loads((out / "plugins" / "plugins.json").read_text())["rows"]}
     assert rows["bad_address.cu"]["as_expected"] and rows["bad_address.cu"]["verdict"] == "RED"
     assert rows["honest.cu"]["as_expected"]
     assert all("--variants plugin:*" in line for line in calls.read_text().splitlines() if "--plugin" in line)

@@ -1,4 +1,4 @@
-"""docs/verdicts is what its records give, and tools/loaded sees a verdict that changes."""
+"""docs/verdicts.md is what its records give, and tools/loaded sees a verdict that changes."""
 import json
 import pathlib
 import subprocess

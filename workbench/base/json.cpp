@@ -2,12 +2,45 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "workbench/base/files.hpp"
 
 namespace greenfast::workbench {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+namespace {
+
+bool is_leaf(const json& value) {
+  return std::none_of(value.begin(), value.end(),
+                      [](const json& item) { return item.is_structured() && !item.empty(); });
+}
+
+void write_rows(std::string& out, const json& value, std::size_t depth) {
+  if (!value.is_structured() || value.empty()) {
+    out += json_text(value);
+    return;
+  }
+  const bool leaf = is_leaf(value);
+  const auto separate = [&](bool first) {
+    if (!first) out += leaf ? ", " : ",";
+    if (!leaf) out.append("\n").append(depth + 1, ' ');
+  };
+  out += value.is_object() ? '{' : '[';
+  bool first = true;
+  for (const auto& [key, item] : value.items()) {
+    separate(first);
+    first = false;
+    if (value.is_object()) out += json_text(key) + ": ";
+    write_rows(out, item, depth + 1);
+  }
+  if (!leaf) out.append("\n").append(depth, ' ');
+  out += value.is_object() ? '}' : ']';
+}
+
+}  // namespace
 
 Result<json> read_json(const fs::path& file) {
   std::error_code error;
@@ -28,6 +61,12 @@ Result<json> read_json(const fs::path& file) {
 
 std::string json_text(const json& document, int indent) {
   return document.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
+std::string record_text(const json& document) {
+  std::string out;
+  write_rows(out, document, 0);
+  return out + '\n';
 }
 
 json text_or_null(const std::string& text) { return text.empty() ? json(nullptr) : json(text); }

@@ -16,6 +16,9 @@ Result<nlohmann::json> read_json(const std::filesystem::path& file);
 /// The document as text, indented unless -1. Bytes that are no UTF-8 (of a path, of a plugin's
 /// message) become U+FFFD: a record is never lost to them.
 std::string json_text(const nlohmann::json& document, int indent = -1);
+/// The document as evidence keeps it, one line for each object or array that holds no other, so that
+/// a change shows as the rows that changed. Ends with a line break.
+std::string record_text(const nlohmann::json& document);
 /// Null for the empty text.
 nlohmann::json text_or_null(const std::string& text);
 /// A string as it is, anything else as JSON.

@@ -5,6 +5,7 @@
 
 namespace greenfast::workbench {
 
+inline constexpr std::string_view kSchemaPrefix = "greenfast.";
 inline constexpr std::string_view kRunSchema = "greenfast.run/1";
 inline constexpr std::string_view kSelftestSchema = "greenfast.selftest/1";
 inline constexpr std::string_view kSamplesSchema = "greenfast.samples/1";

@@ -7,8 +7,11 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include <toml++/toml.h>
+
+#include "kernel_sources.hpp"  // generated: the sources of each kernel, as CMake compiles them
 
 #include "workbench/base/atomic_file.hpp"
 #include "workbench/base/build_info.hpp"
@@ -120,10 +123,6 @@ std::vector<std::string> includes_of(std::string_view text) {
   return out;
 }
 
-std::string leading_digits(const std::string& name) {
-  return name.substr(0, std::min(name.find_first_not_of("0123456789"), name.size()));
-}
-
 /// All files under src/kernels, by path from the root.
 std::map<std::string, std::string> kernel_sources(const fs::path& root) {
   std::map<std::string, std::string> out;
@@ -141,37 +140,102 @@ std::map<std::string, std::string> kernel_sources(const fs::path& root) {
   return out;
 }
 
+/// The file of `files` that `includer` means by a quoted include; empty where there is none.
+std::string included_file(const std::map<std::string, std::string>& files,
+                          const std::string& includer, const std::string& name) {
+  const std::string beside =
+      (fs::path(includer).parent_path() / name).lexically_normal().generic_string();
+  for (const std::string& candidate : {beside, "src/" + name})
+    if (files.contains(candidate)) return candidate;
+  return {};
+}
+
+/// What a variant's kernel is compiled from: the sources of the object that defines it, as CMake
+/// lists them, and the files under src/kernels that those include. Empty where `files` are of a
+/// checkout that has them elsewhere.
 std::vector<std::string> closure_of(const std::map<std::string, std::string>& files,
                                     std::string_view variant) {
   std::string symbol(variant);
   std::replace(symbol.begin(), symbol.end(), '.', '_');
   std::set<std::string> seen;
   std::vector<std::string> todo;
-  for (const auto& [path, text] : files) {
-    if (!defines_kernel(text, symbol)) continue;
-    // Parts of one kernel share the number their names begin with.
-    const fs::path file(path);
-    const std::string number = leading_digits(file.filename().string());
-    for (const auto& [other, unused] : files) {
-      const fs::path candidate(other);
-      if (other == path || (!number.empty() && candidate.parent_path() == file.parent_path() &&
-                            leading_digits(candidate.filename().string()) == number))
-        todo.push_back(other);
-    }
+  for (const auto& [kernel, path] : kKernelSources) {
+    const auto file = files.find(std::string(path));
+    if (file == files.end() || !defines_kernel(file->second, symbol)) continue;
+    for (const auto& [other, part] : kKernelSources)
+      if (other == kernel) todo.emplace_back(part);
   }
   while (!todo.empty()) {
     const std::string path = todo.back();
     todo.pop_back();
-    if (!seen.insert(path).second) continue;
-    for (const std::string& name : includes_of(files.at(path))) {
-      const std::string beside =
-          (fs::path(path).parent_path() / name).lexically_normal().generic_string();
-      for (const std::string& candidate : {beside, "src/" + name})
-        if (files.contains(candidate)) todo.push_back(candidate);
-    }
+    if (!files.contains(path) || !seen.insert(path).second) continue;
+    for (const std::string& name : includes_of(files.at(path)))
+      if (std::string file = included_file(files, path, name); !file.empty())
+        todo.push_back(std::move(file));
   }
   return {seen.begin(), seen.end()};
 }
+
+/// Finds the files of a checkout among those that a ledger's entry names. A file that lies
+/// elsewhere now is known by its content, if what it includes is spelled as it was then.
+class RecordedSources {
+ public:
+  RecordedSources(const json& recorded, const std::map<std::string, std::string>& files)
+      : recorded_(recorded), files_(files) {}
+
+  /// The path under which a file was recorded as it is; empty: it is new, or has changed since.
+  const std::string& path_of(const std::string& path) {
+    const auto [place, fresh] = known_.try_emplace(path);
+    if (fresh) place->second = find(path);  // a map's elements stay where they are
+    return place->second;
+  }
+
+ private:
+  std::string find(const std::string& path) {
+    const std::string& text = files_.at(path);
+    const std::string digest = source_digest(text);
+    const std::string recorded = text_of(recorded_, path);
+    if (!recorded.empty() && recorded == digest) return path;
+    const std::string then = source_digest(as_included_then(path));
+    if (!recorded.empty()) return recorded == then ? path : std::string();
+    for (const auto& [old, was] : recorded_.items())
+      if (!files_.contains(old) && was.is_string() && (was == digest || was == then)) return old;
+    return {};
+  }
+
+  /// The text with includes of moved files by their old names, each run of includes in order again,
+  /// as the formatter has them.
+  std::string as_included_then(const std::string& path) {
+    constexpr std::string_view kInclude = "#include \"";
+    std::string out;
+    std::vector<std::string> run;
+    const auto end_of_run = [&] {
+      std::sort(run.begin(), run.end());
+      for (const std::string& line : run) out += line + "\n";
+      run.clear();
+    };
+    std::istringstream lines(files_.at(path));
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with(kInclude)) {
+        end_of_run();
+        out += line + "\n";
+        continue;
+      }
+      const std::size_t end = line.find('"', kInclude.size());
+      const std::string name = line.substr(kInclude.size(), end - kInclude.size());
+      if (const std::string now = included_file(files_, path, name); !now.empty())
+        if (const std::string& was = path_of(now); was.starts_with("src/") && was != now)
+          line.replace(kInclude.size(), name.size(), was.substr(4));
+      run.push_back(line);
+    }
+    end_of_run();
+    return out;
+  }
+
+  const json& recorded_;
+  const std::map<std::string, std::string>& files_;
+  std::map<std::string, std::string> known_;
+};
 
 // ---- Problems and devices of a record ----
 
@@ -244,13 +308,33 @@ Result<json> read_ledger(const fs::path& directory) {
   return ledger;
 }
 
-/// A name that stays inside the directory and ends as records do.
+/// A path that stays inside the directory and ends as records do.
 Status check_name(const std::string& name) {
-  if (name.empty() || name.find('/') != std::string::npos || name.starts_with('.') ||
-      !name.ends_with(".json") || name == kLedgerFile)
-    return bad(fmt::format("'{}': a record's name ends in .json, holds no '/', and is not {}", name,
-                           kLedgerFile));
+  const fs::path path(name);
+  const bool inside = path.is_relative() && !name.empty() &&
+                      std::none_of(path.begin(), path.end(), [](const fs::path& part) {
+                        return part.empty() || part.string().starts_with('.');
+                      });
+  if (!inside || !name.ends_with(".json") || name == kLedgerFile)
+    return bad(
+        fmt::format("'{}': a record is named NAME.json or FOLDER/NAME.json, stays in the "
+                    "directory, has no part that begins with '.', and is not {}",
+                    name, kLedgerFile));
   return {};
+}
+
+/// The last entry of a record, where `document` says what the recorded file says: a record that is
+/// only laid out anew stays bound to what it was bound to.
+std::optional<json> laid_out_anew(const fs::path& directory, const std::string& file,
+                                  const json& document, const json& entries) {
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if (text_of(*entry, "file") != file) continue;
+    const auto text = read_file(directory / file);
+    if (!text.ok() || sha256_hex(*text) != text_of(*entry, "sha256")) return std::nullopt;
+    if (json::parse(*text, nullptr, false) != document) return std::nullopt;
+    return *entry;
+  }
+  return std::nullopt;
 }
 
 // ---- Machine code of a record that does not hold it at its head ----
@@ -297,7 +381,7 @@ json code_of_launches(const std::vector<Launch>& launches,
 class Verifier {
  public:
   Verifier(const fs::path& directory, const DeviceCode& code, const fs::path& root)
-      : directory_(directory) {
+      : directory_(directory), code_(code) {
     if (!root.empty()) sources_ = kernel_sources(root);
     for (const KernelCode& kernel : code.kernels) {
       kernels_[{kernel.name, kernel.arch}] = &kernel;
@@ -335,8 +419,8 @@ class Verifier {
       if (check_name(file).ok()) verify_file(file, *entry);
     std::error_code error;
     std::vector<std::string> strays;
-    for (const auto& item : fs::directory_iterator(directory_, error)) {
-      const std::string name = item.path().filename().string();
+    for (const auto& item : fs::recursive_directory_iterator(directory_, error)) {
+      const std::string name = fs::relative(item.path(), directory_, error).generic_string();
       if (name.ends_with(".json") && name != kLedgerFile && !latest.contains(name))
         strays.push_back(name);
     }
@@ -362,28 +446,34 @@ class Verifier {
  private:
   void add(Finding finding) { out_.findings.push_back(std::move(finding)); }
 
-  /// "; changed: a, b", or why that is not known.
-  std::string changed_sources(const json& entry, const std::set<std::string>& variants,
-                              bool* same = nullptr) const {
-    if (same != nullptr) *same = false;
+  /// What became of the sources of some variants since they were recorded.
+  struct SourceChange {
+    enum class State { same, changed, unknown } state;
+    std::string words;
+  };
+  SourceChange source_change(const json& entry, const std::set<std::string>& variants) const {
+    using State = SourceChange::State;
     const json& recorded = member(entry, "sources");
-    if (!recorded.is_object() || recorded.empty()) return "; no sources are recorded";
-    if (sources_.empty()) return "; no sources here to compare (--source)";
-    std::set<std::string> files;
+    if (!recorded.is_object() || recorded.empty())
+      return {State::unknown, "no sources are recorded"};
+    if (sources_.empty()) return {State::unknown, "no sources here to compare (--source)"};
+    RecordedSources records(recorded, sources_);
+    std::set<std::string> found, changed;
     for (const std::string& variant : variants) {
-      for (const json& path : list_of(member(entry, "variants"), variant))
-        if (path.is_string()) files.insert(path.get<std::string>());
-      for (const std::string& path : closure_of(sources_, variant)) files.insert(path);
+      for (const std::string& path : closure_of(sources_, variant)) {
+        const std::string& was = records.path_of(path);
+        (was.empty() ? changed : found).insert(was.empty() ? path : was);
+      }
     }
-    std::vector<std::string> changed;
-    for (const std::string& path : files) {
-      const auto now = sources_.find(path);
-      if (now == sources_.end() || text_of(recorded, path) != source_digest(now->second))
-        changed.push_back(path);
+    for (const std::string& variant : variants) {
+      for (const json& item : list_of(member(entry, "variants"), variant)) {
+        if (!item.is_string() || found.contains(item.get<std::string>())) continue;
+        const std::string path = item.get<std::string>();
+        if (!sources_.contains(path) || records.path_of(path) != path) changed.insert(path);
+      }
     }
-    if (same != nullptr) *same = changed.empty();
-    return changed.empty() ? "; its sources have not changed"
-                           : fmt::format("; changed: {}", fmt::join(changed, ", "));
+    if (changed.empty()) return {State::same, "its sources have not changed"};
+    return {State::changed, fmt::format("changed: {}", fmt::join(changed, ", "))};
   }
 
   void verify_file(const std::string& file, const json& entry) {
@@ -516,15 +606,13 @@ class Verifier {
       } else {
         continue;
       }
+      const SourceChange change = source_change(entry, users);
       if (why.empty()) {
         // Cannot be compared: the sources decide, where they are known.
-        bool same = false;
-        const std::string changes = changed_sources(entry, users, &same);
-        if (same || changes.find("; changed") == std::string::npos) continue;
-        why = "its machine code cannot be compared here" + changes;
-      } else {
-        why += changed_sources(entry, users);
+        if (change.state != SourceChange::State::changed) continue;
+        why = "its machine code cannot be compared here";
       }
+      why += "; " + change.words;
       stale.insert(users.begin(), users.end());
       add({.file = file,
            .subject = fmt::format("{} ({})", name, arch),
@@ -545,21 +633,14 @@ class Verifier {
     tell(other_build, "this build has no code for their architecture, or leaves them out");
     if (text_of(entry, "bound_to") == kSources) {
       for (const auto& [variant, paths] : member(entry, "variants").items()) {
-        bool same = false;
-        const std::string changes = changed_sources(entry, {variant}, &same);
-        if (same) continue;
-        if (changes.find("; changed") == std::string::npos) {
-          add({.file = file,
-               .subject = variant,
-               .state = EvidenceState::uncompared,
-               .detail = changes.substr(2)});
-        } else {
-          stale.insert(variant);
-          add({.file = file,
-               .subject = variant,
-               .state = EvidenceState::stale,
-               .detail = changes.substr(2)});
-        }
+        const SourceChange change = source_change(entry, {variant});
+        if (change.state == SourceChange::State::same) continue;
+        const bool changed = change.state == SourceChange::State::changed;
+        if (changed) stale.insert(variant);
+        add({.file = file,
+             .subject = variant,
+             .state = changed ? EvidenceState::stale : EvidenceState::uncompared,
+             .detail = change.words});
       }
     }
     return stale;
@@ -589,9 +670,7 @@ class Verifier {
       const auto now = plan(problem->second, facts, options);
       if (!now.ok()) {
         // A build without the architecture refuses every problem; that is no change of the plan.
-        if (facts.kind == DeviceKind::cuda &&
-            now.status().message().find("GREENFAST_CUDA_ARCHS") != std::string::npos)
-          continue;
+        if (facts.kind == DeviceKind::cuda && kernels_for(code_, facts.arch).empty()) continue;
         stale(now.status().message());
         continue;
       }
@@ -615,6 +694,7 @@ class Verifier {
   }
 
   fs::path directory_;
+  const DeviceCode& code_;
   std::map<std::string, std::string> sources_;
   std::map<std::pair<std::string, std::string>, const KernelCode*> kernels_;
   std::set<std::string> archs_;
@@ -683,10 +763,21 @@ Result<json> make_entry(const std::string& file, const std::string& text,
   const json record = json::parse(text, nullptr, false);
   if (record.is_discarded()) return bad(fmt::format("{}: not JSON, or cut off", file));
   const std::string schema = text_of(record, "schema");
-  if (schema != kRunSchema && schema != kGateSchema && schema != kSamplesSchema &&
-      schema != kSelftestSchema)
-    return bad(fmt::format("{}: schema '{}'; evidence is made of {}, {}, {} and {}", file, schema,
-                           kRunSchema, kGateSchema, kSamplesSchema, kSelftestSchema));
+  if (!schema.starts_with(kSchemaPrefix))
+    return bad(
+        fmt::format("{}: schema '{}'; evidence is made of records whose schema begins with "
+                    "{}",
+                    file, schema, kSchemaPrefix));
+  for (const std::string_view known : {kRunSchema, kGateSchema, kSamplesSchema, kSelftestSchema}) {
+    const std::string_view stem = known.substr(0, known.find('/') + 1);
+    if (schema.starts_with(stem) && schema != known)
+      return bad(fmt::format("{}: schema '{}'; this program knows {}", file, schema, known));
+  }
+  if (schema == kLedgerSchema || schema == kBundleSchema)
+    return bad(
+        fmt::format("{}: schema '{}' is no record: import takes a bundle as it is, and keeps "
+                    "the ledger itself",
+                    file, schema));
   if (text_of(record, "status") == "interrupted")
     return bad(fmt::format("{}: the run was interrupted; run it to its end", file));
 
@@ -749,7 +840,8 @@ Result<json> make_entry(const std::string& file, const std::string& text,
   const bool on_cpu = facts && facts->kind == DeviceKind::cpu;
   std::string bound(has_code ? kMachineCode : on_cpu && !sources.empty() ? kSources : kNothing);
   if (schema == kSelftestSchema) bound = "policy";
-  if (bound == kNothing && why.empty() && launches.empty()) why = "names no plan of a kernel";
+  if (bound == kNothing && why.empty() && launches.empty())
+    why = fmt::format("{} names no plan of a kernel", schema);
   if (bound == kNothing && why.empty())
     why = on_cpu ? "made from another commit than this program's, and its sources were not given "
                    "(--source)"
@@ -780,54 +872,68 @@ Result<json> make_bundle(std::span<const std::string> names, std::span<const std
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!seen.insert(names[i]).second)
       return bad(fmt::format("{}: given twice; NAME=FILE gives a record another name", names[i]));
-    auto entry = make_entry(names[i], texts[i], from);
+    const json record = json::parse(texts[i], nullptr, false);
+    const std::string text = record.is_discarded() ? texts[i] : record_text(record);
+    auto entry = make_entry(names[i], text, from);
     if (!entry.ok()) return entry.status();
-    records.push_back({{"entry", std::move(*entry)}, {"text", texts[i]}});
+    records.push_back({{"entry", std::move(*entry)}, {"text", text}});
   }
   json bundle = {{"schema", kBundleSchema}, {"utc", utc_time()}, {"records", std::move(records)}};
   bundle["digest"] = digest_of(bundle);
   return bundle;
 }
 
-Result<std::vector<std::string>> import_evidence(const fs::path& directory, const std::string& name,
-                                                 const std::string& text,
-                                                 const BindingSources& from) {
+Import import_evidence(const fs::path& directory, const std::string& name, const std::string& text,
+                       const BindingSources& from) {
+  const auto refused = [](Status status) { return Import{.status = std::move(status)}; };
+  const auto tampered = [&](std::string what) {
+    return Import{.status = bad(fmt::format("{}: TAMPERED: {}", name, what)), .tampered = true};
+  };
   auto ledger = read_ledger(directory);
-  if (!ledger.ok()) return ledger.status();
+  if (!ledger.ok()) return refused(ledger.status());
+  json& entries = (*ledger)["entries"];
   const json document = json::parse(text, nullptr, false);
-  if (document.is_discarded()) return bad(fmt::format("{}: not JSON, or cut off", name));
+  if (document.is_discarded()) return refused(bad(fmt::format("{}: not JSON, or cut off", name)));
   json records = json::array();
   if (text_of(document, "schema") == kBundleSchema) {
     if (text_of(document, "digest") != digest_of(document))
-      return bad(fmt::format("{}: TAMPERED: the bundle is not what was written (SHA-256)", name));
+      return tampered("the bundle is not what was written (SHA-256)");
     records = list_of(document, "records");
     for (const json& record : records) {
       const json& entry = member(record, "entry");
-      if (Status status = check_name(text_of(entry, "file")); !status) return status;
+      if (Status status = check_name(text_of(entry, "file")); !status) return refused(status);
       if (text_of(entry, "sha256") != sha256_hex(text_of(record, "text")))
-        return bad(fmt::format("{}: TAMPERED: {} is not the record that was bundled (SHA-256)",
-                               name, text_of(entry, "file")));
+        return tampered(
+            fmt::format("{} is not the record that was bundled (SHA-256)", text_of(entry, "file")));
     }
   } else {
-    auto entry = make_entry(name, text, from);
-    if (!entry.ok()) return entry.status();
-    records.push_back({{"entry", std::move(*entry)}, {"text", text}});
+    const std::string laid_out = record_text(document);
+    // Who says what to bind it to wants another binding than the one it has.
+    const bool asked = from.rebuilt != nullptr || from.library != nullptr || from.trust_root;
+    auto entry = asked ? std::nullopt : laid_out_anew(directory, name, document, entries);
+    if (!entry) {
+      auto made = make_entry(name, laid_out, from);
+      if (!made.ok()) return refused(made.status());
+      entry = std::move(*made);
+    }
+    (*entry)["sha256"] = sha256_hex(laid_out);
+    records.push_back({{"entry", std::move(*entry)}, {"text", laid_out}});
   }
-  std::vector<std::string> files;
-  json& entries = (*ledger)["entries"];
+  Import out;
   for (const json& record : records) {
     json entry = record["entry"];
     const std::string file = text_of(entry, "file");
+    std::error_code error;
+    fs::create_directories((directory / file).parent_path(), error);
     if (Status status = write_file_atomically(directory / file, text_of(record, "text")); !status)
-      return status;
+      return refused(status);
     seal(entry, entries.empty() ? std::string() : text_of(entries.back(), "digest"));
     entries.push_back(std::move(entry));
-    files.push_back(file);
+    out.files.push_back(file);
   }
-  if (Status status = write_file_atomically(directory / kLedgerFile, ledger->dump(1) + "\n");
-      !status)
-    return status;
-  return files;
+  if (Status status = write_file_atomically(directory / kLedgerFile, record_text(*ledger)); !status)
+    return refused(status);
+  return out;
 }
 
 Result<std::vector<KnownGap>> parse_known_gaps(std::string_view name, std::string_view text) {

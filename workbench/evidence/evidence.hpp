@@ -22,8 +22,9 @@ inline constexpr std::string_view kLedgerFile = "ledger.json";
 /// SHA-256 of a source without comments and with every run of white space as one blank: what a
 /// comment or a line break does not change. Literals stay as they are.
 std::string source_digest(std::string_view text);
-/// Path from the root -> source_digest, of the files under src/kernels that a variant's kernel is
-/// compiled from; empty when the root has none.
+/// Path from the root -> source_digest, of the files that a variant's kernel is compiled from: the
+/// sources that CMake lists for it, and the files under src/kernels that those include. Empty when
+/// the root has none.
 std::vector<std::pair<std::string, std::string>> sources_of(const std::filesystem::path& root,
                                                             std::string_view variant);
 
@@ -55,12 +56,18 @@ Result<nlohmann::json> make_entry(const std::string& file, const std::string& te
 Result<nlohmann::json> make_bundle(std::span<const std::string> names,
                                    std::span<const std::string> texts, const BindingSources& from);
 
-/// Writes records and their entries into a directory and its ledger; a record of a name that exists
-/// is superseded. Returns the file names. `text` is a bundle, or a record made on another machine,
-/// which then is called `name`.
-Result<std::vector<std::string>> import_evidence(const std::filesystem::path& directory,
-                                                 const std::string& name, const std::string& text,
-                                                 const BindingSources& from);
+/// What became of an import.
+struct Import {
+  std::vector<std::string> files = {};  ///< names of the records written
+  Status status = {};
+  bool tampered = false;  ///< the failure: not what was bundled, as its digests say
+};
+/// Writes records and their entries into a directory and its ledger, in the form of record_text; a
+/// record of a name that exists is superseded, or keeps what it was bound to where both say the
+/// same. `text` is a bundle, or a record made on another machine, which then is called `name`, a
+/// path in the directory. Nothing is written where anything is refused.
+Import import_evidence(const std::filesystem::path& directory, const std::string& name,
+                       const std::string& text, const BindingSources& from);
 
 enum class EvidenceState {
   current,     ///< bound, and code, plans and policy are those of this build

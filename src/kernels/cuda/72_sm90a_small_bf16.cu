@@ -1,6 +1,0 @@
-// The bf16 kernels of cuda.sm90.small.
-#include "kernels/cuda/72_sm90a_small.cuh"
-
-namespace greenfast::cuda::small {
-template const std::array<const void*, kConfigs.size()>& entries<__nv_bfloat16>();
-}  // namespace greenfast::cuda::small

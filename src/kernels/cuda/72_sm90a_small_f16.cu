@@ -1,6 +1,0 @@
-// The fp16 kernels of cuda.sm90.small.
-#include "kernels/cuda/72_sm90a_small.cuh"
-
-namespace greenfast::cuda::small {
-template const std::array<const void*, kConfigs.size()>& entries<__half>();
-}  // namespace greenfast::cuda::small

@@ -1,0 +1,193 @@
+// stage-C, rung 3b. Idea: Q·Kᵀ, softmax and P·V in registers; S is never stored. mma.sync has a
+// known fragment layout, so the accumulator of the first product is, register for register, the A
+// operand of the second, and U needs no tile either. Tile: 32 queries, 64 keys, 4 warps: two
+// stripes of 16 rows, and for each stripe two warps that take every other half of the keys with a
+// softmax of their own; they are merged once, at the end. Limits: e4m3, D 64, fp16 output, full and
+// causal, any length, any strides. Expected bound: decoding raw tiles to fp16 and the barriers
+// around it.
+#include "kernels/cuda/device/ptx_mma.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
+
+namespace greenfast::cuda::stage_c_3b {
+namespace {
+
+using namespace stage_c;
+
+constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 2;
+constexpr int kKeys = kBlockN / 2;  // of one warp
+constexpr int kAtoms = kKeys / 8;
+
+struct SharedMemoryPlan {
+  std::uint8_t k_raw[kStages][kBlockN * kD];
+  std::uint8_t v_raw[kStages][kBlockN * kD];
+  __half q[kBlockM * kPitch];
+  __half k[kBlockN * kPitch];
+  __half v[kBlockN * kPitch];
+};
+// After the last tile K and V make room for the partial results of two warps: 36 floats a lane.
+static_assert(2 * 32 * kPartial * sizeof(float) <= 2 * kBlockN * kPitch * sizeof(__half));
+
+template <bool kCpAsync>
+__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+  __shared__ __align__(16) SharedMemoryPlan s;
+  const ladder::Place at = ladder::place(p);
+  const auto* gk = ladder::head_base<std::uint8_t>(p.k, at.batch, at.head / p.group);
+  const auto* gv = ladder::head_base<std::uint8_t>(p.v, at.batch, at.head / p.group);
+  const int first = at.tile * kBlockM;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int stripe = warp % 2 * 16, part = warp / 2;
+  const int group = lane / 4, member = lane % 4;
+  const int tiles = ladder::key_tiles<kBlockN>(p, first, kBlockM);
+  const int keys = ladder::key_end(p, min(first + kBlockM, p.seq_q) - 1);
+  const Scales scale = scales(p, at);
+
+  const auto load_keys = [&](int tile) {
+    if (tile < tiles) {
+      load_raw<kBlockN, kThreads, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
+      load_raw<kBlockN, kThreads, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
+    }
+    ptx::cp_async_commit();
+  };
+  load_raw<kBlockM, kThreads, false>(s.k_raw[0],
+                                     ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
+                                     p.q.stride_s, first, p.seq_q, p.vector_loads, thread);
+  __syncthreads();
+  decode_tile<kBlockM, kThreads>(s.q, s.k_raw[0], thread);
+  __syncthreads();
+  load_keys(0);
+
+  // Where this lane points ldmatrix: matrix i of four, row r.
+  const int matrix = lane / 8, row8 = lane % 8;
+  const std::uint32_t q_address =
+      ptx::shared_address(s.q + (stripe + matrix % 2 * 8 + row8) * kPitch + matrix / 2 * 8);
+  const std::uint32_t k_address =
+      ptx::shared_address(s.k + (part * kKeys + matrix / 2 * 8 + row8) * kPitch + matrix % 2 * 8);
+  const std::uint32_t v_address =
+      ptx::shared_address(s.v + (part * kKeys + matrix % 2 * 8 + row8) * kPitch + matrix / 2 * 8);
+
+  const int end[2] = {ladder::key_end(p, first + stripe + group),
+                      ladder::key_end(p, first + stripe + group + 8)};
+  float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, u[kOutAtoms][4] = {};
+
+  for (int t = 0; t < tiles; ++t) {
+    load_keys(t + 1);
+    ptx::cp_async_wait<1>();
+    __syncthreads();
+    decode_tile<kBlockN, kThreads>(s.k, s.k_raw[t % kStages], thread);
+    decode_tile<kBlockN, kThreads>(s.v, s.v_raw[t % kStages], thread);
+    __syncthreads();
+
+    float score[kAtoms][4] = {};
+#pragma unroll 2  // unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0, \
+                  // sm_89)
+    for (int d = 0; d < kD; d += 16) {
+      std::uint32_t a[4], b[4];
+      ptx::ldmatrix_x4(a, q_address + d * 2);
+#pragma unroll
+      for (int n = 0; n < kKeys; n += 16) {
+        ptx::ldmatrix_x4(b, k_address + (n * kPitch + d) * 2);
+        ptx::mma_m16n8k16<__half>(score[n / 8], a, b[0], b[1]);
+        ptx::mma_m16n8k16<__half>(score[n / 8 + 1], a, b[2], b[3]);
+      }
+    }
+
+    const int key0 = t * kBlockN + part * kKeys + 2 * member;
+    std::uint32_t weight[kAtoms][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float tile_max = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < kAtoms; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = score[n][2 * r + e];
+          x = key0 + n * 8 + e < end[r] ? x * scale.score : -INFINITY;
+          tile_max = fmaxf(tile_max, x);
+        }
+      }
+      const float new_max = fmaxf(max[r], quad_max(tile_max));
+      const float origin = new_max == -INFINITY ? 0.0f : new_max;
+      const float rescale = exp2_fast(max[r] - origin);
+      max[r] = new_max;
+      sum[r] *= rescale;
+#pragma unroll
+      for (int n = 0; n < kAtoms; ++n) {
+        const float low = exp2_fast(score[n][2 * r] - origin),
+                    high = exp2_fast(score[n][2 * r + 1] - origin);
+        sum[r] += low + high;
+        weight[n][r] = pack2<__half>(low, high);
+      }
+#pragma unroll
+      for (int n = 0; n < kOutAtoms; ++n) {
+        u[n][2 * r] *= rescale;
+        u[n][2 * r + 1] *= rescale;
+      }
+    }
+
+#pragma unroll
+    for (int n = 0; n < kKeys; n += 16) {
+      const std::uint32_t a[4] = {weight[n / 8][0], weight[n / 8][1], weight[n / 8 + 1][0],
+                                  weight[n / 8 + 1][1]};
+#pragma unroll
+      for (int c = 0; c < kD; c += 16) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, v_address + (n * kPitch + c) * 2);
+        ptx::mma_m16n8k16<__half>(u[c / 8], a, b[0], b[1]);
+        ptx::mma_m16n8k16<__half>(u[c / 8 + 1], a, b[2], b[3]);
+      }
+    }
+    __syncthreads();  // the fp16 tiles may be overwritten
+  }
+  ptx::cp_async_wait<0>();
+  sum[0] = quad_sum(sum[0]);
+  sum[1] = quad_sum(sum[1]);
+
+  // The second warp of a stripe hands its partial result to the first.
+  float* partial = reinterpret_cast<float*>(s.k) + (warp % 2) * 32 * kPartial + lane;
+  if (part == 1) hand_over(partial, u, max, sum);
+  __syncthreads();
+  if (part == 1) return;
+  merge_and_store(p, at, first + stripe + group, member, partial, u, max, sum, scale.output);
+}
+
+template <bool kCpAsync>
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  kernel<kCpAsync><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, 0,
+                     static_cast<cudaStream_t>(context.stream)>>>(
+      ladder::make_params(problem, tensors, kBlockM));
+  return ladder::launched("cuda.stage_c.stage3b");
+}
+
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
+}
+
+template <bool kCpAsync>
+Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
+  Plan plan;
+  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
+  plan.block = {kThreads, 1, 1};
+  plan.tile_q = kBlockM;
+  plan.tile_kv = kBlockN;
+  plan.stages = kStages;
+  plan.kernel = name_of_kernel<kernel<kCpAsync>>();
+  plan.note = "scores, weights and output in registers";
+  return plan;
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::stage_c_3b
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_stage_c_stage3b{.supports = cuda::stage_c_3b::supports,
+                                               .plan = cuda::stage_c_3b::plan<true>,
+                                               .launch = cuda::stage_c_3b::launch<true>};
+// USE_CP_ASYNC=0: the next tile still comes while this one waits, by plain loads.
+extern const core::Kernel cuda_stage_c_stage3b_no_cp_async{
+    .supports = cuda::stage_c_3b::supports,
+    .plan = cuda::stage_c_3b::plan<false>,
+    .launch = cuda::stage_c_3b::launch<false>};
+}  // namespace greenfast::kernels

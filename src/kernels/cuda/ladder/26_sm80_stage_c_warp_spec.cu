@@ -1,0 +1,179 @@
+// stage-C, warp specialisation. Idea: four producer warps fetch raw tiles and decode them to fp16
+// while four consumer warps run stage2's products and softmax; each group waits only for what it
+// needs, through named barriers. Tile: 32 queries, 64 keys; two fp16 stages of K and V between the
+// groups. Limits: e4m3, D 64, fp16 output, full and causal, any length, any strides. Budget: 78 KB
+// of shared memory, so that fewer CTAs fit an SM than of stage2: what specialisation hides,
+// occupancy may have hidden already. Expected bound: the consumers' barriers around S, P and U in
+// shared memory.
+#include "kernels/cuda/device/ptx_named_barrier.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
+
+namespace greenfast::cuda::stage_c_warp_spec {
+namespace {
+
+using namespace stage_c;
+using nvcuda::wmma::col_major;
+using nvcuda::wmma::row_major;
+
+constexpr int kBlockM = 32, kBlockN = 64, kStages = 2;
+constexpr int kGroup = 128, kThreads = 2 * kGroup;  // consumers, then producers
+constexpr int kScorePitch = kBlockN + 4, kWeightPitch = kBlockN + 8, kOutPitch = kD + 4;
+constexpr int kLanesPerRow = kGroup / kBlockM, kPerLane = kBlockN / kLanesPerRow;
+
+enum Barrier : int { kConsumers = 1, kFull = 2, kFree = kFull + kStages };
+
+struct SharedMemoryPlan {
+  std::uint8_t k_raw[kStages][kBlockN * kD];
+  std::uint8_t v_raw[kStages][kBlockN * kD];
+  __half q[kBlockM * kPitch];
+  __half k[kStages][kBlockN * kPitch];
+  __half v[kStages][kBlockN * kPitch];
+  float score[kBlockM * kScorePitch];
+  __half weight[kBlockM * kWeightPitch];
+  float u[kBlockM * kOutPitch];
+};
+
+template <bool kCpAsync, bool kWmmaPv>
+__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+  extern __shared__ __align__(32) unsigned char memory[];
+  SharedMemoryPlan& s = *reinterpret_cast<SharedMemoryPlan*>(memory);
+  const ladder::Place at = ladder::place(p);
+  const int first = at.tile * kBlockM;
+  const int thread = static_cast<int>(threadIdx.x) % kGroup, warp = thread / 32;
+  const bool producer = threadIdx.x >= kGroup;
+  const int tiles = ladder::key_tiles<kBlockN>(p, first, kBlockM);
+  const Scales scale = scales(p, at);
+
+  if (producer) {
+    load_raw<kBlockM, kGroup, false>(s.k_raw[0],
+                                     ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
+                                     p.q.stride_s, first, p.seq_q, p.vector_loads, thread);
+    // A thread decodes the chunks it has loaded, here and below, so its own wait is enough.
+    decode_tile<kBlockM, kGroup>(s.q, s.k_raw[0], thread);
+  } else {
+    for (int i = thread; i < kBlockM * kOutPitch; i += kGroup) s.u[i] = 0;
+  }
+  __syncthreads();
+
+  if (producer) {
+    const auto* gk = ladder::head_base<std::uint8_t>(p.k, at.batch, at.head / p.group);
+    const auto* gv = ladder::head_base<std::uint8_t>(p.v, at.batch, at.head / p.group);
+    const int keys = ladder::key_end(p, min(first + kBlockM, p.seq_q) - 1);
+    const auto load_keys = [&](int tile) {
+      if (tile < tiles) {
+        load_raw<kBlockN, kGroup, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
+        load_raw<kBlockN, kGroup, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.stride_s,
+                                            tile * kBlockN, keys, p.vector_loads, thread);
+      }
+      ptx::cp_async_commit();
+    };
+    load_keys(0);
+    for (int t = 0; t < tiles; ++t) {
+      const int stage = t % kStages;
+      load_keys(t + 1);
+      ptx::cp_async_wait<1>();
+      if (t >= kStages) ptx::barrier_sync<kThreads>(kFree + stage);
+      decode_tile<kBlockN, kGroup>(s.k[stage], s.k_raw[stage], thread);
+      decode_tile<kBlockN, kGroup>(s.v[stage], s.v_raw[stage], thread);
+      __threadfence_block();
+      ptx::barrier_arrive<kThreads>(kFull + stage);
+    }
+    ptx::cp_async_wait<0>();
+    return;
+  }
+
+  const int row = thread / kLanesPerRow, part = thread % kLanesPerRow;
+  float max = -INFINITY, sum = 0;
+  for (int t = 0; t < tiles; ++t) {
+    const int stage = t % kStages;
+    ptx::barrier_sync<kThreads>(kFull + stage);
+    multiply<col_major, false>(s.score, kScorePitch, s.q, kPitch, s.k[stage], warp);
+    ptx::barrier_sync<kGroup>(kConsumers);
+
+    const int end = ladder::key_end(p, first + row) - t * kBlockN;
+    float score[kPerLane], tile_max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int n = i * kLanesPerRow + part;
+      score[i] = n < end ? s.score[row * kScorePitch + n] * scale.score : -INFINITY;
+      tile_max = fmaxf(tile_max, score[i]);
+    }
+    const float new_max = fmaxf(max, quad_max(tile_max));
+    const float origin = new_max == -INFINITY ? 0.0f : new_max;
+    const float rescale = exp2_fast(max - origin);
+    max = new_max;
+    sum *= rescale;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const float w = exp2_fast(score[i] - origin);
+      sum += w;
+      s.weight[row * kWeightPitch + i * kLanesPerRow + part] = __float2half(w);
+    }
+#pragma unroll 4
+    for (int c = part; c < kD; c += kLanesPerRow) s.u[row * kOutPitch + c] *= rescale;
+    ptx::barrier_sync<kGroup>(kConsumers);
+
+    if constexpr (kWmmaPv) {
+      multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.v[stage], warp);
+    } else {
+      multiply_scalar<kBlockM / (kGroup / 32)>(s.u, kOutPitch, s.weight, kWeightPitch, s.v[stage],
+                                               warp, thread % 32);
+    }
+    // The stage's next tile, if there is one, is waited for by the producers; an arrival nobody
+    // waits for would hang the barrier.
+    if (t + kStages < tiles) ptx::barrier_arrive<kThreads>(kFree + stage);
+    ptx::barrier_sync<kGroup>(kConsumers);
+  }
+
+  const float total = quad_sum(sum);
+  if (first + row >= p.seq_q) return;
+  const float normalise = max == -INFINITY ? 0.0f : scale.output / total;
+  auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
+             (first + row) * p.o.stride_s;
+  for (int c = part; c < kD; c += kLanesPerRow)
+    go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
+}
+
+template <bool kCpAsync, bool kWmmaPv>
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const auto kernel = stage_c_warp_spec::kernel<kCpAsync, kWmmaPv>;
+  if (Status status = ladder::allow_shared(kernel, sizeof(SharedMemoryPlan)); !status)
+    return status;
+  kernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads,
+           sizeof(SharedMemoryPlan), static_cast<cudaStream_t>(context.stream)>>>(
+      ladder::make_params(problem, tensors, kBlockM));
+  return ladder::launched("cuda.stage_c.warp_spec");
+}
+
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
+}
+
+template <bool kCpAsync, bool kWmmaPv>
+Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
+  Plan plan;
+  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
+  plan.block = {kThreads, 1, 1};
+  plan.shared_bytes = sizeof(SharedMemoryPlan);
+  plan.tile_q = kBlockM;
+  plan.tile_kv = kBlockN;
+  plan.stages = kStages;
+  plan.kernel = name_of_kernel<kernel<kCpAsync, kWmmaPv>>();
+  plan.note = "4 producer warps decode, 4 consumer warps multiply";
+  return plan;
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::stage_c_warp_spec
+
+namespace greenfast::kernels {
+template <bool kCpAsync, bool kWmmaPv>
+constexpr core::Kernel kWarpSpec{.supports = cuda::stage_c_warp_spec::supports,
+                                 .plan = cuda::stage_c_warp_spec::plan<kCpAsync, kWmmaPv>,
+                                 .launch = cuda::stage_c_warp_spec::launch<kCpAsync, kWmmaPv>};
+extern const core::Kernel cuda_stage_c_warp_spec = kWarpSpec<true, true>;
+extern const core::Kernel cuda_stage_c_warp_spec_no_cp_async = kWarpSpec<false, true>;
+extern const core::Kernel cuda_stage_c_warp_spec_no_wmma_pv = kWarpSpec<true, false>;
+}  // namespace greenfast::kernels

@@ -1,0 +1,209 @@
+// stage-C, persistent CTAs. Idea: as many CTAs as fit the GPU at once, each taking tile after tile,
+// heaviest causal tiles first; the next tile's first keys are copied while this one finishes, so
+// that only one prologue per CTA is exposed. Tile and step: stage2's. Limits: e4m3, D 64, fp16
+// output, full and causal, any length, any strides. Expected bound: as stage2; what is saved is the
+// prologue, which is small where a tile has many steps.
+#include <algorithm>
+
+#include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/stage_c.cuh"
+
+namespace greenfast::cuda::stage_c_persistent {
+namespace {
+
+using namespace stage_c;
+using nvcuda::wmma::col_major;
+using nvcuda::wmma::row_major;
+
+constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 2;
+constexpr int kScorePitch = kBlockN + 4, kWeightPitch = kBlockN + 8, kOutPitch = kD + 4;
+constexpr int kLanesPerRow = kThreads / kBlockM, kPerLane = kBlockN / kLanesPerRow;
+
+struct SharedMemoryPlan {
+  std::uint8_t q_raw[kBlockM * kD];
+  std::uint8_t k_raw[kStages][kBlockN * kD];
+  std::uint8_t v_raw[kStages][kBlockN * kD];
+  __half q[kBlockM * kPitch];
+  __half kv[kBlockN * kPitch];
+  float score[kBlockM * kScorePitch];
+  __half weight[kBlockM * kWeightPitch];
+  float u[kBlockM * kOutPitch];
+};
+
+/// A tile of work: where it is and how many steps it has.
+struct Work {
+  ladder::Place at{};
+  int first = 0, tiles = 0, keys = 0;
+};
+
+/// Tile `index` of `total`: the last query tile of every head comes first, because under a causal
+/// mask it sees the most keys.
+__device__ __forceinline__ Work work_at(const ladder::Params& p, int index, int total) {
+  const int rows = total / p.q_tiles, row = index % rows;
+  Work work;
+  work.at = {p.q_tiles - 1 - index / rows, row % p.heads_q, row / p.heads_q};
+  work.first = work.at.tile * kBlockM;
+  work.tiles = ladder::key_tiles<kBlockN>(p, work.first, kBlockM);
+  work.keys = ladder::key_end(p, min(work.first + kBlockM, p.seq_q) - 1);
+  return work;
+}
+
+template <bool kCpAsync, bool kWmmaPv>
+__global__ void __launch_bounds__(kThreads)
+    kernel(const __grid_constant__ ladder::Params p, int total) {
+  extern __shared__ __align__(32) unsigned char memory[];
+  SharedMemoryPlan& s = *reinterpret_cast<SharedMemoryPlan*>(memory);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  const int row = thread / kLanesPerRow, part = thread % kLanesPerRow;
+
+  const auto load_keys = [&](const Work& work, int tile, int stage) {
+    if (tile < work.tiles) {
+      load_raw<kBlockN, kThreads, kCpAsync>(
+          s.k_raw[stage],
+          ladder::head_base<std::uint8_t>(p.k, work.at.batch, work.at.head / p.group), p.k.stride_s,
+          tile * kBlockN, work.keys, p.vector_loads, thread);
+      load_raw<kBlockN, kThreads, kCpAsync>(
+          s.v_raw[stage],
+          ladder::head_base<std::uint8_t>(p.v, work.at.batch, work.at.head / p.group), p.v.stride_s,
+          tile * kBlockN, work.keys, p.vector_loads, thread);
+    }
+    ptx::cp_async_commit();
+  };
+
+  int index = static_cast<int>(blockIdx.x);
+  int step = 0;  // over all tiles of this CTA: picks the stage
+  Work work = work_at(p, index, total);
+  load_keys(work, 0, 0);
+  while (true) {
+    const int next_index = index + static_cast<int>(gridDim.x);
+    const bool more = next_index < total;
+    const Work next = more ? work_at(p, next_index, total) : Work{};
+    const Scales scale = scales(p, work.at);
+
+    load_raw<kBlockM, kThreads, false>(
+        s.q_raw, ladder::head_base<std::uint8_t>(p.q, work.at.batch, work.at.head), p.q.stride_s,
+        work.first, p.seq_q, p.vector_loads, thread);
+    for (int i = thread; i < kBlockM * kOutPitch; i += kThreads) s.u[i] = 0;
+    // A thread decodes the chunks it has loaded.
+    decode_tile<kBlockM, kThreads>(s.q, s.q_raw, thread);
+
+    float max = -INFINITY, sum = 0;
+    for (int t = 0; t < work.tiles; ++t, ++step) {
+      if (t + 1 < work.tiles) {
+        load_keys(work, t + 1, (step + 1) % kStages);
+      } else {
+        load_keys(next, 0, (step + 1) % kStages);
+      }
+      ptx::cp_async_wait<1>();
+      __syncthreads();
+      decode_tile<kBlockN, kThreads>(s.kv, s.k_raw[step % kStages], thread);
+      __syncthreads();
+      multiply<col_major, false>(s.score, kScorePitch, s.q, kPitch, s.kv, warp);
+      __syncthreads();
+
+      decode_tile<kBlockN, kThreads>(s.kv, s.v_raw[step % kStages], thread);
+      const int end = ladder::key_end(p, work.first + row) - t * kBlockN;
+      float score[kPerLane], tile_max = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int n = i * kLanesPerRow + part;
+        score[i] = n < end ? s.score[row * kScorePitch + n] * scale.score : -INFINITY;
+        tile_max = fmaxf(tile_max, score[i]);
+      }
+      const float new_max = fmaxf(max, quad_max(tile_max));
+      const float origin = new_max == -INFINITY ? 0.0f : new_max;
+      const float rescale = exp2_fast(max - origin);
+      max = new_max;
+      sum *= rescale;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const float w = exp2_fast(score[i] - origin);
+        sum += w;
+        s.weight[row * kWeightPitch + i * kLanesPerRow + part] = __float2half(w);
+      }
+#pragma unroll 4
+      for (int c = part; c < kD; c += kLanesPerRow) s.u[row * kOutPitch + c] *= rescale;
+      __syncthreads();
+
+      if constexpr (kWmmaPv) {
+        multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.kv, warp);
+      } else {
+        multiply_scalar<kBlockM / kWarps>(s.u, kOutPitch, s.weight, kWeightPitch, s.kv, warp,
+                                          thread % 32);
+      }
+      __syncthreads();
+    }
+    if (work.tiles == 0) {  // no step has asked for the next tile's keys
+      load_keys(next, 0, step % kStages);
+      __syncthreads();
+    }
+
+    const float total_sum = quad_sum(sum);
+    if (work.first + row < p.seq_q) {
+      const float normalise = max == -INFINITY ? 0.0f : scale.output / total_sum;
+      auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, work.at.batch, work.at.head)) +
+                 (work.first + row) * p.o.stride_s;
+      for (int c = part; c < kD; c += kLanesPerRow)
+        go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
+    }
+    if (!more) break;
+    __syncthreads();  // Q and U of this tile have been read
+    work = next;
+    index = next_index;
+  }
+  ptx::cp_async_wait<0>();
+}
+
+/// CTAs that the GPU holds at once, as far as shared memory tells.
+int resident(const DeviceFacts& facts) {
+  const auto fit = static_cast<int>(facts.shared_per_block /
+                                    static_cast<std::int64_t>(sizeof(SharedMemoryPlan)));
+  return std::max(1, fit) * facts.multiprocessors;
+}
+
+int grid(const Problem& problem, const DeviceFacts& facts) {
+  return static_cast<int>(std::min<std::int64_t>(ladder::ctas(problem, kBlockM), resident(facts)));
+}
+
+template <bool kCpAsync, bool kWmmaPv>
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const auto kernel = stage_c_persistent::kernel<kCpAsync, kWmmaPv>;
+  if (Status status = ladder::allow_shared(kernel, sizeof(SharedMemoryPlan)); !status)
+    return status;
+  kernel<<<static_cast<unsigned>(grid(problem, *context.facts)), kThreads, sizeof(SharedMemoryPlan),
+           static_cast<cudaStream_t>(context.stream)>>>(
+      ladder::make_params(problem, tensors, kBlockM),
+      static_cast<int>(ladder::ctas(problem, kBlockM)));
+  return ladder::launched("cuda.stage_c.persistent");
+}
+
+bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
+  return ladder::accepts(problem, {}, kBlockM, why);
+}
+
+template <bool kCpAsync, bool kWmmaPv>
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
+  Plan plan;
+  plan.grid = {grid(problem, facts), 1, 1};
+  plan.block = {kThreads, 1, 1};
+  plan.shared_bytes = sizeof(SharedMemoryPlan);
+  plan.tile_q = kBlockM;
+  plan.tile_kv = kBlockN;
+  plan.stages = kStages;
+  plan.kernel = name_of_kernel<kernel<kCpAsync, kWmmaPv>>();
+  plan.note = "CTAs that take tile after tile, last query tile first";
+  return plan;
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::stage_c_persistent
+
+namespace greenfast::kernels {
+template <bool kCpAsync, bool kWmmaPv>
+constexpr core::Kernel kPersistent{.supports = cuda::stage_c_persistent::supports,
+                                   .plan = cuda::stage_c_persistent::plan<kCpAsync, kWmmaPv>,
+                                   .launch = cuda::stage_c_persistent::launch<kCpAsync, kWmmaPv>};
+extern const core::Kernel cuda_stage_c_persistent = kPersistent<true, true>;
+extern const core::Kernel cuda_stage_c_persistent_no_cp_async = kPersistent<false, true>;
+extern const core::Kernel cuda_stage_c_persistent_no_wmma_pv = kPersistent<true, false>;
+}  // namespace greenfast::kernels

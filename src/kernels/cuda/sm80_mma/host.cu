@@ -1,0 +1,198 @@
+// Host side of cuda.sm80.mma: what it takes, which tile it chooses, and the launch.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/arithmetic.hpp"
+#include "core/text.hpp"
+#include "core/variant.hpp"
+#include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/sm80_mma/config.hpp"
+
+namespace greenfast::cuda::sm80_mma {
+namespace {
+
+constexpr const char* kId = "cuda.sm80.mma";
+constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::uint32_t>::max();
+constexpr std::int64_t kMaxGridX = std::numeric_limits<std::int32_t>::max();
+
+using core::ceil_div;
+
+std::int64_t blocks(const Problem& problem, const Config& config) {
+  return ceil_div(problem.seq_q, config.rows()) * problem.batch * problem.heads_q;
+}
+
+/// The first configuration of the smallest sufficient head dim that fits the device and, when it is
+/// a tall one, gives nearly every SM the two blocks it has room for (crossover measured on H200,
+/// docs/kernels/sm80-mma.md).
+std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const std::int64_t sms = facts.multiprocessors;
+  const std::int64_t enough = problem.mask.is_none() ? sms * 9 / 5 : 2 * sms;
+  std::size_t best = kConfigs.size();
+  for (std::size_t i = 0; i < kConfigs.size(); ++i) {
+    const Config& config = kConfigs[i];
+    if (config.head_dim < problem.head_dim || config.shared_bytes() > facts.shared_per_block) {
+      continue;
+    }
+    if (best != kConfigs.size() && config.head_dim != kConfigs[best].head_dim) break;
+    best = i;
+    const std::int64_t count =
+        blocks(problem, config) / (choice.batch_invariant ? problem.batch : 1);
+    if (config.atoms == 1 || count >= enough) break;
+  }
+  return best;
+}
+
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
+  if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
+    return refuse(why, "a sequence longer than 2^30: split the call");
+  }
+  const std::size_t index = choose(problem, facts, choice);
+  if (index == kConfigs.size()) {
+    return refuse(why, "no tile for head dim ", problem.head_dim, " fits the ",
+                  facts.shared_per_block, " bytes of shared memory that a block may use here");
+  }
+  if (blocks(problem, kConfigs[index]) > kMaxBlocks) {
+    return refuse(why, "more than 2^32 - 1 query tiles: split the batch");
+  }
+  if (why != nullptr) *why = "takes fp16 and bf16 with any strides, masks and lengths";
+  return true;
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const std::size_t index = choose(problem, facts, choice);
+  if (index == kConfigs.size()) return {};
+  const Config& config = kConfigs[index];
+  const std::int64_t count = blocks(problem, config);
+  Plan result;
+  result.grid = {static_cast<int>(std::min(count, kMaxGridX)),
+                 static_cast<int>(ceil_div(count, kMaxGridX)), 1};
+  result.block = {config.threads(), 1, 1};
+  result.shared_bytes = config.shared_bytes();
+  result.tile_q = config.rows();
+  result.tile_kv = config.keys;
+  result.stages = Config::kStages;
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  result.kernel = std::string("sm80_mma::attention_kernel<") +
+                  (problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16") + ", " +
+                  std::to_string(index) + ">";
+  result.note = config.atoms == 2   ? "128-row tiles of 4 warps: enough of them to fill the device"
+                : config.warps == 4 ? "64-row tiles: more blocks"
+                                    : "128-row tiles of 8 warps: the head dim fills the registers";
+  return result;
+}
+
+/// Whether every row of a tensor starts at a multiple of `bytes`. Strides of axes of length 1 never
+/// move a pointer.
+bool rows_aligned(const void* data, const Layout& layout, std::int64_t batch, std::int64_t heads,
+                  std::int64_t rows, std::size_t element, std::size_t bytes) {
+  const auto fits = [&](std::int64_t length, std::int64_t stride) {
+    return length <= 1 || static_cast<std::uint64_t>(stride) * element % bytes == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && fits(batch, layout.stride[0]) &&
+         fits(heads, layout.stride[1]) && fits(rows, layout.stride[2]);
+}
+
+Operand operand(const void* data, const Layout& layout) {
+  return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
+}
+
+/// Heads whose K and V together take half of L2; one head where all tiles are equally long.
+std::uint32_t section(const Problem& problem, const DeviceFacts& facts) {
+  if (problem.mask.is_none()) return 1;
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  const std::int64_t head_bytes = 2 * problem.seq_kv * problem.head_dim * 2;
+  const std::int64_t heads = std::max<std::int64_t>(1, facts.l2_bytes / 2 / head_bytes) * group;
+  return static_cast<std::uint32_t>(std::min(heads, problem.batch * problem.heads_q));
+}
+
+Params make_params(const Problem& problem, const Tensors& tensors, const DeviceFacts& facts,
+                   const Config& config) {
+  Params p;
+  p.q = operand(tensors.q, problem.q);
+  p.k = operand(tensors.k, problem.k);
+  p.v = operand(tensors.v, problem.v);
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0];
+  p.o_head = problem.o.stride[1];
+  p.o_row = problem.o.stride[2];
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  p.band = make_band(problem);
+  p.seq_q = static_cast<std::int32_t>(problem.seq_q);
+  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  p.heads_q = static_cast<std::uint32_t>(problem.heads_q);
+  p.group = static_cast<std::uint32_t>(problem.heads_q / problem.heads_kv);
+  p.tiles = static_cast<std::uint32_t>(ceil_div(problem.seq_q, config.rows()));
+  p.heads_total = static_cast<std::uint32_t>(problem.batch * problem.heads_q);
+  p.section = section(problem, facts);
+  p.scale_log2 = problem.scale * core::kLog2E;
+  p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f);
+  const core::ScoreTransform transform = core::score_transform(problem);
+  p.transform_scale = transform.scale;
+  p.transform_cap = transform.cap;
+  const auto input_aligned = [&](const Operand& x, const Layout& layout, std::int64_t heads,
+                                 std::int64_t rows) {
+    return rows_aligned(x.data, layout, problem.batch, heads, rows, 2, 16);
+  };
+  p.aligned = input_aligned(p.q, problem.q, problem.heads_q, problem.seq_q) &&
+              input_aligned(p.k, problem.k, problem.heads_kv, problem.seq_kv) &&
+              input_aligned(p.v, problem.v, problem.heads_kv, problem.seq_kv);
+  const std::size_t out_bytes = size_of(problem.out_dtype);
+  p.wide_store = rows_aligned(p.o, problem.o, problem.batch, problem.heads_q, problem.seq_q,
+                              out_bytes, out_bytes == 4 ? 8 : 16);
+  p.output = problem.out_dtype == DType::f32   ? Output::f32
+             : problem.out_dtype == DType::f16 ? Output::f16
+                                               : Output::bf16;
+  return p;
+}
+
+const void* kernel_of(const Problem& problem, std::size_t index) {
+  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
+}
+
+constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+
+Status ensure_shared(const Problem& problem, std::size_t index, int device) {
+  SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][index];
+  return to_status(state.ensure(kernel_of(problem, index), kConfigs[index].shared_bytes(), device),
+                   kId, "reserve shared memory");
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_shared(problem, choose(problem, *context.facts, context.choice),
+                       context.facts->index);
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const std::size_t index = choose(problem, *context.facts, context.choice);
+  const Config& config = kConfigs[index];
+  if (Status status = ensure_shared(problem, index, context.facts->index); !status.ok()) {
+    return status;
+  }
+  Params params = make_params(problem, tensors, *context.facts, config);
+  const std::int64_t count = blocks(problem, config);
+  cudaLaunchConfig_t launch_config{};
+  launch_config.gridDim = dim3(static_cast<unsigned>(std::min(count, kMaxGridX)),
+                               static_cast<unsigned>(ceil_div(count, kMaxGridX)));
+  launch_config.blockDim = dim3(static_cast<unsigned>(config.threads()));
+  launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
+  launch_config.stream = static_cast<cudaStream_t>(context.stream);
+  void* arguments[] = {&params};
+  return to_status(cudaLaunchKernelExC(&launch_config, kernel_of(problem, index), arguments), kId,
+                   "launch");
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::sm80_mma
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm80_mma;
+constinit const core::Kernel cuda_sm80_mma{.supports = cuda::sm80_mma::supports,
+                                           .plan = cuda::sm80_mma::plan,
+                                           .prepare = cuda::sm80_mma::prepare,
+                                           .launch = cuda::sm80_mma::launch};
+}  // namespace greenfast::kernels

@@ -1,0 +1,347 @@
+// Host side of cuda.sm90.prefill: what it takes, which tile and order it chooses, the tensor maps,
+// the launch.
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "core/arithmetic.hpp"
+#include "core/text.hpp"
+#include "core/variant.hpp"
+#include "kernels/cuda/device/batch_parts.hpp"
+#include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/sm90_prefill/config.hpp"
+
+namespace greenfast::cuda::prefill {
+namespace {
+
+constexpr const char* kId = "cuda.sm90.prefill";
+
+using core::ceil_div;
+
+Features features_of(const Problem& problem, const Band& band, core::Choice choice) {
+  // Outside this range a masked score times the scale could be NaN or the scale underflow.
+  const bool plain_scale = problem.scale >= 1e-30f && problem.scale <= 1e30f;
+  if (problem.softcap > 0.0f || !plain_scale || problem.out_dtype != problem.dtype ||
+      !tma_addressable(problem.o, entries_for_choice(problem, problem.o, choice.batch_invariant),
+                       problem.heads_q, problem.seq_q, false)) {
+    return Features::general;
+  }
+  if (band.below + (problem.seq_q - 1) > 0 || band.keys > kLongRow) return Features::window;
+  return band.above < band.keys - 1 ? Features::causal : Features::plain;
+}
+
+/// A tile for a problem: how many there are, and the blocks of a head's first, middle and last one,
+/// which is what the schedule needs to know of the mask.
+struct Tiling {
+  std::size_t tile = kTiles.size();
+  std::int32_t tiles = 0;  // of a head
+  std::int32_t first = 0, last = 0, mean = 0;
+
+  std::int32_t longest() const { return std::max({first, last, mean}); }
+  bool even() const { return 4 * std::min(first, last) >= 3 * longest(); }
+};
+
+/// The tile is a constant here, because eight divisions by numbers that the compiler does not know
+/// would cost a call 0.05 us.
+template <std::size_t kTile>
+Tiling tiling_of(const Band& band, std::int32_t seq_q) {
+  constexpr std::int32_t kRows = kTiles[kTile].rows(), kKeys = kTiles[kTile].keys;
+  Tiling t;
+  t.tile = kTile;
+  t.tiles = (seq_q - 1) / kRows + 1;
+  const auto blocks = [&](std::int32_t tile) {
+    const std::int32_t row = tile * kRows;
+    const std::int32_t rows = std::min(kRows, seq_q - row);
+    const BlockRange range = blocks_of(band, kKeys, row, row + rows - 1);
+    return range.end - range.begin;
+  };
+  t.first = blocks(0);
+  t.last = blocks(t.tiles - 1);
+  t.mean = (t.first + 4 * blocks(t.tiles / 2) + t.last) / 6;
+  return t;
+}
+
+/// Relative times of a block and of a tile beside its blocks, from measurement at D 64 (H200,
+/// 2026-11-21): tall tiles keep the tensor cores busier, short ones fill the machine better, and a
+/// split tile pays for its merge.
+constexpr std::int64_t block_cost(const Config& config) {
+  return config.split ? 117 : config.warpgroups == 3 ? 260 : 234;
+}
+constexpr std::int64_t tile_cost(const Config& config) { return config.split ? 200 : 0; }
+
+template <std::size_t... kTile>
+Tiling choose_tile(std::index_sequence<kTile...>, const Problem& problem, const Band& band,
+                   Features features, const DeviceFacts& facts, core::Choice choice) {
+  Tiling best;
+  std::int64_t best_time = 0;
+  const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
+  const std::int64_t heads = (choice.batch_invariant ? 1 : problem.batch) * problem.heads_q;
+  const auto consider = [&]<std::size_t kThis>() {
+    constexpr Config kConfig = kTiles[kThis];
+    if (kConfig.head_dim < problem.head_dim || !kConfig.takes(features)) return;
+    if (best.tile != kTiles.size() && kConfig.head_dim != kTiles[best.tile].head_dim) return;
+    const Tiling t = tiling_of<kThis>(band, seq_q);
+    const std::int64_t tiles = heads * t.tiles;
+    const auto cost = [&](std::int64_t blocks) {
+      return blocks * block_cost(kConfig) + tile_cost(kConfig);
+    };
+    const std::int64_t machine = facts.multiprocessors;
+    const std::int64_t time = t.even()
+                                  ? cost(t.longest()) * ceil_div(tiles, machine) * machine
+                                  : std::max(cost(t.longest()) * machine, cost(t.mean) * tiles);
+    if (best.tile == kTiles.size() || time < best_time) {
+      best = t;
+      best_time = time;
+    }
+  };
+  (consider.template operator()<kTile>(), ...);
+  return best;
+}
+
+/// What a launch will do: everything that does not depend on addresses.
+struct Decision {
+  VisibleKeys keys;
+  std::size_t tile;
+  std::int32_t tiles;  // of a head
+  Config config;
+  Order order;
+  int paired_rounds;
+  bool longest_is_last;
+  int ctas;
+};
+
+Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  Decision d;
+  d.keys = visible_keys(problem);
+  const Features features = features_of(problem, d.keys.band, choice);
+  const Tiling work = choose_tile(std::make_index_sequence<kTiles.size()>(), problem, d.keys.band,
+                                  features, facts, choice);
+  d.tile = work.tile;
+  d.tiles = work.tiles;
+  d.config = config_of(d.tile, problem.dtype, features);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
+  d.longest_is_last = work.last >= work.first;
+  d.order = work.even() ? Order::by_head : Order::balanced;
+  // Longest first balances best, but visits all heads at once. When their K and V do not fit L2,
+  // most of the work is done in pairs, which keep to a few heads.
+  const std::int64_t kv_bytes =
+      4 * problem.batch * problem.heads_kv * d.keys.band.keys * problem.head_dim;
+  d.paired_rounds =
+      kv_bytes <= facts.l2_bytes / 2
+          ? 0
+          : static_cast<int>(std::max<std::int64_t>(0, heads * (d.tiles / 2) / d.ctas - 1));
+  return d;
+}
+
+/// Tiles of 128 rows that one launch counts; its tiles may have 64.
+constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / 2;
+
+std::int64_t tiles_of_an_entry(const Problem& problem) {
+  return problem.heads_q * ceil_div(problem.seq_q, 128);
+}
+
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
+  if (facts.arch != 90) {
+    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
+                  ": its machine code (sm_90a) runs on 9.0 only");
+  }
+  const struct {
+    const char* name;
+    const Layout& layout;
+    std::int64_t heads, seq;
+    bool broadcast;
+  } inputs[] = {{"Q", problem.q, problem.heads_q, problem.seq_q, false},
+                {"K", problem.k, problem.heads_kv, problem.seq_kv, true},
+                {"V", problem.v, problem.heads_kv, problem.seq_kv, true}};
+  for (const auto& input : inputs) {
+    const std::int64_t entries = entries_for_choice(problem, input.layout, choice.batch_invariant);
+    if (tma_addressable(input.layout, entries, input.heads, input.seq, input.broadcast)) continue;
+    return refuse(why, input.name, " has strides ", input.layout.stride[0], ", ",
+                  input.layout.stride[1], ", ", input.layout.stride[2], " (B, H, S) and alignment ",
+                  input.layout.alignment,
+                  ": TMA takes positive strides in multiples of 8 elements below 2^39",
+                  " and 16-byte addresses; pad the rows or copy");
+  }
+  if (tiles_of_an_entry(problem) > kMostTiles) {
+    return refuse(why, tiles_of_an_entry(problem),
+                  " tiles of 128 queries in a batch entry: at most 2^30 - 1; split the heads");
+  }
+  if (facts.shared_per_block < kTiles.back().shared_bytes()) {
+    return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
+                  kTiles.back().shared_bytes());
+  }
+  if (why != nullptr) *why = "fp16 or bf16 with strides that TMA takes: TMA, wgmma, one CTA per SM";
+  return true;
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const Decision d = decide(problem, facts, choice);
+  Plan result;
+  result.grid = {d.ctas, 1, 1};
+  result.block = {d.config.threads(), 1, 1};
+  result.shared_bytes = d.config.shared_bytes();
+  result.tile_q = d.config.rows();
+  result.tile_kv = d.config.keys;
+  result.stages = d.config.k_stages;
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  const char* type = problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16";
+  result.kernel = core::concat("prefill::prefill_kernel<", type, ", Compiled<", type, ", ", d.tile,
+                               ", ", static_cast<int>(d.config.features), ">>");
+  result.note = d.order == Order::by_head ? "tiles of equal work, head after head"
+                : d.paired_rounds == 0
+                    ? "longest tiles first: K and V of all heads fit half of L2"
+                    : "a long and a short tile together, head after head, the rest longest first";
+  return result;
+}
+
+// ---- Launch ----
+
+template <class T, std::size_t... kTile>
+const void* find_entry(std::index_sequence<kTile...>, std::size_t tile, int features) {
+  static const std::array<Entries, sizeof...(kTile)> table{
+      entries<T, static_cast<int>(kTile)>()...};
+  return table[tile][static_cast<std::size_t>(features)];
+}
+const void* kernel_of(DType dtype, std::size_t tile, Features features) {
+  constexpr auto kAll = std::make_index_sequence<kTiles.size()>();
+  const int index = static_cast<int>(features);
+  return dtype == DType::f16 ? find_entry<__half>(kAll, tile, index)
+                             : find_entry<__nv_bfloat16>(kAll, tile, index);
+}
+
+constinit std::array<std::array<std::array<SharedMemoryOptIn, kFeatures>, kTiles.size()>, 2> opt_in;
+
+Status ensure_ready(const Problem& problem, const Decision& d, int device) {
+  if (tensor_map_driver() == nullptr) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
+                "later, update the driver"};
+  }
+  SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][d.tile]
+                                   [static_cast<std::size_t>(d.config.features)];
+  return to_status(state.ensure(kernel_of(problem.dtype, d.tile, d.config.features),
+                                d.config.shared_bytes(), device),
+                   kId, "reserve shared memory");
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_ready(problem, decide(problem, *context.facts, context.choice),
+                      context.facts->index);
+}
+
+Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
+  const auto last = [](std::int64_t n, std::int64_t stride) {
+    return static_cast<std::int32_t>(stride == 0 ? 0 : n - 1);
+  };
+  Params p;
+  p.band = d.keys.band;
+  p.seq_q = static_cast<std::int32_t>(problem.seq_q);
+  p.key_blocks = static_cast<std::int32_t>(ceil_div(p.band.keys, d.config.keys));
+  p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
+  p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
+  p.k_last_batch = last(problem.batch, problem.k.stride[0]);
+  p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
+  p.v_last_batch = last(problem.batch, problem.v.stride[0]);
+  p.schedule = make_schedule(d.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
+                             static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
+                             d.paired_rounds, d.longest_is_last);
+  // H200, 2026-11-21: released at entry, small problems at D 64 are 1 to 4% faster than after the
+  // last load, large ones 1 to 2% slower, and 2x8x2048x128 causal 15% slower (32.6 to 38.6 us, not
+  // understood).
+  p.release_at_entry =
+      d.config.head_dim <= 64 && problem.batch * problem.heads_q * d.tiles <= 4 * d.ctas;
+  p.scale_log2 = problem.scale * core::kLog2E;
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  if (problem.softcap > 0.0f) {
+    const core::ScoreTransform transform = core::score_transform(problem);
+    p.softcap_in = transform.scale;
+    p.softcap_out = transform.cap;
+  }
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0];
+  p.o_head = problem.o.stride[1];
+  p.o_row = problem.o.stride[2];
+  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  p.out_dtype = problem.out_dtype;
+  return p;
+}
+
+Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const Decision d = decide(problem, *context.facts, context.choice);
+  if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
+
+  const auto keys_of = [&](const void* data, const Layout& layout) -> MapTensor {
+    const std::int64_t skipped = 2 * d.keys.first * layout.stride[2];
+    return {static_cast<const char*>(data) + skipped,
+            layout,
+            problem.batch,
+            problem.heads_kv,
+            d.keys.band.keys,
+            problem.head_dim,
+            problem.dtype};
+  };
+  const auto queries_of = [&](const void* data, const Layout& layout) -> MapTensor {
+    return {data,          layout,           problem.batch, problem.heads_q,
+            problem.seq_q, problem.head_dim, problem.dtype};
+  };
+  CUtensorMap q_map, k_map, v_map, o_map{};
+  thread_local TensorMaps q_maps, k_maps, v_maps, o_maps;
+  constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+  const bool encoded =
+      q_maps.make(&q_map, queries_of(tensors.q, problem.q), 64, kPromotion) &&
+      k_maps.make(&k_map, keys_of(tensors.k, problem.k), d.config.keys, kPromotion) &&
+      v_maps.make(&v_map, keys_of(tensors.v, problem.v), d.config.keys, kPromotion) &&
+      (d.config.features == Features::general ||
+       o_maps.make(&o_map, queries_of(tensors.o, problem.o), 16, kPromotion));
+  if (!encoded) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver refused a tensor map; check that Q, K, V and O are "
+                "device pointers, or force another variant"};
+  }
+  Params params = make_params(problem, tensors, d);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
+  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
+  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
+  return to_status(
+      cudaLaunchKernelExC(&config, kernel_of(problem.dtype, d.tile, d.config.features), arguments),
+      kId, "launch");
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return in_batch_parts(
+      problem, tensors, kMostTiles / tiles_of_an_entry(problem),
+      [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::prefill
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm90_prefill;
+constinit const core::Kernel cuda_sm90_prefill{.supports = cuda::prefill::supports,
+                                               .plan = cuda::prefill::plan,
+                                               .prepare = cuda::prefill::prepare,
+                                               .launch = cuda::prefill::launch};
+}  // namespace greenfast::kernels

@@ -1,0 +1,6 @@
+// The fp16 kernels of cuda.sm90.small.
+#include "kernels/cuda/sm90_small/kernel.cuh"
+
+namespace greenfast::cuda::small {
+template const std::array<const void*, kConfigs.size()>& entries<__half>();
+}  // namespace greenfast::cuda::small
