@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "workbench/evidence.hpp"
+#include "workbench/evidence/evidence.hpp"
 
 namespace greenfast {
 namespace {

@@ -1,7 +1,6 @@
 // What a generated or captured case holds for each operand of its problem.
 #pragma once
 
-#include <cctype>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -55,8 +54,8 @@ inline std::span<std::byte> bytes_of(Inputs& inputs, OperandId id) {
 /// What people call an operand: O, LSE, Q, K and V as in the formula, others by their name.
 inline std::string shown_name(const Operand& operand) {
   std::string name(operand.name);
-  if (name.find('_') == std::string::npos)
-    for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (name.size() == 1 || operand.id == OperandId::lse)
+    for (char& c : name) c = static_cast<char>(c - 'a' + 'A');
   return name;
 }
 

@@ -401,9 +401,9 @@ class Clocked {
       if (operand.role != Role::output) continue;
       const auto output = outputs.first(static_cast<std::size_t>(operand.bytes));
       outputs = outputs.subspan(output.size());
-      std::int64_t dense = static_cast<std::int64_t>(size_of(operand.dtype));
+      auto dense = static_cast<std::int64_t>(element_bytes(operand));
       for (const std::int64_t extent : operand.shape) dense *= extent;
-      if (operand.bytes == dense && holds_poison(output, size_of(operand.dtype)))
+      if (operand.bytes == dense && holds_poison(output, element_bytes(operand)))
         return shown_name(operand);
     }
     return std::nullopt;
@@ -625,6 +625,16 @@ bool must_be_read(OperandId id, bool all_keys) {
     case OperandId::q_scale:  // a few bytes
     case OperandId::k_scale:
     case OperandId::v_scale:
+    case OperandId::cu_q:
+    case OperandId::cu_kv:
+    case OperandId::used_q:
+    case OperandId::used_kv:
+    case OperandId::kv_start:
+    case OperandId::kv_index:
+    case OperandId::page_table:
+    case OperandId::sinks:
+    case OperandId::mask:
+    case OperandId::slopes:
       break;
   }
   return false;
@@ -639,12 +649,14 @@ double flop_count(const Problem& problem) {
 double byte_count(const Problem& p) {
   // Under a mask some keys may be seen by nobody; which ones is not worth an exact count for a
   // lower bound.
-  const bool all_keys = p.mask.is_none() || (p.mask.left < 0 && p.seq_q >= p.seq_kv);
+  // Nor is it where arrays of the call say who sees what.
+  const bool all_keys = (p.mask.is_none() || (p.mask.left < 0 && p.seq_q >= p.seq_kv)) &&
+                        kFeaturesOfAbi1.hold(features_of(p));
   double total = 0;
   for (const Operand& operand : operands_of(p)) {
     if (!must_be_read(operand.id, all_keys)) continue;
     // A broadcast tensor is read once however often it is used.
-    double dense = static_cast<double>(size_of(operand.dtype));
+    auto dense = static_cast<double>(element_bytes(operand));
     for (const std::int64_t extent : operand.shape) dense *= static_cast<double>(extent);
     total += std::min(dense, static_cast<double>(operand.bytes));
   }

@@ -25,6 +25,16 @@ std::optional<std::uint64_t> own_draw(OperandId id, bool from_files) {
     case OperandId::q_scale:
     case OperandId::k_scale:
     case OperandId::v_scale:
+    case OperandId::cu_q:
+    case OperandId::cu_kv:
+    case OperandId::used_q:
+    case OperandId::used_kv:
+    case OperandId::kv_start:
+    case OperandId::kv_index:
+    case OperandId::page_table:
+    case OperandId::sinks:
+    case OperandId::mask:
+    case OperandId::slopes:
       break;
   }
   return std::nullopt;
@@ -69,6 +79,11 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
     // Values before quantisation would not change their signs with the others; nobody asks for them.
     Inputs& inputs = contents.back();
     inputs.q_exact = inputs.k_exact = inputs.v_exact = {};
+    for (const Operand& operand : ring->operands_)
+      if (operand.role == Role::input && operand.needed && bytes_of(inputs, operand.id).empty())
+        return Status(StatusCode::unsupported,
+                      fmt::format("{}: timing needs {}, which no case holds yet", first.name,
+                                  shown_name(operand)));
   }
 
   bool exhausted = false;

@@ -56,9 +56,9 @@ class Ledger : public ::testing::Test {
     fs::create_directories(folder);
   }
   void import(const std::string& name, const std::string& text) {
-    const auto files = import_evidence(folder, name, text, {});
-    ASSERT_TRUE(files) << files.status().message();
-    EXPECT_EQ(*files, std::vector<std::string>{name});
+    const Import done = import_evidence(folder, name, text, {});
+    ASSERT_TRUE(done.status) << done.status.message();
+    EXPECT_EQ(done.files, std::vector<std::string>{name});
   }
   /// Findings about files and the ledger; variants without evidence are another matter.
   std::vector<Finding> findings() const {
@@ -140,17 +140,21 @@ TEST_F(Ledger, WhatIsGoneOrHasNoEntryIsMissing) {
 TEST_F(Ledger, ABundleThatWasEditedIsNotImported) {
   const std::string names[] = {"a.json"}, texts[] = {record_text(1)};
   json bundle = *make_bundle(names, texts, {});
-  ASSERT_TRUE(import_evidence(folder, "bundle", bundle.dump(), {}));
+  ASSERT_TRUE(import_evidence(folder, "bundle", bundle.dump(), {}).status);
   bundle["records"][0]["text"] = record_text(2);
-  const Status status = import_evidence(folder, "bundle", bundle.dump(), {}).status();
-  EXPECT_NE(status.message().find("the bundle is not what was written"), std::string::npos);
+  const Import refused = import_evidence(folder, "bundle", bundle.dump(), {});
+  EXPECT_TRUE(refused.tampered);
+  EXPECT_FALSE(refused.status);
+  EXPECT_NE(refused.status.message().find("not what was written"), std::string::npos);
   EXPECT_EQ(*read_file(folder / "a.json"), record_text(1));
   EXPECT_EQ(ledger()["entries"].size(), 1u);
 }
 
 TEST_F(Ledger, RefusesWhatIsNoRecordAndNamesThatLeaveTheFolder) {
   const auto refused = [&](const std::string& name, const std::string& text) {
-    const Status status = import_evidence(folder, name, text, {}).status();
+    const Import import = import_evidence(folder, name, text, {});
+    const Status& status = import.status;
+    EXPECT_FALSE(import.tampered) << name;
     EXPECT_EQ(status.code(), StatusCode::invalid_argument) << name;
     return status.message();
   };
