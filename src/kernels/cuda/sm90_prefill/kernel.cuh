@@ -28,35 +28,10 @@
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/producer.cuh"
+#include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 
 namespace greenfast::cuda::prefill {
-
-// A value that all lanes hold, told to the compiler: descriptors computed from it then live in
-// uniform registers. Without it every wgmma needs R2UR moves (H200: 60.8 -> 65.7% at D 64).
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
-
-// The step-th tile of this CTA, in uniform registers; false when there is none.
-__device__ __forceinline__ bool next_tile(const Params& p, int step, Tile& tile) {
-  if (!tile_of(p.schedule, blockIdx.x, step, tile)) return false;
-  tile = {uniform(tile.index), uniform(tile.head), uniform(tile.batch)};
-  return true;
-}
-
-// A stage of the K or V ring: the address of its "full" barrier, and the phase.
-template <int kStages>
-struct Stage {
-  std::uint32_t full, parity;
-  __device__ Stage(std::uint32_t first, std::uint32_t first_parity)
-      : full(first), parity(first_parity) {}
-  __device__ void advance(std::uint32_t first) {
-    full += 8;
-    if (full == first + 8 * kStages) {
-      full = first;
-      parity ^= 1;
-    }
-  }
-  __device__ std::uint32_t empty() const { return full + 8 * kStages; }
-};
 
 template <class T, class ConfigOf>
 __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
@@ -68,12 +43,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys;
   constexpr bool kOnes = kConfig.ones;
   constexpr bool kLateGuard = kConfig.late_guard();
-  constexpr int kColumns = kHeadDim + (kOnes ? 8 : 0);  // of the output
-  constexpr int kKStages = kConfig.k_stages, kVStages = kConfig.v_stages;
-  constexpr int kQStages = kConfig.q_stages, kQTiles = kQStages * kConfig.warpgroups;
-  constexpr bool kOneRing = kKStages == kVStages;  // a block's K and V are in stages of one index
-  using KStage = Stage<kKStages>;
-  using VStage = Stage<kVStages>;
+  constexpr int kColumns = kConfig.columns();
+  constexpr int kQStages = kConfig.q_stages;
+  constexpr bool kOneRing =
+      kConfig.k_stages == kConfig.v_stages;  // a block's K and V are in stages of one index
+  using KStage = Stage<kConfig.k_stages>;
+  using VStage = Stage<kConfig.v_stages>;
   constexpr int kChunks = kConfig.chunks(), kWarpgroups = kConfig.warpgroups;
   constexpr bool kMasked = kConfig.features != Features::plain;
   constexpr bool kWindow = kConfig.features >= Features::window;
@@ -85,131 +60,34 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   // A word of bits becomes predicates in five instructions, where comparisons are one for each
   // score; at D 128 causal that was 1 to 2% slower, at D 64 up to 3% faster (H200, 2026-11-22).
   constexpr bool kMaskByBits = kHeadDim == 64 || !kMasked;
-  static_assert(kConfig.shared_bytes() <= 232448 && kKeys % 16 == 0);
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
-  // "full" barriers count TMA bytes; "empty" ones an arrival of each consumer warp.
-  __shared__ alignas(8) std::uint64_t barriers[2 * (kQTiles + kKStages + kVStages)];
-  const auto shared_u32 = [](const void* pointer) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-  };
-  const std::uint32_t q_shared = uniform((shared_u32(raw_shared) + 1023) & ~1023u);
-  const std::uint32_t k_shared = q_shared + kConfig.k_offset();
-  const std::uint32_t v_shared = q_shared + kConfig.v_offset();
-  const std::uint32_t q_full = uniform(shared_u32(barriers)), q_empty = q_full + 8 * kQTiles;
-  const std::uint32_t k_full = q_empty + 8 * kQTiles, k_empty = k_full + 8 * kKStages;
-  const std::uint32_t v_full = k_empty + 8 * kKStages, v_empty = v_full + 8 * kVStages;
-
+  __shared__ alignas(8) std::uint64_t barriers[SharedMemory<ConfigOf>::kBarriers];
+  const SharedMemory<ConfigOf> shared(raw_shared, barriers);
+  const std::uint32_t q_shared = shared.q, k_shared = shared.k, v_shared = shared.v,
+                      q_full = shared.q_full, q_empty = shared.q_empty, k_full = shared.k_full,
+                      v_full = shared.v_full;
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
     ptx::tensormap_prefetch(&q_map);
     ptx::tensormap_prefetch(&k_map);
     ptx::tensormap_prefetch(&v_map);
-    for (int i = 0; i < kQTiles; ++i) {
-      ptx::mbarrier_init(q_full + 8 * i, 1);
-      ptx::mbarrier_init(q_empty + 8 * i, 4);
-    }
-    for (int i = 0; i < kKStages; ++i) {
-      ptx::mbarrier_init(k_full + 8 * i, 1);
-      ptx::mbarrier_init(k_empty + 8 * i, kSplit ? 4 : 4 * kWarpgroups);
-    }
-    for (int i = 0; i < kVStages; ++i) {
-      ptx::mbarrier_init(v_full + 8 * i, 1);
-      ptx::mbarrier_init(v_empty + 8 * i, kSplit ? 4 : 4 * kWarpgroups);
-    }
-    ptx::fence_mbarrier_init();
+    shared.init_barriers();
     if (p.release_at_entry) ptx::grid_launch_dependents();
   }
-  if constexpr (kOnes) {
-    // Key r's ones start at 16-byte chunk 0, which the swizzle moves to r % 8.
-    std::uint32_t* words = reinterpret_cast<std::uint32_t*>(
-        raw_shared + (q_shared - shared_u32(raw_shared)) + kConfig.ones_offset());
-    for (int i = threadIdx.x; i < 16 * 32; i += kConfig.threads()) {
-      const int key = i / 32, word = i % 32;
-      words[i] = word == (key & 7) * 4 ? pack2<T>(1.0f, 0.0f) : 0;
-    }
-    ptx::fence_proxy_async_shared();
-  }
+  if constexpr (kOnes) shared.template lay_out_ones<T>(raw_shared);
   __syncthreads();
 
-  // Blocks that the rows [first, last] see.
-  const auto visible_blocks = [&](int first, int last) -> BlockRange {
-    if constexpr (!kMasked) return {0, p.key_blocks};
-    BlockRange range = blocks_of(p.band, kKeys, first, last);
-    if constexpr (!kWindow) range.begin = 0;  // said to the compiler, which saves a register
-    return range;
-  };
   Tile tile;
   if (warpgroup == 0) {
-    // ---- Producer: one thread copies tiles in the order in which consumers ask for them ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
     if (threadIdx.x < 32) {
-      bool more = next_tile(p, 0, tile);
-      // Inputs, and room for outputs, from here on: consumers store nothing before a Q has come.
-      ptx::grid_dependency_wait();
-      // All lanes walk, one issues: control flow stays uniform.
-      const bool leader = lane == 0;
-      KStage k_stage(k_full, 1);
-      VStage v_stage(v_full, 1);
-      for (int step = 0; more; ++step) {
-        const int first_row = tile.index * kConfig.rows();
-        const BlockRange blocks =
-            visible_blocks(first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
-        const int kv_head = uniform(tile.head / p.group);
-        const auto load_block = [&](const CUtensorMap& map, std::uint32_t shared,
-                                    std::uint32_t first, auto& stage, int block, int last_head,
-                                    int last_batch) {
-          ptx::mbarrier_wait(stage.empty(), stage.parity);
-          if (leader) {
-            ptx::mbarrier_arrive_expect_tx(stage.full, kConfig.block_bytes());
-            const std::uint32_t to = shared + (stage.full - first) / 8 * kConfig.block_bytes();
-#pragma unroll
-            for (int c = 0; c < kChunks; ++c)
-              ptx::tma_load_4d(to + c * kKeys * 128, &map, stage.full, 64 * c, block * kKeys,
-                               min(kv_head, last_head), min(tile.batch, last_batch));
-          }
-          stage.advance(first);
-        };
-        const auto load_k = [&](int block) {
-          load_block(k_map, k_shared, k_full, k_stage, block, p.k_last_head, p.k_last_batch);
-        };
-        const auto load_v = [&](int block) {
-          load_block(v_map, v_shared, v_full, v_stage, block, p.v_last_head, p.v_last_batch);
-        };
-#pragma unroll
-        for (int w = 0; w < kWarpgroups; ++w) {
-          const int at = w + step % kQStages * kWarpgroups;
-          ptx::mbarrier_wait(q_empty + 8 * at, (step / kQStages & 1) ^ 1);
-          if (leader) {
-            ptx::mbarrier_arrive_expect_tx(q_full + 8 * at, kConfig.q_bytes());
-#pragma unroll
-            for (int c = 0; c < kChunks; ++c)
-              ptx::tma_load_4d(q_shared + at * kConfig.q_bytes() + c * 64 * 128, &q_map,
-                               q_full + 8 * at, 64 * c, first_row + (kSplit ? 0 : 64 * w),
-                               tile.head, tile.batch);
-          }
-        }
-        // K runs one block ahead of V, as the consumers do.
-        if (blocks.end > blocks.begin) load_k(blocks.end - 1);
-#pragma unroll 1
-        for (int block = blocks.end - 1; block > blocks.begin; --block) {
-          load_k(block - 1);
-          load_v(block);
-        }
-        Tile next = tile;
-        more = next_tile(p, step + 1, next);
-        if (blocks.end > blocks.begin) load_v(blocks.begin);
-        tile = next;
-        __syncwarp();
-      }
-      // The next kernel may set up beside the last blocks of this one; shared memory leaves it no
-      // room on an SM whose CTA still works. At D 256 this would spill a register, for 1 us of 200.
-      if constexpr (kHeadDim <= 128) ptx::grid_launch_dependents();
+      Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile);
+      producer.run();
     }
     return;
   }
-
   // ---- Consumers ----
   ptx::setmaxnreg_increase<kConfig.consumer_registers()>();
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
@@ -565,9 +443,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     rescale_output(shrink);
   };
 
-  if (kTurns && group == 1) ptx::named_barrier_arrive(4, 256);
-  // The exchange of split tiles: barrier 6 says empty, 7 full.
-  if (kSplit && group == 0) ptx::named_barrier_arrive(6, 256);
+  if (kTurns && group == 1) ptx::named_barrier_arrive(kTurn, 256);
+  if (kSplit && group == 0) ptx::named_barrier_arrive(kExchangeEmpty, 256);
   Tile next = {};
   // An index below 0 says that there is no tile: a bool beside it would be what spills.
   const auto find_next = [&](int step, Tile& found) {
@@ -578,9 +455,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int tile_row = tile.index * kConfig.rows(),
               first_row = tile_row + (kSplit ? 0 : 64 * group);
     const BlockRange tile_blocks =
-        visible_blocks(tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
+        visible_blocks<ConfigOf>(p, tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
     const int last_row = min(first_row + 63, p.seq_q - 1);
-    const BlockRange blocks = visible_blocks(first_row, last_row);
+    const BlockRange blocks = visible_blocks<ConfigOf>(p, first_row, last_row);
     // The warpgroup's first block and how many it has.
     newest = blocks.end - 1 - (kSplit ? group : 0);
     const bool works = first_row < p.seq_q && newest >= blocks.begin;
@@ -592,10 +469,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
     // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
     const auto my_turn = [&] {
-      if constexpr (kTurns) ptx::named_barrier_sync(4 + group, 256);
+      if constexpr (kTurns) ptx::named_barrier_sync(kTurn + group, 256);
     };
     const auto your_turn = [&] {
-      if constexpr (kTurns) ptx::named_barrier_arrive(4 + (group + 1) % 2, 256);
+      if constexpr (kTurns) ptx::named_barrier_arrive(kTurn + (group + 1) % 2, 256);
     };
     // A block that other warpgroups of the CTA want.
     const auto skip_block = [&] {
@@ -816,7 +693,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       const std::uint32_t bases = mine + (kHeadDim / 8 + 1) * kPitch;
       const WideBase base[2] = {base_of_row(0), base_of_row(1)};
       if (group == 1) {
-        ptx::named_barrier_sync(6, 256);
+        ptx::named_barrier_sync(kExchangeEmpty, 256);
         ptx::shared_store4(mine, {base[0].high, base[1].high, sum[0], sum[1]});
         ptx::shared_store4(bases, {base[0].low, base[1].low, 0.0f, 0.0f});
 #pragma unroll
@@ -825,11 +702,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
             ptx::shared_store4(mine + (i + 1) * kPitch,
                                {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]});
         }
-        ptx::named_barrier_arrive(7, 256);
+        ptx::named_barrier_arrive(kExchangeFull, 256);
         __syncwarp();
         continue;
       }
-      ptx::named_barrier_sync(7, 256);
+      ptx::named_barrier_sync(kExchangeFull, 256);
       const float4 theirs = ptx::shared_load4(mine);
       const float4 their_low = ptx::shared_load4(bases);
       const WideBase their_base[2] = {{theirs.x, their_low.x}, {theirs.y, their_low.y}};
@@ -855,7 +732,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           o[4 * i + 3] = o[4 * i + 3] * ours[1] + part.w * factor[1];
         }
       }
-      ptx::named_barrier_arrive(6, 256);
+      ptx::named_barrier_arrive(kExchangeEmpty, 256);
     }
 
     // ---- Epilogue: normalise, store ----
@@ -904,7 +781,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if constexpr (kConfig.o_over_q()) {
         strip = q_tile() + warp * 16 * 128;
         chunk_bytes = 64 * 128;
-        ptx::named_barrier_sync(1 + group, 128);  // all warps are done with Q
+        ptx::named_barrier_sync(kQIsRead + group, 128);
       } else {
         // lane / 32 is 0, but keeps the address from living in a register through the main loop.
         strip =
