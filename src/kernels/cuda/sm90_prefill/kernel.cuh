@@ -28,8 +28,12 @@
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/epilogue.cuh"
+#include "kernels/cuda/sm90_prefill/guard.cuh"
 #include "kernels/cuda/sm90_prefill/producer.cuh"
+#include "kernels/cuda/sm90_prefill/products.cuh"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
+#include "kernels/cuda/sm90_prefill/softmax.cuh"
 
 namespace greenfast::cuda::prefill {
 
@@ -111,114 +115,21 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // Of descriptors: the half that is constant, and Q's other half.
   std::uint32_t high = 0, q_low = 0;
-  constexpr std::uint32_t kPerBarrier = kConfig.block_bytes() / 128;  // of a descriptor
-  const std::uint32_t k_base = uniform(((k_shared / 16) | 0x10000u) - k_full * kPerBarrier);
+  using Low = Descriptors<ConfigOf>;
+  const std::uint32_t k_base = uniform(((k_shared / 16) | Low::kK) - k_full * Low::kPerBarrier);
   // S = Q K^T; asynchronous.
   const auto issue_scores = [&] {
-    const std::uint32_t k_low = k_base + k_stage.full * kPerBarrier;
-#pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) {
-      const auto b = ptx::descriptor(high, k_low + (k / 4) * (kKeys * 128 / 16) + (k % 4) * 2);
-      if constexpr (kConfig.q_in_registers) {
-        ptx::wgmma_rs<T, kKeys>(s, q[k], b, k > 0);
-      } else {
-        const auto a = ptx::descriptor(high, q_low + (k / 4) * (64 * 128 / 16) + (k % 4) * 2);
-        ptx::wgmma_ss<T, kKeys>(s, a, b, k > 0);
-      }
-    }
-    ptx::wgmma_commit();
+    multiply_qk<T, ConfigOf>(s, q, high, q_low, k_base + k_stage.full * Low::kPerBarrier);
   };
-  // The leading offset leads from a chunk of 64 columns to the next, or to the ones.
-  constexpr std::uint32_t kChunk =
-      (kOnes ? kConfig.ones_offset() - kConfig.v_offset() : kKeys * 128) / 16;
-  constexpr std::uint32_t kStep = kOnes ? 1u - 0x10000u : 1u;
-  const std::uint32_t v_base =
-      uniform(((v_shared / 16) | (kChunk << 16)) - v_full * (kPerBarrier * kStep));
+  const std::uint32_t v_base = uniform(((v_shared / 16) | Low::kV) - v_full * Low::kVPerBarrier);
   // O (+)= P V; asynchronous.
   const auto issue_output = [&](bool accumulate) {
-    const std::uint32_t v_low = v_base + v_stage.full * (kPerBarrier * kStep);
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k)
-      ptx::wgmma_rs_nmajor<T, kColumns>(o, weights[k],
-                                        ptx::descriptor(high, v_low + k * (16 * 128 / 16) * kStep),
-                                        k > 0 || accumulate);
-    ptx::wgmma_commit();
+    multiply_pv<T, ConfigOf>(o, weights, high, v_base + v_stage.full * Low::kVPerBarrier,
+                             accumulate);
   };
-  // Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
-  const auto transform = [&]<int kCount>(float(&scores)[kCount]) {
-    if constexpr (kGeneral) {
-      if (p.softcap_out > 0.0f) {
-#pragma unroll
-        for (float& x : scores) x = softcap_from_log2(x * p.softcap_in, p.softcap_out);
-      } else {
-#pragma unroll
-        for (float& x : scores) x *= p.scale_log2;
-      }
-    }
-  };
-  // Hides what the rows do not see.
-  const auto mask = [&]<int kCount>(float(&scores)[kCount], int block, int first_row) {
-    const int lane = ptx::lane_id();  // anew, as in redo_scores
-    const int row = first_row + 16 * warp + (lane >> 2);
-    const int first_key = block * kKeys + 2 * (lane & 3);
-    // columns_below for blocks of kKeys. (One of the two could go when kernels are next recorded.)
-    const auto before = [](int key) {
-      const int keys = min(max(key, 0), kKeys);
-      return low_bits(2 * (keys >> 3) + min(keys & 7, 2));
-    };
-    const auto hide_from = [&]<int kFrom>() {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int end = p.band.end(row + 8 * h) - first_key;
-        const int begin = kWindow ? p.band.first(row + 8 * h) - first_key : 0;
-        const std::uint32_t visible = kMaskByBits ? before(end) & ~before(begin) : 0;
-#pragma unroll
-        for (int bit = kFrom / 2; bit < kCount / 2; ++bit) {
-          const int i = 4 * (bit / 2) + 2 * h + bit % 2, key = 8 * (bit / 2) + bit % 2;
-          const bool hidden =
-              kMaskByBits ? (visible >> bit & 1) == 0 : key >= end || (kWindow && key < begin);
-          if (hidden) scores[i] = -INFINITY;
-        }
-      }
-    };
-    // Of the second of two diagonal warpgroups, every row sees the first half.
-    if (!kWindow && kCount == 64 && p.band.end(first_row) - block * kKeys >= 64) {
-      hide_from.template operator()<kCount / 2>();
-    } else {
-      hide_from.template operator()<0>();
-    }
-  };
-  // scores = 2^scores, and, without kOnes, their sums.
-  const auto weigh = [&]<int kCount>(float(&scores)[kCount], float(&block_sum)[2]) {
-    [[maybe_unused]] float part[4];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      scores[i] = exp2_fast(scores[i]);
-      if constexpr (!kOnes) part[i & 3] = i < 4 ? scores[i] : part[i & 3] + scores[i];
-    }
-    if constexpr (!kOnes) {
-      block_sum[0] = part[0] + part[1];
-      block_sum[1] = part[2] + part[3];
-    }
-  };
-  // The same of scale * scores - base.
-  const auto exponentiate = [&]<int kCount>(float(&scores)[kCount], float base0, float base1,
-                                            float(&block_sum)[2]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
-    weigh(scores, block_sum);
-  };
-  // Of the guard. The weights begin at 2^0, as low as fp16's subnormals allow when thousands of
-  // keys share the tail of a row, and may grow to this before a base is raised; fp16 ends at 65504.
-  // The second is for a thread's sum of them.
-  constexpr float kLimit = kOnes ? 0x1p15f : 0x1p13f;
-  // What a thread wants seldom, and keeps in memory.
-  struct Seldom {
-    float o[kFlush ? kColumns / 2 : 1];  // output and sums of the blocks before the last `flush`
-    float sum[2];
-  } in_memory;
-  const auto seldom = [&]() -> Seldom& {
-    Seldom* address = &in_memory;
+  Flushed<ConfigOf> in_memory;
+  const auto seldom = [&]() -> Flushed<ConfigOf>& {
+    Flushed<ConfigOf>* address = &in_memory;
     asm volatile("" : "+l"(address));  // else the compiler would keep it all in registers
     return *address;
   };
@@ -227,220 +138,32 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr bool kSharedBases = kWarpgroups == 3;
   __shared__ WideBase shared_bases[kSharedBases ? kWarpgroups * 128 : 1][2];
   WideBase own_bases[kSharedBases ? 1 : 2];
-  const auto bases = [&]() -> WideBase* {
-    if constexpr (kSharedBases) {
-      return shared_bases[ptx::thread_index() - 128];
-    } else {
-      WideBase* address = own_bases;
-      asm volatile("" : "+l"(address));
-      return address;
-    }
-  };
-  const auto base_of_row = [&](int h) -> WideBase {
-    return isnan(top[h]) ? bases()[h] : WideBase{top[h], 0.0f};
-  };
-  const auto set_base = [&](int h, WideBase base) {
-    top[h] = base.high;
-    if (base.low != 0.0f) {
-      bases()[h] = base;
-      top[h] = NAN;  // so that the guard trips, and every block comes to softmax_exact
-    }
-  };
-  // One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
-  // It has no branch for bases that one float cannot hold, but subtracts their second half always:
-  // a branch costs 3 to 8% under a causal mask at S 512 and 1024, where the subtraction costs 1 to
-  // 2 (H200, 2026-11-22).
-  const auto softmax_exact = [&]<bool kFirst, int kCount>(float(&scores)[kCount],
-                                                          float(&shrink)[2]) {
-    float most[4] = {scores[0], scores[1], scores[2], scores[3]}, block_sum[2];
-#pragma unroll
-    for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
-    WideBase from[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      WideBase base = wide_base(quad_max(fmaxf(most[2 * h], most[2 * h + 1])), scale);
-      if constexpr (kFirst) {
-        from[h] = finite(base);  // no key seen yet: weights 0, not NaN
-      } else {
-        const WideBase before = base_of_row(h);
-        base = larger(before, base);
-        from[h] = finite(base);
-        shrink[h] = exp2_fast(distance(before, from[h]));
-      }
-      set_base(h, base);
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) scores[i] = exponent(scores[i], scale, from[i >> 1 & 1]);
-    weigh(scores, block_sum);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      if constexpr (!kOnes) sum[h] = kFirst ? block_sum[h] : sum[h] * shrink[h] + block_sum[h];
-  };
+  OnlineSoftmax<ConfigOf> rows{p, scale, kSharedBases ? &shared_bases[0][0] : own_bases, top, sum};
+  using Softmax = OnlineSoftmax<ConfigOf>;
   // Scores become the A operand of the next product.
-  const auto convert = [&]<int kCount>(const float(&scores)[kCount]) {
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 8 * k + 2 * i;
-        weights[k][i] = at < kCount ? pack2<T>(scores[at % kCount], scores[(at + 1) % kCount]) : 0;
-      }
-    }
-  };
+  const auto convert = [&] { convert_to<T>(weights, s); };
   // S = Q K^T again by this warp alone, after the weights have overwritten it. K's stage must still
   // be held.
   const auto redo_scores = [&] {
-    // Read anew, so that addresses of this rare path do not live in registers all the time.
-    const int lane = ptx::lane_id();
-    const int row = (lane & 7) + ((lane >> 4) << 3), half = (lane >> 3) & 1;
-#pragma unroll
-    for (float& x : s) x = 0.0f;
-    // Rolled where Q is not in registers: the loads of an unrolled loop would take registers that
-    // the main loop has none of to spare.
-    constexpr int kUnroll = kConfig.q_in_registers ? kHeadDim / 16 : 1;
-#pragma unroll kUnroll
-    for (int k = 0; k < kHeadDim / 16; ++k) {
-      std::uint32_t a[4];
-      if constexpr (kConfig.q_in_registers) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = q[k][i];
-      } else {
-        const int q_row = 16 * warp + (lane & 15);
-        ptx::ldmatrix_x4(a, q_tile() + (k / 4) * 64 * 128 + q_row * 128 +
-                                ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
-      }
-#pragma unroll
-      for (int n = 0; n < kKeys / 16; ++n) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4(b, k_shared + (k_stage.full - k_full) / 8 * kConfig.block_bytes() +
-                                (k / 4) * kKeys * 128 + (16 * n + row) * 128 +
-                                ((((k % 4) * 2 + half) ^ (lane & 7)) << 4));
-        ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n]), a, b[0], b[1]);
-        ptx::mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(s[8 * n + 4]), a, b[2], b[3]);
-      }
-    }
+    const auto k_tile = [&] {
+      return k_shared + (k_stage.full - k_full) / 8 * kConfig.block_bytes();
+    };
+    multiply_qk_alone<T, ConfigOf>(s, q, q_tile, k_tile, warp);
   };
-  constexpr float kEnough = kOnes ? 16.0f : 64.0f;  // worth a new base where another row needs one
-  // The bases of rows whose largest weights, or sums of them, are large; `shrink` is what O must be
-  // multiplied by. A power of two keeps weights that are rounded already as they are. Where they
-  // are summed before rounding, the largest becomes 1: a key that decides the row alone then has
-  // the same weight above and below the fraction, and O is V.
-  const auto raise_bases = [&](float large0, float large1, float(&shrink)[2]) {
-    const float large[2] = {quad_max(large0), quad_max(large1)};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float size =
-          kOnes ? static_cast<float>((__float_as_int(large[h]) >> 23) - 127) : __log2f(large[h]);
-      const float before = top[h];
-      top[h] += large[h] > kEnough ? size : 0.0f;
-      shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
-    }
-  };
-  constexpr float kHuge = 0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
-  // Weights beyond the range of the guard, `large` of them at most or their sum: scales them down
-  // exactly, or takes the block's true maximum.
   const auto recover = [&](const float(&large)[2], float(&shrink)[2]) {
-    if (__any_sync(kFullWarp, !(large[0] + large[1] <= kHuge))) {
-      redo_scores();
-      transform(s);
-      softmax_exact.template operator()<false>(s, shrink);
-      return;
-    }
-    raise_bases(large[0], large[1], shrink);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      if constexpr (!kOnes) sum[h] = sum[h] * shrink[h] + large[h] * shrink[h];
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
+    recover_weights(rows, s, redo_scores, large, shrink);
   };
-  // The largest weights of this thread's part of both rows. Positive floats are ordered as
-  // integers, of which three compare at once, and the NaN of ex2.approx (0x7fffffff) above them.
-  const auto largest_weights = [&](float(&most)[2]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int largest = 0;
-#pragma unroll
-      for (int i = 2 * h; i < kKeys / 2; i += 4)
-        largest = __vimax3_s32(largest, __float_as_int(s[i]), __float_as_int(s[i + 1]));
-      most[h] = __int_as_float(largest);
-    }
-  };
-  // Softmax with the maximum of earlier blocks. Returns whether O must be multiplied by `shrink`.
-  const auto softmax_guarded = [&](float(&shrink)[2]) -> bool {
-    float large[2];  // sums, or with kOnes the largest
-    exponentiate(s, top[0], top[1], large);
-    if constexpr (kOnes) largest_weights(large);
-    const bool trouble = __any_sync(kFullWarp, !(large[0] + large[1] <= kLimit));  // or NaN
-    if (trouble) {
-      recover(large, shrink);
-    } else if constexpr (!kOnes) {
-      sum[0] += large[0];
-      sum[1] += large[1];
-    }
-    return trouble;
+  const auto softmax_guarded = [&](float(&shrink)[2]) {
+    return guarded_softmax(rows, s, recover, shrink);
   };
   int newest = 0, second = 0;  // the warpgroup's first block, and that with which O begins anew
   const auto flushed = [&] { return second != newest - kStride; };
   const auto rescale_output = [&](const float(&shrink)[2]) {
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) o[i] *= shrink[(i >> 1) & 1];
-    if constexpr (kFlush) {
-      if (flushed()) {
-        Seldom& before = seldom();
-#pragma unroll
-        for (int i = 0; i < kColumns / 2; ++i) before.o[i] *= shrink[(i >> 1) & 1];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) before.sum[h] *= shrink[h];
-      }
-    }
+    rescale<ConfigOf>(o, seldom, flushed, shrink);
   };
-  // The tensor cores cut off what an addition cannot hold, always downwards: 1.2e-7 of the sum for
-  // every 16 keys (H200), 0.5% after a million. So the accumulators begin anew every 8192 keys, and
-  // what they held is added up here, rounded to nearest. Features::window has this, and takes all
-  // problems of more keys than kLongRow; in the others it costs up to 4% where a CTA has one tile,
-  // because every launch fetches its code anew (H200, 2026-11-22).
-  constexpr int kFlushBlocks = 8192 / kKeys;
-  const auto flush = [&] {
-    Seldom& before = seldom();
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) before.o[i] = flushed() ? before.o[i] + o[i] : o[i];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      before.sum[h] = flushed() ? before.sum[h] + sum[h] : sum[h];
-      sum[h] = 0.0f;
-    }
-  };
-  // The guard on weights that are converted already, two to a word.
+  const auto flush = [&] { flush_to<ConfigOf>(seldom, flushed, o, sum); };
   const auto guard_converted = [&] {
-    const auto pair = [&](int i, int h) {
-      return reinterpret_cast<const __half2&>(weights[i / 2][2 * (i % 2) + h]);
-    };
-    __half2 most[2] = {pair(0, 0), pair(0, 1)};
-#pragma unroll
-    for (int i = 1; i < kKeys / 8; ++i) {
-      most[0] = __hmax2_nan(most[0], pair(i, 0));
-      most[1] = __hmax2_nan(most[1], pair(i, 1));
-    }
-    const bool inside = __hble2(__hmax2_nan(most[0], most[1]), __float2half2_rn(kLimit));
-    if (!__any_sync(kFullWarp, !inside)) return;
-    float shrink[2];
-    const float2 row[2] = {__half22float2(most[0]), __half22float2(most[1])};
-    if (__any_sync(kFullWarp, !(row[0].x + row[0].y + row[1].x + row[1].y <= 4 * 65504.0f))) {
-      // Beyond fp16; the weights before conversion say how far.
-      float large[2];
-      largest_weights(large);
-      recover(large, shrink);
-      convert(s);
-    } else {
-      raise_bases(fmaxf(row[0].x, row[0].y), fmaxf(row[1].x, row[1].y), shrink);
-      const __half2 factor[2] = {__float2half2_rn(shrink[0]), __float2half2_rn(shrink[1])};
-#pragma unroll
-      for (int i = 0; i < kKeys / 4; ++i) {
-        auto& two = reinterpret_cast<__half2&>(weights[i / 4][i % 4]);
-        two = __hmul2(two, factor[i & 1]);
-      }
-    }
-    rescale_output(shrink);
+    guard_words(rows, s, weights, recover, convert, rescale_output);
   };
 
   if (kTurns && group == 1) ptx::named_barrier_arrive(kTurn, 256);
@@ -500,11 +223,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if constexpr (kQStages > 1) q_index = group + tile_step % kQStages * kWarpgroups;
     ptx::mbarrier_wait(q_full + 8 * q_index, tile_step / kQStages & 1);
     if constexpr (kConfig.q_in_registers) {
-      const int lane = ptx::lane_id();
-#pragma unroll
-      for (int k = 0; k < kHeadDim / 16; ++k)
-        ptx::ldmatrix_x4(q[k], q_tile() + (k / 4) * 64 * 128 + (16 * warp + (lane & 15)) * 128 +
-                                   ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
+      load_queries<ConfigOf>(q, q_tile(), warp);
     }
 
     // In a way that ptxas cannot know: it would set a constant again for every wgmma, in a register
@@ -541,28 +260,28 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           top[h] = quad_max(most) * scale;
         }
         float large[2];  // sums of weights, or with kOnes the largest
-        exponentiate(s, top[0], top[1], large);
+        rows.exponentiate(s, large);
         if constexpr (kOnes) {
-          largest_weights(large);
+          rows.largest_weights(s, large);
         } else {
           sum[0] = large[0];
           sum[1] = large[1];
         }
-        convert(s);
-        const bool fits =
-            large[0] + large[1] <= kLimit && fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase;
+        convert();
+        const bool fits = large[0] + large[1] <= Softmax::kLimit &&
+                          fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase;
         if (__any_sync(kFullWarp, !fits)) {
           redo_scores();
-          softmax_exact.template operator()<true>(s, shrink);
-          convert(s);
+          rows.template exact<true>(s, shrink);
+          convert();
         }
         release(k_stage.empty());
       } else {
         release(k_stage.empty());
         const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
-          transform(scores);
-          mask(scores, block, first_row);
-          softmax_exact.template operator()<true>(scores, shrink);
+          rows.transform(scores);
+          rows.mask(scores, block, first_row, warp);
+          rows.template exact<true>(scores, shrink);
         };
         // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
         // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
@@ -573,7 +292,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         } else {
           first_softmax(s);
         }
-        convert(s);
+        convert();
       }
       // To the warpgroup's next block, if there is one in the tile, else past the tile's last.
       const auto advance = [&](auto& stage, std::uint32_t first, int from) {
@@ -606,14 +325,14 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         your_turn();
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
-        transform(s);
+        rows.transform(s);
         bool rescale = true;
         if constexpr (kExact) {
-          mask(s, block, first_row);
-          softmax_exact.template operator()<false>(s, shrink);
+          rows.mask(s, block, first_row, warp);
+          rows.template exact<false>(s, shrink);
         } else if constexpr (kLateGuard) {
           float unused[2];
-          exponentiate(s, top[0], top[1], unused);
+          rows.exponentiate(s, unused);
         } else {
           rescale = softmax_guarded(shrink);
         }
@@ -626,18 +345,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::pin_registers(s);
         release(v_stage.empty());
         if constexpr (kLateGuard && !kExact) {
-          convert(s);
+          convert();
           guard_converted();
           release(k_stage.empty());
         } else {
           if (rescale) rescale_output(shrink);
-          convert(s);
+          convert();
         }
         next_stages.template operator()<false>();
       };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
       while (true) {
-        const int stop = kFlush ? max(blocks.begin, block - kStride * kFlushBlocks) : blocks.begin;
+        const int stop =
+            kFlush ? max(blocks.begin, block - kStride * Flushed<ConfigOf>::kBlocks) : blocks.begin;
         const auto more = [&] { return block - kStride >= stop; };
         const auto far_edge = [&] { return kWindow && block - kStride <= exact_to; };
         while (more()) {
@@ -666,7 +386,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if constexpr (!kOneRing) advance(v_stage, v_full, block);
       if constexpr (kFlush) {
         if (flushed()) {
-          const Seldom& before = seldom();
+          const Flushed<ConfigOf>& before = seldom();
 #pragma unroll
           for (int i = 0; i < kColumns / 2; ++i) o[i] += before.o[i];
 #pragma unroll
@@ -687,28 +407,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       for (int block = works ? blocks.begin : tile_blocks.begin; block > tile_blocks.begin; --block)
         skip_block();
     } else {
-      // ---- Merge: each thread of the second warpgroup hands its part to one of the first ----
-      const std::uint32_t mine = q_shared + kConfig.exchange_offset() + 16 * (threadIdx.x & 127);
-      constexpr std::uint32_t kPitch = 16 * 128;
-      const std::uint32_t bases = mine + (kHeadDim / 8 + 1) * kPitch;
-      const WideBase base[2] = {base_of_row(0), base_of_row(1)};
+      // ---- Merge: the second warpgroup hands its part to the first ----
+      const Exchange<ConfigOf> exchange(shared);
+      const WideBase base[2] = {rows.base_of_row(0), rows.base_of_row(1)};
       if (group == 1) {
-        ptx::named_barrier_sync(kExchangeEmpty, 256);
-        ptx::shared_store4(mine, {base[0].high, base[1].high, sum[0], sum[1]});
-        ptx::shared_store4(bases, {base[0].low, base[1].low, 0.0f, 0.0f});
-#pragma unroll
-        for (int i = 0; i < kHeadDim / 8; ++i) {
-          if (works)
-            ptx::shared_store4(mine + (i + 1) * kPitch,
-                               {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]});
-        }
-        ptx::named_barrier_arrive(kExchangeFull, 256);
-        __syncwarp();
+        hand_over(exchange, base, sum, o, works);
         continue;
       }
       ptx::named_barrier_sync(kExchangeFull, 256);
-      const float4 theirs = ptx::shared_load4(mine);
-      const float4 their_low = ptx::shared_load4(bases);
+      const float4 theirs = ptx::shared_load4(exchange.mine);
+      const float4 their_low = ptx::shared_load4(exchange.bases);
       const WideBase their_base[2] = {{theirs.x, their_low.x}, {theirs.y, their_low.y}};
       const float their_sum[2] = {theirs.z, theirs.w};
       float ours[2], factor[2];
@@ -719,83 +427,31 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ours[h] = exp2_fast(distance(base[h], from));
         factor[h] = exp2_fast(distance(their_base[h], from));
         sum[h] = sum[h] * ours[h] + their_sum[h] * factor[h];
-        set_base(h, most);
+        rows.set_base(h, most);
       }
       // A tile of one block has no second part.
-      if (blocks.end - blocks.begin > 1) {
-#pragma unroll
-        for (int i = 0; i < kHeadDim / 8; ++i) {
-          const float4 part = ptx::shared_load4(mine + (i + 1) * kPitch);
-          o[4 * i] = o[4 * i] * ours[0] + part.x * factor[0];
-          o[4 * i + 1] = o[4 * i + 1] * ours[0] + part.y * factor[0];
-          o[4 * i + 2] = o[4 * i + 2] * ours[1] + part.z * factor[1];
-          o[4 * i + 3] = o[4 * i + 3] * ours[1] + part.w * factor[1];
-        }
-      }
+      if (blocks.end - blocks.begin > 1) add_part(exchange, o, ours, factor);
       ptx::named_barrier_arrive(kExchangeEmpty, 256);
     }
 
     // ---- Epilogue: normalise, store ----
     const int lane = ptx::lane_id();
     const int row = first_row + 16 * warp + (lane >> 2), t = lane & 3;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      sum[h] = quad_sum(sum[h]);
-      const int r = row + 8 * h;
-      if (p.lse != nullptr && t == 0 && r < p.seq_q) {
-        const std::int64_t head =
-            static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
-        const WideBase base = base_of_row(h);
-        p.lse[head * p.seq_q + r] =
-            sum[h] == 0.0f ? -INFINITY : kLn2 * (base.high + (base.low + __log2f(sum[h])));
-      }
-      sum[h] = sum[h] == 0.0f ? 0.0f : reciprocal_fast(sum[h]);  // no key seen: O = 0
-    }
+    finish_rows(p, tile, rows, row, t);
     if constexpr (kGeneral) {
-      const std::int64_t base = tile.batch * p.o_batch + tile.head * p.o_head;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (row + 8 * h >= p.seq_q) continue;
-        const std::int64_t at = base + (row + 8 * h) * p.o_row + 2 * t;
-#pragma unroll
-        for (int i = 0; i < kHeadDim / 8; ++i) {
-          if (8 * i >= p.head_dim) continue;
-          const float x = works ? o[4 * i + 2 * h] * sum[h] : 0.0f;
-          const float y = works ? o[4 * i + 2 * h + 1] * sum[h] : 0.0f;
-          if (p.out_dtype == DType::f32) {
-            static_cast<float*>(p.o)[at + 8 * i] = x;
-            static_cast<float*>(p.o)[at + 8 * i + 1] = y;
-          } else if (p.out_dtype == DType::f16) {
-            static_cast<__half*>(p.o)[at + 8 * i] = __float2half_rn(finite_mean(x));
-            static_cast<__half*>(p.o)[at + 8 * i + 1] = __float2half_rn(finite_mean(y));
-          } else {
-            static_cast<__nv_bfloat16*>(p.o)[at + 8 * i] = __float2bfloat16_rn(x);
-            static_cast<__nv_bfloat16*>(p.o)[at + 8 * i + 1] = __float2bfloat16_rn(y);
-          }
-        }
-      }
-      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * q_index);
+      store_anywhere<ConfigOf>(p, tile, o, sum, works, row, t);
     } else {
-      // Each warp lays out its 16 rows and stores them alone; TMA leaves out rows past Sq.
-      std::uint32_t strip, chunk_bytes;
+      Strip<ConfigOf> strip;
       if constexpr (kConfig.o_over_q()) {
-        strip = q_tile() + warp * 16 * 128;
-        chunk_bytes = 64 * 128;
+        strip.address = q_tile() + warp * 16 * 128;
         ptx::named_barrier_sync(kQIsRead + group, 128);
       } else {
         // lane / 32 is 0, but keeps the address from living in a register through the main loop.
-        strip =
+        strip.address =
             q_shared + kConfig.o_offset() + (4 * group + warp + lane / 32) * kConfig.strip_bytes();
-        chunk_bytes = 16 * 128;
         if (leader) ptx::tma_store_wait_read();
         __syncwarp();
       }
-      const std::uint32_t strip_row = strip + (lane & 15) * 128;
-      const auto store = [&](int j, const std::uint32_t(&r)[4]) {  // columns 16 * j to 16 * j + 15
-        ptx::stmatrix_x4(
-            strip_row + (j / 4) * chunk_bytes + ((((j % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4),
-            r);
-      };
       // Apart, so that the accumulators stay where they are.
       if (works) {
         // Weights rounded above the fraction and not below it may carry O past fp16's last number,
@@ -814,7 +470,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
               if constexpr (kMayOverflow)
                 most[i & 1] = __hmax2(most[i & 1], __habs2(reinterpret_cast<__half2&>(words[i])));
             }
-            store(j, words);
+            strip.put(j, lane, words);
           }
           if constexpr (kMayOverflow) {
             const __half2 last = __float2half2_rn(65504.0f);
@@ -828,22 +484,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         }
       } else {
 #pragma unroll
-        for (int j = 0; j < kHeadDim / 16; ++j) store(j, {0, 0, 0, 0});
+        for (int j = 0; j < kHeadDim / 16; ++j) strip.put(j, lane, {0, 0, 0, 0});
       }
       ptx::fence_proxy_async_shared();
       __syncwarp();
-      if (leader) {
-        if (first_row + 16 * warp < p.seq_q) {
-#pragma unroll
-          for (int c = 0; c < kChunks; ++c)
-            ptx::tma_store_4d(&o_map, strip + c * chunk_bytes, 64 * c, first_row + 16 * warp,
-                              tile.head, tile.batch);
-        }
-        ptx::tma_store_commit();
-        if constexpr (kConfig.o_over_q()) ptx::tma_store_wait_read();
-      }
-      if constexpr (kConfig.o_over_q()) release(q_empty + 8 * q_index);
+      if (leader) strip.store(p, o_map, tile, first_row, warp);
     }
+    if constexpr (kConfig.o_over_q()) release(q_empty + 8 * q_index);
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
