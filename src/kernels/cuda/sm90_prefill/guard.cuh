@@ -41,6 +41,16 @@ __device__ __forceinline__ void flush_to(const Memory& memory, const Question& f
   }
 }
 
+template <class ConfigOf, int kCount, class Memory>
+__device__ __forceinline__ void add_flushed(const Memory& memory, float (&o)[kCount],
+                                            float (&sum)[2]) {
+  const Flushed<ConfigOf>& before = memory();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) o[i] += before.o[i];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) sum[h] += before.sum[h];
+}
+
 /// O, and what was flushed of it, times `shrink` of the row.
 template <class ConfigOf, int kCount, class Memory, class Question>
 __device__ __forceinline__ void rescale(float (&o)[kCount], const Memory& memory,

@@ -1,19 +1,30 @@
-// 70_sm90a_prefill.cuh   Idea: TMA feeds wgmma; softmax hides under matrix work; no row maximum.
+// cuda.sm90.prefill: attention for problems that fill the machine. sm_90a.
 //
-// One producer warp copies Q, K and V tiles by TMA into a ring of stages; each consumer warpgroup
-// owns 64 query rows and keeps their scores, weights and output in registers. A step issues
-// S(j) = Q K(j)^T before O += P(j-1) V(j-1), so that the tensor cores multiply while the other
-// pipes exponentiate. Blocks run from the last visible key to the first.
+// Idea    TMA feeds wgmma, and the softmax hides under matrix work. One producer warp copies Q, K
+//         and V tiles into rings of stages; each consumer warpgroup owns 64 query rows and keeps
+//         their scores, weights and output in registers. A step issues S(j) = Q K(j)^T before
+//         O += P(j-1) V(j-1), so that the tensor cores multiply while the other pipes exponentiate.
+//         Blocks run from the last visible key to the first.
+//         No row maximum but where a mask cuts: the first block takes that of a quarter of its keys,
+//         the others keep the stale one, and a guard watches the range. Beyond 2^15, or 2^13 of a
+//         thread's sum, the weights are scaled down; beyond 2^100 the block is done again with its
+//         true maximum. The guard looks at the row sum, which is needed anyway, or, where the tensor
+//         cores sum the rows, at the largest weight. That leaves 3.7 instructions a score at D 64
+//         and 4.6 at D 128, all counted, where the maximum took 2 more (H200, 2026-11-20: +10% at
+//         D 128, +8% at D 64).
+// Takes   fp16 and bf16, head dims 8..256, every mask, softcap, any type and strides of the output;
+//         strides of Q, K and V that TMA takes (16 bytes). Builds differ by what they take
+//         (Features, config.hpp).
+// Limits  sm_90a; 2^30 - 1 tiles of 128 queries in a batch entry.
+// Budget  one CTA an SM, its shared memory and registers whole: setmaxnreg gives a producer thread 32
+//         or 40 registers, a consumer thread 160 or 232.
+// Bound   issue slots under wgmma, then power.
 //
-// The row maximum is taken wherever a mask cuts. Else the first block takes that of a quarter of
-// its keys, the others keep the stale one, and a guard watches the range: beyond 2^15, or 2^13 of a
-// thread's sum, the weights are scaled down, beyond 2^100 the block is done again with its true maximum. It looks at the row
-// sum, which is needed anyway, or, where the tensor cores sum the rows, at the largest weight. That
-// leaves 3.7 instructions a score at D 64 and 4.6 at D 128, all counted, where the maximum took 2
-// more (H200, 2026-11-20: +10% at D 128, +8% at D 64).
-//
-// Limits: sm_90a, 16-bit inputs, D <= 256, row strides that TMA takes (16 bytes).
-// Budget: one CTA per SM; registers by setmaxnreg. Bound: issue slots under wgmma, then power.
+// Read config.hpp, shared_memory.cuh and producer.cuh first; then the kernel here, whose consumers
+// are a script of moves: products.cuh multiplies, softmax.cuh masks and exponentiates, guard.cuh
+// rescales and has blocks done again, epilogue.cuh merges and stores. That the arrays are the
+// kernel's own, and the moves lambdas over functions, is for the compiler: in a struct of arrays it
+// finds other registers, and 74 KB of code are not the same code any more.
 #pragma once
 
 #include <cuda.h>
@@ -45,33 +56,25 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                    const __grid_constant__ CUtensorMap o_map, const __grid_constant__ Params p) {
   static constexpr Config kConfig = ConfigOf::value;
   constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys;
-  constexpr bool kOnes = kConfig.ones;
+  constexpr int kWarpgroups = kConfig.warpgroups, kQStages = kConfig.q_stages;
+  constexpr bool kOnes = kConfig.ones, kSplit = kConfig.split;
   constexpr bool kLateGuard = kConfig.late_guard();
-  constexpr int kColumns = kConfig.columns();
-  constexpr int kQStages = kConfig.q_stages;
-  constexpr bool kOneRing =
-      kConfig.k_stages == kConfig.v_stages;  // a block's K and V are in stages of one index
-  using KStage = Stage<kConfig.k_stages>;
-  using VStage = Stage<kConfig.v_stages>;
-  constexpr int kChunks = kConfig.chunks(), kWarpgroups = kConfig.warpgroups;
   constexpr bool kMasked = kConfig.features != Features::plain;
   constexpr bool kWindow = kConfig.features >= Features::window;
   constexpr bool kGeneral = kConfig.features == Features::general;
-  constexpr bool kFlush = kWindow;
-  constexpr bool kSplit = kConfig.split;
-  constexpr int kStride = kSplit ? kWarpgroups : 1;  // from a warpgroup's block to its next
+  constexpr bool kFlush = Flushed<ConfigOf>::kUsed;
+  // A block's K and V are in stages of one index.
+  constexpr bool kOneRing = kConfig.k_stages == kConfig.v_stages;
+  // From a warpgroup's block to its next.
+  constexpr int kStride = kSplit ? kWarpgroups : 1;
+  // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
+  // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
   constexpr bool kTurns = kOnes && !kMasked && kWarpgroups == 2 && !kSplit;
-  // A word of bits becomes predicates in five instructions, where comparisons are one for each
-  // score; at D 128 causal that was 1 to 2% slower, at D 64 up to 3% faster (H200, 2026-11-22).
-  constexpr bool kMaskByBits = kHeadDim == 64 || !kMasked;
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
   __shared__ alignas(8) std::uint64_t barriers[SharedMemory<ConfigOf>::kBarriers];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
-  const std::uint32_t q_shared = shared.q, k_shared = shared.k, v_shared = shared.v,
-                      q_full = shared.q_full, q_empty = shared.q_empty, k_full = shared.k_full,
-                      v_full = shared.v_full;
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
     ptx::tensormap_prefetch(&q_map);
@@ -85,6 +88,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   Tile tile;
   if (warpgroup == 0) {
+    // ---- Producer ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
     if (threadIdx.x < 32) {
       Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile);
@@ -92,36 +96,44 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
     return;
   }
-  // ---- Consumers ----
+
+  // ---- Consumers: what a thread holds ----
   ptx::setmaxnreg_increase<kConfig.consumer_registers()>();
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
-  int q_index = group;  // of the tile's Q among stages and warpgroups
-  const auto q_tile = [&] { return q_shared + q_index * kConfig.q_bytes(); };
+  // Of the tile's Q among stages and warpgroups.
+  int q_index = group;
+  const auto q_tile = [&] { return shared.q + q_index * kConfig.q_bytes(); };
   const bool leader = lane == 0;
   const float scale = kGeneral ? 1.0f : p.scale_log2;
 
-  float s[kKeys / 2];                    // scores, then weights
-  float o[kColumns / 2];                 // output, not yet normalised; then the row sums if kOnes
-  std::uint32_t weights[kKeys / 16][4];  // of the previous block, as A operand
-  std::uint32_t q[kConfig.q_in_registers ? kHeadDim / 16 : 1][4];
-  float top[2] = {},
-        sum[2];  // of rows g and g + 8: base of the exponents, this thread's part of the sum
-  KStage k_stage(k_full, 0);
-  VStage v_stage(v_full, 0);  // with kOneRing the stage of the block whose V is wanted next
+  // Scores, then weights.
+  typename Fragments<ConfigOf>::Scores s;
+  // Output, not yet normalised; then the row sums if kOnes.
+  typename Fragments<ConfigOf>::Output o;
+  // Weights of the block before, as the A operand of O += P V.
+  typename Fragments<ConfigOf>::Weights weights;
+  typename Fragments<ConfigOf>::Queries q;
+  // Of rows g and g + 8: base of the exponents, and this thread's part of the sum.
+  float top[2] = {}, sum[2];
+  // The stage of the next block; with kOneRing V's is that of the block whose V is wanted next.
+  Stage<kConfig.k_stages> k_stage(shared.k_full, 0);
+  Stage<kConfig.v_stages> v_stage(shared.v_full, 0);
   const auto v_follows_k = [&] {
-    v_stage.full = k_stage.full + (v_full - k_full);
+    v_stage.full = k_stage.full + (shared.v_full - shared.k_full);
     v_stage.parity = k_stage.parity;
   };
 
   // Of descriptors: the half that is constant, and Q's other half.
   std::uint32_t high = 0, q_low = 0;
   using Low = Descriptors<ConfigOf>;
-  const std::uint32_t k_base = uniform(((k_shared / 16) | Low::kK) - k_full * Low::kPerBarrier);
+  const std::uint32_t k_base =
+      uniform(((shared.k / 16) | Low::kK) - shared.k_full * Low::kPerBarrier);
   // S = Q K^T; asynchronous.
   const auto issue_scores = [&] {
     multiply_qk<T, ConfigOf>(s, q, high, q_low, k_base + k_stage.full * Low::kPerBarrier);
   };
-  const std::uint32_t v_base = uniform(((v_shared / 16) | Low::kV) - v_full * Low::kVPerBarrier);
+  const std::uint32_t v_base =
+      uniform(((shared.v / 16) | Low::kV) - shared.v_full * Low::kVPerBarrier);
   // O (+)= P V; asynchronous.
   const auto issue_output = [&](bool accumulate) {
     multiply_pv<T, ConfigOf>(o, weights, high, v_base + v_stage.full * Low::kVPerBarrier,
@@ -133,30 +145,29 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     asm volatile("" : "+l"(address));  // else the compiler would keep it all in registers
     return *address;
   };
-  // The bases of rows whose `top` is NaN. With three warpgroups in shared memory, where they have
-  // room: an address of their own memory would be what spills.
-  constexpr bool kSharedBases = kWarpgroups == 3;
-  __shared__ WideBase shared_bases[kSharedBases ? kWarpgroups * 128 : 1][2];
-  WideBase own_bases[kSharedBases ? 1 : 2];
-  OnlineSoftmax<ConfigOf> rows{p, scale, kSharedBases ? &shared_bases[0][0] : own_bases, top, sum};
   using Softmax = OnlineSoftmax<ConfigOf>;
-  // Scores become the A operand of the next product.
+  __shared__ WideBase shared_bases[Softmax::kBasesOfCta][2];
+  WideBase own_bases[Softmax::kOwnBases];
+  Softmax rows{p, scale, Softmax::kSharedBases ? &shared_bases[0][0] : own_bases, top, sum};
+  // Weights become the A operand of the next product.
   const auto convert = [&] { convert_to<T>(weights, s); };
   // S = Q K^T again by this warp alone, after the weights have overwritten it. K's stage must still
   // be held.
   const auto redo_scores = [&] {
     const auto k_tile = [&] {
-      return k_shared + (k_stage.full - k_full) / 8 * kConfig.block_bytes();
+      return shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.block_bytes();
     };
     multiply_qk_alone<T, ConfigOf>(s, q, q_tile, k_tile, warp);
   };
+  // Weights out of range: the guard's remedies.
   const auto recover = [&](const float(&large)[2], float(&shrink)[2]) {
     recover_weights(rows, s, redo_scores, large, shrink);
   };
   const auto softmax_guarded = [&](float(&shrink)[2]) {
     return guarded_softmax(rows, s, recover, shrink);
   };
-  int newest = 0, second = 0;  // the warpgroup's first block, and that with which O begins anew
+  // The warpgroup's first block of the tile, and that with which O begins anew.
+  int newest = 0, second = 0;
   const auto flushed = [&] { return second != newest - kStride; };
   const auto rescale_output = [&](const float(&shrink)[2]) {
     rescale<ConfigOf>(o, seldom, flushed, shrink);
@@ -166,6 +177,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     guard_words(rows, s, weights, recover, convert, rescale_output);
   };
 
+  // ---- Consumers: tile after tile ----
   if (kTurns && group == 1) ptx::named_barrier_arrive(kTurn, 256);
   if (kSplit && group == 0) ptx::named_barrier_arrive(kExchangeEmpty, 256);
   Tile next = {};
@@ -181,7 +193,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         visible_blocks<ConfigOf>(p, tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
     const int last_row = min(first_row + 63, p.seq_q - 1);
     const BlockRange blocks = visible_blocks<ConfigOf>(p, first_row, last_row);
-    // The warpgroup's first block and how many it has.
     newest = blocks.end - 1 - (kSplit ? group : 0);
     const bool works = first_row < p.seq_q && newest >= blocks.begin;
     // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
@@ -189,8 +200,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int exact_to = (last_row + p.band.below + kKeys - 1) / kKeys - 1;
 
     const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
-    // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
-    // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
     const auto my_turn = [&] {
       if constexpr (kTurns) ptx::named_barrier_sync(kTurn + group, 256);
     };
@@ -204,15 +213,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::mbarrier_wait(k_stage.full, k_stage.parity);
       release(k_stage.empty());
       if constexpr (kOneRing) v_follows_k();
-      k_stage.advance(k_full);
+      k_stage.advance(shared.k_full);
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       release(v_stage.empty());
-      if constexpr (!kOneRing) v_stage.advance(v_full);
+      if constexpr (!kOneRing) v_stage.advance(shared.v_full);
     };
+    // Blocks before the warpgroup's first: of split tiles the other's, else what it sees none of.
     if constexpr (kSplit) {
       if (group == 1 && blocks.end > blocks.begin) {
-        k_stage.advance(k_full);
-        if constexpr (!kOneRing) v_stage.advance(v_full);
+        k_stage.advance(shared.k_full);
+        if constexpr (!kOneRing) v_stage.advance(shared.v_full);
       }
     } else {
 #pragma unroll 1
@@ -220,23 +230,22 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         skip_block();
     }
 
+    // ---- Q ----
     if constexpr (kQStages > 1) q_index = group + tile_step % kQStages * kWarpgroups;
-    ptx::mbarrier_wait(q_full + 8 * q_index, tile_step / kQStages & 1);
-    if constexpr (kConfig.q_in_registers) {
-      load_queries<ConfigOf>(q, q_tile(), warp);
-    }
+    ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kQStages & 1);
+    if constexpr (kConfig.q_in_registers) load_queries<ConfigOf>(q, q_tile(), warp);
 
-    // In a way that ptxas cannot know: it would set a constant again for every wgmma, in a register
+    // The constant half, in a way that ptxas cannot know: it would set a constant again for every wgmma, in a register
     // that holds it already. For each tile, because it would copy what lives longer.
     const std::uint32_t zero = uniform(ptx::lane_id());
     high = ptx::kSwizzle128High + zero;
-    q_low = (q_tile() / 16) | 0x10000u;
+    q_low = (q_tile() / 16) | Low::kQ;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
     second = newest - kStride;
     if (works) {
-      int block = newest;
       // ---- First block ----
+      int block = newest;
       float shrink[2];
       ptx::mbarrier_wait(k_stage.full, k_stage.parity);
       my_turn();
@@ -246,20 +255,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       your_turn();
       // Not before wgmma_fence, which waits for ldmatrix to finish: an arrival overtakes it, and
       // the next Q then lands in rows not yet read (seen once in 400 runs).
-      if constexpr (kConfig.q_in_registers) release(q_empty + 8 * q_index);
+      if constexpr (kConfig.q_in_registers) release(shared.q_empty + 8 * q_index);
       find_next(tile_step + 1, next);  // 300 clocks that pass beside this product
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
       if (!kMasked && (block + 1) * kKeys <= p.band.keys) {
-        // A base from a quarter of the keys; where that is not enough, the block is done again.
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float most = s[2 * h];
-#pragma unroll
-          for (int i = 1; i < kKeys / 16; ++i) most = fmaxf(most, s[4 * (i / 2) + 2 * h + (i & 1)]);
-          top[h] = quad_max(most) * scale;
-        }
-        float large[2];  // sums of weights, or with kOnes the largest
+        rows.guess_bases(s);  // where that is not enough, the block is done again
+        float large[2];       // sums of weights, or with kOnes the largest
         rows.exponentiate(s, large);
         if constexpr (kOnes) {
           rows.largest_weights(s, large);
@@ -303,9 +305,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         if constexpr (kOneRing) {
           v_follows_k();
         } else if constexpr (!kFirst) {
-          advance(v_stage, v_full, block + kStride);
+          advance(v_stage, shared.v_full, block + kStride);
         }
-        advance(k_stage, k_full, block);
+        advance(k_stage, shared.k_full, block);
       };
       next_stages.template operator()<true>();
 
@@ -375,7 +377,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // ---- Last product ----
       // Q's place is free from here on, if it was not since Q came to registers; where O takes it,
       // after O is stored.
-      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q()) release(q_empty + 8 * q_index);
+      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q())
+        release(shared.q_empty + 8 * q_index);
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       ptx::pin_registers(o);
       ptx::wgmma_fence();
@@ -383,14 +386,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
       release(v_stage.empty());
-      if constexpr (!kOneRing) advance(v_stage, v_full, block);
+      if constexpr (!kOneRing) advance(v_stage, shared.v_full, block);
       if constexpr (kFlush) {
         if (flushed()) {
-          const Flushed<ConfigOf>& before = seldom();
-#pragma unroll
-          for (int i = 0; i < kColumns / 2; ++i) o[i] += before.o[i];
-#pragma unroll
-          for (int h = 0; h < 2; ++h) sum[h] += before.sum[h];
+          add_flushed<ConfigOf>(seldom, o, sum);
         }
       }
       // The other columns of the ones are zeros.
@@ -400,7 +399,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     } else {
       find_next(tile_step + 1, next);
-      if constexpr (!kConfig.o_over_q()) release(q_empty + 8 * q_index);
+      if constexpr (!kConfig.o_over_q()) release(shared.q_empty + 8 * q_index);
     }
     if constexpr (!kSplit) {
 #pragma unroll 1
@@ -448,7 +447,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       } else {
         // lane / 32 is 0, but keeps the address from living in a register through the main loop.
         strip.address =
-            q_shared + kConfig.o_offset() + (4 * group + warp + lane / 32) * kConfig.strip_bytes();
+            shared.q + kConfig.o_offset() + (4 * group + warp + lane / 32) * kConfig.strip_bytes();
         if (leader) ptx::tma_store_wait_read();
         __syncwarp();
       }
@@ -490,7 +489,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       __syncwarp();
       if (leader) strip.store(p, o_map, tile, first_row, warp);
     }
-    if constexpr (kConfig.o_over_q()) release(q_empty + 8 * q_index);
+    if constexpr (kConfig.o_over_q()) release(shared.q_empty + 8 * q_index);
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
