@@ -113,7 +113,7 @@ struct Decision {
   std::size_t tile;
   std::int32_t tiles;  // of a head
   Config config;
-  Order order;
+  TileOrder order;
   int paired_rounds;
   bool longest_is_last;
   int ctas;
@@ -131,7 +131,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int64_t heads = problem.batch * problem.heads_q;
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
-  d.order = work.even() ? Order::by_head : Order::balanced;
+  d.order = work.even() ? TileOrder::by_head : TileOrder::balanced;
   // Longest first balances best, but visits all heads at once. When their K and V do not fit L2,
   // most of the work is done in pairs, which keep to a few heads.
   const std::int64_t kv_bytes =
@@ -199,7 +199,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const char* type = problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16";
   result.kernel = core::concat("prefill::prefill_kernel<", type, ", Compiled<", type, ", ", d.tile,
                                ", ", static_cast<int>(d.config.features), ">>");
-  result.note = d.order == Order::by_head ? "tiles of equal work, head after head"
+  result.note = d.order == TileOrder::by_head ? "tiles of equal work, head after head"
                 : d.paired_rounds == 0
                     ? "longest tiles first: K and V of all heads fit half of L2"
                     : "a long and a short tile together, head after head, the rest longest first";
