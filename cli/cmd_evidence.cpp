@@ -89,11 +89,10 @@ std::string directory_of(const EvidenceOptions& options) {
 
 /// A bundle or record that is not what was written is evidence that failed, not a slip of the
 /// command line.
-template <class T>
-T accepted(Result<T> result) {
-  if (!result.ok() && result.status().message().find("TAMPERED") != std::string::npos)
-    throw Failure(workbench::kEvidence, result.status().message());
-  return value_or_fail(std::move(result));
+std::vector<std::string> accepted(Result<workbench::Imported> result) {
+  workbench::Imported imported = value_or_fail(std::move(result));
+  if (!imported.tampered.empty()) throw Failure(workbench::kEvidence, imported.tampered);
+  return std::move(imported.files);
 }
 
 int record(const EvidenceOptions& options) {

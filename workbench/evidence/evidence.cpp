@@ -24,6 +24,8 @@
 #include "workbench/fast/statistics.hpp"
 #include "workbench/green/policy.hpp"
 #include "workbench/record/code_json.hpp"
+#include "workbench/resources/resources.hpp"
+#include "workbench/verdict/gate_policy.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -297,7 +299,7 @@ json code_of_launches(const std::vector<Launch>& launches,
 class Verifier {
  public:
   Verifier(const fs::path& directory, const DeviceCode& code, const fs::path& root)
-      : directory_(directory) {
+      : directory_(directory), root_(root) {
     if (!root.empty()) sources_ = kernel_sources(root);
     for (const KernelCode& kernel : code.kernels) {
       kernels_[{kernel.name, kernel.arch}] = &kernel;
@@ -346,6 +348,10 @@ class Verifier {
            .state = EvidenceState::missing,
            .detail = "has no entry in the ledger: greenfast evidence import " +
                      (directory_ / name).string()});
+    if (!root_.empty()) {
+      verify_policies_on_disk();
+      verify_tables();
+    }
     for (const auto& [id, variant] : variants_) {
       // An instrumented twin is no kernel anybody is given; greenfast phases checks it as it runs.
       if (variant.device == DeviceKind::cuda && variant.built && variant.phases.empty() &&
@@ -362,28 +368,30 @@ class Verifier {
  private:
   void add(Finding finding) { out_.findings.push_back(std::move(finding)); }
 
-  /// "; changed: a, b", or why that is not known.
-  std::string changed_sources(const json& entry, const std::set<std::string>& variants,
-                              bool* same = nullptr) const {
-    if (same != nullptr) *same = false;
+  /// What became of a variant's sources since they were recorded.
+  struct SourceChange {
+    enum class Kind { unknown, same, changed } kind;
+    std::string words;  ///< "changed: a, b", or why that is not known
+  };
+  SourceChange changed_sources(const json& entry, const std::set<std::string>& variants) const {
+    using enum SourceChange::Kind;
     const json& recorded = member(entry, "sources");
-    if (!recorded.is_object() || recorded.empty()) return "; no sources are recorded";
-    if (sources_.empty()) return "; no sources here to compare (--source)";
+    if (!recorded.is_object() || recorded.empty()) return {unknown, "no sources are recorded"};
+    if (sources_.empty()) return {unknown, "no sources here to compare (--source)"};
     std::set<std::string> files;
     for (const std::string& variant : variants) {
       for (const json& path : list_of(member(entry, "variants"), variant))
         if (path.is_string()) files.insert(path.get<std::string>());
       for (const std::string& path : closure_of(sources_, variant)) files.insert(path);
     }
-    std::vector<std::string> changed;
+    std::vector<std::string> others;
     for (const std::string& path : files) {
       const auto now = sources_.find(path);
       if (now == sources_.end() || text_of(recorded, path) != source_digest(now->second))
-        changed.push_back(path);
+        others.push_back(path);
     }
-    if (same != nullptr) *same = changed.empty();
-    return changed.empty() ? "; its sources have not changed"
-                           : fmt::format("; changed: {}", fmt::join(changed, ", "));
+    if (others.empty()) return {same, "its sources have not changed"};
+    return {SourceChange::Kind::changed, fmt::format("changed: {}", fmt::join(others, ", "))};
   }
 
   void verify_file(const std::string& file, const json& entry) {
@@ -436,6 +444,42 @@ class Verifier {
            .state = bound == kNothing ? EvidenceState::unbound : EvidenceState::current,
            .detail =
                bound == kNothing ? text_of(entry, "why") : fmt::format("bound to {}", bound)});
+    }
+  }
+
+  /// The checkout's policies against those inside this program, by which it would judge.
+  void verify_policies_on_disk() {
+    std::vector<std::pair<std::string, std::string_view>> builtin = {
+        {"gate", builtin_gate_policy()}, {"resources", builtin_resource_limits()}};
+    for (const BuiltinPolicy& policy : builtin_policies())
+      builtin.emplace_back(policy.name, policy.text);
+    for (const auto& [name, text] : builtin) {
+      const std::string file = fmt::format("policies/{}.toml", name);
+      const auto there = read_file(root_ / file);
+      if (there && *there == text) continue;
+      add({.file = file,
+           .state = there ? EvidenceState::stale : EvidenceState::missing,
+           .detail = there ? "is not the one that this program was built with, and would judge by: "
+                             "build it again"
+                           : "this program was built with it, and it is not there"});
+    }
+  }
+
+  /// Tables that README and docs show, against the samples they were made from.
+  void verify_tables() {
+    std::error_code error;
+    std::vector<fs::path> files;
+    for (const auto& item : fs::directory_iterator(root_ / "docs" / "results", error))
+      if (item.path().extension() == ".json") files.push_back(item.path());
+    std::sort(files.begin(), files.end());
+    for (const fs::path& path : files) {
+      const auto table = read_json(path);
+      if (!table || text_of(*table, "schema") != "greenfast.peers/1") continue;
+      for (Disagreement& found : recheck_peers(*table, root_))
+        add({.file = fs::relative(path, root_, error).generic_string(),
+             .subject = std::move(found.subject),
+             .state = EvidenceState::tampered,
+             .detail = std::move(found.detail)});
     }
   }
 
@@ -518,12 +562,11 @@ class Verifier {
       }
       if (why.empty()) {
         // Cannot be compared: the sources decide, where they are known.
-        bool same = false;
-        const std::string changes = changed_sources(entry, users, &same);
-        if (same || changes.find("; changed") == std::string::npos) continue;
-        why = "its machine code cannot be compared here" + changes;
+        const SourceChange change = changed_sources(entry, users);
+        if (change.kind != SourceChange::Kind::changed) continue;
+        why = "its machine code cannot be compared here; " + change.words;
       } else {
-        why += changed_sources(entry, users);
+        why += "; " + changed_sources(entry, users).words;
       }
       stale.insert(users.begin(), users.end());
       add({.file = file,
@@ -545,21 +588,14 @@ class Verifier {
     tell(other_build, "this build has no code for their architecture, or leaves them out");
     if (text_of(entry, "bound_to") == kSources) {
       for (const auto& [variant, paths] : member(entry, "variants").items()) {
-        bool same = false;
-        const std::string changes = changed_sources(entry, {variant}, &same);
-        if (same) continue;
-        if (changes.find("; changed") == std::string::npos) {
-          add({.file = file,
-               .subject = variant,
-               .state = EvidenceState::uncompared,
-               .detail = changes.substr(2)});
-        } else {
-          stale.insert(variant);
-          add({.file = file,
-               .subject = variant,
-               .state = EvidenceState::stale,
-               .detail = changes.substr(2)});
-        }
+        const SourceChange change = changed_sources(entry, {variant});
+        if (change.kind == SourceChange::Kind::same) continue;
+        const bool changed = change.kind == SourceChange::Kind::changed;
+        if (changed) stale.insert(variant);
+        add({.file = file,
+             .subject = variant,
+             .state = changed ? EvidenceState::stale : EvidenceState::uncompared,
+             .detail = change.words});
       }
     }
     return stale;
@@ -589,9 +625,7 @@ class Verifier {
       const auto now = plan(problem->second, facts, options);
       if (!now.ok()) {
         // A build without the architecture refuses every problem; that is no change of the plan.
-        if (facts.kind == DeviceKind::cuda &&
-            now.status().message().find("GREENFAST_CUDA_ARCHS") != std::string::npos)
-          continue;
+        if (facts.kind == DeviceKind::cuda && !has_code_for(facts.arch)) continue;
         stale(now.status().message());
         continue;
       }
@@ -614,7 +648,13 @@ class Verifier {
     }
   }
 
-  fs::path directory_;
+  /// Whether this program's kernels could run there: its plans are asked, whatever `code` is of.
+  static bool has_code_for(int arch) {
+    const Result<DeviceCode>& own = own_device_code();
+    return own && !kernels_for(*own, arch).empty();
+  }
+
+  fs::path directory_, root_;
   std::map<std::string, std::string> sources_;
   std::map<std::pair<std::string, std::string>, const KernelCode*> kernels_;
   std::set<std::string> archs_;
@@ -789,9 +829,8 @@ Result<json> make_bundle(std::span<const std::string> names, std::span<const std
   return bundle;
 }
 
-Result<std::vector<std::string>> import_evidence(const fs::path& directory, const std::string& name,
-                                                 const std::string& text,
-                                                 const BindingSources& from) {
+Result<Imported> import_evidence(const fs::path& directory, const std::string& name,
+                                 const std::string& text, const BindingSources& from) {
   auto ledger = read_ledger(directory);
   if (!ledger.ok()) return ledger.status();
   const json document = json::parse(text, nullptr, false);
@@ -799,14 +838,18 @@ Result<std::vector<std::string>> import_evidence(const fs::path& directory, cons
   json records = json::array();
   if (text_of(document, "schema") == kBundleSchema) {
     if (text_of(document, "digest") != digest_of(document))
-      return bad(fmt::format("{}: TAMPERED: the bundle is not what was written (SHA-256)", name));
+      return Imported{.files = {},
+                      .tampered = fmt::format(
+                          "{}: TAMPERED: the bundle is not what was written (SHA-256)", name)};
     records = list_of(document, "records");
     for (const json& record : records) {
       const json& entry = member(record, "entry");
       if (Status status = check_name(text_of(entry, "file")); !status) return status;
       if (text_of(entry, "sha256") != sha256_hex(text_of(record, "text")))
-        return bad(fmt::format("{}: TAMPERED: {} is not the record that was bundled (SHA-256)",
-                               name, text_of(entry, "file")));
+        return Imported{
+            .files = {},
+            .tampered = fmt::format("{}: TAMPERED: {} is not the record that was bundled (SHA-256)",
+                                    name, text_of(entry, "file"))};
     }
   } else {
     auto entry = make_entry(name, text, from);
@@ -827,7 +870,7 @@ Result<std::vector<std::string>> import_evidence(const fs::path& directory, cons
   if (Status status = write_file_atomically(directory / kLedgerFile, ledger->dump(1) + "\n");
       !status)
     return status;
-  return files;
+  return Imported{.files = std::move(files), .tampered = {}};
 }
 
 Result<std::vector<KnownGap>> parse_known_gaps(std::string_view name, std::string_view text) {

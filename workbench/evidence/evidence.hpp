@@ -56,11 +56,15 @@ Result<nlohmann::json> make_bundle(std::span<const std::string> names,
                                    std::span<const std::string> texts, const BindingSources& from);
 
 /// Writes records and their entries into a directory and its ledger; a record of a name that exists
-/// is superseded. Returns the file names. `text` is a bundle, or a record made on another machine,
-/// which then is called `name`.
-Result<std::vector<std::string>> import_evidence(const std::filesystem::path& directory,
-                                                 const std::string& name, const std::string& text,
-                                                 const BindingSources& from);
+/// is superseded. `text` is a bundle, or a record made on another machine, which then is called
+/// `name`.
+struct Imported {
+  std::vector<std::string> files;  ///< that were written
+  std::string
+      tampered;  ///< how the text is not what was written, and nothing was imported; else empty
+};
+Result<Imported> import_evidence(const std::filesystem::path& directory, const std::string& name,
+                                 const std::string& text, const BindingSources& from);
 
 enum class EvidenceState {
   current,     ///< bound, and code, plans and policy are those of this build
