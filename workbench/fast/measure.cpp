@@ -11,7 +11,7 @@
 #include <map>
 #include <random>
 
-#include "workbench/base/exit_code.hpp"
+#include "workbench/base/host.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/base/sha256.hpp"
 
@@ -54,6 +54,8 @@ constexpr int kVerifiedSlots = 4;
 /// is stopped, which takes effect when the system next runs it: some time passes for a pool that
 /// spins. When inputs are renewed it stands still for long.
 constexpr double kIdleShare = 1.0, kIdleSeconds = 0.5;
+/// Of a sample that waited all the time: a logarithm needs something.
+constexpr double kLeastShare = 0.01;
 constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
 /// CPU seconds in a second of its calls beyond the thread budget, relative.
 constexpr double kMoreThreads = 0.15;
@@ -316,8 +318,10 @@ class Clocked {
     const int woken = wake ? next_slots(1).front() : 0;
     const std::vector<int> slots = next_slots(c.batch);
     std::optional<CpuUse> cpu_stopped, cpu_before;
+    double waited_before = 0;
     const auto ready = [&] {
       cpu_stopped = cpu_use(c);
+      waited_before = waited(c);
       // Drawn when everything is prepared: no work that a subject did until now is of use.
       for (const int slot : slots) {
         ring_.renew(slot, draws_());
@@ -336,6 +340,7 @@ class Clocked {
     };
     const double seconds = time(c, c.batch, slots, ready);
     const std::optional<CpuUse> cpu_after = cpu_use(c);
+    const double waited_after = waited(c);
     c.timed.subject->pause();
     if (!c.check.failure.empty()) return;
     if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
@@ -350,13 +355,28 @@ class Clocked {
     }
     if (options_.verify && !verify(c, slots)) return;
     // A reading of zero is below the timer's resolution; the tick is all that is known.
-    block.samples.push_back({static_cast<int>(index), std::max(seconds, tick_) / c.batch});
+    const double taken = std::max(seconds, tick_);
+    // What waited cannot have taken more than the sample less what its threads computed in it.
+    const double computed = cpu_before && cpu_after ? cpu_after->seconds - cpu_before->seconds : 0;
+    const double least = std::max(kLeastShare * taken, computed / device_.facts().multiprocessors);
+    const double lost = std::clamp(waited_after - waited_before, 0.0, std::max(0.0, taken - least));
+    block.samples.push_back({static_cast<int>(index), taken / c.batch, lost / c.batch});
   }
 
   std::optional<CpuUse> cpu_use(Contestant& c) {
     if (device_.kind() != DeviceKind::cpu) return std::nullopt;
     if (c.timed.subject->elsewhere()) return c.timed.subject->cpu_use();
     return CpuUse{0, own_cpu_seconds()};
+  }
+
+  /// Seconds that threads which serve a side's calls were ready and had no CPU, so far: a plugin's,
+  /// and this process's own, which its answer waits for.
+  double waited(Contestant& c) {
+    if (device_.kind() != DeviceKind::cpu) return 0;
+    double seconds = run_delay_seconds(0);
+    if (c.timed.subject->elsewhere())
+      if (const auto use = c.timed.subject->cpu_use()) seconds += run_delay_seconds(use->process);
+    return seconds;
   }
 
   bool verify(Contestant& c, const std::vector<int>& slots) {
@@ -585,30 +605,6 @@ class Clocked {
 };
 
 }  // namespace
-
-namespace {
-
-struct FaultRow {
-  Fault id;
-  std::string_view name, reason;
-  int exit_code;
-};
-constexpr std::array kFaults{FaultRow{Fault::none, "none", "", kPassed},
-                             FaultRow{Fault::launch, "launch", "CRASH", kCrash},
-                             FaultRow{Fault::numerics, "numerics", "NUMERICS", kNumerics},
-                             FaultRow{Fault::integrity, "integrity", "INTEGRITY", kIntegrity}};
-const FaultRow& row_of(Fault fault) { return kFaults[static_cast<std::size_t>(fault)]; }
-
-}  // namespace
-
-std::string_view name_of(Fault fault) noexcept { return row_of(fault).name; }
-std::string_view reason_of(Fault fault) noexcept { return row_of(fault).reason; }
-int exit_code_of(Fault fault) noexcept { return row_of(fault).exit_code; }
-std::optional<Fault> parse_fault(std::string_view name) {
-  for (const FaultRow& row : kFaults)
-    if (row.name == name) return row.id;
-  return std::nullopt;
-}
 
 namespace {
 

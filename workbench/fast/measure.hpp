@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "workbench/base/fault.hpp"
 #include "workbench/cases/operand_bytes.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/fast/samples.hpp"
@@ -101,20 +102,6 @@ struct TimedOutput {
 /// What is wrong with an output; nothing when it is right. TimedJudge (timed_judge.hpp) asks the
 /// oracle.
 using Judge = std::function<std::optional<std::string>(const TimedOutput&)>;
-
-/// Who failed how, as every command's exit code and every verdict need it.
-enum class Fault {
-  none,
-  launch,     // an error, a crash, a hang: CRASH
-  numerics,   // wrong before anything was timed: NUMERICS
-  integrity,  // wrong only while timed, or it touched what is not its own: INTEGRITY
-};
-std::string_view name_of(Fault fault) noexcept;
-std::optional<Fault> parse_fault(std::string_view name);
-/// 24, 20, 21; 0 for none.
-int exit_code_of(Fault fault) noexcept;
-/// "CRASH", "NUMERICS", "INTEGRITY": the reason's code in a verdict.
-std::string_view reason_of(Fault fault) noexcept;
 
 /// One contestant. All of a measurement share one ring, hence one problem.
 struct Timed {

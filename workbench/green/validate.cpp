@@ -173,6 +173,13 @@ Output gather(const Problem& p, const std::byte* o, const void* lse) {
   return out;
 }
 
+/// What the kernel should have written somewhere and what it wrote, for whoever debugs it.
+std::string expected_and_got(double expected, double got) {
+  char text[80];
+  std::snprintf(text, sizeof text, "expected %.6g, got %.6g", expected, got);
+  return text;
+}
+
 void judge(const CaseData& data, const Output& output, CaseResult& result) {
   const Problem& p = data.test.problem;
   const auto dim = static_cast<std::size_t>(p.head_dim);
@@ -203,10 +210,18 @@ void judge(const CaseData& data, const Output& output, CaseResult& result) {
   }
   if (unexpected > 0) {
     result.verdict = Verdict::red;
+    result.fault = Fault::numerics;
     result.failed_metric = "nan";
     result.reason =
         "NaN or Inf where the reference has none, or the reverse: " + std::to_string(unexpected) +
         " elements, first in row " + place_of(p, place);
+    for (std::size_t at = 0; at < o.size(); ++at) {
+      const double expected = data.reference.o[at];
+      if (std::isfinite(expected) == std::isfinite(o[at])) continue;
+      result.reason += " (" + place_of(p, rows[at / dim]) + " d " + std::to_string(at % dim) +
+                       ": " + expected_and_got(expected, o[at]) + ")";
+      break;
+    }
     return;
   }
 
@@ -236,17 +251,35 @@ void judge(const CaseData& data, const Output& output, CaseResult& result) {
     return;
   }
   result.verdict = Verdict::red;
-  if (result.metrics.worst_row >= 0)
+  result.fault = Fault::numerics;
+  if (result.failed_metric == "lse") {
+    std::size_t worst_row = 0;
+    double furthest = -1;
+    for (std::size_t r = 0; r < lse.size(); ++r) {
+      const double off = std::fabs(lse[r] - data.reference.lse[r]);
+      if (!(off <= furthest)) furthest = off, worst_row = r;
+    }
+    if (!lse.empty())
+      result.reason += " (worst at " + place_of(p, rows[worst_row]) + ": LSE " +
+                       expected_and_got(data.reference.lse[worst_row], lse[worst_row]) + ")";
+  } else if (result.metrics.worst_row >= 0) {
+    const auto row = std::find(rows.begin(), rows.end(), result.metrics.worst_row);
+    const auto at = static_cast<std::size_t>(row - rows.begin()) * dim +
+                    static_cast<std::size_t>(result.metrics.worst_col);
     result.reason += " (worst at " + place_of(p, result.metrics.worst_row) + " d " +
-                     std::to_string(result.metrics.worst_col) + ")";
+                     std::to_string(result.metrics.worst_col) +
+                     (at < o.size() ? ": " + expected_and_got(data.reference.o[at], o[at]) : "") +
+                     ")";
+  }
   if (!others.empty()) result.reason += "; also " + others;
 }
 
-void fail(CaseResult& result, std::string_view check, std::string reason) {
-  // Integrity rules over numbers, and the first failure of a kind over later ones.
-  if (result.integrity) return;
+void fail(CaseResult& result, std::string_view check, std::string reason,
+          Fault fault = Fault::integrity) {
+  // What was touched rules over numbers, and the first failure of a kind over later ones.
+  if (result.fault != Fault::none) return;
   result.verdict = Verdict::red;
-  result.integrity = true;
+  result.fault = fault;
   result.failed_metric = check;
   result.reason = std::move(reason);
 }
@@ -341,8 +374,9 @@ class Validation {
 
     CaseResult numbers;
     judge(data_, first, numbers);
-    if (!result.integrity) {
+    if (result.fault == Fault::none) {
       result.verdict = numbers.verdict;
+      result.fault = numbers.fault;
       result.reason = numbers.reason;
       result.failed_metric = numbers.failed_metric;
     }
@@ -373,13 +407,13 @@ class Validation {
         subject_.launch(p_, tensors_, device_.stream(),
                         workspace_.size() > 0 ? workspace_.data() : nullptr, workspace_.size());
     if (status) return true;
-    fail(result, "launch", "launch failed: " + status.message());
+    fail(result, "launch", "launch failed: " + status.message(), Fault::launch);
     return false;
   }
   bool synchronize(CaseResult& result) {
     const Status status = device_.synchronize();
     if (status) return true;
-    fail(result, "launch", "the device reports: " + status.message());
+    fail(result, "launch", "the device reports: " + status.message(), Fault::launch);
     return false;
   }
 
@@ -579,7 +613,7 @@ CaseResult validate(Subject& subject, Device& device, const CaseData& data, cons
     return result;
   }
   if (const Status status = subject.prepare(p, device.stream()); !status)
-    fail(result, "launch", "prepare failed: " + status.message());
+    fail(result, "launch", "prepare failed: " + status.message(), Fault::launch);
   else
     result = session.run();
   label();
