@@ -169,7 +169,7 @@ class Clocked {
     const Problem& problem = ring_.problem();
     s.name = ring_.name();
     s.problem = to_string(problem);
-    s.flops = flop_count(problem);
+    s.flops = ring_.work().flops;
     s.device = device_.kind();
     s.device_name = device_.facts().name;
     s.timer = device_.timer();
@@ -393,12 +393,20 @@ class Clocked {
     return true;
   }
 
+  /// Tiles that an array mask hides may be skipped, which no count of pairs tells.
+  double floor() const {
+    if (ring_.problem().array_mask.kind != MaskKind::none) return 0;
+    return speed_of_light(ring_.work(), out_.peak, options_.mode);
+  }
+
   /// Poison in an output whose layout has no gaps.
   bool unwritten(std::span<const std::byte> output) const {
     const Problem& p = ring_.problem();
-    const std::size_t dense =
-        static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q * p.head_dim) * size_of(p.out_dtype);
-    if (ring_.output_bytes() != dense) return false;
+    const std::size_t dense = static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q *
+                                                       value_dim(p)) *
+                              size_of(p.out_dtype);
+    // Rows of no sequence are left as they were.
+    if (ring_.output_bytes() != dense || !is_dense(p)) return false;
     return holds_poison(output.first(dense), size_of(p.out_dtype)) ||
            holds_poison(output.subspan(dense), sizeof(float));
   }
@@ -549,7 +557,7 @@ class Clocked {
     bool again = true;
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
       SideCheck& check = contestants_[side].check;
-      check.floor_seconds = speed_of_light(ring_.problem(), out_.peak, options_.mode);
+      check.floor_seconds = floor();
       const Summary times = summarize(out_.samples, static_cast<int>(side), {.resamples = 0});
       if (times.n == 0 || times.p50 >= check.floor_seconds) continue;
       // A verdict that calls somebody impossible gets a second look at the ceilings first.
@@ -559,7 +567,7 @@ class Clocked {
         out_.peak.bytes_per_second = std::max(out_.peak.bytes_per_second, peak.bytes_per_second);
       }
       again = false;
-      check.floor_seconds = speed_of_light(ring_.problem(), out_.peak, options_.mode);
+      check.floor_seconds = floor();
       check.impossible = times.p50 < check.floor_seconds;
     }
   }
@@ -605,34 +613,60 @@ std::optional<Fault> parse_fault(std::string_view name) {
 }
 
 double flop_count(const Problem& problem) {
-  return 4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.head_dim);
+  return 2.0 * static_cast<double>(visible_pairs(problem)) *
+         static_cast<double>(problem.head_dim + value_dim(problem));
 }
 
 double byte_count(const Problem& p) {
-  const auto bytes = [&](const Layout& layout, std::int64_t heads, std::int64_t seq, DType dtype) {
+  if (!is_dense(p)) return 0;
+  const auto bytes = [&](OperandId id) {
     // A broadcast tensor is read once however often it is used.
-    const double dense = static_cast<double>(p.batch) * static_cast<double>(heads) *
-                         static_cast<double>(seq) * static_cast<double>(p.head_dim) *
-                         static_cast<double>(size_of(dtype));
-    return std::min(
-        dense, static_cast<double>(extent_bytes(layout, p.batch, heads, seq, p.head_dim, dtype)));
+    const Operand operand = operand_of(p, id);
+    double dense = static_cast<double>(size_of(operand.dtype));
+    for (const std::int64_t extent : operand.shape) dense *= static_cast<double>(extent);
+    return std::min(dense, static_cast<double>(operand.bytes));
   };
-  double total = bytes(p.q, p.heads_q, p.seq_q, p.dtype);
+  double total = bytes(OperandId::q);
   // Under a mask some keys may be seen by nobody; which ones is not worth an exact count for a
   // lower bound.
-  const bool all_keys = p.mask.is_none() || (p.mask.left < 0 && p.seq_q >= p.seq_kv);
-  if (all_keys) {
-    total += bytes(p.k, p.heads_kv, p.seq_kv, p.dtype) + bytes(p.v, p.heads_kv, p.seq_kv, p.dtype);
-  }
+  const bool all_keys = (p.mask.is_none() || (p.mask.left < 0 && p.seq_q >= p.seq_kv)) &&
+                        p.chunk == 0 && p.array_mask.kind == MaskKind::none;
+  if (all_keys) total += bytes(OperandId::k) + bytes(OperandId::v);
   return total;
 }
 
-double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode) {
-  double seconds = peak.flops > 0 ? flop_count(problem) / peak.flops : 0;
-  if (mode == CacheState::cold && peak.bytes_per_second > 0) {
-    seconds = std::max(seconds, byte_count(problem) / peak.bytes_per_second);
+Work work_of(const Case& c, const Inputs& inputs) {
+  const Problem& p = c.problem;
+  if (is_dense(p)) return {flop_count(p), byte_count(p)};
+  const Placement placement(p, index_arrays(inputs));
+  const auto per_pair = 2.0 * static_cast<double>(p.head_dim + value_dim(p));
+  Work work{per_pair * placement.pairs(), 0};
+  const auto element = static_cast<double>(size_of(p.dtype));
+  const bool all_keys = p.mask.is_none() && p.chunk == 0 && p.array_mask.kind == MaskKind::none;
+  // What sequences share, a head or a row of the cache, is read once at least.
+  const bool shared = p.k.stride[1] == 0 || p.v.stride[1] == 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Sequence& own = placement.sequence(b);
+    if (own.start < own.keys)
+      work.bytes += element * static_cast<double>(p.heads_q * own.rows * p.head_dim);
+    if (all_keys && own.rows > 0 && !shared)
+      work.bytes += element * static_cast<double>(p.heads_kv * (own.keys - own.start) *
+                                                  (p.head_dim + value_dim(p)));
   }
+  return work;
+}
+
+double speed_of_light(const Work& work, const Peak& peak, CacheState mode) {
+  double seconds = peak.flops > 0 ? work.flops / peak.flops : 0;
+  if (mode == CacheState::cold && peak.bytes_per_second > 0)
+    seconds = std::max(seconds, work.bytes / peak.bytes_per_second);
   return 0.95 * seconds;
+}
+
+double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode) {
+  // How much there is to do is not known without the arrays.
+  if (!is_dense(problem) || problem.array_mask.kind != MaskKind::none) return 0;
+  return speed_of_light(Work{flop_count(problem), byte_count(problem)}, peak, mode);
 }
 
 Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,

@@ -3,31 +3,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 
+#include "workbench/cases/operand_bytes.hpp"
 #include "workbench/fast/measure.hpp"
 
 namespace greenfast::workbench {
-namespace {
-
-std::size_t lse_size(const Problem& problem) {
-  return problem.lse ? static_cast<std::size_t>(problem.batch * problem.heads_q * problem.seq_q) *
-                           sizeof(float)
-                     : 0;
-}
-
-}  // namespace
-
 Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
                                          const Options& options) {
   const Problem& p = first.problem;
   std::unique_ptr<Ring> ring(new Ring(device));
-  ring->output_bytes_ = extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype);
-  ring->lse_bytes_ = lse_size(p);
-  const std::size_t bytes = extent_bytes(p.q, p.batch, p.heads_q, p.seq_q, p.head_dim, p.dtype) +
-                            extent_bytes(p.k, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype) +
-                            extent_bytes(p.v, p.batch, p.heads_kv, p.seq_kv, p.head_dim, p.dtype) +
-                            ring->output_bytes_ + ring->lse_bytes_;
+  ring->output_bytes_ = static_cast<std::size_t>(operand_of(p, OperandId::o).bytes);
+  ring->lse_bytes_ = static_cast<std::size_t>(operand_of(p, OperandId::lse).bytes);
+  std::size_t bytes = 0;
+  for (const Operand& operand : operands_of(p)) bytes += static_cast<std::size_t>(operand.bytes);
   // A device that evicts single buffers needs no ring that is larger than its caches: only as many
   // slots that the calls of one sample rarely meet one twice.
   constexpr std::size_t kEvicted = std::size_t{256} << 20;
@@ -66,20 +54,18 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
     if (memory != nullptr) device.upload(memory, data, size);
     return memory;
   };
-  const auto floats = [&](const std::vector<float>& values) -> const float* {
-    return values.empty()
-               ? nullptr
-               : static_cast<const float*>(put(values.data(), values.size() * sizeof(float)));
-  };
   for (std::size_t slot = 0; slot < count && !exhausted; ++slot) {
     const Inputs& inputs = contents[slot % contents.size()];
     Tensors tensors;
-    tensors.q = put(inputs.q.data(), inputs.q.size());
-    tensors.k = put(inputs.k.data(), inputs.k.size());
-    tensors.v = put(inputs.v.data(), inputs.v.size());
-    tensors.q_scale = floats(inputs.q_scale);
-    tensors.k_scale = floats(inputs.k_scale);
-    tensors.v_scale = floats(inputs.v_scale);
+    for (const Operand& operand : operands_of(p)) {
+      if (operand.role != Role::input || !operand.present) continue;
+      const std::span<const std::byte> content = bytes_of(inputs, operand.id);
+      // Q, K and V have an address even where they hold nothing.
+      const bool tensor = operand.id == OperandId::q || operand.id == OperandId::k ||
+                          operand.id == OperandId::v;
+      if (tensor || !content.empty())
+        set_data(tensors, operand.id, put(content.data(), content.size()));
+    }
     tensors.o = keep(ring->output_bytes_);
     if (ring->lse_bytes_ != 0) tensors.lse = static_cast<float*>(keep(ring->lse_bytes_));
     if (!exhausted) ring->slots_.push_back(tensors);
@@ -118,7 +104,10 @@ SignFlips Ring::flips(const Buffer& buffer, std::uint64_t from, std::uint64_t to
                     : size == 2 ? 0x8000800080008000u
                                 : 0x8000000080000000u;
   const bool from_files = cases_.front().distribution == Distribution::file;
-  if (from_files) flips.period = static_cast<std::size_t>(p.head_dim) * size / 8;
+  if (from_files)
+    flips.period = static_cast<std::size_t>(buffer.on_host == &Inputs::v ? value_dim(p)
+                                                                         : p.head_dim) *
+                   size / 8;
   // Each tensor has signs of its own, but Q and K from files share them.
   const std::uint64_t own = buffer.on_host == &Inputs::v                  ? 0x3c6ef372fe94f82bu
                             : buffer.on_host == &Inputs::k && !from_files ? 0x510e527fade682d1u
@@ -149,6 +138,7 @@ const Inputs& Ring::inputs(int slot) {
   now_.q_scale = content.q_scale;
   now_.k_scale = content.k_scale;
   now_.v_scale = content.v_scale;
+  now_.arrays = content.arrays;
   return now_;
 }
 
@@ -168,14 +158,28 @@ std::optional<std::string> Ring::changed_input(int slot, const Inputs& expected)
     if (auto changed = differs(buffer.on_device, bytes.data(), bytes.size(), buffer.name))
       return changed;
   }
+  // What signs are not drawn for: scales, lengths, tables, sinks, slopes, masks.
   const Tensors& t = tensors(slot);
-  for (const auto& [on_device, values, name] :
-       {std::tuple{t.q_scale, &expected.q_scale, "q_scale"},
-        std::tuple{t.k_scale, &expected.k_scale, "k_scale"},
-        std::tuple{t.v_scale, &expected.v_scale, "v_scale"}})
-    if (auto changed = differs(on_device, values->data(), values->size() * sizeof(float), name))
+  for (const Operand& operand : operands_of(problem())) {
+    const bool flipped = operand.id == OperandId::q || operand.id == OperandId::k ||
+                         operand.id == OperandId::v;
+    if (operand.role != Role::input || !operand.present || flipped) continue;
+    const std::span<const std::byte> bytes = bytes_of(expected, operand.id);
+    if (auto changed = differs(data_of(t, operand.id), bytes.data(), bytes.size(),
+                               std::string(operand.name).c_str()))
       return changed;
+  }
   return std::nullopt;
+}
+
+Work Ring::work() const {
+  Work mean;
+  for (std::size_t i = 0; i < cases_.size(); ++i) {
+    const Work one = work_of(cases_[i], contents_[i]);
+    mean.flops += one.flops / static_cast<double>(cases_.size());
+    mean.bytes += one.bytes / static_cast<double>(cases_.size());
+  }
+  return mean;
 }
 
 void Ring::poison(int slot) {
