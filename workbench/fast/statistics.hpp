@@ -67,7 +67,7 @@ Result<LogRatio> paired_log_ratio(const Samples& samples, int baseline, int cand
                                   Statistic statistic, const BootstrapOptions& options = {});
 
 /// Sides from two recordings. Nothing cancels drift between them, so the interval holds only if the
-/// machine did not change; in the simulation of tests/workbench_clock it covers the truth in about
+/// machine did not change; in the simulation of tests/workbench/fast it covers the truth in about
 /// a third of the trials.
 Result<LogRatio> unpaired_log_ratio(const Samples& baseline, int baseline_side,
                                     const Samples& candidate, int candidate_side,

@@ -8,15 +8,10 @@
 
 #include <random>
 
-#include "tests/workbench_evidence/cubin.hpp"
+#include "tests/workbench/resources/cubin.hpp"
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
-
-using test::Bytes;
-using test::FakeKernel;
-using test::make_cubin;
-using test::make_host_file;
 
 KernelCode only(const Bytes& file) {
   const auto code = read_device_code(file);
@@ -41,7 +36,7 @@ TEST(DeviceCode, TellsWhatTheCompilerGave) {
 
 TEST(DeviceCode, ReadsEveryArchitectureOfAHostFile) {
   const auto code = read_device_code(
-      make_host_file({{.kind = 1, .arch = 80, .payload = test::bytes_of("ptx")},
+      make_host_file({{.kind = 1, .arch = 80, .payload = bytes_of("ptx")},
                       {.arch = 80, .payload = make_cubin({{}}, "sm_80")},
                       {.arch = 90, .payload = make_cubin({{}, {.symbol = "two"}})}}));
   ASSERT_TRUE(code.ok()) << code.status().message();
@@ -85,10 +80,10 @@ TEST(DeviceCode, DigestDoesNotDependOnThePathOfTheSource) {
 TEST(DeviceCode, RefusesWhatItCannotRead) {
   EXPECT_NE(read_device_code(Bytes{}).status().message().find("not an ELF file"),
             std::string::npos);
-  EXPECT_NE(read_device_code(test::bytes_of("!<arch>\nfoo.o/")).status().message().find("archive"),
+  EXPECT_NE(read_device_code(bytes_of("!<arch>\nfoo.o/")).status().message().find("archive"),
             std::string::npos);
   const auto compressed =
-      read_device_code(make_host_file({{.payload = test::bytes_of("\x28\xb5\x2f\xfd zstd")}}));
+      read_device_code(make_host_file({{.payload = bytes_of("\x28\xb5\x2f\xfd zstd")}}));
   ASSERT_FALSE(compressed.ok());
   EXPECT_NE(compressed.status().message().find("--compress-mode=none"), std::string::npos);
   const auto nothing = read_device_code(make_host_file({}));
@@ -167,4 +162,4 @@ TEST(FindKernel, TakesWhatTheDeviceWouldLoad) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

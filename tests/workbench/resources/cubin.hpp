@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace greenfast::test {
+namespace greenfast::workbench::test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -194,4 +194,4 @@ inline Bytes make_host_file(const std::vector<FakeEntry>& entries) {
   return make_elf({{.name = ".nv_fatbin", .content = fatbin}}, 62, 0, 0);
 }
 
-}  // namespace greenfast::test
+}  // namespace greenfast::workbench::test

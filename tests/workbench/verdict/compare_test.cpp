@@ -10,7 +10,7 @@
 #include <fstream>
 #include <limits>
 
-#include "tests/workbench_clock/simulated_timer.hpp"
+#include "tests/workbench/fast/simulated_timer.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <set>
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 TEST(Occupancy, CountsWhatHindersMost) {
@@ -116,4 +116,4 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

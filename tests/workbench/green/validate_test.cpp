@@ -14,7 +14,7 @@
 #include "workbench/base/numeric.hpp"
 #include "workbench/subjects/mutants/mutants.hpp"
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 Policy strict() {
@@ -531,4 +531,4 @@ TEST(Features, WhatNoReferenceKnowsIsNotJudged) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

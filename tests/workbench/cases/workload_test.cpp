@@ -12,7 +12,7 @@
 #include "workbench/base/sha256.hpp"
 #include "workbench/reference/oracle.hpp"
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 std::string error_of(std::string_view text) {
@@ -314,4 +314,4 @@ TEST(Memory, EstimateGrowsWithTheProblemAndSaturates) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

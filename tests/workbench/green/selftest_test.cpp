@@ -8,7 +8,7 @@
 
 #include "workbench/subjects/mutants/mutants.hpp"
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 TEST(Selftest, StrictCatchesEveryFaultAndNoHonestKernel) {
@@ -126,4 +126,4 @@ TEST(Planted, NamesAreUniqueAndFound) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

@@ -1,6 +1,7 @@
 // Readers of ncu and perf, the words for what they say, predictions, and the programs themselves as
 // far as shims on PATH can stand for them. The CSV follows the layout of ncu's raw page; its
 // numbers are made up.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@
 
 #include "workbench/profile/profile.hpp"
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -34,8 +35,7 @@ std::string csv(const std::vector<Column>& columns,
   }
   std::string out = "==PROF== Connected to process 1\n" + header + "\n" + units + "\n";
   for (std::size_t launch = 0; launch < columns[0].values.size(); ++launch) {
-    out += "\"" + std::to_string(launch) + "\",\"1\",\"greenfast\",\"host\",\"" + kernel +
-           "\",\"(128, 1, 1)\"";
+    out += fmt::format(R"row("{}","1","greenfast","host","{}","(128, 1, 1)")row", launch, kernel);
     for (const Column& c : columns) out += ",\"" + c.values[launch] + "\"";
     out += "\n";
   }
@@ -303,4 +303,4 @@ TEST_F(Tools, AMachineWithoutCountersSaysSo) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

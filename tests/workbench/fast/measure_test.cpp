@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/workbench_clock/fake_device.hpp"
+#include "tests/workbench/fast/fake_device.hpp"
 #include "workbench/base/seconds_since.hpp"
 
 namespace greenfast::workbench::test {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "tests/workbench_clock/simulated_timer.hpp"
+#include "tests/workbench/fast/simulated_timer.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

@@ -13,7 +13,7 @@
 #include "workbench/reference/emulator.hpp"
 #include "workbench/reference/metrics.hpp"
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 // "query i sees key j iff i + shift - left <= j <= i + shift + right", as types.hpp says.
@@ -279,4 +279,4 @@ TEST(Emulator, ErrorsAreThoseOfItsPrecision) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

@@ -11,7 +11,7 @@
 
 #include "workbench/base/numeric.hpp"
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 class QuantizerOn : public testing::TestWithParam<DeviceKind> {};
@@ -117,4 +117,4 @@ TEST(Quantizer, RefusesWithTheReason) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

@@ -9,7 +9,7 @@
 
 #include <greenfast/c_types.hpp>
 
-namespace greenfast::workbench {
+namespace greenfast::workbench::test {
 namespace {
 
 constexpr int kProblems = 500;
@@ -117,4 +117,4 @@ TEST(ProblemCodec, WhatIsMissingOrOfAnotherKindIsNamed) {
 }
 
 }  // namespace
-}  // namespace greenfast::workbench
+}  // namespace greenfast::workbench::test

@@ -1,0 +1,94 @@
+// Child processes: how each of them ended, and what it was doing.
+#include "workbench/base/isolate.hpp"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace greenfast::workbench::test {
+namespace {
+
+TEST(Child, FinishesCrashesAndHangs) {
+  auto end = run_in_child([](Activity& a) { a.set("all well"); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::finished);
+  EXPECT_EQ(end->activity, "all well");
+
+  end = run_in_child(
+      [](Activity& a) {
+        a.set("about to die");
+        signal(SIGABRT, SIG_DFL);
+        kill(getpid(), SIGABRT);
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::crashed);
+  EXPECT_EQ(end->detail, "killed by SIGABRT");
+  EXPECT_EQ(end->activity, "about to die");
+
+  end = run_in_child([](Activity&) { _exit(7); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::crashed);
+  EXPECT_EQ(end->detail, "ended with code 7");
+
+  // The code of a failure of ours, but not thrown: a plugin's own end.
+  end = run_in_child(
+      [](Activity& a) {
+        a.set("calling", Actor::candidate);
+        _exit(1);
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::crashed);
+  EXPECT_EQ(end->actor, Actor::candidate);
+
+  end = run_in_child([](Activity&) { throw std::runtime_error("no room"); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::failed);
+  EXPECT_EQ(end->detail, "no room");
+
+  int watched = 0;
+  end = run_in_child(
+      [](Activity& a) {
+        a.set("waiting");
+        for (;;) pause();
+      },
+      0.3, [&](const std::string& what) { watched += what == "waiting"; });
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::timed_out);
+  EXPECT_GE(watched, 1);
+}
+
+TEST(Child, IsStoppedWhenAskedAndHasAGroupOfItsOwn) {
+  int asked = 0;
+  ChildLimits limits;
+  limits.stop = [&] { return ++asked > 1; };
+  auto end = run_in_child(
+      [](Activity&) {
+        for (;;) pause();
+      },
+      limits);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::stopped);
+
+  const pid_t group = getpgrp();
+  end = run_in_child(
+      [group](Activity&) {
+        if (getpgrp() == group) throw std::runtime_error("Ctrl-C would reach it");
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::finished) << end->detail;
+}
+
+TEST(Child, AnActivityLongerThanItsPageIsCut) {
+  const auto end = run_in_child([](Activity& a) { a.set(std::string(100'000, 'x')); }, 10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->activity.size(), 4095u);
+}
+
+}  // namespace
+}  // namespace greenfast::workbench::test
