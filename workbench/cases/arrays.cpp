@@ -2,14 +2,14 @@
 #include "workbench/cases/arrays.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <vector>
 
-#include <greenfast/features.hpp>
-
 #include "workbench/base/numeric.hpp"
+#include "workbench/cases/placement.hpp"
 #include "workbench/cases/random.hpp"
 
 namespace greenfast::workbench {

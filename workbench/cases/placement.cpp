@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <greenfast/features.hpp>
-
 #include "workbench/cases/workload.hpp"
 
 namespace greenfast::workbench {

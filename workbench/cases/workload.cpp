@@ -17,6 +17,7 @@
 #include "workbench/base/sha256.hpp"
 #include "workbench/cases/arrays.hpp"
 #include "workbench/cases/attributes.hpp"
+#include "workbench/cases/placement.hpp"
 #include "workbench/cases/random.hpp"
 
 namespace greenfast::workbench {
@@ -29,6 +30,13 @@ constexpr std::array kShapes{
     ShapeRow{"v2c-a", "1x8x512x64", "V2c acceptance"},
     ShapeRow{"v2c-b", "2x8x2048x64", "V2c acceptance, long"},
     ShapeRow{"v2c-c", "2x8x2048x128", "V2c acceptance, head dim 128"},
+    // Heads of real models, one sequence of 4,096 tokens; attributes and other lengths go behind.
+    ShapeRow{"gpt-oss", "1x64/8x4096x64 window=127:0 sinks", "gpt-oss, a layer with a window"},
+    ShapeRow{"qwen3", "1x32/8x4096x128 causal", "Qwen3"},
+    ShapeRow{"llama4", "1x40/8x4096x128 chunk=8192 causal", "Llama 4, a layer in chunks"},
+    ShapeRow{"glm", "1x96/8x4096x128 causal", "GLM"},
+    ShapeRow{"gemma", "1x8/4x4096x256 window=1023:0", "Gemma, a local layer"},
+    ShapeRow{"deepseek", "1x128x4096x192/128 causal", "DeepSeek, prefill"},
 };
 
 constexpr std::array kSuites{
@@ -38,6 +46,29 @@ constexpr std::array kSuites{
              "2x4/2x1/517x64,1x2x517/1x64,1x2x15/63x64,1x4/2x65/17x64,2x2x127/65x64,"
              "1x6/3x63/127x128,1x2x517/127x64,1x2x127/517x64,1x3x65x8,2x2x63/17x96,1x2x17/65x256",
              "lengths off every tile, Sq != Skv, GQA, B >= 2, unusual head dims"},
+    // Lengths are log-uniform: every octave of them is as likely.
+    SuiteRow{"decode",
+             "1x32/8x1/2048x128,1x32/8x1/512x128,1x8x1/2048x64,"
+             "64x64/8x1/8192x64 window=127:0 sinks used-kv lengths=log-uniform:512,"
+             "64x32/8x1/8192x128 used-kv lengths=log-uniform:512,"
+             "16x40/8x1/16384x128 chunk=8192 causal used-kv lengths=log-uniform:512,"
+             "16x96/8x1/8192x128 used-kv lengths=log-uniform:512,"
+             "32x8/4x1/8192x256 used-kv lengths=log-uniform:512",
+             "one query for each sequence of a batch, heads of real models"},
+    SuiteRow{"varlen",
+             "16x64/8x2048x64 packed window=127:0 sinks lengths=log-uniform:64,"
+             "16x32/8x2048x128 packed causal lengths=log-uniform:64,"
+             "16x32/8x2048x128 packed causal lengths=full,"
+             "8x40/8x4096x128 packed causal chunk=2048 lengths=log-uniform:64,"
+             "16x8/4x2048x256 packed window=1023:0 lengths=log-uniform:64,"
+             "4x128x2048x192/128 packed causal lengths=log-uniform:64",
+             "packed prefill, heads of real models, lengths of every octave and equal ones"},
+    SuiteRow{"paged",
+             "64x32/8x1/8192x128 pages=16 used-kv lengths=log-uniform:512,"
+             "64x32/8x1/8192x128 pages=64 used-kv lengths=log-uniform:512,"
+             "64x64/8x1/8192x64 pages=16 window=127:0 sinks used-kv lengths=log-uniform:512,"
+             "8x32/8x256/4096x128 pages=64 causal packed-q used-kv lengths=log-uniform:64",
+             "the same with the cache in pages, and a chunk of a prefill over it"},
 };
 
 constexpr std::array kDistributions{
@@ -961,19 +992,21 @@ std::vector<Problem> serving_problems(const Problem& asked) {
   defaults.scale = asked.scale;
   defaults.softcap = asked.softcap;
   defaults.lse = asked.lse;
-  std::string dim = "x" + std::to_string(asked.head_dim);
-  if (value_dim(asked) != asked.head_dim) dim += "/" + std::to_string(asked.head_dim_v);
+  std::string dim("x");
+  dim += std::to_string(asked.head_dim);
+  if (value_dim(asked) != asked.head_dim) dim.append("/").append(std::to_string(asked.head_dim_v));
   std::vector<Problem> problems;
   for (const std::string_view text : kAsked) {
     const auto blank = text.find(' ');
-    const std::string shape =
-        std::string(text.substr(0, blank)) + dim + std::string(text.substr(blank));
+    std::string shape(text.substr(0, blank));
+    shape.append(dim).append(text.substr(blank));
     if (auto parsed = parse_shapes(shape, defaults)) problems.push_back(parsed->front().problem);
   }
   // V narrower than Q, which kernels are compiled for.
   if (value_dim(asked) == asked.head_dim && asked.head_dim > 8) {
-    const std::string narrow = std::to_string(asked.head_dim / 16 * 8);
-    if (auto parsed = parse_shapes("1x4/2x23/70" + dim + "/" + narrow + " causal", defaults))
+    std::string shape("1x4/2x23/70");
+    shape.append(dim).append("/").append(std::to_string(asked.head_dim / 16 * 8)).append(" causal");
+    if (auto parsed = parse_shapes(shape, defaults))
       problems.push_back(parsed->front().problem);
   }
   return problems;

@@ -14,6 +14,7 @@
 #include "workbench/base/exit_code.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/cases/placement.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -635,12 +636,12 @@ double byte_count(const Problem& p) {
   return total;
 }
 
-Work work_of(const Case& c, const Inputs& inputs) {
+CallWork work_of(const Case& c, const Inputs& inputs) {
   const Problem& p = c.problem;
   if (is_dense(p)) return {flop_count(p), byte_count(p)};
   const Placement placement(p, index_arrays(inputs));
   const auto per_pair = 2.0 * static_cast<double>(p.head_dim + value_dim(p));
-  Work work{per_pair * placement.pairs(), 0};
+  CallWork work{per_pair * placement.pairs(), 0};
   const auto element = static_cast<double>(size_of(p.dtype));
   const bool all_keys = p.mask.is_none() && p.chunk == 0 && p.array_mask.kind == MaskKind::none;
   // What sequences share, a head or a row of the cache, is read once at least.
@@ -656,7 +657,7 @@ Work work_of(const Case& c, const Inputs& inputs) {
   return work;
 }
 
-double speed_of_light(const Work& work, const Peak& peak, CacheState mode) {
+double speed_of_light(const CallWork& work, const Peak& peak, CacheState mode) {
   double seconds = peak.flops > 0 ? work.flops / peak.flops : 0;
   if (mode == CacheState::cold && peak.bytes_per_second > 0)
     seconds = std::max(seconds, work.bytes / peak.bytes_per_second);
@@ -666,7 +667,7 @@ double speed_of_light(const Work& work, const Peak& peak, CacheState mode) {
 double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode) {
   // How much there is to do is not known without the arrays.
   if (!is_dense(problem) || problem.array_mask.kind != MaskKind::none) return 0;
-  return speed_of_light(Work{flop_count(problem), byte_count(problem)}, peak, mode);
+  return speed_of_light(CallWork{flop_count(problem), byte_count(problem)}, peak, mode);
 }
 
 Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,

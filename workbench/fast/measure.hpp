@@ -21,11 +21,11 @@
 namespace greenfast::workbench {
 
 /// FLOP of a call, and the bytes of inputs that it cannot avoid reading.
-struct Work {
+struct CallWork {
   double flops = 0, bytes = 0;
 };
 /// Where sequences have lengths of their own: with those of the case.
-Work work_of(const Case& c, const Inputs& inputs);
+CallWork work_of(const Case& c, const Inputs& inputs);
 
 /// Device buffers for several calls of one problem, used in turn. With enough of them a call never
 /// finds its inputs in a cache. Contents are generate() of the case with seeds seed, seed + 1, ...
@@ -60,7 +60,7 @@ class Ring {
   const Case& content(int slot) const;
   int distinct() const noexcept { return static_cast<int>(cases_.size()); }
   /// Of a call, on average over the contents.
-  Work work() const;
+  CallWork work() const;
   std::size_t output_bytes() const noexcept { return output_bytes_; }
   std::size_t lse_bytes() const noexcept { return lse_bytes_; }
   const Problem& problem() const noexcept { return cases_.front().problem; }
@@ -187,6 +187,6 @@ double byte_count(const Problem& problem);
 /// Seconds below which a time is IMPOSSIBLE. A hot call may find its inputs in a cache, so only
 /// arithmetic counts.
 double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode);
-double speed_of_light(const Work& work, const Peak& peak, CacheState mode);
+double speed_of_light(const CallWork& work, const Peak& peak, CacheState mode);
 
 }  // namespace greenfast::workbench

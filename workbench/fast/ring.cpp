@@ -172,10 +172,10 @@ std::optional<std::string> Ring::changed_input(int slot, const Inputs& expected)
   return std::nullopt;
 }
 
-Work Ring::work() const {
-  Work mean;
+CallWork Ring::work() const {
+  CallWork mean;
   for (std::size_t i = 0; i < cases_.size(); ++i) {
-    const Work one = work_of(cases_[i], contents_[i]);
+    const CallWork one = work_of(cases_[i], contents_[i]);
     mean.flops += one.flops / static_cast<double>(cases_.size());
     mean.bytes += one.bytes / static_cast<double>(cases_.size());
   }

@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "workbench/cases/placement.hpp"
 #include "workbench/green/validate.hpp"
 #include "workbench/reference/oracle.hpp"
 

@@ -12,6 +12,7 @@
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/cases/operand_bytes.hpp"
+#include "workbench/cases/placement.hpp"
 #include "workbench/reference/emulator.hpp"
 
 namespace greenfast::workbench {
@@ -611,8 +612,15 @@ CaseResult judge_output(const CaseData& data, const void* o, const float* lse) {
 std::vector<Case> make_cases(const std::vector<NamedProblem>& problems, const Policy& policy,
                              std::span<const std::uint64_t> seeds) {
   std::vector<Case> cases;
+  // Whoever asks for the ends of the range asks for serving's: a variant that takes a feature is
+  // tried with it, whatever problem was asked for.
+  std::vector<Distribution> distributions = policy.distributions;
+  const bool ends = std::any_of(distributions.begin(), distributions.end(), has_own_problem);
+  if (ends && std::find(distributions.begin(), distributions.end(), Distribution::serving) ==
+                  distributions.end())
+    distributions.push_back(Distribution::serving);
   for (const NamedProblem& named : problems)
-    for (const Distribution distribution : policy.distributions)
+    for (const Distribution distribution : distributions)
       for (const Problem& problem : problems_of(distribution, named.problem))
         for (const std::uint64_t seed : seeds) {
           Case c;
