@@ -48,8 +48,8 @@ class Draw {
   std::uint64_t key_;
 };
 
-// How long sequence b is, of at most `most`.
-std::int64_t length_of(const Lengths& lengths, const Draw& draw, std::int64_t b,
+// How long sequence b is, of at most `most`; `turn` goes through the batch as b does.
+std::int64_t length_of(const Lengths& lengths, const Draw& draw, std::int64_t b, std::int64_t turn,
                        std::int64_t batch, std::int64_t most) {
   if (most == 0) return 0;
   switch (lengths.kind) {
@@ -72,7 +72,6 @@ std::int64_t length_of(const Lengths& lengths, const Draw& draw, std::int64_t b,
       break;
   }
   // The ends of the range first: the longest, none, one; then tile edges and anything.
-  const std::int64_t turn = (b + draw.below(-1, batch)) % batch;
   if (batch > 1 && turn == 0) return most;
   if (batch > 2 && turn == 1) return 0;
   if (batch > 4 && turn == 2) return 1;
@@ -105,12 +104,15 @@ Drawn draw_lengths(const Problem& p, const Lengths& lengths, std::uint64_t seed,
   const Draw rows(seed, Stream::rows), keys(seed, Stream::keys), alike(seed, Stream::alike);
   Drawn drawn;
   const bool one = p.seq_q == p.seq_kv;
+  const std::int64_t offset = alike.below(-1, std::max<std::int64_t>(p.batch, 1));
   for (std::int64_t b = 0; b < p.batch; ++b) {
-    const std::int64_t k = length_of(lengths, keys, b, p.batch, p.seq_kv);
+    // The longest of one is not the shortest of the other.
+    const std::int64_t turn = (b + offset) % p.batch;
+    const std::int64_t k = length_of(lengths, keys, b, turn, p.batch, p.seq_kv);
     // Self-attention: as many rows as keys, but for some where lengths are mixed.
     const bool same = one && (lengths.kind != Lengths::Kind::mixed || alike.below(b, 2) == 0);
     drawn.keys.push_back(k);
-    drawn.rows.push_back(same ? k : length_of(lengths, rows, b, p.batch, p.seq_q));
+    drawn.rows.push_back(same ? k : length_of(lengths, rows, b, (turn + 2) % p.batch, p.batch, p.seq_q));
   }
   if (!fitted) return drawn;
   if (p.sequences.packed_q)
@@ -282,9 +284,10 @@ Arrays draw_arrays(const Case& c) {
     const Draw draw(c.seed, Stream::start);
     for (std::int64_t b = 0; b < p.batch; ++b) {
       const std::int64_t have = keys[static_cast<std::size_t>(b)];
-      const bool padded = draw.below(2 * b, 3) != 0;
+      // Up to all but one key; the longest sequence has some in any case.
+      const bool padded = have > 1 && (have == p.seq_kv || draw.below(2 * b, 4) != 0);
       arrays.kv_start.push_back(
-          static_cast<std::int32_t>(padded && have > 0 ? draw.below(2 * b + 1, have) : 0));
+          static_cast<std::int32_t>(padded ? 1 + draw.below(2 * b + 1, have - 1) : 0));
     }
   }
   if (s.kv_index) {
