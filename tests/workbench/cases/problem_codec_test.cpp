@@ -60,11 +60,11 @@ TEST(ProblemCodec, JsonThereAndBackIsTheSameProblem) {
 }
 
 TEST(ProblemCodec, WhatAProblemHasNotLeavesNoTraceInItsJson) {
-  const auto json = problem_json(make_problem(1, 2, 1, 3, 4, 64, DType::f16));
+  const auto written = problem_json(make_problem(1, 2, 1, 3, 4, 64, DType::f16));
   for (const char* key :
        {"head_dim_v", "sequences", "pages", "chunk", "sinks", "alibi", "array_mask"})
-    EXPECT_FALSE(json.contains(key)) << key;
-  EXPECT_EQ(json.size(), 14u);
+    EXPECT_FALSE(written.contains(key)) << key;
+  EXPECT_EQ(written.size(), 14u);
 }
 
 TEST(ProblemCodec, CThereAndBackIsTheSameProblem) {
