@@ -21,6 +21,13 @@
 
 namespace greenfast::workbench {
 
+/// FLOP of a call, and the bytes of inputs that it cannot avoid reading.
+struct CallWork {
+  double flops = 0, bytes = 0;
+};
+/// Where sequences have lengths of their own: with those of the case.
+CallWork work_of(const Case& c, const Inputs& inputs);
+
 /// Device buffers for several calls of one problem, used in turn. With enough of them a call never
 /// finds its inputs in a cache. Contents are generate() of the case with seeds seed, seed + 1, ...
 /// ; after `distinct` of them they repeat in fresh memory. renew() then makes a slot's bits others
@@ -55,6 +62,8 @@ class Ring {
   int distinct() const noexcept { return static_cast<int>(cases_.size()); }
   /// The operands that the problem has, in the order of OperandId.
   std::span<const Operand> operands() const noexcept { return operands_; }
+  /// Of a call, on average over the contents.
+  CallWork work() const;
   const Problem& problem() const noexcept { return cases_.front().problem; }
   const std::string& name() const noexcept { return cases_.front().name; }
 
@@ -154,11 +163,13 @@ struct Measurement {
 Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,
                             const MeasureOptions& options);
 
-/// FLOP of one call, and the bytes of inputs it cannot avoid reading.
+/// FLOP of one call, and the bytes of inputs it cannot avoid reading. Where arrays say how long
+/// sequences are, the FLOP are those of the longest that the problem allows, and no byte is certain.
 double flop_count(const Problem& problem);
 double byte_count(const Problem& problem);
 /// Seconds below which a time is IMPOSSIBLE. A hot call may find its inputs in a cache, so only
 /// arithmetic counts.
 double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode);
+double speed_of_light(const CallWork& work, const Peak& peak, CacheState mode);
 
 }  // namespace greenfast::workbench
