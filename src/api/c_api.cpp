@@ -325,6 +325,39 @@ gf_status gf_prepare(const gf_problem* problem, const gf_options* options) {
   });
 }
 
+gf_status gf_merge(const gf_merge_problem* problem, const gf_merge_tensors* tensors,
+                   const gf_options* options) {
+  return guarded([&]() -> Status {
+    gf_merge_problem asked;
+    gf_merge_tensors data;
+    greenfast::Options how;
+    if (Status status = read(problem, "problem", asked); !status) return status;
+    for (const std::int32_t reserved : {asked.a.reserved, asked.b.reserved, asked.o.reserved}) {
+      if (Status status = check_reserved("problem", reserved); !status) return status;
+    }
+    if (Status status = read(tensors, "tensors", data); !status) return status;
+    if (Status status = options_of(options, how); !status) return status;
+    return greenfast::merge(greenfast::from_c(asked), greenfast::from_c(data), how);
+  });
+}
+
+gf_status gf_append(const gf_append_problem* problem, const gf_append_tensors* tensors,
+                    const gf_options* options) {
+  return guarded([&]() -> Status {
+    gf_append_problem asked;
+    gf_append_tensors data;
+    greenfast::Options how;
+    if (Status status = read(problem, "problem", asked); !status) return status;
+    for (const gf_layout& layout :
+         {asked.k_new, asked.v_new, asked.k, asked.v, asked.q, asked.q_out}) {
+      if (Status status = check_reserved("problem", layout.reserved); !status) return status;
+    }
+    if (Status status = read(tensors, "tensors", data); !status) return status;
+    if (Status status = options_of(options, how); !status) return status;
+    return greenfast::append(greenfast::from_c(asked), greenfast::from_c(data), how);
+  });
+}
+
 gf_status gf_get_device_facts(gf_device device, int32_t index, gf_device_facts* facts) {
   return guarded([&]() -> Status {
     if (Status status = check_head(facts, "facts"); !status) return status;
