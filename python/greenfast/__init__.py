@@ -29,7 +29,8 @@ except ImportError as _error:
 from . import _arrays
 from ._arrays import TensorSpec
 
-__all__ = ["Explanation", "Features", "TensorSpec", "Variant", "attention", "device_facts", "explain", "quantize_e4m3", "variants"]
+__all__ = ["Explanation", "Features", "TensorSpec", "Variant", "append", "attention", "device_facts", "explain", "merge",
+           "quantize_e4m3", "variants"]
 __version__: str = _core.version
 
 _TOP_LEFT, _BOTTOM_RIGHT, _UNSAID = 0, 1, 2
@@ -86,6 +87,12 @@ class Features(TypedDict, total=False):
     page_table: Any
     max_splits: int
     validate: bool
+
+
+def _library_of(x: Any) -> Any:
+    """Whose merge and append take x."""
+    torch = _torch or _find_torch()
+    return torch if torch is not None and isinstance(x, torch.Tensor) else _arrays
 
 
 def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
@@ -147,6 +154,48 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
                                 batch_invariant, stream, out_dtype, return_lse, more)
     return _arrays.attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, alignment, bshd, variant,
                              batch_invariant, stream, out_dtype, return_lse, more)
+
+
+def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, out: Any = None, lse: Any = None, out_dtype: Any = None, layout: str = "bhsd",
+          stream: int | None = None) -> tuple[Any, Any]:
+    """(out, lse) of two parts of the same attention over disjoint keys, as attention(..., return_lse=True) gives them.
+
+    o1, o2      [B, H, S, D] ([B, S, H, D] with layout="bshd"), packed [H, total, D] ([total, H, D]); float32, float16, bfloat16.
+    lse1, lse2  float32, contiguous [B, H, S], packed [H, total]. -inf or +inf: that part is empty, and not read. Sinks
+                belong into one part only.
+    out, lse    where to write; those of a part, if they have its type and strides, or None: allocated.
+    The order of the parts changes no bit. Errors as attention's. No gradients.
+    """
+    return _library_of(o1).merge(o1, lse1, o2, lse2, out, lse, out_dtype, _bshd(layout), stream)
+
+
+_ROTARY = {"interleaved": 1, "neox": 2}
+
+
+def append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, used_kv: Any = None, q: Any = None, q_out: Any = None, cos: Any = None, sin: Any = None,
+           rotary: str = "neox", page_table: Any = None, kv_index: Any = None, kv_start: Any = None, cu_new: Any = None,
+           max_new: int | None = None, used_new: Any = None, layout: str = "bhsd", validate: bool = False, stream: int | None = None) -> Any:
+    """Writes new keys and values to a cache: token t of sequence b becomes key used_kv[b] + t. Then attend, with used_kv of as
+    many more. Returns q turned, None without q.
+
+    k, v         [B, Hkv, Snew, D] ([B, Snew, Hkv, D] with layout="bshd"; v's D may be another); with cu_new packed, [Hkv, total,
+                 D] ([total, Hkv, D]), and max_new the most tokens that a sequence has (None: all).
+    k_cache, v_cache  [B, Hkv, Skv, D]; with kv_index any batch; with page_table [blocks, Hkv, page, D], or [blocks, page, Hkv, D].
+    used_kv      keys before the call; None: none. used_new: how many of its new tokens each sequence has; None: all.
+    cos, sin     float32 [positions, R / 2]: the first R elements of each head of k (and q) are turned by the angle of the
+                 key's position in the cache, less kv_start. rotary: "neox" turns n with n + R / 2, "interleaved" 2 n with 2 n + 1.
+    q            [B, Hq, Snew, D], packed as k; q_out: where to write it, q itself is possible; None: allocated.
+    Arrays are int32 [B], on the device of k; page_table [B, pages]; cu_new [B + 1].
+    validate     checks the arrays also on CUDA, where that waits for the stream; on the CPU they always are: ValueError, and nothing
+                 is written, for a sequence that outgrows its cache or its pages, a page that does not exist, or that two
+                 sequences would write.
+    """
+    try:
+        kind = _ROTARY[rotary]
+    except (KeyError, TypeError):
+        raise ValueError(f"rotary is {rotary!r}: 'neox' or 'interleaved' is possible") from None
+    return _library_of(k).append(k, v, k_cache, v_cache, q, q_out, cu_new, used_new, used_kv, kv_start, kv_index, page_table, cos, sin,
+                                    max_new, kind, _bshd(layout), int(validate), stream)
 
 
 class Explanation(NamedTuple):

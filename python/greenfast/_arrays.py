@@ -242,6 +242,32 @@ def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left
     return (result, lse if made_lse is None else _returned(lse, q)) if return_lse else result
 
 
+def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
+    """greenfast.merge for everything but PyTorch."""
+    made_out, made_lse = out is None, lse is None
+    if made_out:
+        out = _like(o1, describe("o1", o1)[3] if out_dtype is None else dtype_code(out_dtype))
+    if made_lse:
+        lse = _like(lse1, 0)
+    names = ("o1", "lse1", "o2", "lse2", "out", "lse")
+    _core.merge(*[describe(name, x) for name, x in zip(names, (o1, lse1, o2, lse2, out, lse))], bshd, _stream(o1, stream))
+    return _returned(out, o1) if made_out else out, _returned(lse, o1) if made_lse else lse
+
+
+APPENDED = ("k", "v", "k_cache", "v_cache", "q", "q_out", "cu_new", "used_new", "used_kv", "kv_start", "kv_index", "page_table", "cos", "sin")
+
+
+def append(*arguments):
+    """greenfast.append for everything but PyTorch."""
+    *tensors, max_new, rotary, bshd, validate, stream = arguments
+    q, q_out = tensors[4:6]
+    made = q is not None and q_out is None
+    if made:
+        tensors[5] = q_out = _like(q, describe("q", q)[3])
+    _core.append(*[describe(name, x) for name, x in zip(APPENDED, tensors)], max_new, rotary, bshd, validate, _stream(tensors[0], stream))
+    return None if q is None else _returned(q_out, q) if made else q_out
+
+
 def quantize(values, out, scale, per_head, bshd, stream):
     """greenfast.quantize_e4m3."""
     torch = sys.modules.get("torch")

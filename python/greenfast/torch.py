@@ -88,7 +88,6 @@ def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_sca
          v_scale: Tensor | None, scale: float | None, softcap: float, left: int, right: int, align: int, bshd: int, variant: str | None,
          batch_invariant: bool, stream: int | None, more: tuple[Any, ...] | None = None) -> None:
     """The library's call on plain tensors, on their device."""
-    global _devices
     tensors = (q, k, v, out, lse, q_scale, k_scale, v_scale)
     # The table refuses everything that is not plain strided memory, but reads past a lazy negation (torch 2.15).
     if not _DIRECT or q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg():
@@ -96,16 +95,24 @@ def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_sca
             ("q", "k", "v", "out", "lse", "q_scale", "k_scale", "v_scale"), tensors))
     if more is not None and (not _DIRECT or any(x is not None and type(x) not in _EXACT or x is not None and x.is_neg() for x in more[:_FLOAT_FEATURES])):
         more = _arrays.describe_features(more)
-    if q.is_cuda:
-        if _devices is None:
-            _devices = torch.cuda.device_count()
-        if stream is None and not _DIRECT:
-            stream = torch.cuda.current_stream(q.device).cuda_stream
-        if _devices > 1 and torch.cuda.current_device() != q.device.index:
-            with torch.cuda.device(q.device):
-                _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
-            return
+    if not q.is_cuda:
+        _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+        return
+    if stream is None and not _DIRECT:
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+    if _elsewhere(q):
+        with torch.cuda.device(q.device):
+            _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+        return
     _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+
+
+def _elsewhere(q: Tensor) -> bool:
+    """Whether q lies on a GPU that is not this thread's."""
+    global _devices
+    if _devices is None:
+        _devices = torch.cuda.device_count()
+    return _devices > 1 and torch.cuda.current_device() != q.device.index
 
 
 def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale: Any, v_scale: Any, scale: float | None, softcap: float,
@@ -402,6 +409,97 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
     if lse is not None:
         made_lse = lse.copy_(made_lse)
     return (made, made_lse) if return_lse else made
+
+
+# --- merge and append ------------------------------------------------------------------------------------------------
+
+def _plain(function: str, tensors: tuple[Any, ...]) -> bool:
+    """Whether these are tensors to be read at once; otherwise they go through an operator. What requires gradients is refused."""
+    if _is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors):
+        raise NotImplementedError(f"gradients through greenfast.{function} are not offered: detach the tensors, or call it under torch.no_grad()")
+    return not _is_compiling() and not _layered() and all(x is None or type(x) in _EXACT for x in tensors)
+
+
+def _call(function: Any, names: tuple[str, ...], tensors: tuple[Any, ...], *options: Any, stream: int | None) -> None:
+    """A function of the module on plain tensors, on their device."""
+    first = tensors[0]
+    described = [_arrays.describe(name, x) for name, x in zip(names, tensors)]
+    if first.is_cuda and stream is None and not _DIRECT:
+        stream = torch.cuda.current_stream(first.device).cuda_stream
+    if first.is_cuda and _elsewhere(first):
+        with torch.cuda.device(first.device):
+            function(*described, *options, stream)
+    else:
+        function(*described, *options, stream)
+
+
+def _no_stream(stream: int | None) -> None:
+    if stream is not None:
+        raise ValueError("stream is given under torch.compile: there the work is on PyTorch's current stream; set that")
+
+
+_library.define("merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, ScalarType? out_dtype=None, bool bshd=False) -> (Tensor out, Tensor lse)",
+                tags=_TAGS)
+
+
+def _op_merge(o1, lse1, o2, lse2, *, out_dtype=None, bshd=False):
+    made = _op_merge_fake(o1, lse1, o2, lse2, out_dtype=out_dtype)
+    _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, *made), int(bshd), stream=None)
+    return made
+
+
+def _op_merge_fake(o1, lse1, o2, lse2, *, out_dtype=None, bshd=False):
+    return torch.empty_like(o1, dtype=out_dtype or o1.dtype), torch.empty_like(lse1)
+
+
+def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
+    """greenfast.merge for PyTorch's tensors."""
+    dtype = None if out_dtype is None else _out_dtype(o1, out_dtype)
+    if _plain("merge", (o1, lse1, o2, lse2, out, lse)):
+        out = torch.empty_like(o1, dtype=dtype or o1.dtype) if out is None else out
+        lse = torch.empty_like(lse1) if lse is None else lse
+        _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, out, lse), bshd, stream=stream)
+        return out, lse
+    _no_stream(stream)
+    made, made_lse = torch.ops.greenfast.merge.default(o1, lse1, o2, lse2, out_dtype=dtype, bshd=bool(bshd))
+    return made if out is None else out.copy_(made), made_lse if lse is None else lse.copy_(made_lse)
+
+
+_library.define(
+    "append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? cu_new, Tensor? used_new, Tensor? used_kv, "
+    "Tensor? kv_start, Tensor? kv_index, Tensor? page_table, Tensor? cos, Tensor? sin, *, SymInt? max_new=None, int rotary=2, "
+    "bool bshd=False, bool validate=False) -> Tensor", tags=_TAGS)
+
+
+def _op_append(k, v, k_cache, v_cache, q, *arrays, max_new=None, rotary=2, bshd=False, validate=False):
+    made = _op_append_fake(k, v, k_cache, v_cache, q)
+    _call(_core.append, _arrays.APPENDED, (k, v, k_cache, v_cache, q, None if q is None else made, *arrays), max_new, rotary, int(bshd),
+          int(validate), stream=None)
+    return made
+
+
+def _op_append_fake(k, v, k_cache, v_cache, q, *arrays, max_new=None, rotary=2, bshd=False, validate=False):
+    return k.new_empty(0) if q is None else torch.empty_like(q)
+
+
+for _name, _of, _fake in (("merge", _op_merge, _op_merge_fake), ("append", _op_append, _op_append_fake)):
+    _library.impl(_name, _of, "CPU")
+    _library.impl(_name, _of, "CUDA")
+    torch.library.register_fake(f"greenfast::{_name}", _fake, lib=_library)
+
+
+def append(*arguments):
+    """greenfast.append for PyTorch's tensors."""
+    *tensors, max_new, rotary, bshd, validate, stream = arguments
+    q, q_out = tensors[4:6]
+    if _plain("append", tuple(tensors)):
+        if q is not None and q_out is None:
+            tensors[5] = q_out = torch.empty_like(q)
+        _call(_core.append, _arrays.APPENDED, tuple(tensors), max_new, rotary, bshd, validate, stream=stream)
+        return None if q is None else q_out
+    _no_stream(stream)
+    made = torch.ops.greenfast.append.default(*tensors[:5], *tensors[6:], max_new=max_new, rotary=rotary, bshd=bool(bshd), validate=bool(validate))
+    return None if q is None else made if q_out is None else q_out.copy_(made)
 
 
 # --- scaled_dot_product_attention ---------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@
 #include <greenfast/attention.hpp>
 #include <greenfast/quantize.hpp>
 
+#include "serving.hpp"
+
 namespace greenfast::python {
 namespace {
 Status run(const Call& call) {
@@ -245,6 +247,8 @@ PyCFunction function(Function* of) {
 PyMethodDef methods[] = {
     {"attention", function(py_attention), METH_FASTCALL, nullptr},
     {"explain", function(py_explain), METH_FASTCALL, nullptr},
+    {"merge", function(py_merge), METH_FASTCALL, nullptr},
+    {"append", function(py_append), METH_FASTCALL, nullptr},
     {"variants", function(py_variants), METH_NOARGS, nullptr},
     {"device_facts", function(py_device_facts), METH_O, nullptr},
     {"quantize_e4m3", function(py_quantize), METH_FASTCALL, nullptr},
