@@ -165,8 +165,7 @@ int run(const Arguments& a) {
           continue;
         }
         ++tally.checked;
-        if (result.verdict == Verdict::red)
-          report(result.reason, result.failed_metric == "launch" ? 24 : result.integrity ? 21 : 20);
+        if (result.verdict == Verdict::red) report(result.reason, exit_code_of(result.fault));
       }
       const std::string id = subject->id() == "auto" ? "" : subject->id();
       if (!a.invariance || names_planted(subject->id())) continue;
