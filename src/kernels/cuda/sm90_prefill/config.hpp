@@ -116,8 +116,8 @@ inline constexpr std::array kTiles{
 
 /// The build of a tile for inputs of a type and what is wanted. A sum of weights rounded to bf16
 /// would cost the log-sum-exp three digits, and one rounded to fp16 too where 10^5 keys share the
-/// tail of a row (strict's long_rows), which are the window build's. Softcap at D 128 needs the registers that Q would take,
-/// and a window at D 256 those of a second set of loops.
+/// tail of a row (strict's long_rows), which are the window build's. Softcap at D 128 needs the
+/// registers that Q would take, and a window at D 256 those of a second set of loops.
 constexpr Config config_of(std::size_t tile, DType dtype, Features features) {
   Config config = kTiles[tile];
   config.ones = config.ones && dtype == DType::f16 && features < Features::window;

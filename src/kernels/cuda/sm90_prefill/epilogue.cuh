@@ -35,7 +35,7 @@ __device__ __forceinline__ void hand_over(const Exchange<ConfigOf>& at, const Wi
                                           const float (&sum)[2],
                                           const typename Fragments<ConfigOf>::Output& o,
                                           bool works) {
-  ptx::named_barrier_sync(kExchangeEmpty, 256);
+  ptx::named_barrier_sync<256>(kExchangeEmpty);
   ptx::shared_store4(at.mine, {base[0].high, base[1].high, sum[0], sum[1]});
   ptx::shared_store4(at.bases, {base[0].low, base[1].low, 0.0f, 0.0f});
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ __forceinline__ void hand_over(const Exchange<ConfigOf>& at, const Wi
       ptx::shared_store4(at.mine + (i + 1) * at.kPitch,
                          {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]});
   }
-  ptx::named_barrier_arrive(kExchangeFull, 256);
+  ptx::named_barrier_arrive<256>(kExchangeFull);
   __syncwarp();
 }
 

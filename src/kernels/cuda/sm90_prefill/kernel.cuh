@@ -5,19 +5,19 @@
 //         their scores, weights and output in registers. A step issues S(j) = Q K(j)^T before
 //         O += P(j-1) V(j-1), so that the tensor cores multiply while the other pipes exponentiate.
 //         Blocks run from the last visible key to the first.
-//         No row maximum but where a mask cuts: the first block takes that of a quarter of its keys,
-//         the others keep the stale one, and a guard watches the range. Beyond 2^15, or 2^13 of a
-//         thread's sum, the weights are scaled down; beyond 2^100 the block is done again with its
-//         true maximum. The guard looks at the row sum, which is needed anyway, or, where the tensor
-//         cores sum the rows, at the largest weight. That leaves 3.7 instructions a score at D 64
-//         and 4.6 at D 128, all counted, where the maximum took 2 more (H200, 2026-11-20: +10% at
-//         D 128, +8% at D 64).
+//         No row maximum but where a mask cuts: the first block takes that of a quarter of its
+//         keys, the others keep the stale one, and a guard watches the range. Beyond 2^15, or 2^13
+//         of a thread's sum, the weights are scaled down; beyond 2^100 the block is done again with
+//         its true maximum. The guard looks at the row sum, which is needed anyway, or, where the
+//         tensor cores sum the rows, at the largest weight. That leaves 3.7 instructions a score at
+//         D 64 and 4.6 at D 128, all counted, where the maximum took 2 more (H200, 2026-11-20: +10%
+//         at D 128, +8% at D 64).
 // Takes   fp16 and bf16, head dims 8..256, every mask, softcap, any type and strides of the output;
 //         strides of Q, K and V that TMA takes (16 bytes). Builds differ by what they take
 //         (Features, config.hpp).
 // Limits  sm_90a; 2^30 - 1 tiles of 128 queries in a batch entry.
-// Budget  one CTA an SM, its shared memory and registers whole: setmaxnreg gives a producer thread 32
-//         or 40 registers, a consumer thread 160 or 232.
+// Budget  one CTA an SM, its shared memory and registers whole: setmaxnreg gives a producer thread
+//         32 or 40 registers, a consumer thread 160 or 232.
 // Bound   issue slots under wgmma, then power.
 //
 // Read config.hpp, shared_memory.cuh and producer.cuh first; then the kernel here, whose consumers
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
 
   // ---- Consumers: tile after tile ----
-  if (kTurns && group == 1) ptx::named_barrier_arrive(kTurn, 256);
-  if (kSplit && group == 0) ptx::named_barrier_arrive(kExchangeEmpty, 256);
+  if (kTurns && group == 1) ptx::named_barrier_arrive<256>(kTurn);
+  if (kSplit && group == 0) ptx::named_barrier_arrive<256>(kExchangeEmpty);
   Tile next = {};
   // An index below 0 says that there is no tile: a bool beside it would be what spills.
   const auto find_next = [&](int step, Tile& found) {
@@ -201,10 +201,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
     const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
     const auto my_turn = [&] {
-      if constexpr (kTurns) ptx::named_barrier_sync(kTurn + group, 256);
+      if constexpr (kTurns) ptx::named_barrier_sync<256>(kTurn + group);
     };
     const auto your_turn = [&] {
-      if constexpr (kTurns) ptx::named_barrier_arrive(kTurn + (group + 1) % 2, 256);
+      if constexpr (kTurns) ptx::named_barrier_arrive<256>(kTurn + (group + 1) % 2);
     };
     // A block that other warpgroups of the CTA want.
     const auto skip_block = [&] {
@@ -235,8 +235,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kQStages & 1);
     if constexpr (kConfig.q_in_registers) load_queries<ConfigOf>(q, q_tile(), warp);
 
-    // The constant half, in a way that ptxas cannot know: it would set a constant again for every wgmma, in a register
-    // that holds it already. For each tile, because it would copy what lives longer.
+    // The constant half, in a way that ptxas cannot know: it would set a constant again for every
+    // wgmma, in a register that holds it already. For each tile, because it would copy what lives
+    // longer.
     const std::uint32_t zero = uniform(ptx::lane_id());
     high = ptx::kSwizzle128High + zero;
     q_low = (q_tile() / 16) | Low::kQ;
@@ -413,7 +414,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         hand_over(exchange, base, sum, o, works);
         continue;
       }
-      ptx::named_barrier_sync(kExchangeFull, 256);
+      ptx::named_barrier_sync<256>(kExchangeFull);
       const float4 theirs = ptx::shared_load4(exchange.mine);
       const float4 their_low = ptx::shared_load4(exchange.bases);
       const WideBase their_base[2] = {{theirs.x, their_low.x}, {theirs.y, their_low.y}};
@@ -430,7 +431,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
       // A tile of one block has no second part.
       if (blocks.end - blocks.begin > 1) add_part(exchange, o, ours, factor);
-      ptx::named_barrier_arrive(kExchangeEmpty, 256);
+      ptx::named_barrier_arrive<256>(kExchangeEmpty);
     }
 
     // ---- Epilogue: normalise, store ----
@@ -443,7 +444,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       Strip<ConfigOf> strip;
       if constexpr (kConfig.o_over_q()) {
         strip.address = q_tile() + warp * 16 * 128;
-        ptx::named_barrier_sync(kQIsRead + group, 128);
+        ptx::named_barrier_sync<128>(kQIsRead + group);
       } else {
         // lane / 32 is 0, but keeps the address from living in a register through the main loop.
         strip.address =

@@ -95,8 +95,8 @@ __device__ __forceinline__ void load_queries(typename Fragments<ConfigOf>::Queri
                                ((((k % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
 }
 
-/// S = Q K^T by one warp alone. Q's and K's addresses are asked for where they are used, so that they
-/// do not live in registers before.
+/// S = Q K^T by one warp alone. Q's and K's addresses are asked for where they are used, so that
+/// they do not live in registers before.
 template <class T, class ConfigOf, class QTile, class KTile>
 __device__ __forceinline__ void multiply_qk_alone(typename Fragments<ConfigOf>::Scores& s,
                                                   const typename Fragments<ConfigOf>::Queries& q,

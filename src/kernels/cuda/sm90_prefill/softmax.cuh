@@ -1,9 +1,9 @@
 // The online softmax of cuda.sm90.prefill, on the scores that a warpgroup's threads hold: masks,
 // the weights of a block with the true maximum or with a stale base, and what the guard looks at.
 //
-// Scores of thread 4 * g + t of a warp: s[4 * i + 2 * h + e] is row g + 8 * h, key 8 * i + 2 * t + e
-// of the block. A row has a base, the exponent that is subtracted; its weights are 2^(scale * score -
-// base).
+// Scores of thread 4 * g + t of a warp: s[4 * i + 2 * h + e] is row g + 8 * h, key 8 * i + 2 * t +
+// e of the block. A row has a base, the exponent that is subtracted; its weights are 2^(scale *
+// score - base).
 #pragma once
 
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
@@ -28,10 +28,10 @@ struct OnlineSoftmax {
   // keys share the tail of a row, and may grow to this before a base is raised; fp16 ends at 65504.
   // The second is for a thread's sum of them.
   static constexpr float kLimit = kOnes ? 0x1p15f : 0x1p13f;
-  static constexpr float kEnough =
-      kOnes ? 16.0f : 64.0f;  // worth a new base where another row needs one
-  static constexpr float kHuge =
-      0x1p100f;  // ex2.approx.ftz of -127 is 0, so larger steps are redone
+  // Worth a new base where another row needs one.
+  static constexpr float kEnough = kOnes ? 16.0f : 64.0f;
+  // Steps beyond this are done again: ex2.approx.ftz of -127 is 0.
+  static constexpr float kHuge = 0x1p100f;
 
   // With three warpgroups wide bases lie in shared memory, where they have room: an address of
   // their own memory would be what spills.
@@ -87,7 +87,7 @@ struct OnlineSoftmax {
     const int lane = ptx::lane_id();  // anew, as in redo_scores
     const int row = first_row + 16 * warp + (lane >> 2);
     const int first_key = block * kKeys + 2 * (lane & 3);
-    // columns_below for blocks of kKeys. (One of the two could go when kernels are next recorded.)
+    // columns_below in fewer instructions, which small could have when it is next recorded.
     const auto before = [](int key) {
       const int keys = min(max(key, 0), kKeys);
       return low_bits(2 * (keys >> 3) + min(keys & 7, 2));
@@ -199,9 +199,9 @@ struct OnlineSoftmax {
   }
 
   /// New bases for rows whose largest weights, or sums of them, are large; `shrink` is what O must
-  /// be multiplied by. A power of two keeps weights that are rounded already as they are. Where they
-  /// are summed before rounding, the largest becomes 1: a key that decides the row alone then has
-  /// the same weight above and below the fraction, and O is V.
+  /// be multiplied by. A power of two keeps weights that are rounded already as they are. Where
+  /// they are summed before rounding, the largest becomes 1: a key that decides the row alone then
+  /// has the same weight above and below the fraction, and O is V.
   __device__ __forceinline__ void raise_bases(float large0, float large1, float (&shrink)[2]) {
     const float large[2] = {quad_max(large0), quad_max(large1)};
 #pragma unroll
