@@ -40,7 +40,7 @@ TEST(SourceDigest, CodeAndLiteralsCount) {
 }
 
 /// The smallest record that the ledger takes: a selftest is bound to its policy alone.
-std::string record_text(int number) {
+std::string record_of(int number) {
   return json{{"schema", kSelftestSchema},
               {"utc", "2026-01-02T03:04:05Z"},
               {"build", {{"git", {{"sha", "abc"}, {"dirty", false}}}}},
@@ -87,30 +87,30 @@ class Ledger : public ::testing::Test {
 };
 
 TEST_F(Ledger, ChainsItsEntriesAndTheLastOfANameCounts) {
-  import("a.json", record_text(1));
-  import("b.json", record_text(2));
-  import("a.json", record_text(3));
+  import("a.json", record_of(1));
+  import("b.json", record_of(2));
+  import("a.json", record_of(3));
   const json entries = ledger()["entries"];
   ASSERT_EQ(entries.size(), 3u);
   EXPECT_EQ(entries[0]["previous"], json(nullptr));
   EXPECT_EQ(entries[1]["previous"], entries[0]["digest"]);
   EXPECT_EQ(entries[2]["previous"], entries[1]["digest"]);
-  EXPECT_EQ(*read_file(folder / "a.json"), record_text(3));
+  EXPECT_EQ(*read_json(folder / "a.json"), json::parse(record_of(3)));
   for (const Finding& finding : findings())
     EXPECT_EQ(name_of(finding.state), "CURRENT") << finding.file << ": " << finding.detail;
   EXPECT_EQ(findings().size(), 2u);
 }
 
 TEST_F(Ledger, AFileThatWasEditedIsTampered) {
-  import("a.json", record_text(1));
-  import("b.json", record_text(2));
-  put("a.json", record_text(9));
+  import("a.json", record_of(1));
+  import("b.json", record_of(2));
+  put("a.json", record_of(9));
   expect_only(EvidenceState::tampered, "a.json", "is not the file that was recorded");
   EXPECT_EQ(verify_evidence(folder, {}, {}).exit_code(), kEvidence);
 }
 
 TEST_F(Ledger, AnEntryThatWasEditedOrTakenOutIsTampered) {
-  for (int i = 0; i < 3; ++i) import("r" + std::to_string(i) + ".json", record_text(i));
+  for (int i = 0; i < 3; ++i) import("r" + std::to_string(i) + ".json", record_of(i));
   const json whole = ledger();
 
   json edited = whole;
@@ -129,24 +129,25 @@ TEST_F(Ledger, AnEntryThatWasEditedOrTakenOutIsTampered) {
 }
 
 TEST_F(Ledger, WhatIsGoneOrHasNoEntryIsMissing) {
-  import("a.json", record_text(1));
+  import("a.json", record_of(1));
+  const std::string whole = *read_file(folder / "a.json");
   fs::remove(folder / "a.json");
   expect_only(EvidenceState::missing, "a.json", "it is not there");
-  put("a.json", record_text(1));
-  put("stray.json", record_text(2));
+  put("a.json", whole);
+  put("stray.json", record_of(2));
   expect_only(EvidenceState::missing, "stray.json", "has no entry in the ledger");
 }
 
 TEST_F(Ledger, ABundleThatWasEditedIsNotImported) {
-  const std::string names[] = {"a.json"}, texts[] = {record_text(1)};
+  const std::string names[] = {"a.json"}, texts[] = {record_of(1)};
   json bundle = *make_bundle(names, texts, {});
   ASSERT_TRUE(import_evidence(folder, "bundle", bundle.dump(), {}).status);
-  bundle["records"][0]["text"] = record_text(2);
+  bundle["records"][0]["text"] = record_of(2);
   const Import refused = import_evidence(folder, "bundle", bundle.dump(), {});
   EXPECT_TRUE(refused.tampered);
   EXPECT_FALSE(refused.status);
   EXPECT_NE(refused.status.message().find("not what was written"), std::string::npos);
-  EXPECT_EQ(*read_file(folder / "a.json"), record_text(1));
+  EXPECT_EQ(*read_json(folder / "a.json"), json::parse(record_of(1)));
   EXPECT_EQ(ledger()["entries"].size(), 1u);
 }
 
@@ -158,8 +159,9 @@ TEST_F(Ledger, RefusesWhatIsNoRecordAndNamesThatLeaveTheFolder) {
     EXPECT_EQ(status.code(), StatusCode::invalid_argument) << name;
     return status.message();
   };
-  for (const char* name : {"../a.json", "a/b.json", ".a.json", "a.txt", "", "ledger.json"})
-    EXPECT_NE(refused(name, record_text(1)).find("a record's name"), std::string::npos) << name;
+  for (const char* name : {"../a.json", "a/../b.json", "/a.json", ".a.json", "a/.b/c.json", "a.txt",
+                           "", "ledger.json"})
+    EXPECT_NE(refused(name, record_of(1)).find("a record is named"), std::string::npos) << name;
   EXPECT_NE(refused("a.json", "{\"schema\":").find("not JSON, or cut off"), std::string::npos);
   EXPECT_NE(refused("a.json", R"({"schema": "other/1"})").find("schema 'other/1'"),
             std::string::npos);
