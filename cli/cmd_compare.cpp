@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "cli/command.hpp"
@@ -18,6 +19,7 @@
 #include "workbench/base/atomic_file.hpp"
 #include "workbench/base/isolate.hpp"
 #include "workbench/base/json.hpp"
+#include "workbench/base/stdout_aside.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/verdict/compare.hpp"
 #include "workbench/verdict/peer.hpp"
@@ -166,6 +168,8 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
                     options.what[1].starts_with("plugin:") ? options.what[1] : options.what[0]);
     progress.step(done, total, what);
   };
+  std::optional<workbench::StdoutAside> aside;  // of a CUDA plugin, which prints in this process
+  if (activity != nullptr) aside.emplace();
   Comparison comparison =
       value_or_fail(unless_interrupted<Stopped>(progress, "nothing is written", [&] {
         return peers ? workbench::compare_with_peer(*device, options.what[0], options.what[1],
@@ -173,6 +177,7 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
                      : workbench::compare_live(*device, *a, *b, compare);
       }));
   progress.clear();
+  if (activity != nullptr) (void)device->synchronize();
   return comparison;
 }
 
@@ -215,10 +220,12 @@ int run_compare(const CompareOptions& given, workbench::Activity* activity) {
                     fmt::format("{}: with what? A second variant is needed", options.what[0]));
     comparison = compare_variants(options, activity);
   }
-  const auto write = [](const std::string& file, const std::string& text) {
+  // What was measured is shown even where it cannot be kept.
+  std::optional<Failure> unwritten;
+  const auto write = [&](const std::string& file, const std::string& text) {
     if (file.empty()) return;
     if (Status status = workbench::write_file_atomically(file, text); !status)
-      throw Failure(status);
+      unwritten = Failure(status);
   };
   write(options.json_file, workbench::json_text(workbench::to_json(comparison), 1) + "\n");
   write(options.markdown_file, workbench::compare_markdown(comparison));
@@ -229,6 +236,7 @@ int run_compare(const CompareOptions& given, workbench::Activity* activity) {
   } else {
     fmt::print("{}", workbench::compare_text(comparison, workbench::wants_color(stdout)));
   }
+  if (unwritten) throw Failure(*unwritten);
   return comparison.exit_code;
 }
 

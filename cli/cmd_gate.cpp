@@ -65,15 +65,20 @@ class Display {
   std::size_t done_ = 0, total_ = 0;
 };
 
-int print(const json& record, const GateFlags& options, const fs::path& directory) {
+int print(const workbench::GateResult& result, const GateFlags& options,
+          const fs::path& directory) {
+  const json& record = result.record;
   if (options.as_json) {
     fmt::print("{}\n", workbench::json_text(record, 1));
   } else if (options.as_markdown) {
     fmt::print("{}", workbench::gate_markdown(record));
   } else {
-    fmt::print("{}\nrecord: {}\n", workbench::gate_text(record, workbench::wants_color(stdout)),
-               (directory / "gate.json").string());
+    fmt::print("{}\n", workbench::gate_text(record, workbench::wants_color(stdout)));
+    if (result.written) fmt::print("record: {}\n", (directory / "gate.json").string());
   }
+  if (!result.written)
+    throw Failure(workbench::kInternal, fmt::format("{} (resume with --resume {})",
+                                                    result.written.message(), directory.string()));
   return record["verdict"]["exit_code"].get<int>();
 }
 
@@ -171,7 +176,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
       return workbench::resume_gate(options.resume, display.observer);
     }));
     display.clear();
-    return print(result.record, options, options.resume);
+    return print(result, options, options.resume);
   }
   // Wrong arguments shall leave nothing behind.
   if (Status status = workbench::check_gate(options.gate); !status) throw Failure(status);
@@ -191,7 +196,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
                         : fmt::format("{} (resume with --resume {})", result.status().message(),
                                       directory.path().string()));
   }
-  return print(result->record, options, directory.path());
+  return print(*result, options, directory.path());
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ int explain_shapes(const ListOptions& options) {
   const bool color = workbench::wants_color(stdout);
   json answers = json::array();
   bool all_chosen = true;
-  for (const auto& [name, problem] : problems) {
+  for (const auto& [name, problem, lengths] : problems) {
     const Selection selection = explain(problem, facts, call);
     all_chosen = all_chosen && !selection.chosen.empty();
     // Only the environment can force one here.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -19,6 +20,7 @@
 #include "workbench/base/isolate.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/seconds_since.hpp"
+#include "workbench/base/stdout_aside.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/record/run_table.hpp"
@@ -78,13 +80,51 @@ workbench::MeasureOptions timing_of(const RunOptions& options, std::uint64_t see
   return timing;
 }
 
-std::vector<workbench::RunProblem> problems_to_run(const RunOptions& options, DeviceKind device) {
+/// The given shapes in a type that each variant takes, where no type was asked for.
+std::vector<workbench::RunProblem> in_types_taken(const std::string& shapes,
+                                                  const ProblemOptions& asked,
+                                                  const workbench::RunPlan& plan) {
+  std::vector<DType> types = {DType::f16, DType::bf16, DType::e4m3};
+  if (plan.device->kind() == DeviceKind::cpu)
+    types = {DType::f32, DType::f16, DType::bf16, DType::e4m3};
+  std::map<DType, std::vector<workbench::NamedProblem>> problems;
+  for (const DType dtype : types) {
+    ProblemOptions options = asked;
+    options.dtype = greenfast::name_of(dtype);
+    problems[dtype] = problems_of(shapes, options, plan.device->kind());
+  }
+  std::vector<std::string> ids;
+  for (const workbench::Subject* subject : plan.subjects) ids.push_back(subject->id());
+  const auto takes = [&](const std::string& id, DType dtype) {
+    for (workbench::Subject* subject : plan.subjects)
+      for (const workbench::NamedProblem& named : problems[dtype])
+        if (subject->id() == id && !subject->refusal(named.problem, plan.device->facts()))
+          return true;
+    return false;
+  };
+  const auto choices = workbench::choose_types(types, ids, takes);
+  std::vector<workbench::RunProblem> out;
+  for (const workbench::TypeChoice& choice : choices)
+    for (workbench::NamedProblem named : problems[choice.dtype]) {
+      if (choices.size() > 1) named.name += fmt::format(" {}", greenfast::name_of(choice.dtype));
+      out.push_back({std::move(named), nullptr,
+                     choices.size() > 1 ? choice.variants : std::vector<std::string>()});
+    }
+  return out;
+}
+
+std::vector<workbench::RunProblem> problems_to_run(const RunOptions& options,
+                                                   const workbench::RunPlan& plan) {
+  const DeviceKind device = plan.device->kind();
   std::vector<workbench::RunProblem> problems;
   std::string shapes = options.shapes;
   if (shapes.empty() && options.inputs.empty()) shapes = kDefaultShapes;
-  if (!shapes.empty())
+  if (!shapes.empty() && options.problem.dtype.empty()) {
+    problems = in_types_taken(shapes, options.problem, plan);
+  } else if (!shapes.empty()) {
     for (workbench::NamedProblem& p : problems_of(shapes, options.problem, device))
       problems.push_back({std::move(p), nullptr});
+  }
   if (!options.inputs.empty()) {
     const auto captured = value_or_fail(workbench::read_captured(options.inputs));
     // Without --dtype the files decide, not the device.
@@ -165,7 +205,7 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
     workbench::say(stderr, fmt::format("greenfast: {}\n", note));
   plan.device = selected.device.get();
   for (const auto& subject : selected.subjects) plan.subjects.push_back(subject.get());
-  plan.problems = problems_to_run(options, plan.device->kind());
+  plan.problems = problems_to_run(options, plan);
 
   workbench::RecordHead head;
   head.command = name_of(options.kind);
@@ -203,7 +243,14 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   observer.stop = [] { return interrupted(); };
 
   const auto start = std::chrono::steady_clock::now();
-  const workbench::RunResult result = workbench::run(plan, observer);
+  workbench::RunResult result;
+  {
+    // A CUDA plugin prints in this process; its device's printf comes with a synchronisation.
+    std::optional<workbench::StdoutAside> aside;
+    if (activity != nullptr) aside.emplace();
+    result = workbench::run(plan, observer);
+    if (activity != nullptr) (void)plan.device->synchronize();
+  }
   head.seconds = workbench::seconds_since(start);
   progress.clear();
 

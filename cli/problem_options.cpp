@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "cli/command.hpp"
+#include "workbench/cases/attributes.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -117,6 +118,20 @@ void ProblemOptions::define(OptionSet& options) {
   options.text("--layout", &layout, "ORDER",
                fmt::format("Memory order: {} (default: bhsd)", fmt::join(layout_names(), ", ")));
   options.flag("--lse", &lse, "Also write and check the log-sum-exp");
+
+  options.heading(
+      "Problem, as serving has it (behind a shape, too: 8x4x1/4096x64 pages=16 used-kv)");
+  for (const workbench::AttributeRow& row : workbench::attribute_table()) {
+    if (row.shape_only) continue;
+    const std::string name(row.name), option = "--" + name, help(row.help);
+    if (row.value.empty())
+      options.flag(option, &flags[name], help);
+    else if (row.bare.empty())
+      options.text(option, &attributes[name], std::string(row.value), help);
+    else
+      options.text_or_bare(option, &attributes[name], std::string(row.bare),
+                           fmt::format("{}; ={}", help, row.value));
+  }
 }
 
 std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
@@ -131,6 +146,14 @@ std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
     throw Failure(workbench::kUsage, fmt::format("--layout {}: possible are {}", layout,
                                                  fmt::join(layout_names(), ", ")));
   }
+  const auto apply = [&](const std::string& attribute) {
+    if (const Status status = workbench::apply_attribute(common, attribute); !status)
+      throw Failure(workbench::kUsage, "--" + attribute + ": " + status.message());
+  };
+  for (const auto& [name, given] : flags)
+    if (given) apply(name);
+  for (const auto& [name, value] : attributes)
+    if (!value.empty()) apply(name + "=" + value);
   if (!out_dtype.empty()) common.out_dtype = parse_out_dtype(out_dtype);
 
   std::vector<ProblemDefaults> all;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,6 +23,8 @@ struct ProblemOptions {
   std::optional<float> scale;
   float softcap = 0.0f;
   bool lse = false;
+  std::map<std::string, std::string> attributes;  // of serving: what stands behind --name
+  std::map<std::string, bool> flags;              // and which of those without a value are there
 
   void define(OptionSet& options);
 

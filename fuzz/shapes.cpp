@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return 0;
   }
   GREENFAST_EXPECT(!shapes->empty());
-  for (const auto& [name, problem] : *shapes) {
+  for (const auto& [name, problem, lengths] : *shapes) {
     GREENFAST_EXPECT(check(problem).ok());
     const std::string printed = to_string(problem);
     const auto again = workbench::parse_shapes(printed.substr(0, printed.find(' ')), defaults);

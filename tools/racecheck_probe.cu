@@ -30,10 +30,10 @@ enum Barrier : int { kFull = 1, kFree = 2 };  // 0 is __syncthreads
 /// One direction of the exchange: what was done to the buffer before is handed to the other group.
 template <Order kOrder>
 __device__ void hand_over(int barrier, std::uint32_t mbarriers) {
-  if constexpr (kOrder == Order::sync) ptx::named_barrier_sync(barrier, kThreads);
+  if constexpr (kOrder == Order::sync) ptx::named_barrier_sync<kThreads>(barrier);
   if constexpr (kOrder == Order::arrive) {
     __threadfence_block();
-    ptx::named_barrier_arrive(barrier, kThreads);
+    ptx::named_barrier_arrive<kThreads>(barrier);
   }
   if constexpr (kOrder == Order::mbarrier) {
     __syncwarp();
@@ -44,7 +44,7 @@ __device__ void hand_over(int barrier, std::uint32_t mbarriers) {
 template <Order kOrder>
 __device__ void take_over(int barrier, std::uint32_t mbarriers, int phase) {
   if constexpr (kOrder == Order::sync || kOrder == Order::arrive)
-    ptx::named_barrier_sync(barrier, kThreads);
+    ptx::named_barrier_sync<kThreads>(barrier);
   if constexpr (kOrder == Order::mbarrier) ptx::mbarrier_wait(mbarriers + 8 * barrier, phase % 2);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <greenfast/greenfast.h>
+#include <greenfast/serving.hpp>
 #include <greenfast/types.hpp>
 
 namespace greenfast {
@@ -138,6 +139,60 @@ inline Tensors from_c(const gf_tensors& c) {
   return {c.q,        c.k,        c.v,          c.o,     c.lse,    c.q_scale,
           c.k_scale,  c.v_scale,  c.cu_q,       c.cu_kv, c.used_q, c.used_kv,
           c.kv_start, c.kv_index, c.page_table, c.sinks, c.mask,   c.slopes};
+}
+
+/// A merge of the C interface, all of this version's fields.
+inline MergeProblem from_c(const gf_merge_problem& c) {
+  MergeProblem p;
+  p.batch = c.batch;
+  p.heads = c.heads;
+  p.seq = c.seq;
+  p.head_dim = c.head_dim;
+  p.dtype = static_cast<DType>(c.dtype);
+  p.out_dtype = static_cast<DType>(c.out_dtype);
+  p.a = from_c(c.a);
+  p.b = from_c(c.b);
+  p.o = from_c(c.o);
+  return p;
+}
+/// Its data.
+inline MergeTensors from_c(const gf_merge_tensors& c) {
+  return {c.a, c.lse_a, c.b, c.lse_b, c.o, c.lse};
+}
+
+/// An append of the C interface, all of this version's fields.
+inline AppendProblem from_c(const gf_append_problem& c) {
+  AppendProblem p;
+  p.batch = c.batch;
+  p.heads_q = c.heads_q;
+  p.heads_kv = c.heads_kv;
+  p.seq_new = c.seq_new;
+  p.seq_kv = c.seq_kv;
+  p.head_dim = c.head_dim;
+  p.head_dim_v = c.head_dim_v;
+  p.dtype = static_cast<DType>(c.dtype);
+  p.packed = c.packed != 0;
+  p.total_new = c.total_new;
+  p.used_new = c.used_new != 0;
+  p.kv_start = c.kv_start != 0;
+  p.kv_index = c.kv_index != 0;
+  p.kv_rows = c.kv_rows;
+  p.pages = {c.page_size, c.page_count, c.page_row_stride};
+  p.rotary = static_cast<Rotary>(c.rotary);
+  p.rotary_dim = c.rotary_dim;
+  p.positions = c.positions;
+  p.k_new = from_c(c.k_new);
+  p.v_new = from_c(c.v_new);
+  p.k = from_c(c.k);
+  p.v = from_c(c.v);
+  p.q = from_c(c.q);
+  p.q_out = from_c(c.q_out);
+  return p;
+}
+/// Its data.
+inline AppendTensors from_c(const gf_append_tensors& c) {
+  return {c.k_new,    c.v_new,   c.k,        c.v,        c.q,          c.q_out, c.cu_new,
+          c.used_new, c.used_kv, c.kv_start, c.kv_index, c.page_table, c.cos,   c.sin};
 }
 
 }  // namespace greenfast

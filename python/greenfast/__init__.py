@@ -14,8 +14,12 @@ kernel takes, RuntimeError for a device that is missing or failed, MemoryError.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 try:
     from . import _core
@@ -25,7 +29,8 @@ except ImportError as _error:
 from . import _arrays
 from ._arrays import TensorSpec
 
-__all__ = ["Explanation", "TensorSpec", "Variant", "attention", "device_facts", "explain", "quantize_e4m3", "variants"]
+__all__ = ["Explanation", "Features", "TensorSpec", "Variant", "append", "attention", "device_facts", "explain", "merge",
+           "quantize_e4m3", "variants"]
 __version__: str = _core.version
 
 _TOP_LEFT, _BOTTOM_RIGHT, _UNSAID = 0, 1, 2
@@ -65,20 +70,47 @@ def _find_torch() -> Any:
     return _torch
 
 
+class Features(TypedDict, total=False):
+    """What attention() takes beyond dense tensors; its docstring has the meaning of each."""
+    mask: Any
+    sinks: Any
+    slopes: Any
+    chunk: int
+    cu_q: Any
+    cu_kv: Any
+    max_q: int | None
+    max_kv: int | None
+    used_q: Any
+    used_kv: Any
+    kv_start: Any
+    kv_index: Any
+    page_table: Any
+    max_splits: int
+    validate: bool
+
+
+def _library_of(x: Any) -> Any:
+    """Whose merge and append take x."""
+    torch = _torch or _find_torch()
+    return torch if torch is not None and isinstance(x, torch.Tensor) else _arrays
+
+
 def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
               window: tuple[int, int] | None = None, align: str | None = None, softcap: float = 0.0, layout: str = "bhsd",
               return_lse: bool = False, lse: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
-              out_dtype: Any = None, variant: str | None = None, batch_invariant: bool = False, stream: int | None = None) -> Any:
+              out_dtype: Any = None, variant: str | None = None, batch_invariant: bool = False, stream: int | None = None,
+              **features: Unpack[Features]) -> Any:
     """softmax(softcap(scale * q k^T) + mask) v.
 
     q            [B, Hq, Sq, D], or [B, Sq, Hq, D] with layout="bshd"; k, v [B, Hkv, Skv, D] likewise. Query head h reads
                  KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn, all three the same; D 8 to
-                 256 in steps of 8, contiguous; other strides are free, and 0 is allowed in k and v. Objects of PyTorch,
-                 NumPy, JAX or CuPy, or any with __dlpack__ or __cuda_array_interface__, on one device.
-    out          where to write, of q's shape; None: allocated, in q's order of strides, by q's library.
+                 256 in steps of 8, contiguous; other strides are free, and 0 is allowed in k and v. v may have a D of its
+                 own, which out then has. Objects of PyTorch, NumPy, JAX or CuPy, or any with __dlpack__ or
+                 __cuda_array_interface__, on one device.
+    out          where to write, of q's shape with v's D; None: allocated, in q's order of strides, by q's library.
     scale        None: 1 / sqrt(D).
     causal       query i sees key j iff j <= i + shift; align="top_left": shift 0, "bottom_right": shift Skv - Sq. It has to
-                 be said where Sq and Skv differ.
+                 be said where Sq and Skv differ, also for window, slopes and chunk.
     window       (left, right): and i + shift - left <= j <= i + shift + right; None or -1 is no bound.
     softcap      c > 0: scores become c * tanh(score / c).
     return_lse   returns (out, lse), the natural logarithm of the sum of exponentials, float32 [B, Hq, Sq], -inf where a
@@ -89,18 +121,81 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     batch_invariant  a row's bits do not depend on the other rows of its batch.
     stream       a cudaStream_t as an int; None: PyTorch's or CuPy's current stream, else the default stream.
 
+    Masks and biases, each beside causal and window:
+    mask         bool: True where a query may see a key; float32 or of q's type: added to the scores, -inf hides a key.
+                 Broadcast to [B, Hq, Sq, Skv] from the last dimension on, whatever the layout; keys contiguous.
+    slopes       ALiBi: -slope * |i + shift - j| is added. float32 [Hq] or [B, Hq].
+    sinks        exp(sink) joins the denominator of each row, and its lse. float32 [Hq].
+    chunk        keys in chunks of so many: a query sees its own chunk alone. 0: off.
+
+    Sequences of different lengths; all arrays are int32, contiguous, on the device of q:
+    cu_q, cu_kv  [sequences + 1]: where each packed sequence begins and ends. q and out are then [Hq, total, D] ([total, Hq, D]
+                 with layout="bshd"), lse [Hq, total]; k and v with cu_kv likewise. Either may be packed alone.
+    max_q, max_kv  the longest sequence, as far as the host knows: more is allowed, less is not. None: all rows.
+    used_q, used_kv  [B]: rows and keys that each sequence has of those its tensor has room for. What lies behind is never
+                 read. Rows of out behind used_q are not written.
+    kv_start     [B]: the first key that may be seen (left padding).
+    kv_index     [B]: the row of k and v that an entry of the batch reads; k and v have any batch then.
+    page_table   [B, pages]: key j of sequence b is row j % page of page page_table[b, j // page]; k and v are [blocks, Hkv,
+                 page, D], or [blocks, page, Hkv, D] with layout="bshd". A page of 1 key or more.
+    max_splits   most parts that the keys of a row are divided into; 0: as many as pay, 1: none.
+    validate     checks the arrays before any work also on CUDA, where that waits for the stream. On the CPU they always are.
+
     PyTorch: gradients flow where they are exact (greenfast.torch says where), torch.compile traces through. With
     gradients or under torch.compile `out` is copied to. On the CPU the call returns when `out` is written; on CUDA it is
     enqueued, allocates nothing but `out`, never synchronises, and may be captured in a graph.
     """
     left, right, alignment = (-1, -1, _UNSAID) if not causal and window is None and align is None else _mask(causal, window, align)
     bshd = 0 if layout == "bhsd" else _bshd(layout)
+    more = _arrays.features(features) if features else None  # type: ignore[arg-type]
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         return torch._attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, alignment, bshd, variant,
-                                batch_invariant, stream, out_dtype, return_lse)
+                                batch_invariant, stream, out_dtype, return_lse, more)
     return _arrays.attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, alignment, bshd, variant,
-                             batch_invariant, stream, out_dtype, return_lse)
+                             batch_invariant, stream, out_dtype, return_lse, more)
+
+
+def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, out: Any = None, lse: Any = None, out_dtype: Any = None, layout: str = "bhsd",
+          stream: int | None = None) -> tuple[Any, Any]:
+    """(out, lse) of two parts of the same attention over disjoint keys, as attention(..., return_lse=True) gives them.
+
+    o1, o2      [B, H, S, D] ([B, S, H, D] with layout="bshd"), packed [H, total, D] ([total, H, D]); float32, float16, bfloat16.
+    lse1, lse2  float32, contiguous [B, H, S], packed [H, total]. -inf or +inf: that part is empty, and not read. Sinks
+                belong into one part only.
+    out, lse    where to write; those of a part, if they have its type and strides, or None: allocated.
+    The order of the parts changes no bit. Errors as attention's. No gradients.
+    """
+    return _library_of(o1).merge(o1, lse1, o2, lse2, out, lse, out_dtype, _bshd(layout), stream)
+
+
+_ROTARY = {"interleaved": 1, "neox": 2}
+
+
+def append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, used_kv: Any = None, q: Any = None, q_out: Any = None, cos: Any = None, sin: Any = None,
+           rotary: str = "neox", page_table: Any = None, kv_index: Any = None, kv_start: Any = None, cu_new: Any = None,
+           max_new: int | None = None, used_new: Any = None, layout: str = "bhsd", validate: bool = False, stream: int | None = None) -> Any:
+    """Writes new keys and values to a cache: token t of sequence b becomes key used_kv[b] + t. Then attend, with used_kv of as
+    many more. Returns q turned, None without q.
+
+    k, v         [B, Hkv, Snew, D] ([B, Snew, Hkv, D] with layout="bshd"; v's D may be another); with cu_new packed, [Hkv, total,
+                 D] ([total, Hkv, D]), and max_new the most tokens that a sequence has (None: all).
+    k_cache, v_cache  [B, Hkv, Skv, D]; with kv_index any batch; with page_table [blocks, Hkv, page, D], or [blocks, page, Hkv, D].
+    used_kv      keys before the call; None: none. used_new: how many of its new tokens each sequence has; None: all.
+    cos, sin     float32 [positions, R / 2]: the first R elements of each head of k (and q) are turned by the angle of the
+                 key's position in the cache, less kv_start. rotary: "neox" turns n with n + R / 2, "interleaved" 2 n with 2 n + 1.
+    q            [B, Hq, Snew, D], packed as k; q_out: where to write it, q itself is possible; None: allocated.
+    Arrays are int32 [B], on the device of k; page_table [B, pages]; cu_new [B + 1].
+    validate     checks the arrays also on CUDA, where that waits for the stream; on the CPU they always are: ValueError, and nothing
+                 is written, for a sequence that outgrows its cache or its pages, a page that does not exist, or that two
+                 sequences would write.
+    """
+    try:
+        kind = _ROTARY[rotary]
+    except (KeyError, TypeError):
+        raise ValueError(f"rotary is {rotary!r}: 'neox' or 'interleaved' is possible") from None
+    return _library_of(k).append(k, v, k_cache, v_cache, q, q_out, cu_new, used_new, used_kv, kv_start, kv_index, page_table, cos, sin,
+                                    max_new, kind, _bshd(layout), int(validate), stream)
 
 
 class Explanation(NamedTuple):
@@ -122,10 +217,11 @@ class Explanation(NamedTuple):
 def explain(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
             window: tuple[int, int] | None = None, align: str | None = None, softcap: float = 0.0, layout: str = "bhsd",
             lse: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: Any = None,
-            variant: str | None = None, batch_invariant: bool = False, device: str | tuple[str, int] | None = None) -> Explanation:
+            variant: str | None = None, batch_invariant: bool = False, device: str | tuple[str, int] | None = None,
+            **features: Unpack[Features]) -> Explanation:
     """Which variant attention() would run for these arguments, and every variant's answer; nothing is computed.
 
-    q, k, v may be TensorSpec(shape, dtype). device: None for that of q, ("cuda", 0) or ("cpu", 0) for another of this
+    q, k, v and the arrays may be TensorSpec(shape, dtype), "int32" and "bool" too. device: None for that of q, ("cuda", 0) or ("cpu", 0) for another of this
     machine, or the name of a model ("h200", "h100", "a100", "l4", "cpu") to plan for one that is not here.
     """
     left, right, alignment = _mask(causal, window, align)
@@ -134,7 +230,18 @@ def explain(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = No
     tensors = [_arrays.describe(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("q_scale", q_scale),
                                                          ("k_scale", k_scale), ("v_scale", v_scale))]
     return Explanation(*_core.explain(*tensors, scale, softcap, left, right, alignment, _bshd(layout), variant, int(batch_invariant),
-                                      None, None, device, None if out_dtype is None else _arrays.dtype_code(out_dtype)))
+                                      None, None, _arrays.describe_features(_arrays.features(features, "explain")),  # type: ignore[arg-type]
+                                      device, None if out_dtype is None else _arrays.dtype_code(out_dtype)))
+
+
+# Keywords of their own would cost every call 0.4 us, more than all of the extension module; so they are one dictionary to
+# Python, and only here each has its name and default, for help() and editors.
+for _function in (attention, explain):
+    _plain = inspect.signature(_function)
+    _function.__signature__ = _plain.replace(parameters=[  # type: ignore[attr-defined]
+        *[x for x in _plain.parameters.values() if x.kind is not x.VAR_KEYWORD],
+        *[inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=absent, annotation=Features.__annotations__[name].__forward_arg__)
+          for name, absent in _arrays.FEATURES.items()]])
 
 
 class Variant(NamedTuple):

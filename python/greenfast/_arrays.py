@@ -3,6 +3,7 @@ read-only, owner). PyTorch's go another way (greenfast.torch)."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from typing import Any
@@ -13,16 +14,55 @@ DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")  # at the library's
 DEVICES = ("cpu", "cuda")
 _NAMES = {**{name: code for code, name in enumerate(DTYPES)}, "fp32": 0, "fp16": 1, "bf16": 2, "e4m3": 3}
 _E4M3 = 3
+_ELEMENTS = {**_NAMES, "int32": 4, "bool": 5}  # of arrays beside the tensors, at _core's numbers
+# What a call may need beyond tensors, in the order in which _core reads it, and what stands there where it is not given.
+FEATURES: dict[str, Any] = {"mask": None, "sinks": None, "slopes": None, "chunk": 0, "cu_q": None, "cu_kv": None, "max_q": None, "max_kv": None,
+                            "used_q": None, "used_kv": None, "kv_start": None, "kv_index": None, "page_table": None, "max_splits": 0,
+                            "validate": False}
+_CU_Q = list(FEATURES).index("cu_q")
+ARRAYS = tuple(name for name, absent in FEATURES.items() if absent is None and not name.startswith("max_"))
+
+
+def features(given: dict[str, Any], function: str = "attention") -> tuple[Any, ...] | None:
+    """The features of a call as _core reads them; None: none."""
+    if not given:
+        return None
+    made = {**FEATURES, **given}
+    if len(made) > len(FEATURES):
+        unknown = next(name for name in given if name not in FEATURES)
+        near = difflib.get_close_matches(unknown, FEATURES, 1)
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}" + (f": is {near[0]!r} meant?" if near else ""))
+    return tuple(made.values())
+
+
+def describe_features(more: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    """The same with its arrays as _core reads them."""
+    if more is None:
+        return None
+    return tuple(describe(name, x) if name in ARRAYS else x for name, x in zip(FEATURES, more))
 
 
 def dtype_code(dtype: Any) -> int:
     """The library's number of an element type given as a name, or as NumPy, PyTorch, JAX, ... write it."""
     if dtype is float:
         raise TypeError("dtype is float, which is 64 bits wide: use float32, float16, bfloat16 or float8_e4m3fn")
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    code = _NAMES.get(name.removeprefix("torch."))
+    name = _name_of(dtype)
+    code = _NAMES.get(name)
     if code is None:
         raise TypeError(f"element type {name} is not supported: use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    return code
+
+
+def _name_of(dtype: Any) -> str:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return name.removeprefix("torch.")
+
+
+def element_code(argument: str, dtype: Any) -> int:
+    code = _ELEMENTS.get(_name_of(dtype))
+    if code is None:
+        raise TypeError(f"{argument} is {_name_of(dtype)}: tensors may be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, arrays of lengths and indices "
+                        "int32, masks bool; convert it")
     return code
 
 
@@ -47,7 +87,7 @@ def describe(name: str, x: Any) -> Any:
     if x is None:
         return None
     if isinstance(x, TensorSpec):
-        return (0, x.shape, x.strides, dtype_code(x.dtype), DEVICES.index(x.device), x.index, False, x)
+        return (0, x.shape, x.strides, element_code(name, x.dtype), DEVICES.index(x.device), x.index, False, x)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return importlib.import_module("greenfast.torch")._describe(name, x)
@@ -77,7 +117,7 @@ def _from_numpy(name: str, x: Any) -> tuple[Any, ...]:
     if code is None:
         if not x.dtype.isnative:
             raise TypeError(f"{name} is big-endian: convert it with x.astype(x.dtype.newbyteorder('='))")
-        code = _NUMPY[x.dtype] = dtype_code(x.dtype)
+        code = _NUMPY[x.dtype] = element_code(name, x.dtype)
     size = x.itemsize
     if any(step % size for step in x.strides):
         raise ValueError(f"{name}'s strides {x.strides} are not multiples of its {size}-byte elements: copy it")
@@ -94,10 +134,13 @@ def _cuda_index(x: Any) -> int:
     return 0
 
 
+_TYPES = {"<f4": "float32", "<f2": "float16", "<i4": "int32", "|b1": "bool"}  # of arrays that do not say it otherwise
+
+
 def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, index: int) -> tuple[Any, ...]:
     """NumPy's array interface, or its like for CUDA: byte strides, an address, whether it may be written."""
     dtype = getattr(x, "dtype", None)
-    code = dtype_code(dtype if dtype is not None else {"<f4": "float32", "<f2": "float16"}.get(interface["typestr"], interface["typestr"]))
+    code = element_code(name, dtype if dtype is not None else _TYPES.get(interface["typestr"], interface["typestr"]))
     if str(interface["typestr"]).startswith(">"):
         raise TypeError(f"{name} is big-endian: convert it")
     size = int(str(interface["typestr"])[2:])
@@ -112,7 +155,8 @@ def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, i
 
 
 def _like(x: Any, code: int, shape: tuple[int, ...] | None = None) -> Any:
-    """Memory of x's library for a result: of x's shape and order of strides, or contiguous of another shape."""
+    """Memory of x's library for a result: of x's shape or another, and its order of strides where it has as
+    many dimensions."""
     module = type(x).__module__.partition(".")[0]
     if module == "cupy":
         library = sys.modules["cupy"]
@@ -125,7 +169,12 @@ def _like(x: Any, code: int, shape: tuple[int, ...] | None = None) -> Any:
     else:
         dtype = name
     if shape is not None:
-        return library.empty(shape, dtype=dtype)
+        strides = getattr(x, "strides", None) if len(shape) == len(x.shape) else None
+        if strides is None:
+            return library.empty(shape, dtype=dtype)
+        order = sorted(range(len(shape) - 1), key=lambda dim: -strides[dim]) + [len(shape) - 1]
+        made = library.empty([shape[dim] for dim in order], dtype=dtype)
+        return made.transpose([order.index(dim) for dim in range(len(shape))])
     if hasattr(x, "strides"):
         return library.empty_like(x, dtype=dtype, subok=False) if library.__name__ == "numpy" else library.empty_like(x, dtype=dtype)
     return library.empty(tuple(x.shape), dtype=dtype)
@@ -158,30 +207,65 @@ def _allocate_of(x: Any) -> Any:
     return allocate
 
 
+def lse_shape(q_shape: tuple[int, ...], bshd: int, packed: bool) -> tuple[int, ...]:
+    """[B, Hq, Sq]; [Hq, total] for packed sequences."""
+    rank = len(q_shape)
+    if rank != 4 and not (packed and rank == 3):
+        raise ValueError(f"q has shape {list(q_shape)}: {'three' if packed else 'four'} dimensions are expected")
+    heads, rows = (q_shape[-2], q_shape[-3]) if bshd else (q_shape[-3], q_shape[-2])
+    return (heads, rows) if packed else (q_shape[0], heads, rows)
+
+
 def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream,
-              out_dtype, return_lse):
+              out_dtype, return_lse, more=None):
     """greenfast.attention for everything but PyTorch."""
     tensors = [describe("q", q), describe("k", k), describe("v", v)]
-    code, device = tensors[0][3], tensors[0][4]
+    shape, code, device = tensors[0][1], tensors[0][3], tensors[0][4]
     made_out = made_lse = None
     wanted = dtype_code(out_dtype) if out_dtype is not None else 1 if code == _E4M3 else code
     if out is None:
         if device and not hasattr(q, "__cuda_array_interface__"):
             raise ValueError(f"out is None: memory for a result cannot be made for {type(q).__module__}.{type(q).__name__} on CUDA; pass out")
-        out = made_out = _like(q, wanted)
+        v_shape = tensors[2][1]
+        other = v_shape and shape and v_shape[-1] != shape[-1]
+        out = made_out = _like(q, wanted if wanted < len(DTYPES) else 0, (*shape[:-1], v_shape[-1]) if other else None)
     if lse is None and return_lse:
-        if len(tensors[0][1]) != 4:
-            raise ValueError(f"q has shape {list(tensors[0][1])}: four dimensions are expected")
-        batch, a, b, _ = tensors[0][1]
-        lse = made_lse = _like(q, 0, (batch, b, a) if bshd else (batch, a, b))
+        lse = made_lse = _like(q, 0, lse_shape(shape, bshd, more is not None and more[_CU_Q] is not None))
     described = describe("out", out)
     if out_dtype is not None and described[3] != wanted:
-        raise TypeError(f"out is {DTYPES[described[3]]} and out_dtype {DTYPES[wanted]}: leave one of them out")
+        raise TypeError(f"out is {(*DTYPES, 'int32', 'bool')[described[3]]} and out_dtype {DTYPES[wanted]}: leave one of them out")
     _core.attention(*tensors, described, *[describe(name, x) for name, x in (("lse", lse), ("q_scale", q_scale), ("k_scale", k_scale),
                                                                              ("v_scale", v_scale))],
-                    scale, softcap, left, right, align, bshd, variant, int(batch_invariant), _stream(q, stream), _allocate_of(q))
+                    scale, softcap, left, right, align, bshd, variant, int(batch_invariant), _stream(q, stream), _allocate_of(q),
+                    describe_features(more))
     result = out if made_out is None else _returned(out, q)
     return (result, lse if made_lse is None else _returned(lse, q)) if return_lse else result
+
+
+def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
+    """greenfast.merge for everything but PyTorch."""
+    made_out, made_lse = out is None, lse is None
+    if made_out:
+        out = _like(o1, describe("o1", o1)[3] if out_dtype is None else dtype_code(out_dtype))
+    if made_lse:
+        lse = _like(lse1, 0)
+    names = ("o1", "lse1", "o2", "lse2", "out", "lse")
+    _core.merge(*[describe(name, x) for name, x in zip(names, (o1, lse1, o2, lse2, out, lse))], bshd, _stream(o1, stream))
+    return _returned(out, o1) if made_out else out, _returned(lse, o1) if made_lse else lse
+
+
+APPENDED = ("k", "v", "k_cache", "v_cache", "q", "q_out", "cu_new", "used_new", "used_kv", "kv_start", "kv_index", "page_table", "cos", "sin")
+
+
+def append(*arguments):
+    """greenfast.append for everything but PyTorch."""
+    *tensors, max_new, rotary, bshd, validate, stream = arguments
+    q, q_out = tensors[4:6]
+    made = q is not None and q_out is None
+    if made:
+        tensors[5] = q_out = _like(q, describe("q", q)[3])
+    _core.append(*[describe(name, x) for name, x in zip(APPENDED, tensors)], max_new, rotary, bshd, validate, _stream(tensors[0], stream))
+    return None if q is None else _returned(q_out, q) if made else q_out
 
 
 def quantize(values, out, scale, per_head, bshd, stream):

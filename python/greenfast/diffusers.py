@@ -4,7 +4,7 @@
     greenfast.diffusers.register()
     pipe.transformer.set_attention_backend("greenfast")        # or: with diffusers.attention_backend("greenfast"): ...
 
-Calls with a mask or dropout go to PyTorch's own attention, and a greenfast.torch.FallbackWarning says so once.
+Calls with dropout go to PyTorch's own attention, and a greenfast.torch.FallbackWarning says so once.
 """
 
 from __future__ import annotations

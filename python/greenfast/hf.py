@@ -110,7 +110,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
               "sequences, a static cache)" if attention_mask is not None
               else _gt._why_not(query, key, value, None, dropout, causal, scaling, False))
     if reason is None and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        reason = _gt._no_gradient(query, key, -1 if window is None else window - 1, 0 if causal else -1, 0, False, softcap or 0.0, None)
+        reason = _gt._no_gradient(query, key, value, -1 if window is None else window - 1, 0 if causal else -1, 0, False, softcap or 0.0, None)
         reason = None if reason is None else f"gradients with {reason}"
     if reason is None:
         options: Any = dict(scale=scaling, causal=causal, window=None if window is None else (window - 1, 0), align="top_left",

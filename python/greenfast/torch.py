@@ -32,9 +32,12 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
 _dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
-_CODES = {getattr(torch, name): code for code, name in enumerate(_arrays.DTYPES)}
+_CODES = {getattr(torch, name): code for code, name in enumerate((*_arrays.DTYPES, "int32", "bool"))}
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _TOP_LEFT = 0
+_FLOAT_FEATURES = 3  # mask, sinks, slopes: the first of them
+_NO_MASK = tuple(_arrays.FEATURES.values())[1:]
+_CU_Q = list(_arrays.FEATURES).index("cu_q")
 # Torch 2.10 and later hand out DLPack's function table. Before, tensors are read attribute by attribute.
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 _DIRECT = _table is not None and all([_core.register_type(kind, _table) for kind in _EXACT])
@@ -64,7 +67,7 @@ def _describe(name: str, x: Tensor) -> Any:
         raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
     code = _CODES.get(x.dtype)
     if code is None:
-        raise TypeError(f"{name} is {x.dtype}: use {', '.join(_arrays.DTYPES[:-1])} or {_arrays.DTYPES[-1]}")
+        _arrays.element_code(name, x.dtype)  # says what is possible
     if _DIRECT:
         return x
     return (x.data_ptr(), tuple(x.shape), x.stride(), code, _arrays.DEVICES.index(x.device.type), x.device.index or 0, False, x)
@@ -83,50 +86,75 @@ def _out_dtype(q: Tensor, given: Any) -> torch.dtype:
 
 def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None,
          v_scale: Tensor | None, scale: float | None, softcap: float, left: int, right: int, align: int, bshd: int, variant: str | None,
-         batch_invariant: bool, stream: int | None) -> None:
+         batch_invariant: bool, stream: int | None, more: tuple[Any, ...] | None = None) -> None:
     """The library's call on plain tensors, on their device."""
-    global _devices
     tensors = (q, k, v, out, lse, q_scale, k_scale, v_scale)
     # The table refuses everything that is not plain strided memory, but reads past a lazy negation (torch 2.15).
     if not _DIRECT or q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg():
         tensors = tuple(None if x is None else _describe(name, x) for name, x in zip(
             ("q", "k", "v", "out", "lse", "q_scale", "k_scale", "v_scale"), tensors))
-    if q.is_cuda:
-        if _devices is None:
-            _devices = torch.cuda.device_count()
-        if stream is None and not _DIRECT:
-            stream = torch.cuda.current_stream(q.device).cuda_stream
-        if _devices > 1 and torch.cuda.current_device() != q.device.index:
-            with torch.cuda.device(q.device):
-                _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch)
-            return
-    _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch)
+    if more is not None and (not _DIRECT or any(x is not None and type(x) not in _EXACT or x is not None and x.is_neg() for x in more[:_FLOAT_FEATURES])):
+        more = _arrays.describe_features(more)
+    if not q.is_cuda:
+        _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+        return
+    if stream is None and not _DIRECT:
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+    if _elsewhere(q):
+        with torch.cuda.device(q.device):
+            _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+        return
+    _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+
+
+def _elsewhere(q: Tensor) -> bool:
+    """Whether q lies on a GPU that is not this thread's."""
+    global _devices
+    if _devices is None:
+        _devices = torch.cuda.device_count()
+    return _devices > 1 and torch.cuda.current_device() != q.device.index
 
 
 def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale: Any, v_scale: Any, scale: float | None, softcap: float,
                left: int, right: int, align: int, bshd: int, variant: str | None, batch_invariant: bool, stream: int | None, out_dtype: Any,
-               return_lse: bool) -> Any:
+               return_lse: bool, more: tuple[Any, ...] | None = None) -> Any:
     """greenfast.attention for PyTorch's tensors."""
     if (not _is_compiling() and type(q) in _EXACT and type(k) in _EXACT and type(v) in _EXACT and not _layered()
-            and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))):
+            and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or more is not None and _learns(more)))):
         if out is None:
-            out = torch.empty_like(q, dtype=_out_dtype(q, out_dtype)) if out_dtype is not None or q.dtype == torch.float8_e4m3fn \
-                else torch.empty_like(q)
+            try:
+                same = q.size(-1) == v.size(-1)
+            except IndexError:  # no dimension at all, which the module finds too
+                same = True
+            if not same:
+                out = _empty_out(q, v, _out_dtype(q, out_dtype))
+            else:
+                out = torch.empty_like(q, dtype=_out_dtype(q, out_dtype)) if out_dtype is not None or q.dtype == torch.float8_e4m3fn \
+                    else torch.empty_like(q)
         elif out_dtype is not None and out.dtype != _out_dtype(q, out_dtype):
             raise TypeError(f"out is {out.dtype} and out_dtype {out_dtype}: leave one of them out")
         if return_lse and lse is None:
-            lse = _empty_lse(q, bshd)
-        _run(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream)
+            lse = _empty_lse(q, bshd, more is not None and more[_CU_Q] is not None)
+        _run(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more)
         return (out, lse) if return_lse else out
     return _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
-                       stream, out_dtype, return_lse)
+                       stream, out_dtype, return_lse, more)
 
 
-def _empty_lse(q: Tensor, bshd: int) -> Tensor:
-    if q.dim() != 4:
-        raise ValueError(f"q has shape {list(q.shape)}: four dimensions are expected")
-    batch, heads, rows = (q.shape[0], q.shape[2], q.shape[1]) if bshd else q.shape[:3]
-    return torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+def _learns(more: tuple[Any, ...]) -> bool:
+    """Whether a mask, sinks or slopes require gradients."""
+    return any(x is not None and getattr(x, "requires_grad", False) for x in more[:_FLOAT_FEATURES])
+
+
+def _empty_lse(q: Tensor, bshd: int, packed: bool = False) -> Tensor:
+    return torch.empty(_arrays.lse_shape(q.shape, bshd, packed), dtype=torch.float32, device=q.device)
+
+
+def _empty_out(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for an output of v's head dimension, in q's order of strides."""
+    order = sorted(range(q.dim() - 1), key=lambda dim: -q.stride(dim))
+    made = torch.empty([q.shape[dim] for dim in order] + [v.shape[-1]], dtype=dtype, device=q.device)
+    return made.permute([order.index(dim) for dim in range(q.dim() - 1)] + [q.dim() - 1])
 
 
 # --- the op: for torch.compile, subclasses and gradients ----------------------------------------------------------------
@@ -144,15 +172,24 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 def _op(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
         variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
     out, lse = _op_fake(q, k, v, bshd=bshd, out_dtype=out_dtype, with_lse=with_lse)
-    _run(q, k, v, out, lse if with_lse else None, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant, batch_invariant, None)
+    _run(q, k, v, out, lse if with_lse else None, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant,
+         batch_invariant, None)
     return out, lse
 
 
 def _op_fake(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
              variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
-    plain = out_dtype is None and q.dtype != torch.float8_e4m3fn
-    out = torch.empty_like(q) if plain else torch.empty_like(q, dtype=_out_dtype(q, out_dtype))
-    return out, _empty_lse(q, bshd) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
+    return _made(q, v, bshd, out_dtype, with_lse, False)
+
+
+def _made(q, v, bshd, out_dtype, with_lse, packed):
+    if q.shape[-1] != v.shape[-1]:
+        out = _empty_out(q, v, _out_dtype(q, out_dtype))
+    elif out_dtype is None and q.dtype != torch.float8_e4m3fn:
+        out = torch.empty_like(q)
+    else:
+        out = torch.empty_like(q, dtype=_out_dtype(q, out_dtype))
+    return out, _empty_lse(q, bshd, packed) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
 
 
 for _name in ("attention", "attention_forward"):
@@ -160,6 +197,39 @@ for _name in ("attention", "attention_forward"):
     _library.impl(_name, _op, "CPU")
     _library.impl(_name, _op, "CUDA")
     torch.library.register_fake(f"greenfast::{_name}", _op_fake, lib=_library)
+
+
+# The same with features: an operator of its own, since each argument of one costs every call of it.
+_FEATURE_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, Tensor? mask, Tensor? sinks, Tensor? slopes, "
+    "Tensor? cu_q, Tensor? cu_kv, Tensor? used_q, Tensor? used_kv, Tensor? kv_start, Tensor? kv_index, Tensor? page_table, *, "
+    "SymInt chunk=0, SymInt? max_q=None, SymInt? max_kv=None, int max_splits=0, bool validate=False, float? scale=None, "
+    "float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, bool batch_invariant=False, "
+    "ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)")
+
+
+def _op_features(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, *,
+                 chunk=0, max_q=None, max_kv=None, max_splits=0, validate=False, scale=None, softcap=0.0, left=-1, right=-1, align=2,
+                 bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    out, lse = _made(q, v, bshd, out_dtype, with_lse, cu_q is not None)
+    more = (mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate)
+    if cu_q is not None or used_q is not None:  # rows of no sequence are not written, and an operator's result is defined
+        out.zero_()
+        lse.fill_(-torch.inf)
+    _run(q, k, v, out, lse if with_lse else None, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant,
+         batch_invariant, None, more)
+    return out, lse
+
+
+def _op_features_fake(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, *arrays, bshd=False, out_dtype=None, with_lse=True, **rest):
+    return _made(q, v, bshd, out_dtype, with_lse, cu_q is not None)
+
+
+for _name in ("attention_features", "attention_features_forward"):
+    _library.define(_name + _FEATURE_SCHEMA, tags=_TAGS)
+    _library.impl(_name, _op_features, "CPU")
+    _library.impl(_name, _op_features, "CUDA")
+    torch.library.register_fake(f"greenfast::{_name}", _op_features_fake, lib=_library)
 
 
 # What compiled models call: an operator written in Python takes longer the more arguments it has.
@@ -177,8 +247,18 @@ _library.impl("sdpa", _op_sdpa, "CUDA")
 torch.library.register_fake("greenfast::sdpa", lambda q, k, v, causal, scale: torch.empty_like(q), lib=_library)
 
 
-def _no_gradient(q: Tensor, k: Tensor, left: int, right: int, align: int, bshd: bool, softcap: float, out_dtype: Any) -> str | None:
+def _no_gradient(q: Tensor, k: Tensor, v: Tensor, left: int, right: int, align: int, bshd: bool, softcap: float, out_dtype: Any,
+                 more: tuple[Any, ...] | None = None) -> str | None:
     """Why PyTorch's backward would not be exact; None: it is."""
+    if more is not None:
+        named = dict(zip(_arrays.FEATURES, more))
+        for name, x in named.items():
+            if name not in _GRADIENT_FEATURES and x is not None and x is not False and (isinstance(x, torch.Tensor) or x != 0):
+                return name
+        if named["mask"] is not None and (q.is_cuda or named["mask"].requires_grad):
+            return "a mask " + ("on CUDA" if q.is_cuda else "that requires gradients itself")
+    if v.shape[-1] != q.shape[-1]:
+        return "a value of another head dimension"
     if q.dtype == torch.float8_e4m3fn:
         return "float8_e4m3fn"
     if q.is_cuda and q.dtype == torch.float32:
@@ -196,6 +276,9 @@ def _no_gradient(q: Tensor, k: Tensor, left: int, right: int, align: int, bshd: 
     return None
 
 
+_GRADIENT_FEATURES = frozenset(("mask", "max_splits", "validate"))
+
+
 def _refuse_gradient(reason: str) -> None:
     raise NotImplementedError(f"gradients through greenfast.attention with {reason} are not offered: detach the tensors or call it under "
                               "torch.no_grad(), use PyTorch's attention there, or leave the feature out")
@@ -208,11 +291,15 @@ def _setup_context(ctx, inputs, keyword_only_inputs, output):
         _refuse_gradient("scales")
     if not options["with_lse"]:
         _refuse_gradient("with_lse=False")
-    if reason := _no_gradient(q, k, options["left"], options["right"], options["align"], options["bshd"], options["softcap"],
-                              options["out_dtype"]):
+    more = None
+    if len(inputs) > 6:
+        named = dict(zip([name for name in _arrays.FEATURES if name in _arrays.ARRAYS], inputs[6:]))
+        more = tuple(named[name] if name in named else options[name] for name in _arrays.FEATURES)
+    if reason := _no_gradient(q, k, v, options["left"], options["right"], options["align"], options["bshd"], options["softcap"],
+                              options["out_dtype"], more):
         _refuse_gradient(reason)
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.scale, ctx.causal, ctx.bshd = options["scale"], options["right"] == 0, options["bshd"]
+    ctx.save_for_backward(q, k, v, *output, None if more is None else more[0])
+    ctx.scale, ctx.causal, ctx.bshd, ctx.inputs = options["scale"], options["right"] == 0, options["bshd"], len(inputs)
     ctx.set_materialize_grads(False)
 
 
@@ -221,16 +308,16 @@ def _backward(ctx, grad_out, grad_lse):
         raise NotImplementedError("gradients through lse are not offered: only out is differentiable; detach lse")
     grads = (None, None, None)
     if grad_out is not None:
-        q, k, v, out, lse = ctx.saved_tensors
-        grads = torch.ops.greenfast.attention_backward(grad_out, q, k, v, out, lse, ctx.scale, ctx.causal, ctx.bshd)
-    return (*grads, None, None, None)
+        q, k, v, out, lse, mask = ctx.saved_tensors
+        grads = torch.ops.greenfast.attention_backward(grad_out, q, k, v, out, lse, ctx.scale, ctx.causal, ctx.bshd, mask)
+    return (*grads, *[None] * (ctx.inputs - 3))
 
 
 _library.define("attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float? scale, bool causal, "
-                "bool bshd) -> (Tensor, Tensor, Tensor)", tags=_TAGS)
+                "bool bshd, Tensor? mask=None) -> (Tensor, Tensor, Tensor)", tags=_TAGS)
 
 
-def _op_backward(grad_out, q, k, v, out, lse, scale, causal, bshd):
+def _op_backward(grad_out, q, k, v, out, lse, scale, causal, bshd, mask=None):
     wanted = q, k, v
     if q.numel() == 0 or k.numel() == 0:
         return tuple(torch.zeros_like(x) for x in wanted)
@@ -244,10 +331,16 @@ def _op_backward(grad_out, q, k, v, out, lse, scale, causal, bshd):
         grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused, scale=scale)
     else:
+        if mask is not None:
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), -torch.inf)
+            # Four dimensions, or PyTorch's kernel reads it otherwise; and a row that sees nothing has weights exp(-inf - lse).
+            mask = mask.expand(*[1] * (4 - mask.dim()), *mask.shape)
+            lse = lse.masked_fill(lse == -torch.inf, 0.0)
         if groups > 1:  # this kernel has one head of K and V for each of Q
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=None, scale=scale)
+            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
         if groups > 1:
             grads = (grads[0], *(x.unflatten(1, (heads, groups)).sum(2) for x in grads[1:]))
     result = []
@@ -257,7 +350,7 @@ def _op_backward(grad_out, q, k, v, out, lse, scale, causal, bshd):
     return tuple(result)
 
 
-def _op_backward_fake(grad_out, q, k, v, out, lse, scale, causal, bshd):
+def _op_backward_fake(grad_out, q, k, v, out, lse, scale, causal, bshd, mask=None):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
@@ -268,12 +361,13 @@ def _second_derivative(ctx, *grads):
 _library.impl("attention_backward", _op_backward, "CPU")
 _library.impl("attention_backward", _op_backward, "CUDA")
 torch.library.register_fake("greenfast::attention_backward", _op_backward_fake, lib=_library)
-torch.library.register_autograd("greenfast::attention", _backward, setup_context=_setup_context, lib=_library)
+for _name in ("attention", "attention_features"):
+    torch.library.register_autograd(f"greenfast::{_name}", _backward, setup_context=_setup_context, lib=_library)
 torch.library.register_autograd("greenfast::attention_backward", _second_derivative, setup_context=None, lib=_library)
 
 
 def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
-                stream, out_dtype, return_lse):
+                stream, out_dtype, return_lse, more=None):
     if stream is not None:
         raise ValueError("stream is given, with gradients or under torch.compile: there the work is on PyTorch's current stream; set that")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -283,26 +377,129 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
             raise TypeError(f"{name} is a nested or sparse tensor: only plain strided ones can be read; convert it")
         if x.device.type not in _arrays.DEVICES:
             raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
-    needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if more is not None:
+        more = tuple(more)
+        for name, x in zip(_arrays.FEATURES, more):
+            if name in _arrays.ARRAYS and x is not None and not isinstance(x, torch.Tensor):
+                raise TypeError(f"{name} is {type(x).__name__}: q is a torch.Tensor, and so must {name} be")
+    needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or more is not None and _learns(more))
     if needs_gradient:
         reason = "scales" if q_scale is not None else "out" if out is not None else "lse given" if lse is not None else _no_gradient(
-            q, k, left, right, align, bool(bshd), softcap, out_dtype)
+            q, k, v, left, right, align, bool(bshd), softcap, out_dtype, more)
         if reason is not None:
             _refuse_gradient(reason)
-    if (not needs_gradient and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
+    if (not needs_gradient and more is None and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
             and softcap == 0.0 and left == -1 and (right == -1 or (right == 0 and align == _TOP_LEFT)) and not bshd and variant is None
-            and not batch_invariant and out_dtype is None and q.dtype != torch.float8_e4m3fn):
+            and not batch_invariant and out_dtype is None and q.dtype != torch.float8_e4m3fn and q.shape[-1] == v.shape[-1]):
         return torch.ops.greenfast.sdpa.default(q, k, v, right == 0, scale)
     wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
-    op = torch.ops.greenfast.attention.default if needs_gradient else torch.ops.greenfast.attention_forward.default
-    made, made_lse = op(
-        q, k, v, q_scale, k_scale, v_scale, scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd),
-        variant=variant, batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient)
+    ops = torch.ops.greenfast
+    options = dict(scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd), variant=variant,
+                   batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient)
+    if more is None:
+        op = ops.attention.default if needs_gradient else ops.attention_forward.default
+        made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, **options)
+    else:
+        op = ops.attention_features.default if needs_gradient else ops.attention_features_forward.default
+        mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate = more
+        made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index,
+                            page_table, chunk=chunk, max_q=max_q, max_kv=max_kv, max_splits=max_splits, validate=bool(validate), **options)
     if out is not None:
         made = out.copy_(made)
     if lse is not None:
         made_lse = lse.copy_(made_lse)
     return (made, made_lse) if return_lse else made
+
+
+# --- merge and append ------------------------------------------------------------------------------------------------
+
+def _plain(function: str, tensors: tuple[Any, ...]) -> bool:
+    """Whether these are tensors to be read at once; otherwise they go through an operator. What requires gradients is refused."""
+    if _is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors):
+        raise NotImplementedError(f"gradients through greenfast.{function} are not offered: detach the tensors, or call it under torch.no_grad()")
+    return not _is_compiling() and not _layered() and all(x is None or type(x) in _EXACT for x in tensors)
+
+
+def _call(function: Any, names: tuple[str, ...], tensors: tuple[Any, ...], *options: Any, stream: int | None) -> None:
+    """A function of the module on plain tensors, on their device."""
+    first = tensors[0]
+    described = [_arrays.describe(name, x) for name, x in zip(names, tensors)]
+    if first.is_cuda and stream is None and not _DIRECT:
+        stream = torch.cuda.current_stream(first.device).cuda_stream
+    if first.is_cuda and _elsewhere(first):
+        with torch.cuda.device(first.device):
+            function(*described, *options, stream)
+    else:
+        function(*described, *options, stream)
+
+
+def _no_stream(stream: int | None) -> None:
+    if stream is not None:
+        raise ValueError("stream is given under torch.compile: there the work is on PyTorch's current stream; set that")
+
+
+_library.define("merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, ScalarType? out_dtype=None, bool bshd=False) -> (Tensor out, Tensor lse)",
+                tags=_TAGS)
+
+
+def _op_merge(o1, lse1, o2, lse2, *, out_dtype=None, bshd=False):
+    made = _op_merge_fake(o1, lse1, o2, lse2, out_dtype=out_dtype)
+    _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, *made), int(bshd), stream=None)
+    return made
+
+
+def _op_merge_fake(o1, lse1, o2, lse2, *, out_dtype=None, bshd=False):
+    return torch.empty_like(o1, dtype=out_dtype or o1.dtype), torch.empty_like(lse1)
+
+
+def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
+    """greenfast.merge for PyTorch's tensors."""
+    dtype = None if out_dtype is None else _out_dtype(o1, out_dtype)
+    if _plain("merge", (o1, lse1, o2, lse2, out, lse)):
+        out = torch.empty_like(o1, dtype=dtype or o1.dtype) if out is None else out
+        lse = torch.empty_like(lse1) if lse is None else lse
+        _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, out, lse), bshd, stream=stream)
+        return out, lse
+    _no_stream(stream)
+    made, made_lse = torch.ops.greenfast.merge.default(o1, lse1, o2, lse2, out_dtype=dtype, bshd=bool(bshd))
+    return made if out is None else out.copy_(made), made_lse if lse is None else lse.copy_(made_lse)
+
+
+_library.define(
+    "append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? cu_new, Tensor? used_new, Tensor? used_kv, "
+    "Tensor? kv_start, Tensor? kv_index, Tensor? page_table, Tensor? cos, Tensor? sin, *, SymInt? max_new=None, int rotary=2, "
+    "bool bshd=False, bool validate=False) -> Tensor", tags=_TAGS)
+
+
+def _op_append(k, v, k_cache, v_cache, q, *arrays, max_new=None, rotary=2, bshd=False, validate=False):
+    made = _op_append_fake(k, v, k_cache, v_cache, q)
+    _call(_core.append, _arrays.APPENDED, (k, v, k_cache, v_cache, q, None if q is None else made, *arrays), max_new, rotary, int(bshd),
+          int(validate), stream=None)
+    return made
+
+
+def _op_append_fake(k, v, k_cache, v_cache, q, *arrays, max_new=None, rotary=2, bshd=False, validate=False):
+    return k.new_empty(0) if q is None else torch.empty_like(q)
+
+
+for _name, _of, _fake in (("merge", _op_merge, _op_merge_fake), ("append", _op_append, _op_append_fake)):
+    _library.impl(_name, _of, "CPU")
+    _library.impl(_name, _of, "CUDA")
+    torch.library.register_fake(f"greenfast::{_name}", _fake, lib=_library)
+
+
+def append(*arguments):
+    """greenfast.append for PyTorch's tensors."""
+    *tensors, max_new, rotary, bshd, validate, stream = arguments
+    q, q_out = tensors[4:6]
+    if _plain("append", tuple(tensors)):
+        if q is not None and q_out is None:
+            tensors[5] = q_out = torch.empty_like(q)
+        _call(_core.append, _arrays.APPENDED, tuple(tensors), max_new, rotary, bshd, validate, stream=stream)
+        return None if q is None else q_out
+    _no_stream(stream)
+    made = torch.ops.greenfast.append.default(*tensors[:5], *tensors[6:], max_new=max_new, rotary=rotary, bshd=bool(bshd), validate=bool(validate))
+    return None if q is None else made if q_out is None else q_out.copy_(made)
 
 
 # --- scaled_dot_product_attention ---------------------------------------------------------------------------------------
@@ -319,14 +516,50 @@ def _say(reason: str) -> bool:
     return True
 
 
+_answers: dict[Any, str | None] = {}
+
+
 @torch.compiler.assume_constant_result
-@functools.cache
-def _no_kernels(index: int) -> str | None:
-    """Why nothing runs on this GPU: a package built without CUDA, a device too old; None: something does."""
-    plain = (0, (1, 1, 128, 64), (8192, 8192, 64, 1), _CODES[torch.float16], 1, index, False)
+def _refusal(kind: str, index: int, dtype: torch.dtype, *features: str) -> str | None:
+    """Why no kernel of this device takes a plain problem with these features, in the library's words; None: one does: a
+    package built without CUDA, a device too old, a feature that nobody has learned.
+
+    Asked once for each: a compiled graph cannot ask when it runs, and a refusal takes longer than most calls."""
+    key = (kind, index, dtype, features)
+    if key not in _answers:
+        _answers[key] = _ask(*key)
+    return _answers[key]
+
+
+def _ask(kind: str, index: int, dtype: torch.dtype, features: tuple[str, ...]) -> str | None:
+    spec = functools.partial(_arrays.TensorSpec, device=kind, index=index)
+    name, ints = str(dtype), functools.partial(spec, dtype="int32")
+    rows = {"q": spec((1, 2, 128, 64), name), "k": spec((1, 2, 128, 64), name), "v": spec((1, 2, 128, 64), name)}
+    given: dict[str, Any] = {}
+    causal = False
+    for feature in features:
+        if feature == "value_dim":
+            rows["v"] = spec((1, 2, 128, 32), name)
+        elif feature == "bool mask":
+            given["mask"] = spec((1, 1, 128, 128), "bool")
+        elif feature == "float mask":
+            given["mask"] = spec((1, 1, 128, 128), "float32")
+        elif feature == "packed":
+            rows = {name_: spec((2, 128, 64), name) for name_ in rows}
+            given |= {"cu_q": ints((2,)), "cu_kv": ints((2,))}
+        elif feature in ("used_kv", "kv_start"):
+            given[feature] = ints((1,))
+        elif feature == "sinks":
+            given["sinks"] = spec((2,), "float32")
+        elif feature == "chunk":
+            given["chunk"], causal = 32, True
+        else:
+            raise ValueError(feature)
+    described = [_arrays.describe(name_, x) for name_, x in rows.items()]
     try:
-        told = _core.explain(plain, plain, plain, *[None] * 6, 0.0, -1, -1, _TOP_LEFT, 0, None, 0, None, None, None, None)
-    except RuntimeError as error:
+        told = _core.explain(*described, *[None] * 6, 0.0, -1, 0 if causal else -1, _TOP_LEFT, 0, None, 0, None, None,
+                             _arrays.describe_features(_arrays.features(given)), None, None)
+    except (RuntimeError, NotImplementedError) as error:
         return str(error)
     return None if told[0] else told[2]
 
@@ -335,13 +568,13 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     """Why this call is PyTorch's; None: the library takes it."""
     if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
         return "an argument that is no tensor"
-    if attn_mask is not None:
-        return "attn_mask"  # masks are not in the library yet
+    if attn_mask is not None and (is_causal or not isinstance(attn_mask, torch.Tensor)):
+        return "attn_mask with is_causal" if is_causal else "an attn_mask that is no tensor"
     if dropout_p != 0.0:
         return "dropout"
     if not _is_compiling():
-        if torch.overrides.has_torch_function((query, key, value)):
-            return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value)} - {'Tensor'}))})"
+        if torch.overrides.has_torch_function((query, key, value, attn_mask)):
+            return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value, attn_mask)} - {'Tensor', 'NoneType'}))})"
         if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
             return "a transform of torch.func, or torch.jit.trace"
     if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
@@ -353,17 +586,30 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return "tensors of several devices or types"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (dtype == torch.float32 and device.type == "cuda"):
         return f"{dtype} on {device.type}"
-    if device.type == "cuda" and (why := _no_kernels(device.index or 0)):
+    if device.type == "cuda" and (why := _refusal("cuda", device.index or 0, torch.float16)):
         return why
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         return "fewer than two dimensions"
-    width = query.shape[-1]
-    if value.shape[-1] != width:
-        return "a value of another head dimension than the query"
+    width, width_v = query.shape[-1], value.shape[-1]
     if key.shape[-1] != width or key.shape[-2] != value.shape[-2]:
         return "shapes that do not belong together"
     if width % 8 != 0 or not 8 <= width <= 256:
         return f"head dimension {width}: 8 to 256 in steps of 8 is possible"
+    features: tuple[str, ...] = ()
+    if width_v != width:
+        if width_v % 8 != 0 or not 8 <= width_v <= 256:
+            return f"a value of head dimension {width_v}: 8 to 256 in steps of 8 is possible"
+        features = ("value_dim",)
+    if attn_mask is not None:
+        if attn_mask.is_nested or attn_mask.layout != torch.strided or attn_mask.device != device:
+            return "an attn_mask that is nested, sparse or on another device"
+        if attn_mask.requires_grad and torch.is_grad_enabled():
+            return "an attn_mask that requires gradients"
+        if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
+            return f"an attn_mask of {attn_mask.dtype}"
+        features += ("bool mask" if attn_mask.dtype == torch.bool else "float mask",)
+    if features and (why := _refusal(device.type, device.index or 0, dtype, *features)):
+        return why
     if scale is not None and not isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)):
         return "a scale that is no number"
     if enable_gqa and (query.dim() != 4 or key.dim() != 4 or value.dim() != 4):
@@ -380,6 +626,13 @@ def _heads_match(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
 
 def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _features_of_mask(mask: Tensor) -> tuple[Any, ...]:
+    """A mask alone, as _core reads features."""
+    if mask.dim() > 0 and mask.stride(-1) not in (0, 1) and mask.shape[-1] > 1:
+        mask = mask.contiguous()
+    return (mask, *_NO_MASK)
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -409,26 +662,31 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             pass
     reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is None:
-        q, k, v = query, key, value
+        q, k, v, mask = query, key, value, attn_mask
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
             cast = torch.get_autocast_dtype(kind)
             q, k, v = q.to(cast), k.to(cast), v.to(cast)
+            if mask is not None and mask.dtype != torch.bool:
+                mask = mask.to(cast)
         leading = None
         if not (q.dim() == 4 and k.dim() == 4 and v.dim() == 4 and _heads_match(q, k, v, enable_gqa)):
-            q, k, v, leading, reason = _broadcast(q, k, v, enable_gqa)
+            q, k, v, mask, leading, reason = _broadcast(q, k, v, mask, enable_gqa)
+        elif mask is not None and not _fits(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2])):
+            reason = "an attn_mask that does not broadcast"
     if reason is None:
         q, k, v = _contiguous_rows(q), _contiguous_rows(k), _contiguous_rows(v)
+        more = None if mask is None else _features_of_mask(mask)
         right = 0 if is_causal else -1
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            reason = _no_gradient(q, k, -1, right, _TOP_LEFT, False, 0.0, None)
+            reason = _no_gradient(q, k, v, -1, right, _TOP_LEFT, False, 0.0, None, more)
             reason = None if reason is None else f"gradients with {reason}"
     if reason is not None:
         if fallback == "error":
             raise NotImplementedError(f"greenfast does not take this call: {reason}; change it, or let fallback='torch' hand it to PyTorch")
         _say(reason)
         return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    call = (q, k, v, None, None, None, None, None, scale, 0.0, -1, right, _TOP_LEFT, 0, None, False, None, None, False)
+    call = (q, k, v, None, None, None, None, None, scale, 0.0, -1, right, _TOP_LEFT, 0, None, False, None, None, False, more)
     if _is_compiling() or fallback == "error":
         out = _attention(*call)
     else:
@@ -440,24 +698,33 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     return out if leading is None else out.reshape(leading)
 
 
-def _broadcast(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool):
-    """(q, k, v as [B, H, S, D], the output's shape, why not): batch dimensions and heads as matmul broadcasts them."""
+def _fits(mask: Tensor, wanted: tuple[int, ...]) -> bool:
+    """Whether the mask broadcasts to [B, Hq, Sq, Skv]."""
+    return mask.dim() <= 4 and all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(wanted)))
+
+
+def _broadcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool):
+    """(q, k, v as [B, H, S, D], the mask, the output's shape, why not): batch dimensions and heads as matmul broadcasts them."""
     if enable_gqa and not (q.shape[1] == k.shape[1] == v.shape[1]):
-        return q, k, v, None, "enable_gqa with heads that do not divide, or batches that broadcast"
+        return q, k, v, mask, None, "enable_gqa with heads that do not divide, or batches that broadcast"
     try:
         lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        if mask is not None and mask.dim() > 1:
+            mask = mask.expand(*lead, *[size if size == 1 else whole for size, whole in zip(mask.shape[-2:], (q.shape[-2], k.shape[-2]))])
     except RuntimeError:
-        return q, k, v, None, "shapes that do not broadcast"
+        return q, k, v, mask, None, "shapes that do not broadcast"
+    if mask is not None and mask.dim() < 2:
+        return q, k, v, mask, None, "an attn_mask of fewer than two dimensions"
     tensors = []
-    for x in (q, k, v):
+    for x in (q, k, v) if mask is None else (q, k, v, mask):
         rows = x.shape[-2:]
         x = x.expand(*lead, *rows)
         x = x.reshape(1, 1, *rows) if not lead else x.reshape(lead[0], 1, *rows) if len(lead) == 1 else x.flatten(0, len(lead) - 2)
         tensors.append(x)
-    q, k, v = tensors
+    q, k, v = tensors[:3]
     if any(size > 1 and step == 0 for size, step in zip(q.shape, q.stride())):
         q = q.contiguous()  # an output of its order of strides would share memory
-    return q, k, v, (*lead, *q.shape[-2:]), None
+    return q, k, v, None if mask is None else tensors[3], (*lead, q.shape[-2], v.shape[-1]), None
 
 
 class replace_sdpa:
@@ -506,7 +773,8 @@ class _Registered:
 
 def _takes(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, attn_mask: Any = None) -> bool:
     return (_why_not(query, key, value, attn_mask, dropout_p, False, None, False) is None and query.dim() == 4 and key.dim() == 4
-            and value.dim() == 4 and _heads_match(query, key, value, True) and all(x.stride(-1) == 1 for x in (query, key, value))
+            and value.dim() == 4 and query.shape[-1] == value.shape[-1] and _heads_match(query, key, value, True)
+            and (attn_mask is None or _fits(attn_mask, (*query.shape[:3], key.shape[2]))) and all(x.stride(-1) == 1 for x in (query, key, value))
             and all(type(x) in _EXACT for x in (query, key, value)))
 
 
@@ -516,10 +784,12 @@ def _register_flash() -> _Registered:
     cpu, cuda = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
     before = {name: torch.library.get_kernel(f"aten::{name}", key) for name, key in ((cpu, "CPU"), (cuda, "CUDA"))}
 
-    def run(query, key, value, out, is_causal, scale):
+    def run(query, key, value, out, is_causal, scale, mask=None):
         lse = _empty_lse(query, 0)
-        _run(query, key, value, out, lse, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None)
-        return lse
+        _run(query, key, value, out, lse, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None,
+             None if mask is None else _features_of_mask(mask))
+        # PyTorch's backward takes exp(score - lse), also where both are -inf.
+        return lse if mask is None else lse.masked_fill_(lse == -torch.inf, 0.0)
 
     def on_cpu(keys, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
         if not _takes(query, key, value, dropout_p, attn_mask):
@@ -527,7 +797,7 @@ def _register_flash() -> _Registered:
         # The strides that PyTorch's own has, which compiled graphs rely on: [B, S, H, D] and [B, S, H].
         batch, heads, rows, width = query.shape
         out = query.new_empty((batch, rows, heads, width)).transpose(1, 2)
-        lse = run(query, key, value, out, is_causal, scale)
+        lse = run(query, key, value, out, is_causal, scale, attn_mask)
         return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
     def on_cuda(keys, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):

@@ -9,7 +9,15 @@
 namespace greenfast::dlpack {
 
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3 };
-enum TypeCode : std::uint8_t { kFloat = 2, kBfloat = 4, kFloat8E4m3fn = 10 };
+enum TypeCode : std::uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kBfloat = 4,
+  kComplex = 5,
+  kBool = 6,
+  kFloat8E4m3fn = 10
+};
 
 struct Version {
   std::uint32_t major;

@@ -1,6 +1,7 @@
 // The calls of the public API: check, select, launch.
 #include <greenfast/attention.hpp>
 #include <greenfast/quantize.hpp>
+#include <greenfast/serving.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -10,6 +11,8 @@
 #include "api/devices.hpp"
 #include "core/check.hpp"
 #include "core/log.hpp"
+#include "core/sequences.hpp"
+#include "core/serving.hpp"
 #include "core/text.hpp"
 #include "dispatch/registry.hpp"
 #include "dispatch/select.hpp"
@@ -29,7 +32,7 @@ std::string_view forced_variant(const Options& options) {
 }
 
 core::Choice choice_of(const Options& options) {
-  return {.batch_invariant = options.batch_invariant};
+  return {.batch_invariant = options.batch_invariant, .max_splits = options.max_splits};
 }
 
 // A failure to allocate must reach the caller as a Status too. Its text fits a std::string without
@@ -100,6 +103,9 @@ Status run(const Problem& asked, const Tensors& tensors, const Options& options)
     core::log(core::concat("attention ", to_string(problem), " on ", machine.facts->name, ": ",
                            variant->id));
 
+  // Elsewhere than on the CPU the arrays are not the host's to read.
+  if (machine.facts->kind == DeviceKind::cpu)
+    if (Status status = core::check_arrays(problem, tensors); !status) return status;
   if (core::is_empty(problem))
     return machine.backend->fill_empty(problem, tensors, context_of(machine, options));
   if (Status status =
@@ -273,6 +279,40 @@ Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tens
     if (Status status = find_machine(options, machine); !status) return status;
     if (problem.batch == 0) return {};
     return machine.backend->quantize(problem, tensors, context_of(machine, options));
+  });
+}
+
+namespace {
+
+Status not_here(std::string_view call, DeviceKind kind) {
+  return {StatusCode::unsupported,
+          core::concat(call, " does not run on ", name_of(kind), ": it runs on cpu")};
+}
+
+}  // namespace
+
+Status merge(const MergeProblem& problem, const MergeTensors& tensors, const Options& options) {
+  return guarded([&]() -> Status {
+    if (Status status = core::check_merge(problem, tensors); !status) return status;
+    Machine machine;
+    if (Status status = find_machine(options, machine); !status) return status;
+    if (machine.backend->merge == nullptr) return not_here("merge", options.device);
+    if (problem.batch == 0 || problem.seq == 0) return {};
+    return machine.backend->merge(problem, tensors, context_of(machine, options));
+  });
+}
+
+Status append(const AppendProblem& problem, const AppendTensors& tensors, const Options& options) {
+  return guarded([&]() -> Status {
+    if (Status status = core::check_append(problem, tensors); !status) return status;
+    Machine machine;
+    if (Status status = find_machine(options, machine); !status) return status;
+    if (machine.backend->append == nullptr) return not_here("append", options.device);
+    if (problem.batch == 0 || problem.seq_new == 0 || (problem.packed && problem.total_new == 0))
+      return {};
+    if (machine.facts->kind == DeviceKind::cpu)
+      if (Status status = core::check_append_arrays(problem, tensors); !status) return status;
+    return machine.backend->append(problem, tensors, context_of(machine, options));
   });
 }
 

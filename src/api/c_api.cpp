@@ -265,19 +265,36 @@ Status read_question(const gf_problem* problem, const gf_device_facts* facts,
 
 }  // namespace
 
-gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q, int64_t heads_kv,
-                          int64_t seq_q, int64_t seq_kv, int64_t head_dim, gf_dtype dtype,
-                          gf_order order) {
+gf_status gf_problem_init_sized(gf_problem* problem, size_t struct_size, int64_t batch,
+                                int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_kv,
+                                int64_t head_dim, gf_dtype dtype, gf_order order) {
   return guarded([&]() -> Status {
     if (problem == nullptr) return missing("problem");
+    if (struct_size < kFirst<gf_problem>)
+      return {StatusCode::invalid_argument,
+              concat("struct_size is ", struct_size, ": a gf_problem has at least ",
+                     kFirst<gf_problem>, " bytes")};
     if (order != GF_BHSD && order != GF_BSHD)
       return {StatusCode::invalid_argument,
               concat("order ", order, " does not exist: use GF_BHSD or GF_BSHD")};
-    *problem = greenfast::to_c(greenfast::make_problem(
+    gf_problem made = greenfast::to_c(greenfast::make_problem(
         batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, static_cast<greenfast::DType>(dtype),
         static_cast<greenfast::Order>(order)));
+    made.struct_size = static_cast<std::uint32_t>(struct_size);
+    // A newer caller's struct is longer, and zero behind what is known here.
+    auto* const bytes = reinterpret_cast<unsigned char*>(problem);
+    const std::size_t known = std::min(struct_size, sizeof made);
+    std::memcpy(bytes, &made, known);
+    std::fill(bytes + known, bytes + struct_size, static_cast<unsigned char>(0));
     return {};
   });
+}
+
+gf_status(gf_problem_init)(gf_problem* problem, int64_t batch, int64_t heads_q, int64_t heads_kv,
+                           int64_t seq_q, int64_t seq_kv, int64_t head_dim, gf_dtype dtype,
+                           gf_order order) {
+  return gf_problem_init_sized(problem, kFirst<gf_problem>, batch, heads_q, heads_kv, seq_q, seq_kv,
+                               head_dim, dtype, order);
 }
 
 gf_status gf_check(const gf_problem* problem) {
@@ -322,6 +339,39 @@ gf_status gf_prepare(const gf_problem* problem, const gf_options* options) {
     if (Status status = problem_of(problem, asked); !status) return status;
     if (Status status = options_of(options, how); !status) return status;
     return greenfast::prepare(asked, how);
+  });
+}
+
+gf_status gf_merge(const gf_merge_problem* problem, const gf_merge_tensors* tensors,
+                   const gf_options* options) {
+  return guarded([&]() -> Status {
+    gf_merge_problem asked;
+    gf_merge_tensors data;
+    greenfast::Options how;
+    if (Status status = read(problem, "problem", asked); !status) return status;
+    for (const std::int32_t reserved : {asked.a.reserved, asked.b.reserved, asked.o.reserved}) {
+      if (Status status = check_reserved("problem", reserved); !status) return status;
+    }
+    if (Status status = read(tensors, "tensors", data); !status) return status;
+    if (Status status = options_of(options, how); !status) return status;
+    return greenfast::merge(greenfast::from_c(asked), greenfast::from_c(data), how);
+  });
+}
+
+gf_status gf_append(const gf_append_problem* problem, const gf_append_tensors* tensors,
+                    const gf_options* options) {
+  return guarded([&]() -> Status {
+    gf_append_problem asked;
+    gf_append_tensors data;
+    greenfast::Options how;
+    if (Status status = read(problem, "problem", asked); !status) return status;
+    for (const gf_layout& layout :
+         {asked.k_new, asked.v_new, asked.k, asked.v, asked.q, asked.q_out}) {
+      if (Status status = check_reserved("problem", layout.reserved); !status) return status;
+    }
+    if (Status status = read(tensors, "tensors", data); !status) return status;
+    if (Status status = options_of(options, how); !status) return status;
+    return greenfast::append(greenfast::from_c(asked), greenfast::from_c(data), how);
   });
 }
 

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include <greenfast/serving.hpp>
+
 #include "core/executor.hpp"
 #include "core/variant.hpp"
 
@@ -31,6 +33,10 @@ struct Backend {
   /// Values to e4m3; the problem has passed check_quantize and has a head. On CUDA it is enqueued
   /// on context.stream.
   Status (*quantize)(const QuantizeProblem&, const QuantizeTensors&, const Context&) = nullptr;
+
+  /// The calls around attention, of problems that have been checked. Null: not on this device.
+  Status (*merge)(const MergeProblem&, const MergeTensors&, const Context&) = nullptr;
+  Status (*append)(const AppendProblem&, const AppendTensors&, const Context&) = nullptr;
 
   /// The CPU's threads; null function on devices that need none. Never returns null: a pool that
   /// cannot start threads works on the caller alone, and one that a fork left without threads

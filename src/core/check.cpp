@@ -7,11 +7,13 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <greenfast/features.hpp>
 #include <greenfast/operands.hpp>
 
+#include "core/memory.hpp"
 #include "core/text.hpp"
 
 namespace greenfast {
@@ -226,7 +228,63 @@ Status check_distinct(std::string_view name, const Layout& layout,
   return {};
 }
 
-enum class Sharing { distinct, readable, broadcast };
+Status check_layouts(const Problem& p) {
+  const struct {
+    std::string_view name;
+    const Layout& layout;
+    std::array<std::int64_t, 4> shape;
+    DType dtype;
+    Sharing sharing;
+  } tensors[] = {
+      {"Q", p.q, shape_of_q(p, p.head_dim), p.dtype, Sharing::readable},
+      {"K", p.k, shape_of_kv(p, p.head_dim), p.dtype, Sharing::broadcast},
+      {"V", p.v, shape_of_kv(p, value_dim(p)), p.dtype, Sharing::broadcast},
+      {"O", p.o, shape_of_q(p, value_dim(p)), p.out_dtype, Sharing::distinct},
+  };
+  for (const auto& t : tensors) {
+    Status status = check_layout(t.name, t.layout, t.shape, t.dtype, t.sharing);
+    if (!status) return status;
+  }
+  const ArrayMask& mask = p.array_mask;
+  std::int64_t last = 0;
+  if (mask.kind != MaskKind::none && !writes_nothing(p) && p.seq_kv > 0 &&
+      (!last_offset({mask.stride}, {p.batch, p.heads_q, p.seq_q, p.seq_kv}, last) ||
+       last >= kMaxBytes / 4))
+    return invalid(
+        "the array mask spans more than 2^62 bytes: no address reaches that far; correct "
+        "its strides");
+  return {};
+}
+
+std::string_view why_needed(OperandId id) noexcept {
+  switch (id) {
+    case OperandId::o:
+    case OperandId::q:
+    case OperandId::k:
+    case OperandId::v:
+      return "";
+    case OperandId::lse:
+      return " although the problem asks for it";
+    case OperandId::q_scale:
+    case OperandId::k_scale:
+    case OperandId::v_scale:
+      return " although the problem has scales";
+    case OperandId::cu_q:
+    case OperandId::cu_kv:
+    case OperandId::used_q:
+    case OperandId::used_kv:
+    case OperandId::kv_start:
+    case OperandId::kv_index:
+    case OperandId::page_table:
+    case OperandId::sinks:
+    case OperandId::mask:
+    case OperandId::slopes:
+      return " although the problem has it";
+  }
+  return "";
+}
+
+}  // namespace
 
 Status check_layout(std::string_view name, const Layout& layout,
                     const std::array<std::int64_t, 4>& shape, DType dtype, Sharing sharing) {
@@ -260,47 +318,12 @@ Status check_layout(std::string_view name, const Layout& layout,
   return {};
 }
 
-Status check_layouts(const Problem& p) {
-  const struct {
-    std::string_view name;
-    const Layout& layout;
-    std::array<std::int64_t, 4> shape;
-    DType dtype;
-    Sharing sharing;
-  } tensors[] = {
-      {"Q", p.q, shape_of_q(p, p.head_dim), p.dtype, Sharing::readable},
-      {"K", p.k, shape_of_kv(p, p.head_dim), p.dtype, Sharing::broadcast},
-      {"V", p.v, shape_of_kv(p, value_dim(p)), p.dtype, Sharing::broadcast},
-      {"O", p.o, shape_of_q(p, value_dim(p)), p.out_dtype, Sharing::distinct},
-  };
-  for (const auto& t : tensors) {
-    Status status = check_layout(t.name, t.layout, t.shape, t.dtype, t.sharing);
-    if (!status) return status;
-  }
-  const ArrayMask& mask = p.array_mask;
-  std::int64_t last = 0;
-  if (mask.kind != MaskKind::none && !writes_nothing(p) && p.seq_kv > 0 &&
-      (!last_offset({mask.stride}, {p.batch, p.heads_q, p.seq_q, p.seq_kv}, last) ||
-       last >= kMaxBytes / 4))
-    return invalid(
-        "the array mask spans more than 2^62 bytes: no address reaches that far; correct "
-        "its strides");
-  return {};
-}
-
-// Addresses from the first element to the end of the last. None overlaps nothing.
-struct Range {
-  std::uintptr_t begin = 0;
-  std::uint64_t bytes = 0;
-};
 Range range_of(const void* data, std::int64_t bytes) noexcept {
   return {reinterpret_cast<std::uintptr_t>(data), static_cast<std::uint64_t>(bytes)};
 }
 bool overlap(Range a, Range b) noexcept {
   return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
 }
-
-// Whether a call may use the memory; element sizes are powers of two.
 bool usable(Range range, std::size_t element) noexcept {
   return range.begin != 0 && (range.begin & (element - 1)) == 0 &&
          range.begin + range.bytes >= range.begin;
@@ -314,36 +337,6 @@ Status refuse_memory(std::string_view name, Range range, std::size_t element,
                    element, " bytes");
   return invalid(name, " ends behind the last address: its pointer or its strides are wrong");
 }
-
-std::string_view why_needed(OperandId id) noexcept {
-  switch (id) {
-    case OperandId::o:
-    case OperandId::q:
-    case OperandId::k:
-    case OperandId::v:
-      return "";
-    case OperandId::lse:
-      return " although the problem asks for it";
-    case OperandId::q_scale:
-    case OperandId::k_scale:
-    case OperandId::v_scale:
-      return " although the problem has scales";
-    case OperandId::cu_q:
-    case OperandId::cu_kv:
-    case OperandId::used_q:
-    case OperandId::used_kv:
-    case OperandId::kv_start:
-    case OperandId::kv_index:
-    case OperandId::page_table:
-    case OperandId::sinks:
-    case OperandId::mask:
-    case OperandId::slopes:
-      return " although the problem has it";
-  }
-  return "";
-}
-
-}  // namespace
 
 std::int64_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,
                           std::int64_t seq, std::int64_t head_dim, DType dtype) noexcept {
@@ -369,10 +362,19 @@ bool is_empty(const Problem& p) noexcept {
 Status check_tensors(const Problem& p, const Tensors& t) {
   if (writes_nothing(p)) return {};
   // Every call pays for this: addresses first, and names only for a refusal.
-  const std::array<Operand, kOperands> operands = operands_of(p);
+  const std::array<Operand, kTensorOperands> tensors = tensor_operands(p);
+  std::optional<std::array<Operand, kOperands - kTensorOperands>> arrays;
   std::array<Range, kOperands> ranges;
-  for (std::size_t n = 0; n < kOperands; ++n) {
-    const Operand& operand = operands[n];
+  const auto operand_at = [&](std::size_t n) -> const Operand& {
+    return n < kTensorOperands ? tensors[n] : (*arrays)[n - kTensorOperands];
+  };
+  std::size_t count = kTensorOperands;
+  if (has_arrays(p)) {
+    arrays = array_operands(p);
+    count = kOperands;
+  }
+  for (std::size_t n = 0; n < count; ++n) {
+    const Operand& operand = operand_at(n);
     if (!operand.needed) continue;
     ranges[n] = range_of(data_of(t, operand.id), operand.bytes);
     const std::size_t element = element_bytes(operand);
@@ -380,11 +382,11 @@ Status check_tensors(const Problem& p, const Tensors& t) {
       return refuse_memory(operand.name, ranges[n], element, why_needed(operand.id));
   }
   // Outputs come first, so that two of them are compared once.
-  for (std::size_t written = 0; operands[written].role == Role::output; ++written) {
-    for (std::size_t other = written + 1; other < kOperands; ++other) {
+  for (std::size_t written = 0; tensors[written].role == Role::output; ++written) {
+    for (std::size_t other = written + 1; other < count; ++other) {
       if (overlap(ranges[written], ranges[other]))
-        return invalid(operands[written].name, " overlaps ", operands[other].name, ": they span ",
-                       operands[written].bytes, " and ", operands[other].bytes,
+        return invalid(tensors[written].name, " overlaps ", operand_at(other).name, ": they span ",
+                       tensors[written].bytes, " and ", operand_at(other).bytes,
                        " bytes; write to memory of its own");
     }
   }

@@ -17,6 +17,7 @@ class Executor;
 /// The part of Options that selection and plans may depend on.
 struct Choice {
   bool batch_invariant = false;
+  int max_splits = 0;  // 0: as many as pay
 };
 
 /// What a launch gets besides the problem and the data. Nothing here is owned.

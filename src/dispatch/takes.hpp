@@ -7,7 +7,7 @@
 namespace greenfast::dispatch {
 
 /// Kernels of the CPU.
-inline constexpr Features kTakesAllOfAbi1 = kFeaturesOfAbi1;
+inline constexpr Features kTakesServing = kFeaturesOfAbi1 | kFeaturesOfServing;
 
 /// The 16-bit production kernels of CUDA.
 inline constexpr Features kTakesHalves =

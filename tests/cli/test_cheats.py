@@ -63,7 +63,7 @@ def test_what_was_kept_or_done_elsewhere_is_of_no_use(greenfast, name):
     result = gate(greenfast, name, "--gate", "5")
     assert result.json["verdict"]["decision"] != "PROMOTE", result.json["headline"]
     # A crash would be a verdict on something else.
-    assert result.code in (10, 21, 23), result.json["headline"]
+    assert result.code in (10, 21, 22, 23), result.json["headline"]
     assert not (greenfast.work / "kept_by_the_plugin").exists()
 
 
@@ -168,7 +168,8 @@ def test_steps_that_somebody_else_wrote_are_not_taken(greenfast):
         block["seconds"] = [s / 2 if side == 1 else s for side, s in zip(block["order"], block["seconds"])]
     step.write_text(json.dumps(forged))
     (directory / "gate.json").unlink()
-    assert first.code in (0, 10, 23)
+    # It keeps what it computed: RESOURCES, unless it was too slow to keep much.
+    assert first.code in (10, 22, 23), first.json["headline"]
     resumed = greenfast("gate", "--resume", directory)
     assert resumed.code == 2 and "fast.0.0.json: this job saved something else" in resumed.err
 

@@ -318,3 +318,68 @@ def test_a_change_makes_its_kernel_stale_and_no_other_a_comment_none(greenfast, 
     assert [f[:2] for f in evidence("--binary", commented)] == [("CURRENT", "gpu.json")]
     [found] = evidence("--binary", changed)
     assert found[:3] == ("STALE", "gpu.json", "one (sm_90a)") and "cuda.test.one" in found[3]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """What verify looks at in a checkout beside the records."""
+    root = tmp_path / "checkout"
+    for file in ["src/dispatch/variants.def", "docs/results/peers-h200.json", "evidence/peers-h200.json"]:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, root / file)
+    shutil.copytree(ROOT / "policies", root / "policies")
+    return root
+
+
+def of_checkout(greenfast, root):
+    (root / "records").mkdir(exist_ok=True)
+    result = greenfast("evidence", "verify", "--json", "--dir", root / "records", "--source", root)
+    return [(f["state"], f["file"], f["subject"], f["detail"]) for f in result.json["findings"] if f["file"]]
+
+
+def test_a_table_of_peers_says_what_its_samples_say(greenfast, checkout):
+    assert of_checkout(greenfast, checkout) == []
+    path = checkout / "docs/results/peers-h200.json"
+    whole = json.loads(path.read_text())
+    peer = whole["peers"][0]
+
+    def found(change):
+        changed = json.loads(json.dumps(whole))
+        change(changed)
+        path.write_text(json.dumps(changed))
+        return of_checkout(greenfast, checkout)
+
+    def faster(table):
+        table["shapes"][0]["peers"][peer]["speedup_p50"]["value"] *= 1.01
+
+    [(state, file, subject, detail)] = found(faster)
+    assert (state, file, subject) == ("TAMPERED", "docs/results/peers-h200.json", peer) and "speedup_p50/value" in detail
+    assert "p50_seconds" in found(lambda t: t["shapes"][1]["greenfast"].update(p50_seconds=1e-6))[0][3]
+    assert "overall_p50" in found(lambda t: t["overall_p50"][peer].update(lo=2.0))[0][3]
+    assert "green" in found(lambda t: t["shapes"][0]["greenfast"].update(green="RED: no"))[0][3]
+    assert "shows" in found(lambda t: t["shapes"].pop())[0][3]
+    path.write_text(json.dumps(whole))
+    samples = checkout / "evidence/peers-h200.json"
+    samples.write_text(samples.read_text() + "\n")
+    assert "SHA-256" in of_checkout(greenfast, checkout)[0][3]
+
+
+def test_policies_on_disk_are_those_that_judge(greenfast, checkout):
+    strict = checkout / "policies/strict.toml"
+    strict.write_text(strict.read_text() + "# laxer\n")
+    (checkout / "policies/gate.toml").unlink()
+    found = of_checkout(greenfast, checkout)
+    assert ("STALE", "policies/strict.toml") in [f[:2] for f in found] and ("MISSING", "policies/gate.toml") in [f[:2] for f in found]
+
+
+@pytest.mark.parametrize("figure", ["us", "p50_us", "tflops", "error"])
+def test_what_the_harness_says_beside_its_samples_is_computed_again(greenfast, tmp_path, evidence, figure):
+    record = json.loads((ROOT / "evidence" / "peers-h200.json").read_text())
+    record["shapes"] = record["shapes"][:1]
+    engine = record["shapes"][0]["ab"]["engines"]["cudnn"]
+    if figure == "us":
+        engine["us"][3] *= 1.5
+    else:
+        engine[figure] *= 1.5
+    assert greenfast("evidence", "import", f"gpu={write(tmp_path / 'gpu.json', record)}").code == 0
+    assert [f[:3] for f in evidence("--binary", CUBIN) if f[0] == "TAMPERED"] == [("TAMPERED", "gpu.json", "cudnn")]

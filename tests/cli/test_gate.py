@@ -54,7 +54,7 @@ def test_an_a_a_is_a_no_op_and_can_be_compared_from_its_record(greenfast):
     (work / "steps" / "fast.0.0.json").unlink()
     resumed = greenfast("gate", "--resume", directory)
     assert resumed.code == 10, resumed.err
-    assert resumed.err.count("taken from the checkpoint") == 2
+    assert resumed.err.count("taken from the checkpoint") == 3
     assert (work / "gate.json").exists()
 
 

@@ -182,6 +182,61 @@ def test_a_browser_draws_every_chart_without_a_complaint(greenfast, folder, brow
     assert size in (3, 4) and len(set(data)) > 10
 
 
+# Of each chart: whiskers that leave the plot, entries of its legend that leave the page, and its narrowest bar.
+CUT = """Object.values(Chart.instances).map((chart) => {
+  const across = chart.options.indexAxis === 'y', axis = across ? chart.scales.x : chart.scales.y, area = chart.chartArea;
+  const [low, high] = across ? [area.left, area.right] : [area.top, area.bottom];
+  let outside = 0, bars = [];
+  chart.data.datasets.forEach((set, index) => {
+    (set.intervals || []).forEach((interval) => { if (interval) interval.forEach((value) => {
+      const at = axis.getPixelForValue(value);
+      if (!(at >= low - 1 && at <= high + 1)) ++outside;
+    }); });
+    if (chart.config.type === 'bar') chart.getDatasetMeta(index).data.forEach((bar, at) => {
+      if (set.data[at] !== null) bars.push(across ? bar.height : bar.width);
+    });
+  });
+  const entries = [...chart.canvas.closest('figure').querySelectorAll('.legend li')].map((item) => item.getBoundingClientRect());
+  return {id: chart.canvas.id, outside, narrowest: Math.min(...bars, 99), entries: entries.length, series: chart.data.datasets.length,
+          cut: entries.filter((box) => box.left < 0 || box.right > window.innerWidth || box.height === 0).length};
+})"""
+
+
+@pytest.fixture
+def everything(tmp_path):
+    """All evidence of the repository, as one report shows it."""
+    folder = tmp_path / "everything"
+    folder.mkdir()
+    for record in (ROOT / "evidence").glob("*.json"):
+        if record.name != "ledger.json":
+            shutil.copy(record, folder)
+    return folder
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_no_chart_cuts_what_it_shows(greenfast, folder, everything, browser, width):
+    for records in (folder, everything):
+        assert greenfast("report", records).code == 0
+        page = browser.open((records / "report.html").as_uri(), width=width)
+        assert page.said == []
+        charts = page.evaluate(CUT)
+        assert len(charts) > 4
+        for chart in charts:
+            assert chart["outside"] == 0 and chart["cut"] == 0, chart
+            assert chart["narrowest"] >= 2, chart
+            assert chart["entries"] == (chart["series"] if chart["series"] > 1 else 0), chart
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_legend_hides_and_shows_its_series(greenfast, folder, browser):
+    assert greenfast("report", folder).code == 0
+    page = browser.open((folder / "report.html").as_uri())
+    shown = "Object.values(Chart.instances).find((c) => c.data.datasets.length > 1).isDatasetVisible(0)"
+    press = "document.querySelector('.legend button').click(); document.querySelector('.legend button').getAttribute('aria-pressed')"
+    assert page.evaluate(press) == "false" and page.evaluate(shown) is False
+    assert page.evaluate(press) == "true" and page.evaluate(shown) is True
+
+
 def test_a_screen_reader_finds_a_name_a_description_and_a_table_for_each_chart(greenfast, folder, browser):
     assert greenfast("report", folder).code == 0
     page = browser.open((folder / "report.html").as_uri())

@@ -1,9 +1,12 @@
 #include "workbench/base/host.hpp"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
@@ -28,6 +31,33 @@ std::string value_of(const char* path, std::string_view key, char separator) {
 }
 
 }  // namespace
+
+double run_delay_seconds(int process) {
+  char path[64];
+  if (process == 0)
+    std::snprintf(path, sizeof path, "/proc/self/task");
+  else
+    std::snprintf(path, sizeof path, "/proc/%d/task", process);
+  DIR* tasks = opendir(path);
+  if (tasks == nullptr) return 0;
+  double seconds = 0;
+  while (const dirent* task = readdir(tasks)) {
+    if (task->d_name[0] == '.') continue;
+    char name[128];
+    std::snprintf(name, sizeof name, "%s/%.20s/schedstat", path, task->d_name);
+    const int file = open(name, O_RDONLY | O_CLOEXEC);
+    if (file < 0) continue;
+    // "ran waited slices", in nanoseconds.
+    char text[96] = {};
+    const ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    unsigned long long ran = 0, waited = 0;
+    if (size > 0 && std::sscanf(text, "%llu %llu", &ran, &waited) == 2)
+      seconds += 1e-9 * static_cast<double>(waited);
+  }
+  closedir(tasks);
+  return seconds;
+}
 
 std::string first_line(const char* path) {
   std::ifstream file(path);

@@ -19,6 +19,10 @@ struct HostFacts {
 
 HostFacts host_facts();
 
+/// Seconds that the threads which a process has now were ready to run and had no CPU; 0 is this
+/// process. 0 where the system does not tell.
+double run_delay_seconds(int process);
+
 /// The first line of a file without its end; empty when it cannot be read.
 std::string first_line(const char* path);
 

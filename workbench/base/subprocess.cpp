@@ -3,16 +3,18 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+
+#include "workbench/base/guard.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -61,6 +63,13 @@ std::optional<fs::path> find_program(std::string_view name) {
 
 Result<ProgramEnd> run_program(std::span<const std::string> argv, double timeout_seconds,
                                const fs::path& directory) {
+  RunLimits limits;
+  limits.seconds = timeout_seconds;
+  limits.directory = directory;
+  return run_program(argv, limits);
+}
+
+Result<ProgramEnd> run_program(std::span<const std::string> argv, const RunLimits& limits) {
   const std::string& name = argv[0];
   fs::path program = name;
   if (name.find('/') == std::string::npos) {
@@ -74,28 +83,24 @@ Result<ProgramEnd> run_program(std::span<const std::string> argv, double timeout
 
   Pipe out, err;
   if (out.fd[0] < 0 || err.fd[0] < 0) return failed(name, "no pipe");
+  const std::string in = limits.directory.string(), unfinished = limits.unfinished.string();
+  const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return failed(name, "no process");
   if (child == 0) {
-    // Only calls that are safe after a fork of a program with threads.
-    ::setpgid(0, 0);
-    // Who started it may be killed; nobody waits for it then.
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int nothing = ::open("/dev/null", O_RDONLY);
     ::dup2(nothing, 0);
     ::dup2(out.fd[1], 1);
     ::dup2(err.fd[1], 2);
-    std::signal(SIGPIPE, SIG_DFL);
-    if (!directory.empty() && ::chdir(directory.c_str()) != 0) ::_exit(127);
-    ::execv(program.c_str(), words.data());
-    ::_exit(127);
+    run_guarded(parent, program.c_str(), words.data(), in.c_str(), unfinished.c_str());
   }
   out.close_end(1);
   err.close_end(1);
 
   ProgramEnd end;
-  const auto limit = std::chrono::steady_clock::now() +
-                     std::chrono::milliseconds(static_cast<long long>(timeout_seconds * 1e3));
+  const auto limit =
+      std::chrono::steady_clock::now() +
+      std::chrono::milliseconds(static_cast<long long>(std::min(limits.seconds, 1e9) * 1e3));
   std::array<pollfd, 2> streams{{{out.fd[0], POLLIN, 0}, {err.fd[0], POLLIN, 0}}};
   std::array<std::string*, 2> texts{&end.out, &end.err};
   bool too_much = false;
@@ -106,7 +111,12 @@ Result<ProgramEnd> run_program(std::span<const std::string> argv, double timeout
       end.timed_out = true;
       break;
     }
-    if (::poll(streams.data(), streams.size(), static_cast<int>(std::min(left.count(), 1000L))) <
+    if (limits.stop && limits.stop()) {
+      end.stopped = true;
+      break;
+    }
+    const long look = limits.stop ? 100 : 1000;
+    if (::poll(streams.data(), streams.size(), static_cast<int>(std::min(left.count(), look))) <
             0 &&
         errno != EINTR)
       break;
@@ -124,7 +134,7 @@ Result<ProgramEnd> run_program(std::span<const std::string> argv, double timeout
       break;
     }
   }
-  if (end.timed_out || too_much) ::kill(-child, SIGKILL);
+  if (end.timed_out || end.stopped || too_much) ::kill(child, SIGTERM);  // its guard does the rest
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }

@@ -31,16 +31,25 @@ inline std::span<const std::byte> bytes_of(const Inputs& inputs, OperandId id) {
     case OperandId::v_scale:
       return std::as_bytes(std::span(inputs.v_scale));
     case OperandId::cu_q:
+      return std::as_bytes(std::span(inputs.arrays.cu_q));
     case OperandId::cu_kv:
+      return std::as_bytes(std::span(inputs.arrays.cu_kv));
     case OperandId::used_q:
+      return std::as_bytes(std::span(inputs.arrays.used_q));
     case OperandId::used_kv:
+      return std::as_bytes(std::span(inputs.arrays.used_kv));
     case OperandId::kv_start:
+      return std::as_bytes(std::span(inputs.arrays.kv_start));
     case OperandId::kv_index:
+      return std::as_bytes(std::span(inputs.arrays.kv_index));
     case OperandId::page_table:
+      return std::as_bytes(std::span(inputs.arrays.page_table));
     case OperandId::sinks:
+      return std::as_bytes(std::span(inputs.arrays.sinks));
     case OperandId::mask:
+      return inputs.arrays.mask;
     case OperandId::slopes:
-      return {};  // no case has them yet: the oracle refuses what asks for them
+      return std::as_bytes(std::span(inputs.arrays.slopes));
   }
   return {};
 }

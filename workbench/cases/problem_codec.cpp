@@ -19,6 +19,13 @@ constexpr std::pair<ScaleKind, std::string_view> kScaleNames[] = {
 constexpr std::pair<Alignment, std::string_view> kAlignmentNames[] = {
     {Alignment::top_left, "top-left"}, {Alignment::bottom_right, "bottom-right"}};
 
+constexpr std::pair<Alibi, std::string_view> kAlibiNames[] = {
+    {Alibi::none, "none"},
+    {Alibi::per_head, "per_head"},
+    {Alibi::per_batch_head, "per_batch_head"}};
+constexpr std::pair<MaskKind, std::string_view> kMaskNames[] = {
+    {MaskKind::none, "none"}, {MaskKind::boolean, "bool"}, {MaskKind::additive, "additive"}};
+
 template <class Value, std::size_t N>
 json name_in(const std::pair<Value, std::string_view> (&table)[N], Value value) {
   for (const auto& [known, name] : table)
@@ -78,6 +85,7 @@ class JsonReader {
     if (!dtype) return wrong(key);
     to = *dtype;
   }
+  bool has(const char* key) const { return object_.is_object() && object_.contains(key); }
   /// The object that is a member; empty, with the failure kept, when there is none.
   const json& object(const char* key) {
     static const json kNone = json::object();
@@ -116,12 +124,11 @@ class JsonReader {
 
 json problem_json(const Problem& problem) {
   // Every member by name: a new one does not compile before it is written, and read below.
-  // What serving asks for is not written yet: no case has it.
   const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
                softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
                array_mask] = problem;
   const auto& [left, right, alignment] = mask;
-  return {
+  json out = {
       {"batch", batch},
       {"heads_q", heads_q},
       {"heads_kv", heads_kv},
@@ -138,6 +145,28 @@ json problem_json(const Problem& problem) {
       {"lse", lse},
       {"strides", {{"q", q.stride}, {"k", k.stride}, {"v", v.stride}, {"o", o.stride}}},
   };
+  // What came later stands there where a problem has it: the others' records are what they were.
+  if (head_dim_v != 0) out["head_dim_v"] = head_dim_v;
+  if (!(sequences == Sequences{})) {
+    const auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv,
+                 kv_rows] = sequences;
+    out["sequences"] = {{"packed_q", packed_q}, {"packed_kv", packed_kv}, {"used_q", used_q},
+                        {"used_kv", used_kv},   {"kv_start", kv_start},   {"kv_index", kv_index},
+                        {"total_q", total_q},   {"total_kv", total_kv},   {"kv_rows", kv_rows}};
+  }
+  if (!(pages == Pages{})) {
+    const auto& [size, count, row_stride] = pages;
+    out["pages"] = {{"size", size}, {"count", count}, {"row_stride", row_stride}};
+  }
+  if (chunk != 0) out["chunk"] = chunk;
+  if (sinks) out["sinks"] = sinks;
+  if (alibi != Alibi::none) out["alibi"] = name_in(kAlibiNames, alibi);
+  if (!(array_mask == ArrayMask{})) {
+    const auto& [kind, mask_dtype, stride] = array_mask;
+    out["array_mask"] = {
+        {"kind", name_in(kMaskNames, kind)}, {"dtype", name_of(mask_dtype)}, {"strides", stride}};
+  }
+  return out;
 }
 
 Result<Problem> problem_of_json(const json& object) {
@@ -166,6 +195,38 @@ Result<Problem> problem_of_json(const json& object) {
   strides.read("v", p.v.stride);
   strides.read("o", p.o.stride);
   reader.keep(strides.status());
+  if (reader.has("head_dim_v")) reader.read("head_dim_v", p.head_dim_v);
+  if (reader.has("sequences")) {
+    Sequences& s = p.sequences;
+    JsonReader sequences(reader.object("sequences"), "sequences");
+    sequences.read("packed_q", s.packed_q);
+    sequences.read("packed_kv", s.packed_kv);
+    sequences.read("used_q", s.used_q);
+    sequences.read("used_kv", s.used_kv);
+    sequences.read("kv_start", s.kv_start);
+    sequences.read("kv_index", s.kv_index);
+    sequences.read("total_q", s.total_q);
+    sequences.read("total_kv", s.total_kv);
+    sequences.read("kv_rows", s.kv_rows);
+    reader.keep(sequences.status());
+  }
+  if (reader.has("pages")) {
+    JsonReader pages(reader.object("pages"), "pages");
+    pages.read("size", p.pages.size);
+    pages.read("count", p.pages.count);
+    pages.read("row_stride", p.pages.row_stride);
+    reader.keep(pages.status());
+  }
+  if (reader.has("chunk")) reader.read("chunk", p.chunk);
+  if (reader.has("sinks")) reader.read("sinks", p.sinks);
+  if (reader.has("alibi")) reader.read("alibi", kAlibiNames, p.alibi);
+  if (reader.has("array_mask")) {
+    JsonReader array_mask(reader.object("array_mask"), "array_mask");
+    array_mask.read("kind", kMaskNames, p.array_mask.kind);
+    array_mask.read("dtype", p.array_mask.dtype);
+    array_mask.read("strides", p.array_mask.stride);
+    reader.keep(array_mask.status());
+  }
   if (!reader.status()) return reader.status();
   return p;
 }

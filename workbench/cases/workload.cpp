@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <numeric>
@@ -14,7 +15,10 @@
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/base/sha256.hpp"
-#include "workbench/cases/visible_keys.hpp"
+#include "workbench/cases/arrays.hpp"
+#include "workbench/cases/attributes.hpp"
+#include "workbench/cases/placement.hpp"
+#include "workbench/cases/random.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -26,6 +30,13 @@ constexpr std::array kShapes{
     ShapeRow{"v2c-a", "1x8x512x64", "V2c acceptance"},
     ShapeRow{"v2c-b", "2x8x2048x64", "V2c acceptance, long"},
     ShapeRow{"v2c-c", "2x8x2048x128", "V2c acceptance, head dim 128"},
+    // Heads of real models, one sequence of 4,096 tokens; attributes and other lengths go behind.
+    ShapeRow{"gpt-oss", "1x64/8x4096x64 window=127:0 sinks", "gpt-oss, a layer with a window"},
+    ShapeRow{"qwen3", "1x32/8x4096x128 causal", "Qwen3"},
+    ShapeRow{"llama4", "1x40/8x4096x128 chunk=8192 causal", "Llama 4, a layer in chunks"},
+    ShapeRow{"glm", "1x96/8x4096x128 causal", "GLM"},
+    ShapeRow{"gemma", "1x8/4x4096x256 window=1023:0", "Gemma, a local layer"},
+    ShapeRow{"deepseek", "1x128x4096x192/128 causal", "DeepSeek, prefill"},
 };
 
 constexpr std::array kSuites{
@@ -35,6 +46,29 @@ constexpr std::array kSuites{
              "2x4/2x1/517x64,1x2x517/1x64,1x2x15/63x64,1x4/2x65/17x64,2x2x127/65x64,"
              "1x6/3x63/127x128,1x2x517/127x64,1x2x127/517x64,1x3x65x8,2x2x63/17x96,1x2x17/65x256",
              "lengths off every tile, Sq != Skv, GQA, B >= 2, unusual head dims"},
+    // Lengths are log-uniform: every octave of them is as likely.
+    SuiteRow{"decode",
+             "1x32/8x1/2048x128,1x32/8x1/512x128,1x8x1/2048x64,"
+             "64x64/8x1/8192x64 window=127:0 sinks used-kv lengths=log-uniform:512,"
+             "64x32/8x1/8192x128 used-kv lengths=log-uniform:512,"
+             "16x40/8x1/16384x128 chunk=8192 causal used-kv lengths=log-uniform:512,"
+             "16x96/8x1/8192x128 used-kv lengths=log-uniform:512,"
+             "32x8/4x1/8192x256 used-kv lengths=log-uniform:512",
+             "one query for each sequence of a batch, heads of real models"},
+    SuiteRow{"varlen",
+             "16x64/8x2048x64 packed window=127:0 sinks lengths=log-uniform:64,"
+             "16x32/8x2048x128 packed causal lengths=log-uniform:64,"
+             "16x32/8x2048x128 packed causal lengths=full,"
+             "8x40/8x4096x128 packed causal chunk=2048 lengths=log-uniform:64,"
+             "16x8/4x2048x256 packed window=1023:0 lengths=log-uniform:64,"
+             "4x128x2048x192/128 packed causal lengths=log-uniform:64",
+             "packed prefill, heads of real models, lengths of every octave and equal ones"},
+    SuiteRow{"paged",
+             "64x32/8x1/8192x128 pages=16 used-kv lengths=log-uniform:512,"
+             "64x32/8x1/8192x128 pages=64 used-kv lengths=log-uniform:512,"
+             "64x64/8x1/8192x64 pages=16 window=127:0 sinks used-kv lengths=log-uniform:512,"
+             "8x32/8x256/4096x128 pages=64 causal packed-q used-kv lengths=log-uniform:64",
+             "the same with the cache in pages, and a chunk of a prefill over it"},
 };
 
 constexpr std::array kDistributions{
@@ -74,6 +108,9 @@ constexpr std::array kDistributions{
     DistributionRow{Distribution::tiny_values, "tiny_values", "subnormal numbers taken for 0"},
     DistributionRow{Distribution::nan_value, "nan_value",
                     "a NaN in V that reaches rows of tiles that do not see it"},
+    DistributionRow{Distribution::serving, "serving",
+                    "lengths, tables, chunks, sinks, slopes and masks that are ignored or misread: "
+                    "a batch of short sequences for each feature"},
 };
 
 constexpr std::array kLayouts{
@@ -86,7 +123,6 @@ constexpr std::array kLayouts{
 
 // ---- Shape text ---------------------------------------------------------------------------------
 
-constexpr std::string_view kCausal = " causal";
 constexpr std::size_t kMaxItems = 4096;
 constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
 // Elements of one tensor; leaves room for sizes in bytes and for padding of layouts.
@@ -119,11 +155,12 @@ std::string known_names() {
 }
 
 Status bad_item(std::string_view item, const std::string& what) {
-  return {StatusCode::invalid_argument,
-          "shape " + quoted(item) + ": " + what +
-              "; give BxHxSxD with Hq/Hkv and Sq/Skv where they differ (4x32/8x1/8192x128), or one "
-              "of " +
-              known_names()};
+  return {
+      StatusCode::invalid_argument,
+      "shape " + quoted(item) + ": " + what +
+          "; give BxHxSxD with Hq/Hkv, Sq/Skv and D/Dv where they differ (4x32/8x1/8192x128), or "
+          "one of " +
+          known_names()};
 }
 
 // One field, "n" or "n/m".
@@ -153,6 +190,33 @@ bool fits(std::initializer_list<std::int64_t> extents) {
   return true;
 }
 
+// Everything but the layouts; storage has room for the lengths that seed 0 draws.
+void set_serving(Problem& p, const ProblemDefaults& defaults) {
+  Sequences& s = p.sequences;
+  s.packed_q = defaults.packed_q;
+  s.packed_kv = defaults.packed_kv;
+  s.used_q = defaults.used_q;
+  s.used_kv = defaults.used_kv;
+  s.kv_start = defaults.kv_start;
+  s.kv_index = defaults.kv_index;
+  p.pages.size = defaults.page;
+  p.chunk = defaults.chunk;
+  p.sinks = defaults.sinks;
+  p.alibi = defaults.alibi;
+  if (!is_dense(p)) size_storage(p, defaults.lengths);
+  ArrayMask& mask = p.array_mask;
+  mask.kind = defaults.mask_kind;
+  if (mask.kind == MaskKind::none) return;
+  if (defaults.narrow_mask) mask.dtype = p.dtype;
+  const std::array<std::int64_t, 4> extent{p.batch, p.heads_q, p.seq_q, p.seq_kv};
+  std::int64_t stride = 1;
+  for (std::size_t n = 4; n-- > 0;) {
+    if (defaults.mask_dimensions.find("bhqk"[n]) == std::string::npos) continue;
+    mask.stride[n] = stride;
+    stride *= std::max<std::int64_t>(extent[n], 1);
+  }
+}
+
 Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaults) {
   std::array<std::string_view, 4> fields;
   std::size_t count = 0;
@@ -174,14 +238,15 @@ Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaul
     if (!value)
       return bad_item(item, "field " + std::string(kFieldNames[i]) + " is " + quoted(fields[i]) +
                                 ", not a number from 0 to " + std::to_string(kMaxExtent));
-    if ((i == 0 || i == 3) && fields[i].find('/') != std::string_view::npos)
+    if (i == 0 && fields[i].find('/') != std::string_view::npos)
       return bad_item(item, "field " + std::string(kFieldNames[i]) + " takes one number, not " +
                                 quoted(fields[i]));
     values[i] = *value;
   }
   const auto [batch, heads, seq, dim] = values;
-  if (!fits({batch.first, heads.first, seq.first, dim.first}) ||
-      !fits({batch.first, heads.second, seq.second, dim.first}))
+  const std::int64_t widest = std::max(dim.first, dim.second);
+  if (!fits({batch.first, heads.first, seq.first, widest}) ||
+      !fits({batch.first, heads.second, seq.second, widest}))
     return bad_item(item, "has a tensor of more than 2^56 elements");
   Problem p = make_problem(batch.first, heads.first, heads.second, seq.first, seq.second, dim.first,
                            defaults.dtype);
@@ -192,103 +257,12 @@ Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaul
   p.softcap = defaults.softcap;
   p.mask = defaults.mask;
   p.lse = defaults.lse;
+  if (dim.second != dim.first) p.head_dim_v = dim.second;
+  set_serving(p, defaults);
   set_layout(p, defaults.layout);
   if (const Status status = check(p); !status)
     return Status(status.code(), "shape " + quoted(item) + ": " + status.message());
   return p;
-}
-
-// ---- Random numbers -----------------------------------------------------------------------------
-// Counter based: every value is a function of (key, counter) alone, so rows can be made in any
-// order and by any thread. Only + - * / and sqrt are used, which IEEE 754 rounds the same
-// everywhere; the C library's log and cos are not.
-
-// Output function of SplitMix64 (Steele, Lea, Flood 2014), evaluated at any position.
-std::uint64_t random_bits(std::uint64_t key, std::uint64_t counter) {
-  std::uint64_t z = key + (counter + 1) * 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
-// Coefficients of the series below, evaluated when compiled (division is exact to half an ulp too).
-struct Series {
-  std::array<double, 11> log;          // 1 / (2k + 1)
-  std::array<double, 8> cosine, sine;  // 1 / (2k)!, 1 / (2k + 1)! with sign, k from 1
-};
-constexpr Series kSeries = [] {
-  Series series{};
-  for (int k = 0; k < 11; ++k) series.log[static_cast<std::size_t>(k)] = 1.0 / (2 * k + 1);
-  double factorial = 1.0;
-  for (int k = 1; k <= 8; ++k) {
-    const double sign = k % 2 ? -1.0 : 1.0;
-    factorial *= 2 * k;
-    if (k > 1) factorial *= 2 * k - 1;
-    series.cosine[static_cast<std::size_t>(k - 1)] = sign / factorial;
-    series.sine[static_cast<std::size_t>(k - 1)] = sign / (factorial * (2 * k + 1));
-  }
-  return series;
-}();
-
-// ln(x) for 0 < x <= 1 and normal: x = m 2^e with m in [sqrt(1/2), sqrt(2)), then
-// ln m = 2 artanh((m-1)/(m+1)). Truncation is below 2^-53 for |t| <= 0.1716.
-double natural_log(double x) {
-  const auto bits = std::bit_cast<std::uint64_t>(x);
-  int exponent = static_cast<int>(bits >> 52) - 1023;
-  double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    ++exponent;
-  }
-  const double t = (m - 1.0) / (m + 1.0);
-  const double t2 = t * t;
-  double sum = kSeries.log[10];
-  for (std::size_t k = 10; k-- > 0;) sum = sum * t2 + kSeries.log[k];
-  return 2.0 * t * sum + exponent * 0.6931471805599453;
-}
-
-// cos and sin of 2 pi u, 0 <= u < 1, by quarter turns and Taylor series on [-pi/4, pi/4].
-void unit_circle(double u, double& cosine, double& sine) {
-  const double quarters = 4.0 * u;
-  const auto quadrant = static_cast<int>(quarters + 0.5);
-  const double x = (quarters - quadrant) * 1.5707963267948966;
-  const double x2 = x * x;
-  double c = kSeries.cosine[7], s = kSeries.sine[7];
-  for (std::size_t k = 7; k-- > 0;) {
-    c = c * x2 + kSeries.cosine[k];
-    s = s * x2 + kSeries.sine[k];
-  }
-  c = c * x2 + 1.0;
-  s = (s * x2 + 1.0) * x;
-  switch (quadrant & 3) {
-    case 0:
-      cosine = c, sine = s;
-      break;
-    case 1:
-      cosine = -s, sine = c;
-      break;
-    case 2:
-      cosine = -c, sine = -s;
-      break;
-    default:
-      cosine = s, sine = -c;
-      break;
-  }
-}
-
-// Standard normal values number [row * dim, (row + 1) * dim) of a stream; dim is even (Box-Muller
-// makes them in pairs).
-void normal_row(std::uint64_t key, std::int64_t row, std::int64_t dim, double* out) {
-  for (std::int64_t d = 0; d < dim; d += 2) {
-    const auto counter = static_cast<std::uint64_t>(row * dim + d);
-    const double u1 = (static_cast<double>(random_bits(key, counter) >> 11) + 1.0) * 0x1p-53;
-    const double u2 = static_cast<double>(random_bits(key, counter + 1) >> 11) * 0x1p-53;
-    const double radius = std::sqrt(-2.0 * natural_log(u1));
-    double c = 0, s = 0;
-    unit_circle(u2, c, s);
-    out[d] = radius * c;
-    if (d + 1 < dim) out[d + 1] = radius * s;
-  }
 }
 
 // ---- Distributions ------------------------------------------------------------------------------
@@ -298,7 +272,8 @@ enum Tensor : std::uint64_t { kQ, kK, kV, kShared };
 // Makes the rows of one case. Values depend on shape and seed, not on dtype or layout.
 class Generator {
  public:
-  explicit Generator(const Case& c) : p_(c.problem), distribution_(c.distribution) {
+  Generator(const Case& c, const Placement& placement)
+      : p_(c.problem), placement_(placement), distribution_(c.distribution) {
     for (std::uint64_t tensor = 0; tensor < keys_.size(); ++tensor)
       keys_[tensor] = random_bits(random_bits(0x67726565u, c.seed),
                                   (static_cast<std::uint64_t>(c.distribution) << 8) + tensor);
@@ -324,8 +299,11 @@ class Generator {
     if (placed_ && place_query(b, h, i, out)) return;
     normal_row(keys_[kQ], row, dim, out);
     switch (distribution_) {
+      case Distribution::serving:
+        if (h % 2 == 1) return;
+        [[fallthrough]];
       case Distribution::permutation: {
-        const std::int64_t target = retrieved_key(h, i);
+        const std::int64_t target = retrieved_key(b, h, i);
         if (target < 0) return;
         key_value(b, h / (p_.heads_q / p_.heads_kv), target, out);
         // The retrieved key's score is 24 at any D and scale: at D 64 that is q = 3 k.
@@ -375,7 +353,7 @@ class Generator {
   }
 
   void value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
-    const std::int64_t dim = p_.head_dim;
+    const std::int64_t dim = value_dim(p_);
     if (placed_ && place_value(b, h, j, out)) return;
     if (distribution_ == Distribution::constant_v) {
       for (std::int64_t d = 0; d < dim; ++d)
@@ -386,7 +364,8 @@ class Generator {
     if (distribution_ == Distribution::outliers)
       for (std::int64_t d = 0; d < dim; ++d)
         out[d] = (out[d] + 1.0) * (is_outlier(h, d) ? 16.0 : 1.0);
-    if (distribution_ == Distribution::small_normal) multiply(out, 0.1);
+    if (distribution_ == Distribution::small_normal)
+      for (std::int64_t d = 0; d < dim; ++d) out[d] *= 0.1;
   }
 
  private:
@@ -409,16 +388,17 @@ class Generator {
   // Which key query i of head h retrieves: a permutation of what it sees, the last row of head 0
   // the last key. Under a mask three rows in four aim at its edges: at the outermost visible keys
   // and at those just beyond, which an honest kernel does not see.
-  std::int64_t retrieved_key(std::int64_t h, std::int64_t i) const {
-    if (p_.seq_kv == 0) return -1;
-    KeyRange range = visible_keys(p_, i);
-    if (range.first >= range.last) range = {0, p_.seq_kv};
+  std::int64_t retrieved_key(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    const std::int64_t keys = placement_.sequence(b).keys;
+    if (keys == 0) return -1;
+    KeyRange range = placement_.visible(b, i);
+    if (range.first >= range.last) range = {0, keys};
     switch ((i + h) & 3) {
       case 0:
-        if (range.last < p_.seq_kv) return range.last - 1;
+        if (range.last < keys) return range.last - 1;
         break;
       case 1:
-        if (range.last < p_.seq_kv) return range.last;
+        if (range.last < keys) return range.last;
         break;
       case 2:
         if (range.first > 0) return range.first - 1;
@@ -621,7 +601,7 @@ class Generator {
   }
 
   bool place_value(std::int64_t b, std::int64_t h, std::int64_t j, double* out) const {
-    const std::int64_t dim = p_.head_dim;
+    const std::int64_t dim = value_dim(p_);
     switch (distribution_) {
       case Distribution::faint_tail:
         // The tail of 4,097 keys with V of 8 weighs as one of 32,776 with V of 1.
@@ -649,7 +629,7 @@ class Generator {
       }
       case Distribution::tiny_values:
         normal_row(keys_[kV], row_of(b, h, j), dim, out);
-        multiply(out, j == 0 ? kTiny * 8192.0 : kTiny);
+        for (std::int64_t d = 0; d < dim; ++d) out[d] *= j == 0 ? kTiny * 8192.0 : kTiny;
         return true;
       case Distribution::nan_value:
         if (j + 8 != p_.seq_kv) return false;
@@ -680,6 +660,7 @@ class Generator {
   static constexpr double kTiny = 0x1p-16;      // fp16's smallest normal number is 2^-14
 
   const Problem& p_;
+  const Placement& placement_;
   Distribution distribution_;
   std::array<std::uint64_t, 4> keys_{};
   double scale_ = 0;
@@ -697,6 +678,12 @@ void fill_gap(std::byte* bytes, std::size_t count) {
 struct Extents {
   std::int64_t batch, heads, seq, dim;
 };
+
+// One tensor of a dense problem.
+Extents extents_of(const Problem& p, OperandId id) {
+  const auto shape = operand_of(p, id).shape;
+  return {shape[0], shape[1], shape[2], shape[3]};
+}
 
 // Writes dense values into a strided buffer. Slots that several (b, h) share keep the last one's.
 std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType dtype,
@@ -761,34 +748,100 @@ std::vector<float> choose_scales(const std::vector<float>& values, Extents n, Sc
   return scales;
 }
 
-// Keys that no query sees.
-std::vector<std::int64_t> unseen_keys(const Problem& p) {
-  std::vector<std::int64_t> begins(static_cast<std::size_t>(p.seq_kv) + 1);
-  for (std::int64_t i = 0; i < p.seq_q; ++i) {
-    const KeyRange range = visible_keys(p, i);
+// Keys of a sequence that some query of it sees, by index.
+std::vector<char> seen_keys(const Placement& placement, std::int64_t b) {
+  const Sequence& own = placement.sequence(b);
+  std::vector<std::int64_t> begins(static_cast<std::size_t>(own.keys) + 1);
+  for (std::int64_t i = 0; i < own.rows; ++i) {
+    const KeyRange range = placement.visible(b, i);
     if (range.first >= range.last) continue;
     ++begins[static_cast<std::size_t>(range.first)];
     --begins[static_cast<std::size_t>(range.last)];
   }
-  std::vector<std::int64_t> keys;
+  std::vector<char> seen(static_cast<std::size_t>(own.keys));
   std::int64_t open = 0;
-  for (std::int64_t j = 0; j < p.seq_kv; ++j) {
-    open += begins[static_cast<std::size_t>(j)];
-    if (open == 0) keys.push_back(j);
+  for (std::size_t j = 0; j < seen.size(); ++j) {
+    open += begins[j];
+    seen[j] = open > 0;
   }
-  return keys;
+  return seen;
 }
 
-void poison_keys(const Problem& p, const std::vector<std::int64_t>& keys, const Layout& layout,
-                 std::vector<std::byte>& bytes) {
+// K and V of dense problems that hide keys.
+void poison_keys(const Problem& p, const std::vector<char>& seen, const Layout& layout,
+                 std::int64_t dim, std::vector<std::byte>& bytes) {
   const std::size_t element = size_of(p.dtype);
   for (std::int64_t b = 0; b < p.batch; ++b)
     for (std::int64_t h = 0; h < p.heads_kv; ++h)
-      for (const std::int64_t j : keys) {
+      for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+        if (seen[static_cast<std::size_t>(j)]) continue;
         const std::int64_t at = b * layout.stride[0] + h * layout.stride[1] + j * layout.stride[2];
         fill_gap(bytes.data() + static_cast<std::size_t>(at) * element,
-                 static_cast<std::size_t>(p.head_dim) * element);
+                 static_cast<std::size_t>(dim) * element);
       }
+}
+
+// Where sequences have lengths and places of their own, rows go straight to their place: dense
+// copies of a batch of mixed lengths would be many times as large. Slots that no row is written to
+// hold NaN.
+struct RowSource {
+  std::int64_t heads, dim;
+  Layout layout;
+  std::function<std::int64_t(std::int64_t b)> count;
+  std::function<bool(std::int64_t b, std::int64_t s)> exists;
+  std::function<std::int64_t(std::int64_t b, std::int64_t h, std::int64_t s)> at;
+  std::function<void(std::int64_t b, std::int64_t h, std::int64_t s, double* out)> make;
+};
+
+std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, const RowSource& rows,
+                                  std::vector<float>& scales) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(operand.bytes));
+  fill_gap(bytes.data(), bytes.size());
+  const std::int64_t heads = p.batch * rows.heads;
+  const auto each = [&](std::int64_t head, const auto& visit) {
+    const std::int64_t b = head / rows.heads, h = head % rows.heads;
+    std::vector<double> row(static_cast<std::size_t>(rows.dim) + 1);
+    const std::int64_t count = rows.count(b);
+    for (std::int64_t s = 0; s < count; ++s) {
+      if (!rows.exists(b, s)) continue;
+      rows.make(b, h, s, row.data());
+      visit(rows.at(b, h, s), row.data());
+    }
+  };
+  std::vector<double> divisor(static_cast<std::size_t>(heads), 1.0);
+  if (p.scales != ScaleKind::none) {
+    // The largest magnitude lies on e4m3's largest number.
+    std::vector<double> largest(static_cast<std::size_t>(heads));
+    parallel_for(heads, [&](std::int64_t head) {
+      double& most = largest[static_cast<std::size_t>(head)];
+      each(head, [&](std::int64_t, const double* row) {
+        for (std::int64_t d = 0; d < rows.dim; ++d)
+          if (std::isfinite(row[d])) most = std::max(most, std::fabs(row[d]));
+      });
+    });
+    if (p.scales == ScaleKind::tensor && heads > 0)
+      largest.assign(1, *std::max_element(largest.begin(), largest.end()));
+    for (const double most : largest) {
+      const auto scale = static_cast<float>(most / 448.0);
+      scales.push_back(scale >= std::numeric_limits<float>::min() ? scale : 1.0f);
+    }
+    for (std::size_t n = 0; n < divisor.size(); ++n)
+      divisor[n] = static_cast<double>(scales[scales.size() == 1 ? 0 : n]);
+  }
+  const auto one_head = [&](std::int64_t head) {
+    each(head, [&](std::int64_t at, const double* row) {
+      for (std::int64_t d = 0; d < rows.dim; ++d)
+        numeric::store(p.dtype, bytes.data(), at + d,
+                       static_cast<double>(static_cast<float>(row[d])) /
+                           divisor[static_cast<std::size_t>(head)]);
+    });
+  };
+  const auto& stride = rows.layout.stride;
+  if (stride[0] == 0 || stride[1] == 0 || stride[2] == 0)  // slots that several heads share
+    for (std::int64_t head = 0; head < heads; ++head) one_head(head);
+  else
+    parallel_for(heads, one_head);
+  return bytes;
 }
 
 }  // namespace
@@ -817,27 +870,33 @@ std::optional<LayoutKind> parse_layout(std::string_view name) {
   return std::nullopt;
 }
 
+Operand operand_of(const Problem& problem, OperandId id) {
+  return operands_of(problem)[static_cast<std::size_t>(id)];
+}
+
 void set_layout(Problem& p, LayoutKind kind) {
   const Order order =
       kind == LayoutKind::bshd || kind == LayoutKind::packed ? Order::bshd : Order::bhsd;
-  p.q = dense_layout(order, p.batch, p.heads_q, p.seq_q, p.head_dim);
-  p.k = dense_layout(order, p.batch, p.heads_kv, p.seq_kv, p.head_dim);
-  p.v = p.k;
-  p.o = p.q;
-  const std::int64_t dim = p.head_dim;
+  const Extents q = extents_of(p, OperandId::q), k = extents_of(p, OperandId::k);
+  const std::int64_t dim = p.head_dim, dim_v = value_dim(p);
+  p.q = dense_layout(order, q.batch, q.heads, q.seq, dim);
+  p.o = dense_layout(order, q.batch, q.heads, q.seq, dim_v);
+  p.k = dense_layout(order, k.batch, k.heads, k.seq, dim);
+  p.v = dense_layout(order, k.batch, k.heads, k.seq, dim_v);
   if (kind == LayoutKind::packed) {
-    // With different lengths Q has a projection of its own.
-    const bool together = p.seq_q == p.seq_kv;
-    const std::int64_t kv_row = (2 * p.heads_kv + (together ? p.heads_q : 0)) * dim;
-    if (together) p.q.stride = {p.seq_q * kv_row, dim, kv_row, 1};
-    p.k.stride = p.v.stride = {p.seq_kv * kv_row, dim, kv_row, 1};
+    // With different lengths, or in pages, Q has a projection of its own.
+    const bool together = q.batch == k.batch && q.seq == k.seq && !p.pages.used();
+    const std::int64_t row = k.heads * (dim + dim_v) + (together ? q.heads * dim : 0);
+    if (together) p.q.stride = {q.seq * row, dim, row, 1};
+    p.k.stride = {k.seq * row, dim, row, 1};
+    p.v.stride = {k.seq * row, dim_v, row, 1};
   }
   if (kind == LayoutKind::padded) {
-    const std::int64_t row = dim + 8;
     for (Layout* layout : {&p.q, &p.k, &p.v, &p.o}) {
-      const bool query = layout == &p.q || layout == &p.o;
-      const std::int64_t head = (query ? p.seq_q : p.seq_kv) * row + 24;
-      layout->stride = {(query ? p.heads_q : p.heads_kv) * head + 8, head, row, 1};
+      const Extents& n = layout == &p.q || layout == &p.o ? q : k;
+      const std::int64_t row = (layout == &p.q || layout == &p.k ? dim : dim_v) + 8;
+      const std::int64_t head = n.seq * row + 24;
+      layout->stride = {n.heads * head + 8, head, row, 1};
     }
   }
   if (kind == LayoutKind::broadcast) p.k.stride[1] = p.v.stride[1] = 0;
@@ -873,18 +932,39 @@ Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
       continue;
     }
     ProblemDefaults own = defaults;
-    std::string_view shape = item;
-    if (shape.ends_with(kCausal)) {
-      shape = trim(shape.substr(0, shape.size() - kCausal.size()));
-      own.mask = Mask::causal(Alignment::bottom_right);
-    }
+    // What stands behind a name goes after what the name stands for.
+    std::string_view shape = item.substr(0, item.find(' ')), attributes = item.substr(shape.size());
     const auto named = std::find_if(kShapes.begin(), kShapes.end(),
                                     [&](const ShapeRow& row) { return row.name == shape; });
-    auto problem = parse_shape(named != kShapes.end() ? named->shape : shape, own);
+    std::string_view of_name;
+    if (named != kShapes.end()) {
+      shape = named->shape.substr(0, named->shape.find(' '));
+      of_name = named->shape.substr(shape.size());
+    }
+    for (std::string_view list : {of_name, attributes})
+      for (list = trim(list); !list.empty(); list = trim(list)) {
+        const std::string_view attribute = list.substr(0, list.find(' '));
+        list.remove_prefix(attribute.size());
+        if (const Status status = apply_attribute(own, attribute); !status)
+          return Status(status.code(), "shape " + quoted(item) + ": " + status.message());
+      }
+    auto problem = parse_shape(shape, own);
     if (!problem) return problem.status();
-    problems.push_back({std::string(item), std::move(*problem)});
+    problems.push_back({std::string(item), std::move(*problem), own.lengths});
   }
   return problems;
+}
+
+std::string to_string(const Lengths& lengths) {
+  switch (lengths.kind) {
+    case Lengths::Kind::mixed:
+      return "mixed";
+    case Lengths::Kind::full:
+      return "full";
+    case Lengths::Kind::log_uniform:
+      return "log-uniform:" + std::to_string(lengths.least);
+  }
+  return "unknown";
 }
 
 std::string to_string(const Case& c) {
@@ -892,6 +972,47 @@ std::string to_string(const Case& c) {
   const bool named = problem.rfind(c.name, 0) != 0;
   return (named && !c.name.empty() ? c.name + " " : std::string()) + problem + ", " +
          std::string(name_of(c.distribution)) + ", seed " + std::to_string(c.seed);
+}
+
+// Each feature once at least, where it can be told from its absence: lengths off every tile, no
+// sequence like its neighbour. Together about as many pairs as a problem of 1x4x512.
+std::vector<Problem> serving_problems(const Problem& asked) {
+  static constexpr std::string_view kAsked[] = {
+      "4x4/2x37/70 packed causal",
+      "4x4/2x45 packed window=20:0 sinks lse",
+      "5x4/2x1/150 pages=16 used-kv",
+      "3x4/2x19/133 pages=7 used-kv used-q causal sinks",
+      "3x4/2x40/90 used-kv kv-start chunk=32 causal",
+      "3x4/2x33/77 kv-index used-kv alibi causal",
+      "2x4/2x21/67 mask=bool",
+      "2x4/2x18/70 mask=float:hqk packed-q causal lse",
+      "3x4/2x50 packed-kv used-q alibi=per-batch-head",
+      "3x2x5/97 chunk=24 kv-start pages=32 used-kv window=40:0 sinks lse",
+  };
+  ProblemDefaults defaults;
+  defaults.dtype = asked.dtype;
+  defaults.out_dtype = asked.out_dtype;
+  defaults.scales = asked.scales;
+  defaults.scale = asked.scale;
+  defaults.softcap = asked.softcap;
+  defaults.lse = asked.lse;
+  std::string dim("x");
+  dim += std::to_string(asked.head_dim);
+  if (value_dim(asked) != asked.head_dim) dim.append("/").append(std::to_string(asked.head_dim_v));
+  std::vector<Problem> problems;
+  for (const std::string_view text : kAsked) {
+    const auto blank = text.find(' ');
+    std::string shape(text.substr(0, blank));
+    shape.append(dim).append(text.substr(blank));
+    if (auto parsed = parse_shapes(shape, defaults)) problems.push_back(parsed->front().problem);
+  }
+  // V narrower than Q, which kernels are compiled for.
+  if (value_dim(asked) == asked.head_dim && asked.head_dim > 8) {
+    std::string shape("1x4/2x23/70");
+    shape.append(dim).append("/").append(std::to_string(asked.head_dim / 16 * 8)).append(" causal");
+    if (auto parsed = parse_shapes(shape, defaults)) problems.push_back(parsed->front().problem);
+  }
+  return problems;
 }
 
 bool has_own_problem(Distribution distribution) {
@@ -908,6 +1029,7 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
     p.scale = asked.scale;
     p.softcap = asked.softcap;
     p.lse = asked.lse;
+    p.head_dim_v = asked.head_dim_v;
     // A window would hide what these are about.
     if (causal) p.mask = Mask::causal(Alignment::bottom_right);
     set_layout(p, LayoutKind::bhsd);
@@ -965,6 +1087,8 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
     case Distribution::nan_value:
       if (!causal) return {};
       return {small(1, 448, 448)};
+    case Distribution::serving:
+      return serving_problems(asked);
     default:
       return {asked};
   }
@@ -980,15 +1104,15 @@ std::size_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t 
 
 Inputs make_inputs(const Problem& p, std::vector<float> q, std::vector<float> k,
                    std::vector<float> v) {
-  const Extents nq{p.batch, p.heads_q, p.seq_q, p.head_dim};
-  const Extents nkv{p.batch, p.heads_kv, p.seq_kv, p.head_dim};
+  const Extents nq = extents_of(p, OperandId::q), nk = extents_of(p, OperandId::k);
+  const Extents nv = extents_of(p, OperandId::v);
   Inputs inputs;
   inputs.q_scale = choose_scales(q, nq, p.scales);
-  inputs.k_scale = choose_scales(k, nkv, p.scales);
-  inputs.v_scale = choose_scales(v, nkv, p.scales);
+  inputs.k_scale = choose_scales(k, nk, p.scales);
+  inputs.v_scale = choose_scales(v, nv, p.scales);
   inputs.q = place(q, nq, p.dtype, p.q, p.scales, inputs.q_scale);
-  inputs.k = place(k, nkv, p.dtype, p.k, p.scales, inputs.k_scale);
-  inputs.v = place(v, nkv, p.dtype, p.v, p.scales, inputs.v_scale);
+  inputs.k = place(k, nk, p.dtype, p.k, p.scales, inputs.k_scale);
+  inputs.v = place(v, nv, p.dtype, p.v, p.scales, inputs.v_scale);
   if (p.dtype == DType::e4m3) {
     inputs.q_exact = std::move(q);
     inputs.k_exact = std::move(k);
@@ -999,32 +1123,57 @@ Inputs make_inputs(const Problem& p, std::vector<float> q, std::vector<float> k,
 
 Inputs generate(const Case& c) {
   const Problem& p = c.problem;
-  const Generator generator(c);
-  const std::int64_t dim = p.head_dim;
-  const auto fill = [&](std::int64_t heads, std::int64_t seq, auto&& row_of) {
-    std::vector<float> values(static_cast<std::size_t>(p.batch * heads * seq * dim));
-    parallel_for(p.batch * heads, [&](std::int64_t head) {
-      std::vector<double> row(static_cast<std::size_t>(dim));
-      for (std::int64_t s = 0; s < seq; ++s) {
-        row_of(head / heads, head % heads, s, row.data());
-        float* to = values.data() + (head * seq + s) * dim;
-        for (std::int64_t d = 0; d < dim; ++d)
+  Inputs inputs;
+  inputs.arrays = draw_arrays(c);
+  const Placement placement(p, index_arrays(inputs));
+  const Generator generator(c, placement);
+  const auto query = [&](auto b, auto h, auto s, double* out) { generator.query(b, h, s, out); };
+  const auto key = [&](auto b, auto h, auto s, double* out) { generator.key_value(b, h, s, out); };
+  const auto value = [&](auto b, auto h, auto s, double* out) { generator.value(b, h, s, out); };
+  if (!is_dense(p)) {
+    std::vector<std::vector<char>> seen;
+    for (std::int64_t b = 0; b < p.batch; ++b) seen.push_back(seen_keys(placement, b));
+    const auto rows = [&](std::int64_t b) { return placement.sequence(b).rows; };
+    const auto keys = [&](std::int64_t b) { return placement.sequence(b).keys; };
+    const auto every = [](std::int64_t, std::int64_t) { return true; };
+    const auto visible = [&](std::int64_t b, std::int64_t j) {
+      return !c.poison_unseen ||
+             seen[static_cast<std::size_t>(b)][static_cast<std::size_t>(j)] != 0;
+    };
+    const auto at_q = [&](auto b, auto h, auto s) { return placement.q(b, h, s); };
+    const auto at_k = [&](auto b, auto h, auto s) { return placement.k(b, h, s); };
+    const auto at_v = [&](auto b, auto h, auto s) { return placement.v(b, h, s); };
+    inputs.q = place_rows(p, operand_of(p, OperandId::q),
+                          {p.heads_q, p.head_dim, p.q, rows, every, at_q, query}, inputs.q_scale);
+    inputs.k = place_rows(p, operand_of(p, OperandId::k),
+                          {p.heads_kv, p.head_dim, p.k, keys, visible, at_k, key}, inputs.k_scale);
+    inputs.v =
+        place_rows(p, operand_of(p, OperandId::v),
+                   {p.heads_kv, value_dim(p), p.v, keys, visible, at_v, value}, inputs.v_scale);
+    return inputs;
+  }
+  const auto fill = [&](OperandId id, auto&& row_of) {
+    const Extents n = extents_of(p, id);
+    std::vector<float> values(static_cast<std::size_t>(n.batch * n.heads * n.seq * n.dim));
+    parallel_for(n.batch * n.heads, [&](std::int64_t head) {
+      std::vector<double> row(static_cast<std::size_t>(n.dim));
+      for (std::int64_t s = 0; s < n.seq; ++s) {
+        row_of(head / n.heads, head % n.heads, s, row.data());
+        float* to = values.data() + (head * n.seq + s) * n.dim;
+        for (std::int64_t d = 0; d < n.dim; ++d)
           to[d] = static_cast<float>(row[static_cast<std::size_t>(d)]);
       }
     });
     return values;
   };
-  auto q = fill(p.heads_q, p.seq_q,
-                [&](auto b, auto h, auto s, double* out) { generator.query(b, h, s, out); });
-  auto k = fill(p.heads_kv, p.seq_kv,
-                [&](auto b, auto h, auto s, double* out) { generator.key_value(b, h, s, out); });
-  auto v = fill(p.heads_kv, p.seq_kv,
-                [&](auto b, auto h, auto s, double* out) { generator.value(b, h, s, out); });
-  Inputs inputs = make_inputs(p, std::move(q), std::move(k), std::move(v));
-  if (c.poison_unseen && !p.mask.is_none()) {
-    const auto keys = unseen_keys(p);
-    poison_keys(p, keys, p.k, inputs.k);
-    poison_keys(p, keys, p.v, inputs.v);
+  auto q = fill(OperandId::q, query), k = fill(OperandId::k, key), v = fill(OperandId::v, value);
+  Arrays arrays = std::move(inputs.arrays);
+  inputs = make_inputs(p, std::move(q), std::move(k), std::move(v));
+  inputs.arrays = std::move(arrays);
+  if (c.poison_unseen && (!p.mask.is_none() || p.chunk > 0) && p.batch > 0) {
+    const std::vector<char> seen = seen_keys(placement, 0);
+    poison_keys(p, seen, p.k, p.head_dim, inputs.k);
+    poison_keys(p, seen, p.v, value_dim(p), inputs.v);
   }
   return inputs;
 }
@@ -1042,20 +1191,42 @@ std::string digest(const Inputs& inputs) {
   add(inputs.q_scale);
   add(inputs.k_scale);
   add(inputs.v_scale);
+  // What a case has not leaves no trace: digests of dense cases are what they were.
+  const auto& [cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, sinks, slopes, mask] =
+      inputs.arrays;
+  const auto add_given = [&](const auto& items) {
+    if (!items.empty()) add(items);
+  };
+  for (const auto* indices : {&cu_q, &cu_kv, &used_q, &used_kv, &kv_start, &kv_index, &page_table})
+    add_given(*indices);
+  add_given(sinks);
+  add_given(slopes);
+  add_given(mask);
   return hash.hex();
 }
 
 std::uint64_t host_bytes(const Problem& p) {
-  const auto elements = [&](std::int64_t heads, std::int64_t seq) {
+  if (!is_dense(p)) {
+    // Each operand on the host, on a CPU device once more, and outputs as below; its rows in fp64.
+    double bytes = 0;
+    for (const Operand& operand : operands_of(p))
+      bytes += static_cast<double>(operand.bytes) * (operand.role == Role::output ? 4.0 : 2.0);
+    return static_cast<std::uint64_t>(
+        bytes + 32.0 * static_cast<double>(p.batch * p.heads_q * p.seq_q * value_dim(p)));
+  }
+  const auto elements = [&](std::int64_t heads, std::int64_t seq, std::int64_t dim) {
     return static_cast<double>(p.batch) * static_cast<double>(heads) * static_cast<double>(seq) *
-           static_cast<double>(p.head_dim);
+           static_cast<double>(dim);
   };
-  const double q = elements(p.heads_q, p.seq_q), kv = 2.0 * elements(p.heads_kv, p.seq_kv);
+  const double q = elements(p.heads_q, p.seq_q, p.head_dim);
+  const double o = elements(p.heads_q, p.seq_q, value_dim(p));
+  const double kv = elements(p.heads_kv, p.seq_kv, p.head_dim + value_dim(p));
   const auto in = static_cast<double>(size_of(p.dtype));
   const auto out = static_cast<double>(size_of(p.out_dtype));
   // Values as fp32 and as bits, on the host and (a CPU device) once more; output four times over
   // (three launches compared, one on the device); oracle and emulator in fp64.
-  const double bytes = (q + kv) * (4.0 + 2.0 * in) + q * (4.0 * out + 32.0);
+  const double mask = static_cast<double>(operand_of(p, OperandId::mask).bytes);
+  const double bytes = (q + kv) * (4.0 + 2.0 * in) + o * (4.0 * out + 32.0) + 2.0 * mask;
   return bytes < 9e18 ? static_cast<std::uint64_t>(bytes)
                       : std::numeric_limits<std::uint64_t>::max();
 }

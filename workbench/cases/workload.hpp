@@ -10,14 +10,30 @@
 #include <string_view>
 #include <vector>
 
+#include <greenfast/operands.hpp>
 #include <greenfast/types.hpp>
 
 namespace greenfast::workbench {
+
+/// How the lengths of sequences are drawn, where arrays say them.
+struct Lengths {
+  enum class Kind {
+    mixed,        // the longest, none, one, edges of tiles, and anything between
+    full,         // as long as the longest
+    log_uniform,  // from `least` to the longest, every octave as likely
+  };
+  Kind kind = Kind::mixed;
+  std::int64_t least = 1;  // of log_uniform
+  friend bool operator==(const Lengths&, const Lengths&) = default;
+};
+/// "mixed", "full", "log-uniform:128".
+std::string to_string(const Lengths& lengths);
 
 /// A problem and the name it goes by in tables: "mission", or its shape.
 struct NamedProblem {
   std::string name;
   Problem problem;
+  Lengths lengths = {};
 };
 
 /// Memory layouts that inputs are tried in; all have a contiguous last dimension.
@@ -47,11 +63,22 @@ struct ProblemDefaults {
   std::optional<float> scale;  // default: 1 / sqrt(D)
   float softcap = 0.0f;
   bool lse = false;
+
+  // Serving, as attributes.hpp spells it.
+  bool packed_q = false, packed_kv = false, used_q = false, used_kv = false;
+  bool kv_start = false, kv_index = false, sinks = false;
+  std::int64_t page = 0, chunk = 0;
+  Alibi alibi = Alibi::none;
+  MaskKind mask_kind = MaskKind::none;
+  bool narrow_mask = false;              // additive, of the type of Q
+  std::string mask_dimensions = "bhqk";  // those in which the array mask is not broadcast
+  Lengths lengths;
 };
 
 /// Parses "small,mission,4x32/8x1/8192x128": names of shapes and suites from the tables, or BxHxSxD
-/// with Hq/Hkv and Sq/Skv. An item may end in " causal" (bottom-right); every other one takes the
-/// defaults' mask. Errors name the offending item and what would be accepted.
+/// with Hq/Hkv, Sq/Skv and D/Dv. Attributes may follow a shape, " causal" (bottom-right) or
+/// " pages=16 used-kv sinks" (attributes.hpp); what an item does not say the defaults do. Errors name
+/// the offending item and what would be accepted.
 Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
                                                const ProblemDefaults& defaults);
 
@@ -88,6 +115,7 @@ enum class Distribution {
   extreme_v,      // V at the last number of the type
   tiny_values,    // subnormal K and V
   nan_value,      // one NaN in V: rows of the tiles that see it, and no other
+  serving,        // each feature of serving on a batch of a few short sequences
   file,           // read from files, not generated: in no policy and not in the table
 };
 struct DistributionRow {
@@ -106,6 +134,7 @@ struct Case {
   std::uint64_t seed = 0;
   /// K and V of keys that no query can see hold NaN: such a slot must never reach the output.
   bool poison_unseen = true;
+  Lengths lengths = {};
 };
 /// "mission 1x8x512x64 fp16, permutation, seed 2".
 std::string to_string(const Case& c);
@@ -126,6 +155,13 @@ enum class Truth {
   unquantised,  ///< the values before e4m3
 };
 
+/// What serving adds to Q, K and V; empty where the problem has it not.
+struct Arrays {
+  std::vector<std::int32_t> cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table;
+  std::vector<float> sinks, slopes;
+  std::vector<std::byte> mask;
+};
+
 /// Host copies of one case's inputs, in exactly the bits and the layout that a kernel reads.
 struct Inputs {
   std::vector<std::byte> q, k, v;
@@ -133,6 +169,7 @@ struct Inputs {
   // Values before quantisation in dense BHSD, kept for e4m3 cases only: policy legacy.stage_c
   // compares with them.
   std::vector<float> q_exact, k_exact, v_exact;
+  Arrays arrays;
 };
 /// The same bytes on every machine, and for any layout the same values.
 Inputs generate(const Case& c);
@@ -145,6 +182,9 @@ std::string digest(const Inputs& inputs);
 
 /// Host memory that validating a problem takes: inputs, outputs, reference. Saturates on overflow.
 std::uint64_t host_bytes(const Problem& problem);
+
+/// One of a problem's operands: its shape in storage and its bytes.
+Operand operand_of(const Problem& problem, OperandId id);
 
 /// Bytes from the base address to the end of the last element of a strided [B, H, S, D] tensor.
 std::size_t extent_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,

@@ -27,6 +27,8 @@
 #include "workbench/fast/statistics.hpp"
 #include "workbench/green/policy.hpp"
 #include "workbench/record/code_json.hpp"
+#include "workbench/resources/resources.hpp"
+#include "workbench/verdict/gate_policy.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -381,7 +383,7 @@ json code_of_launches(const std::vector<Launch>& launches,
 class Verifier {
  public:
   Verifier(const fs::path& directory, const DeviceCode& code, const fs::path& root)
-      : directory_(directory), code_(code) {
+      : directory_(directory), root_(root) {
     if (!root.empty()) sources_ = kernel_sources(root);
     for (const KernelCode& kernel : code.kernels) {
       kernels_[{kernel.name, kernel.arch}] = &kernel;
@@ -430,6 +432,10 @@ class Verifier {
            .state = EvidenceState::missing,
            .detail = "has no entry in the ledger: greenfast evidence import " +
                      (directory_ / name).string()});
+    if (!root_.empty()) {
+      verify_policies_on_disk();
+      verify_tables();
+    }
     for (const auto& [id, variant] : variants_) {
       // An instrumented twin is no kernel anybody is given; greenfast phases checks it as it runs.
       if (variant.device == DeviceKind::cuda && variant.built && variant.phases.empty() &&
@@ -526,6 +532,42 @@ class Verifier {
            .state = bound == kNothing ? EvidenceState::unbound : EvidenceState::current,
            .detail =
                bound == kNothing ? text_of(entry, "why") : fmt::format("bound to {}", bound)});
+    }
+  }
+
+  /// The checkout's policies against those inside this program, by which it would judge.
+  void verify_policies_on_disk() {
+    std::vector<std::pair<std::string, std::string_view>> builtin = {
+        {"gate", builtin_gate_policy()}, {"resources", builtin_resource_limits()}};
+    for (const BuiltinPolicy& policy : builtin_policies())
+      builtin.emplace_back(policy.name, policy.text);
+    for (const auto& [name, text] : builtin) {
+      const std::string file = fmt::format("policies/{}.toml", name);
+      const auto there = read_file(root_ / file);
+      if (there && *there == text) continue;
+      add({.file = file,
+           .state = there ? EvidenceState::stale : EvidenceState::missing,
+           .detail = there ? "is not the one that this program was built with, and would judge by: "
+                             "build it again"
+                           : "this program was built with it, and it is not there"});
+    }
+  }
+
+  /// Tables that README and docs show, against the samples they were made from.
+  void verify_tables() {
+    std::error_code error;
+    std::vector<fs::path> files;
+    for (const auto& item : fs::directory_iterator(root_ / "docs" / "results", error))
+      if (item.path().extension() == ".json") files.push_back(item.path());
+    std::sort(files.begin(), files.end());
+    for (const fs::path& path : files) {
+      const auto table = read_json(path);
+      if (!table || text_of(*table, "schema") != "greenfast.peers/1") continue;
+      for (Disagreement& found : recheck_peers(*table, root_))
+        add({.file = fs::relative(path, root_, error).generic_string(),
+             .subject = std::move(found.subject),
+             .state = EvidenceState::tampered,
+             .detail = std::move(found.detail)});
     }
   }
 
@@ -670,7 +712,7 @@ class Verifier {
       const auto now = plan(problem->second, facts, options);
       if (!now.ok()) {
         // A build without the architecture refuses every problem; that is no change of the plan.
-        if (facts.kind == DeviceKind::cuda && kernels_for(code_, facts.arch).empty()) continue;
+        if (facts.kind == DeviceKind::cuda && !has_code_for(facts.arch)) continue;
         stale(now.status().message());
         continue;
       }
@@ -693,8 +735,13 @@ class Verifier {
     }
   }
 
-  fs::path directory_;
-  const DeviceCode& code_;
+  /// Whether this program's kernels could run there: its plans are asked, whatever `code` is of.
+  static bool has_code_for(int arch) {
+    const Result<DeviceCode>& own = own_device_code();
+    return own && !kernels_for(*own, arch).empty();
+  }
+
+  fs::path directory_, root_;
   std::map<std::string, std::string> sources_;
   std::map<std::pair<std::string, std::string>, const KernelCode*> kernels_;
   std::set<std::string> archs_;

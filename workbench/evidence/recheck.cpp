@@ -7,9 +7,12 @@
 #include <map>
 
 #include "workbench/base/exit_code.hpp"
+#include "workbench/base/files.hpp"
 #include "workbench/base/schemas.hpp"
+#include "workbench/base/sha256.hpp"
 #include "workbench/fast/statistics.hpp"
 #include "workbench/record/record.hpp"
+#include "workbench/verdict/compare.hpp"
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate.hpp"
 
@@ -34,6 +37,7 @@ class Recheck {
     try {
       if (schema == kRunSchema) check_run();
       if (schema == kGateSchema) check_gate();
+      if (schema == kSamplesSchema) check_samples();
     } catch (const json::exception& error) {
       add("", fmt::format("is not what its schema says: {}", error.what()));
     }
@@ -136,11 +140,62 @@ class Recheck {
     }
   }
 
+  /// What the harness for other engines (greenfast.ab) says beside its samples.
+  void check_samples() {
+    const auto samples = samples_from_json(record_);
+    if (!samples) return add("", "samples: " + samples.status().message());
+    const json& shapes = record_.at("shapes");
+    for (std::size_t i = 0; i < samples->size(); ++i) {
+      const Samples& shape = (*samples)[i];
+      const json ab = shapes.at(i).value("ab", json());
+      if (!ab.is_object()) continue;
+      figure("", shape.name, ab, "flops", shape.flops);
+      for (const auto& [name, engine] : ab.at("engines").items()) {
+        const int side = side_of(shape, name);
+        if (side < 0 || !engine.contains("us")) continue;
+        std::vector<double> seconds;
+        for (const Block& block : shape.blocks)
+          for (const Sample& sample : block.samples)
+            if (sample.side == side) seconds.push_back(sample.seconds);
+        const json& us = engine.at("us");
+        if (us.size() != seconds.size())
+          add(name,
+              fmt::format("{}: {} times, and {} samples", shape.name, us.size(), seconds.size()));
+        for (std::size_t k = 0; k < std::min(us.size(), seconds.size()); ++k)
+          if (!same(us[k].get<double>(), 1e6 * seconds[k])) {
+            add(name, fmt::format("{}: us {:.6g}, but its sample says {:.6g}", shape.name,
+                                  us[k].get<double>(), 1e6 * seconds[k]));
+            break;
+          }
+        const Summary s = summarize(shape, side);
+        if (s.n == 0) continue;
+        figure(name, shape.name, engine, "p50_us", 1e6 * s.p50);
+        figure(name, shape.name, engine, "tflops", 1e-12 * shape.flops / s.p50);
+        figure(name, shape.name, engine, "error", error_of(shape, side));
+      }
+    }
+  }
+  /// The engine "cudnn" is the side "peer:torch-cudnn" or "peer:cudnn".
+  static int side_of(const Samples& shape, const std::string& engine) {
+    for (const std::string& id : {engine, "peer:" + engine, "peer:torch-" + engine})
+      if (const int side = shape.side(id); side >= 0) return side;
+    return -1;
+  }
+  static double error_of(const Samples& shape, int side) {
+    const auto& errors = shape.sides[static_cast<std::size_t>(side)].errors;
+    const auto found = errors.find("rel_fro");
+    return found == errors.end() ? std::nan("") : found->second;
+  }
+
   void check_gate() {
     const json& verdict = record_.at("verdict");
     std::vector<Reason> reasons;
-    for (const json& reason : verdict.at("reasons"))
-      reasons.push_back({reason.at("code"), reason.at("detail"), reason.at("settle")});
+    for (const json& reason : verdict.at("reasons")) {
+      const auto code = parse_reason_code(reason.at("code").get<std::string>());
+      if (!code)
+        return add("", fmt::format("{} is no reason of a verdict", reason.at("code").dump()));
+      reasons.push_back({*code, reason.at("detail"), reason.at("settle")});
+    }
     const Decision decision = from_reasons(std::move(reasons));
     if (verdict.at("decision") != name_of(decision.outcome) ||
         verdict.at("exit_code") != decision.exit_code)
@@ -173,7 +228,18 @@ class Recheck {
       }
     }
     if (verdict.at("decision") != name_of(Outcome::promote)) return;
-    // What is promoted reached every threshold.
+    // What is promoted was right wherever it was looked at, and reached every threshold.
+    for (const json& shape : record_.value("green", json::array())) {
+      const json& tally = shape.at("candidate");
+      if (!tally.at("first_red").is_null() || tally.at("green") != tally.at("cases"))
+        add("", fmt::format("says PROMOTE, and {} of {} cases are GREEN at {}",
+                            tally.at("green").dump(), tally.at("cases").dump(),
+                            shape.at("shape").get<std::string>()));
+    }
+    for (const json& row : record_.value("resources", json::array()))
+      if (row.at("status") == "FAIL")
+        add("", fmt::format("says PROMOTE, and {} is over its limit",
+                            row.at("name").get<std::string>()));
     for (const json& fast : record_.at("fast")) {
       const double least = fast.at("primary").get<bool>() ? verdict.at("gate").get<double>()
                                                           : verdict.at("guard").get<double>();
@@ -188,7 +254,84 @@ class Recheck {
   std::vector<Disagreement> out_;
 };
 
+json interval_of(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
+
+/// Where a table and what it should say differ, as "/shapes/3/peers/peer:fa3/p50_seconds: 1 is 2".
+void compare_members(const json& said, const json& is, const std::string& at,
+                     std::vector<std::string>& out) {
+  if (is.is_number() && said.is_number()) {
+    if (!same(said.get<double>(), is.get<double>()))
+      out.push_back(fmt::format("{}: {:.6g}, but its samples say {:.6g}", at, said.get<double>(),
+                                is.get<double>()));
+  } else if (is.is_object() && said.is_object()) {
+    for (const auto& [key, value] : is.items())
+      compare_members(said.contains(key) ? said.at(key) : json(), value, at + "/" + key, out);
+  } else if (is.is_array() && said.is_array() && is.size() == said.size()) {
+    for (std::size_t i = 0; i < is.size(); ++i)
+      compare_members(said[i], is[i], fmt::format("{}/{}", at, i), out);
+  } else if (said != is) {
+    out.push_back(fmt::format("{}: {}, but its samples say {}", at, said.dump(), is.dump()));
+  }
+}
+
+json side_words(const Summary& s, const Correctness& correctness) {
+  return {{"p50_seconds", s.p50},
+          {"p50_ci_seconds", {s.ci_lo, s.ci_hi}},
+          {"p90_seconds", s.p90},
+          {"samples", s.n},
+          {"green", describe(correctness)}};
+}
+
 }  // namespace
+
+std::vector<Disagreement> recheck_peers(const json& table, const std::filesystem::path& root) {
+  std::vector<Disagreement> out;
+  try {
+    const std::filesystem::path source =
+        (root / table.at("source").get<std::string>()).lexically_normal();
+    const auto text = read_file(source);
+    if (!text) return {{"", fmt::format("its samples are not there: {}", text.status().message())}};
+    if (sha256_hex(*text) != table.at("source_sha256"))
+      return {{"", fmt::format("{} is not the file that it was made from (SHA-256)",
+                               table.at("source").get<std::string>())}};
+    const auto recording = read_recording(source);
+    if (!recording) return {{"", recording.status().message()}};
+    constexpr const char* kOurs = "greenfast";
+    for (const json& peer : table.at("peers")) {
+      const std::string id = peer;
+      const auto compared = compare_sides(*recording, id, kOurs);
+      if (!compared) return {{id, compared.status().message()}};
+      std::vector<std::string> wrong;
+      if (compared->overall_p50)
+        compare_members(table.at("overall_p50").at(id), interval_of(*compared->overall_p50),
+                        "overall_p50", wrong);
+      std::size_t shown = 0;
+      for (const json& shape : table.at("shapes")) {
+        if (!shape.at("peers").contains(id)) continue;
+        ++shown;
+        const std::string problem = shape.at("problem");
+        const auto is = std::find_if(compared->shapes.begin(), compared->shapes.end(),
+                                     [&](const auto& s) { return s.problem == problem; });
+        if (is == compared->shapes.end()) {
+          wrong.push_back(fmt::format("{}: its samples do not have it", problem));
+          continue;
+        }
+        compare_members(shape.at(kOurs), side_words(is->b, is->b_correct),
+                        fmt::format("{} {}", problem, kOurs), wrong);
+        json row = side_words(is->a, is->a_correct);
+        row["speedup_p50"] = interval_of(is->p50);
+        row["speedup_p90"] = interval_of(is->p90);
+        compare_members(shape.at("peers").at(id), row, problem, wrong);
+      }
+      if (shown != compared->shapes.size())
+        wrong.push_back(fmt::format("shows {} of {} shapes", shown, compared->shapes.size()));
+      for (std::string& detail : wrong) out.push_back({id, std::move(detail)});
+    }
+  } catch (const json::exception& error) {
+    out.push_back({"", fmt::format("is not what its schema says: {}", error.what())});
+  }
+  return out;
+}
 
 std::vector<Disagreement> recheck(const json& record) { return Recheck(record).run(); }
 

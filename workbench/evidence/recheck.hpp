@@ -3,6 +3,7 @@
 // that those were measured at all, nothing in a file can prove.
 #pragma once
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,7 +15,13 @@ struct Disagreement {
   std::string detail;   ///< which figure, what it says, what its sources say
 };
 
-/// Of greenfast.run/1, greenfast.gate/1; records of other schemas have nothing derived.
+/// Of greenfast.run/1, greenfast.gate/1, greenfast.samples/1; records of other schemas have nothing
+/// derived.
 std::vector<Disagreement> recheck(const nlohmann::json& record);
+
+/// A table of peers (greenfast.peers/1, which tools/peer_table writes) against what `compare` says
+/// of the samples that it names, a file below `root`.
+std::vector<Disagreement> recheck_peers(const nlohmann::json& table,
+                                        const std::filesystem::path& root);
 
 }  // namespace greenfast::workbench

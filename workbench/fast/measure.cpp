@@ -11,9 +11,10 @@
 #include <map>
 #include <random>
 
-#include "workbench/base/exit_code.hpp"
+#include "workbench/base/host.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/cases/placement.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -54,6 +55,8 @@ constexpr int kVerifiedSlots = 4;
 /// is stopped, which takes effect when the system next runs it: some time passes for a pool that
 /// spins. When inputs are renewed it stands still for long.
 constexpr double kIdleShare = 1.0, kIdleSeconds = 0.5;
+/// Of a sample that waited all the time: a logarithm needs something.
+constexpr double kLeastShare = 0.01;
 constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
 /// CPU seconds in a second of its calls beyond the thread budget, relative.
 constexpr double kMoreThreads = 0.15;
@@ -169,7 +172,7 @@ class Clocked {
     const Problem& problem = ring_.problem();
     s.name = ring_.name();
     s.problem = to_string(problem);
-    s.flops = flop_count(problem);
+    s.flops = ring_.work().flops;
     s.device = device_.kind();
     s.device_name = device_.facts().name;
     s.timer = device_.timer();
@@ -316,8 +319,10 @@ class Clocked {
     const int woken = wake ? next_slots(1).front() : 0;
     const std::vector<int> slots = next_slots(c.batch);
     std::optional<CpuUse> cpu_stopped, cpu_before;
+    double waited_before = 0;
     const auto ready = [&] {
       cpu_stopped = cpu_use(c);
+      waited_before = waited(c);
       // Drawn when everything is prepared: no work that a subject did until now is of use.
       for (const int slot : slots) {
         ring_.renew(slot, draws_());
@@ -336,6 +341,7 @@ class Clocked {
     };
     const double seconds = time(c, c.batch, slots, ready);
     const std::optional<CpuUse> cpu_after = cpu_use(c);
+    const double waited_after = waited(c);
     c.timed.subject->pause();
     if (!c.check.failure.empty()) return;
     if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
@@ -350,13 +356,28 @@ class Clocked {
     }
     if (options_.verify && !verify(c, slots)) return;
     // A reading of zero is below the timer's resolution; the tick is all that is known.
-    block.samples.push_back({static_cast<int>(index), std::max(seconds, tick_) / c.batch});
+    const double taken = std::max(seconds, tick_);
+    // What waited cannot have taken more than the sample less what its threads computed in it.
+    const double computed = cpu_before && cpu_after ? cpu_after->seconds - cpu_before->seconds : 0;
+    const double least = std::max(kLeastShare * taken, computed / device_.facts().multiprocessors);
+    const double lost = std::clamp(waited_after - waited_before, 0.0, std::max(0.0, taken - least));
+    block.samples.push_back({static_cast<int>(index), taken / c.batch, lost / c.batch});
   }
 
   std::optional<CpuUse> cpu_use(Contestant& c) {
     if (device_.kind() != DeviceKind::cpu) return std::nullopt;
     if (c.timed.subject->elsewhere()) return c.timed.subject->cpu_use();
     return CpuUse{0, own_cpu_seconds()};
+  }
+
+  /// Seconds that threads which serve a side's calls were ready and had no CPU, so far: a plugin's,
+  /// and this process's own, which its answer waits for.
+  double waited(Contestant& c) {
+    if (device_.kind() != DeviceKind::cpu) return 0;
+    double seconds = run_delay_seconds(0);
+    if (c.timed.subject->elsewhere())
+      if (const auto use = c.timed.subject->cpu_use()) seconds += run_delay_seconds(use->process);
+    return seconds;
   }
 
   bool verify(Contestant& c, const std::vector<int>& slots) {
@@ -395,8 +416,15 @@ class Clocked {
     return true;
   }
 
+  /// Tiles that an array mask hides may be skipped, which no count of pairs tells.
+  double floor() const {
+    if (ring_.problem().array_mask.kind != MaskKind::none) return 0;
+    return speed_of_light(ring_.work(), out_.peak, options_.mode);
+  }
+
   /// An output that holds poison; one whose layout has gaps is not looked at.
   std::optional<std::string> unwritten(std::span<const std::byte> outputs) const {
+    if (!is_dense(ring_.problem())) return std::nullopt;  // rows of no sequence stay as they were
     for (const Operand& operand : ring_.operands()) {
       if (operand.role != Role::output) continue;
       const auto output = outputs.first(static_cast<std::size_t>(operand.bytes));
@@ -555,7 +583,7 @@ class Clocked {
     bool again = true;
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
       SideCheck& check = contestants_[side].check;
-      check.floor_seconds = speed_of_light(ring_.problem(), out_.peak, options_.mode);
+      check.floor_seconds = floor();
       const Summary times = summarize(out_.samples, static_cast<int>(side), {.resamples = 0});
       if (times.n == 0 || times.p50 >= check.floor_seconds) continue;
       // A verdict that calls somebody impossible gets a second look at the ceilings first.
@@ -565,7 +593,7 @@ class Clocked {
         out_.peak.bytes_per_second = std::max(out_.peak.bytes_per_second, peak.bytes_per_second);
       }
       again = false;
-      check.floor_seconds = speed_of_light(ring_.problem(), out_.peak, options_.mode);
+      check.floor_seconds = floor();
       check.impossible = times.p50 < check.floor_seconds;
     }
   }
@@ -585,30 +613,6 @@ class Clocked {
 };
 
 }  // namespace
-
-namespace {
-
-struct FaultRow {
-  Fault id;
-  std::string_view name, reason;
-  int exit_code;
-};
-constexpr std::array kFaults{FaultRow{Fault::none, "none", "", kPassed},
-                             FaultRow{Fault::launch, "launch", "CRASH", kCrash},
-                             FaultRow{Fault::numerics, "numerics", "NUMERICS", kNumerics},
-                             FaultRow{Fault::integrity, "integrity", "INTEGRITY", kIntegrity}};
-const FaultRow& row_of(Fault fault) { return kFaults[static_cast<std::size_t>(fault)]; }
-
-}  // namespace
-
-std::string_view name_of(Fault fault) noexcept { return row_of(fault).name; }
-std::string_view reason_of(Fault fault) noexcept { return row_of(fault).reason; }
-int exit_code_of(Fault fault) noexcept { return row_of(fault).exit_code; }
-std::optional<Fault> parse_fault(std::string_view name) {
-  for (const FaultRow& row : kFaults)
-    if (row.name == name) return row.id;
-  return std::nullopt;
-}
 
 namespace {
 
@@ -643,15 +647,16 @@ bool must_be_read(OperandId id, bool all_keys) {
 }  // namespace
 
 double flop_count(const Problem& problem) {
-  return 4.0 * static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.head_dim);
+  return 2.0 * static_cast<double>(visible_pairs(problem)) *
+         static_cast<double>(problem.head_dim + value_dim(problem));
 }
 
 double byte_count(const Problem& p) {
+  if (!is_dense(p)) return 0;
   // Under a mask some keys may be seen by nobody; which ones is not worth an exact count for a
   // lower bound.
-  // Nor is it where arrays of the call say who sees what.
   const bool all_keys = (p.mask.is_none() || (p.mask.left < 0 && p.seq_q >= p.seq_kv)) &&
-                        kFeaturesOfAbi1.hold(features_of(p));
+                        p.chunk == 0 && p.array_mask.kind == MaskKind::none;
   double total = 0;
   for (const Operand& operand : operands_of(p)) {
     if (!must_be_read(operand.id, all_keys)) continue;
@@ -663,12 +668,38 @@ double byte_count(const Problem& p) {
   return total;
 }
 
-double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode) {
-  double seconds = peak.flops > 0 ? flop_count(problem) / peak.flops : 0;
-  if (mode == CacheState::cold && peak.bytes_per_second > 0) {
-    seconds = std::max(seconds, byte_count(problem) / peak.bytes_per_second);
+CallWork work_of(const Case& c, const Inputs& inputs) {
+  const Problem& p = c.problem;
+  if (is_dense(p)) return {flop_count(p), byte_count(p)};
+  const Placement placement(p, index_arrays(inputs));
+  const auto per_pair = 2.0 * static_cast<double>(p.head_dim + value_dim(p));
+  CallWork work{per_pair * placement.pairs(), 0};
+  const auto element = static_cast<double>(size_of(p.dtype));
+  const bool all_keys = p.mask.is_none() && p.chunk == 0 && p.array_mask.kind == MaskKind::none;
+  // What sequences share, a head or a row of the cache, is read once at least.
+  const bool shared = p.k.stride[1] == 0 || p.v.stride[1] == 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Sequence& own = placement.sequence(b);
+    if (own.start < own.keys)
+      work.bytes += element * static_cast<double>(p.heads_q * own.rows * p.head_dim);
+    if (all_keys && own.rows > 0 && !shared)
+      work.bytes += element * static_cast<double>(p.heads_kv * (own.keys - own.start) *
+                                                  (p.head_dim + value_dim(p)));
   }
+  return work;
+}
+
+double speed_of_light(const CallWork& work, const Peak& peak, CacheState mode) {
+  double seconds = peak.flops > 0 ? work.flops / peak.flops : 0;
+  if (mode == CacheState::cold && peak.bytes_per_second > 0)
+    seconds = std::max(seconds, work.bytes / peak.bytes_per_second);
   return 0.95 * seconds;
+}
+
+double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode) {
+  // How much there is to do is not known without the arrays.
+  if (!is_dense(problem) || problem.array_mask.kind != MaskKind::none) return 0;
+  return speed_of_light(CallWork{flop_count(problem), byte_count(problem)}, peak, mode);
 }
 
 Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "workbench/base/fault.hpp"
 #include "workbench/cases/operand_bytes.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/fast/samples.hpp"
@@ -19,6 +20,13 @@
 #include "workbench/subjects/subject.hpp"
 
 namespace greenfast::workbench {
+
+/// FLOP of a call, and the bytes of inputs that it cannot avoid reading.
+struct CallWork {
+  double flops = 0, bytes = 0;
+};
+/// Where sequences have lengths of their own: with those of the case.
+CallWork work_of(const Case& c, const Inputs& inputs);
 
 /// Device buffers for several calls of one problem, used in turn. With enough of them a call never
 /// finds its inputs in a cache. Contents are generate() of the case with seeds seed, seed + 1, ...
@@ -54,6 +62,8 @@ class Ring {
   int distinct() const noexcept { return static_cast<int>(cases_.size()); }
   /// The operands that the problem has, in the order of OperandId.
   std::span<const Operand> operands() const noexcept { return operands_; }
+  /// Of a call, on average over the contents.
+  CallWork work() const;
   const Problem& problem() const noexcept { return cases_.front().problem; }
   const std::string& name() const noexcept { return cases_.front().name; }
 
@@ -101,20 +111,6 @@ struct TimedOutput {
 /// What is wrong with an output; nothing when it is right. TimedJudge (timed_judge.hpp) asks the
 /// oracle.
 using Judge = std::function<std::optional<std::string>(const TimedOutput&)>;
-
-/// Who failed how, as every command's exit code and every verdict need it.
-enum class Fault {
-  none,
-  launch,     // an error, a crash, a hang: CRASH
-  numerics,   // wrong before anything was timed: NUMERICS
-  integrity,  // wrong only while timed, or it touched what is not its own: INTEGRITY
-};
-std::string_view name_of(Fault fault) noexcept;
-std::optional<Fault> parse_fault(std::string_view name);
-/// 24, 20, 21; 0 for none.
-int exit_code_of(Fault fault) noexcept;
-/// "CRASH", "NUMERICS", "INTEGRITY": the reason's code in a verdict.
-std::string_view reason_of(Fault fault) noexcept;
 
 /// One contestant. All of a measurement share one ring, hence one problem.
 struct Timed {
@@ -167,11 +163,13 @@ struct Measurement {
 Result<Measurement> measure(Device& device, Ring& ring, std::span<const Timed> contestants,
                             const MeasureOptions& options);
 
-/// FLOP of one call, and the bytes of inputs it cannot avoid reading.
+/// FLOP of one call, and the bytes of inputs it cannot avoid reading. Where arrays say how long
+/// sequences are, the FLOP are those of the longest that the problem allows, and no byte is certain.
 double flop_count(const Problem& problem);
 double byte_count(const Problem& problem);
 /// Seconds below which a time is IMPOSSIBLE. A hot call may find its inputs in a cache, so only
 /// arithmetic counts.
 double speed_of_light(const Problem& problem, const Peak& peak, CacheState mode);
+double speed_of_light(const CallWork& work, const Peak& peak, CacheState mode);
 
 }  // namespace greenfast::workbench

@@ -104,6 +104,7 @@ Result<std::vector<PhaseShares>> measure_phases(Device& device,
     Case c;
     c.name = named.name;
     c.problem = named.problem;
+    c.lengths = named.lengths;
     const auto data = prepare_case(c, policy);
     if (!data) return data.status();
     for (const VariantInfo& variant : variants()) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <span>
 
+#include "workbench/cases/operand_bytes.hpp"
 #include "workbench/fast/measure.hpp"
 
 namespace greenfast::workbench {
@@ -138,7 +139,9 @@ std::optional<SignFlips> Ring::flips(OperandId id, std::uint64_t from, std::uint
   flips.sign_bits = size == 1   ? 0x8080808080808080u
                     : size == 2 ? 0x8000800080008000u
                                 : 0x8000000080000000u;
-  if (from_files) flips.period = static_cast<std::size_t>(p.head_dim) * size / 8;
+  if (from_files)
+    flips.period =
+        static_cast<std::size_t>(id == OperandId::v ? value_dim(p) : p.head_dim) * size / 8;
   flips.from = from == 0 ? 0 : from ^ *own;
   flips.to = to == 0 ? 0 : to ^ *own;
   return flips;
@@ -179,6 +182,16 @@ std::optional<std::string> Ring::changed_input(int slot, const Inputs& expected)
     return fmt::format("input {} was modified at byte {}", shown_name(operand), at);
   }
   return std::nullopt;
+}
+
+CallWork Ring::work() const {
+  CallWork mean;
+  for (std::size_t i = 0; i < cases_.size(); ++i) {
+    const CallWork one = work_of(cases_[i], contents_[i]);
+    mean.flops += one.flops / static_cast<double>(cases_.size());
+    mean.bytes += one.bytes / static_cast<double>(cases_.size());
+  }
+  return mean;
 }
 
 void Ring::poison(int slot) {

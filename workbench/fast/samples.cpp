@@ -126,12 +126,16 @@ json shape_json(const Samples& samples) {
   }
   json blocks = json::array();
   for (const Block& block : samples.blocks) {
-    json order = json::array(), seconds = json::array();
+    json order = json::array(), seconds = json::array(), waited = json::array();
+    bool any_waited = false;
     for (const Sample& sample : block.samples) {
       order.push_back(sample.side);
       seconds.push_back(sample.seconds);
+      waited.push_back(sample.waited);
+      any_waited = any_waited || sample.waited > 0;
     }
     json entry = {{"process", block.process}, {"order", order}, {"seconds", seconds}};
+    if (any_waited) entry["waited"] = std::move(waited);
     if (block.pulse > 0) entry["pulse"] = block.pulse;
     if (block.other_work > 0) entry["other_work"] = block.other_work;
     if (!block.dropped.empty()) entry["dropped"] = block.dropped;
@@ -227,6 +231,18 @@ Samples shape_of(const Node& node) {
     for (std::size_t i = 0; i < order.size(); ++i) {
       const auto side = order[i].integer(0, static_cast<std::int64_t>(samples.sides.size()) - 1);
       block.samples.push_back({static_cast<int>(side), seconds[i].positive()});
+    }
+    if (entry.has("waited")) {
+      const std::vector<Node> waited = entry.at("waited").list();
+      if (waited.size() != order.size())
+        entry.refuse(fmt::format("order has {} entries, waited {}; expected as many", order.size(),
+                                 waited.size()));
+      for (std::size_t i = 0; i < waited.size(); ++i) {
+        Sample& sample = block.samples[i];
+        sample.waited = waited[i].number();
+        if (!(sample.waited >= 0 && sample.waited < sample.seconds))
+          waited[i].refuse("expected seconds from 0 to those of the sample");
+      }
     }
     samples.blocks.push_back(std::move(block));
   }

@@ -27,6 +27,9 @@ std::string_view name_of(CacheState state) noexcept;
 struct Sample {
   int side = 0;
   double seconds = 0;  ///< per call
+  /// Of these, what its threads were ready to run and had no CPU, per call, at most; 0: nothing, or
+  /// nobody tells.
+  double waited = 0;
 };
 
 /// Samples taken in one go, every side in turn and back again, so that slow drift cancels within

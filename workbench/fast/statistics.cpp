@@ -245,17 +245,76 @@ Summary summarize(const Samples& samples, int side, const BootstrapOptions& opti
   return summary;
 }
 
+namespace {
+
+/// Samples of two sides that were measured in the same blocks.
+struct Pairs {
+  std::vector<int> process;                     // of each kept block
+  std::vector<std::vector<Sample>> base, cand;  // by block
+};
+
+/// The estimate of a pair's log-ratio for any weights of its blocks.
+class PairedEstimate {
+ public:
+  /// A side that is `alone` is taken as it would have been without its waiting for a CPU.
+  PairedEstimate(const Pairs& pairs, Statistic statistic, bool base_alone, bool cand_alone)
+      : statistic_(statistic) {
+    const auto logs = [](const std::vector<Sample>& samples, bool alone) {
+      std::vector<double> out;
+      for (const Sample& sample : samples)
+        out.push_back(std::log(sample.seconds - (alone ? sample.waited : 0)));
+      return out;
+    };
+    const auto mean = [](const std::vector<double>& values) {
+      double sum = 0;
+      for (const double value : values) sum += value;
+      return sum / static_cast<double>(values.size());
+    };
+    for (std::size_t block = 0; block < pairs.process.size(); ++block) {
+      const std::vector<double> base = logs(pairs.base[block], base_alone),
+                                cand = logs(pairs.cand[block], cand_alone);
+      const double base_log = mean(base), cand_log = mean(cand);
+      ratios_.add(base_log - cand_log, block);
+      const double common = 0.5 * (base_log + cand_log);
+      for (const double t : base) base_levels_.add(t - common, block);
+      for (const double t : cand) cand_levels_.add(t - common, block);
+    }
+    ratios_.seal();
+    base_levels_.seal();
+    cand_levels_.seal();
+  }
+  double operator()(const Weights& weights) const {
+    return statistic_ == Statistic::p50
+               ? ratios_.quantile(0.5, weights)
+               : base_levels_.quantile(0.9, weights) - cand_levels_.quantile(0.9, weights);
+  }
+
+ private:
+  Statistic statistic_;
+  Weighted ratios_, base_levels_, cand_levels_;
+};
+
+}  // namespace
+
 Result<LogRatio> paired_log_ratio(const Samples& samples, int baseline, int candidate,
                                   Statistic statistic, const BootstrapOptions& options) {
-  std::vector<int> process;
-  std::vector<std::vector<double>> base, cand;
+  Pairs pairs;
+  std::vector<double> base_all, cand_all;
+  bool waited = false;
   for (std::size_t index = 0; index < samples.blocks.size(); ++index) {
     const Block& block = samples.blocks[index];
     if (!block.dropped.empty()) continue;
-    std::vector<double> b, c;
+    std::vector<Sample> b, c;
     for (const Sample& sample : block.samples) {
-      if (sample.side == baseline) b.push_back(sample.seconds);
-      if (sample.side == candidate) c.push_back(sample.seconds);
+      if (sample.side == baseline) {
+        b.push_back(sample);
+        base_all.push_back(sample.seconds);
+      }
+      if (sample.side == candidate) {
+        c.push_back(sample);
+        cand_all.push_back(sample.seconds);
+      }
+      waited = waited || sample.waited > 0;
     }
     if (b.empty() || c.empty()) {
       return Status(
@@ -266,46 +325,30 @@ Result<LogRatio> paired_log_ratio(const Samples& samples, int baseline, int cand
               samples.name, index,
               samples.sides[static_cast<std::size_t>(b.empty() ? baseline : candidate)].id));
     }
-    process.push_back(block.process);
-    base.push_back(std::move(b));
-    cand.push_back(std::move(c));
+    pairs.process.push_back(block.process);
+    pairs.base.push_back(std::move(b));
+    pairs.cand.push_back(std::move(c));
   }
-  if (process.size() < 2) {
+  if (pairs.process.size() < 2) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("shape {}: {} of {} blocks usable; an interval needs at least 2",
-                              samples.name, process.size(), samples.blocks.size()));
+                              samples.name, pairs.process.size(), samples.blocks.size()));
   }
 
   LogRatio ratio;
-  ratio.blocks = static_cast<std::int64_t>(process.size());
-  Weighted ratios, base_levels, cand_levels;
-  std::vector<double> base_all, cand_all;
-  for (std::size_t block = 0; block < process.size(); ++block) {
-    double base_log = 0, cand_log = 0;
-    for (const double t : base[block]) base_log += std::log(t);
-    for (const double t : cand[block]) cand_log += std::log(t);
-    base_log /= static_cast<double>(base[block].size());
-    cand_log /= static_cast<double>(cand[block].size());
-    ratios.add(base_log - cand_log, block);
-    const double common = 0.5 * (base_log + cand_log);
-    for (const double t : base[block]) base_levels.add(std::log(t) - common, block);
-    for (const double t : cand[block]) cand_levels.add(std::log(t) - common, block);
-    base_all.insert(base_all.end(), base[block].begin(), base[block].end());
-    cand_all.insert(cand_all.end(), cand[block].begin(), cand[block].end());
+  ratio.blocks = static_cast<std::int64_t>(pairs.process.size());
+  const PairedEstimate estimate(pairs, statistic, false, false);
+  const Weights ones(pairs.process.size(), 1);
+  ratio.point = estimate(ones);
+  if (waited) {
+    const PairedEstimate low(pairs, statistic, true, false), high(pairs, statistic, false, true);
+    ratio.waited_below = std::max(0.0, ratio.point - low(ones));
+    ratio.waited_above = std::max(0.0, high(ones) - ratio.point);
   }
-  ratios.seal();
-  base_levels.seal();
-  cand_levels.seal();
-  const auto estimate = [&](const Weights& weights) {
-    return statistic == Statistic::p50
-               ? ratios.quantile(0.5, weights)
-               : base_levels.quantile(0.9, weights) - cand_levels.quantile(0.9, weights);
-  };
-  ratio.point = estimate(Weights(process.size(), 1));
   // The two readings' errors are independent.
   ratio.resolution = std::hypot(resolution(samples, baseline, quantile(base_all, 0.5)),
                                 resolution(samples, candidate, quantile(cand_all, 0.5)));
-  Resampler resampler(process, mix(options.seed, samples.name + samples.problem));
+  Resampler resampler(pairs.process, mix(options.seed, samples.name + samples.problem));
   ratio.draws.reserve(static_cast<std::size_t>(options.resamples));
   for (int i = 0; i < options.resamples; ++i) ratio.draws.push_back(estimate(resampler.draw()));
   return ratio;
@@ -361,6 +404,8 @@ LogRatio geometric_mean(std::span<const LogRatio> ratios) {
   for (const LogRatio& ratio : ratios) {
     mean.point += share * ratio.point;
     mean.resolution += share * ratio.resolution;
+    mean.waited_below += share * ratio.waited_below;
+    mean.waited_above += share * ratio.waited_above;
     mean.blocks = std::min(mean.blocks, ratio.blocks);
     draws = std::min(draws, ratio.draws.size());
   }
@@ -373,8 +418,9 @@ LogRatio geometric_mean(std::span<const LogRatio> ratios) {
 
 Interval speedup(const LogRatio& ratio, double confidence) {
   const auto [below, above] = spread(ratio, confidence);
-  return {std::exp(ratio.point), std::exp(ratio.point - below - ratio.resolution),
-          std::exp(ratio.point + above + ratio.resolution)};
+  return {std::exp(ratio.point),
+          std::exp(ratio.point - below - ratio.resolution - ratio.waited_below),
+          std::exp(ratio.point + above + ratio.resolution + ratio.waited_above)};
 }
 
 double noise_floor(const Interval& same_against_same) {
@@ -383,11 +429,13 @@ double noise_floor(const Interval& same_against_same) {
 
 std::optional<std::int64_t> blocks_to_settle(const LogRatio& ratio, double threshold,
                                              double confidence) {
-  const double distance = std::abs(ratio.point - std::log(threshold)) - ratio.resolution;
+  const bool above = ratio.point > std::log(threshold);
+  const double distance = std::abs(ratio.point - std::log(threshold)) - ratio.resolution -
+                          (above ? ratio.waited_below : ratio.waited_above);
   if (!(distance > 0)) return std::nullopt;
-  const auto [below, above] = spread(ratio, confidence);
+  const auto [lower, upper] = spread(ratio, confidence);
   // The width falls with the square root of the number of blocks.
-  const double factor = (ratio.point > std::log(threshold) ? below : above) / distance;
+  const double factor = (above ? lower : upper) / distance;
   const double blocks = std::ceil(static_cast<double>(ratio.blocks) * factor * factor);
   // Beyond a billion it is not a matter of samples.
   if (blocks > 1e9) return std::nullopt;

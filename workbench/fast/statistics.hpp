@@ -53,7 +53,11 @@ std::string_view name_of(Statistic statistic) noexcept;
 /// log(t_baseline / t_candidate) and its bootstrap distribution.
 struct LogRatio {
   double point = 0;
-  double resolution = 0;      ///< what the timer cannot resolve; added to both ends of the interval
+  double resolution = 0;  ///< what the timer cannot resolve; added to both ends of the interval
+  /// How far the point would fall if the baseline had never waited for a CPU, and rise if the
+  /// candidate had not: each of them may have been that much faster, which no number of samples
+  /// shows. Added to the ends of the interval.
+  double waited_below = 0, waited_above = 0;
   std::int64_t blocks = 0;    ///< that went into it
   std::vector<double> draws;  ///< one per resample, ascending only after interval()
 };

@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "workbench/cases/placement.hpp"
 #include "workbench/green/validate.hpp"
 #include "workbench/reference/oracle.hpp"
 
@@ -40,13 +41,13 @@ class Judgement {
     if (Status status = need_limits(seen.content, seen.inputs); !status) return status.message();
     CaseData data;
     data.test = seen.content;
+    data.inputs.arrays = seen.inputs.arrays;
     data.reference = compute_reference(seen.content, seen.inputs, choose(p, seen));
     data.element_threshold = HUGE_VAL;
     for (const char* metric : kOfRows)
       if (const auto limit = limits_.find(metric); limit != limits_.end())
         data.limits[metric] = kSlack * limit->second;
-    const std::size_t lse =
-        p.lse ? sizeof(float) * static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q) : 0;
+    const auto lse = static_cast<std::size_t>(operand_of(p, OperandId::lse).bytes);
     const std::byte* o = seen.output.data();
     const CaseResult result = judge_output(
         data, o, lse != 0 ? reinterpret_cast<const float*>(o + seen.output.size() - lse) : nullptr);
@@ -56,17 +57,21 @@ class Judgement {
 
  private:
   std::vector<std::int64_t> choose(const Problem& p, const TimedOutput& seen) const {
-    const std::int64_t total = p.batch * p.heads_q * p.seq_q;
-    const double flops_of_row = 4.0 * static_cast<double>(p.head_dim) *
+    const Placement placement(p, index_arrays(seen.inputs));
+    const std::int64_t total = placement.total_rows();
+    const double flops_of_row = 2.0 * static_cast<double>(p.head_dim + value_dim(p)) *
                                 static_cast<double>(std::max<std::int64_t>(p.seq_kv, 1));
     auto wanted =
         static_cast<std::size_t>(std::clamp(kFlops / flops_of_row, double{kFewest}, double{kMost}));
     if (!seen.timed) wanted *= kFirst;
-    wanted = std::min(wanted, static_cast<std::size_t>(total));
+    wanted = std::min(wanted, static_cast<std::size_t>(placement.existing_rows()));
     std::mt19937_64 random(seen.draw);
     std::set<std::int64_t> rows;
-    while (rows.size() < wanted)
-      rows.insert(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(total)));
+    while (rows.size() < wanted) {
+      auto row = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(total));
+      while (!placement.exists(row)) row = (row + 1) % total;
+      rows.insert(row);
+    }
     return {rows.begin(), rows.end()};
   }
 

@@ -39,6 +39,27 @@ constexpr std::array kProbes{
     ProbeCase{"1x2x140/129x40", DType::f16, LayoutKind::broadcast,
               Mask::window(17, 9, Alignment::top_left), 0},
 };
+// What serving adds: each feature, alone or beside others, in every type and layout.
+constexpr std::array kServingProbes{
+    ProbeCase{"5x4/2x37/150x64 packed", DType::f16, LayoutKind::bhsd,
+              Mask::causal(Alignment::bottom_right), 0},
+    ProbeCase{"5x4/2x3/200x64 pages=16 used-kv sinks", DType::bf16, LayoutKind::bshd,
+              Mask::causal(Alignment::bottom_right), 0},
+    ProbeCase{"4x4/2x33/170x64/40 pages=7 used-kv used-q kv-start chunk=40", DType::f32,
+              LayoutKind::padded, Mask::none(), 0},
+    ProbeCase{"3x4/2x29/140x32/64 kv-index used-kv alibi", DType::f32, LayoutKind::bhsd,
+              Mask::causal(Alignment::bottom_right), 0},
+    ProbeCase{"2x4/2x41/90x64 mask=bool:bqk", DType::f16, LayoutKind::packed, Mask::none(), 0},
+    ProbeCase{"3x4/2x35/80x64 mask=float packed-q sinks", DType::f32, LayoutKind::bhsd,
+              Mask::none(), 20},
+    ProbeCase{"4x4/2x40/150x64 packed-kv used-q alibi=per-batch-head", DType::bf16,
+              LayoutKind::bhsd, Mask::window(50, 3, Alignment::bottom_right), 0},
+    ProbeCase{"3x4/2x23/140x64 pages=32 used-kv", DType::e4m3, LayoutKind::packed,
+              Mask::causal(Alignment::bottom_right), 0},
+};
+// They are asked two distributions: what is about numbers the others ask.
+constexpr std::array kServingDistributions{Distribution::normal, Distribution::permutation};
+
 // What the GPU's e4m3 kernels take, so that a wrapped launch has something to wrap.
 constexpr std::array kCudaProbes{
     ProbeCase{"2x4/2x97/200x64", DType::e4m3, LayoutKind::bhsd, Mask::none(), 0, false},
@@ -71,12 +92,13 @@ std::vector<Entry> entries_for(Device& device) {
 
 Result<std::vector<Case>> cases_of(const Policy& policy, DeviceKind device) {
   std::vector<Case> cases;
-  const auto add = [&](std::string_view shapes, ProblemDefaults defaults) -> Status {
+  const auto add = [&](std::string_view shapes, ProblemDefaults defaults,
+                       const Policy& asked) -> Status {
     defaults.lse = defaults.lse && policy.limits.contains("lse");
     auto problems = parse_shapes(shapes, defaults);
     if (!problems) return problems.status();
     const std::uint64_t seed = 0;
-    for (Case& c : make_cases(*problems, policy, {&seed, 1})) cases.push_back(std::move(c));
+    for (Case& c : make_cases(*problems, asked, {&seed, 1})) cases.push_back(std::move(c));
     return {};
   };
   if (!policy.selftest_shapes.empty()) {
@@ -84,22 +106,32 @@ Result<std::vector<Case>> cases_of(const Policy& policy, DeviceKind device) {
       ProblemDefaults defaults;
       defaults.dtype = dtype;
       defaults.lse = true;
-      if (const Status status = add(policy.selftest_shapes, defaults); !status) return status;
+      if (const Status status = add(policy.selftest_shapes, defaults, policy); !status)
+        return status;
     }
     return cases;
   }
   std::vector<ProbeCase> probes(kProbes.begin(), kProbes.end());
   if (device == DeviceKind::cuda)
     probes.insert(probes.end(), kCudaProbes.begin(), kCudaProbes.end());
-  for (const ProbeCase& probe : probes) {
+  Policy of_serving = policy;
+  std::erase_if(of_serving.distributions, [](Distribution d) {
+    return std::find(kServingDistributions.begin(), kServingDistributions.end(), d) ==
+           kServingDistributions.end();
+  });
+  const auto add_probe = [&](const ProbeCase& probe, const Policy& asked) -> Status {
     ProblemDefaults defaults;
     defaults.lse = probe.lse;
     defaults.dtype = probe.dtype;
     defaults.layout = probe.layout;
     defaults.mask = probe.mask;
     defaults.softcap = probe.softcap;
-    if (const Status status = add(probe.shape, defaults); !status) return status;
-  }
+    return add(probe.shape, defaults, asked);
+  };
+  for (const ProbeCase& probe : probes)
+    if (const Status status = add_probe(probe, policy); !status) return status;
+  for (const ProbeCase& probe : kServingProbes)
+    if (const Status status = add_probe(probe, of_serving); !status) return status;
   Policy long_rows = policy;
   std::erase_if(long_rows.distributions,
                 [](Distribution d) { return d != Distribution::long_rows; });

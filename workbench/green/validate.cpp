@@ -12,6 +12,7 @@
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/cases/operand_bytes.hpp"
+#include "workbench/cases/placement.hpp"
 #include "workbench/reference/emulator.hpp"
 
 namespace greenfast::workbench {
@@ -135,15 +136,15 @@ std::string describe_offset(std::int64_t offset, std::size_t bytes) {
   return "a gap at byte " + std::to_string(offset);
 }
 
-// Visits the rows of O, dense index first.
+// Visits the rows of O that exist, dense index first.
 template <class Visit>
-void for_each_row(const Problem& p, Visit&& visit) {
-  const auto& stride = p.o.stride;
-  std::int64_t row = 0;
+void for_each_row(const Placement& placement, Visit&& visit) {
+  const Problem& p = placement.problem();
   for (std::int64_t b = 0; b < p.batch; ++b)
-    for (std::int64_t h = 0; h < p.heads_q; ++h)
-      for (std::int64_t i = 0; i < p.seq_q; ++i, ++row)
-        visit(row, b * stride[0] + h * stride[1] + i * stride[2]);
+    for (std::int64_t h = 0; h < p.heads_q; ++h) {
+      const std::int64_t first = (b * p.heads_q + h) * p.seq_q, rows = placement.sequence(b).rows;
+      for (std::int64_t i = 0; i < rows; ++i) visit(first + i, b, h, i);
+    }
 }
 
 std::string place_of(const Problem& p, std::int64_t row) {
@@ -157,34 +158,46 @@ struct Output {
   friend bool operator==(const Output&, const Output&) = default;
 };
 
-Output gather(const Problem& p, const std::byte* o, const void* lse) {
-  const std::size_t row_bytes = static_cast<std::size_t>(p.head_dim) * size_of(p.out_dtype);
-  const auto rows = static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q);
+// Rows that do not exist are zero.
+Output gather(const Placement& placement, const std::byte* o, const void* lse) {
+  const Problem& p = placement.problem();
+  const std::size_t row_bytes = static_cast<std::size_t>(value_dim(p)) * size_of(p.out_dtype);
+  const auto rows = static_cast<std::size_t>(placement.total_rows());
   Output out;
   out.o.resize(rows * row_bytes);
-  for_each_row(p, [&](std::int64_t row, std::int64_t at) {
-    std::memcpy(out.o.data() + static_cast<std::size_t>(row) * row_bytes,
-                o + static_cast<std::size_t>(at) * size_of(p.out_dtype), row_bytes);
+  const bool with_lse = p.lse && lse != nullptr;
+  if (with_lse) out.lse.resize(rows * sizeof(float));
+  for_each_row(placement, [&](std::int64_t row, std::int64_t b, std::int64_t h, std::int64_t i) {
+    const auto to = static_cast<std::size_t>(row);
+    std::memcpy(out.o.data() + to * row_bytes,
+                o + static_cast<std::size_t>(placement.o(b, h, i)) * size_of(p.out_dtype),
+                row_bytes);
+    if (with_lse)
+      std::memcpy(out.lse.data() + to * sizeof(float),
+                  static_cast<const float*>(lse) + placement.lse(b, h, i), sizeof(float));
   });
-  if (p.lse && lse) {
-    out.lse.resize(rows * sizeof(float));
-    if (rows > 0) std::memcpy(out.lse.data(), lse, out.lse.size());
-  }
   return out;
+}
+
+/// What the kernel should have written somewhere and what it wrote, for whoever debugs it.
+std::string expected_and_got(double expected, double got) {
+  char text[80];
+  std::snprintf(text, sizeof text, "expected %.6g, got %.6g", expected, got);
+  return text;
 }
 
 void judge(const CaseData& data, const Output& output, CaseResult& result) {
   const Problem& p = data.test.problem;
-  const auto dim = static_cast<std::size_t>(p.head_dim);
+  const std::int64_t dim_v = value_dim(p);
+  const auto dim = static_cast<std::size_t>(dim_v);
   const auto& rows = data.reference.rows;
   std::vector<double> o(rows.size() * dim), lse;
   for (std::size_t r = 0; r < rows.size(); ++r)
-    numeric::load_row(p.out_dtype, output.o.data(), rows[r] * p.head_dim, p.head_dim,
-                      o.data() + r * dim);
+    numeric::load_row(p.out_dtype, output.o.data(), rows[r] * dim_v, dim_v, o.data() + r * dim);
   if (p.lse)
     for (const std::int64_t row : rows)
       lse.push_back(numeric::load(DType::f32, output.lse.data(), row));
-  result.metrics = measure(data.reference, p.head_dim, p.out_dtype, o, lse, data.element_threshold);
+  result.metrics = measure(data.reference, dim_v, p.out_dtype, o, lse, data.element_threshold);
   result.emulator = data.emulator;
   result.limits = data.limits;
   result.rows_checked = static_cast<std::int64_t>(rows.size());
@@ -195,18 +208,27 @@ void judge(const CaseData& data, const Output& output, CaseResult& result) {
   if (unexpected == 0 && result.rows_checked < result.rows_total &&
       !data.reference.nonfinite_visible) {
     std::vector<double> row(dim);
-    for (std::int64_t r = 0; r < result.rows_total && unexpected == 0; ++r) {
-      numeric::load_row(p.out_dtype, output.o.data(), r * p.head_dim, p.head_dim, row.data());
+    const std::int64_t all = p.batch * p.heads_q * p.seq_q;
+    for (std::int64_t r = 0; r < all && unexpected == 0; ++r) {
+      numeric::load_row(p.out_dtype, output.o.data(), r * dim_v, dim_v, row.data());
       for (const double x : row)
         if (std::isnan(x)) ++unexpected, place = r;
     }
   }
   if (unexpected > 0) {
     result.verdict = Verdict::red;
+    result.fault = Fault::numerics;
     result.failed_metric = "nan";
     result.reason =
         "NaN or Inf where the reference has none, or the reverse: " + std::to_string(unexpected) +
         " elements, first in row " + place_of(p, place);
+    for (std::size_t at = 0; at < o.size(); ++at) {
+      const double expected = data.reference.o[at];
+      if (std::isfinite(expected) == std::isfinite(o[at])) continue;
+      result.reason += " (" + place_of(p, rows[at / dim]) + " d " + std::to_string(at % dim) +
+                       ": " + expected_and_got(expected, o[at]) + ")";
+      break;
+    }
     return;
   }
 
@@ -236,17 +258,35 @@ void judge(const CaseData& data, const Output& output, CaseResult& result) {
     return;
   }
   result.verdict = Verdict::red;
-  if (result.metrics.worst_row >= 0)
+  result.fault = Fault::numerics;
+  if (result.failed_metric == "lse") {
+    std::size_t worst_row = 0;
+    double furthest = -1;
+    for (std::size_t r = 0; r < lse.size(); ++r) {
+      const double off = std::fabs(lse[r] - data.reference.lse[r]);
+      if (!(off <= furthest)) furthest = off, worst_row = r;
+    }
+    if (!lse.empty())
+      result.reason += " (worst at " + place_of(p, rows[worst_row]) + ": LSE " +
+                       expected_and_got(data.reference.lse[worst_row], lse[worst_row]) + ")";
+  } else if (result.metrics.worst_row >= 0) {
+    const auto row = std::find(rows.begin(), rows.end(), result.metrics.worst_row);
+    const auto at = static_cast<std::size_t>(row - rows.begin()) * dim +
+                    static_cast<std::size_t>(result.metrics.worst_col);
     result.reason += " (worst at " + place_of(p, result.metrics.worst_row) + " d " +
-                     std::to_string(result.metrics.worst_col) + ")";
+                     std::to_string(result.metrics.worst_col) +
+                     (at < o.size() ? ": " + expected_and_got(data.reference.o[at], o[at]) : "") +
+                     ")";
+  }
   if (!others.empty()) result.reason += "; also " + others;
 }
 
-void fail(CaseResult& result, std::string_view check, std::string reason) {
-  // Integrity rules over numbers, and the first failure of a kind over later ones.
-  if (result.integrity) return;
+void fail(CaseResult& result, std::string_view check, std::string reason,
+          Fault fault = Fault::integrity) {
+  // What was touched rules over numbers, and the first failure of a kind over later ones.
+  if (result.fault != Fault::none) return;
   result.verdict = Verdict::red;
-  result.integrity = true;
+  result.fault = fault;
   result.failed_metric = check;
   result.reason = std::move(reason);
 }
@@ -268,7 +308,7 @@ std::uint64_t available_memory() {
 int reruns_of(const Policy& policy, const Case& c, DeviceKind kind) {
   const Problem& p = c.problem;
   const double flops =
-      4.0 * static_cast<double>(p.head_dim) * static_cast<double>(visible_pairs(p));
+      2.0 * static_cast<double>(p.head_dim + value_dim(p)) * static_cast<double>(visible_pairs(p));
   const int reruns = policy.reruns.on(kind);
   if (has_own_problem(c.distribution)) return std::min(reruns, 1);
   return flops <= policy.flop_budget ? reruns : std::min(reruns, std::max(1, reruns / 6));
@@ -284,8 +324,9 @@ class Validation {
         data_(data),
         policy_(policy),
         p_(data.test.problem),
-        o_(device, extent_bytes(p_.o, p_.batch, p_.heads_q, p_.seq_q, p_.head_dim, p_.out_dtype)),
-        lse_(device, p_.lse ? lse_bytes() : 0),
+        placement_(p_, index_arrays(data.inputs)),
+        o_(device, static_cast<std::size_t>(operand_of(p_, OperandId::o).bytes)),
+        lse_(device, static_cast<std::size_t>(operand_of(p_, OperandId::lse).bytes)),
         workspace_(device, workspace_bytes) {
     for (const Operand& operand : operands_of(p_)) {
       if (operand.role != Role::input) continue;
@@ -329,7 +370,8 @@ class Validation {
         return result;
       }
       const auto o_image = o_.read(), lse_image = lse_.read();
-      const Output output = gather(p_, o_image.data() + kRedzone, lse_image.data() + kRedzone);
+      const Output output =
+          gather(placement_, o_image.data() + kRedzone, lse_image.data() + kRedzone);
       if (policy_.redzones) check_redzones(result, o_image, lse_image);
       // After the first launch, lest a modified input be taken for nondeterminism; and after all.
       if (policy_.inputs_unchanged && (n == 0 || n + 1 == launches)) check_inputs(result);
@@ -341,8 +383,9 @@ class Validation {
 
     CaseResult numbers;
     judge(data_, first, numbers);
-    if (!result.integrity) {
+    if (result.fault == Fault::none) {
       result.verdict = numbers.verdict;
+      result.fault = numbers.fault;
       result.reason = numbers.reason;
       result.failed_metric = numbers.failed_metric;
     }
@@ -359,9 +402,6 @@ class Validation {
   }
 
  private:
-  std::size_t lse_bytes() const {
-    return static_cast<std::size_t>(p_.batch * p_.heads_q * p_.seq_q) * sizeof(float);
-  }
   void poison(int which) {
     o_.fill(which, policy_.poison);
     lse_.fill(which, policy_.poison);
@@ -373,13 +413,13 @@ class Validation {
         subject_.launch(p_, tensors_, device_.stream(),
                         workspace_.size() > 0 ? workspace_.data() : nullptr, workspace_.size());
     if (status) return true;
-    fail(result, "launch", "launch failed: " + status.message());
+    fail(result, "launch", "launch failed: " + status.message(), Fault::launch);
     return false;
   }
   bool synchronize(CaseResult& result) {
     const Status status = device_.synchronize();
     if (status) return true;
-    fail(result, "launch", "the device reports: " + status.message());
+    fail(result, "launch", "the device reports: " + status.message(), Fault::launch);
     return false;
   }
 
@@ -398,12 +438,18 @@ class Validation {
   }
 
   void check_redzones(CaseResult& result, std::vector<std::byte> o_image,
-                      const std::vector<std::byte>& lse_image) {
-    // With the elements of O set back, everything must be as it was filled; that covers the gaps.
-    const std::size_t row_bytes = static_cast<std::size_t>(p_.head_dim) * size_of(p_.out_dtype);
-    for_each_row(p_, [&](std::int64_t, std::int64_t at) {
-      const std::size_t offset = kRedzone + static_cast<std::size_t>(at) * size_of(p_.out_dtype);
-      std::memcpy(o_image.data() + offset, o_.image().data() + offset, row_bytes);
+                      std::vector<std::byte> lse_image) {
+    // With the elements that a kernel may write set back, everything must be as it was filled; that
+    // covers the gaps, and rows of no sequence.
+    const std::size_t row_bytes = static_cast<std::size_t>(value_dim(p_)) * size_of(p_.out_dtype);
+    for_each_row(placement_, [&](std::int64_t, std::int64_t b, std::int64_t h, std::int64_t i) {
+      const auto set_back = [](std::vector<std::byte>& image, const Region& region,
+                               std::int64_t element, std::size_t size, std::size_t bytes) {
+        const std::size_t offset = kRedzone + static_cast<std::size_t>(element) * size;
+        std::memcpy(image.data() + offset, region.image().data() + offset, bytes);
+      };
+      set_back(o_image, o_, placement_.o(b, h, i), size_of(p_.out_dtype), row_bytes);
+      if (p_.lse) set_back(lse_image, lse_, placement_.lse(b, h, i), sizeof(float), sizeof(float));
     });
     const auto report = [&](std::string_view what, std::optional<std::int64_t> offset,
                             std::size_t bytes) {
@@ -412,14 +458,13 @@ class Validation {
              "wrote outside " + std::string(what) + ": " + describe_offset(*offset, bytes));
     };
     report("O", first_difference(o_image, o_.image(), 0, o_image.size()), o_.size());
-    for (const auto& [name, region, image] :
-         {std::tuple{"LSE", &lse_, lse_image},
-          std::tuple{"the workspace", &workspace_, workspace_.read()}}) {
-      report(name, first_difference(image, region->image(), 0, kRedzone), region->size());
-      report(name,
-             first_difference(image, region->image(), kRedzone + region->size(), image.size()),
-             region->size());
-    }
+    report("LSE", first_difference(lse_image, lse_.image(), 0, lse_image.size()), lse_.size());
+    const std::vector<std::byte> scratch = workspace_.read();
+    const std::size_t end = kRedzone + workspace_.size();
+    report("the workspace", first_difference(scratch, workspace_.image(), 0, kRedzone),
+           workspace_.size());
+    report("the workspace", first_difference(scratch, workspace_.image(), end, scratch.size()),
+           workspace_.size());
   }
 
   void compare(CaseResult& result, const Output& first, const Output& output, int n) {
@@ -440,7 +485,7 @@ class Validation {
       if (const auto left = count_left(first.o, output.o, size_of(p_.out_dtype), where)) {
         fail(result, "unwritten",
              std::to_string(left) + " elements of O were never written, first in row " +
-                 place_of(p_, where / p_.head_dim));
+                 place_of(p_, where / value_dim(p_)));
         return;
       }
       if (const auto left = count_left(first.lse, output.lse, sizeof(float), where)) {
@@ -472,6 +517,7 @@ class Validation {
   const CaseData& data_;
   const Policy& policy_;
   const Problem& p_;
+  Placement placement_;
   Region o_, lse_, workspace_;
   struct Input {
     Operand operand;
@@ -528,11 +574,13 @@ Result<CaseData> prepare_case(const Case& c, Inputs inputs, const Policy& policy
       return Status(StatusCode::unsupported,
                     std::string("the ") + judge + " cannot judge " + to_string(p) + ": " + missing);
   }
-  data.reference = compute_reference(c, data.inputs, choose_rows(c, policy.flop_budget), source);
+  const Placement placement(p, index_arrays(data.inputs));
+  data.reference =
+      compute_reference(c, data.inputs, choose_rows(c, placement, policy.flop_budget), source);
   const Rows rows = emulate(c, data.inputs, data.reference.rows);
   const std::span<const double> lse =
       p.lse ? std::span<const double>(rows.lse) : std::span<const double>();
-  data.emulator = measure(data.reference, p.head_dim, p.out_dtype, rows.o, lse, HUGE_VAL);
+  data.emulator = measure(data.reference, value_dim(p), p.out_dtype, rows.o, lse, HUGE_VAL);
   double largest = 0;
   for (const double r : data.reference.o)
     if (std::isfinite(r)) largest = std::max(largest, std::fabs(r));
@@ -579,7 +627,7 @@ CaseResult validate(Subject& subject, Device& device, const CaseData& data, cons
     return result;
   }
   if (const Status status = subject.prepare(p, device.stream()); !status)
-    fail(result, "launch", "prepare failed: " + status.message());
+    fail(result, "launch", "prepare failed: " + status.message(), Fault::launch);
   else
     result = session.run();
   label();
@@ -589,7 +637,8 @@ CaseResult validate(Subject& subject, Device& device, const CaseData& data, cons
 CaseResult judge_output(const CaseData& data, const void* o, const float* lse) {
   CaseResult result;
   result.test = data.test;
-  const Output output = gather(data.test.problem, static_cast<const std::byte*>(o), lse);
+  const Placement placement(data.test.problem, index_arrays(data.inputs));
+  const Output output = gather(placement, static_cast<const std::byte*>(o), lse);
   judge(data, output, result);
   return result;
 }
@@ -597,8 +646,15 @@ CaseResult judge_output(const CaseData& data, const void* o, const float* lse) {
 std::vector<Case> make_cases(const std::vector<NamedProblem>& problems, const Policy& policy,
                              std::span<const std::uint64_t> seeds) {
   std::vector<Case> cases;
+  // Whoever asks for the ends of the range asks for serving's: a variant that takes a feature is
+  // tried with it, whatever problem was asked for.
+  std::vector<Distribution> distributions = policy.distributions;
+  const bool ends = std::any_of(distributions.begin(), distributions.end(), has_own_problem);
+  if (ends && std::find(distributions.begin(), distributions.end(), Distribution::serving) ==
+                  distributions.end())
+    distributions.push_back(Distribution::serving);
   for (const NamedProblem& named : problems)
-    for (const Distribution distribution : policy.distributions)
+    for (const Distribution distribution : distributions)
       for (const Problem& problem : problems_of(distribution, named.problem))
         for (const std::uint64_t seed : seeds) {
           Case c;
@@ -607,6 +663,7 @@ std::vector<Case> make_cases(const std::vector<NamedProblem>& problems, const Po
           c.distribution = distribution;
           c.seed = seed;
           c.poison_unseen = policy.poison_unseen;
+          c.lengths = named.lengths;
           cases.push_back(std::move(c));
         }
   return cases;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "workbench/base/fault.hpp"
 #include "workbench/cases/workload.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/green/policy.hpp"
@@ -49,7 +50,7 @@ struct CaseResult {
   std::string reason;         // first failed check in words, or why it was skipped
   std::string failed_metric;  // a metric's name, or "launch", "stream", "unwritten", "redzone",
                               // "inputs", "rerun"; empty when green
-  bool integrity = false;  // the failure is one of integrity (exit 21), not of numerics (exit 20)
+  Fault fault = Fault::none;  // what kind of failure it is: of launch, integrity or numerics
   Metrics metrics, emulator;
   std::map<std::string, double> limits;
   std::string output_sha256;  // of the elements of O in BHSD order, then LSE

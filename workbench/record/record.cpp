@@ -43,7 +43,7 @@ json case_json(const CaseResult& r) {
               {"verdict", name_of(r.verdict)},
               {"reason", text_or_null(r.reason)},
               {"failed_metric", text_or_null(r.failed_metric)},
-              {"integrity", r.integrity},
+              {"integrity", r.fault == Fault::integrity || r.fault == Fault::launch},
               {"rows_checked", r.rows_checked},
               {"rows_total", r.rows_total},
               {"output_sha256", text_or_null(r.output_sha256)}};

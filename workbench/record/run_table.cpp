@@ -1,7 +1,9 @@
 #include "workbench/record/run_table.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <vector>
@@ -32,6 +34,32 @@ std::string percent(double value) {
 }
 
 }  // namespace
+
+std::vector<LeftOut> left_out(std::span<const RunRow> rows) {
+  // First by variant and reason, then those together that were left out of the same problems.
+  std::vector<LeftOut> out;
+  for (const RunRow& row : rows) {
+    if (row.verdict != Verdict::skipped) continue;
+    const auto same = std::find_if(out.begin(), out.end(), [&](const LeftOut& left) {
+      return left.reason == row.reason && left.variants.front() == row.variant;
+    });
+    if (same == out.end())
+      out.push_back({row.reason, {row.variant}, {row.problem}});
+    else
+      same->problems.push_back(row.problem);
+  }
+  std::vector<LeftOut> together;
+  for (LeftOut& left : out) {
+    const auto same = std::find_if(together.begin(), together.end(), [&](const LeftOut& other) {
+      return other.reason == left.reason && other.problems == left.problems;
+    });
+    if (same == together.end())
+      together.push_back(std::move(left));
+    else
+      same->variants.push_back(left.variants.front());
+  }
+  return together;
+}
 
 std::string run_table(const RunPlan& plan, const RunResult& result, bool color) {
   using Align = Table::Align;
@@ -72,18 +100,9 @@ std::string run_table(const RunPlan& plan, const RunResult& result, bool color) 
     if (row.verdict == Verdict::red)
       out += fmt::format("{} {} on {}: {}\n", paint("RED", Color::red, color), row.variant,
                          row.problem, row.reason);
-  // One line for each variant and reason, with the problems it concerns.
-  std::vector<std::pair<std::string, std::string>> skipped;  // "variant: reason", problems
-  for (const RunRow& row : result.rows) {
-    if (row.verdict != Verdict::skipped) continue;
-    const std::string what = fmt::format("{} ({})", row.variant, row.reason);
-    if (!skipped.empty() && skipped.back().first == what)
-      skipped.back().second += ", " + row.problem;
-    else
-      skipped.emplace_back(what, row.problem);
-  }
-  for (const auto& [what, where] : skipped)
-    out += fmt::format("{} {} on {}\n", paint("SKIPPED", Color::yellow, color), what, where);
+  for (const LeftOut& left : left_out(result.rows))
+    out += fmt::format("{} {} on {} ({})\n", paint("SKIPPED", Color::yellow, color),
+                       fmt::join(left.variants, ", "), fmt::join(left.problems, ", "), left.reason);
   for (const std::string& failure : result.failures)
     out += fmt::format("{} {}\n", paint("FAILED", Color::red, color), failure);
   if (sampled > 0)

@@ -26,8 +26,7 @@ int exit_code_of(const CaseResult& result) {
     case Verdict::red:
       break;
   }
-  if (result.failed_metric == "launch") return kCrash;
-  return result.integrity ? kIntegrity : kNumerics;
+  return exit_code_of(result.fault);
 }
 
 void keep_worst(Metrics* worst, const Metrics& m) {
@@ -67,7 +66,7 @@ class Runner {
       seeds_.resize(1);
     }
     for (const RunProblem& p : plan.problems)
-      steps_ += cases_of(p).size() * plan.subjects.size() + (plan.fast ? 1 : 0);
+      steps_ += cases_of(p).size() * subjects_of(p).size() + (plan.fast ? 1 : 0);
   }
 
   RunResult run() {
@@ -119,10 +118,20 @@ class Runner {
     ++done_;
   }
 
+  std::vector<Subject*> subjects_of(const RunProblem& problem) const {
+    std::vector<Subject*> out;
+    for (Subject* subject : plan_.subjects)
+      if (problem.only.empty() ||
+          std::find(problem.only.begin(), problem.only.end(), subject->id()) != problem.only.end())
+        out.push_back(subject);
+    return out;
+  }
+
   Status check_green(const RunProblem& problem) {
     const std::size_t first_row = result_.rows.size();
     limits_.clear();
-    for (Subject* subject : plan_.subjects) {
+    const std::vector<Subject*> subjects = subjects_of(problem);
+    for (Subject* subject : subjects) {
       RunRow row;
       row.variant = subject->id();
       row.problem = problem.named.name;
@@ -140,7 +149,7 @@ class Runner {
     for (const Case& c : cases) {
       // Inputs and oracle are computed for the case once, and only if some variant takes it.
       std::optional<CaseData> data;
-      for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
+      for (std::size_t s = 0; s < subjects.size(); ++s) {
         if (stopped()) {
           mark_unfinished(first_row, static_cast<int>(cases.size()), "interrupted");
           return {};
@@ -156,7 +165,7 @@ class Runner {
         }
         if (c.distribution == Distribution::normal || c.distribution == Distribution::file)
           keep_larger(limits_, data->limits);
-        CaseResult r = validate(*plan_.subjects[s], *plan_.device, *data, policy_);
+        CaseResult r = validate(*subjects[s], *plan_.device, *data, policy_);
         take(r, &row);
         result_.cases.push_back(std::move(r));
       }
@@ -210,11 +219,12 @@ class Runner {
     step(fmt::format("timing {}", problem.named.name), "");
     std::vector<Timed> contestants;
     std::vector<RunRow*> rows;
-    for (std::size_t s = 0; s < plan_.subjects.size(); ++s) {
+    const std::vector<Subject*> subjects = subjects_of(problem);
+    for (std::size_t s = 0; s < subjects.size(); ++s) {
       RunRow& row = result_.rows[first_row + s];
       if (row.verdict != Verdict::green) continue;
       contestants.push_back(
-          {.subject = plan_.subjects[s], .label = {}, .judge = timed_judge(policy_, limits_)});
+          {.subject = subjects[s], .label = {}, .judge = timed_judge(policy_, limits_)});
       rows.push_back(&row);
     }
     if (contestants.empty() || stopped()) return {};
@@ -318,6 +328,21 @@ std::vector<float> decode(const Captured::Item& item, LayoutKind order,
 }
 
 }  // namespace
+
+std::vector<TypeChoice> choose_types(
+    std::span<const DType> types, std::span<const std::string> variants,
+    const std::function<bool(const std::string& variant, DType)>& takes) {
+  std::vector<TypeChoice> out;
+  for (const DType dtype : types) out.push_back({dtype, {}});
+  for (const std::string& variant : variants) {
+    const auto taken = std::find_if(out.begin(), out.end(), [&](const TypeChoice& choice) {
+      return takes(variant, choice.dtype);
+    });
+    (taken == out.end() ? out.front() : *taken).variants.push_back(variant);
+  }
+  std::erase_if(out, [](const TypeChoice& choice) { return choice.variants.empty(); });
+  return out;
+}
 
 Result<RunProblem> make_captured_problem(const Captured& captured, const std::string& name,
                                          const ProblemDefaults& defaults,

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,19 @@ namespace greenfast::workbench {
 struct RunProblem {
   NamedProblem named;
   std::shared_ptr<const Inputs> captured;
+  std::vector<std::string> only{};  ///< ids of the variants that run it; empty: all
 };
+
+/// A type and the variants that run in it.
+struct TypeChoice {
+  DType dtype;
+  std::vector<std::string> variants;
+};
+/// For whoever names no type: each variant runs in the first of `types` that it takes. Who takes
+/// none stays with the first, and is left out there with its reason.
+std::vector<TypeChoice> choose_types(
+    std::span<const DType> types, std::span<const std::string> variants,
+    const std::function<bool(const std::string& variant, DType)>& takes);
 
 /// Turns what --inputs read into a problem and inputs in its layout. The order of the files is the
 /// defaults' layout (bhsd or bshd), and the kernel gets them in that order. The type is that of the

@@ -92,16 +92,16 @@ struct Partial {
 
 // The bits of one tensor as floats; scales stay outside, as a kernel would keep them.
 struct Bits {
+  using Place = std::int64_t (Placement::*)(std::int64_t, std::int64_t, std::int64_t) const;
   const Problem& p;
+  const Placement& placement;
+  Place place;
   const std::vector<std::byte>& bytes;
-  const Layout& layout;
   const std::vector<float>& scales;
-  std::int64_t heads;
+  std::int64_t heads, dim;
 
   void row(std::int64_t b, std::int64_t h, std::int64_t s, float* out) const {
-    numeric::load_row(p.dtype, bytes.data(),
-                      b * layout.stride[0] + h * layout.stride[1] + s * layout.stride[2],
-                      p.head_dim, out);
+    numeric::load_row(p.dtype, bytes.data(), (placement.*place)(b, h, s), dim, out);
   }
   float scale(std::int64_t b, std::int64_t h) const {
     if (p.scales == ScaleKind::none) return 1.0f;
@@ -109,23 +109,44 @@ struct Bits {
   }
 };
 
-void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v,
-                   const std::int64_t* rows, std::int64_t count, double* out, double* lse) {
-  const std::int64_t dim = p.head_dim;
+// What an array mask and ALiBi make of the score of one key; -inf where it is hidden.
+float biased(const Placement& placement, const Arrays& arrays, std::int64_t b, std::int64_t h,
+             std::int64_t i, std::int64_t j, float x) {
+  const Problem& p = placement.problem();
+  if (p.alibi != Alibi::none) {
+    const std::int64_t own = p.alibi == Alibi::per_batch_head ? b * p.heads_q + h : h;
+    const std::int64_t distance = i + shift_of(p, placement.sequence(b)) - j;
+    x -= arrays.slopes[static_cast<std::size_t>(own)] *
+         static_cast<float>(distance < 0 ? -distance : distance);
+  }
+  if (p.array_mask.kind == MaskKind::none) return x;
+  const std::int64_t at = placement.mask(b, h, i, j);
+  if (p.array_mask.kind == MaskKind::boolean)
+    return arrays.mask[static_cast<std::size_t>(at)] == std::byte{0} ? -kInfinity : x;
+  const auto added = static_cast<float>(numeric::load(p.array_mask.dtype, arrays.mask.data(), at));
+  return added == -kInfinity ? added : x + added;
+}
+
+void emulate_block(const Placement& placement, const Arrays& arrays, const Bits& q, const Bits& k,
+                   const Bits& v, const std::int64_t* rows, std::int64_t count, double* out,
+                   double* lse) {
+  const Problem& p = placement.problem();
+  const std::int64_t dim = p.head_dim, dim_v = value_dim(p);
+  const bool bias = p.alibi != Alibi::none || p.array_mask.kind != MaskKind::none;
   const std::int64_t head = rows[0] / p.seq_q;
   const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
   const std::int64_t hkv = h * p.heads_kv / p.heads_q;
   const float score_scale = p.scale * q.scale(b, h) * k.scale(b, hkv);
 
   std::vector<float> query(static_cast<std::size_t>(count * dim));
-  Partial whole(count * dim), part(count * dim);
-  std::vector<float> product(static_cast<std::size_t>(count * dim));
+  Partial whole(count * dim_v), part(count * dim_v);
+  std::vector<float> product(static_cast<std::size_t>(count * dim_v));
   std::array<KeyRange, kRowBlock> range;
   KeyRange all{p.seq_kv, 0};
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t i = rows[r] % p.seq_q;
     auto& own = range[static_cast<std::size_t>(r)];
-    own = visible_keys(p, i);
+    own = placement.visible(b, i);
     q.row(b, h, i, query.data() + r * dim);
     if (own.first >= own.last) continue;
     all.first = std::min(all.first, own.first);
@@ -137,23 +158,23 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
   };
 
   std::vector<float> keys(static_cast<std::size_t>(dim * kKeyTile));
-  std::vector<float> values(static_cast<std::size_t>(dim * kKeyTile));
+  std::vector<float> values(static_cast<std::size_t>(dim_v * kKeyTile));
   std::vector<float> row(static_cast<std::size_t>(dim));
   std::vector<float> scores(static_cast<std::size_t>(count * kKeyTile));
   const std::int64_t start = all.first / kKeyTile * kKeyTile;
   for (std::int64_t j0 = start; j0 < all.last; j0 += kKeyTile) {
     if (j0 > start && (j0 - start) / kKeyTile % kSplitTiles == 0) {
-      whole.add(part, count, dim);
+      whole.add(part, count, dim_v);
       part.clear();
     }
     for (std::int64_t j = 0; j < kKeyTile; ++j) {
-      float* value = values.data() + j * dim;
+      float* value = values.data() + j * dim_v;
       if (seen(j0 + j)) {
         k.row(b, hkv, j0 + j, row.data());
         v.row(b, hkv, j0 + j, value);
       } else {
         std::fill(row.begin(), row.end(), 0.0f);
-        std::fill(value, value + dim, 0.0f);
+        std::fill(value, value + dim_v, 0.0f);
       }
       for (std::int64_t d = 0; d < dim; ++d)
         keys[static_cast<std::size_t>(d * kKeyTile + j)] = row[static_cast<std::size_t>(d)];
@@ -170,7 +191,9 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
       for (std::int64_t j = 0; j < kKeyTile; ++j) {
         float x = s[j] * score_scale;
         if (p.softcap > 0) x = p.softcap * std::tanh(x / p.softcap);
-        s[j] = j0 + j >= own.first && j0 + j < own.last ? x : -kInfinity;
+        const bool visible = j0 + j >= own.first && j0 + j < own.last;
+        if (bias && visible) x = biased(placement, arrays, b, h, rows[r] % p.seq_q, j0 + j, x);
+        s[j] = visible ? x : -kInfinity;
         // Unlike std::max, keeps a NaN.
         if (!(s[j] <= largest)) largest = s[j];
       }
@@ -189,28 +212,37 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
       float& running_sum = part.sum[static_cast<std::size_t>(r)];
       running_sum = running_sum * alpha + sum;
       round_weights(p.dtype, s, kKeyTile);
-      float* o = part.o.data() + r * dim;
-      for (std::int64_t d = 0; d < dim; ++d) o[d] *= alpha;
+      float* o = part.o.data() + r * dim_v;
+      for (std::int64_t d = 0; d < dim_v; ++d) o[d] *= alpha;
     }
     std::fill(product.begin(), product.end(), 0.0f);
-    tile_gemm(count, dim, kKeyTile, scores.data(), kKeyTile, values.data(), dim, product.data(),
-              dim);
+    tile_gemm(count, dim_v, kKeyTile, scores.data(), kKeyTile, values.data(), dim_v, product.data(),
+              dim_v);
     for (std::size_t i = 0; i < product.size(); ++i) part.o[i] += product[i];
   }
-  whole.add(part, count, dim);
+  whole.add(part, count, dim_v);
 
+  const float sink = p.sinks ? arrays.sinks[static_cast<std::size_t>(h)] : -kInfinity;
   const float value_scale = v.scale(b, hkv);
   for (std::int64_t r = 0; r < count; ++r) {
-    const float sum = whole.sum[static_cast<std::size_t>(r)];
-    const float maximum = whole.maximum[static_cast<std::size_t>(r)];
+    float sum = whole.sum[static_cast<std::size_t>(r)];
+    float maximum = whole.maximum[static_cast<std::size_t>(r)], shrink = 1.0f;
     const bool empty = maximum == -kInfinity;
-    for (std::int64_t d = 0; d < dim; ++d) {
-      const float x = empty ? 0.0f : whole.o[static_cast<std::size_t>(r * dim + d)] / sum;
-      out[r * dim + d] = numeric::round_to(
+    if (p.sinks && !empty) {
+      // As one more key whose V is 0; the maximum keeps a NaN.
+      const float above = sink > maximum ? sink : maximum;
+      const Exponential weight(above);
+      shrink = weight(maximum);
+      sum = sum * shrink + weight(sink);
+      maximum = above;
+    }
+    for (std::int64_t d = 0; d < dim_v; ++d) {
+      const float x =
+          empty ? 0.0f : whole.o[static_cast<std::size_t>(r * dim_v + d)] * shrink / sum;
+      out[r * dim_v + d] = numeric::round_to(
           p.out_dtype, numeric::within_range(p.out_dtype, static_cast<double>(x * value_scale)));
     }
-    lse[r] = empty ? -std::numeric_limits<double>::infinity()
-                   : static_cast<double>(maximum + std::log(sum));
+    lse[r] = empty ? static_cast<double>(sink) : static_cast<double>(maximum + std::log(sum));
   }
 }
 
@@ -218,13 +250,14 @@ void emulate_block(const Problem& p, const Bits& q, const Bits& k, const Bits& v
 
 Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t>& rows) {
   const Problem& p = c.problem;
+  const Placement placement(p, index_arrays(inputs));
+  const std::int64_t dim_v = value_dim(p);
   Rows out;
-  out.o.assign(rows.size() * static_cast<std::size_t>(p.head_dim), 0.0);
+  out.o.assign(rows.size() * static_cast<std::size_t>(dim_v), 0.0);
   out.lse.assign(rows.size(), -std::numeric_limits<double>::infinity());
-  if (p.seq_kv == 0) return out;
-  const Bits q{p, inputs.q, p.q, inputs.q_scale, p.heads_q};
-  const Bits k{p, inputs.k, p.k, inputs.k_scale, p.heads_kv};
-  const Bits v{p, inputs.v, p.v, inputs.v_scale, p.heads_kv};
+  const Bits q{p, placement, &Placement::q, inputs.q, inputs.q_scale, p.heads_q, p.head_dim};
+  const Bits k{p, placement, &Placement::k, inputs.k, inputs.k_scale, p.heads_kv, p.head_dim};
+  const Bits v{p, placement, &Placement::v, inputs.v, inputs.v_scale, p.heads_kv, dim_v};
 
   std::vector<std::size_t> starts;
   for (std::size_t r = 0; r < rows.size(); ++r)
@@ -235,9 +268,9 @@ Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t
     const auto at = static_cast<std::size_t>(n);
     const std::size_t first = starts[at];
     const std::size_t last = at + 1 < starts.size() ? starts[at + 1] : rows.size();
-    emulate_block(p, q, k, v, rows.data() + first, static_cast<std::int64_t>(last - first),
-                  out.o.data() + first * static_cast<std::size_t>(p.head_dim),
-                  out.lse.data() + first);
+    emulate_block(placement, inputs.arrays, q, k, v, rows.data() + first,
+                  static_cast<std::int64_t>(last - first),
+                  out.o.data() + first * static_cast<std::size_t>(dim_v), out.lse.data() + first);
   });
   return out;
 }

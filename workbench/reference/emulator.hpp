@@ -14,12 +14,12 @@ namespace greenfast::workbench {
 
 /// Rows of an output, in the order of a Reference.
 struct Rows {
-  std::vector<double> o;    // rows x D
+  std::vector<double> o;    // rows x D of V
   std::vector<double> lse;  // rows
 };
 
 /// What the emulator knows of; a problem that needs more gets no limits.
-inline constexpr Features kEmulatorTakes = kFeaturesOfAbi1;
+inline constexpr Features kEmulatorTakes = kFeaturesOfAbi1 | kFeaturesOfServing;
 /// fp32 scores and accumulation in blocks (64 keys, merged every 8,192), online softmax over tiles,
 /// P rounded to the input type (e4m3: times 448 first, against each tile's running maximum), output
 /// rounded to out_dtype.

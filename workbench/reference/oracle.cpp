@@ -21,17 +21,20 @@ constexpr std::int64_t kKeyTile = 64;   // keys decoded together
 // One of Q, K, V as the reference reads it: rows in fp64, scales applied.
 class Source {
  public:
-  Source(const Problem& p, const std::vector<std::byte>& bits, const Layout& layout,
-         const std::vector<float>& scale, std::int64_t heads, std::int64_t seq,
+  using Place = std::int64_t (Placement::*)(std::int64_t, std::int64_t, std::int64_t) const;
+
+  Source(const Placement& placement, Place place, const std::vector<std::byte>& bits,
+         const std::vector<float>& scale, std::int64_t heads, std::int64_t seq, std::int64_t dim,
          const std::vector<float>* exact)
-      : dtype_(p.dtype),
-        scales_(p.scales),
+      : dtype_(placement.problem().dtype),
+        scales_(placement.problem().scales),
+        placement_(placement),
+        place_(place),
         bits_(bits.data()),
-        layout_(layout),
         scale_(scale),
         heads_(heads),
         seq_(seq),
-        dim_(p.head_dim),
+        dim_(dim),
         exact_(exact) {}
 
   void row(std::int64_t b, std::int64_t h, std::int64_t s, double* out) const {
@@ -40,9 +43,7 @@ class Source {
                         out);
       return;
     }
-    numeric::load_row(dtype_, bits_,
-                      b * layout_.stride[0] + h * layout_.stride[1] + s * layout_.stride[2], dim_,
-                      out);
+    numeric::load_row(dtype_, bits_, (placement_.*place_)(b, h, s), dim_, out);
     if (scales_ == ScaleKind::none) return;
     const double factor = static_cast<double>(
         scale_[scales_ == ScaleKind::tensor ? 0 : static_cast<std::size_t>(b * heads_ + h)]);
@@ -52,11 +53,42 @@ class Source {
  private:
   DType dtype_;
   ScaleKind scales_;
+  const Placement& placement_;
+  Place place_;
   const std::byte* bits_;
-  const Layout& layout_;
   const std::vector<float>& scale_;
   std::int64_t heads_, seq_, dim_;
   const std::vector<float>* exact_;
+};
+
+// What is added to the scores of one row behind the softcap.
+class Bias {
+ public:
+  Bias(const Placement& placement, const Arrays& arrays, std::int64_t b, std::int64_t h,
+       std::int64_t i)
+      : placement_(placement), arrays_(arrays), b_(b), h_(h), i_(i) {
+    const Problem& p = placement.problem();
+    face_ = static_cast<double>(i + shift_of(p, placement.sequence(b)));
+    if (p.alibi != Alibi::none)
+      slope_ = static_cast<double>(arrays.slopes[static_cast<std::size_t>(
+          p.alibi == Alibi::per_batch_head ? b * p.heads_q + h : h)]);
+  }
+  /// -inf: the key is hidden, whatever its score.
+  double of(std::int64_t j) const {
+    double bias = slope_ != 0 ? -slope_ * std::fabs(face_ - static_cast<double>(j)) : 0.0;
+    const ArrayMask& mask = placement_.problem().array_mask;
+    if (mask.kind == MaskKind::none) return bias;
+    const std::int64_t at = placement_.mask(b_, h_, i_, j);
+    if (mask.kind == MaskKind::boolean)
+      return arrays_.mask[static_cast<std::size_t>(at)] != std::byte{0} ? bias : -kInfinity;
+    return bias + numeric::load(mask.dtype, arrays_.mask.data(), at);
+  }
+
+ private:
+  const Placement& placement_;
+  const Arrays& arrays_;
+  std::int64_t b_, h_, i_;
+  double face_ = 0, slope_ = 0;
 };
 
 bool all_finite(const double* values, std::int64_t count) {
@@ -66,10 +98,13 @@ bool all_finite(const double* values, std::int64_t count) {
 }
 
 // Rows [first, last) of `rows`, all of one head.
-void compute_block(const Problem& p, const Source& q, const Source& k, const Source& v,
-                   const std::vector<std::int64_t>& rows, std::size_t first, std::size_t last,
-                   Reference& out, std::atomic<bool>& nonfinite) {
-  const std::int64_t dim = p.head_dim;
+void compute_block(const Placement& placement, const Arrays& arrays, const Source& q,
+                   const Source& k, const Source& v, const std::vector<std::int64_t>& rows,
+                   std::size_t first, std::size_t last, Reference& out,
+                   std::atomic<bool>& nonfinite) {
+  const Problem& p = placement.problem();
+  const std::int64_t dim = p.head_dim, dim_v = value_dim(p);
+  const bool biased = p.alibi != Alibi::none || p.array_mask.kind != MaskKind::none;
   const auto count = static_cast<std::int64_t>(last - first);
   const std::int64_t head = rows[first] / p.seq_q;
   const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
@@ -81,7 +116,7 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t i = rows[first + static_cast<std::size_t>(r)] % p.seq_q;
     auto& own = range[static_cast<std::size_t>(r)];
-    own = visible_keys(p, i);
+    own = placement.visible(b, i);
     if (own.first >= own.last) continue;
     q.row(b, h, i, query.data() + r * dim);
     if (!all_finite(query.data() + r * dim, dim)) nonfinite = true;
@@ -93,16 +128,22 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
                        [j](const KeyRange& own) { return j >= own.first && j < own.last; });
   };
 
-  double* o = out.o.data() + static_cast<std::int64_t>(first) * dim;
+  // A row without a key: O = 0, and the LSE is the sink.
+  const double sink =
+      p.sinks ? static_cast<double>(arrays.sinks[static_cast<std::size_t>(h)]) : -kInfinity;
+  double* o = out.o.data() + static_cast<std::int64_t>(first) * dim_v;
   double* lse = out.lse.data() + first;
-  std::fill(o, o + count * dim, 0.0);
-  std::fill(lse, lse + count, -kInfinity);
+  std::fill(o, o + count * dim_v, 0.0);
+  std::fill(lse, lse + count, sink);
   if (all.first >= all.last) return;
 
   const std::int64_t width = all.last - all.first;
   const std::int64_t stride = (width + kKeyTile - 1) / kKeyTile * kKeyTile;
   std::vector<double> scores(static_cast<std::size_t>(count * stride), 0.0);
-  std::vector<double> tile(static_cast<std::size_t>(kKeyTile * dim));
+  std::vector<double> tile(static_cast<std::size_t>(kKeyTile * std::max(dim, dim_v)));
+  std::vector<char> hidden;  // by the array mask, of each row and key
+  if (biased) hidden.assign(static_cast<std::size_t>(count * stride), 0);
+  std::vector<char> dead(static_cast<std::size_t>(count));  // rows without a key after all
   std::vector<double> transposed(static_cast<std::size_t>(kKeyTile * dim));
 
   for (std::int64_t j0 = 0; j0 < width; j0 += kKeyTile) {
@@ -128,13 +169,20 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
     const std::int64_t end = range[static_cast<std::size_t>(r)].last - all.first;
     if (begin >= end) {
       std::fill(s, s + stride, 0.0);
+      dead[static_cast<std::size_t>(r)] = 1;
       continue;
     }
+    const Bias bias(placement, arrays, b, h, rows[first + static_cast<std::size_t>(r)] % p.seq_q);
     double largest = -kInfinity;
     bool nan = false;
     for (std::int64_t j = begin; j < end; ++j) {
       s[j] *= scale;
       if (cap > 0) s[j] = cap * std::tanh(s[j] / cap);
+      if (biased) {
+        const double added = bias.of(all.first + j);
+        hidden[static_cast<std::size_t>(r * stride + j)] = added == -kInfinity;
+        s[j] = added == -kInfinity ? added : s[j] + added;
+      }
       nan = nan || std::isnan(s[j]);
       largest = std::max(largest, s[j]);
     }
@@ -142,9 +190,11 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
     if (largest == -kInfinity) {
       // Defined: as a row without a visible key.
       std::fill(s, s + stride, 0.0);
+      dead[static_cast<std::size_t>(r)] = 1;
       continue;
     }
-    double sum = 0;
+    if (p.sinks && !nan) largest = std::max(largest, sink);
+    double sum = p.sinks ? std::exp(sink - largest) : 0.0;
     for (std::int64_t j = begin; j < end; ++j) {
       s[j] = std::exp(s[j] - largest);
       sum += s[j];
@@ -159,14 +209,14 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
     const std::int64_t n = std::min(kKeyTile, width - j0);
     bool finite = true;
     for (std::int64_t j = 0; j < n; ++j) {
-      double* row = tile.data() + j * dim;
+      double* row = tile.data() + j * dim_v;
       v.row(b, hkv, all.first + j0 + j, row);
-      if (all_finite(row, dim)) continue;
+      if (all_finite(row, dim_v)) continue;
       finite = false;
       if (seen_by_block(all.first + j0 + j)) nonfinite = true;
     }
     if (finite) {
-      tile_gemm(count, dim, n, scores.data() + j0, stride, tile.data(), dim, o, dim);
+      tile_gemm(count, dim_v, n, scores.data() + j0, stride, tile.data(), dim_v, o, dim_v);
       continue;
     }
     // A weight of 0 is not the same as not seen where V is NaN or Inf.
@@ -175,20 +225,22 @@ void compute_block(const Problem& p, const Source& q, const Source& k, const Sou
         const std::int64_t key = all.first + j0 + j;
         const KeyRange& own = range[static_cast<std::size_t>(r)];
         if (key < own.first || key >= own.last) continue;
-        if (lse[r] == -kInfinity) continue;
-        const double weight = scores[static_cast<std::size_t>(r * stride + j0 + j)];
-        for (std::int64_t d = 0; d < dim; ++d)
-          o[r * dim + d] += weight * tile[static_cast<std::size_t>(j * dim + d)];
+        const auto at = static_cast<std::size_t>(r * stride + j0 + j);
+        if (dead[static_cast<std::size_t>(r)] || (biased && hidden[at])) continue;
+        for (std::int64_t d = 0; d < dim_v; ++d)
+          o[r * dim_v + d] += scores[at] * tile[static_cast<std::size_t>(j * dim_v + d)];
       }
   }
 }
 
 // Rows beside one that sees a NaN or Inf in V, no further than a tile is high.
-std::vector<char> beside_nonfinite_values(const Problem& p, const Source& v,
+std::vector<char> beside_nonfinite_values(const Placement& placement, const Source& v,
                                           const std::vector<std::int64_t>& rows) {
   constexpr std::int64_t kHighestTile = 256;
+  const Problem& p = placement.problem();
+  const std::int64_t dim_v = value_dim(p);
   std::vector<char> beside(rows.size(), 0);
-  std::vector<double> value(static_cast<std::size_t>(p.head_dim));
+  std::vector<double> value(static_cast<std::size_t>(dim_v));
   std::vector<std::int64_t> nonfinite(static_cast<std::size_t>(p.seq_kv) + 1);  // keys before
   std::vector<std::int64_t> seeing(static_cast<std::size_t>(p.seq_q) + 1);      // rows before
   std::int64_t known = -1;
@@ -198,13 +250,13 @@ std::vector<char> beside_nonfinite_values(const Problem& p, const Source& v,
     const std::int64_t group = b * p.heads_kv + head % p.heads_q / (p.heads_q / p.heads_kv);
     if (group != known) {
       known = group;
-      for (std::int64_t j = 0; j < p.seq_kv; ++j) {
+      for (std::int64_t j = 0; j < placement.sequence(b).keys; ++j) {
         v.row(b, group % p.heads_kv, j, value.data());
         nonfinite[static_cast<std::size_t>(j) + 1] =
-            nonfinite[static_cast<std::size_t>(j)] + !all_finite(value.data(), p.head_dim);
+            nonfinite[static_cast<std::size_t>(j)] + !all_finite(value.data(), dim_v);
       }
-      for (std::int64_t q = 0; q < p.seq_q; ++q) {
-        const KeyRange range = visible_keys(p, q);
+      for (std::int64_t q = 0; q < placement.sequence(b).rows; ++q) {
+        const KeyRange range = placement.visible(b, q);
         const bool sees =
             range.first < range.last && nonfinite[static_cast<std::size_t>(range.last)] >
                                             nonfinite[static_cast<std::size_t>(range.first)];
@@ -212,7 +264,7 @@ std::vector<char> beside_nonfinite_values(const Problem& p, const Source& v,
       }
     }
     const std::int64_t from = std::max<std::int64_t>(0, i - kHighestTile + 1);
-    const std::int64_t to = std::min(p.seq_q, i + kHighestTile);
+    const std::int64_t to = std::min(placement.sequence(b).rows, i + kHighestTile);
     beside[r] = seeing[static_cast<std::size_t>(to)] > seeing[static_cast<std::size_t>(from)];
   }
   return beside;
@@ -223,19 +275,20 @@ std::vector<char> beside_nonfinite_values(const Problem& p, const Source& v,
 Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
                             Truth truth) {
   const Problem& p = c.problem;
+  const Placement placement(p, index_arrays(inputs));
+  const std::int64_t dim_v = value_dim(p);
   Reference out;
-  out.total_rows = p.batch * p.heads_q * p.seq_q;
+  out.total_rows = placement.existing_rows();
   out.rows = std::move(rows);
-  out.o.assign(out.rows.size() * static_cast<std::size_t>(p.head_dim), 0.0);
+  out.o.assign(out.rows.size() * static_cast<std::size_t>(dim_v), 0.0);
   out.lse.assign(out.rows.size(), -kInfinity);
-  if (p.seq_kv == 0) return out;
 
-  const bool exact = truth == Truth::unquantised && p.dtype == DType::e4m3;
-  const Source q(p, inputs.q, p.q, inputs.q_scale, p.heads_q, p.seq_q,
+  const bool exact = truth == Truth::unquantised && p.dtype == DType::e4m3 && is_dense(p);
+  const Source q(placement, &Placement::q, inputs.q, inputs.q_scale, p.heads_q, p.seq_q, p.head_dim,
                  exact ? &inputs.q_exact : nullptr);
-  const Source k(p, inputs.k, p.k, inputs.k_scale, p.heads_kv, p.seq_kv,
-                 exact ? &inputs.k_exact : nullptr);
-  const Source v(p, inputs.v, p.v, inputs.v_scale, p.heads_kv, p.seq_kv,
+  const Source k(placement, &Placement::k, inputs.k, inputs.k_scale, p.heads_kv, p.seq_kv,
+                 p.head_dim, exact ? &inputs.k_exact : nullptr);
+  const Source v(placement, &Placement::v, inputs.v, inputs.v_scale, p.heads_kv, p.seq_kv, dim_v,
                  exact ? &inputs.v_exact : nullptr);
 
   std::vector<std::size_t> starts;
@@ -247,10 +300,10 @@ Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std
   parallel_for(static_cast<std::int64_t>(starts.size()), [&](std::int64_t n) {
     const auto at = static_cast<std::size_t>(n);
     const std::size_t last = at + 1 < starts.size() ? starts[at + 1] : out.rows.size();
-    compute_block(p, q, k, v, out.rows, starts[at], last, out, nonfinite);
+    compute_block(placement, inputs.arrays, q, k, v, out.rows, starts[at], last, out, nonfinite);
   });
   out.nonfinite_visible = nonfinite;
-  if (nonfinite) out.may_be_nan = beside_nonfinite_values(p, v, out.rows);
+  if (nonfinite) out.may_be_nan = beside_nonfinite_values(placement, v, out.rows);
   return out;
 }
 

@@ -15,10 +15,10 @@ namespace greenfast::workbench {
 /// Rows of the fp64 result that were computed: all of them, or as many as a budget allows, chosen
 /// by seed.
 struct Reference {
-  std::vector<std::int64_t> rows;  // (b * Hq + h) * Sq + i, ascending
-  std::int64_t total_rows = 0;
-  std::vector<double> o;    // rows.size() x D
-  std::vector<double> lse;  // rows.size(), natural log, -inf where no key is visible
+  std::vector<std::int64_t> rows;  // (b * Hq + h) * Sq + i, ascending, all of which exist
+  std::int64_t total_rows = 0;     // that exist
+  std::vector<double> o;           // rows.size() x D of V
+  std::vector<double> lse;  // rows.size(), natural log; where no key is visible the sink, or -inf
   /// Some row sees a NaN or Inf among the inputs.
   bool nonfinite_visible = false;
   /// Of each of `rows`: a NaN or Inf in V is seen by a row so near that both may be in one tile,
@@ -27,7 +27,7 @@ struct Reference {
 };
 
 /// What the definition below knows of. A problem that needs more is not judged.
-inline constexpr Features kOracleTakes = kFeaturesOfAbi1;
+inline constexpr Features kOracleTakes = kFeaturesOfAbi1 | kFeaturesOfServing;
 Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
                             Truth truth = Truth::decoded);
 

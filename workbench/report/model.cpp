@@ -405,6 +405,66 @@ std::optional<Chart> error_chart(std::span<const DistributionError> errors) {
   return chart;
 }
 
+/// Bars that a chart may have and still be told apart, on the width of a page.
+constexpr std::size_t kMostBars = 200;
+
+std::vector<bool> present(const Chart& chart, std::size_t label) {
+  std::vector<bool> out;
+  for (const Chart::Series& series : chart.series) out.push_back(series.points[label].has_value());
+  return out;
+}
+
+/// A chart of bars as several where it has too many: labels that have the same series stay together,
+/// and of the table each part gets its own rows, by the column that holds the label.
+std::vector<Chart> readable(Chart chart, std::size_t label_column) {
+  std::size_t bars = 0;
+  std::vector<std::vector<std::size_t>> parts;
+  std::vector<std::vector<bool>> has;  // of each part: which series
+  std::vector<std::size_t> filled;     // bars of each part
+  for (std::size_t label = 0; label < chart.labels.size(); ++label) {
+    const std::vector<bool> here = present(chart, label);
+    const auto more = static_cast<std::size_t>(std::count(here.begin(), here.end(), true));
+    bars += more;
+    std::size_t part = parts.size();
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (has[i] == here && filled[i] + more <= kMostBars) part = i;
+    if (part == parts.size()) {
+      parts.emplace_back();
+      has.push_back(here);
+      filled.push_back(0);
+    }
+    parts[part].push_back(label);
+    filled[part] += more;
+  }
+  if (bars <= kMostBars) return {std::move(chart)};
+  std::vector<Chart> out;
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    Chart& one = out.emplace_back();
+    one.id = part == 0 ? chart.id : fmt::format("{}-{}", chart.id, part + 1);
+    one.title = fmt::format("{}, {} of {}", chart.title, part + 1, parts.size());
+    one.note = chart.note;
+    one.kind = chart.kind;
+    one.x_title = chart.x_title;
+    one.y_title = chart.y_title;
+    one.x_log = chart.x_log;
+    one.y_log = chart.y_log;
+    one.mark = chart.mark;
+    one.header = chart.header;
+    for (const std::size_t label : parts[part]) one.labels.push_back(chart.labels[label]);
+    for (std::size_t s = 0; s < chart.series.size(); ++s) {
+      if (!has[part][s]) continue;
+      Chart::Series& series = one.series.emplace_back();
+      series.name = chart.series[s].name;
+      for (const std::size_t label : parts[part])
+        series.points.push_back(chart.series[s].points[label]);
+    }
+    for (const auto& row : chart.rows)
+      if (std::find(one.labels.begin(), one.labels.end(), row[label_column]) != one.labels.end())
+        one.rows.push_back(row);
+  }
+  return out;
+}
+
 // Gates and comparisons measured both sides in the same blocks: their ratios have intervals.
 std::optional<Chart> speedup_chart(std::span<const ReportSource> sources) {
   Chart chart;
@@ -537,7 +597,8 @@ std::vector<Chart> charts_of(const ReportModel& model, std::span<const ReportSou
   const auto devices = distinct(model.timings, [](const Timing& t) { return t.device; });
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const std::vector<Timing> timings = latest(model.timings, devices[i]);
-    charts.push_back(throughput_chart(timings, devices[i], i));
+    for (Chart& part : readable(throughput_chart(timings, devices[i], i), 1))
+      charts.push_back(std::move(part));
     std::string shape;
     const std::vector<Rung> rungs = ladder_of(model.timings, devices[i], &shape);
     if (rungs.size() > 1) charts.push_back(ladder_chart(rungs, devices[i], shape, i));
@@ -545,7 +606,8 @@ std::vector<Chart> charts_of(const ReportModel& model, std::span<const ReportSou
       charts.push_back(std::move(*chart));
   }
   if (auto chart = speedup_chart(sources)) charts.push_back(std::move(*chart));
-  if (auto chart = error_chart(model.errors)) charts.push_back(std::move(*chart));
+  if (auto chart = error_chart(model.errors))
+    for (Chart& part : readable(std::move(*chart), 2)) charts.push_back(std::move(part));
   return charts;
 }
 

@@ -81,11 +81,51 @@
     };
   }
 
-  function axisOf(title, log, ink, line, category) {
+  // What the value axis must show: every value with its whiskers, and the mark.
+  function bounds(spec) {
+    const values = [];
+    spec.series.forEach((series) => series.points.forEach((p) => {
+      if (p !== null) [p.y, p.lo, p.hi].forEach((v) => { if (Number.isFinite(v) && (v > 0 || !spec.y_log)) values.push(v); });
+    }));
+    if (Number.isFinite(spec.mark)) values.push(spec.mark);
+    return values.length === 0 ? null : [Math.min(...values), Math.max(...values)];
+  }
+
+  // The legend as text of the page: it wraps, and is never cut off.
+  function legend(canvas, chart, spec) {
+    const figure = canvas.closest('figure');
+    figure.querySelectorAll('.legend').forEach((old) => old.remove());
+    if (spec.series.length < 2) return;
+    const list = document.createElement('ul');
+    list.className = 'legend';
+    spec.series.forEach((series, index) => {
+      const set = chart.data.datasets[index];
+      const item = document.createElement('li'), button = document.createElement('button'), swatch = document.createElement('span');
+      swatch.style.background = series.line && !series.marks ? 'transparent' : set.backgroundColor;
+      swatch.style.border = '2px ' + (series.line && !series.marks ? 'dashed ' : 'solid ') + set.borderColor;
+      swatch.className = spec.kind === 'points' ? 'mark ' + set.pointStyle : 'mark';
+      swatch.setAttribute('aria-hidden', 'true');
+      button.type = 'button';
+      button.setAttribute('aria-pressed', 'true');
+      button.append(swatch, series.name);
+      button.addEventListener('click', () => {
+        const shown = !chart.isDatasetVisible(index);
+        chart.setDatasetVisibility(index, shown);
+        button.setAttribute('aria-pressed', String(shown));
+        chart.update();
+      });
+      item.append(button);
+      list.append(item);
+    });
+    canvas.parentNode.after(list);
+  }
+
+  function axisOf(title, log, ink, line, category, extent) {
     const axis = { title: { display: title !== '', text: title, color: ink }, ticks: { color: ink }, grid: { color: line } };
     if (!category) {
       axis.type = log ? 'logarithmic' : 'linear';
       if (!log) axis.beginAtZero = true;
+      if (extent) { axis.suggestedMin = extent[0]; axis.suggestedMax = extent[1]; }
     }
     return axis;
   }
@@ -97,27 +137,37 @@
     const narrow = window.innerWidth < 600;
     specs.forEach((spec) => {
       const canvas = document.getElementById('chart-' + spec.id);
-      const across = spec.kind === 'bars_across', points = spec.kind === 'points';
-      canvas.parentNode.style.height = (across ? Math.max(12, 4 + (narrow ? 2.6 : 1.6) * spec.labels.length)
-        : (narrow ? 18 + spec.series.length : 24 + spec.series.length / 4)) + 'rem';
-      drawn.push(new Chart(canvas, {
+      const points = spec.kind === 'points';
+      const bars = points ? 0 : spec.series.reduce((sum, series) => sum + series.points.filter((p) => p !== null).length, 0);
+      // Many bars beside each other are none on a phone: they go down the page there.
+      const turned = narrow && spec.kind === 'bars' && bars > 24;
+      const across = spec.kind === 'bars_across' || turned;
+      const extent = bounds(spec);
+      const value = across && !turned ? [spec.x_title, spec.x_log] : [spec.y_title, spec.y_log];
+      canvas.parentNode.style.height = (turned ? 5 + 0.45 * bars + spec.labels.length
+        : across ? Math.max(12, 4 + (narrow ? 2.6 : 1.6) * spec.labels.length) : narrow ? 20 : 24) + 'rem';
+      const chart = new Chart(canvas, {
         type: points ? 'scatter' : 'bar',
         data: { labels: spec.labels.map((label) => lines(label, narrow)), datasets: spec.series.map((series, index) => dataset(spec, series, index)) },
         options: {
           animation: false, responsive: true, maintainAspectRatio: false, color: ink, mark: spec.mark,
           indexAxis: across ? 'y' : 'x',
           scales: {
-            x: Object.assign(axisOf(spec.x_title, spec.x_log, ink, line, !across && !points),
+            x: Object.assign(across ? axisOf(value[0], value[1], ink, line, false, extent)
+              : axisOf(spec.x_title, spec.x_log, ink, line, !points, null),
               spec.x_ticks ? { ticks: { color: ink, stepSize: 1, callback: (v) => spec.x_ticks[v] || '' } } : {}),
-            y: axisOf(spec.y_title, spec.y_log, ink, line, across),
+            y: across ? axisOf(turned ? spec.x_title : spec.y_title, false, ink, line, true, null)
+              : axisOf(value[0], value[1], ink, line, false, extent),
           },
           plugins: {
-            legend: { display: spec.series.length > 1, position: 'bottom', labels: { color: ink, usePointStyle: points, boxWidth: 12 } },
+            legend: { display: false },
             tooltip: { callbacks: { afterLabel: (item) => item.dataset.notes[item.dataIndex] || '' } },
           },
         },
         plugins: [whiskers],
-      }));
+      });
+      drawn.push(chart);
+      legend(canvas, chart, spec);
     });
     document.documentElement.dataset.charts = String(drawn.length);
   }

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,11 +18,10 @@
 #include "workbench/base/atomic_file.hpp"
 #include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
+#include "workbench/base/guard.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/base/sha256.hpp"
-
-extern char** environ;
 
 namespace greenfast::workbench {
 namespace {
@@ -54,27 +52,21 @@ class Proposer {
       close(to[1]);
       return failed("no pipe");
     }
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    sigset_t all;
-    sigfillset(&all);
-    posix_spawnattr_setsigdefault(&attributes, &all);
-    posix_spawnattr_setpgroup(&attributes, 0);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     std::string shell = "/bin/sh", option = "-c", command = command_;
     char* argv[] = {shell.data(), option.data(), command.data(), nullptr};
-    const int error = posix_spawn(&child_, shell.c_str(), &actions, &attributes, argv, environ);
-    posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
+    const pid_t parent = getpid();
+    child_ = fork();
+    if (child_ == 0) {
+      dup2(to[0], 0);
+      dup2(from[1], 1);
+      run_guarded(parent, shell.c_str(), argv, "", "");
+    }
+    const int error = errno;
     close(to[0]);
     close(from[1]);
     to_ = to[1];
     from_ = from[0];
-    if (error == 0) return {};
+    if (child_ > 0) return {};
     child_ = 0;
     stop();
     errno = error;
@@ -86,7 +78,7 @@ class Proposer {
     if (from_ >= 0) close(from_);
     to_ = from_ = -1;
     if (child_ > 0) {
-      kill(-child_, SIGKILL);
+      kill(child_, SIGTERM);  // its guard ends what it started
       while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
       }
     }

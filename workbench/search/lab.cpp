@@ -19,6 +19,7 @@
 #include "workbench/base/isolate.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/base/stdout_aside.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/fast/statistics.hpp"
@@ -241,7 +242,10 @@ void Lab::compile(const std::vector<LabCandidate>& candidates) {
       if (options_.stop && options_.stop()) return;
       CompileOptions how = options_.compile;
       how.defines.insert(how.defines.end(), todo[i].defines.begin(), todo[i].defines.end());
+      how.stop = options_.stop;
       const auto compiled = compile_plugin(todo[i].source, folder, how);
+      // What is cut off here is no candidate's fault, and is done again.
+      if (options_.stop && options_.stop()) return;
       json result = {{"ok", compiled.ok()}};
       if (!compiled) {
         result["reason"] = compiled.status().message();
@@ -347,6 +351,7 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
     limits.stop = options_.stop;
     const auto end = run_in_child(
         [&](Activity& activity) {
+          const StdoutAside aside;  // a CUDA candidate prints in this process
           activity.set("opening the device");
           auto device = open_device(kind);
           if (!device) throw std::runtime_error(device.status().message());

@@ -80,14 +80,6 @@ Status no_such_side(const Recording& recording, const std::string& id) {
                                                     recording.source, id, side_list(recording))};
 }
 
-std::string green_of(const Recording& recording, const std::string& side,
-                     const std::string& shape) {
-  const auto found = recording.green.find(side);
-  if (found == recording.green.end()) return "not checked";
-  const auto verdict = found->second.find(shape);
-  return verdict == found->second.end() ? "not checked" : verdict->second;
-}
-
 std::string digests_in_words(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return "no digests recorded";
   return a == b ? "bit for bit" : "differ (compare the variants live for ulps)";
@@ -103,8 +95,8 @@ void overall(Comparison& comparison, const Ratios& ratios) {
   comparison.overall_p90 = speedup(geometric_mean(ratios.p90));
 }
 
-int code_of_verdict(const std::string& green) {
-  return green.rfind("RED", 0) == 0 ? kNumerics : kPassed;
+int code_of(const ShapeComparison& shape) {
+  return shape.a_correct.red() || shape.b_correct.red() ? kNumerics : kPassed;
 }
 
 /// One shape from samples: ratio, summaries, what was recorded of outputs.
@@ -142,11 +134,10 @@ void read_green_of_run(const json& document, Recording& recording) {
   if (rows == document.end() || !rows->is_array()) return;
   for (const json& row : *rows) {
     if (!row.is_object()) continue;
-    std::string verdict = text_at(row, "verdict");
-    if (verdict.empty()) continue;
-    if (const std::string reason = text_at(row, "reason"); !reason.empty())
-      verdict += ": " + reason;
-    recording.green[text_at(row, "variant")][text_at(row, "problem")] = verdict;
+    auto known = parse_correctness(text_at(row, "verdict"));
+    if (!known || !known->verdict) continue;
+    known->why = text_at(row, "reason");
+    recording.correctness[text_at(row, "variant")][text_at(row, "problem")] = *known;
   }
 }
 
@@ -163,8 +154,9 @@ void read_green_of_gate(const json& document, Recording& recording) {
       if (result == shape.end() || !result->is_object()) continue;
       const auto red = result->find("first_red");
       const bool green = red == result->end() || red->is_null();
-      recording.green[text_at(*options, side)][text_at(shape, "shape")] =
-          green ? std::string("GREEN") : fmt::format("RED: {}", text_at(*red, "reason"));
+      recording.correctness[text_at(*options, side)][text_at(shape, "shape")] =
+          green ? Correctness{Verdict::green, {}}
+                : Correctness{Verdict::red, text_at(*red, "reason")};
     }
   }
 }
@@ -202,6 +194,13 @@ std::string describe(const OutputDifference& d) {
     text += fmt::format("{}{} are NaN on one side alone", text.empty() ? "" : "; ", d.nan_mismatch);
   }
   return text;
+}
+
+Correctness Recording::correctness_of(const std::string& side, const std::string& shape) const {
+  const auto found = correctness.find(side);
+  if (found == correctness.end()) return {};
+  const auto known = found->second.find(shape);
+  return known == found->second.end() ? Correctness() : known->second;
 }
 
 Result<Recording> read_recording(const fs::path& path) {
@@ -261,7 +260,13 @@ Result<Recording> read_recording(const fs::path& path) {
   recording.shapes = std::move(*shapes);
   for (const Samples& shape : recording.shapes) {
     for (const Side& side : shape.sides) {
-      if (!side.verdict.empty()) recording.green[side.id][shape.name] = side.verdict;
+      const auto known = parse_correctness(side.verdict);
+      if (!known) {
+        return Status(StatusCode::invalid_argument,
+                      fmt::format("{}: {} of {} at {} is none of GREEN, RED: why, SKIPPED: why",
+                                  file.string(), side.verdict, side.id, shape.name));
+      }
+      if (known->verdict) recording.correctness[side.id][shape.name] = *known;
     }
   }
   if (recording.shapes.empty()) {
@@ -301,14 +306,14 @@ Result<Comparison> compare_sides(const Recording& recording, const std::string& 
       return Status(shape.status().code(),
                     fmt::format("{}: {}", recording.source, shape.status().message()));
     }
-    shape->a_green = green_of(recording, a, samples.name);
-    shape->b_green = green_of(recording, b, samples.name);
+    shape->a_correct = recording.correctness_of(a, samples.name);
+    shape->b_correct = recording.correctness_of(b, samples.name);
     out.shapes.push_back(std::move(*shape));
   }
   overall(out, ratios);
   std::vector<int> codes;
   for (const ShapeComparison& shape : out.shapes) {
-    codes.push_back(std::max(code_of_verdict(shape.a_green), code_of_verdict(shape.b_green)));
+    codes.push_back(code_of(shape));
   }
   out.exit_code = worst_of(codes);
   return out;
@@ -372,8 +377,8 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
                       "may be off by as much",
                       x.name, 100 * shape->a.other_work, first.source, 100 * shape->b.other_work,
                       second.source));
-    shape->a_green = green_of(first, a, x.name);
-    shape->b_green = green_of(second, b, x.name);
+    shape->a_correct = first.correctness_of(a, x.name);
+    shape->b_correct = second.correctness_of(b, x.name);
     out.shapes.push_back(std::move(*shape));
   }
   for (const Samples& y : second.shapes) {
@@ -385,7 +390,7 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
   overall(out, ratios);
   std::vector<int> codes;
   for (const ShapeComparison& shape : out.shapes) {
-    codes.push_back(std::max(code_of_verdict(shape.a_green), code_of_verdict(shape.b_green)));
+    codes.push_back(code_of(shape));
   }
   out.exit_code = worst_of(codes);
   return out;
@@ -416,7 +421,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
     }
 
     if (options.step) options.step(done++, total, fmt::format("GREEN {}", problem.name));
-    std::string green[2];
+    Correctness correct[2];
     bool red = false;
     Limits limits;
     for (const Case& c : make_cases({problem}, options.policy, options.seeds)) {
@@ -425,25 +430,21 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
       if (c.distribution == Distribution::normal) keep_larger(limits, data->limits);
       for (int side = 0; side < 2; ++side) {
         if (side == 1 && a.id() == b.id()) continue;
-        if (!green[side].empty()) continue;
+        if (correct[side].verdict) continue;
         const CaseResult result = validate(side == 0 ? a : b, device, *data, options.policy);
         if (result.verdict == Verdict::green) continue;
-        if (result.verdict == Verdict::skipped) {
-          green[side] = fmt::format("SKIPPED: {} seed {}: {}", name_of(c.distribution), c.seed,
-                                    result.reason);
-          codes.push_back(kDefer);
-          continue;
-        }
-        green[side] =
-            fmt::format("RED: {} seed {}: {}", name_of(c.distribution), c.seed, result.reason);
-        codes.push_back(result.integrity ? kIntegrity : kNumerics);
-        red = true;
+        // A kernel for one shape may refuse the problems that the ends of the range bring.
+        if (result.verdict == Verdict::skipped && has_own_problem(c.distribution)) continue;
+        correct[side] = {result.verdict, fmt::format("{} seed {}: {}", name_of(c.distribution),
+                                                     c.seed, result.reason)};
+        codes.push_back(correct[side].red() ? exit_code_of(result.fault)
+                                            : static_cast<int>(kDefer));
+        red = red || correct[side].red();
       }
     }
-    for (std::string& verdict : green) {
-      if (verdict.empty()) verdict = "GREEN";
-    }
-    if (a.id() == b.id()) green[1] = green[0];
+    for (Correctness& known : correct)
+      if (!known.verdict) known.verdict = Verdict::green;
+    if (a.id() == b.id()) correct[1] = correct[0];
 
     if (options.step) options.step(done++, total, fmt::format("FAST {}", problem.name));
     Case first;
@@ -478,8 +479,8 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
     if (!failed) {
       auto shape = shape_of(measured->samples, 0, measured->samples, 1, true, ratios);
       if (!shape) return shape.status();
-      shape->a_green = green[0];
-      shape->b_green = green[1];
+      shape->a_correct = correct[0];
+      shape->b_correct = correct[1];
       const auto bytes = static_cast<std::size_t>((*ring)->operands().front().bytes);  // of O
       shape->outputs = describe(difference(problem.problem.out_dtype,
                                            std::span(measured->checks[0].output).first(bytes),

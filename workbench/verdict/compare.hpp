@@ -20,6 +20,7 @@
 #include "workbench/fast/statistics.hpp"
 #include "workbench/green/policy.hpp"
 #include "workbench/subjects/subject.hpp"
+#include "workbench/verdict/correctness.hpp"
 
 namespace greenfast::workbench {
 
@@ -44,10 +45,10 @@ struct Recording {
   std::string source;   ///< the file, for messages
   std::string setting;  ///< "avx512bf16, 2 threads" of a record made on a CPU
   std::vector<Samples> shapes;
-  /// "GREEN", "RED: why", "SKIPPED: why" by side, then shape; empty where the recorder did not
-  /// check.
-  std::map<std::string, std::map<std::string, std::string>> green;
+  /// By side, then shape; without an entry where the recorder did not check.
+  std::map<std::string, std::map<std::string, Correctness>> correctness;
   std::vector<std::string> notes;  ///< what the recorder says of the circumstances
+  Correctness correctness_of(const std::string& side, const std::string& shape) const;
 };
 /// Reads greenfast.run/1 or greenfast.samples/1, or gate.json; a directory stands for the run.json
 /// or gate.json in it. Errors name the file: another schema (invalid_argument), truncated
@@ -59,8 +60,8 @@ struct ShapeComparison {
   Interval p50, p90;  ///< t_a / t_b: above 1 when b is faster
   Summary a, b;
   double a_percent_of_peak = 0, b_percent_of_peak = 0;  ///< 0 where no peak was measured
-  std::string a_green, b_green;                         ///< "GREEN", "RED: why", "not checked"
-  std::string outputs;                                  ///< how the outputs agree, in words
+  Correctness a_correct, b_correct;
+  std::string outputs;  ///< how the outputs agree, in words
   std::map<std::string, double> a_errors, b_errors;
 };
 

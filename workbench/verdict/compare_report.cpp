@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-json side_json(const Summary& s, double percent, const std::string& green,
+json side_json(const Summary& s, double percent, const Correctness& correctness,
                const std::map<std::string, double>& errors) {
   json out = {{"p50_seconds", s.p50},
               {"p90_seconds", s.p90},
@@ -24,7 +24,7 @@ json side_json(const Summary& s, double percent, const std::string& green,
               {"batch", s.batch},
               {"tick_seconds", s.tick},
               {"timer", s.method},
-              {"green", green}};
+              {"green", describe(correctness)}};
   if (percent > 0) out["percent_of_peak"] = percent;
   if (!errors.empty()) out["errors"] = errors;
   return out;
@@ -49,8 +49,10 @@ Table table_of(const Comparison& c, bool color) {
                {"outputs", Align::left}});
   for (const ShapeComparison& s : c.shapes) {
     const Color tone = s.p50.lo > 1 ? Color::green : s.p50.hi < 1 ? Color::red : Color::yellow;
-    const auto verdict = [](const std::string& text) { return text.substr(0, text.find(':')); };
-    const std::string a = verdict(s.a_green), b = verdict(s.b_green);
+    const auto verdict = [](const Correctness& known) {
+      return std::string(known.verdict ? name_of(*known.verdict) : "not checked");
+    };
+    const std::string a = verdict(s.a_correct), b = verdict(s.b_correct);
     table.add_row({s.name, format_duration(s.a.p50), format_duration(s.b.p50),
                    paint(ratio_words(s.p50), tone, color), ratio_words(s.p90), faster(c, s.p50),
                    fmt::format("{}", s.a.n), a == b ? a : fmt::format("{} / {}", a, b), s.outputs});
@@ -65,10 +67,10 @@ Table table_of(const Comparison& c, bool color) {
 std::string remarks(const Comparison& c, const char* bullet) {
   std::string out;
   for (const ShapeComparison& s : c.shapes) {
-    if (s.a_green.rfind("RED", 0) == 0)
-      out += fmt::format("{}{} at {} is {}\n", bullet, c.a, s.name, s.a_green);
-    if (s.b_green.rfind("RED", 0) == 0)
-      out += fmt::format("{}{} at {} is {}\n", bullet, c.b, s.name, s.b_green);
+    if (s.a_correct.red())
+      out += fmt::format("{}{} at {} is {}\n", bullet, c.a, s.name, describe(s.a_correct));
+    if (s.b_correct.red())
+      out += fmt::format("{}{} at {} is {}\n", bullet, c.b, s.name, describe(s.b_correct));
     if (s.a_percent_of_peak > 0) {
       out += fmt::format("{}{}: {:.1f}% and {:.1f}% of the peak measured beside them\n", bullet,
                          s.name, s.a_percent_of_peak, s.b_percent_of_peak);
@@ -108,8 +110,8 @@ json to_json(const Comparison& c) {
                       {"problem", s.problem},
                       {"ratio_p50", interval_json(s.p50)},
                       {"ratio_p90", interval_json(s.p90)},
-                      {"a", side_json(s.a, s.a_percent_of_peak, s.a_green, s.a_errors)},
-                      {"b", side_json(s.b, s.b_percent_of_peak, s.b_green, s.b_errors)},
+                      {"a", side_json(s.a, s.a_percent_of_peak, s.a_correct, s.a_errors)},
+                      {"b", side_json(s.b, s.b_percent_of_peak, s.b_correct, s.b_errors)},
                       {"outputs", s.outputs}});
   }
   json out = {{"schema", kCompareSchema},

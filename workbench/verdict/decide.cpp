@@ -2,12 +2,32 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 
 #include "workbench/base/exit_code.hpp"
 
 namespace greenfast::workbench {
 namespace {
+
+struct ReasonRow {
+  ReasonCode id;
+  std::string_view name;
+  int exit_code;
+};
+constexpr std::array kReasons{ReasonRow{ReasonCode::crash, "CRASH", kCrash},
+                              ReasonRow{ReasonCode::timeout, "TIMEOUT", kCrash},
+                              ReasonRow{ReasonCode::integrity, "INTEGRITY", kIntegrity},
+                              ReasonRow{ReasonCode::impossible, "IMPOSSIBLE", kIntegrity},
+                              ReasonRow{ReasonCode::numerics, "NUMERICS", kNumerics},
+                              ReasonRow{ReasonCode::resources, "RESOURCES", kResources},
+                              ReasonRow{ReasonCode::regression, "REGRESSION", kRegression},
+                              ReasonRow{ReasonCode::below_gate, "BELOW_GATE", kDefer},
+                              ReasonRow{ReasonCode::inconclusive, "INCONCLUSIVE", kDefer},
+                              ReasonRow{ReasonCode::noisy, "NOISY", kDefer},
+                              ReasonRow{ReasonCode::tool_missing, "TOOL_MISSING", kDefer},
+                              ReasonRow{ReasonCode::no_op, "NO_OP", kDefer}};
+const ReasonRow& row_of_reason(ReasonCode code) { return kReasons[static_cast<std::size_t>(code)]; }
 
 /// What would narrow an interval until it leaves a threshold.
 std::string settle(const LogRatio& ratio, double threshold, double confidence) {
@@ -39,20 +59,30 @@ std::string_view name_of(Outcome outcome) noexcept {
   return "?";
 }
 
-int exit_code_of_reason(std::string_view code) {
-  if (code == "CRASH" || code == "TIMEOUT") return kCrash;
-  if (code == "INTEGRITY" || code == "IMPOSSIBLE") return kIntegrity;
-  if (code == "NUMERICS") return kNumerics;
-  if (code == "RESOURCES") return kResources;
-  if (code == "REGRESSION") return kRegression;
-  return kDefer;
+std::string_view name_of(ReasonCode code) noexcept { return row_of_reason(code).name; }
+int exit_code_of(ReasonCode code) noexcept { return row_of_reason(code).exit_code; }
+bool rejects(ReasonCode code) noexcept { return exit_code_of(code) != kDefer; }
+std::optional<ReasonCode> parse_reason_code(std::string_view name) {
+  for (const ReasonRow& row : kReasons)
+    if (row.name == name) return row.id;
+  return std::nullopt;
+}
+ReasonCode reason_of(Fault fault) {
+  switch (fault) {
+    case Fault::numerics:
+      return ReasonCode::numerics;
+    case Fault::integrity:
+      return ReasonCode::integrity;
+    default:
+      return ReasonCode::crash;
+  }
 }
 
 Decision from_reasons(std::vector<Reason> reasons) {
   Decision decision;
   std::vector<int> codes;
   for (const Reason& reason : reasons) {
-    codes.push_back(exit_code_of_reason(reason.code));
+    codes.push_back(exit_code_of(reason.code));
     const Outcome outcome = codes.back() == kDefer ? Outcome::defer : Outcome::reject;
     if (outcome == Outcome::reject || decision.outcome == Outcome::promote)
       decision.outcome = outcome;
@@ -61,8 +91,7 @@ Decision from_reasons(std::vector<Reason> reasons) {
   decision.exit_code = worst_of(codes);
   // What was merely undecided does not matter beside a rejection.
   for (Reason& reason : reasons) {
-    const bool rejects = exit_code_of_reason(reason.code) != kDefer;
-    if (decision.outcome != Outcome::reject || rejects)
+    if (decision.outcome != Outcome::reject || rejects(reason.code))
       decision.reasons.push_back(std::move(reason));
   }
   return decision;
@@ -86,14 +115,15 @@ Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresho
     const std::string role = shape.primary ? "primary" : "guard";
     if (!shape.missing.empty()) {
       reasons.push_back(
-          {"INCONCLUSIVE",
+          {ReasonCode::inconclusive,
            fmt::format("{} shape {} was not measured: {}", role, shape.name, shape.missing),
            shape.primary ? "a primary shape that both sides accept"
                          : "guard shapes that both sides accept (--guards)"});
       continue;
     }
     if (!shape.impossible.empty()) {
-      reasons.push_back({"IMPOSSIBLE", fmt::format("{}: {}", shape.name, shape.impossible),
+      reasons.push_back({ReasonCode::impossible,
+                         fmt::format("{}: {}", shape.name, shape.impossible),
                          "find out which part of the work is left out while timed"});
       continue;
     }
@@ -103,18 +133,39 @@ Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresho
       const LogRatio& ratio = statistic == Statistic::p50 ? shape.p50 : shape.p90;
       const Interval plain = speedup(ratio, thresholds.confidence);
       const Interval i = decisive(ratio, shape.same, thresholds.confidence);
+      LogRatio undisturbed = ratio;
+      undisturbed.waited_below = undisturbed.waited_above = 0;
+      const Interval steady = speedup(undisturbed, thresholds.confidence);
       const std::string where =
           fmt::format("{} {} ({}) {}", shape.name, name_of(statistic), role, ratio_words(i));
-      if (i.hi < worse) {
-        reasons.push_back({"REGRESSION",
+      if (ratio.blocks < kLeastBlocks) {
+        reasons.push_back(
+            {ReasonCode::inconclusive,
+             fmt::format("{}: of {} blocks; fewer than {} decide nothing, whatever they say", where,
+                         ratio.blocks, kLeastBlocks),
+             fmt::format(
+                 "about {} more samples of each side: a larger --budget or more --processes",
+                 2 * (kLeastBlocks - ratio.blocks))});
+      } else if (i.hi < worse) {
+        reasons.push_back({ReasonCode::regression,
                            fmt::format("{}: all of the interval lies below {:.2f}", where, worse),
                            ""});
       } else if (i.lo >= threshold) {
         continue;
+      } else if (plain.lo < threshold && plain.hi >= worse &&
+                 (steady.lo >= threshold || steady.hi < worse)) {
+        reasons.push_back(
+            {ReasonCode::noisy,
+             fmt::format("{}: the sides waited for a CPU while they were timed; without that the "
+                         "ratio may be {:.1f}% smaller or {:.1f}% larger, which the verdict would "
+                         "not survive",
+                         where, 100 * (1 - std::exp(-ratio.waited_below)),
+                         100 * (std::exp(ratio.waited_above) - 1)),
+             "a quieter machine: nothing else running"});
       } else if (plain.lo >= threshold || plain.hi < worse) {
         const double bias = std::abs(std::exp(shape.same->point) - 1);
         reasons.push_back(
-            {"NOISY",
+            {ReasonCode::noisy,
              fmt::format(
                  "{}: the baseline against itself differs by {:.2f}% in the same blocks, which "
                  "the verdict would not survive",
@@ -122,11 +173,11 @@ Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresho
              "a quieter machine: nothing else running, fixed clocks"});
       } else if (shape.primary && i.hi < threshold) {
         reasons.push_back(
-            {"BELOW_GATE",
+            {ReasonCode::below_gate,
              fmt::format("{}: all of the interval lies below the gate {:.2f}", where, threshold),
              "a faster candidate; this one is measured well enough"});
       } else {
-        reasons.push_back({"INCONCLUSIVE",
+        reasons.push_back({ReasonCode::inconclusive,
                            fmt::format("{}: the interval contains {:.2f}", where, threshold),
                            settle(ratio, threshold, thresholds.confidence)});
       }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "workbench/base/fault.hpp"
 #include "workbench/fast/statistics.hpp"
 
 namespace greenfast::workbench {
@@ -15,10 +16,32 @@ enum class Outcome { promote, defer, reject };
 /// "PROMOTE", "DEFER", "REJECT".
 std::string_view name_of(Outcome outcome) noexcept;
 
-/// One reason of a verdict. Codes: NUMERICS, INTEGRITY, IMPOSSIBLE, RESOURCES, REGRESSION, CRASH,
-/// TIMEOUT (REJECT); BELOW_GATE, INCONCLUSIVE, NOISY, TOOL_MISSING, NO_OP (DEFER).
+enum class ReasonCode {
+  crash,  // these reject
+  timeout,
+  integrity,
+  impossible,
+  numerics,
+  resources,
+  regression,
+  below_gate,  // these defer
+  inconclusive,
+  noisy,
+  tool_missing,
+  no_op,
+};
+/// "CRASH", "BELOW_GATE", ...: as records and people have it.
+std::string_view name_of(ReasonCode code) noexcept;
+std::optional<ReasonCode> parse_reason_code(std::string_view name);
+/// The exit code that a reason's code means; kDefer for one that only defers.
+int exit_code_of(ReasonCode code) noexcept;
+bool rejects(ReasonCode code) noexcept;
+/// What a side's fault means for a verdict; none has no reason.
+ReasonCode reason_of(Fault fault);
+
+/// One reason of a verdict.
 struct Reason {
-  std::string code;
+  ReasonCode code;
   std::string detail;  ///< what was seen
   std::string
       settle;  ///< DEFER: what would settle it; REJECT: what to change, where it can be said
@@ -42,6 +65,10 @@ struct ShapeEvidence {
   std::string impossible;  ///< in words, when the candidate was faster than its floor
 };
 
+/// Blocks below which no interval of a median is one at 95% whatever the noise is: of n blocks all
+/// lie on the same side of the truth in 2 of 2^n cases.
+inline constexpr std::int64_t kLeastBlocks = 6;
+
 struct Thresholds {
   double gate = 1.10;   ///< lower bound of the primary speedup must reach it
   double guard = 0.98;  ///< lower bound of each guard's
@@ -53,14 +80,12 @@ struct Thresholds {
 Interval decisive(const LogRatio& ratio, const std::optional<LogRatio>& same, double confidence);
 
 /// FAST's part of a verdict, on p50 and p90 alike:
+/// INCONCLUSIVE for fewer blocks than kLeastBlocks;
 /// REJECT for an impossible time, for an upper bound below 1 (primary) or below guard (guards);
 /// PROMOTE when every lower bound reaches its threshold; DEFER else.
 Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresholds);
 
 /// A decision from reasons found elsewhere: the gravest rules. No reasons: PROMOTE.
 Decision from_reasons(std::vector<Reason> reasons);
-
-/// The exit code of a reason's code.
-int exit_code_of_reason(std::string_view code);
 
 }  // namespace greenfast::workbench

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/base/stdout_aside.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/resources/device_code.hpp"
@@ -29,6 +31,7 @@
 #include "workbench/verdict/gate_resources.hpp"
 #include "workbench/verdict/gate_steps.hpp"
 #include "workbench/verdict/peer.hpp"
+#include "workbench/verdict/step_results.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -52,7 +55,6 @@ json summary_json(const Summary& s) {
           {"timer", s.method}};
 }
 
-constexpr const char* kPeersStep = "peers";
 /// Share of the cores' time that others may take before nothing is promoted any more: pairs cancel
 /// a load that is steady, not one that comes and goes with a block.
 constexpr double kMostOtherWork = 0.5;
@@ -78,7 +80,8 @@ std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int 
 /// A kernel of this program as a device of compute capability `arch` loads it, with the limits that
 /// it breaks as the candidate launches it.
 std::optional<KernelResources> compiled_kernel(const std::string& kernel, int arch,
-                                               const std::string& candidate, const json& shapes) {
+                                               const std::string& candidate,
+                                               std::span<const PlannedShape> shapes) {
   if (const fs::path library = plugin_library(kernel); !library.empty())
     return plugin_kernels_code(library, arch);
   const Result<DeviceCode>& code = own_device_code();
@@ -88,15 +91,8 @@ std::optional<KernelResources> compiled_kernel(const std::string& kernel, int ar
   KernelResources out{found->arch,  found->registers, found->static_shared,
                       found->stack, found->sha256,    {}};
   std::vector<Plan> plans;
-  for (const json& shape : shapes) {
-    if (!shape["plans"].contains("candidate")) continue;
-    const json& recorded = shape["plans"]["candidate"];
-    if (recorded["kernel"] != kernel) continue;
-    Plan& plan = plans.emplace_back();
-    plan.kernel = kernel;
-    recorded["block"].get_to(plan.block);
-    recorded["shared_bytes"].get_to(plan.shared_bytes);
-  }
+  for (const PlannedShape& shape : shapes)
+    if (shape.candidate && shape.candidate->kernel == kernel) plans.push_back(*shape.candidate);
   if (const auto report = resources_of(candidate, arch, plans)) {
     for (const ResourceRow& row : report->rows) {
       for (const auto& broken : row.broken) {
@@ -107,6 +103,18 @@ std::optional<KernelResources> compiled_kernel(const std::string& kernel, int ar
     }
   }
   return out;
+}
+
+/// A word as a shell takes it.
+std::string shell_word(const std::string& word) {
+  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain && !word.empty()) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
 }
 
 /// The range of what the device told about itself while a shape was timed; empty where it told
@@ -169,13 +177,16 @@ class Gate {
     record_["steps"] = json::array();
     record_["checklist"] = json::array();
 
-    const auto build = isolated("build", "plans and refusals",
-                                [&](Activity&) { return gate_steps::build(options_, policy_); });
+    auto build = isolated<BuildStep>("build", "plans and refusals", [&](Activity&) {
+      return gate_steps::build(options_, policy_);
+    });
     if (!build) return build.status();
-    if (!ended_.has_value()) {
-      if (const auto failure = gate_steps::failure_of(*build)) return *failure;
-      if (Status status = take_build(*build); !status) return status;
+    if (*build) {
+      if (Status status = take_build(std::move(**build)); !status) return status;
       if (Status status = green(); !status) return status;
+      if (!ended_) {
+        if (Status status = claims(); !status) return status;
+      }
       if (!ended_) resources();
       if (!ended_) {
         if (Status status = fast(); !status) return status;
@@ -187,63 +198,60 @@ class Gate {
     return finish();
   }
 
-  /// Result of a step: from the checkpoint, or from a child. A child that dies ends the walk with a
-  /// verdict.
-  Result<json> isolated(const std::string& name, const std::string& what,
-                        const std::function<json(Activity&)>& work) {
+  /// Result of a step: from the checkpoint, or from a child. Nothing where a child died, which ends
+  /// the walk with a verdict; but where `instead` is given, it says what such an end comes to.
+  template <class Step>
+  Result<std::optional<Step>> isolated(
+      const std::string& name, const std::string& what,
+      const std::function<Result<Step>(Activity&)>& work,
+      const std::function<Step(const std::string& why)>& instead = {}) {
     if (observer_.stop && observer_.stop()) throw GateStopped{};
     if (observer_.step) observer_.step(done_, total_, what);
     ++done_;
     const auto begin = Clock::now();
     const bool had = job_.finished(name);
+    const auto step_ended = [&](std::string_view as) {
+      record_["steps"].push_back(
+          {{"name", name}, {"what", what}, {"status", as}, {"seconds", seconds_since(begin)}});
+    };
     if (!had) {
       ChildLimits limits;
       limits.seconds = rules_.timeout_seconds;
       limits.stop = observer_.stop;
-      auto end = run_in_child(
+      const auto end = run_in_child(
           [&](Activity& activity) {
+            const StdoutAside aside;  // whatever a step loads may print
             activity.set(what);
-            const json result = work(activity);
-            if (Status status = job_.save(name, result); !status)
+            if (Status status = job_.save(name, step_json(work(activity))); !status)
               throw std::runtime_error(status.message());
           },
           limits, observer_.activity);
       if (!end) return end.status();
-      // Begun and not finished, the step is done again by whoever resumes.
-      if (end->how == ChildEnd::How::stopped) throw GateStopped{};
-      if (end->how == ChildEnd::How::failed)
-        return Status(StatusCode::internal, fmt::format("{}: {}", what, end->detail));
-      if (end->how != ChildEnd::How::finished) {
-        const bool crashed = end->how == ChildEnd::How::crashed;
-        const char* status = crashed ? "CRASH" : "TIMEOUT";
-        const std::string detail = fmt::format("{}, while: {}", end->detail, end->activity);
-        const auto step_ended = [&](const std::string& as) {
-          record_["steps"].push_back(
-              {{"name", name}, {"what", what}, {"status", as}, {"seconds", seconds_since(begin)}});
-        };
-        if (name == kPeersStep) {  // whatever ends the harness is no fault of the candidate's
-          step_ended(status);
-          return json{{"skipped", detail}};
+      switch (end->how) {
+        case ChildEnd::How::finished:
+          break;
+        case ChildEnd::How::stopped:
+          // Begun and not finished, the step is done again by whoever resumes.
+          throw GateStopped{};
+        case ChildEnd::How::failed:
+          return Status(StatusCode::internal, fmt::format("{}: {}", what, end->detail));
+        case ChildEnd::How::crashed:
+        case ChildEnd::How::timed_out: {
+          const Reason reason = reason_of_end(*end);
+          if (instead) {
+            step_ended(name_of(code_of_end(*end)));
+            return std::optional<Step>(instead(reason.detail));
+          }
+          step_ended(name_of(reason.code));
+          reasons_.push_back(reason);
+          ended_ = name;
+          return std::optional<Step>();
         }
-        Reason reason{status, detail, ""};
-        // Only what the candidate did is held against it; in a timed block either side may be at
-        // fault.
-        const bool same = options_.candidate == options_.baseline;
-        if (end->actor == Actor::baseline && !same) {
-          reason = {"INCONCLUSIVE", "the baseline: " + detail, "a baseline that works"};
-        } else if (end->actor == Actor::workbench) {
-          reason = {"INCONCLUSIVE", detail,
-                    "smaller shapes, or a larger timeout_seconds in a gate policy"};
-        }
-        step_ended(reason.code);
-        reasons_.push_back(reason);
-        ended_ = name;
-        return json::object();
       }
     }
-    auto result = job_.load(name);
-    if (!result) return result.status();
-    gate_steps::check(name, *result);
+    const auto stored = job_.load(name);
+    if (!stored) return stored.status();
+    auto result = step_of_json<Step>(*stored);
     record_["steps"].push_back({{"name", name},
                                 {"what", what},
                                 {"status", "done"},
@@ -253,7 +261,22 @@ class Gate {
       observer_.finished(had ? fmt::format("{}: taken from the checkpoint", what)
                              : fmt::format("{}: {:.1f} s", what, seconds_since(begin)));
     }
-    return result;
+    if (!result) return result.status();
+    return std::optional<Step>(std::move(*result));
+  }
+
+  static ReasonCode code_of_end(const ChildEnd& end) {
+    return end.how == ChildEnd::How::crashed ? ReasonCode::crash : ReasonCode::timeout;
+  }
+  /// Only what the candidate did is held against it; in a timed block either side may be at fault.
+  Reason reason_of_end(const ChildEnd& end) const {
+    const std::string detail = fmt::format("{}, while: {}", end.detail, end.activity);
+    if (end.actor == Actor::workbench)
+      return {ReasonCode::inconclusive, detail,
+              "smaller shapes, or a larger timeout_seconds in a gate policy"};
+    if (end.actor == Actor::baseline && options_.candidate != options_.baseline)
+      return {ReasonCode::inconclusive, "the baseline: " + detail, "a baseline that works"};
+    return {code_of_end(end), detail, ""};
   }
 
   void check(const std::string& gate, const std::string& target, const std::string& actual,
@@ -261,20 +284,37 @@ class Gate {
     record_["checklist"].push_back(
         {{"gate", gate}, {"target", target}, {"actual", actual}, {"status", status}});
   }
+  /// What shows a RED case again: a command that runs as it stands.
+  std::string check_command(const std::string& asked, std::uint64_t seed) const {
+    std::string out = "greenfast check";
+    for (const PluginKernelRow& row : plugin_kernels())
+      if (row.id == options_.candidate) out += fmt::format(" {}", shell_word(row.file));
+    if (!options_.plugins.files.empty() && !options_.plugins.compile.flags.empty())
+      out += fmt::format(" {}", shell_word("--plugin-flags=" + options_.plugins.compile.flags));
+    out += fmt::format(" --variants {} {} --dtype {}", options_.candidate, asked, build_.dtype);
+    if (seed != 0) out += fmt::format(" --seeds {}", seed);
+    if (options_.policy != GateOptions().policy)
+      out += fmt::format(" --policy {}", shell_word(options_.policy));
+    return out;
+  }
   void end_with(const std::string& step, Reason reason) {
     reasons_.push_back(std::move(reason));
     ended_ = step;
   }
 
-  Status take_build(const json& build) {
-    record_["device"] = build["device"];
-    record_["dtype"] = build["dtype"];
-    record_["shapes"] = build["shapes"];
-    const auto shapes = gate_steps::shapes_of(options_, policy_, build["dtype"].get<std::string>());
+  Status take_build(BuildStep build) {
+    build_ = std::move(build);
+    const json words = json_of(build_);
+    record_["device"] = words["device"];
+    record_["dtype"] = words["dtype"];
+    record_["shapes"] = words["shapes"];
+    const auto shapes = gate_steps::shapes_of(options_, policy_, build_.dtype);
     if (!shapes) return shapes.status();
+    if (shapes->size() != build_.shapes.size())
+      throw json::other_error::create(600, "plans of other shapes", nullptr);
     shapes_ = *shapes;
-    if (build.contains("no_op")) no_op_ = build["no_op"].get<std::string>();
-    total_ = 2 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes) +
+    no_op_ = build_.no_op;
+    total_ = 3 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes) +
              (options_.peers.empty() ? 0 : 1);
     const BuildInfo& info = build_info();
     check("build", "both sides built",
@@ -284,72 +324,60 @@ class Gate {
     return {};
   }
 
-  std::string refused(std::size_t shape) const {
-    const json& entry = record_["shapes"][shape];
-    return entry.contains("refused") ? entry["refused"].get<std::string>() : "";
-  }
+  const std::string& refused(std::size_t shape) const { return build_.shapes[shape].refused; }
 
   Status green() {
-    green_.assign(shapes_.size(), json());
+    green_.assign(shapes_.size(), std::nullopt);
     int cases = 0, passed = 0, base_cases = 0, base_passed = 0;
     record_["green"] = json::array();
-    std::optional<json> candidate_red, baseline_red;
+    std::optional<RedCase> candidate_red, baseline_red;
     std::string red_shape;
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
       if (!refused(i).empty()) continue;
       const NamedProblem& shape = shapes_[i];
-      const auto result = isolated(fmt::format("green.{}", i), fmt::format("GREEN {}", shape.name),
-                                   [&](Activity& activity) {
-                                     return gate_steps::green(options_, policy_, shape, activity);
-                                   });
+      auto result = isolated<GreenStep>(
+          fmt::format("green.{}", i), fmt::format("GREEN {}", shape.name), [&](Activity& activity) {
+            return gate_steps::green(options_, policy_, shape, activity);
+          });
       if (!result) return result.status();
-      if (ended_) break;
-      if (const auto failure = gate_steps::failure_of(*result)) return *failure;
-      green_[i] = *result;
-      json entry = *result;
+      if (!*result) break;
+      const GreenStep& seen = green_[i].emplace(std::move(**result));
+      json entry = json_of(seen);
       entry.erase("limits");
       entry["shape"] = shape.name;
-      record_["green"].push_back(entry);
-      const json &candidate = entry["candidate"], &baseline = entry["baseline"];
-      cases += candidate["cases"].get<int>();
-      passed += candidate["green"].get<int>();
-      base_cases += baseline["cases"].get<int>();
-      base_passed += baseline["green"].get<int>();
-      if (!candidate["first_red"].is_null() && !candidate_red) {
-        candidate_red = candidate["first_red"];
+      record_["green"].push_back(std::move(entry));
+      cases += seen.candidate.cases;
+      passed += seen.candidate.green;
+      base_cases += seen.baseline.cases;
+      base_passed += seen.baseline.green;
+      candidate_red = seen.candidate.first_red;
+      baseline_red = seen.baseline.first_red;
+      if (candidate_red || baseline_red) {
         red_shape = shape.name;
         break;
       }
-      if (!baseline["first_red"].is_null() && !baseline_red) {
-        baseline_red = baseline["first_red"];
-        if (red_shape.empty()) red_shape = shape.name;
-        break;
-      }
     }
-    const auto describe = [&](const json& red) {
-      return fmt::format("{} {} seed {}: {}", red_shape, red["distribution"].get<std::string>(),
-                         red["seed"].get<std::uint64_t>(), red["reason"].get<std::string>());
+    const auto describe = [&](const RedCase& red) {
+      return fmt::format("{} {} seed {}: {}", red_shape, red.distribution, red.seed, red.reason);
     };
     const std::string target = fmt::format("all cases of policy {}", policy_.name);
     if (ended_) {
       check("GREEN", target, reasons_.back().detail,
-            exit_code_of_reason(reasons_.back().code) == kDefer ? "DEFER" : "FAIL");
+            rejects(reasons_.back().code) ? "FAIL" : "DEFER");
       return {};
     }
     if (candidate_red) {
-      const auto metric = (*candidate_red)["metric"].get<std::string>();
       check("GREEN", target,
-            fmt::format("RED at {} {} seed {}: {}", red_shape,
-                        (*candidate_red)["distribution"].get<std::string>(),
-                        (*candidate_red)["seed"].get<std::uint64_t>(), metric),
+            fmt::format("RED at {} {} seed {}: {}", red_shape, candidate_red->distribution,
+                        candidate_red->seed, candidate_red->metric),
             "FAIL");
-      const bool launch = candidate_red->value("metric", "") == "launch";
-      end_with("green",
-               {launch                                      ? "CRASH"
-                : (*candidate_red)["integrity"].get<bool>() ? "INTEGRITY"
-                                                            : "NUMERICS",
-                fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
-                fmt::format("greenfast check {} --shapes {}", options_.candidate, red_shape)});
+      end_with(
+          "green",
+          {reason_of(candidate_red->fault),
+           fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
+           check_command(fmt::format("--shapes {}{}", red_shape,
+                                     options_.causal.empty() ? "" : " --causal=" + options_.causal),
+                         candidate_red->seed)});
       return {};
     }
     check("GREEN", target, fmt::format("{}/{} cases", passed, cases),
@@ -357,13 +385,13 @@ class Gate {
           : passed == cases ? "PASS"
                             : "DEFER");
     if (passed > 0 && passed < cases) {
-      reasons_.push_back({"INCONCLUSIVE",
+      reasons_.push_back({ReasonCode::inconclusive,
                           fmt::format("{} of {} cases of {} could not be judged", cases - passed,
                                       cases, options_.candidate),
                           "smaller shapes, or a device with more memory"});
     }
     if (passed == 0) {
-      end_with("green", {"INCONCLUSIVE", "the candidate could not be checked on any case",
+      end_with("green", {ReasonCode::inconclusive, "the candidate could not be checked on any case",
                          "shapes and types that it accepts"});
       return {};
     }
@@ -371,7 +399,7 @@ class Gate {
       check("GREEN of the baseline", "GREEN", describe(*baseline_red), "DEFER");
       end_with(
           "green",
-          {"INCONCLUSIVE",
+          {ReasonCode::inconclusive,
            fmt::format("the baseline {} is RED on {}: a speedup over a wrong kernel says nothing",
                        options_.baseline, describe(*baseline_red)),
            "a baseline that is GREEN"});
@@ -383,23 +411,82 @@ class Gate {
     return {};
   }
 
+  /// What the candidate takes beside the asked shapes: right there too, or named as never seen.
+  Status claims() {
+    const NamedProblem& primary = shapes_.front();
+    auto result =
+        isolated<ClaimsStep>("claims", "GREEN of what else it takes", [&](Activity& activity) {
+          return gate_steps::claims(options_, policy_, primary, activity);
+        });
+    if (!result) return result.status();
+    const std::string target = "right wherever it does not refuse";
+    const char* const gate = "GREEN of what else it takes";
+    if (!*result) {
+      check(gate, target, reasons_.back().detail, rejects(reasons_.back().code) ? "FAIL" : "DEFER");
+      return {};
+    }
+    claims_ = std::move(**result);
+    int cases = 0, green = 0, taken = 0;
+    for (const Claim& claim : claims_->claims) {
+      if (!claim.refused.empty()) continue;
+      ++taken;
+      cases += claim.tally.cases;
+      green += claim.tally.green;
+      record_["green"].push_back({{"shape", fmt::format("{}: {}", claim.kind, claim.problem)},
+                                  {"candidate", json_of(claim.tally)},
+                                  {"baseline", json_of(GreenTally())}});
+      if (!claim.tally.first_red) continue;
+      const RedCase& red = *claim.tally.first_red;
+      check(gate, target,
+            fmt::format("RED with {} ({}), {} seed {}: {}", claim.kind, claim.problem,
+                        red.distribution, red.seed, red.metric),
+            "FAIL");
+      end_with("claims",
+               {reason_of(red.fault),
+                fmt::format("{} takes {} ({}) and is RED on {} seed {}: {}; a kernel refuses what "
+                            "it does not compute (supports)",
+                            options_.candidate, claim.problem, claim.kind, red.distribution,
+                            red.seed, red.reason),
+                check_command(asked_of(claim.kind), red.seed)});
+      return {};
+    }
+    check(gate, target,
+          fmt::format("{}/{} cases of {} kinds, {} refused", green, cases, taken,
+                      claims_->claims.size() - static_cast<std::size_t>(taken)),
+          taken == 0       ? "SKIPPED"
+          : green == cases ? "PASS"
+                           : "DEFER");
+    if (green < cases)
+      reasons_.push_back(
+          {ReasonCode::inconclusive,
+           fmt::format("{} took problems of {} kinds and then refused {} of {} cases",
+                       options_.candidate, taken, cases - green, cases),
+           "a kernel that refuses a problem before it has taken it, or never"});
+    return {};
+  }
+
+  std::string asked_of(const std::string& kind) const {
+    for (const gate_steps::ClaimKind& row : gate_steps::claim_kinds(options_, shapes_.front()))
+      if (row.name == kind) return row.asked;
+    return {};
+  }
+
   void resources() {
     ++done_;
     record_["resources"] = json::array();
     std::int64_t arena = -1, workspace = 0;
-    for (const json& shape : record_["shapes"]) {
-      if (!shape["plans"].contains("candidate")) continue;
-      const json& plan = shape["plans"]["candidate"];
-      arena = std::max(arena, plan["shared_bytes"].get<std::int64_t>());
-      workspace = std::max(workspace, plan["workspace_bytes"].get<std::int64_t>());
+    for (const PlannedShape& shape : build_.shapes) {
+      if (!shape.candidate) continue;
+      arena = std::max<std::int64_t>(arena, shape.candidate->shared_bytes);
+      workspace = std::max<std::int64_t>(workspace, shape.candidate->workspace_bytes);
     }
-    const bool cpu = record_["device"]["kind"] == name_of(DeviceKind::cpu);
+    const bool cpu = build_.device.kind == DeviceKind::cpu;
     if (cpu && arena < 0) {
       const std::string why = fmt::format("{} tells no plan", options_.candidate);
       record_["resources"].push_back({{"name", "plan"}, {"status", "SKIPPED"}, {"reason", why}});
       check("resources", "inside limits", why, "SKIPPED");
       reasons_.push_back(
-          {"TOOL_MISSING", "resources are unknown: " + why, "a subject with a plan"});
+          {ReasonCode::tool_missing, "resources are unknown: " + why, "a subject with a plan"});
       return;
     }
     if (cpu) {
@@ -412,24 +499,23 @@ class Gate {
       check("resources: arena of a thread", fmt::format("<= {} KB", rules_.cpu_arena_bytes / 1024),
             fmt::format("{:.0f} KB", static_cast<double>(arena) / 1024), inside ? "PASS" : "FAIL");
       if (!inside) {
-        end_with("resources", {"RESOURCES",
+        end_with("resources", {ReasonCode::resources,
                                fmt::format("a thread's arena is {} bytes, limit {}", arena,
                                            rules_.cpu_arena_bytes),
                                "smaller tiles"});
       }
       return;
     }
-    const int arch = record_["device"]["arch"].get<int>();
     const ResourceJudgement judged =
-        judge_kernels(record_["shapes"], rule_, [&](const std::string& kernel) {
-          return compiled_kernel(kernel, arch, options_.candidate, record_["shapes"]);
+        judge_kernels(build_.shapes, rule_, [&](const std::string& kernel) {
+          return compiled_kernel(kernel, build_.device.arch, options_.candidate, build_.shapes);
         });
     record_["resources"] = judged.rows;
     for (const auto& [gate, target, actual, status] : judged.checklist)
       check(gate, target, actual, status);
     if (no_op_.empty()) no_op_ = judged.no_op;
     if (!judged.reason) return;
-    if (judged.reason->code == "RESOURCES") {
+    if (rejects(judged.reason->code)) {
       end_with("resources", *judged.reason);
     } else {
       reasons_.push_back(*judged.reason);
@@ -458,42 +544,39 @@ class Gate {
         continue;
       }
       Samples samples;
-      json peak = {{"flops", 0.0}, {"bytes_per_second", 0.0}, {"method", ""}};
+      Peak peak;
       double floor = 0;
       std::string stopped;
       bool impossible = true, base_impossible = true;
       for (int process = 0; process < rules_.processes; ++process) {
-        const auto result = isolated(
-            fmt::format("fast.{}.{}", i, process),
+        const std::string step = fmt::format("fast.{}.{}", i, process);
+        auto result = isolated<FastStep>(
+            step,
             fmt::format("FAST {}, process {} of {}", shape.name, process + 1, rules_.processes),
             [&](Activity& activity) {
               return gate_steps::fast(options_, policy_, rules_, shape, i == 0, process, share,
-                                      green_[i], activity);
+                                      *green_[i], activity);
             });
         if (!result) return result.status();
-        if (ended_) {
+        if (!*result) {
           check("FAST", "", reasons_.back().detail, "FAIL");
           return {};
         }
-        if (const auto failure = gate_steps::failure_of(*result)) return *failure;
-        if (failed_side(*result, shape)) return {};
-        auto one = samples_from_json((*result)["samples"]);
-        if (!one) return one.status();
-        if (record_["device"]["name"].get<std::string>() != one->front().device_name) {
-          job_.forget(fmt::format("fast.{}.{}", i, process));
-          return {
-              StatusCode::invalid_argument,
-              fmt::format("{}: was begun on {}, this is {}; start a new gate",
-                          job_.directory().string(), record_["device"]["name"].get<std::string>(),
-                          one->front().device_name)};
+        const FastStep& timed = **result;
+        if (failed_side(timed, shape)) return {};
+        if (build_.device.name != timed.samples.device_name) {
+          job_.forget(step);
+          return {StatusCode::invalid_argument,
+                  fmt::format("{}: was begun on {}, this is {}; start a new gate",
+                              job_.directory().string(), build_.device.name,
+                              timed.samples.device_name)};
         }
-        append(samples, one->front());
-        base_impossible = base_impossible && (*result)["checks"][0]["impossible"].get<bool>();
-        impossible = impossible && (*result)["checks"][1]["impossible"].get<bool>();
-        floor = std::max(floor, (*result)["checks"][1]["floor_seconds"].get<double>());
-        stopped = (*result)["stopped"].get<std::string>();
-        if ((*result)["peak"]["flops"].get<double>() > peak["flops"].get<double>())
-          peak = (*result)["peak"];
+        append(samples, timed.samples);
+        base_impossible = base_impossible && timed.checks[0].impossible;
+        impossible = impossible && timed.checks[1].impossible;
+        floor = std::max(floor, timed.checks[1].floor_seconds);
+        stopped = timed.stopped;
+        if (timed.peak.flops > peak.flops) peak = timed.peak;
       }
       const Summary baseline = summarize(samples, 0), candidate = summarize(samples, 1);
       if (impossible) {
@@ -504,7 +587,7 @@ class Gate {
       }
       if (base_impossible && !impossible) {
         reasons_.push_back(
-            {"INCONCLUSIVE",
+            {ReasonCode::inconclusive,
              fmt::format("the baseline {} at {}: p50 {:.4g} us is below {:.4g} us, "
                          "which the measured ceilings allow",
                          options_.baseline, shape.name, 1e6 * baseline.p50, 1e6 * floor),
@@ -538,11 +621,12 @@ class Gate {
                     {"candidate", summary_json(candidate)},
                     {"candidate_flops", samples.flops / candidate.p50},
                     {"candidate_percent_of_peak",
-                     peak["flops"].get<double>() > 0
-                         ? 100 * samples.flops / candidate.p50 / peak["flops"].get<double>()
-                         : 0.0},
+                     peak.flops > 0 ? 100 * samples.flops / candidate.p50 / peak.flops : 0.0},
                     {"floor_seconds", floor},
-                    {"peak", peak}};
+                    {"peak",
+                     {{"flops", peak.flops},
+                      {"bytes_per_second", peak.bytes_per_second},
+                      {"method", peak.method}}}};
       if (json clocks = clocks_of(samples); !clocks.empty()) entry["clocks"] = std::move(clocks);
       if (seen.same) {
         const Interval same = speedup(*seen.same);
@@ -558,13 +642,13 @@ class Gate {
     record_["samples"] = to_json(all);
     checklist_of(evidence);
     if (!no_op_.empty()) {
-      reasons_.push_back({"NO_OP", no_op_, "a candidate that differs from the baseline"});
+      reasons_.push_back({ReasonCode::no_op, no_op_, "a candidate that differs from the baseline"});
       return {};
     }
     for (Reason& reason : decide(evidence, thresholds_).reasons)
       reasons_.push_back(std::move(reason));
     if (reasons_.empty() && !busy.empty())
-      reasons_.push_back({"NOISY", busy, "a quieter machine: nothing else running"});
+      reasons_.push_back({ReasonCode::noisy, busy, "a quieter machine: nothing else running"});
     return {};
   }
 
@@ -573,34 +657,37 @@ class Gate {
   Status peers() {
     // As long as the primary shape was timed for.
     const double budget = rules_.budget_seconds / static_cast<double>(shapes_.size());
-    const auto result =
-        isolated(kPeersStep,
-                 fmt::format("{} beside {}", shapes_.front().name, fmt::join(options_.peers, ", ")),
-                 [&](Activity& activity) {
-                   return gate_steps::peers(options_, rules_, shapes_.front(), budget, activity);
-                 });
+    auto result = isolated<PeersStep>(
+        "peers", fmt::format("{} beside {}", shapes_.front().name, fmt::join(options_.peers, ", ")),
+        [&](Activity& activity) {
+          return gate_steps::peers(options_, rules_, shapes_.front(), budget, activity);
+        },
+        // Whatever ends the harness is no fault of the candidate's.
+        [](const std::string& why) {
+          PeersStep none;
+          none.skipped = why;
+          return none;
+        });
     if (!result) return result.status();
-    record_["peers"] = *result;
+    record_["peers"] = json_of(**result);
     return {};
   }
 
   /// A side whose launch failed or whose timed output was wrong ends the walk.
-  bool failed_side(const json& result, const NamedProblem& shape) {
+  bool failed_side(const FastStep& timed, const NamedProblem& shape) {
     for (const std::size_t side : {1, 0, 2}) {
-      if (side >= result["checks"].size()) continue;
-      const json& seen = result["checks"][side];
-      const auto failure = seen["failure"].get<std::string>();
-      if (failure.empty()) continue;
-      const std::string who = side == 1 ? options_.candidate : options_.baseline;
-      check("FAST " + shape.name, "timed calls do the work", fmt::format("{}: {}", who, failure),
-            "FAIL");
+      if (side >= timed.checks.size()) continue;
+      const SideCheck& seen = timed.checks[side];
+      if (seen.fault == Fault::none) continue;
+      const std::string& who = side == 1 ? options_.candidate : options_.baseline;
+      check("FAST " + shape.name, "timed calls do the work",
+            fmt::format("{}: {}", who, seen.failure), "FAIL");
       if (side == 1) {
-        const auto fault = parse_fault(seen["fault"].get<std::string>()).value_or(Fault::launch);
-        end_with("fast", {std::string(reason_of(fault)),
-                          fmt::format("{} at {}: {}", who, shape.name, failure), ""});
+        end_with("fast", {reason_of(seen.fault),
+                          fmt::format("{} at {}: {}", who, shape.name, seen.failure), ""});
       } else {
-        end_with("fast", {"INCONCLUSIVE",
-                          fmt::format("the baseline {} at {}: {}", who, shape.name, failure),
+        end_with("fast", {ReasonCode::inconclusive,
+                          fmt::format("the baseline {} at {}: {}", who, shape.name, seen.failure),
                           "a baseline that works"});
       }
       return true;
@@ -651,29 +738,21 @@ class Gate {
 
   /// What GREEN of this gate never saw of what a problem may ask for: not promised by its verdict.
   json unseen() const {
-    struct Kind {
-      const char* name;
-      bool (*seen)(const Problem&);
-    };
-    static constexpr Kind kKinds[] = {
-        {"lengths that are no multiple of 16",
-         [](const Problem& p) { return p.seq_q % 16 != 0 || p.seq_kv % 16 != 0; }},
-        {"Sq other than Skv", [](const Problem& p) { return p.seq_q != p.seq_kv; }},
-        {"fewer KV heads than Q heads", [](const Problem& p) { return p.heads_kv != p.heads_q; }},
-        {"a mask", [](const Problem& p) { return !p.mask.is_none(); }},
-        {"softcap", [](const Problem& p) { return p.softcap > 0; }},
-        {"LSE", [](const Problem& p) { return p.lse; }},
-        {"layouts other than BHSD", [](const Problem& p) {
-           return !(p.q == make_problem(p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv,
-                                        p.head_dim, p.dtype)
-                               .q);
-         }}};
     json out = json::array();
-    for (const Kind& kind : kKinds) {
+    if (shapes_.empty()) return out;
+    for (const gate_steps::ClaimKind& kind : gate_steps::claim_kinds(options_, shapes_.front())) {
       bool seen = false;
       for (std::size_t i = 0; i < green_.size(); ++i)
-        seen = seen || (!green_[i].is_null() && kind.seen(shapes_[i].problem));
-      if (!seen) out.push_back(kind.name);
+        seen = seen || (green_[i] && kind.seen(shapes_[i].problem));
+      std::string refused;
+      for (const Claim& claim : claims_ ? claims_->claims : std::vector<Claim>()) {
+        if (claim.kind != kind.name) continue;
+        seen = seen || claim.tally.cases > 0;
+        refused = claim.refused;
+      }
+      if (seen) continue;
+      out.push_back(refused.empty() ? kind.name
+                                    : fmt::format("{} (refused: {})", kind.name, refused));
     }
     return out;
   }
@@ -683,7 +762,7 @@ class Gate {
     json reasons = json::array();
     for (const Reason& reason : decision.reasons) {
       reasons.push_back(
-          {{"code", reason.code}, {"detail", reason.detail}, {"settle", reason.settle}});
+          {{"code", name_of(reason.code)}, {"detail", reason.detail}, {"settle", reason.settle}});
     }
     const DecisionTree& tree = rules_.tree(rule_.tree);
     std::string level;
@@ -694,7 +773,7 @@ class Gate {
     }
     const bool short_of_gate =
         std::any_of(decision.reasons.begin(), decision.reasons.end(),
-                    [](const Reason& reason) { return reason.code == "BELOW_GATE"; });
+                    [](const Reason& reason) { return reason.code == ReasonCode::below_gate; });
     if (short_of_gate) next = tree.below;
     record_["verdict"] = {{"decision", name_of(decision.outcome)},
                           {"exit_code", decision.exit_code},
@@ -710,15 +789,11 @@ class Gate {
     record_["finished_utc"] = utc_time();
     record_["seconds"] = seconds_since(start_);
     record_["headline"] = gate_headline(record_);
-    if (Status status =
-            write_file_atomically(job_.directory() / "gate.json", json_text(record_, 1) + "\n");
-        !status)
-      return status;
-    if (Status status =
-            write_file_atomically(job_.directory() / "report.md", gate_markdown(record_));
-        !status)
-      return status;
-    return GateResult{record_, decision.exit_code};
+    Status written =
+        write_file_atomically(job_.directory() / "gate.json", json_text(record_, 1) + "\n");
+    if (written)
+      written = write_file_atomically(job_.directory() / "report.md", gate_markdown(record_));
+    return GateResult{record_, decision.exit_code, std::move(written)};
   }
 
   Checkpoint job_;
@@ -731,7 +806,9 @@ class Gate {
   Thresholds thresholds_;
   json record_;
   std::vector<NamedProblem> shapes_;
-  std::vector<json> green_;
+  BuildStep build_;
+  std::vector<std::optional<GreenStep>> green_;  // beside shapes_
+  std::optional<ClaimsStep> claims_;
   std::vector<Reason> reasons_;
   std::optional<std::string> ended_;  // the step after which nothing more is run
   std::string no_op_;
@@ -962,6 +1039,8 @@ Result<std::vector<LadderStep>> run_ladder(const GateOptions& asked, const fs::p
       const StatusCode code = result.status().code();
       if (code != StatusCode::no_device && code != StatusCode::unsupported) return result.status();
       step.skipped = result.status().message();
+    } else if (!result->written) {
+      return result->written;
     } else {
       step.decision = result->record["verdict"]["decision"].get<std::string>();
       step.exit_code = result->exit_code;

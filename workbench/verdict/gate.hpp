@@ -52,6 +52,7 @@ struct GateStopped {};
 struct GateResult {
   nlohmann::json record;
   int exit_code = 0;
+  Status written{};  ///< why the record could not be kept; what was measured is told all the same
 };
 
 /// Everything about the options that can be wrong before a device is touched.

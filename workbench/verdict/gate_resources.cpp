@@ -12,27 +12,25 @@ namespace {
 using nlohmann::json;
 
 /// Whether both sides run the same code with the same plan wherever both were planned.
-bool same_everywhere(const json& shapes, const KernelLookup& lookup) {
+bool same_everywhere(std::span<const PlannedShape> shapes, const KernelLookup& lookup) {
   bool any = false;
-  for (const json& shape : shapes) {
-    const json& plans = shape["plans"];
-    if (!plans.contains("candidate") || !plans.contains("baseline")) continue;
+  for (const PlannedShape& shape : shapes) {
+    if (!shape.candidate || !shape.baseline) continue;
     any = true;
-    const json &a = plans["baseline"], &b = plans["candidate"];
-    const auto code_a = lookup(a["kernel"].get<std::string>()),
-               code_b = lookup(b["kernel"].get<std::string>());
+    const Plan &a = *shape.baseline, &b = *shape.candidate;
+    const auto code_a = lookup(a.kernel), code_b = lookup(b.kernel);
     if (!code_a || !code_b || code_a->sha256.empty() || code_a->sha256 != code_b->sha256)
       return false;
-    for (const char* part : {"grid", "block", "cluster", "shared_bytes"}) {
-      if (a[part] != b[part]) return false;
-    }
+    if (a.grid != b.grid || a.block != b.block || a.cluster != b.cluster ||
+        a.shared_bytes != b.shared_bytes)
+      return false;
   }
   return any;
 }
 
 }  // namespace
 
-ResourceJudgement judge_kernels(const json& shapes, const RungRule& rule,
+ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const RungRule& rule,
                                 const KernelLookup& lookup) {
   ResourceJudgement out;
   if (same_everywhere(shapes, lookup))
@@ -40,11 +38,10 @@ ResourceJudgement judge_kernels(const json& shapes, const RungRule& rule,
 
   // A kernel that several shapes launch is judged at the most dynamic shared memory it gets.
   std::map<std::string, std::int64_t> dynamic;
-  for (const json& shape : shapes) {
-    if (!shape["plans"].contains("candidate")) continue;
-    const json& plan = shape["plans"]["candidate"];
-    std::int64_t& most = dynamic[plan["kernel"].get<std::string>()];
-    most = std::max(most, plan["shared_bytes"].get<std::int64_t>());
+  for (const PlannedShape& shape : shapes) {
+    if (!shape.candidate) continue;
+    std::int64_t& most = dynamic[shape.candidate->kernel];
+    most = std::max<std::int64_t>(most, shape.candidate->shared_bytes);
   }
   std::vector<std::string> missing, over;
   const auto skip = [&](const std::string& kernel, const std::string& why) {
@@ -105,12 +102,12 @@ ResourceJudgement judge_kernels(const json& shapes, const RungRule& rule,
          code->over.empty() ? "PASS" : "FAIL"});
   }
   if (!over.empty()) {
-    out.reason = Reason{"RESOURCES", fmt::format("{}", fmt::join(over, "; ")),
+    out.reason = Reason{ReasonCode::resources, fmt::format("{}", fmt::join(over, "; ")),
                         "greenfast resources shows every kernel; fewer live values, smaller tiles"};
   } else if (!missing.empty()) {
-    out.reason =
-        Reason{"TOOL_MISSING", fmt::format("resources are unknown: {}", fmt::join(missing, "; ")),
-               "a build with -DGREENFAST_CUDA_ARCHS for this device"};
+    out.reason = Reason{ReasonCode::tool_missing,
+                        fmt::format("resources are unknown: {}", fmt::join(missing, "; ")),
+                        "a build with -DGREENFAST_CUDA_ARCHS for this device"};
   }
   return out;
 }

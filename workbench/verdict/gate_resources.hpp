@@ -8,11 +8,13 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate_policy.hpp"
+#include "workbench/verdict/step_results.hpp"
 
 namespace greenfast::workbench {
 
@@ -39,8 +41,7 @@ struct ResourceJudgement {
   std::string no_op;
 };
 
-/// `shapes` as in the record: plans of "candidate" and "baseline".
-ResourceJudgement judge_kernels(const nlohmann::json& shapes, const RungRule& rule,
+ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const RungRule& rule,
                                 const KernelLookup& lookup);
 
 }  // namespace greenfast::workbench

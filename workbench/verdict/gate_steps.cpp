@@ -11,11 +11,10 @@
 #include "workbench/fast/timed_judge.hpp"
 #include "workbench/green/validate.hpp"
 #include "workbench/subjects/mutants/mutants.hpp"
+#include "workbench/subjects/plugin/plugins.hpp"
 #include "workbench/verdict/peer.hpp"
 
 namespace greenfast::workbench::gate_steps {
-
-using nlohmann::json;
 
 namespace {
 
@@ -23,118 +22,7 @@ constexpr std::string_view kAgain = " (again)";
 /// Between the seeds of two processes' inputs: larger than the number of contents in a ring.
 constexpr std::uint64_t kProcessSeeds = 1009;
 
-json status_json(const Status& status) {
-  return {{"failed", {{"code", static_cast<int>(status.code())}, {"message", status.message()}}}};
-}
-
 }  // namespace
-
-std::optional<Status> failure_of(const json& result) {
-  if (!result.contains("failed")) return std::nullopt;
-  return Status(static_cast<StatusCode>(result["failed"]["code"].get<int>()),
-                result["failed"]["message"].get<std::string>());
-}
-
-namespace {
-
-[[noreturn]] void not_a_step(const std::string& why) {
-  throw json::other_error::create(600, why, nullptr);
-}
-void numbers(const json& object, std::initializer_list<const char*> names) {
-  for (const char* name : names) (void)object.at(name).get<double>();
-}
-void texts(const json& object, std::initializer_list<const char*> names) {
-  for (const char* name : names) (void)object.at(name).get_ref<const std::string&>();
-}
-const json& list(const json& object, const char* name, bool may_be_empty = false) {
-  const json& found = object.at(name);
-  if (!found.is_array() || (!may_be_empty && found.empty()))
-    not_a_step(fmt::format("{} is no list with entries", name));
-  return found;
-}
-
-void check_build(const json& build) {
-  texts(build, {"dtype"});
-  texts(build.at("device"), {"kind", "name", "isa"});
-  numbers(build.at("device"), {"arch"});
-  if (build.contains("no_op")) texts(build, {"no_op"});
-  for (const json& shape : list(build, "shapes")) {
-    texts(shape, {"name", "problem"});
-    (void)shape.at("primary").get<bool>();
-    if (shape.contains("refused")) texts(shape, {"refused"});
-    for (const json& plan : shape.at("plans")) {
-      texts(plan, {"variant", "kernel", "note"});
-      numbers(plan, {"shared_bytes", "workspace_bytes"});
-      for (const char* triple : {"grid", "block", "cluster"})
-        if (list(plan, triple).size() != 3) not_a_step("a plan has three dimensions");
-    }
-  }
-}
-
-void check_green(const json& green) {
-  (void)green.at("limits").get<Limits>();
-  for (const char* side : {"candidate", "baseline"}) {
-    const json& tally = green.at(side);
-    numbers(tally, {"cases", "green", "skipped", "rows_checked", "rows_total"});
-    (void)tally.at("worst").get<Limits>();
-    if (!tally.at("digests").is_object()) not_a_step("digests are no object");
-    const json& red = tally.at("first_red");
-    if (red.is_null()) continue;
-    texts(red, {"distribution", "metric", "reason"});
-    (void)red.at("seed").get<std::uint64_t>();
-    (void)red.at("integrity").get<bool>();
-  }
-}
-
-void check_fast(const json& fast) {
-  texts(fast, {"stopped"});
-  numbers(fast.at("peak"), {"flops", "bytes_per_second"});
-  texts(fast.at("peak"), {"method"});
-  const auto samples = samples_from_json(fast.at("samples"));
-  if (!samples) not_a_step(samples.status().message());
-  if (samples->size() != 1) not_a_step("one shape is timed in a step");
-  const std::size_t sides = samples->front().sides.size();
-  if (sides < 2 || sides > 3) not_a_step("two or three sides are timed");
-  if (list(fast, "checks").size() != sides) not_a_step("each side has a check");
-  bool failed = false;
-  for (const json& seen : fast.at("checks")) {
-    texts(seen, {"failure", "fault"});
-    if (!parse_fault(seen.at("fault").get<std::string>())) not_a_step("an unknown fault");
-    (void)seen.at("impossible").get<bool>();
-    numbers(seen, {"floor_seconds"});
-    failed = failed || !seen.at("failure").get_ref<const std::string&>().empty();
-  }
-  if (!failed && samples->front().blocks.empty()) not_a_step("no block was timed");
-}
-
-void check_peers(const json& peers) {
-  if (peers.contains("skipped")) texts(peers, {"skipped"});
-  if (!peers.contains("sides")) {
-    texts(peers, {"skipped"});
-    return;
-  }
-  texts(peers, {"shape"});
-  for (const json& side : list(peers, "sides", true)) {
-    texts(side, {"id", "verdict"});
-    if (!side.contains("refused")) numbers(side, {"p50", "p90", "samples"});
-    if (side.contains("speedup")) numbers(side.at("speedup"), {"value", "lo", "hi"});
-  }
-}
-
-}  // namespace
-
-void check(const std::string& step, const json& result) {
-  if (result.contains("failed")) {
-    numbers(result.at("failed"), {"code"});
-    texts(result.at("failed"), {"message"});
-    return;
-  }
-  const std::string kind = step.substr(0, step.find('.'));
-  if (kind == "build") check_build(result);
-  if (kind == "green") check_green(result);
-  if (kind == "fast") check_fast(result);
-  if (kind == "peers") check_peers(result);
-}
 
 Result<std::unique_ptr<Subject>> one_subject(const std::string& id, std::string_view option) {
   auto found = find_subjects(id);
@@ -233,9 +121,9 @@ Result<Stage> open_stage(const GateOptions& options) {
 
 }  // namespace
 
-json build(const GateOptions& options, const Policy& policy) {
+Result<BuildStep> build(const GateOptions& options, const Policy& policy) {
   auto stage = open_stage(options);
-  if (!stage) return status_json(stage.status());
+  if (!stage) return stage.status();
   const DeviceFacts& facts = stage->device->facts();
 
   std::vector<std::string> dtypes = {"fp16", "bf16", "e4m3"};
@@ -244,7 +132,7 @@ json build(const GateOptions& options, const Policy& policy) {
   std::string refusal;
   for (const std::string& dtype : dtypes) {
     const auto shapes = shapes_of(options, policy, dtype);
-    if (!shapes) return status_json(shapes.status());
+    if (!shapes) return shapes.status();
     std::string refused;
     for (const bool is_candidate : {false, true}) {
       Subject& subject = stage->of(is_candidate);
@@ -259,45 +147,36 @@ json build(const GateOptions& options, const Policy& policy) {
       continue;
     }
 
-    json out = {{"dtype", dtype},
-                {"device",
-                 {{"kind", name_of(facts.kind)},
-                  {"name", facts.name},
-                  {"isa", facts.isa},
-                  {"arch", facts.arch},
-                  {"threads_or_multiprocessors", facts.multiprocessors},
-                  {"driver", facts.driver}}},
-                {"shapes", json::array()}};
+    BuildStep out;
+    out.dtype = dtype;
+    out.device = facts;
     bool same_plans = true;
     for (const NamedProblem& shape : *shapes) {
-      json entry = {{"name", shape.name},
-                    {"problem", to_string(shape.problem)},
-                    {"primary", &shape == &shapes->front()},
-                    {"plans", json::object()}};
-      std::optional<Plan> plans[2];
+      PlannedShape& entry = out.shapes.emplace_back();
+      entry.name = shape.name;
+      entry.problem = to_string(shape.problem);
+      entry.primary = &shape == &shapes->front();
       for (const bool is_candidate : {false, true}) {
         Subject& subject = stage->of(is_candidate);
         if (const auto why = subject.refusal(shape.problem, facts)) {
-          entry["refused"] = fmt::format("{}: {}", subject.id(), *why);
+          entry.refused = fmt::format("{}: {}", subject.id(), *why);
           continue;
         }
-        plans[is_candidate] = subject.plan(shape.problem, facts);
-        if (plans[is_candidate]) {
-          entry["plans"][is_candidate ? "candidate" : "baseline"] = plan_json(*plans[is_candidate]);
-        }
+        (is_candidate ? entry.candidate : entry.baseline) = subject.plan(shape.problem, facts);
       }
-      same_plans = same_plans && plans[0] && plans[1] && plans[0]->kernel == plans[1]->kernel &&
-                   !plans[0]->kernel.empty() && plans[0]->variant == plans[1]->variant;
-      out["shapes"].push_back(std::move(entry));
+      same_plans = same_plans && entry.baseline && entry.candidate &&
+                   entry.baseline->kernel == entry.candidate->kernel &&
+                   !entry.baseline->kernel.empty() &&
+                   entry.baseline->variant == entry.candidate->variant;
     }
     if (options.baseline == options.candidate) {
-      out["no_op"] = "baseline and candidate are the same variant";
+      out.no_op = "baseline and candidate are the same variant";
     } else if (same_plans) {
-      out["no_op"] = "both sides run the same kernel on every shape";
+      out.no_op = "both sides run the same kernel on every shape";
     }
     return out;
   }
-  return status_json({StatusCode::unsupported, refusal});
+  return Status(StatusCode::unsupported, refusal);
 }
 
 namespace {
@@ -312,101 +191,188 @@ Case normal_case(const NamedProblem& shape, std::uint64_t seed) {
 
 }  // namespace
 
-json green(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
-           Activity& activity) {
+namespace {
+
+/// Adds what one case showed.
+void count(const CaseResult& result, std::string_view distribution, GreenTally& tally) {
+  ++tally.cases;
+  tally.rows_checked += result.rows_checked;
+  tally.rows_total += result.rows_total;
+  if (result.verdict == Verdict::skipped) {
+    ++tally.skipped;
+  } else if (result.verdict == Verdict::green) {
+    ++tally.green;
+  } else {
+    tally.first_red = RedCase{std::string(distribution), result.test.seed, result.failed_metric,
+                              result.fault, result.reason};
+  }
+  for (const MetricRow& row : metric_table()) {
+    if (has_own_problem(result.test.distribution)) break;
+    double& worst = tally.worst[std::string(row.name)];
+    worst = std::max(worst, row.value(result.metrics));
+  }
+  if (result.test.distribution == Distribution::normal)
+    tally.digests[std::to_string(result.test.seed)] = result.output_sha256;
+}
+
+std::string_view words_of(Distribution distribution) {
+  return std::find_if(distribution_table().begin(), distribution_table().end(),
+                      [&](const DistributionRow& row) { return row.id == distribution; })
+      ->name;
+}
+
+}  // namespace
+
+Result<GreenStep> green(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
+                        Activity& activity) {
   auto stage = open_stage(options);
-  if (!stage) return status_json(stage.status());
-  json out = json::object();
-  struct Tally {
-    int cases = 0, green = 0, skipped = 0;
-    json first_red;
-    std::map<std::string, double> worst;
-    json digests = json::object();
-    std::int64_t rows_checked = 0, rows_total = 0;
-  } tallies[2];
-  Limits limits;  // of what is timed later
+  if (!stage) return stage.status();
+  GreenStep out;
   for (const Case& c : make_cases({shape}, policy, options.seeds)) {
+    const std::string_view distribution = words_of(c.distribution);
     std::optional<CaseData> data;
     for (const bool is_candidate : {true, false}) {
-      Tally& tally = tallies[is_candidate];
-      if (!tally.first_red.is_null()) continue;
+      GreenTally& tally = is_candidate ? out.candidate : out.baseline;
+      if (tally.first_red) continue;
       if (!is_candidate && c.seed != options.seeds.front()) continue;
-      const std::string distribution(
-          std::find_if(distribution_table().begin(), distribution_table().end(),
-                       [&](const DistributionRow& row) { return row.id == c.distribution; })
-              ->name);
       if (!data) {
         activity.set(fmt::format("oracle on {} {} seed {}", c.name, distribution, c.seed));
         auto prepared = prepare_case(c, policy);
-        if (!prepared) return status_json(prepared.status());
+        if (!prepared) return prepared.status();
         data = std::move(*prepared);
       }
-      if (c.distribution == Distribution::normal) keep_larger(limits, data->limits);
+      if (c.distribution == Distribution::normal) keep_larger(out.limits, data->limits);
       Subject& subject = stage->of(is_candidate);
       activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed),
                    is_candidate ? Actor::candidate : Actor::baseline);
       const CaseResult result = validate(subject, *stage->device, *data, policy);
       // A kernel for one shape may refuse the problems that the ends of the range bring.
       if (result.verdict == Verdict::skipped && has_own_problem(c.distribution)) continue;
-      ++tally.cases;
-      tally.rows_checked += result.rows_checked;
-      tally.rows_total += result.rows_total;
-      if (result.verdict == Verdict::skipped) {
-        ++tally.skipped;
-      } else if (result.verdict == Verdict::green) {
-        ++tally.green;
-      } else {
-        tally.first_red = {{"distribution", distribution},
-                           {"seed", c.seed},
-                           {"metric", result.failed_metric},
-                           {"integrity", result.integrity},
-                           {"reason", result.reason}};
-      }
-      for (const MetricRow& row : metric_table()) {
-        if (has_own_problem(c.distribution)) break;
-        double& worst = tally.worst[std::string(row.name)];
-        worst = std::max(worst, row.value(result.metrics));
-      }
-      if (c.distribution == Distribution::normal) {
-        tally.digests[std::to_string(c.seed)] = result.output_sha256;
-      }
+      count(result, distribution, tally);
     }
   }
-  for (const bool is_candidate : {false, true}) {
-    const Tally& tally = tallies[is_candidate];
-    out[is_candidate ? "candidate" : "baseline"] = {{"cases", tally.cases},
-                                                    {"green", tally.green},
-                                                    {"skipped", tally.skipped},
-                                                    {"first_red", tally.first_red},
-                                                    {"worst", tally.worst},
-                                                    {"digests", tally.digests},
-                                                    {"rows_checked", tally.rows_checked},
-                                                    {"rows_total", tally.rows_total}};
-  }
-  out["limits"] = limits;
   return out;
 }
 
-json fast(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
-          const NamedProblem& shape, bool primary, int process, double budget, const json& green,
-          Activity& activity) {
+std::vector<ClaimKind> claim_kinds(const GateOptions& options, const NamedProblem& primary) {
+  const Problem& p = primary.problem;
+  struct Row {
+    const char* name;
+    std::string shape;
+    const char* asked;
+    void (*set)(ProblemDefaults&);
+    bool (*seen)(const Problem&);
+  };
+  const auto shape = [&](const char* heads, const char* lengths) {
+    return fmt::format("1x{}x{}x{}", heads, lengths, p.head_dim);
+  };
+  const auto none = [](ProblemDefaults&) {};
+  const Row rows[] = {
+      {"lengths that are no multiple of 16", shape("2", "67"), "", none,
+       [](const Problem& q) { return q.seq_q % 16 != 0 || q.seq_kv % 16 != 0; }},
+      {"Sq other than Skv", shape("2", "48/160"), "", none,
+       [](const Problem& q) { return q.seq_q != q.seq_kv; }},
+      {"a single row of Q", shape("2", "1/96"), "", none,
+       [](const Problem& q) { return q.seq_q == 1; }},
+      {"fewer KV heads than Q heads", shape("4/2", "64"), "", none,
+       [](const Problem& q) { return q.heads_kv != q.heads_q; }},
+      {"several batches", fmt::format("3x2x32x{}", p.head_dim), "", none,
+       [](const Problem& q) { return q.batch > 1; }},
+      {"a causal mask", shape("2", "80"), "--causal=top-left",
+       [](ProblemDefaults& d) { d.mask = Mask::causal(Alignment::top_left); },
+       [](const Problem& q) { return q.mask.right == 0; }},
+      {"a window", shape("2", "96"), "--window=17,9",
+       [](ProblemDefaults& d) { d.mask = Mask::window(17, 9, Alignment::top_left); },
+       [](const Problem& q) { return q.mask.left >= 0; }},
+      {"rows that see no key", shape("2", "96/64"), "--causal=bottom-right",
+       [](ProblemDefaults& d) { d.mask = Mask::causal(Alignment::bottom_right); },
+       [](const Problem& q) {
+         return q.mask.right >= 0 && q.mask.alignment == Alignment::bottom_right &&
+                q.seq_q > q.seq_kv + q.mask.right;
+       }},
+      {"softcap", shape("2", "64"), "--softcap=20", [](ProblemDefaults& d) { d.softcap = 20; },
+       [](const Problem& q) { return q.softcap > 0; }},
+      {"LSE", shape("2", "64"), "--lse", [](ProblemDefaults& d) { d.lse = true; },
+       [](const Problem& q) { return q.lse; }},
+      {"layouts other than BHSD", shape("2", "64"), "--layout=bshd",
+       [](ProblemDefaults& d) { d.layout = LayoutKind::bshd; },
+       [](const Problem& q) {
+         return !(q.q == make_problem(q.batch, q.heads_q, q.heads_kv, q.seq_q, q.seq_kv, q.head_dim,
+                                      q.dtype)
+                             .q);
+       }}};
+  std::vector<ClaimKind> out;
+  for (const Row& row : rows) {
+    auto defaults = defaults_of(options, std::string(name_of(p.dtype)));
+    if (!defaults) continue;
+    const Mask gate_mask = defaults->mask;
+    row.set(*defaults);
+    auto parsed = parse_shapes(row.shape, *defaults);
+    if (!parsed) continue;  // a head dim that no problem may have was refused before
+    NamedProblem problem = std::move(parsed->front());
+    problem.name = row.name;
+    std::string asked = fmt::format("--shapes {}", row.shape);
+    // The kind's own mask, or the gate's.
+    if (*row.asked != 0) asked += fmt::format(" {}", row.asked);
+    if (!options.causal.empty() && defaults->mask == gate_mask)
+      asked += fmt::format(" --causal={}", options.causal);
+    out.push_back({row.name, std::move(problem), std::move(asked), row.seen});
+  }
+  return out;
+}
+
+Result<ClaimsStep> claims(const GateOptions& options, const Policy& policy,
+                          const NamedProblem& primary, Activity& activity) {
   auto stage = open_stage(options);
-  if (!stage) return status_json(stage.status());
+  if (!stage) return stage.status();
+  Policy small = policy;
+  std::erase_if(small.distributions, [](Distribution d) { return has_own_problem(d); });
+  ClaimsStep out;
+  for (const ClaimKind& kind : claim_kinds(options, primary)) {
+    Claim& claim = out.claims.emplace_back();
+    claim.kind = kind.name;
+    claim.problem = to_string(kind.problem.problem);
+    if (const auto why = stage->candidate->refusal(kind.problem.problem, stage->device->facts())) {
+      claim.refused = *why;
+      continue;
+    }
+    for (const Case& c : make_cases({kind.problem}, small, std::span(options.seeds).first(1))) {
+      const std::string_view distribution = words_of(c.distribution);
+      activity.set(fmt::format("oracle on {} {}", claim.problem, distribution));
+      auto data = prepare_case(c, small);
+      if (!data) return data.status();
+      activity.set(fmt::format("{} on {} {}", options.candidate, claim.problem, distribution),
+                   Actor::candidate);
+      count(validate(*stage->candidate, *stage->device, *data, small), distribution, claim.tally);
+      if (claim.tally.first_red) return out;
+    }
+  }
+  return out;
+}
+
+Result<FastStep> fast(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
+                      const NamedProblem& shape, bool primary, int process, double budget,
+                      const GreenStep& green, Activity& activity) {
+  auto stage = open_stage(options);
+  if (!stage) return stage.status();
   activity.set(fmt::format("inputs of {}", shape.name));
   // Other inputs in each process, besides the signs that each sample draws.
   auto ring =
       Ring::make(*stage->device,
                  normal_case(shape, options.seeds.front() +
                                         kProcessSeeds * (1 + static_cast<std::uint64_t>(process))));
-  if (!ring) return status_json(ring.status());
+  if (!ring) return ring.status();
 
-  const Judge judge = timed_judge(policy, green.value("limits", Limits()));
+  const Judge judge = timed_judge(policy, green.limits);
   std::vector<Timed> timed = {{.subject = stage->baseline.get(), .label = {}, .judge = judge},
                               {.subject = stage->candidate.get(), .label = {}, .judge = judge}};
   if (options.baseline == options.candidate) timed[1].label = options.candidate + " (candidate)";
-  // The baseline once more, in the same blocks: its difference from itself is the method's noise.
+  // The baseline once more, in the same blocks: its difference from itself is the method's noise. A
+  // plugin's in another process, as the candidate is: what a process got from the system (a CPU,
+  // pages) is no property of the kernel.
+  std::unique_ptr<Subject> again = make_plugin_twin(options.baseline);
   if (primary) {
-    timed.push_back({.subject = stage->baseline.get(),
+    timed.push_back({.subject = again ? again.get() : stage->baseline.get(),
                      .label = options.baseline + std::string(kAgain),
                      .judge = judge});
   }
@@ -426,26 +392,13 @@ json fast(const GateOptions& options, const Policy& policy, const GatePolicy& ru
   };
   activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1), Actor::both);
   auto measured = measure(*stage->device, **ring, timed, timing);
-  if (!measured) return status_json(measured.status());
-  json checks = json::array();
-  for (const SideCheck& check : measured->checks) {
-    checks.push_back({{"failure", check.failure},
-                      {"fault", name_of(check.fault)},
-                      {"impossible", check.impossible},
-                      {"judged", check.judged},
-                      {"floor_seconds", check.floor_seconds}});
-  }
-  return {{"samples", to_json({measured->samples})},
-          {"checks", checks},
-          {"stopped", measured->stopped},
-          {"peak",
-           {{"flops", measured->peak.flops},
-            {"bytes_per_second", measured->peak.bytes_per_second},
-            {"method", measured->peak.method}}}};
+  if (!measured) return measured.status();
+  return FastStep{std::move(measured->samples), std::move(measured->checks),
+                  std::move(measured->stopped), std::move(measured->peak)};
 }
 
-json peers(const GateOptions& options, const GatePolicy& rules, const NamedProblem& shape,
-           double budget, Activity& activity) {
+Result<PeersStep> peers(const GateOptions& options, const GatePolicy& rules,
+                        const NamedProblem& shape, double budget, Activity& activity) {
   PeerOptions ask;
   ask.sides = {options.candidate};
   ask.sides.insert(ask.sides.end(), options.peers.begin(), options.peers.end());
@@ -457,55 +410,48 @@ json peers(const GateOptions& options, const GatePolicy& rules, const NamedProbl
   ask.timeout_seconds = rules.timeout_seconds;
   ask.activity = [&](const std::string& what) { activity.set(what); };
   auto recorded = record_peers(ask);
-  if (!recorded) return {{"skipped", recorded.status().message()}};
+  PeersStep out;
+  if (!recorded) {
+    out.skipped = recorded.status().message();
+    return out;
+  }
   const Samples& samples = recorded->recording.shapes.front();
   const int ours = samples.side(options.candidate);
-  json sides = json::array();
-  std::string best;
   double fastest = 0;
   for (std::size_t i = 0; i < samples.sides.size(); ++i) {
     const Side& side = samples.sides[i];
     // The GPU harness times the library's own choice as well.
     if (std::find(ask.sides.begin(), ask.sides.end(), side.id) == ask.sides.end()) continue;
-    json entry = {{"id", side.id}, {"verdict", side.verdict}, {"errors", side.errors}};
-    if (!side.refused.empty()) {
-      entry["refused"] = side.refused;
-      sides.push_back(std::move(entry));
+    PeerSide& entry = out.sides.emplace_back();
+    entry.id = side.id;
+    entry.correctness = recorded->recording.correctness_of(side.id, shape.name);
+    entry.errors = side.errors;
+    entry.refused = side.refused;
+    if (!side.refused.empty()) continue;
+    const Summary times = summarize(samples, static_cast<int>(i));
+    entry.p50 = times.p50;
+    entry.p90 = times.p90;
+    entry.samples = times.n;
+    if (static_cast<int>(i) == ours || ours < 0) continue;
+    const auto ratio = paired_log_ratio(samples, static_cast<int>(i), ours, Statistic::p50);
+    if (!ratio) {
+      entry.refused = ratio.status().message();
       continue;
     }
-    const Summary times = summarize(samples, static_cast<int>(i));
-    entry["p50"] = times.p50;
-    entry["p90"] = times.p90;
-    entry["samples"] = times.n;
-    if (static_cast<int>(i) != ours && ours >= 0) {
-      const auto ratio = paired_log_ratio(samples, static_cast<int>(i), ours, Statistic::p50);
-      if (ratio) {
-        const Interval of = speedup(*ratio);
-        entry["speedup"] = {{"value", of.value}, {"lo", of.lo}, {"hi", of.hi}};
-        // A wrong peer is no rival.
-        if (!side.verdict.starts_with("RED") && (best.empty() || times.p50 < fastest)) {
-          best = side.id;
-          fastest = times.p50;
-        }
-      } else {
-        entry["refused"] = ratio.status().message();
-      }
+    entry.speedup = speedup(*ratio);
+    // A wrong peer is no rival.
+    if (!entry.correctness.red() && (out.best.empty() || times.p50 < fastest)) {
+      out.best = side.id;
+      fastest = times.p50;
     }
-    sides.push_back(std::move(entry));
   }
-  json out = {{"shape", shape.name},
-              {"sides", sides},
-              {"notes", recorded->recording.notes},
-              {"samples", to_json({samples})}};
-  if (best.empty()) {
-    out["skipped"] = "no peer was timed beside the candidate";
-    for (const json& side : sides) {
-      if (side.contains("refused"))
-        out["skipped"] = fmt::format("{}: {}", side["id"].get<std::string>(),
-                                     side["refused"].get<std::string>());
-    }
-  } else {
-    out["best"] = best;
+  out.shape = shape.name;
+  out.notes = recorded->recording.notes;
+  out.samples = samples;
+  if (out.best.empty()) {
+    out.skipped = "no peer was timed beside the candidate";
+    for (const PeerSide& side : out.sides)
+      if (!side.refused.empty()) out.skipped = fmt::format("{}: {}", side.id, side.refused);
   }
   return out;
 }

@@ -1,10 +1,7 @@
-// The gate's steps that touch a device. Each runs in a child process and returns JSON, which is
-// also its checkpoint.
+// The gate's steps that touch a device. Each runs in a child process.
 #pragma once
 
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +12,7 @@
 #include "workbench/subjects/subject.hpp"
 #include "workbench/verdict/gate.hpp"
 #include "workbench/verdict/gate_policy.hpp"
+#include "workbench/verdict/step_results.hpp"
 
 namespace greenfast::workbench::gate_steps {
 
@@ -26,29 +24,36 @@ Result<std::vector<NamedProblem>> shapes_of(const GateOptions& options, const Po
                                             const std::string& dtype);
 
 /// Device, dtype, problems, refusals, plans. No kernel is launched.
-nlohmann::json build(const GateOptions& options, const Policy& policy);
+Result<BuildStep> build(const GateOptions& options, const Policy& policy);
 
 /// All distributions and seeds of one shape for the candidate, the first seed for the baseline. A
 /// RED case ends its side's list.
-nlohmann::json green(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
-                     Activity& activity);
+Result<GreenStep> green(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
+                        Activity& activity);
+
+/// What problems may ask for: each in a small problem of the primary's type, head dim and mask.
+struct ClaimKind {
+  std::string name;
+  NamedProblem problem;
+  std::string asked;             ///< the same in options of the command: "--shapes 1x2x64x32 --lse"
+  bool (*seen)(const Problem&);  ///< whether a problem shows it
+};
+std::vector<ClaimKind> claim_kinds(const GateOptions& options, const NamedProblem& primary);
+
+/// Holds the candidate to GREEN on each of claim_kinds that it does not refuse, with the policy's
+/// distributions and the first seed.
+Result<ClaimsStep> claims(const GateOptions& options, const Policy& policy,
+                          const NamedProblem& primary, Activity& activity);
 
 /// Times one shape in this process; `green` is that step's result for the shape, whose digests
 /// outputs are held to.
-nlohmann::json fast(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
-                    const NamedProblem& shape, bool primary, int process, double budget,
-                    const nlohmann::json& green, Activity& activity);
+Result<FastStep> fast(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
+                      const NamedProblem& shape, bool primary, int process, double budget,
+                      const GreenStep& green, Activity& activity);
 
-/// Times the candidate beside peers at one shape. Where that cannot be done, {"skipped": why}:
-/// peers decide nothing.
-nlohmann::json peers(const GateOptions& options, const GatePolicy& rules, const NamedProblem& shape,
-                     double budget, Activity& activity);
-
-/// Throws nlohmann::json::exception where a step's result is not what the function of that name
-/// ("build", "green.0", "fast.0.1", "peers") returns: a file may hold anything.
-void check(const std::string& step, const nlohmann::json& result);
-
-/// The failure that a step returned instead of a result.
-std::optional<Status> failure_of(const nlohmann::json& result);
+/// Times the candidate beside peers at one shape. Where that cannot be done, that is its result: peers
+/// decide nothing.
+Result<PeersStep> peers(const GateOptions& options, const GatePolicy& rules,
+                        const NamedProblem& shape, double budget, Activity& activity);
 
 }  // namespace greenfast::workbench::gate_steps

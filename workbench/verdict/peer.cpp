@@ -293,8 +293,13 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
           to.resize(bytes->size());
           std::memcpy(to.data(), bytes->data(), bytes->size());
         }
-        if (!samples.sides[side].verdict.empty())
-          out.recording.green[samples.sides[side].id][asked.name] = samples.sides[side].verdict;
+        const auto known = parse_correctness(samples.sides[side].verdict);
+        if (!known) {
+          return Status(StatusCode::internal,
+                        fmt::format("{}: '{}' is no verdict", out.recording.source,
+                                    samples.sides[side].verdict));
+        }
+        if (known->verdict) out.recording.correctness[samples.sides[side].id][asked.name] = *known;
       }
       samples.name = asked.name;
       out.recording.shapes[group[i]] = std::move(samples);
@@ -367,18 +372,18 @@ Result<Comparison> compare_with_peer(Device& device, const std::string& a, const
       for (const std::string& id : {a, b}) {
         if (is_peer(id)) continue;
         auto subjects = find_subjects(id);
-        std::string verdict = "GREEN";
+        Correctness known{Verdict::green, {}};
         for (const Case& c : make_cases({problem}, options.policy, options.seeds)) {
           auto data = prepare_case(c, options.policy);
           if (!data) return data.status();
           const CaseResult result = validate(*subjects->front(), device, *data, options.policy);
           if (result.verdict != Verdict::red) continue;
-          verdict =
-              fmt::format("RED: {} seed {}: {}", name_of(c.distribution), c.seed, result.reason);
-          codes.push_back(result.integrity ? kIntegrity : kNumerics);
+          known = {Verdict::red,
+                   fmt::format("{} seed {}: {}", name_of(c.distribution), c.seed, result.reason)};
+          codes.push_back(exit_code_of(result.fault));
           break;
         }
-        recorded->recording.green[id][problem.name] = verdict;
+        recorded->recording.correctness[id][problem.name] = known;
       }
     }
     auto comparison = compare_sides(recorded->recording, a, b);

@@ -16,6 +16,7 @@
 
 #include "backends/cpu/config.hpp"
 #include "backends/cpu/quantize.hpp"
+#include "core/serving.hpp"
 #include "core/text.hpp"
 
 #if defined(__x86_64__)
@@ -146,6 +147,8 @@ constinit const core::Backend backend{.count = count,
                                       .enter = nullptr,
                                       .fill_empty = fill_empty,
                                       .quantize = quantize,
+                                      .merge = kernels::cpu_merge,
+                                      .append = kernels::cpu_append,
                                       .executor = executor};
 
 }  // namespace greenfast::cpu

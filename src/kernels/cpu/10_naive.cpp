@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/executor.hpp"
+#include "core/sequences.hpp"
 #include "core/variant.hpp"
 #include "kernels/cpu/device/band.hpp"
 #include "kernels/cpu/device/convert.hpp"
@@ -27,7 +28,6 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 struct Call {
   const Problem& problem;
   const Tensors& tensors;
-  Band band;
 };
 
 std::int64_t row_at(const Layout& layout, std::int64_t b, std::int64_t h, std::int64_t s) {
@@ -54,62 +54,114 @@ float descale(const float* scales, ScaleKind kind, std::int64_t b, std::int64_t 
   return scales[kind == ScaleKind::tensor ? 0 : b * heads + h];
 }
 
+// A row of K or V, wherever the sequence has its keys.
+std::int64_t key_at(const Problem& problem, const Layout& layout, const core::Sequence& sequence,
+                    std::int64_t h, std::int64_t j) {
+  const std::int64_t page = problem.pages.size;
+  if (page == 0) return row_at(layout, sequence.kv_batch, h, sequence.kv_row + j);
+  return row_at(layout, sequence.pages[j / page], h, j % page);
+}
+
+// What the array mask adds to one score.
+float mask_at(const ArrayMask& mask, const void* data, std::int64_t b, std::int64_t h,
+              std::int64_t i, std::int64_t j) {
+  const auto& [b_stride, h_stride, i_stride, j_stride] = mask.stride;
+  const std::int64_t at = b * b_stride + h * h_stride + i * i_stride + j * j_stride;
+  if (mask.kind == MaskKind::boolean)
+    return static_cast<const unsigned char*>(data)[at] != 0 ? 0.0f : -kInfinity;
+  if (mask.dtype == DType::f16) return widen(static_cast<const F16*>(data)[at]);
+  if (mask.dtype == DType::bf16) return widen(static_cast<const Bf16*>(data)[at]);
+  return static_cast<const float*>(data)[at];
+}
+
 template <class In, class Out>
 void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
   const Problem& problem = call.problem;
   const Tensors& tensors = call.tensors;
+  const core::Sequence sequence = core::sequence_of(problem, tensors, b);
+  if (i >= sequence.seq_q) return;  // a row of no sequence
   const int head_dim = static_cast<int>(problem.head_dim);
+  const int v_dim = static_cast<int>(value_dim(problem));
   const std::int64_t h_kv = h / (problem.heads_q / problem.heads_kv);
+  const std::int64_t shift =
+      problem.mask.alignment == Alignment::bottom_right ? sequence.seq_kv - sequence.seq_q : 0;
+  const Band band = make_band(problem.mask.left, problem.mask.right, shift, sequence.seq_q,
+                              sequence.seq_kv, sequence.kv_start, problem.chunk);
+  float slope = 0.0f;
+  if (problem.alibi != Alibi::none)
+    slope = tensors.slopes[(problem.alibi == Alibi::per_head ? 0 : b * problem.heads_q) + h];
 
   float q[kMaxHeadDim], kv[kMaxHeadDim];
   // fp64, so that neither a million keys nor values up to the last finite float wear the sums out.
   double o[kMaxHeadDim] = {};
   float score[kChunk];
-  load(static_cast<const In*>(tensors.q) + row_at(problem.q, b, h, i), head_dim, q);
+  load(static_cast<const In*>(tensors.q) +
+           row_at(problem.q, sequence.q_batch, h, sequence.q_row + i),
+       head_dim, q);
   const float scale = problem.scale *
                       descale(tensors.q_scale, problem.scales, b, h, problem.heads_q) *
                       descale(tensors.k_scale, problem.scales, b, h_kv, problem.heads_kv);
   const float v_scale = descale(tensors.v_scale, problem.scales, b, h_kv, problem.heads_kv);
 
-  const In* const k_head = static_cast<const In*>(tensors.k) + row_at(problem.k, b, h_kv, 0);
-  const In* const v_head = static_cast<const In*>(tensors.v) + row_at(problem.v, b, h_kv, 0);
+  const auto* const k = static_cast<const In*>(tensors.k);
+  const auto* const v = static_cast<const In*>(tensors.v);
   float max = -kInfinity;
   double sum = 0.0;
-  const Interval keys = keys_of(call.band, i);
+  const Interval keys = keys_of(band, i);
   for (std::int64_t begin = keys.begin; begin < keys.end; begin += kChunk) {
     const int count = static_cast<int>(std::min<std::int64_t>(kChunk, keys.end - begin));
     float chunk_max = max;
     for (int j = 0; j < count; ++j) {
-      load(k_head + (begin + j) * problem.k.stride[2], head_dim, kv);
+      load(k + key_at(problem, problem.k, sequence, h_kv, begin + j), head_dim, kv);
       score[j] = scale * dot(q, kv, head_dim);
       if (problem.softcap > 0.0f)
         score[j] = problem.softcap * std::tanh(score[j] / problem.softcap);
+      if (problem.alibi != Alibi::none) {
+        const std::int64_t distance = i + shift - (begin + j);
+        score[j] -= slope * static_cast<float>(distance < 0 ? -distance : distance);
+      }
+      if (problem.array_mask.kind != MaskKind::none) {
+        const float mask = mask_at(problem.array_mask, tensors.mask, b, h, i, begin + j);
+        score[j] = mask == -kInfinity ? mask : score[j] + mask;
+      }
       chunk_max = std::max(chunk_max, score[j]);
     }
     // Earlier chunks were weighted against a smaller maximum.
     const double rescale = max == chunk_max ? 1.0 : double{std::exp(max - chunk_max)};
     max = chunk_max;
     sum *= rescale;
-    for (int d = 0; d < head_dim; ++d) o[d] *= rescale;
+    for (int d = 0; d < v_dim; ++d) o[d] *= rescale;
     // While all scores are -inf any finite maximum keeps the weights 0.
     const float used = max == -kInfinity ? 0.0f : max;
     for (int j = 0; j < count; ++j) {
       const auto weight = double{std::exp(score[j] - used)};
       sum += weight;
-      load(v_head + (begin + j) * problem.v.stride[2], head_dim, kv);
-      for (int d = 0; d < head_dim; ++d) o[d] += weight * double{kv[d]};
+      load(v + key_at(problem, problem.v, sequence, h_kv, begin + j), v_dim, kv);
+      for (int d = 0; d < v_dim; ++d) o[d] += weight * double{kv[d]};
     }
   }
 
   // No visible key, or none whose score is above -inf; a NaN among them makes the sum one.
   const bool empty = keys.begin == keys.end || (max == -kInfinity && sum == 0.0);
-  Out* const out = static_cast<Out*>(tensors.o) + row_at(problem.o, b, h, i);
-  for (int d = 0; d < head_dim; ++d) {
+  double lse = empty ? -double{kInfinity} : double{max} + std::log(sum);
+  if (problem.sinks) {
+    const double sink = double{tensors.sinks[h]}, high = std::max(lse, sink);
+    if (high != -double{kInfinity}) {
+      const double whole = high + std::log(std::exp(lse - high) + std::exp(sink - high));
+      sum *= std::exp(whole - lse);
+      lse = whole;
+    }
+  }
+  Out* const out =
+      static_cast<Out*>(tensors.o) + row_at(problem.o, sequence.q_batch, h, sequence.q_row + i);
+  for (int d = 0; d < v_dim; ++d) {
     narrow(empty ? 0.0f : static_cast<float>(o[d] / sum * double{v_scale}), out[d]);
   }
   if (problem.lse) {
-    tensors.lse[(b * problem.heads_q + h) * problem.seq_q + i] =
-        empty ? -kInfinity : static_cast<float>(double{max} + std::log(sum));
+    const std::int64_t rows =
+        problem.sequences.packed_q ? problem.sequences.total_q : problem.seq_q;
+    tensors.lse[(sequence.q_batch * problem.heads_q + h) * rows + sequence.q_row + i] =
+        static_cast<float>(lse);
   }
 }
 
@@ -173,10 +225,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice /*choic
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const std::int64_t shift =
-      problem.mask.alignment == Alignment::bottom_right ? problem.seq_kv - problem.seq_q : 0;
-  Call call{problem, tensors,
-            make_band(problem.mask.left, problem.mask.right, shift, problem.seq_q, problem.seq_kv)};
+  Call call{problem, tensors};
   context.executor->run(task_count(problem), task_for(problem.dtype, problem.out_dtype), &call);
   return {};
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/executor.hpp"
+#include "core/sequences.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cpu/device/float_mode.hpp"
@@ -36,6 +37,14 @@ constexpr int kAmxRows = 32, kAmxKeyTile = 384;
 // most 86, and so are the roundings that its sums meet outside a tile.
 constexpr std::int64_t kLongRow = 16384;
 
+// Rows of a sequence so few that its keys are cut, at multiples of a number of keys that follows
+// from its own length alone: a row's bits then depend on nothing else. Two tiles of AMX are too
+// small a part for packing, and more than kMostParts too many roundings in a row.
+constexpr std::int64_t kSplitRows = 64;
+constexpr std::int64_t kSplitKeys = 1536;  // a multiple of every key tile
+constexpr std::int64_t kMostParts = 32;
+static_assert(kSplitKeys % kKeyTile == 0 && kSplitKeys % kAmxKeyTile == 0);
+
 // Work below this many floating-point operations is done by the caller alone: waking threads would
 // take longer than it saves.
 constexpr double kWorthThreads = 2.0e6;
@@ -53,17 +62,53 @@ struct Division {
   int task_rows = 0;
   std::int64_t row_tasks = 0;  // of one KV head
   int splits = 1;
+  std::int64_t split_keys = 0;  // 0: equal numbers of tiles
   int threads = 1;
 };
 
 // Keys that an average row sees, roughly.
-double mean_keys(const Problem& problem) {
-  const auto keys = static_cast<double>(problem.seq_kv);
+double mean_keys(const Problem& problem, std::int64_t seq_kv) {
+  auto keys = static_cast<double>(seq_kv);
+  if (problem.chunk > 0) keys = std::min(keys, static_cast<double>(problem.chunk));
   const Mask& mask = problem.mask;
   if (mask.left >= 0 && mask.right >= 0) {
     return std::min(keys, static_cast<double>(mask.left) + static_cast<double>(mask.right) + 1.0);
   }
   return mask.is_none() ? keys : keys / 2;
+}
+
+// Multiplications and additions of so many rows.
+double work_of(const Problem& problem, double rows, std::int64_t seq_kv) {
+  const auto columns = static_cast<double>(problem.head_dim + value_dim(problem));
+  return 2.0 * rows * mean_keys(problem, seq_kv) * columns;
+}
+
+Band band_of(const Problem& problem, std::int64_t seq_q, std::int64_t seq_kv, std::int64_t start) {
+  const Mask& mask = problem.mask;
+  const std::int64_t shift = mask.alignment == Alignment::bottom_right ? seq_kv - seq_q : 0;
+  return make_band(mask.left, mask.right, shift, seq_q, seq_kv, start, problem.chunk);
+}
+
+std::int64_t parts_of(Interval seen, std::int64_t keys) {
+  return seen.begin == seen.end ? 0 : (seen.end + keys - 1) / keys - seen.begin / keys;
+}
+
+// How many keys a part has, 0 where there is one part; from the sequence's own rows and keys.
+std::int64_t split_keys_of(std::int64_t rows, Interval seen, int max_splits) {
+  const std::int64_t most =
+      max_splits > 0 ? std::min<std::int64_t>(max_splits, kMostParts) : kMostParts;
+  if (rows > kSplitRows || most == 1 || parts_of(seen, kSplitKeys) <= 1) return 0;
+  const std::int64_t least = (seen.end - seen.begin + most - 1) / most;
+  std::int64_t keys = std::max(kSplitKeys, (least + kSplitKeys - 1) / kSplitKeys * kSplitKeys);
+  while (parts_of(seen, keys) > most) keys += kSplitKeys;
+  return parts_of(seen, keys) > 1 ? keys : 0;
+}
+
+// Entries of the batch differ in more than where their data lies.
+bool listed(const Problem& problem) {
+  const Sequences& s = problem.sequences;
+  return s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_start || s.kv_index ||
+         problem.pages.used();
 }
 
 Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
@@ -76,19 +121,23 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   Division division;
   // A task converts and fetches each tile of K and V once for all its rows; that matters most where
   // a head's K and V outgrow the L2 cache (256 rows: 4 to 16% faster at 1x2x4096x128, Zen 5).
-  const std::int64_t kv_bytes =
-      2 * problem.seq_kv * problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t kv_bytes = problem.seq_kv * (problem.head_dim + value_dim(problem)) *
+                                static_cast<std::int64_t>(size_of(problem.dtype));
   division.task_rows = kv_bytes > facts.l2_bytes / 2 ? 256 : 128;
   // Packing a tile of K and V for AMX costs as much as multiplying it by some 100 rows.
   const bool amx = uses_amx(problem, code);
   if (amx) division.task_rows = choice.batch_invariant ? 256 : 512;
-  if (choice.batch_invariant) {
+  if (choice.batch_invariant || listed(problem)) {
+    const Interval seen =
+        seen_by_some(band_of(problem, problem.seq_q, problem.seq_kv, 0), 0, problem.seq_q - 1);
     division.threads = threads;
     division.row_tasks = tasks_of(division.task_rows);
+    division.split_keys = split_keys_of(rows, seen, choice.max_splits);
+    if (division.split_keys > 0)
+      division.splits = static_cast<int>(parts_of(seen, division.split_keys));
     return division;
   }
-  const double work = 4.0 * static_cast<double>(kv_heads * rows) * mean_keys(problem) *
-                      static_cast<double>(problem.head_dim);
+  const double work = work_of(problem, static_cast<double>(kv_heads * rows), problem.seq_kv);
   division.threads = work < (amx ? kWorthThreadsAmx : kWorthThreads) ? 1 : threads;
 
   // Enough tasks that no thread waits long for the last one; none smaller than a vector, or a block
@@ -104,7 +153,9 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   // Still too few: cut the keys, into parts of two tiles at least.
   const std::int64_t tasks = kv_heads * division.row_tasks;
   if (tasks < std::int64_t{2} * division.threads && division.threads > 1) {
-    const auto most = static_cast<std::int64_t>(mean_keys(problem)) / (2 * key_tile(problem, code));
+    const auto keys = static_cast<std::int64_t>(mean_keys(problem, problem.seq_kv));
+    auto most = keys / (2 * key_tile(problem, code));
+    if (choice.max_splits > 0) most = std::min<std::int64_t>(most, choice.max_splits);
     division.splits =
         static_cast<int>(std::max<std::int64_t>(1, std::min(most, (wanted + tasks - 1) / tasks)));
   }
@@ -124,63 +175,153 @@ Call make_call(const Problem& problem, const DeviceFacts& facts, const Division&
   call.o_stride = strides(problem.o);
   call.heads_q = problem.heads_q;
   call.heads_kv = problem.heads_kv;
-  call.seq_q = problem.seq_q;
   call.group = problem.heads_q / problem.heads_kv;
-  call.rows = problem.seq_q * call.group;
   call.head_dim = static_cast<int>(problem.head_dim);
+  call.value_dim = static_cast<int>(value_dim(problem));
   call.type = static_cast<flash::Type>(problem.dtype);
   call.out_type = static_cast<flash::Type>(problem.out_dtype);
   call.scale = problem.scale;
   call.softcap = problem.softcap;
-  const Mask& mask = problem.mask;
-  const std::int64_t shift =
-      mask.alignment == Alignment::bottom_right ? problem.seq_kv - problem.seq_q : 0;
-  call.band = make_band(mask.left, mask.right, shift, problem.seq_q, problem.seq_kv);
+  call.lse_stride = problem.sequences.packed_q ? problem.sequences.total_q : problem.seq_q;
+  call.page_size = problem.pages.size;
 
   call.task_rows = division.task_rows;
   // With a diagonal, rows beyond it are wasted work, of half a register tile on average; and fp32
   // does as well with 32 rows as with 64 (Zen 5).
-  const bool narrow = !mask.is_none() || problem.dtype == DType::f32;
+  const bool narrow = !problem.mask.is_none() || problem.chunk > 0 || problem.dtype == DType::f32;
   call.tile_rows = std::min(code.tile_rows, narrow ? 32 : 64);
   if (uses_amx(problem, code)) call.tile_rows = kAmxRows;
   call.key_tile = key_tile(problem, code);
-  call.splits = division.splits;
   call.fold = problem.seq_kv > kLongRow;
-  call.row_tasks = division.row_tasks;
+  call.last_rows_first = problem.mask.right >= 0 && problem.mask.left < 0;
+  // Of a list the head after the head: its entries are in order of their length.
+  if (listed(problem)) return call;
+
+  call.entry.rows = problem.seq_q * call.group;
+  call.entry.band = band_of(problem, problem.seq_q, problem.seq_kv, 0);
+  call.entry.fold = call.fold;
+  call.entry.row_tasks = division.row_tasks;
+  call.entry.splits = division.splits;
+  call.entry.split_keys = division.split_keys;
   call.kv_heads = problem.batch * problem.heads_kv;
   // The tasks that start last should be short. One head after another keeps its K and V in the
   // caches; with few tasks a thread, the long ones of all heads go first instead.
-  call.head_by_head = call.kv_heads * call.row_tasks >= std::int64_t{16} * division.threads;
-  call.last_rows_first = mask.right >= 0 && mask.left < 0;
-
-  const std::int64_t tiles = (call.task_rows + call.tile_rows - 1) / call.tile_rows;
-  const std::int64_t columns = (call.head_dim + 15) / 16 * 16 + 2;
-  call.partial_floats = tiles * (call.tile_rows * columns + 48);
+  call.head_by_head = call.kv_heads * division.row_tasks >= std::int64_t{16} * division.threads;
+  if (division.splits > 1)
+    call.entry.partial_floats =
+        code.partial_floats(call, std::min<std::int64_t>(call.entry.rows, call.task_rows));
   return call;
 }
 
-// Partial results of split rows, of the calling thread; kept, so that only the first call
-// allocates.
-class Partials {
+// Memory of the calling thread; kept, so that only the first call allocates.
+template <class T>
+class Kept {
  public:
-  Partials() = default;
-  Partials(const Partials&) = delete;
-  Partials& operator=(const Partials&) = delete;
-  ~Partials() { std::free(data_); }
-  float* get(std::size_t floats) noexcept {
-    if (floats > floats_) {
+  Kept() = default;
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() { std::free(data_); }
+  T* get(std::size_t count) noexcept {
+    if (count > count_) {
       std::free(data_);
-      const std::size_t bytes = (floats * sizeof(float) + 4095) / 4096 * 4096;
-      data_ = static_cast<float*>(std::aligned_alloc(4096, bytes));
-      floats_ = data_ == nullptr ? 0 : bytes / sizeof(float);
+      const std::size_t bytes = (count * sizeof(T) + 4095) / 4096 * 4096;
+      data_ = static_cast<T*>(std::aligned_alloc(4096, bytes));
+      count_ = data_ == nullptr ? 0 : bytes / sizeof(T);
     }
     return data_;
   }
 
  private:
-  float* data_ = nullptr;
-  std::size_t floats_ = 0;
+  T* data_ = nullptr;
+  std::size_t count_ = 0;
 };
+
+// One entry as the arrays of the call have it, which have been checked.
+flash::Entry entry_of(const Problem& problem, const Tensors& tensors, const Call& call,
+                      std::int64_t b, std::int64_t& seq_kv) {
+  const core::Sequence s = core::sequence_of(problem, tensors, b);
+  seq_kv = s.seq_kv;
+  flash::Entry entry;
+  entry.b = b;
+  entry.q = s.q_batch * call.q_stride.b + s.q_row * call.q_stride.s;
+  entry.o = s.q_batch * call.o_stride.b + s.q_row * call.o_stride.s;
+  entry.lse = s.q_batch * call.heads_q * call.lse_stride + s.q_row;
+  entry.k = s.kv_batch * call.k_stride.b + s.kv_row * call.k_stride.s;
+  entry.v = s.kv_batch * call.v_stride.b + s.kv_row * call.v_stride.s;
+  entry.pages = s.pages;
+  entry.rows = s.seq_q * call.group;
+  entry.band = band_of(problem, s.seq_q, s.seq_kv, s.kv_start);
+  return entry;
+}
+
+// Fills in the list, longest tasks first, and what follows from it.
+struct List {
+  std::int64_t tasks = 0, whole_tasks = 0, partial_floats = 0;
+  int threads = 1;
+};
+List make_list(const Problem& problem, const Tensors& tensors, const DeviceFacts& facts,
+               core::Choice choice, Call& call, flash::Entry* entries) {
+  const Code& code = code_for(facts);
+  const bool amx = uses_amx(problem, code);
+  double work = 0.0;
+  call.fold = false;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    std::int64_t seq_kv = 0;
+    flash::Entry& entry = entries[b] = entry_of(problem, tensors, call, b, seq_kv);
+    if (entry.rows == 0) continue;
+    const Interval seen = seen_by_some(entry.band, 0, entry.rows / call.group - 1);
+    entry.split_keys = split_keys_of(entry.rows, seen, choice.max_splits);
+    if (entry.split_keys > 0) entry.splits = static_cast<int>(parts_of(seen, entry.split_keys));
+    entry.fold = entry.split_keys > 0 ? entry.split_keys > kLongRow : seq_kv > kLongRow;
+    call.fold = call.fold || entry.fold;
+    work += work_of(problem, static_cast<double>(entry.rows * call.heads_kv), seq_kv);
+  }
+  List list;
+  list.threads = work < (amx ? kWorthThreadsAmx : kWorthThreads) ? 1 : facts.multiprocessors;
+
+  const auto tasks_of = [&](const flash::Entry& entry) {
+    return call.heads_kv * entry.splits * ((entry.rows + call.task_rows - 1) / call.task_rows);
+  };
+  const auto all_tasks = [&] {
+    std::int64_t tasks = 0;
+    for (std::int64_t b = 0; b < problem.batch; ++b) tasks += tasks_of(entries[b]);
+    return tasks;
+  };
+  // As for entries that are alike; how many rows a task has changes no bit of any of them.
+  const std::int64_t wanted = list.threads == 1 ? 1 : std::int64_t{amx ? 2 : 4} * list.threads;
+  if (!choice.batch_invariant) {
+    while (call.task_rows > (amx ? kAmxRows : std::max(16, code.min_rows)) &&
+           all_tasks() < wanted) {
+      call.task_rows /= 2;
+    }
+  }
+  if (list.threads > 1) {
+    const auto size = [&](const flash::Entry& entry) {
+      const std::int64_t rows = std::min<std::int64_t>(entry.rows, call.task_rows);
+      return rows * (entry.band.seq_kv - entry.band.start) / entry.splits;
+    };
+    std::sort(entries, entries + problem.batch, [&](const auto& a, const auto& b) {
+      const std::int64_t first = size(a), second = size(b);
+      return first != second ? first > second : a.b < b.b;
+    });
+  }
+  for (std::int64_t n = 0; n < problem.batch; ++n) {
+    flash::Entry& entry = entries[n];
+    entry.row_tasks = (entry.rows + call.task_rows - 1) / call.task_rows;
+    entry.first_task = list.tasks;
+    entry.first_whole = list.whole_tasks;
+    list.tasks += tasks_of(entry);
+    list.whole_tasks += call.heads_kv * entry.row_tasks;
+    if (entry.splits == 1) continue;
+    entry.partials = list.partial_floats;
+    entry.partial_floats =
+        code.partial_floats(call, std::min<std::int64_t>(entry.rows, call.task_rows));
+    list.partial_floats += call.heads_kv * entry.row_tasks * entry.splits * entry.partial_floats;
+  }
+  call.entries = entries;
+  call.entry_count = problem.batch;
+  return list;
+}
 
 struct Run {
   const Call& call;
@@ -224,7 +365,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const Call call = make_call(problem, facts, division);
   const Code& code = code_for(facts);
   Plan plan;
-  const std::int64_t tasks = call.kv_heads * call.row_tasks * call.splits;
+  const std::int64_t tasks =
+      problem.batch * problem.heads_kv * division.row_tasks * division.splits;
   plan.grid = {static_cast<int>(std::min<std::int64_t>(tasks, 1 << 30)), 1, 1};
   plan.block = {division.threads, 1, 1};
   plan.shared_bytes = static_cast<std::int64_t>(code.arena_bytes(call));
@@ -232,7 +374,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   plan.tile_kv = call.key_tile;
   plan.splits = division.splits;
   plan.kernel = facts.isa;
-  plan.note = choice.batch_invariant  ? "fixed tile, keys not split: batch-invariant"
+  plan.note = listed(problem) ? "sequences of their own lengths: tasks from the call's arrays"
+              : choice.batch_invariant
+                  ? division.splits > 1 ? "few rows: keys split at fixed places: batch-invariant"
+                                        : "fixed tile, keys not split: batch-invariant"
               : division.threads == 1 ? "too little work for more than one thread"
               : division.splits > 1   ? "few rows: keys split between threads"
                                       : "rows divided between threads";
@@ -240,7 +385,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  thread_local Partials partials;
+  thread_local Kept<float> partials;
+  thread_local Kept<flash::Entry> entries;
   const DeviceFacts& facts = *context.facts;
   const Division division = divide(problem, facts, context.choice);
   const Code& code = code_for(facts);
@@ -256,18 +402,40 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     call.v_scale = tensors.v_scale;
     call.scale_per_head = problem.scales == ScaleKind::per_head;
   }
+  if (problem.sinks) call.sinks = tensors.sinks;
+  if (problem.alibi != Alibi::none) {
+    call.slopes = tensors.slopes;
+    call.slope_stride = problem.alibi == Alibi::per_batch_head ? problem.heads_q : 0;
+  }
+  if (problem.array_mask.kind != MaskKind::none) {
+    call.mask = tensors.mask;
+    call.mask_is_bool = problem.array_mask.kind == MaskKind::boolean;
+    call.mask_type = static_cast<flash::Type>(problem.array_mask.dtype);
+    std::copy(problem.array_mask.stride.begin(), problem.array_mask.stride.end(), call.mask_stride);
+  }
 
-  const std::int64_t tasks = call.kv_heads * call.row_tasks;
-  if (call.splits > 1) {
-    const auto floats = static_cast<std::size_t>(tasks * call.splits * call.partial_floats);
+  List list;
+  if (listed(problem)) {
+    const auto count = static_cast<std::size_t>(problem.batch);
+    flash::Entry* const memory = entries.get(count);
+    if (memory == nullptr) return no_memory(count * sizeof(flash::Entry));
+    list = make_list(problem, tensors, facts, context.choice, call, memory);
+  } else {
+    list.threads = division.threads;
+    list.whole_tasks = call.kv_heads * division.row_tasks;
+    list.tasks = list.whole_tasks * division.splits;
+    if (division.splits > 1) list.partial_floats = list.tasks * call.entry.partial_floats;
+  }
+  if (list.partial_floats > 0) {
+    const auto floats = static_cast<std::size_t>(list.partial_floats);
     call.partials = partials.get(floats);
     if (call.partials == nullptr) return no_memory(floats * sizeof(float));
   }
   Run run{call, code, *context.executor, code.arena_bytes(call), code.attend};
-  run.over(tasks * call.splits, division.threads);
-  if (call.splits > 1 && !run.out_of_memory) {
+  run.over(list.tasks, list.threads);
+  if (list.partial_floats > 0 && !run.out_of_memory) {
     run.step = code.merge;
-    run.over(tasks, division.threads);
+    run.over(list.whole_tasks, list.threads);
   }
   if (run.out_of_memory) return no_memory(run.arena_bytes);
   return {};

@@ -15,6 +15,7 @@ namespace {
 constexpr int kTileRows = kMaxVectors * kLanes;
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxTiles = 32;  // register-tile rows of one task
+constexpr int kMaxKeyTile = 384;
 constexpr int kStageStride = kMaxHeadDim + kLanes;
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kInfinity = __builtin_inff();
@@ -529,24 +530,58 @@ constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
 /// Where a task lies.
 struct Plot {
-  std::int64_t b, h_kv, kv_head, row_task;
+  Entry entry;
+  std::int64_t h_kv, kv_head, row_task;
   int split;
+  std::int64_t part() const {  // of the entry's parts the first of this row task
+    return (h_kv * entry.row_tasks + row_task) * entry.splits;
+  }
 };
 
-Plot locate(const Call& call, std::int64_t task, int splits) {
-  Plot plot{};
-  plot.split = static_cast<int>(task % splits);
-  const std::int64_t whole = task / splits;
-  if (call.head_by_head) {
-    plot.kv_head = whole / call.row_tasks;
-    plot.row_task = whole % call.row_tasks;
-  } else {
-    plot.kv_head = whole % call.kv_heads;
-    plot.row_task = whole / call.kv_heads;
+/// The last entry of the list that begins at the task or before it.
+const Entry& entry_at(const Call& call, std::int64_t task, std::int64_t Entry::*first) {
+  std::int64_t low = 0, high = call.entry_count;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (call.entries[middle].*first <= task ? low : high) = middle;
   }
-  if (call.last_rows_first) plot.row_task = call.row_tasks - 1 - plot.row_task;
-  plot.b = plot.kv_head / call.heads_kv;
-  plot.h_kv = plot.kv_head % call.heads_kv;
+  return call.entries[low];
+}
+
+/// in_parts: tasks count the parts of the keys.
+Plot locate(const Call& call, std::int64_t task, bool in_parts) {
+  Plot plot{};
+  if (call.entries != nullptr) {
+    const auto first = in_parts ? &Entry::first_task : &Entry::first_whole;
+    plot.entry = entry_at(call, task, first);
+    task -= plot.entry.*first;
+  } else {
+    plot.entry = call.entry;
+  }
+  const Entry& entry = plot.entry;
+  const std::int64_t whole = in_parts ? task / entry.splits : task;
+  plot.split = in_parts ? static_cast<int>(task % entry.splits) : 0;
+  const std::int64_t heads = call.entries != nullptr ? call.heads_kv : call.kv_heads;
+  if (call.head_by_head) {
+    plot.h_kv = whole / entry.row_tasks;
+    plot.row_task = whole % entry.row_tasks;
+  } else {
+    plot.h_kv = whole % heads;
+    plot.row_task = whole / heads;
+  }
+  if (call.last_rows_first) plot.row_task = entry.row_tasks - 1 - plot.row_task;
+  if (call.entries == nullptr) {  // a head of the batch, and of its entry
+    const std::int64_t b = plot.h_kv / call.heads_kv, h = plot.h_kv % call.heads_kv;
+    plot.h_kv = h;
+    plot.entry.b = b;
+    plot.entry.q = b * call.q_stride.b;
+    plot.entry.k = b * call.k_stride.b;
+    plot.entry.v = b * call.v_stride.b;
+    plot.entry.o = b * call.o_stride.b;
+    plot.entry.lse = b * call.heads_q * call.lse_stride;
+    plot.entry.partials = b * call.heads_kv * entry.row_tasks * entry.splits * entry.partial_floats;
+  }
+  plot.kv_head = entry.b * call.heads_kv + plot.h_kv;
   return plot;
 }
 
@@ -583,14 +618,137 @@ struct Tile {
 
 /// The factor of weight() for rows of these scales.
 [[gnu::always_inline]] inline Vec factor_of(const Call& call, Vec scale) {
-  if (call.softcap > 0.0f) return set(kFactorOfUnit);
+  if (call.natural()) return set(kFactorOfUnit);
   return min(mul(scale, set(kFactorOfUnit)), set(kLargest));
 }
 
+// ---- what is added to scores --------------------------------------------------------------------
+
+/// The array mask of one row as numbers that are added to scores, for keys [first, first + keys).
+template <class T>
+void read_mask(const T* from, std::int64_t stride, int keys, float* to) {
+  if (stride == 0) {
+    const float same = widen(*from);
+    for (int n = 0; n < keys; ++n) to[n] = same;
+  } else {
+    for (int n = 0; n < keys; ++n) to[n] = widen(from[n]);
+  }
+}
+void read_bools(const unsigned char* from, std::int64_t stride, int keys, float* to) {
+  for (int n = 0; n < keys; ++n) to[n] = from[n * stride] != 0 ? 0.0f : -kInfinity;
+}
+void mask_row(const Call& call, const Plot& plot, const Row& row, std::int64_t first, int keys,
+              float* to) {
+  // Keys that round a block up lie behind the sequence, and perhaps behind the mask.
+  const std::int64_t left = plot.entry.band.seq_kv - first;
+  const int there = left < keys ? static_cast<int>(left) : keys;
+  for (int n = there < 0 ? 0 : there; n < keys; ++n) to[n] = 0.0f;
+  if (there <= 0) return;
+  const std::int64_t* const stride = call.mask_stride;
+  const std::int64_t at = plot.entry.b * stride[0] +
+                          (plot.h_kv * call.group + row.member) * stride[1] +
+                          row.query * stride[2] + first * stride[3];
+  if (call.mask_is_bool) {
+    read_bools(static_cast<const unsigned char*>(call.mask) + at, stride[3], there, to);
+  } else if (call.mask_type == Type::f32) {
+    read_mask(static_cast<const float*>(call.mask) + at, stride[3], there, to);
+  } else if (call.mask_type == Type::f16) {
+    read_mask(static_cast<const F16*>(call.mask) + at, stride[3], there, to);
+  } else {
+    read_mask(static_cast<const Bf16*>(call.mask) + at, stride[3], there, to);
+  }
+}
+
+/// The slope of a row, and how far its position lies behind a key.
+struct Slope {
+  float slope, distance;
+};
+Slope slope_of(const Call& call, const Plot& plot, const Row& row, std::int64_t first_key) {
+  const std::int64_t h = plot.h_kv * call.group + row.member;
+  return {call.slopes[plot.entry.b * call.slope_stride + h],
+          static_cast<float>(row.query + plot.entry.band.shift - first_key)};
+}
+
+/// -inf hides a key whatever its score is.
+[[gnu::always_inline]] inline Vec add_mask(Vec score, Vec mask) {
+  return if_equal(mask, set(-kInfinity), mask, add(score, mask));
+}
+
+constexpr int kBiasStride = kMaxKeyTile + kLanes;
+
+/// Scores of a tile become scaled, capped and biased ones. rows: scratch, kLanes of kBiasStride.
+template <int kVectors>
+void bias_scores(const Call& call, const Plot& plot, const Tile& tile, std::int64_t first_key,
+                 float* s, int keys, float* highest, const Bounds* bounds, float* rows) {
+  constexpr int kRows = kVectors * kLanes;
+  const Vec cap = set(call.softcap);
+  Row row = row_at(call, tile.first_row);
+  for (int m = 0; m < kVectors; ++m) {
+    const Vec outer = load(tile.scale + m * kLanes), inner = inner_of(outer, cap);
+    alignas(64) float slope[kLanes] = {}, distance[kLanes] = {};
+    for (int r = 0; r < kLanes; ++r, row.next()) {
+      float* const to = rows + r * kBiasStride;
+      const bool real = tile.first_row + m * kLanes + r <= tile.last_row;
+      if (call.slopes != nullptr && real) {
+        const Slope lane = slope_of(call, plot, row, first_key);
+        slope[r] = lane.slope;
+        distance[r] = lane.distance;
+      }
+      if (call.mask == nullptr) continue;
+      if (real) mask_row(call, plot, row, first_key, keys, to);
+      for (int n = real ? keys : 0; n < round_up(keys, kLanes); ++n) to[n] = 0.0f;
+    }
+    Vec top = set(-kInfinity);
+    for (int block = 0; block < keys; block += kLanes) {
+      alignas(64) float mask[kLanes * kLanes];
+      if (call.mask != nullptr) transpose(rows + block, kBiasStride, mask, kLanes);
+      const int count = keys - block < kLanes ? keys - block : kLanes;
+      for (int j = 0; j < count; ++j) {
+        const int n = block + j;
+        float* const at = s + n * kRows + m * kLanes;
+        Vec x = call.softcap > 0.0f ? soft_cap(load(at), outer, inner, cap) : mul(load(at), outer);
+        if (call.slopes != nullptr) {
+          const Vec far = abs(sub(load(distance), set(static_cast<float>(n))));
+          x = neg_mul_add(load(slope), far, x);
+        }
+        if (call.mask != nullptr) x = add_mask(x, load(mask + j * kLanes));
+        if (bounds != nullptr) {
+          x = if_between(n, bounds->begin + m * kLanes, bounds->end + m * kLanes, x,
+                         set(-kInfinity));
+        }
+        store(at, x);
+        top = max(x, top);
+      }
+    }
+    store(highest + m * kLanes, top);
+  }
+}
+
+/// The same of one row whose scores lie side by side and are scaled and capped already.
+void bias_row(const Call& call, const Plot& plot, const Row& row, std::int64_t first_key, int keys,
+              float* s) {
+  const int whole = round_up(keys, kLanes);
+  if (call.slopes != nullptr) {
+    const Slope lane = slope_of(call, plot, row, first_key);
+    alignas(64) float ahead[kLanes];
+    for (int j = 0; j < kLanes; ++j) ahead[j] = static_cast<float>(j);
+    for (int n = 0; n < whole; n += kLanes) {
+      const Vec key = add(set(static_cast<float>(n)), load(ahead));
+      store(s + n, neg_mul_add(set(lane.slope), abs(sub(set(lane.distance), key)), load(s + n)));
+    }
+  }
+  if (call.mask != nullptr) {
+    alignas(64) float mask[kMaxKeyTile + kLanes];
+    mask_row(call, plot, row, first_key, keys, mask);
+    for (int n = keys; n < whole; ++n) mask[n] = 0.0f;
+    for (int n = 0; n < whole; n += kLanes) store(s + n, add_mask(load(s + n), load(mask + n)));
+  }
+}
+
 template <class A, int kVectors>
-void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int keys,
-                 const char* k, std::int64_t k_stride, const char* v, std::int64_t v_stride,
-                 float* s) {
+void attend_tile(const Call& call, const Plot& plot, const Tile& tile, std::int64_t first_key,
+                 int keys, const char* k, std::int64_t k_stride, const char* v,
+                 std::int64_t v_stride, float* s, float* biases) {
   using R = RegisterTile<kVectors>;
   constexpr int kRows = kVectors * kLanes;
   [[maybe_unused]] const int units = call.head_dim / A::kPerUnit;
@@ -608,16 +766,16 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
     };
     Row row = row_at(call, tile.first_row);
     for (int r = 0; r < kRows; ++r, row.next()) {  // past the last row: lanes that are not stored
-      const Interval seen = keys_of(call.band, row.query);
+      const Interval seen = keys_of(plot.entry.band, row.query);
       bounds.begin[r] = within(seen.begin - first_key);
       bounds.end[r] = within(seen.end - first_key);
     }
     full_begin = within(tile.all.begin - first_key);
     full_end = within(tile.all.end - first_key);
   }
-  const bool capped = call.softcap > 0.0f;
+  const bool later = call.natural();  // bounds wait until scores are in natural units
   const auto bounds_for = [&](int n, int count) -> const Bounds* {
-    return (n < full_begin || n + count > full_end) && !capped ? &bounds : nullptr;
+    return (n < full_begin || n + count > full_end) && !later ? &bounds : nullptr;
   };
 
 #if defined(GREENFAST_AMX)
@@ -649,7 +807,10 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
     }
   }
 
-  if (capped) {
+  if (call.biased()) {
+    bias_scores<kVectors>(call, plot, tile, first_key, s, keys, highest, masked ? &bounds : nullptr,
+                          biases);
+  } else if (later) {
     cap_scores<kVectors>(s, keys, tile.scale, call.softcap, highest, masked ? &bounds : nullptr);
   }
   for (int m = 0; m < kVectors; ++m) {
@@ -663,7 +824,7 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
   }
 #if defined(GREENFAST_AMX)
   if constexpr (A::kTiles) {
-    const int columns = round_up(call.head_dim, kTileSide) / kTileSide;
+    const int columns = round_up(call.value_dim, kTileSide) / kTileSide;
     for (int m = 0; m < kVectors; ++m) {
       const int at = m * kLanes;
       tile_column<A, kVectors>(s + at, keys / kBlockKeys, v, columns, load(factor + at),
@@ -682,14 +843,14 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
   if constexpr (!A::kTiles) {
     const int key_units = (keys + A::kPerUnit - 1) / A::kPerUnit;
     int few = 0;  // narrow blocks, as many as make the rest a multiple of the wide one
-    while ((call.head_dim - few * R::kFewColumns) % R::kColumns != 0) ++few;
-    const int wide_end = call.head_dim - few * R::kFewColumns;
+    while ((call.value_dim - few * R::kFewColumns) % R::kColumns != 0) ++few;
+    const int wide_end = call.value_dim - few * R::kFewColumns;
     int d = 0;
     for (; d < wide_end; d += R::kColumns) {
       value_block<A, kVectors, R::kColumns>(s, key_units, v + 4 * d, v_stride, rescale,
                                             tile.o + d * kRows);
     }
-    for (; d < call.head_dim; d += R::kFewColumns) {
+    for (; d < call.value_dim; d += R::kFewColumns) {
       value_block<A, kVectors, R::kFewColumns>(s, key_units, v + 4 * d, v_stride, rescale,
                                                tile.o + d * kRows);
     }
@@ -697,11 +858,11 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
 }
 
 template <class A>
-void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int keys,
-                 const char* k, std::int64_t k_stride, const char* v, std::int64_t v_stride,
-                 float* s) {
+void attend_tile(const Call& call, const Plot& plot, const Tile& tile, std::int64_t first_key,
+                 int keys, const char* k, std::int64_t k_stride, const char* v,
+                 std::int64_t v_stride, float* s, float* biases) {
   const auto run = [&](auto* code) {
-    code(call, tile, first_key, keys, k, k_stride, v, v_stride, s);
+    code(call, plot, tile, first_key, keys, k, k_stride, v, v_stride, s, biases);
   };
   if (tile.vectors == 1) return run(attend_tile<A, 1>);
   if (tile.vectors == 2) return run(attend_tile<A, 2>);
@@ -711,9 +872,15 @@ void attend_tile(const Call& call, const Tile& tile, std::int64_t first_key, int
 // ---- in and out -------------------------------------------------------------------------------
 
 template <class In>
-const In* element(const void* data, const Strides& stride, std::int64_t b, std::int64_t h,
+const In* element(const void* data, const Strides& stride, std::int64_t at, std::int64_t h,
                   std::int64_t s) {
-  return static_cast<const In*>(data) + b * stride.b + h * stride.h + s * stride.s;
+  return static_cast<const In*>(data) + at + h * stride.h + s * stride.s;
+}
+
+/// The first key of a head; where there is none the tensor may be null.
+template <class In>
+const In* first_key(const void* data, const Strides& stride, std::int64_t at, std::int64_t h) {
+  return data == nullptr ? nullptr : element<In>(data, stride, at, h, 0);
 }
 
 /// One row as units, times `factor` (1, -1 or 0).
@@ -745,7 +912,7 @@ Scale scale_of(const Call& call, const Plot& plot, const Row& row) {
   float scale = call.scale;
   if (call.q_scale != nullptr) {
     const std::int64_t h = plot.h_kv * call.group + row.member;
-    scale *= call.q_scale[call.scale_per_head ? plot.b * call.heads_q + h : 0] *
+    scale *= call.q_scale[call.scale_per_head ? plot.entry.b * call.heads_q + h : 0] *
              call.k_scale[call.scale_per_head ? plot.kv_head : 0];
   }
   if (scale == 0.0f) return {0.0f, 1.0f};
@@ -758,8 +925,8 @@ void load_query(const Call& call, const Plot& plot, const Row& row, float* magni
   const std::int64_t h = plot.h_kv * call.group + row.member;
   const Scale scale = scale_of(call, plot, row);
   *magnitude = scale.magnitude;
-  stage_row<A>(element<In>(call.q, call.q_stride, plot.b, h, row.query), call.head_dim, scale.sign,
-               to);
+  stage_row<A>(element<In>(call.q, call.q_stride, plot.entry.q, h, row.query), call.head_dim,
+               scale.sign, to);
 }
 
 #if defined(GREENFAST_AMX)
@@ -792,7 +959,7 @@ bool load_query_pieces(const Call& call, const Plot& plot, const Tile& tile, flo
       const std::int64_t h = plot.h_kv * call.group + row.member;
       const Scale scale = scale_of(call, plot, row);
       tile.scale[m + r] = scale.magnitude;
-      const F16* const from = element<F16>(call.q, call.q_stride, plot.b, h, row.query);
+      const F16* const from = element<F16>(call.q, call.q_stride, plot.entry.q, h, row.query);
       if (!stage_pieces(from, call.head_dim, scale.sign, to, to + units)) finite = false;
     }
     for (int u = 0; u < 2 * units; u += kLanes) {
@@ -831,10 +998,22 @@ void store_row(const float* values, float factor, int head_dim, Out* to) {
   }
 }
 
+/// What a row whose sum has this logarithm is multiplied by when a sink joins the sum; the
+/// logarithm becomes that of the whole. -inf: an empty row.
+double join_sink(double sink, double* lse) {
+  const double before = *lse;
+  const double high = before < sink ? sink : before;
+  if (high == -double{kInfinity} || high == double{kInfinity}) {
+    *lse = high;
+    return sink == high ? 0.0 : 1.0;
+  }
+  *lse = high + __builtin_log(__builtin_exp(before - high) + __builtin_exp(sink - high));
+  return __builtin_exp(before - *lse);
+}
+
 /// Divides by the sums and writes O and LSE.
 void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
-  const std::int64_t b = plot.b, h_kv = plot.h_kv;
-  const int lanes = tile.lanes();
+  const int lanes = tile.lanes(), dim = call.value_dim;
   const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
   const float v_scale =
       call.v_scale == nullptr ? 1.0f : call.v_scale[call.scale_per_head ? plot.kv_head : 0];
@@ -844,38 +1023,44 @@ void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) 
   }
   Row row = row_at(call, tile.first_row);
   for (int m = 0; m < rows; m += kLanes) {
-    for (int d = 0; d < call.head_dim; d += kLanes) {
+    for (int d = 0; d < dim; d += kLanes) {
       transpose(tile.o + d * lanes + m, lanes, stage + d, kStageStride);
     }
     for (int r = 0; r < kLanes && m + r < rows; ++r, row.next()) {
-      const std::int64_t h = h_kv * call.group + row.member, i = row.query;
-      const Interval seen = keys_of(call.band, i);
+      const std::int64_t h = plot.h_kv * call.group + row.member, i = row.query;
+      const Interval seen = keys_of(plot.entry.band, i);
       float* const values = stage + r * kStageStride;
       // No visible key, or none whose score is above -inf; a NaN among them makes the sum one.
       const bool empty =
           seen.begin == seen.end || (tile.max[m + r] == -kInfinity && tile.sum[m + r] == 0.0f);
       if (empty) {
         inverse[m + r] = 0.0f;
-        for (int d = 0; d < call.head_dim; d += kLanes) store(values + d, zero());
+        for (int d = 0; d < dim; d += kLanes) store(values + d, zero());
       }
-      const std::int64_t at = b * call.o_stride.b + h * call.o_stride.h + i * call.o_stride.s;
+      double lse = -double{kInfinity};
+      if (!empty && (call.lse != nullptr || call.sinks != nullptr)) {
+        const double unit = call.natural() ? 1.0 : double{scale_of(call, plot, row).magnitude};
+        const double sum = double{tile.sum[m + r]} * double{kWeightUp};
+        lse = double{tile.max[m + r]} * unit + __builtin_log(sum);
+      }
+      if (call.sinks != nullptr) {
+        const double share = join_sink(double{call.sinks[h]}, &lse);
+        if (!empty) inverse[m + r] = static_cast<float>(double{inverse[m + r]} * share);
+      }
+      const std::int64_t at = plot.entry.o + h * call.o_stride.h + i * call.o_stride.s;
       const float factor = inverse[m + r];
       switch (call.out_type) {
         case Type::f16:
-          store_row(values, factor, call.head_dim, static_cast<F16*>(call.o) + at);
+          store_row(values, factor, dim, static_cast<F16*>(call.o) + at);
           break;
         case Type::bf16:
-          store_row(values, factor, call.head_dim, static_cast<Bf16*>(call.o) + at);
+          store_row(values, factor, dim, static_cast<Bf16*>(call.o) + at);
           break;
         default:
-          store_row(values, factor, call.head_dim, static_cast<float*>(call.o) + at);
+          store_row(values, factor, dim, static_cast<float*>(call.o) + at);
       }
       if (call.lse != nullptr) {
-        const double unit = call.softcap > 0.0f ? 1.0 : double{scale_of(call, plot, row).magnitude};
-        const double sum = double{tile.sum[m + r]} * double{kWeightUp};
-        const double lse = double{tile.max[m + r]} * unit + __builtin_log(sum);
-        call.lse[(b * call.heads_q + h) * call.seq_q + i] =
-            empty ? -kInfinity : static_cast<float>(lse);
+        call.lse[plot.entry.lse + h * call.lse_stride + i] = static_cast<float>(lse);
       }
     }
   }
@@ -883,11 +1068,42 @@ void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) 
 
 // ---- tiles of K and V in the type that is multiplied -------------------------------------------
 
+/// Rows of K or V of one tile of keys: one behind the other, or wherever the pages lie.
+template <class In>
+struct Strided {
+  const In* first;
+  std::int64_t stride;
+  const In* operator[](int n) const { return first + n * stride; }
+  /// For prefetching, which no address harms.
+  const In* ahead(int n) const { return first + n * stride; }
+};
+template <class In>
+struct Listed {
+  const In* const* row;
+  int count;
+  const In* operator[](int n) const { return row[n]; }
+  const In* ahead(int n) const { return row[n < count ? n : count - 1]; }
+};
+
+/// The addresses of keys [first + lead, first + keys); before them, that of the first of these.
+template <class In>
+void list_rows(const Call& call, const Entry& entry, const In* base, const Strides& stride,
+               std::int64_t first, int lead, int keys, const In** row) {
+  std::int64_t page = (first + lead) / call.page_size, within = (first + lead) % call.page_size;
+  for (int n = lead; n < keys;) {
+    const In* at = base + entry.pages[page] * stride.b + within * stride.s;
+    for (; within < call.page_size && n < keys; ++within, at += stride.s) row[n++] = at;
+    within = 0;
+    ++page;
+  }
+  for (int n = 0; n < lead; ++n) row[n] = row[lead];
+}
+
 /// Keys [first, first + keys) of K, widened to floats or, for pairs, to bf16.
-template <class A, class In>
-void convert_keys(const In* k, std::int64_t stride, int keys, int head_dim, char* to) {
+template <class A, class Rows>
+void convert_keys(const Rows& k, int keys, int head_dim, char* to) {
   for (int n = 0; n < keys; ++n) {
-    const In* const row = k + n * stride;
+    const auto* const row = k[n];
     if constexpr (A::kPerUnit == 1) {
       float* const out = reinterpret_cast<float*>(to) + n * head_dim;
       for (int d = 0; d < head_dim; d += kLanes) {
@@ -907,15 +1123,16 @@ void convert_keys(const In* k, std::int64_t stride, int keys, int head_dim, char
 
 #if defined(__AVX512BF16__)
 /// Pairs of keys of V; keys outside [seen_begin, seen_end) become 0.
-template <class In>
-void interleave_values(const In* v, std::int64_t stride, int keys, int seen_begin, int seen_end,
-                       int head_dim, char* to) {
+template <class Rows>
+void interleave_values(const Rows& v, int keys, int seen_begin, int seen_end, int head_dim,
+                       char* to) {
   for (int n = 0; n < keys; n += 2) {
     const bool first = n >= seen_begin, second = n + 1 < seen_end;
-    const In* const row = v + n * stride;
+    const auto* const row = v[n];
+    const auto* const next = second ? v[n + 1] : row;
     for (int d = 0; d < head_dim; d += kHalfLanes) {
       const __m512i a = load_bf16_n(row + d, first ? head_dim - d : 0);
-      const __m512i b = load_bf16_n(second ? row + stride + d : row, second ? head_dim - d : 0);
+      const __m512i b = load_bf16_n(second ? next + d : row, second ? head_dim - d : 0);
       store_pairs_n(to + 4 * d, a, b, head_dim - d);
     }
     to += 4 * head_dim;
@@ -937,13 +1154,13 @@ template <class In>
 /// Keys [0, round_up(keys, 32)) of K as tiles of 16 keys by 32 of the head dim; keys outside
 /// [lead, keys) and columns beyond the head dim are 0, and their memory is not touched. Where it is
 /// cut into two pieces, false if some key is not finite: then the pieces are no sum of anything.
-template <int kPieces, class In>
-bool pack_keys(const In* k, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
+template <int kPieces, class Rows>
+bool pack_keys(const Rows& k, int lead, int keys, int head_dim, char* to) {
   const int steps = query_units(head_dim) / kTileSide;
   bool finite = true;
   for (int n = 0; n < round_up(keys, kBlockKeys); ++n) {
     const bool seen = n >= lead && n < keys;
-    const In* const row = k + (seen ? n : lead) * stride;
+    const auto* const row = k[seen ? n : lead];
     char* out = to + n / kTileSide * steps * kPieces * kTileBytes + n % kTileSide * 64;
     for (int d = 0; d < head_dim; d += kHalfLanes) {
       const Pieces x = pieces_of(row + d, seen ? head_dim - d : 0, finite);
@@ -956,8 +1173,8 @@ bool pack_keys(const In* k, std::int64_t stride, int lead, int keys, int head_di
 }
 
 /// The same keys of V as tiles of 16 of the head dim by 32 keys.
-template <int kPieces, class In>
-bool pack_values(const In* v, std::int64_t stride, int lead, int keys, int head_dim, char* to) {
+template <int kPieces, class Rows>
+bool pack_values(const Rows& v, int lead, int keys, int head_dim, char* to) {
   const int columns = round_up(head_dim, kTileSide) / kTileSide;
   alignas(64) float pairs[kPieces][2][kTileSide * kTileSide];  // halves of [pair of keys][head dim]
   bool finite = true;
@@ -966,7 +1183,7 @@ bool pack_values(const In* v, std::int64_t stride, int lead, int keys, int head_
       for (int pair = 0; pair < kTileSide; ++pair) {
         const auto row = [&](int key) {
           const bool seen = key >= lead && key < keys;
-          return pieces_of(v + (seen ? key : lead) * stride + d, seen ? head_dim - d : 0, finite);
+          return pieces_of(v[seen ? key : lead] + d, seen ? head_dim - d : 0, finite);
         };
         const Pieces a = row(n + 2 * pair), b = row(n + 2 * pair + 1);
         const int at = pair * kTileSide;
@@ -996,13 +1213,13 @@ bool pack_values(const In* v, std::int64_t stride, int lead, int keys, int head_
 constexpr int kFoldTiles = 32;
 
 /// At places that depend on the keys alone, so that a row's bits do not depend on its task.
-bool folds_after(const Call& call, std::int64_t key_tile) {
-  return call.fold && (key_tile + 1) % kFoldTiles == 0;
+bool folds_after(const Entry& entry, std::int64_t key_tile) {
+  return entry.fold && (key_tile + 1) % kFoldTiles == 0;
 }
 
 void start_fold(const Call& call, const Tile& tile) {
   const int lanes = tile.lanes();
-  for (int i = 0; i < call.head_dim * lanes; ++i) tile.far_o[i] = 0.0;
+  for (int i = 0; i < call.value_dim * lanes; ++i) tile.far_o[i] = 0.0;
   for (int r = 0; r < lanes; ++r) {
     tile.far_sum[r] = 0.0;
     tile.far_max[r] = -kInfinity;
@@ -1021,7 +1238,7 @@ void fold(const Call& call, const Tile& tile) {
     tile.far_sum[r] = tile.far_sum[r] * double{older[r]} + double{tile.sum[r]};
     tile.sum[r] = 0.0f;
   }
-  for (int d = 0; d < call.head_dim; ++d) {
+  for (int d = 0; d < call.value_dim; ++d) {
     double* const far = tile.far_o + d * lanes;
     float* const near = tile.o + d * lanes;
     for (int r = 0; r < lanes; ++r) {
@@ -1036,7 +1253,7 @@ void unfold(const Call& call, const Tile& tile) {
   fold(call, tile);
   const int lanes = tile.lanes();
   for (int r = 0; r < lanes; ++r) tile.sum[r] = static_cast<float>(tile.far_sum[r]);
-  for (int i = 0; i < call.head_dim * lanes; ++i) tile.o[i] = static_cast<float>(tile.far_o[i]);
+  for (int i = 0; i < call.value_dim * lanes; ++i) tile.o[i] = static_cast<float>(tile.far_o[i]);
 }
 
 // ---- few rows ---------------------------------------------------------------------------------
@@ -1059,9 +1276,9 @@ GREENFAST_OP float first_lane(Vec x) {
 
 /// s[r][n] for the keys of one tile, padded to whole vectors by repeating the last key. values:
 /// their rows of V, which are wanted next.
-template <class In, int kRows>
-void few_scores(const float* q, int dim, const In* k, std::int64_t k_stride, const In* values,
-                std::int64_t v_stride, int keys, float* s, int s_stride) {
+template <class In, int kRows, class Rows>
+void few_scores(const float* q, int dim, const Rows& k, int value_dim, const Rows& values, int keys,
+                float* s, int s_stride) {
   constexpr int kAtOnce = few_sums_per(kRows, kLanes < 8 ? kLanes : 8);
   constexpr int kAhead = 16;
   const int padded = round_up(dim, kLanes);
@@ -1073,12 +1290,14 @@ void few_scores(const float* q, int dim, const In* k, std::int64_t k_stride, con
 #pragma GCC unroll 8
       for (int i = 0; i < kAtOnce; ++i) {
         const int n = first + j + i < keys ? first + j + i : keys - 1;
-        row[i] = k + n * k_stride;
+        row[i] = k[n];
         // Rows are too short for the hardware to find the stream: this doubled the speed (Zen 5).
-        const auto* const next_key = reinterpret_cast<const char*>(row[i] + kAhead * k_stride);
-        const auto* const value = reinterpret_cast<const char*>(values + n * v_stride);
+        const auto* const next_key = reinterpret_cast<const char*>(k.ahead(n + kAhead));
+        const auto* const value = reinterpret_cast<const char*>(values[n]);
         for (int at = 0; at < dim * static_cast<int>(sizeof(In)); at += 64) {
           __builtin_prefetch(next_key + at);
+        }
+        for (int at = 0; at < value_dim * static_cast<int>(sizeof(In)); at += 64) {
           __builtin_prefetch(value + at);
         }
 #pragma GCC unroll 8
@@ -1106,9 +1325,9 @@ void few_scores(const float* q, int dim, const In* k, std::int64_t k_stride, con
 }
 
 /// o[r][d] = o[r][d] * rescale[r] + sum over keys of p[r][n] * v[n][d] for kVecs vectors of d.
-template <class In, int kRows, int kVecs>
-void few_values(const float* p, int p_stride, const In* v, std::int64_t v_stride, int keys,
-                int dim_left, const float* rescale, float* o) {
+template <int kRows, int kVecs, class Rows>
+void few_values(const float* p, int p_stride, const Rows& v, int column, int keys, int dim_left,
+                const float* rescale, float* o) {
   Vec acc[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -1121,7 +1340,7 @@ void few_values(const float* p, int p_stride, const In* v, std::int64_t v_stride
     Vec value[kVecs];
 #pragma GCC unroll 8
     for (int i = 0; i < kVecs; ++i) {
-      value[i] = load_n(v + n * v_stride + i * kLanes, dim_left - i * kLanes);
+      value[i] = load_n(v[n] + column + i * kLanes, dim_left - i * kLanes);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -1145,6 +1364,8 @@ template <class In, int kRows>
 void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval seen,
                 std::int64_t begin_tile, std::int64_t end_tile, float* s) {
   const int dim = call.head_dim, padded = round_up(dim, kLanes);
+  const int value_dim = call.value_dim, value_padded = round_up(value_dim, kLanes);
+  const Entry& entry = plot.entry;
   const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
   alignas(64) float o[kRows * kMaxHeadDim] = {};
   alignas(64) double far_o[kRows * kMaxHeadDim];
@@ -1152,7 +1373,7 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
   float max[kRows], sum[kRows], far_max[kRows], factor[kRows];
   double far_sum[kRows];
   Interval sees[kRows];
-  if (call.fold) {
+  if (entry.fold) {
     for (double& x : far_o) x = 0.0;
   }
 
@@ -1164,7 +1385,7 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     float* const q = tile.q + r * padded;
     if (r < rows) {
       load_query<Fp32, In>(call, plot, row, tile.scale + r, q);
-      sees[r] = keys_of(call.band, row.query);
+      sees[r] = keys_of(entry.band, row.query);
     } else {
       for (int d = 0; d < padded; d += kLanes) store(q + d, zero());
       tile.scale[r] = 1.0f;
@@ -1173,8 +1394,8 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     factor[r] = first_lane(factor_of(call, set(tile.scale[r])));
   }
   const Vec cap = set(call.softcap);
-  const In* const k_head = element<In>(call.k, call.k_stride, plot.b, plot.h_kv, 0);
-  const In* const v_head = element<In>(call.v, call.v_stride, plot.b, plot.h_kv, 0);
+  const In* const k_head = first_key<In>(call.k, call.k_stride, entry.k, plot.h_kv);
+  const In* const v_head = first_key<In>(call.v, call.v_stride, entry.v, plot.h_kv);
   const int s_stride = round_up(call.key_tile, kLanes);
 
   for (std::int64_t key_tile = begin_tile; key_tile < end_tile; ++key_tile) {
@@ -1183,9 +1404,23 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     const std::int64_t end =
         tile_begin + call.key_tile < seen.end ? tile_begin + call.key_tile : seen.end;
     const auto keys = static_cast<int>(end - begin);
-    const In* const v = v_head + begin * call.v_stride.s;
-    few_scores<In, kRows>(tile.q, dim, k_head + begin * call.k_stride.s, call.k_stride.s, v,
-                          call.v_stride.s, keys, s, s_stride);
+    const In* k_rows[kMaxKeyTile];
+    const In* v_rows[kMaxKeyTile];
+    const auto with_rows = [&](const auto& code) {
+      if (call.page_size == 0) {
+        code(Strided<In>{k_head + begin * call.k_stride.s, call.k_stride.s},
+             Strided<In>{v_head + begin * call.v_stride.s, call.v_stride.s});
+      } else {
+        code(Listed<In>{k_rows, keys}, Listed<In>{v_rows, keys});
+      }
+    };
+    if (call.page_size != 0) {
+      list_rows(call, entry, k_head, call.k_stride, begin, 0, keys, k_rows);
+      list_rows(call, entry, v_head, call.v_stride, begin, 0, keys, v_rows);
+    }
+    with_rows([&](const auto& k, const auto& v) {
+      few_scores<In, kRows>(tile.q, dim, k, value_dim, v, keys, s, s_stride);
+    });
 
     for (int r = 0; r < kRows; ++r) {
       float* const at = s + r * s_stride;
@@ -1195,6 +1430,12 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
         for (int n = 0; n < whole; n += kLanes) {
           store(at + n, soft_cap(load(at + n), outer, inner, cap));
         }
+      } else if (call.biased()) {
+        const Vec outer = set(tile.scale[r]);
+        for (int n = 0; n < whole; n += kLanes) store(at + n, mul(load(at + n), outer));
+      }
+      if (call.biased() && r < rows) {
+        bias_row(call, plot, row_at(call, tile.first_row + r), begin, keys, at);
       }
       for (int n = 0; n < keys && begin + n < sees[r].begin; ++n) at[n] = -kInfinity;
       const std::int64_t visible = sees[r].end - begin < keys ? sees[r].end - begin : keys;
@@ -1223,24 +1464,32 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
       sum[r] = sum[r] * rescale[r] + tile_sum;
     }
 
-    constexpr int kVecs = few_sums_per(kRows, 8);
-    int d = 0;
-    for (; d + kVecs * kLanes <= padded; d += kVecs * kLanes) {
-      few_values<In, kRows, kVecs>(s, s_stride, v + d, call.v_stride.s, keys, dim - d, rescale,
-                                   o + d);
-    }
-    for (; d < padded; d += kLanes) {
-      few_values<In, kRows, 1>(s, s_stride, v + d, call.v_stride.s, keys, dim - d, rescale, o + d);
-    }
+    with_rows([&](const auto&, const auto& v) {
+      int d = 0;
+      // As many columns at once as there are sums for, then half of them and so on: one alone
+      // would wait for each of its additions.
+      const auto columns = [&](auto count) {
+        constexpr int kVecs = decltype(count)::kIs;
+        if constexpr (kVecs <= few_sums_per(kRows, 8)) {
+          for (; d + kVecs * kLanes <= value_padded; d += kVecs * kLanes) {
+            few_values<kRows, kVecs>(s, s_stride, v, d, keys, value_dim - d, rescale, o + d);
+          }
+        }
+      };
+      columns(Int<8>{});
+      columns(Int<4>{});
+      columns(Int<2>{});
+      columns(Int<1>{});
+    });
 
-    if (!folds_after(call, key_tile)) continue;
+    if (!folds_after(entry, key_tile)) continue;
     for (int r = 0; r < rows; ++r) {
       const auto older =
           double{first_lane(rescaling(set(far_max[r]), set(max[r]), set(factor[r])))};
       far_max[r] = max[r];
       far_sum[r] = far_sum[r] * older + double{sum[r]};
       sum[r] = 0.0f;
-      for (int column = 0; column < padded; ++column) {
+      for (int column = 0; column < value_padded; ++column) {
         const int i = r * kMaxHeadDim + column;
         far_o[i] = far_o[i] * older + double{o[i]};
         o[i] = 0.0f;
@@ -1253,10 +1502,10 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     tile.max[r] = max[r];
     const auto older = double{first_lane(rescaling(set(far_max[r]), set(max[r]), set(factor[r])))};
     const auto whole = [&](double far, float near) {
-      return call.fold ? static_cast<float>(far * older + double{near}) : near;
+      return entry.fold ? static_cast<float>(far * older + double{near}) : near;
     };
     tile.sum[r] = whole(far_sum[r], sum[r]);
-    for (int d = 0; d < dim; ++d) {
+    for (int d = 0; d < value_dim; ++d) {
       const int i = r * kMaxHeadDim + d;
       tile.o[d * lanes + r] = whole(far_o[i], o[i]);
     }
@@ -1265,18 +1514,6 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
 
 // ---- a task -----------------------------------------------------------------------------------
 
-// Keys that some of the queries first to last see. Windows of neighbours overlap or touch, so this
-// is an interval, and each key in it is seen.
-Interval seen_by_some(const Band& band, std::int64_t first, std::int64_t last) {
-  const std::int64_t begin = first + band.first < 0 ? 0 : first + band.first;
-  const std::int64_t end = last + band.last + 1 > band.seq_kv ? band.seq_kv : last + band.last + 1;
-  return begin < end ? Interval{begin, end} : Interval{0, 0};
-}
-Interval seen_by_all(const Band& band, std::int64_t first, std::int64_t last) {
-  return {last + band.first,
-          first + band.last + 1 > band.seq_kv ? band.seq_kv : first + band.last + 1};
-}
-
 struct Tiles {
   int count = 0;
   Tile tile[kMaxTiles];
@@ -1284,10 +1521,12 @@ struct Tiles {
 
 // Inputs of the tiles lie in the arena, results in `results`, which is the arena too or the task's
 // part of Call::partials.
-void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results, Tiles& tiles) {
+void lay_out(const Call& call, const Entry& entry, std::int64_t row_task, Bump& arena,
+             Bump& results, Tiles& tiles) {
   const std::int64_t begin = row_task * call.task_rows;
-  const std::int64_t end = begin + call.task_rows < call.rows ? begin + call.task_rows : call.rows;
-  const int padded_dim = round_up(call.head_dim, kLanes);
+  const std::int64_t end =
+      begin + call.task_rows < entry.rows ? begin + call.task_rows : entry.rows;
+  const int padded_dim = round_up(call.value_dim, kLanes);
   tiles.count = 0;
   for (std::int64_t row = begin; row < end; row += call.tile_rows) {
     Tile& tile = tiles.tile[tiles.count++];
@@ -1297,12 +1536,12 @@ void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results
     tile.vectors = (rows + kLanes - 1) / kLanes;
     if (tile.vectors == 3) tile.vectors = 4;
     const std::int64_t first = tile.first_row / call.group, last = tile.last_row / call.group;
-    tile.some = seen_by_some(call.band, first, last);
-    tile.all = seen_by_all(call.band, first, last);
+    tile.some = seen_by_some(entry.band, first, last);
+    tile.all = seen_by_all(entry.band, first, last);
     tile.q = arena.take<float>(round_up(call.head_dim, 32) * tile.lanes());
     tile.scale = arena.take<float>(tile.lanes());
     tile.far_o = tile.far_sum = nullptr;
-    if (call.fold) {
+    if (entry.fold) {
       tile.far_o = arena.take<double>(padded_dim * tile.lanes());
       tile.far_sum = arena.take<double>(tile.lanes());
       tile.far_max = arena.take<float>(tile.lanes());
@@ -1314,7 +1553,7 @@ void lay_out(const Call& call, std::int64_t row_task, Bump& arena, Bump& results
 }
 
 struct Scratch {
-  float *stage, *scores;
+  float *stage, *scores, *biases;
   char *k, *v;
 };
 
@@ -1322,9 +1561,12 @@ Scratch lay_out_scratch(const Call& call, Bump& arena) {
   Scratch scratch{};
   scratch.stage = arena.take<float>(kLanes * kStageStride);
   scratch.scores = arena.take<float>(std::int64_t{call.key_tile} * kTileRows);
-  const std::int64_t converted = std::int64_t{call.key_tile} * round_up(call.head_dim, 32) * 4;
-  scratch.k = arena.take<char>(converted);
-  scratch.v = arena.take<char>(converted);
+  const auto converted = [&call](int dim) {
+    return std::int64_t{call.key_tile} * round_up(dim, 32) * 4;
+  };
+  scratch.k = arena.take<char>(converted(call.head_dim));
+  scratch.v = arena.take<char>(converted(call.value_dim));
+  scratch.biases = call.mask != nullptr ? arena.take<float>(kLanes * kBiasStride) : nullptr;
   return scratch;
 }
 
@@ -1333,11 +1575,46 @@ std::size_t arena_bytes(const Call& call) {
   lay_out_scratch(call, measure);
   // A full set of tiles, with room for the rounding of each part.
   const std::int64_t rows = round_up(call.task_rows, kTileRows);
-  std::int64_t columns = round_up(call.head_dim, 32) + round_up(call.head_dim, kLanes) + 3;
-  if (call.fold) columns += 2 * (round_up(call.head_dim, kLanes) + 1) + 1;
+  std::int64_t columns = round_up(call.head_dim, 32) + round_up(call.value_dim, kLanes) + 3;
+  if (call.fold) columns += 2 * (round_up(call.value_dim, kLanes) + 1) + 1;
   measure.take<float>(rows * columns);
   measure.take<char>(std::int64_t{8 * 64} * kMaxTiles);
   return static_cast<std::size_t>(measure.used);
+}
+
+std::int64_t partial_floats(const Call& call, std::int64_t rows) {
+  Bump unused{nullptr}, measure{nullptr};
+  Entry entry;
+  entry.rows = rows;
+  Tiles tiles;
+  lay_out(call, entry, 0, unused, measure, tiles);
+  return measure.used / static_cast<std::int64_t>(sizeof(float));
+}
+
+/// The tiles of keys that a task's part has, and the keys of all its parts.
+struct Keys {
+  Interval seen;
+  std::int64_t begin_tile, end_tile;
+};
+Keys keys_of_part(const Call& call, const Plot& plot, const Tiles& tiles) {
+  const Entry& entry = plot.entry;
+  Keys keys{};
+  keys.seen = seen_by_some(entry.band, tiles.tile[0].first_row / call.group,
+                           tiles.tile[tiles.count - 1].last_row / call.group);
+  // Tiles of keys begin at multiples of key_tile whatever the rows, so that a row's bits do not
+  // depend on which rows it is processed with.
+  const std::int64_t first = keys.seen.begin / call.key_tile;
+  const std::int64_t end = (keys.seen.end + call.key_tile - 1) / call.key_tile;
+  if (entry.split_keys == 0) {
+    keys.begin_tile = first + (end - first) * plot.split / entry.splits;
+    keys.end_tile = first + (end - first) * (plot.split + 1) / entry.splits;
+  } else {
+    const std::int64_t tiles_of_part = entry.split_keys / call.key_tile;
+    const std::int64_t part = keys.seen.begin / entry.split_keys + plot.split;
+    keys.begin_tile = part * tiles_of_part > first ? part * tiles_of_part : first;
+    keys.end_tile = (part + 1) * tiles_of_part < end ? (part + 1) * tiles_of_part : end;
+  }
+  return keys;
 }
 
 /// False, and the task is to be done again with Fp32, where pieces of fp16 meet what is not finite.
@@ -1345,40 +1622,31 @@ template <class A, class In>
 bool attend(const Call& call, const Plot& plot, void* memory) {
   Bump arena{static_cast<char*>(memory)};
   const Scratch scratch = lay_out_scratch(call, arena);
+  const Entry& entry = plot.entry;
   Tiles tiles;
-  if (call.splits == 1) {
-    lay_out(call, plot.row_task, arena, arena, tiles);
+  if (entry.splits == 1) {
+    lay_out(call, entry, plot.row_task, arena, arena, tiles);
   } else {
-    const std::int64_t part =
-        (plot.kv_head * call.row_tasks + plot.row_task) * call.splits + plot.split;
-    Bump partial{reinterpret_cast<char*>(call.partials + part * call.partial_floats)};
-    lay_out(call, plot.row_task, arena, partial, tiles);
+    const std::int64_t part = entry.partials + (plot.part() + plot.split) * entry.partial_floats;
+    Bump partial{reinterpret_cast<char*>(call.partials + part)};
+    lay_out(call, entry, plot.row_task, arena, partial, tiles);
   }
+  const auto [seen, begin_part, end_part] = keys_of_part(call, plot, tiles);
 
-  // Tiles of keys begin at multiples of key_tile whatever the rows, so that a row's bits do not
-  // depend on which rows it is processed with.
-  const Interval seen = seen_by_some(call.band, tiles.tile[0].first_row / call.group,
-                                     tiles.tile[tiles.count - 1].last_row / call.group);
-  const std::int64_t first_tile = seen.begin / call.key_tile;
-  const std::int64_t end_tile = (seen.end + call.key_tile - 1) / call.key_tile;
-  const std::int64_t begin_part = first_tile + (end_tile - first_tile) * plot.split / call.splits;
-  const std::int64_t end_part =
-      first_tile + (end_tile - first_tile) * (plot.split + 1) / call.splits;
-
-  if (call.rows <= kFewRows) {
+  if (entry.rows <= kFewRows) {
     const auto run = [&](auto* code) {
       code(call, plot, tiles.tile[0], seen, begin_part, end_part, scratch.scores);
     };
-    if (call.rows == 1) {
+    if (entry.rows == 1) {
       run(attend_few<In, 1>);
-    } else if (call.rows == 2) {
+    } else if (entry.rows == 2) {
       run(attend_few<In, 2>);
-    } else if (call.rows <= 4) {
+    } else if (entry.rows <= 4) {
       run(attend_few<In, 4>);
     } else {
       run(attend_few<In, 8>);
     }
-    if (call.splits == 1) finish(call, plot, tiles.tile[0], scratch.stage);
+    if (entry.splits == 1) finish(call, plot, tiles.tile[0], scratch.stage);
     return true;
   }
 
@@ -1393,16 +1661,16 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
     {
       load_queries<A, In>(call, plot, tile, scratch.stage);
     }
-    for (int i = 0; i < call.head_dim * lanes; i += kLanes) store(tile.o + i, zero());
+    for (int i = 0; i < call.value_dim * lanes; i += kLanes) store(tile.o + i, zero());
     for (int m = 0; m < lanes; m += kLanes) {
       store(tile.max + m, set(-kInfinity));
       store(tile.sum + m, zero());
     }
-    if (call.fold) start_fold(call, tile);
+    if (entry.fold) start_fold(call, tile);
   }
 
-  const In* const k_head = element<In>(call.k, call.k_stride, plot.b, plot.h_kv, 0);
-  const In* const v_head = element<In>(call.v, call.v_stride, plot.b, plot.h_kv, 0);
+  const In* const k_head = first_key<In>(call.k, call.k_stride, entry.k, plot.h_kv);
+  const In* const v_head = first_key<In>(call.v, call.v_stride, entry.v, plot.h_kv);
   constexpr bool kNative = A::kPerUnit == 1 && kSame<In, float>;
   constexpr bool kNativeKeys = kNative || (A::kPerUnit == 2 && kSame<In, Bf16>);
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(In));
@@ -1422,41 +1690,54 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
     [[maybe_unused]] const int lead =
         static_cast<int>(seen.begin > begin ? seen.begin - begin : 0);  // keys that none sees
 
-    const In* const k_rows = k_head + begin * call.k_stride.s;
-    const In* const v_rows = v_head + begin * call.v_stride.s;
-    const char* k = reinterpret_cast<const char*>(k_rows);
-    const char* v = reinterpret_cast<const char*>(v_rows);
-    std::int64_t k_stride = call.k_stride.s * kSize, v_stride = call.v_stride.s * kSize;
+    // Where K and V cannot be multiplied as they lie, they are converted, or gathered from pages.
+    const char *k = scratch.k, *v = scratch.v;
+    std::int64_t k_stride = 0, v_stride = 0;
+    bool ready = true;
+    const auto convert = [&](const auto& k_rows, const auto& v_rows, auto pages) {
+      [[maybe_unused]] constexpr bool kPages = decltype(pages)::kIs != 0;
 #if defined(GREENFAST_AMX)
-    if constexpr (A::kTiles) {
-      constexpr int kPieces = A::kPieces;
-      if (!pack_keys<kPieces>(k_rows, call.k_stride.s, lead, keys, call.head_dim, scratch.k) ||
-          !pack_values<kPieces>(v_rows, call.v_stride.s, lead, keys, call.head_dim, scratch.v)) {
-        return false;
-      }
-      // A key's share of its block, so that offsets below come out in whole blocks.
-      k = scratch.k;
-      k_stride = round_up(call.head_dim, kHalfLanes) * 2 * kPieces;
-      v = scratch.v;
-      v_stride = round_up(call.head_dim, kTileSide) * 4 * kPieces;
-    } else
+      if constexpr (A::kTiles) {
+        constexpr int kPieces = A::kPieces;
+        ready = pack_keys<kPieces>(k_rows, lead, keys, call.head_dim, scratch.k) &&
+                pack_values<kPieces>(v_rows, lead, keys, call.value_dim, scratch.v);
+        // A key's share of its block, so that offsets below come out in whole blocks.
+        k_stride = round_up(call.head_dim, kHalfLanes) * 2 * kPieces;
+        v_stride = round_up(call.value_dim, kTileSide) * 4 * kPieces;
+      } else
 #endif
-        if constexpr (!kNativeKeys) {
-      convert_keys<A>(k_rows, call.k_stride.s, keys, call.head_dim, scratch.k);
-      k = scratch.k;
-      k_stride = call.head_dim * 4 / A::kPerUnit;
-    }
-    if constexpr (!kNative && !A::kTiles) {
-      if constexpr (A::kPerUnit == 1) {
-        convert_keys<A>(v_rows, call.v_stride.s, keys, call.head_dim, scratch.v);
+          if constexpr (kNativeKeys && !kPages) {
+        k = reinterpret_cast<const char*>(k_rows[0]);
+        k_stride = call.k_stride.s * kSize;
       } else {
-#if defined(__AVX512BF16__)
-        interleave_values(v_rows, call.v_stride.s, keys, lead, keys, call.head_dim, scratch.v);
-#endif
+        convert_keys<A>(k_rows, keys, call.head_dim, scratch.k);
+        k_stride = call.head_dim * 4 / A::kPerUnit;
       }
-      v = scratch.v;
-      v_stride = call.head_dim * 4;
+      if constexpr (kNative && !kPages) {
+        v = reinterpret_cast<const char*>(v_rows[0]);
+        v_stride = call.v_stride.s * kSize;
+      } else if constexpr (!A::kTiles) {
+        if constexpr (A::kPerUnit == 1) {
+          convert_keys<A>(v_rows, keys, call.value_dim, scratch.v);
+        } else {
+#if defined(__AVX512BF16__)
+          interleave_values(v_rows, keys, lead, keys, call.value_dim, scratch.v);
+#endif
+        }
+        v_stride = call.value_dim * 4;
+      }
+    };
+    if (call.page_size == 0) {
+      convert(Strided<In>{k_head + begin * call.k_stride.s, call.k_stride.s},
+              Strided<In>{v_head + begin * call.v_stride.s, call.v_stride.s}, Int<0>{});
+    } else {
+      const In* k_rows[kMaxKeyTile];
+      const In* v_rows[kMaxKeyTile];
+      list_rows(call, entry, k_head, call.k_stride, begin, lead, keys, k_rows);
+      list_rows(call, entry, v_head, call.v_stride, begin, lead, keys, v_rows);
+      convert(Listed<In>{k_rows, keys}, Listed<In>{v_rows, keys}, Int<1>{});
     }
+    if (!ready) return false;
 
     for (int t = 0; t < tiles.count; ++t) {
       const Tile& tile = tiles.tile[t];
@@ -1471,22 +1752,23 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
         from &= ~std::int64_t{1};
         count = static_cast<int>(to - from);
       }
-      attend_tile<A>(call, tile, from, count, k + (from - begin) * k_stride, k_stride,
-                     v + (from - begin) / A::kPerUnit * v_stride, v_stride, scratch.scores);
+      attend_tile<A>(call, plot, tile, from, count, k + (from - begin) * k_stride, k_stride,
+                     v + (from - begin) / A::kPerUnit * v_stride, v_stride, scratch.scores,
+                     scratch.biases);
     }
-    if (!folds_after(call, key_tile)) continue;
+    if (!folds_after(entry, key_tile)) continue;
     for (int t = 0; t < tiles.count; ++t) fold(call, tiles.tile[t]);
   }
 
   for (int t = 0; t < tiles.count; ++t) {
-    if (call.fold) unfold(call, tiles.tile[t]);
-    if (call.splits == 1) finish(call, plot, tiles.tile[t], scratch.stage);
+    if (entry.fold) unfold(call, tiles.tile[t]);
+    if (entry.splits == 1) finish(call, plot, tiles.tile[t], scratch.stage);
   }
   return true;
 }
 
 void attend(const Call& call, std::int64_t task, void* arena) {
-  const Plot plot = locate(call, task, call.splits);
+  const Plot plot = locate(call, task, true);
   const auto run = [&](auto* code) { return code(call, plot, arena); };
 #if defined(GREENFAST_AMX)
   {
@@ -1508,20 +1790,21 @@ void attend(const Call& call, std::int64_t task, void* arena) {
 
 /// Weighs the parts of the keys by their maxima, in order, and finishes the rows.
 void merge(const Call& call, std::int64_t task, void* memory) {
-  const Plot plot = locate(call, task, 1);
+  const Plot plot = locate(call, task, false);
+  const Entry& entry = plot.entry;
+  if (entry.splits == 1) return;
   Bump arena{static_cast<char*>(memory)};
   const Scratch scratch = lay_out_scratch(call, arena);
   Tiles tiles;
-  lay_out(call, plot.row_task, arena, arena, tiles);
+  lay_out(call, entry, plot.row_task, arena, arena, tiles);
   const auto part = [&](int split, Tiles& at) {
     Bump unused{nullptr};
-    const std::int64_t index =
-        (plot.kv_head * call.row_tasks + plot.row_task) * call.splits + split;
-    Bump partial{reinterpret_cast<char*>(call.partials + index * call.partial_floats)};
-    lay_out(call, plot.row_task, unused, partial, at);
+    const std::int64_t first = entry.partials + (plot.part() + split) * entry.partial_floats;
+    Bump partial{reinterpret_cast<char*>(call.partials + first)};
+    lay_out(call, entry, plot.row_task, unused, partial, at);
   };
 
-  for (int split = 0; split < call.splits; ++split) {
+  for (int split = 0; split < entry.splits; ++split) {
     Tiles parts;
     part(split, parts);
     for (int t = 0; t < tiles.count; ++t) {
@@ -1541,7 +1824,7 @@ void merge(const Call& call, std::int64_t task, void* memory) {
       tile.scale[r] = real ? scale_of(call, plot, row).magnitude : 1.0f;
     }
   }
-  for (int split = 0; split < call.splits; ++split) {
+  for (int split = 0; split < entry.splits; ++split) {
     Tiles parts;
     part(split, parts);
     for (int t = 0; t < tiles.count; ++t) {
@@ -1552,7 +1835,7 @@ void merge(const Call& call, std::int64_t task, void* memory) {
         const Vec part_weight = rescaling(load(more.max + m), load(whole.max + m), factor);
         const Vec sum = split == 0 ? zero() : load(whole.sum + m);
         store(whole.sum + m, mul_add(load(more.sum + m), part_weight, sum));
-        for (int d = 0; d < call.head_dim; ++d) {
+        for (int d = 0; d < call.value_dim; ++d) {
           const int at = d * lanes + m;
           const Vec o = split == 0 ? zero() : load(whole.o + at);
           store(whole.o + at, mul_add(load(more.o + at), part_weight, o));
@@ -1575,6 +1858,7 @@ constexpr Code make_code() {
           .tile_rows = kTileRows,
           .min_rows = kLanes,
           .arena_bytes = arena_bytes,
+          .partial_floats = partial_floats,
           .attend = attend,
           .merge = merge};
 }

@@ -102,7 +102,7 @@ def bad(change, error, words, **options):
     bad(lambda q, k, v: (q[..., ::-1], k, v), ValueError, "last stride is -1"),
     bad(lambda q, k, v: (np.broadcast_to(q[:, :1], q.shape), k, v), ValueError, "only K and V may be broadcast"),
     bad(lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]), NotImplementedError, "head_dim is 12"),
-    bad(lambda q, k, v: (q, k, v[..., :8]), NotImplementedError, "v has head_dim 8"),
+    bad(lambda q, k, v: (q, k, v[..., :8]), ValueError, "with v.s head_dim"),
     bad(lambda q, k, v: (q, k, v), ValueError, "say align", causal=True),
     bad(lambda q, k, v: (q, k, v), ValueError, "align is 'left'", causal=True, align="left"),
     bad(lambda q, k, v: (q, k, v), TypeError, "window is 3", window=3),

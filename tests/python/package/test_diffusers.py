@@ -47,13 +47,23 @@ def test_it_is_chosen_for_a_while(flux):
         torch.testing.assert_close(dispatch_attention_fn(q, k, v), expected)
 
 
-def test_masks_go_to_torch_and_the_rest_is_refused(flux):
+@pytest.mark.parametrize("mask", [torch.arange(7)[None] < torch.tensor([[7], [3]]), torch.rand(2, 1, 7, 7) < 0.5, torch.randn(7, 7)],
+                         ids=["lengths", "bool", "float"])
+def test_masks_are_computed_here(flux, mask):
     from diffusers.models.attention_dispatch import dispatch_attention_fn
     q, k, v = (torch.randn(2, 7, 4, 16) for _ in range(3))
-    mask = torch.arange(7)[None] < torch.tensor([[7], [3]])
-    greenfast.torch._said.clear()
-    with pytest.warns(greenfast.torch.FallbackWarning, match="attn_mask"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", greenfast.torch.FallbackWarning)
+        greenfast.torch._said.clear()
         ours = dispatch_attention_fn(q, k, v, attn_mask=mask, backend="greenfast")
     torch.testing.assert_close(ours, dispatch_attention_fn(q, k, v, attn_mask=mask))
+
+
+def test_dropout_goes_to_torch_and_the_rest_is_refused(flux):
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+    q, k, v = (torch.randn(2, 7, 4, 16) for _ in range(3))
+    greenfast.torch._said.clear()
+    with pytest.warns(greenfast.torch.FallbackWarning, match="dropout"):
+        dispatch_attention_fn(q, k, v, dropout_p=0.5, backend="greenfast")
     with pytest.raises(NotImplementedError, match="return_lse"):
         dispatch_attention_fn(q, k, v, attention_kwargs={"return_lse": True}, backend="greenfast")

@@ -222,11 +222,11 @@ TEST(Validate, ReasonsNameTheMetricAndThePlace) {
   const CaseResult gain = run("mutant.gain", small_case(), policy);
   EXPECT_EQ(gain.verdict, Verdict::red);
   EXPECT_EQ(gain.failed_metric, "gain");
-  EXPECT_FALSE(gain.integrity);
+  EXPECT_EQ(gain.fault, Fault::numerics);
   EXPECT_NE(gain.reason.find("gain 0.05"), std::string::npos) << gain.reason;
   const CaseResult row = run("mutant.row_unwritten", small_case(), policy);
   EXPECT_EQ(row.failed_metric, "unwritten");
-  EXPECT_TRUE(row.integrity);
+  EXPECT_EQ(row.fault, Fault::integrity);
   EXPECT_NE(row.reason.find("64 elements of O"), std::string::npos) << row.reason;
   EXPECT_NE(row.reason.find("b 0 h 3 i 36"), std::string::npos) << row.reason;
 }
@@ -353,7 +353,7 @@ TEST(Validate, WorkOutsideTheStreamIsSeen) {
   });
   const CaseResult result = validate(escapes, device, data, policy);
   EXPECT_EQ(result.failed_metric, "stream") << result.reason;
-  EXPECT_TRUE(result.integrity);
+  EXPECT_EQ(result.fault, Fault::integrity);
 }
 
 TEST(Validate, FailedLaunchAndRefusal) {

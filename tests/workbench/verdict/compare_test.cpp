@@ -79,8 +79,8 @@ TEST(OutputDifference, CountsUnitsOfTheLastPlace) {
 
 TEST(Compare, SidesOfOneRecording) {
   Recording r = recording({shape("mission", 1.5, 1), shape("long", 2.0, 2)});
-  r.green["baseline"]["mission"] = "GREEN";
-  r.green["candidate"]["mission"] = "GREEN";
+  r.correctness["baseline"]["mission"] = {Verdict::green, {}};
+  r.correctness["candidate"]["mission"] = {Verdict::green, {}};
   r.shapes[0].sides[0].output_sha256 = r.shapes[0].sides[1].output_sha256 = "same";
   r.shapes[1].sides[1].refused = "too long";
   r.shapes.push_back(shape("small", 1.2, 3));
@@ -106,7 +106,7 @@ TEST(Compare, SidesOfOneRecording) {
 
 TEST(Compare, ARedSideIsNoPass) {
   Recording r = recording({shape("mission", 1.5, 1)});
-  r.green["candidate"]["mission"] = "RED: max_row";
+  r.correctness["candidate"]["mission"] = {Verdict::red, "max_row"};
   const auto c = compare_sides(r, "baseline", "candidate");
   ASSERT_TRUE(c);
   EXPECT_EQ(c->exit_code, 20);
@@ -188,7 +188,7 @@ TEST_F(RecordingFile, SamplesRunsAndGatesAreRead) {
   const auto run = read_recording("recordings");
   ASSERT_TRUE(run) << run.status().message();
   EXPECT_EQ(run->source, "recordings/run.json");
-  EXPECT_EQ(run->green.at("baseline").at("mission"), "RED: max_row");
+  EXPECT_EQ(describe(run->correctness_of("baseline", "mission")), "RED: max_row");
 }
 
 TEST_F(RecordingFile, StrangersAreRefusedByName) {

@@ -34,7 +34,7 @@ ShapeEvidence shape(const char* name, bool primary, double lo, double hi) {
 
 std::vector<std::string> codes(const Decision& decision) {
   std::vector<std::string> out;
-  for (const Reason& reason : decision.reasons) out.push_back(reason.code);
+  for (const Reason& reason : decision.reasons) out.emplace_back(name_of(reason.code));
   return out;
 }
 
@@ -113,15 +113,19 @@ TEST(Decide, ImpossibleAndUnmeasuredShapes) {
 }
 
 TEST(Decide, TheGravestReasonGivesTheExitCode) {
-  const Decision d =
-      from_reasons({{"TOOL_MISSING", "", ""}, {"REGRESSION", "", ""}, {"NUMERICS", "", ""}});
+  const Decision d = from_reasons({{ReasonCode::tool_missing, "", ""},
+                                   {ReasonCode::regression, "", ""},
+                                   {ReasonCode::numerics, "", ""}});
   EXPECT_EQ(d.outcome, Outcome::reject);
   EXPECT_EQ(d.exit_code, kNumerics);
   EXPECT_EQ(codes(d), (std::vector<std::string>{"REGRESSION", "NUMERICS"}));
-  EXPECT_EQ(from_reasons({{"CRASH", "", ""}, {"INTEGRITY", "", ""}}).exit_code, kCrash);
-  EXPECT_EQ(from_reasons({{"IMPOSSIBLE", "", ""}, {"RESOURCES", "", ""}}).exit_code, kIntegrity);
-  EXPECT_EQ(from_reasons({{"RESOURCES", "", ""}}).exit_code, kResources);
-  EXPECT_EQ(from_reasons({{"NO_OP", "", ""}}).exit_code, kDefer);
+  EXPECT_EQ(from_reasons({{ReasonCode::crash, "", ""}, {ReasonCode::integrity, "", ""}}).exit_code,
+            kCrash);
+  EXPECT_EQ(
+      from_reasons({{ReasonCode::impossible, "", ""}, {ReasonCode::resources, "", ""}}).exit_code,
+      kIntegrity);
+  EXPECT_EQ(from_reasons({{ReasonCode::resources, "", ""}}).exit_code, kResources);
+  EXPECT_EQ(from_reasons({{ReasonCode::no_op, "", ""}}).exit_code, kDefer);
   EXPECT_EQ(from_reasons({}).outcome, Outcome::promote);
 }
 

@@ -8,18 +8,21 @@
 namespace greenfast::workbench::test {
 namespace {
 
-using nlohmann::json;
-
-json plan(const std::string& kernel, int shared) {
-  return {{"kernel", kernel},
-          {"shared_bytes", shared},
-          {"grid", {4, 1, 1}},
-          {"block", {128, 1, 1}},
-          {"cluster", {1, 1, 1}}};
+Plan plan(const std::string& kernel, int shared) {
+  Plan plan;
+  plan.kernel = kernel;
+  plan.shared_bytes = shared;
+  plan.grid = {4, 1, 1};
+  plan.block = {128, 1, 1};
+  return plan;
 }
-json shapes(const json& baseline, const json& candidate) {
-  return json::array(
-      {{{"name", "mission"}, {"plans", {{"baseline", baseline}, {"candidate", candidate}}}}});
+std::vector<PlannedShape> shapes(const Plan& baseline, const Plan& candidate) {
+  return {{.name = "mission",
+           .problem = "",
+           .primary = true,
+           .refused = "",
+           .baseline = baseline,
+           .candidate = candidate}};
 }
 /// A binary that holds machine code of "slim" and "fat"; the latter spills and breaks a limit that
 /// holds for every build.
@@ -50,14 +53,14 @@ TEST(GateResources, LimitsOfTheRungDecide) {
 
   judged = judge_kernels(shapes(plan("fat", 0), plan("slim", 30 * 1024 + 1)), rule, binary);
   ASSERT_TRUE(judged.reason);
-  EXPECT_EQ(judged.reason->code, "RESOURCES");
+  EXPECT_EQ(judged.reason->code, ReasonCode::resources);
   EXPECT_NE(judged.reason->detail.find("slim (sm_90a): shared memory 31745 > 31744"),
             std::string::npos)
       << judged.reason->detail;
 
   judged = judge_kernels(shapes(plan("slim", 0), plan("fat", 0)), rule, binary);
   ASSERT_TRUE(judged.reason);
-  EXPECT_EQ(judged.reason->code, "RESOURCES");
+  EXPECT_EQ(judged.reason->code, ReasonCode::resources);
   EXPECT_EQ(status_of(judged, "registers"), "FAIL");
   EXPECT_EQ(status_of(judged, "local memory"), "FAIL");
 }
@@ -65,7 +68,7 @@ TEST(GateResources, LimitsOfTheRungDecide) {
 TEST(GateResources, LimitsThatHoldForEveryBuildNeedNoRung) {
   auto judged = judge_kernels(shapes(plan("slim", 0), plan("fat", 0)), RungRule(), binary);
   ASSERT_TRUE(judged.reason);
-  EXPECT_EQ(judged.reason->code, "RESOURCES");
+  EXPECT_EQ(judged.reason->code, ReasonCode::resources);
   EXPECT_NE(judged.reason->detail.find("local memory 16 > 0 (spills)"), std::string::npos);
   judged = judge_kernels(shapes(plan("fat", 0), plan("slim", 0)), RungRule(), binary);
   EXPECT_FALSE(judged.reason);
@@ -76,14 +79,14 @@ TEST(GateResources, WhatTheBinaryDoesNotHoldIsNoPass) {
   for (const char* kernel : {"elsewhere", ""}) {
     const auto judged = judge_kernels(shapes(plan("slim", 0), plan(kernel, 0)), RungRule(), binary);
     ASSERT_TRUE(judged.reason);
-    EXPECT_EQ(judged.reason->code, "TOOL_MISSING");
+    EXPECT_EQ(judged.reason->code, ReasonCode::tool_missing);
     EXPECT_EQ(judged.checklist[0][3], "SKIPPED");
   }
-  EXPECT_EQ(judge_kernels(json::array(), RungRule(), binary).reason->code, "TOOL_MISSING");
+  EXPECT_EQ(judge_kernels({}, RungRule(), binary).reason->code, ReasonCode::tool_missing);
 }
 
 TEST(GateResources, TheSameMachineCodeAndPlanIsNoComparison) {
-  const auto no_op = [](const json& a, const json& b) {
+  const auto no_op = [](const Plan& a, const Plan& b) {
     return judge_kernels(shapes(a, b), RungRule(), binary).no_op;
   };
   EXPECT_FALSE(no_op(plan("slim", 8), plan("slim", 8)).empty());

@@ -105,8 +105,8 @@ TEST_F(GateTest, AnInterruptedWalkGoesOnAfterTheLastFinishedStep) {
   int taken = 0;
   for (const std::string& line : lines)
     taken += line.find("taken from the checkpoint") != std::string::npos;
-  EXPECT_EQ(taken, 3) << "plans, GREEN and the first process";
-  EXPECT_EQ(lines.size(), 4u);
+  EXPECT_EQ(taken, 4) << "plans, GREEN, what else it takes, and the first process";
+  EXPECT_EQ(lines.size(), 5u);
   EXPECT_TRUE(fs::exists(directory / "gate.json"));
 }
 

@@ -113,7 +113,7 @@ TEST_F(Harness, ItsSamplesAndOutputsAreRead) {
   const auto compared = compare_sides(recorded->recording, "peer:torch-cpu", "cpu.flash");
   ASSERT_TRUE(compared) << compared.status().message();
   EXPECT_NEAR(compared->shapes[0].p50.value, 2.0, 1e-3);
-  EXPECT_EQ(compared->shapes[0].a_green, "GREEN");
+  EXPECT_EQ(describe(compared->shapes[0].a_correct), "GREEN");
 }
 
 TEST_F(Harness, OutputsNeedNotBeKept) {

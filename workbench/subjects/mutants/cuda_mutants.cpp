@@ -316,6 +316,10 @@ class CudaPlanted final : public Subject {
   DeviceKind device() const override { return DeviceKind::cuda; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) override {
     if (facts.kind != DeviceKind::cuda) return "wraps a CUDA launch";
+    // The faults are in arguments that version 1 of the interface has.
+    if (std::string missing = missing_features(features_of(problem), kFeaturesOfAbi1);
+        !missing.empty())
+      return missing;
     if (plant_.row.absent != nullptr)
       if (const char* reason = plant_.row.absent(problem)) return reason;
     const Selection selection = explain(problem, facts);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
+#include "workbench/cases/placement.hpp"
 #include "workbench/cases/workload.hpp"
 #include "workbench/reference/emulator.hpp"
 #include "workbench/reference/oracle.hpp"
@@ -90,6 +92,37 @@ struct Recipe {
   bool overflowing_store = false;
   bool all_tiles = false;
   bool unguarded = false;  // -inf - -inf
+
+  // Faults of serving: where keys are looked for, ...
+  enum class Read {
+    honest,
+    next_page,    // entry n + 1 of the page table
+    page_tail,    // all of the last page
+    all_keys,     // used_kv ignored
+    neighbour,    // cu_kv off by one
+    no_start,     // kv_start ignored
+    no_index,     // kv_index ignored
+    tight_table,  // rows of the page table without their stride
+  };
+  Read read = Read::honest;
+  // ... which of them a row sees, and what is added to their scores.
+  std::int64_t chunk_shift = 0;
+  bool chunk_from_zero = false;
+  bool align_by_maxima = false;
+  float slope_factor = 1;
+  std::int64_t slope_head = 0;
+  bool slope_from_row = false;  // the distance leaves out where row 0 stands
+  bool mask_inverted = false;
+  float mask_factor = 1;
+  bool mask_before_softcap = false;
+  enum class Sink { honest, forgotten, in_numerator, not_in_lse };
+  Sink sink = Sink::honest;
+  bool value_stride_of_key = false;
+  bool merge_twice = false;
+  bool splits_of_first = false;
+  bool skip_empty_sequence = false;
+  bool write_unused_rows = false;
+  bool lse_rows_first = false;
 };
 
 float smallest_normal(DType dtype) {
@@ -126,17 +159,79 @@ void affine_round_trip(std::vector<float>& values) {
     x = (std::nearbyint((x / largest + 1.0f) * 127.5f) - 128.0f) / 127.0f * largest;
 }
 
+// The arrays of a call as a kernel with a fault of Recipe::Read takes them.
+class Reading {
+ public:
+  Reading(const Problem& p, const Tensors& t, Recipe::Read fault)
+      : problem_(p), arrays_(index_arrays(t)) {
+    Sequences& s = problem_.sequences;
+    const std::int64_t in_row = p.pages.used() ? (p.seq_kv + p.pages.size - 1) / p.pages.size : 0;
+    const auto own = [&](const std::int32_t*& array, std::int64_t count) -> auto& {
+      copy_.assign(array, array + count);
+      array = copy_.data();
+      return copy_;
+    };
+    switch (fault) {
+      case Recipe::Read::honest:
+        break;
+      case Recipe::Read::next_page:
+        if (auto& table = own(arrays_.page_table, (p.batch - 1) * p.pages.row_stride + in_row);
+            table.size() > 1)
+          std::copy(table.begin() + 1, table.end(), table.begin());
+        break;
+      case Recipe::Read::page_tail:
+        for (std::int32_t& keys : own(arrays_.used_kv, p.batch))
+          keys = static_cast<std::int32_t>((keys + p.pages.size - 1) / p.pages.size * p.pages.size);
+        break;
+      case Recipe::Read::all_keys:
+        s.used_kv = false;
+        break;
+      case Recipe::Read::neighbour:
+        if (auto& sums = own(arrays_.cu_kv, p.batch + 1); sums.size() > 2)
+          std::copy(sums.begin() + 1, sums.end(), sums.begin());
+        break;
+      case Recipe::Read::no_start:
+        s.kv_start = false;
+        break;
+      case Recipe::Read::no_index:
+        s.kv_index = false;
+        break;
+      case Recipe::Read::tight_table:
+        problem_.pages.row_stride = in_row;
+        break;
+    }
+    placement_.emplace(problem_, arrays_);
+  }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+  const Placement& placement() const { return *placement_; }
+
+ private:
+  Problem problem_;
+  IndexArrays arrays_;
+  std::vector<std::int32_t> copy_;
+  std::optional<Placement> placement_;
+};
+
+// One query head of one sequence.
+struct Head {
+  Problem p;     // the sequence alone: its rows and keys are the lengths
+  Sequence own;  // as this kernel takes it
+  std::int64_t b, h;
+  const Placement& real;  // of the call
+  const Tensors& tensors;
+};
+
 // One head of one tensor as dense floats, scales applied.
 std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void* data,
-                             const Layout& layout, const float* scale, std::int64_t heads,
-                             std::int64_t seq, std::int64_t b, std::int64_t h) {
-  auto stride = layout.stride;
-  if (recipe.assume_dense) stride = {heads * seq * p.head_dim, seq * p.head_dim, p.head_dim, 1};
+                             const float* scale, std::int64_t heads, std::int64_t seq,
+                             std::int64_t dim, std::int64_t b, std::int64_t h, const auto& place) {
   if (recipe.first_batch_only) b = 0;
-  std::vector<float> out(static_cast<std::size_t>(seq * p.head_dim));
+  std::vector<float> out(static_cast<std::size_t>(seq * dim));
   for (std::int64_t s = 0; s < seq; ++s)
-    numeric::load_row(p.dtype, data, b * stride[0] + h * stride[1] + s * stride[2], p.head_dim,
-                      out.data() + s * p.head_dim);
+    numeric::load_row(p.dtype, data,
+                      recipe.assume_dense ? ((b * heads + h) * seq + s) * dim : place(b, h, s), dim,
+                      out.data() + s * dim);
   if (recipe.flush_subnormals)
     for (float& x : out) x = flush(p.dtype, x);
   if (p.scales != ScaleKind::none) {
@@ -183,20 +278,72 @@ Problem masked(const Problem& p, const Recipe& recipe) {
   return seen;
 }
 
-KeyRange range_of(const Problem& seen, const Problem& p, const Recipe& recipe, std::int64_t i) {
+// What row i of a sequence sees, chunks apart from the rest, for they may be wrong alone.
+KeyRange visible_in(const Head& head, const Problem& seen, const Recipe& recipe, std::int64_t i) {
+  const Problem& whole = head.real.problem();
+  if (recipe.align_by_maxima && whole.mask.alignment == Alignment::bottom_right)
+    i += whole.seq_kv - whole.seq_q - (head.own.keys - head.own.rows);
+  Problem band = seen;
+  band.chunk = 0;
+  KeyRange range = visible_keys(band, head.own, i);
+  if (seen.chunk == 0) return range;
+  Problem chunks = seen;
+  chunks.mask = Mask::window(Mask::kUnbounded, Mask::kUnbounded, seen.mask.alignment);
+  Sequence from = head.own;
+  if (recipe.chunk_from_zero) from.start = 0;
+  const KeyRange own = visible_keys(chunks, from, i + recipe.chunk_shift);
+  range.first = std::max(range.first, own.first);
+  range.last = std::min(range.last, own.last);
+  return range;
+}
+
+KeyRange range_of(const Head& head, const Problem& seen, const Recipe& recipe, std::int64_t i) {
+  const Problem& p = head.p;
   KeyRange range;
   if (recipe.right < 0 && p.mask.right == 0) {
     Problem unshifted = seen;
     unshifted.mask.right = 0;
-    range = visible_keys(unshifted, i);
-    const std::int64_t face =
-        i + (seen.mask.alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0);
-    range.last = std::clamp<std::int64_t>(face, 0, p.seq_kv);
+    range = visible_in(head, unshifted, recipe, i);
+    const std::int64_t face = i + shift_of(seen, head.own);
+    range.last = std::min(range.last, std::clamp<std::int64_t>(face, 0, p.seq_kv));
   } else {
-    range = visible_keys(seen, i);
+    range = visible_in(head, seen, recipe, i);
   }
   range.last = std::min(range.last, p.seq_kv - recipe.drop_keys);
   return range;
+}
+
+bool has_bias(const Problem& p) {
+  return p.alibi != Alibi::none || p.array_mask.kind != MaskKind::none;
+}
+
+// What the array mask adds; -inf hides the key.
+float mask_of(const Head& head, const Recipe& recipe, std::int64_t i, std::int64_t j) {
+  const ArrayMask& mask = head.p.array_mask;
+  if (mask.kind == MaskKind::none) return 0;
+  const std::int64_t at = head.real.mask(head.b, head.h, i, j);
+  if (mask.kind == MaskKind::boolean) {
+    const bool shown = static_cast<const unsigned char*>(head.tensors.mask)[at] != 0;
+    return shown != recipe.mask_inverted ? 0.0f : -kInfinity;
+  }
+  return static_cast<float>(numeric::load(mask.dtype, head.tensors.mask, at)) * recipe.mask_factor;
+}
+
+float alibi_of(const Head& head, const Recipe& recipe, std::int64_t i, std::int64_t j) {
+  const Problem& whole = head.real.problem();
+  if (head.p.alibi == Alibi::none) return 0;
+  const std::int64_t h = (head.h + recipe.slope_head) % whole.heads_q;
+  const bool each = head.p.alibi == Alibi::per_batch_head;
+  const float slope = head.tensors.slopes[each ? head.b * whole.heads_q + h : h];
+  const std::int64_t shift = recipe.slope_from_row ? 0 : shift_of(head.p, head.own);
+  const auto distance = static_cast<float>(std::abs(i + shift - j));
+  return -slope * recipe.slope_factor * distance;
+}
+
+// The scaled and capped score of a visible key, with all that is added to it.
+float add_bias(const Head& head, const Recipe& recipe, std::int64_t i, std::int64_t j, float x) {
+  const float mask = recipe.mask_before_softcap ? 0.0f : mask_of(head, recipe, i, j);
+  return mask == -kInfinity ? mask : x + alibi_of(head, recipe, i, j) + mask;
 }
 
 float round_weight(const Problem& p, const Recipe& recipe, float weight) {
@@ -217,18 +364,23 @@ float round_weight(const Problem& p, const Recipe& recipe, float weight) {
 
 // Scores stay products of Q and K until weights are made, where the fault is in the factor.
 bool keeps_products(const Problem& p, const Recipe& recipe) {
-  return recipe.round_product && p.softcap == 0;
+  return recipe.round_product && p.softcap == 0 && !has_bias(p);
 }
 
 // Dot products of one row against one tile become scores; returns the largest.
-float score_row(const Problem& p, const Recipe& recipe, const KeyRange& range, std::int64_t j0,
-                float* s) {
+float score_row(const Head& head, const Recipe& recipe, const KeyRange& range, std::int64_t i,
+                std::int64_t j0, float* s) {
+  const Problem& p = head.p;
+  const bool bias = has_bias(p);
   const bool bare = recipe.scale_on_output || recipe.round_query || keeps_products(p, recipe);
   const float scale = (bare ? 1.0f : p.scale) * recipe.score_factor;
   const float cap = recipe.ignore_softcap ? 0.0f : p.softcap;
   float largest = -kInfinity;
   for (std::int64_t j = 0; j < recipe.tile; ++j) {
     float x = s[j] * scale;
+    const std::int64_t key = j0 + j;
+    const bool seen = key >= range.first && key < range.last;
+    if (bias && seen && recipe.mask_before_softcap) x += mask_of(head, recipe, i, key);
     if (cap > 0 && recipe.softcap_before_scale)
       x = scale * cap * std::tanh(s[j] / cap);
     else if (cap > 0 && recipe.cancelling_softcap)
@@ -236,9 +388,8 @@ float score_row(const Problem& p, const Recipe& recipe, const KeyRange& range, s
     else if (cap > 0)
       x = cap * std::tanh(x / cap);
     if (recipe.uniform) x = 0;
-    const std::int64_t key = j0 + j;
     const bool padding = recipe.pad_with_zero_scores && key >= p.seq_kv;
-    const bool seen = key >= range.first && key < range.last;
+    if (bias && seen) x = add_bias(head, recipe, i, key, x);
     if (recipe.masked_maximum && key < p.seq_kv && !(x <= largest)) largest = x;
     s[j] = seen ? x : padding ? 0.0f : recipe.hidden;
     if (!(s[j] <= largest)) largest = s[j];
@@ -351,12 +502,14 @@ void merge(const PlantedPartial& part, std::int64_t dim, RowTile& tile) {
   }
 }
 
-void two_pass_rows(const Problem& p, const std::vector<float>& q, const std::vector<float>& k,
+void two_pass_rows(const Head& head, const std::vector<float>& q, const std::vector<float>& k,
                    const std::vector<float>& v, RowTile& tile) {
-  const std::int64_t dim = p.head_dim;
-  std::vector<double> scores(static_cast<std::size_t>(p.seq_kv)), o(static_cast<std::size_t>(dim));
+  const Problem& p = head.p;
+  const std::int64_t dim = p.head_dim, dim_v = value_dim(p);
+  std::vector<double> scores(static_cast<std::size_t>(p.seq_kv)),
+      o(static_cast<std::size_t>(dim_v));
   for (std::int64_t r = 0; r < tile.count; ++r) {
-    const KeyRange range = visible_keys(p, tile.i0 + r);
+    const KeyRange range = visible_keys(p, head.own, tile.i0 + r);
     double largest = -HUGE_VAL, sum = 0;
     for (std::int64_t j = range.first; j < range.last; ++j) {
       double s = 0;
@@ -366,6 +519,8 @@ void two_pass_rows(const Problem& p, const std::vector<float>& q, const std::vec
       s *= static_cast<double>(p.scale);
       if (p.softcap > 0)
         s = static_cast<double>(p.softcap) * std::tanh(s / static_cast<double>(p.softcap));
+      if (has_bias(p))
+        s = static_cast<double>(add_bias(head, Recipe{}, tile.i0 + r, j, static_cast<float>(s)));
       scores[static_cast<std::size_t>(j)] = s;
       if (!(s <= largest)) largest = s;
     }
@@ -373,28 +528,29 @@ void two_pass_rows(const Problem& p, const std::vector<float>& q, const std::vec
     for (std::int64_t j = range.first; j < range.last && largest != -HUGE_VAL; ++j) {
       const double weight = std::exp(scores[static_cast<std::size_t>(j)] - largest);
       sum += weight;
-      for (std::int64_t d = 0; d < dim; ++d)
+      for (std::int64_t d = 0; d < dim_v; ++d)
         o[static_cast<std::size_t>(d)] +=
-            weight * static_cast<double>(v[static_cast<std::size_t>(j * dim + d)]);
+            weight * static_cast<double>(v[static_cast<std::size_t>(j * dim_v + d)]);
     }
     const auto at = static_cast<std::size_t>(r);
     tile.maximum[at] = static_cast<float>(largest);
     tile.sum[at] = static_cast<float>(sum);
-    for (std::int64_t d = 0; d < dim; ++d)
-      tile.o[static_cast<std::size_t>(r * dim + d)] =
+    for (std::int64_t d = 0; d < dim_v; ++d)
+      tile.o[static_cast<std::size_t>(r * dim_v + d)] =
           sum == 0 ? 0.0f : static_cast<float>(o[static_cast<std::size_t>(d)] / sum) * tile.sum[at];
   }
 }
 
-void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float>& q,
+void online_rows(const Head& head, const Recipe& recipe, const std::vector<float>& q,
                  const std::vector<float>& k, const std::vector<float>& v, RowTile& tile) {
-  const std::int64_t dim = p.head_dim, keys = recipe.tile;
+  const Problem& p = head.p;
+  const std::int64_t dim = p.head_dim, dim_v = value_dim(p), keys = recipe.tile;
   const Problem seen = masked(p, recipe);
   std::array<KeyRange, kRows> range;
   KeyRange all{p.seq_kv, 0};
   for (std::int64_t r = 0; r < tile.count; ++r) {
     auto& own = range[static_cast<std::size_t>(r)];
-    own = range_of(seen, p, recipe, tile.i0 + r);
+    own = range_of(head, seen, recipe, tile.i0 + r);
     if (own.first >= own.last) continue;
     all.first = std::min(all.first, own.first);
     all.last = std::max(all.last, own.last);
@@ -403,16 +559,22 @@ void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float
   if (recipe.all_tiles) all = {0, p.seq_kv};
   if (recipe.drop_lone_key && all.last % keys == 1) --all.last;
   std::vector<float> transposed(static_cast<std::size_t>(dim * keys));
-  std::vector<float> values(static_cast<std::size_t>(dim * keys));
+  std::vector<float> values(static_cast<std::size_t>(dim_v * keys));
   std::vector<float> scores(static_cast<std::size_t>(tile.count * keys));
   std::vector<float> scratch(tile.o.size());
   std::array<float, kRows> largest{};
   PlantedPartial part(tile, recipe);
   const std::int64_t first = all.first / keys, last = (all.last + keys - 1) / keys;
   const std::int64_t per_split = recipe.split > 0 ? recipe.split / keys : last - first;
-  for (std::int64_t n = 0; n < last - first; ++n) {
+  std::int64_t tiles = last - first;
+  if (recipe.splits_of_first && per_split > 0) {
+    const std::int64_t planned = head.real.sequence(0).keys / keys / per_split + 1;
+    tiles = std::min(tiles, planned * per_split);
+  }
+  for (std::int64_t n = 0; n < tiles; ++n) {
     if (n > 0 && n % per_split == 0) {
-      merge(part, dim, tile);
+      merge(part, dim_v, tile);
+      if (recipe.merge_twice && n == per_split) merge(part, dim_v, tile);
       part.clear(recipe);
     }
     const std::int64_t number = recipe.backwards ? last - 1 - n : first + n;
@@ -432,10 +594,11 @@ void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float
         const bool inside = at >= 0 && at < p.seq_kv * dim;
         transposed[static_cast<std::size_t>(d * keys + j)] =
             real && inside ? k[static_cast<std::size_t>(at)] : 0.0f;
-        values[static_cast<std::size_t>(j * dim + d)] =
-            real ? v[static_cast<std::size_t>((place - ring) * dim + d)] * recipe.value_factor
-                 : 0.0f;
       }
+      for (std::int64_t d = 0; d < dim_v; ++d)
+        values[static_cast<std::size_t>(j * dim_v + d)] =
+            real ? v[static_cast<std::size_t>((place - ring) * dim_v + d)] * recipe.value_factor
+                 : 0.0f;
     }
     const int visits = number == recipe.repeat_tile ? 2 : 1;
     for (int visit = 0; visit < visits; ++visit) {
@@ -444,7 +607,8 @@ void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float
                 scores.data(), keys);
       for (std::int64_t r = 0; r < tile.count; ++r)
         largest[static_cast<std::size_t>(r)] =
-            score_row(p, recipe, range[static_cast<std::size_t>(r)], j0, scores.data() + r * keys);
+            score_row(head, recipe, range[static_cast<std::size_t>(r)], tile.i0 + r, j0,
+                      scores.data() + r * keys);
       if (recipe.block_maximum)
         std::fill(largest.begin(), largest.begin() + tile.count,
                   *std::max_element(largest.begin(), largest.begin() + tile.count));
@@ -453,30 +617,53 @@ void online_rows(const Problem& p, const Recipe& recipe, const std::vector<float
         const bool sees = range[at].first < j0 + keys && j0 < range[at].last;
         const float alpha = soften(p, recipe, largest[at], recipe.unguarded && sees,
                                    scores.data() + r * keys, part.maximum[at], part.sum[at]);
-        for (std::int64_t d = 0; d < dim; ++d)
-          part.o[static_cast<std::size_t>(r * dim + d)] *= alpha;
+        for (std::int64_t d = 0; d < dim_v; ++d)
+          part.o[static_cast<std::size_t>(r * dim_v + d)] *= alpha;
       }
-      accumulate(recipe, tile.count, dim, scores, values, scratch, part.o);
+      accumulate(recipe, tile.count, dim_v, scores, values, scratch, part.o);
     }
   }
-  merge(part, dim, tile);
+  merge(part, dim_v, tile);
   for (std::int64_t r = 0; r < tile.count; ++r)
     if (keeps_products(p, recipe)) tile.maximum[static_cast<std::size_t>(r)] *= p.scale;
 }
 
-void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, std::int64_t b,
-                std::int64_t h, const RowTile& tile) {
-  const std::int64_t dim = p.head_dim;
+// The sink joins the denominator, as a key whose V is 0 would. v: of the sequence's keys.
+void add_sink(const Head& head, const Recipe& recipe, const std::vector<float>& v, RowTile& tile) {
+  if (!head.p.sinks || recipe.sink == Recipe::Sink::forgotten) return;
+  const std::int64_t dim_v = value_dim(head.p);
+  const float sink = head.tensors.sinks[head.h];
+  for (std::int64_t r = 0; r < tile.count; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    if (tile.sum[at] == 0) continue;
+    const float old = tile.maximum[at], above = sink > old ? sink : old;
+    const float shrink = std::exp(old - above), weight = std::exp(sink - above) * recipe.start;
+    tile.maximum[at] = above;
+    tile.sum[at] = tile.sum[at] * shrink + weight;
+    for (std::int64_t d = 0; d < dim_v; ++d) {
+      float& o = tile.o[static_cast<std::size_t>(r * dim_v + d)];
+      o *= shrink;
+      if (recipe.sink == Recipe::Sink::in_numerator)
+        o += weight * v[static_cast<std::size_t>(head.own.start * dim_v + d)];
+    }
+  }
+}
+
+void store_rows(const Head& head, const Recipe& recipe, const RowTile& tile, const RowTile& bare) {
+  const Problem& p = head.p;
+  const Problem& whole = head.real.problem();
+  const Tensors& tensors = head.tensors;
+  const std::int64_t dim = value_dim(p), b = head.b, h = head.h;
   for (std::int64_t r = 0; r < tile.count; ++r) {
     const std::int64_t i = tile.i0 + r;
     if (recipe.skip_partial_stripe && i / kStripe == p.seq_q / kStripe) continue;
-    if (recipe.skip_last_row && i == p.seq_q - 1 && h == p.heads_q - 1 && b == p.batch - 1)
+    if (recipe.skip_last_row && i == p.seq_q - 1 && h == whole.heads_q - 1 && b == whole.batch - 1)
       continue;
     if (recipe.skip_ragged_rows && p.seq_q % kRows != 0 && i == p.seq_q - 1) continue;
     const auto at = static_cast<std::size_t>(r);
     const bool empty = tile.sum[at] == 0;
     const float sum = tile.sum[at] * recipe.sum_factor;
-    const std::int64_t to = b * p.o.stride[0] + h * p.o.stride[1] + i * p.o.stride[2];
+    const std::int64_t to = head.real.o(b, h, i);
     for (std::int64_t d = 0; d < dim; ++d) {
       float x = empty && !recipe.divide_empty ? 0.0f
                                               : tile.o[static_cast<std::size_t>(r * dim + d)] / sum;
@@ -490,43 +677,73 @@ void store_rows(const Problem& p, const Tensors& tensors, const Recipe& recipe, 
                      recipe.truncate_output ? cut_off(p.out_dtype, exact) : exact);
     }
     if (!p.lse) continue;
-    float lse = empty ? -kInfinity : tile.maximum[at] + std::log(sum / recipe.start);
+    const RowTile& of_lse = recipe.sink == Recipe::Sink::not_in_lse ? bare : tile;
+    const bool with_sink = p.sinks && recipe.sink != Recipe::Sink::forgotten &&
+                           recipe.sink != Recipe::Sink::not_in_lse;
+    const float none = with_sink ? tensors.sinks[h] : -kInfinity;
+    float lse =
+        empty ? none
+              : of_lse.maximum[at] + std::log(of_lse.sum[at] * recipe.sum_factor / recipe.start);
     if (recipe.round_lse)
       lse = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(lse)));
     if (recipe.lse_in_log2) lse *= 1.44269504f;
-    tensors.lse[(b * p.heads_q + h) * p.seq_q + i] = lse;
+    const bool turned = recipe.lse_rows_first && p.sequences.packed_q;
+    const std::int64_t row = head.real.lse(b, 0, i);
+    tensors.lse[turned ? row * whole.heads_q + h : head.real.lse(b, h, i)] = lse;
   }
 }
 
-void attend(const Problem& p, const Tensors& tensors, const Recipe& recipe) {
+void attend(const Problem& whole, const Tensors& tensors, const Recipe& recipe) {
   // Faults of strides, batches and scales are those of K and V. So is the zero point: the
   // originals' Q had it too, but Q here is e4m3 already, and a second rounding of it would be a
   // larger fault than the one that is modelled.
   Recipe of_query;
   of_query.dequantise_to_fp16 = recipe.dequantise_to_fp16;
   of_query.flush_subnormals = recipe.flush_subnormals;
-  parallel_for(p.batch * p.heads_q, [&](std::int64_t head) {
-    const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
-    const std::int64_t hkv = recipe.heads_modulo ? h % p.heads_kv : h / (p.heads_q / p.heads_kv);
-    auto q = read_head(p, of_query, tensors.q, p.q, tensors.q_scale, p.heads_q, p.seq_q, b, h);
+  const Reading honest(whole, tensors, Recipe::Read::honest);
+  const Reading reading(whole, tensors, recipe.read);
+  const Placement& real = honest.placement();
+  const Placement& read = reading.placement();
+  parallel_for(whole.batch * whole.heads_q, [&](std::int64_t number) {
+    const std::int64_t b = number / whole.heads_q, h = number % whole.heads_q;
+    const std::int64_t hkv =
+        recipe.heads_modulo ? h % whole.heads_kv : h / (whole.heads_q / whole.heads_kv);
+    Head head{whole, read.sequence(b), b, h, real, tensors};
+    if (recipe.write_unused_rows && whole.sequences.used_q && !whole.sequences.packed_q)
+      head.own.rows = whole.seq_q;
+    if (recipe.skip_empty_sequence && head.own.keys == 0) return;
+    Problem& p = head.p;
+    p.seq_q = head.own.rows;
+    p.seq_kv = head.own.keys;
+    const std::int64_t dim_v = value_dim(p);
+    auto q = read_head(p, of_query, tensors.q, tensors.q_scale, whole.heads_q, p.seq_q, p.head_dim,
+                       b, h, [&](auto... at) { return real.q(at...); });
     if (recipe.round_query)
       for (float& x : q)
         x = static_cast<float>(numeric::round_to(p.dtype, static_cast<double>(x * p.scale)));
-    const auto k =
-        read_head(p, recipe, tensors.k, p.k, tensors.k_scale, p.heads_kv, p.seq_kv, b, hkv);
-    const auto v =
-        read_head(p, recipe, tensors.v, p.v, tensors.v_scale, p.heads_kv, p.seq_kv, b, hkv);
+    const auto k = read_head(p, recipe, tensors.k, tensors.k_scale, whole.heads_kv, p.seq_kv,
+                             p.head_dim, b, hkv, [&](auto... at) { return read.k(at...); });
+    const std::int64_t values =
+        operand_of(whole, OperandId::v).bytes / static_cast<std::int64_t>(size_of(whole.dtype));
+    const auto v = read_head(p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, dim_v,
+                             b, hkv, [&](auto... at) {
+                               if (!recipe.value_stride_of_key) return read.v(at...);
+                               // Not behind the end of V.
+                               return std::clamp<std::int64_t>(read.k(at...), 0, values - dim_v);
+                             });
     for (std::int64_t i0 = 0; i0 < p.seq_q; i0 += kRows) {
       RowTile tile;
       tile.i0 = i0;
       tile.count = std::min(kRows, p.seq_q - i0);
-      tile.o.assign(static_cast<std::size_t>(tile.count * p.head_dim), 0.0f);
+      tile.o.assign(static_cast<std::size_t>(tile.count * dim_v), 0.0f);
       tile.maximum.fill(-kInfinity);
       if (recipe.two_pass)
-        two_pass_rows(p, q, k, v, tile);
+        two_pass_rows(head, q, k, v, tile);
       else
-        online_rows(p, recipe, q, k, v, tile);
-      store_rows(p, tensors, recipe, b, h, tile);
+        online_rows(head, recipe, q, k, v, tile);
+      const RowTile bare = tile;
+      add_sink(head, recipe, v, tile);
+      store_rows(head, recipe, tile, bare);
     }
   });
 }
@@ -539,7 +756,7 @@ struct MutantMemory {
 };
 
 std::size_t o_bytes(const Problem& p) {
-  return extent_bytes(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim, p.out_dtype);
+  return static_cast<std::size_t>(operand_of(p, OperandId::o).bytes);
 }
 
 using Run = void (*)(const Problem&, const Tensors&, const Recipe&, MutantMemory&);
@@ -578,7 +795,8 @@ void run_nan(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMem
   attend(p, t, recipe);
   const std::int64_t last = (p.batch - 1) * p.o.stride[0] + (p.heads_q - 1) * p.o.stride[1] +
                             (p.seq_q - 1) * p.o.stride[2];
-  numeric::store(p.out_dtype, t.o, last + p.head_dim - 1, std::numeric_limits<double>::quiet_NaN());
+  numeric::store(p.out_dtype, t.o, last + value_dim(p) - 1,
+                 std::numeric_limits<double>::quiet_NaN());
 }
 
 void run_one_element(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMemory&) {
@@ -606,8 +824,8 @@ void run_lse_overrun(const Problem& p, const Tensors& t, const Recipe& recipe, M
 void run_gap_writer(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMemory&) {
   attend(p, t, recipe);
   std::memset(
-      static_cast<std::byte*>(t.o) + static_cast<std::size_t>(p.head_dim) * size_of(p.out_dtype), 0,
-      8 * size_of(p.out_dtype));
+      static_cast<std::byte*>(t.o) + static_cast<std::size_t>(value_dim(p)) * size_of(p.out_dtype),
+      0, 8 * size_of(p.out_dtype));
 }
 
 // A caller's tensor used as scratch: K's first row is left as its own sum with the second.
@@ -626,11 +844,11 @@ void run_racing(const Problem& p, const Tensors& t, const Recipe& recipe, Mutant
 
 void run_reads_poison(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMemory&) {
   // O += result, as a split-K kernel does that expects a cleared output.
-  std::vector<double> before(static_cast<std::size_t>(p.head_dim));
+  std::vector<double> before(static_cast<std::size_t>(value_dim(p)));
   const std::int64_t row = (p.seq_q - 1) * p.o.stride[2];
-  numeric::load_row(p.out_dtype, t.o, row, p.head_dim, before.data());
+  numeric::load_row(p.out_dtype, t.o, row, value_dim(p), before.data());
   attend(p, t, recipe);
-  for (std::int64_t d = 0; d < p.head_dim; ++d)
+  for (std::int64_t d = 0; d < value_dim(p); ++d)
     numeric::store(p.out_dtype, t.o, row + d,
                    numeric::load(p.out_dtype, t.o, row + d) + before[static_cast<std::size_t>(d)]);
 }
@@ -720,6 +938,91 @@ const char* needs_odd_scale(const Problem& p) {
              : "needs bf16, LSE and a scale that is no power of 2";
 }
 
+const char* needs_pages(const Problem& p) { return p.pages.used() ? nullptr : "needs pages"; }
+const char* needs_used_keys(const Problem& p) {
+  return p.sequences.used_kv ? nullptr : "needs used lengths of K and V";
+}
+const char* needs_page_tails(const Problem& p) {
+  return p.pages.size > 1 && p.sequences.used_kv ? nullptr : "needs pages and used lengths";
+}
+const char* needs_packed_keys(const Problem& p) {
+  return p.sequences.packed_kv && p.batch > 1 ? nullptr : "needs packed sequences of K and V";
+}
+const char* needs_start(const Problem& p) {
+  return p.sequences.kv_start ? nullptr : "needs left padding";
+}
+const char* needs_index(const Problem& p) {
+  return p.sequences.kv_index ? nullptr : "needs an index of the cache's rows";
+}
+const char* needs_table_stride(const Problem& p) {
+  return p.pages.used() && p.batch > 1 &&
+                 p.pages.row_stride > (p.seq_kv + p.pages.size - 1) / p.pages.size
+             ? nullptr
+             : "needs a page table with room in its rows";
+}
+const char* needs_sinks(const Problem& p) { return p.sinks ? nullptr : "needs sinks"; }
+const char* needs_sinks_and_lse(const Problem& p) {
+  return p.sinks && p.lse ? nullptr : "needs sinks and LSE";
+}
+const char* needs_chunk(const Problem& p) {
+  return p.chunk > 0 && p.chunk < p.seq_kv ? nullptr : "needs chunks shorter than a sequence";
+}
+const char* needs_chunk_and_start(const Problem& p) {
+  return needs_chunk(p) == nullptr && p.sequences.kv_start ? nullptr
+                                                           : "needs chunks and left padding";
+}
+const char* needs_alibi(const Problem& p) {
+  return p.alibi != Alibi::none ? nullptr : "needs ALiBi";
+}
+// A row's distances to all of its keys change alike where no key lies behind it, and softmax takes
+// no notice.
+const char* needs_alibi_both_ways(const Problem& p) {
+  return p.alibi != Alibi::none && p.mask.alignment == Alignment::bottom_right &&
+                 p.seq_q != p.seq_kv
+             ? nullptr
+             : "needs ALiBi and Sq != Skv under the last key";
+}
+const char* needs_bool_mask(const Problem& p) {
+  return p.array_mask.kind == MaskKind::boolean ? nullptr : "needs a bool mask";
+}
+const char* needs_float_mask(const Problem& p) {
+  return p.array_mask.kind == MaskKind::additive ? nullptr : "needs a float mask";
+}
+const char* needs_float_mask_and_cap(const Problem& p) {
+  return p.array_mask.kind == MaskKind::additive && p.softcap > 0
+             ? nullptr
+             : "needs a float mask and a softcap";
+}
+const char* needs_value_dim(const Problem& p) {
+  return value_dim(p) != p.head_dim ? nullptr : "needs V with a head dimension of its own";
+}
+const char* needs_splits(const Problem& p) {
+  return p.seq_kv > 128 ? nullptr : "needs more than two splits of 64 keys";
+}
+const char* needs_own_lengths(const Problem& p) {
+  return p.seq_kv > 128 && (p.sequences.used_kv || p.sequences.packed_kv)
+             ? nullptr
+             : "needs sequences with lengths of their own, some of more than 128 keys";
+}
+const char* needs_own_alignment(const Problem& p) {
+  return !p.mask.is_none() && p.mask.alignment == Alignment::bottom_right &&
+                 (p.sequences.used_kv || p.sequences.packed_kv || p.sequences.used_q ||
+                  p.sequences.packed_q)
+             ? nullptr
+             : "needs a mask under the last key of sequences with lengths of their own";
+}
+const char* needs_unused_rows(const Problem& p) {
+  return p.sequences.used_q && !p.sequences.packed_q ? nullptr : "needs used lengths of Q";
+}
+const char* needs_empty_sequence(const Problem& p) {
+  return p.batch > 2 && (p.sequences.used_kv || p.sequences.packed_kv)
+             ? nullptr
+             : "needs a sequence without keys";
+}
+const char* needs_packed_lse(const Problem& p) {
+  return p.lse && p.sequences.packed_q && p.heads_q > 1 ? nullptr : "needs LSE of packed sequences";
+}
+
 struct Kernel {
   PlantedRow row;
   Recipe recipe;
@@ -728,6 +1031,8 @@ struct Kernel {
 
 using Weights = Recipe::Weights;
 using Sums = Recipe::Sums;
+using Read = Recipe::Read;
+using Sink = Recipe::Sink;
 
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> table{
@@ -838,6 +1143,60 @@ const std::vector<Kernel>& kernels() {
         false, needs_causal},
        {.multiply_unseen = true, .all_tiles = true}},
 
+      // Serving.
+      {{"next_page", "entry n + 1 of the page table for page n", false, needs_pages},
+       {.read = Read::next_page}},
+      {{"page_tail", "attends to all of the last page", false, needs_page_tails},
+       {.read = Read::page_tail}},
+      {{"table_stride", "rows of the page table lie side by side", false, needs_table_stride},
+       {.read = Read::tight_table}},
+      {{"used_ignored", "takes every sequence for as long as its place", false, needs_used_keys},
+       {.read = Read::all_keys}},
+      {{"neighbour", "cu_kv[b + 1] for cu_kv[b]: the keys of the next sequence", false,
+        needs_packed_keys},
+       {.read = Read::neighbour}},
+      {{"start_ignored", "attends to the left padding", false, needs_start},
+       {.read = Read::no_start}},
+      {{"index_ignored", "reads row b of the cache, not row kv_index[b]", false, needs_index},
+       {.read = Read::no_index}},
+      {{"aligned_by_maxima", "the diagonal lies where the longest sequence has it", false,
+        needs_own_alignment},
+       {.align_by_maxima = true}},
+      {{"empty_unwritten", "leaves rows of a sequence without keys", false, needs_empty_sequence},
+       {.skip_empty_sequence = true}},
+      {{"unused_written", "writes rows behind a sequence's end", false, needs_unused_rows},
+       {.write_unused_rows = true}},
+      {{"lse_transposed", "packed LSE as [total, Hq]", false, needs_packed_lse},
+       {.lse_rows_first = true}},
+      {{"chunk_late", "chunks begin one position late", false, needs_chunk}, {.chunk_shift = -1}},
+      {{"chunk_early", "chunks begin one position early", false, needs_chunk}, {.chunk_shift = 1}},
+      {{"chunk_from_zero", "chunks are counted from key 0, not from kv_start", false,
+        needs_chunk_and_start},
+       {.chunk_from_zero = true}},
+      {{"sink_forgotten", "leaves the sinks out", false, needs_sinks}, {.sink = Sink::forgotten}},
+      {{"sink_in_numerator", "a sink's weight multiplies the first key's V", false, needs_sinks},
+       {.sink = Sink::in_numerator}},
+      {{"lse_without_sink", "the LSE leaves the sinks out", false, needs_sinks_and_lse},
+       {.sink = Sink::not_in_lse}},
+      {{"slope_sign", "ALiBi prefers keys that are far", false, needs_alibi}, {.slope_factor = -1}},
+      {{"slope_head", "the slope of the next head", false, needs_alibi}, {.slope_head = 1}},
+      {{"slope_from_row", "ALiBi's distance from row i, not from the position it faces", false,
+        needs_alibi_both_ways},
+       {.slope_from_row = true}},
+      {{"mask_inverted", "a bool mask shows what it should hide", false, needs_bool_mask},
+       {.mask_inverted = true}},
+      {{"mask_scaled", "a float mask is multiplied by log2 e", false, needs_float_mask},
+       {.mask_factor = 1.44269504f}},
+      {{"mask_before_softcap", "a float mask is added before the softcap", false,
+        needs_float_mask_and_cap},
+       {.mask_before_softcap = true}},
+      {{"value_stride", "V's rows are as long as K's", false, needs_value_dim},
+       {.value_stride_of_key = true}},
+      {{"split_twice", "the first split is merged twice", false, needs_splits},
+       {.split = 64, .merge_twice = true}},
+      {{"stale_splits", "as many splits as the first sequence has", false, needs_own_lengths},
+       {.split = 64, .splits_of_first = true}},
+
       // Written against the gate (docs/validating.md).
       {{"maximum_from_zero", "the running maximum starts at 0"}, {.maximum_from_zero = true}},
       {{"masked_maximum", "the maximum is taken before the mask hides keys", false, needs_mask},
@@ -890,10 +1249,14 @@ const std::vector<Kernel>& kernels() {
 }
 
 // Faulty in one way and otherwise as the emulator: what that does not know, none of them knows.
-std::optional<std::string> refusal_of(const PlantedRow& row, const Problem& problem) {
+std::optional<std::string> refusal_of(const Kernel& kernel, const Problem& problem) {
+  const PlantedRow& row = kernel.row;
+  const bool hooked = kernel.run != run_plain;
   if (std::string missing = missing_features(features_of(problem), kEmulatorTakes);
       !missing.empty())
     return missing;
+  // What they do to memory is described for dense tensors.
+  if (hooked && !is_dense(problem)) return "needs sequences of one length";
   if (row.absent != nullptr)
     if (const char* reason = row.absent(problem)) return reason;
   return std::nullopt;
@@ -907,7 +1270,7 @@ class Planted final : public Subject {
   DeviceKind device() const override { return DeviceKind::cpu; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) override {
     if (facts.kind != DeviceKind::cpu) return "planted kernels run on cpu";
-    return refusal_of(kernel_.row, problem);
+    return refusal_of(kernel_, problem);
   }
   std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
   Status prepare(const Problem&, void*) override { return {}; }
@@ -960,7 +1323,7 @@ class PlantedOnDevice final : public Subject {
   std::string id() const override { return planted_id(kernel_.row); }
   DeviceKind device() const override { return kind_; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) override {
-    return refusal_of(kernel_.row, problem);
+    return refusal_of(kernel_, problem);
   }
   std::optional<Plan> plan(const Problem&, const DeviceFacts&) override { return std::nullopt; }
   Status prepare(const Problem&, void*) override { return {}; }

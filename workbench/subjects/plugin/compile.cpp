@@ -196,8 +196,14 @@ Result<Compiled> compile_plugin(const fs::path& source, const fs::path& director
       return out;
     }
   }
-  const auto ended = run_program(*command, options.timeout_seconds);
+  RunLimits limits;
+  limits.seconds = options.timeout_seconds;
+  limits.stop = options.stop;
+  limits.unfinished = temporary;
+  const auto ended = run_program(*command, limits);
   if (!ended) return ended.status();
+  if (ended->stopped)
+    return Status(StatusCode::internal, fmt::format("--plugin {}: interrupted", source.string()));
   out.log = ended->err + ended->out;
   if (ended->timed_out)
     return Status(StatusCode::internal,

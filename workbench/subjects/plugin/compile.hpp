@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@ struct CompileOptions {
   std::string flags;                 ///< appended, split at spaces
   std::vector<std::string> defines;  ///< "NAME=VALUE"
   double timeout_seconds = 300;
+  std::function<bool()> stop{};  ///< true ends the compiler, which then is an internal failure
 };
 
 /// What was compiled, and how; all of it goes into records.

@@ -397,6 +397,25 @@ std::unique_ptr<Subject> make_plugin_subject(std::string_view id) {
   return nullptr;
 }
 
+std::unique_ptr<Subject> make_plugin_twin(std::string_view id) {
+  for (const auto& plugin : loaded())
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i) {
+      if (plugin->id(i) != id || plugin->kernels[i].device != DeviceKind::cpu) continue;
+      auto twin = std::make_shared<Plugin>();
+      twin->file = plugin->file;
+      twin->library = plugin->library;
+      twin->prefix = plugin->prefix;
+      twin->name = plugin->name;
+      twin->kernels = plugin->kernels;
+      twin->timeout = plugin->timeout;
+      twin->memory = plugin->memory;
+      twin->registered_by = plugin->registered_by;
+      twin->condemned = plugin->condemned;
+      return std::make_unique<PluginSubject>(std::move(twin), i);
+    }
+  return nullptr;
+}
+
 fs::path plugin_library(std::string_view id) {
   for (const auto& plugin : loaded())
     for (std::size_t i = 0; i < plugin->kernels.size(); ++i)

@@ -55,6 +55,10 @@ std::vector<PluginKernelRow> plugin_kernels();
 std::filesystem::path plugin_library(std::string_view id);
 /// Null for an unknown id.
 std::unique_ptr<Subject> make_plugin_subject(std::string_view id);
+/// The same kernel in a process of its own, where a CPU plugin's subjects otherwise share one: what
+/// differs between two of them is what differs from process to process. Null for an unknown id and
+/// for a CUDA plugin.
+std::unique_ptr<Subject> make_plugin_twin(std::string_view id);
 /// Whether any loaded plugin is for CUDA.
 bool any_cuda_plugin();
 /// From here on every call of this kernel fails with that reason: it crashed, hung or broke the

@@ -32,21 +32,37 @@ std::string name_of_kernel() {
   return kernel_name(typeid(KernelTag<kKernel>).name());
 }
 
-/// Remembers on which devices a kernel may use more than 48 KB of shared memory, so that a launch
-/// asks the runtime once. Constant-initialised; any thread may call.
+/// Remembers on which devices a kernel may use more than 48 KB of shared memory, so that of its
+/// launches only the first on a device asks the runtime; on devices from the 64th on every one
+/// does. Constant-initialised; any thread may call.
 class SharedMemoryOptIn {
  public:
-  cudaError_t ensure(const void* kernel, int bytes, int device) noexcept {
+  Status ensure(const void* kernel, int bytes, int device, std::string_view variant) {
     const std::uint64_t bit = device >= 0 && device < 64 ? std::uint64_t{1} << device : 0;
-    if (done_.load(std::memory_order_acquire) & bit) return cudaSuccess;
+    if (done_.load(std::memory_order_acquire) & bit) return {};
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error == cudaSuccess) done_.fetch_or(bit, std::memory_order_release);
-    return error;
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // or the next launch would be blamed for it
+      return to_status(error, variant, core::concat("reserve ", bytes, " bytes of shared memory"));
+    }
+    done_.fetch_or(bit, std::memory_order_release);
+    return {};
   }
 
  private:
   std::atomic<std::uint64_t> done_{0};
 };
+
+/// Launches a kernel that another source instantiated.
+inline Status launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, void** arguments,
+                            std::string_view variant) {
+  return to_status(cudaLaunchKernelExC(&config, kernel, arguments), variant, "launch");
+}
+
+/// An input type as kernels' names have it.
+inline const char* type_name(DType dtype) {
+  return dtype == DType::f16 ? "__half" : "__nv_bfloat16";
+}
 
 }  // namespace greenfast::cuda

@@ -6,11 +6,7 @@
 
 #include <greenfast/types.hpp>
 
-#if defined(__CUDACC__)
-#define GREENFAST_HOST_DEVICE __host__ __device__
-#else
-#define GREENFAST_HOST_DEVICE
-#endif
+#include "kernels/cuda/device/host_device.hpp"
 
 namespace greenfast::cuda {
 
@@ -49,6 +45,17 @@ inline Band make_band(const Problem& problem) {
                               : clamp(shift + std::min(mask.right, 2 * Band::kFar));
   band.keys = static_cast<std::int32_t>(problem.seq_kv);
   return band;
+}
+
+/// Key blocks [begin, end) that the rows [first, last] see.
+struct BlockRange {
+  std::int32_t begin, end;
+};
+GREENFAST_HOST_DEVICE inline BlockRange blocks_of(const Band& band, int keys_per_block, int first,
+                                                  int last) {
+  const int begin = band.first(first) / keys_per_block;
+  const int end = (band.end(last) + keys_per_block - 1) / keys_per_block;
+  return {begin, end > begin ? end : begin};
 }
 
 /// The keys that some query sees, and the band over them. Tensor maps hold only these, so that

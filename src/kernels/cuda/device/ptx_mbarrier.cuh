@@ -52,13 +52,16 @@ __device__ __forceinline__ int thread_index() {
   return index;
 }
 
-/// Named barrier over `threads` threads; barrier 0 is __syncthreads.
-__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+/// Named barriers of a block: 16 in all, 0 is __syncthreads. A count includes every arriving and
+/// every waiting thread, in whole warps. This one waits until kThreads threads have come.
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
-
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+/// Counts this thread in and goes on.
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
 /// Volatile: read where it stands, never hoisted.

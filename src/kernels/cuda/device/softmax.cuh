@@ -9,7 +9,6 @@
 
 namespace greenfast::cuda {
 
-inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 
@@ -38,6 +37,12 @@ __device__ __forceinline__ float softcap_from_log2(float y, float cap) {
   near = fmaf(near, square, -1.3875771e-2f);
   near = fmaf(near, square, 3.465736e-1f);
   return cap * (fabsf(y) < 1.58f ? near * y : far);
+}
+
+/// core::ScoreTransform of a dot product.
+__device__ __forceinline__ float transformed(float dot, float scale, float cap) {
+  const float x = dot * scale;
+  return cap > 0.0f ? softcap_from_log2(x, cap) : x;
 }
 
 /// Up to here one float holds the base of a row's exponents, which is the largest score times the

@@ -1,22 +1,28 @@
-// V2c, rung 3. Idea: one pass over the keys with an online softmax, scores in registers, nothing
-// but scalar math. Tile: 64 queries, 64 keys; 16 warps, each with 4 query rows; a lane holds the
-// scores of two keys and D/32 output columns of each of its rows. Limits: D 64 and 128, fp16, full
-// and causal, any length, any strides. Expected bound: shared-memory reads; every score costs D
-// fused multiply-adds and D half-word reads a lane.
+// cuda.v2c.v3: V2c, rung 3. sm_80 and later.
+//
+// Idea    One pass over the keys with an online softmax, scores in registers, nothing but scalar
+//         math. Tile: 64 queries, 64 keys; 16 warps, each with 4 query rows; a lane holds the
+//         scores of two keys and D/32 output columns of each of its rows.
+// Takes   fp16, D 64 and 128, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  58 registers and 27 KB of shared memory at D 64, 64 and 52 KB at D 128: two CTAs an SM.
+// Bound   shared-memory reads; every score costs D fused multiply-adds and D half-word reads a
+//         lane.
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
 
 namespace greenfast::cuda::v2c_v3 {
 namespace {
 
+constexpr const char* kId = "cuda.v2c.v3";
 constexpr int kBlockM = 64, kBlockN = 64, kWarps = 16, kThreads = 32 * kWarps;
 constexpr int kRowsPerWarp = kBlockM / kWarps;
 constexpr int kKeysPerLane = kBlockN / 32;
 
 template <int D>
 struct SharedMemoryPlan {
-  static constexpr int kPitch =
-      D + 8;  // 16-byte steps that walk all banks: row-wise reads without conflicts
+  // 16-byte steps that walk all banks: row-wise reads without conflicts.
+  static constexpr int kPitch = D + 8;
   __half q[kBlockM * kPitch];
   __half k[kBlockN * kPitch];
   __half v[kBlockN * kPitch];
@@ -120,11 +126,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 template <int D>
 Status launch_with(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   constexpr int kShared = sizeof(SharedMemoryPlan<D>);
-  if (Status status = ladder::allow_shared(kernel<D>, kShared); !status) return status;
+  if (Status status = ladder::allow_shared<kernel<D>>(kShared, context, kId); !status)
+    return status;
   const auto blocks = static_cast<unsigned>(ladder::ctas(problem, kBlockM));
   kernel<D><<<blocks, kThreads, kShared, static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched("cuda.v2c.v3");
+  return ladder::launched(kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

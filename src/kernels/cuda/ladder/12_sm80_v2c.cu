@@ -1,13 +1,21 @@
-// V2c, rungs 5 to 7. Ideas, one toggle each:
-//   v5  Q·Kᵀ on tensor cores through WMMA, K and V staged by cp.async; P·V still scalar, copies not
-//   overlapped. v6  P·V on tensor cores as well: the softmax streams, and the output tile is
-//   rescaled in shared memory. v7  the next tile's copies run while this one computes.
-// Tile: 64 queries; 64 keys at D 64, 32 keys at D 128 (64 would take 139 KB); 4 warps, each the
-// owner of one 16-row stripe of S, P and O. WMMA always touches a full 16x16 tile, so ragged tails
-// are zero-filled and masked, never skipped: every warp stays in the loop, and only the final
-// stores look at Sq. Limits: D 64 and 128, fp16, full and causal, any length, any strides. Expected
-// bound: v5 scalar P·V (70% of the originals' time); v6, v7 traffic of S, P and O through shared
-// memory.
+// cuda.v2c.v5, v6, v7: V2c, rungs 5 to 7. sm_80 and later.
+//
+// Idea    One toggle each:
+//         v5  Q·Kᵀ on tensor cores through WMMA, K and V staged by cp.async; P·V still scalar,
+//             copies not overlapped.
+//         v6  P·V on tensor cores as well: the softmax streams, and the output tile is rescaled in
+//             shared memory.
+//         v7  the next tile's copies run while this one computes.
+//         Tile: 64 queries; 64 keys at D 64, 32 at D 128 (64 would take 139 KB); 4 warps, each the
+//         owner of one 16-row stripe of S, P and O. WMMA always touches a full 16x16 tile, so
+//         ragged tails are zero-filled and masked, never skipped: every warp stays in the loop, and
+//         only the final stores look at Sq.
+// Takes   fp16, D 64 and 128, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  53 to 72 registers, 90 KB of shared memory at D 64 and 100 KB at D 128: two CTAs an SM of
+//         sm_90, one of sm_80 and sm_89.
+// Bound   v5 scalar P·V (70% of the originals' time); v6, v7 traffic of S, P and O through shared
+//         memory.
 #include <mma.h>
 
 #include "kernels/cuda/device/softmax.cuh"
@@ -18,6 +26,7 @@ namespace {
 
 namespace wmma = nvcuda::wmma;
 
+constexpr const char* kId = "cuda.v2c";
 constexpr int kBlockM = 64, kWarps = kBlockM / 16, kThreads = 32 * kWarps, kStages = 2;
 
 enum class Multiply { scalar, wmma };
@@ -212,11 +221,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 template <class W>
 Status launch_with(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   constexpr int kShared = sizeof(SharedMemoryPlan<W>);
-  if (Status status = ladder::allow_shared(kernel<W>, kShared); !status) return status;
+  if (Status status = ladder::allow_shared<kernel<W>>(kShared, context, kId); !status)
+    return status;
   kernel<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, kShared,
               static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched("cuda.v2c");
+  return ladder::launched(kId);
 }
 
 /// A rung: its two head dimensions.

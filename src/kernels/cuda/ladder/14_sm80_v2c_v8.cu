@@ -1,17 +1,24 @@
-// V2c, rung 8. Idea: S is never stored. mma.sync has a known fragment layout, which WMMA hides: the
-// accumulator of Q·Kᵀ is, register for register, the A operand of P·V. The score, weight and output
-// tiles of v7 leave shared memory. Tile: 64 queries, 64 keys taken in halves of 32, so that S needs
-// 16 registers; a stripe of 16 rows belongs to one warp at D 64 and to two at D 128, each with 64
-// output columns and its own copy of S (1.5 times the arithmetic, half the output registers: one
-// warp alone would need more than the 72 of the family's limit). Limits: D 64 and 128, fp16, full
-// and causal, any length, any strides. Expected bound: tensor pipe and shared-memory reads of K and
-// V, which every warp repeats.
+// cuda.v2c.v8: V2c, rung 8. sm_80 and later.
+//
+// Idea    S is never stored. mma.sync has a known fragment layout, which WMMA hides: the
+//         accumulator of Q·Kᵀ is, register for register, the A operand of P·V. The score, weight
+//         and output tiles of v7 leave shared memory. Tile: 64 queries, 64 keys taken in halves of
+//         32, so that S needs 16 registers; a stripe of 16 rows belongs to one warp at D 64 and to
+//         two at D 128, each with 64 output columns and its own copy of S (1.5 times the arithmetic
+//         for half the output registers).
+// Takes   fp16, D 64 and 128, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  120 to 124 registers; 45 KB of shared memory at D 64, 85 KB at D 128: four and two CTAs
+//         an SM of sm_90.
+// Bound   tensor pipe and shared-memory reads of K and V, which every warp repeats.
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
 
 namespace greenfast::cuda::v2c_v8 {
 namespace {
+
+constexpr const char* kId = "cuda.v2c.v8";
 
 // The hand-set tile; `greenfast tune cuda.v2c.v8` compiles others (tune/cuda.v2c.v8.cu).
 #ifndef V8_BLOCK_M
@@ -26,8 +33,8 @@ static_assert(kBlockM % 16 == 0 && kBlockN % kChunk == 0 && kChunk % 16 == 0 && 
 
 template <int D>
 struct SharedMemoryPlan {
-  static constexpr int kPitch =
-      D + 8;  // rows 16 bytes apart modulo 128: ldmatrix without bank conflicts
+  // Rows 16 bytes apart modulo 128: ldmatrix without bank conflicts.
+  static constexpr int kPitch = D + 8;
   __half q[kBlockM * kPitch];
   __half k[kStages][kBlockN * kPitch];
   __half v[kStages][kBlockN * kPitch];
@@ -173,11 +180,12 @@ __global__ void __launch_bounds__(kThreads<D>) kernel(const __grid_constant__ la
 template <int D>
 Status launch_with(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   constexpr int kShared = sizeof(SharedMemoryPlan<D>);
-  if (Status status = ladder::allow_shared(kernel<D>, kShared); !status) return status;
+  if (Status status = ladder::allow_shared<kernel<D>>(kShared, context, kId); !status)
+    return status;
   kernel<D><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads<D>, kShared,
               static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched("cuda.v2c.v8");
+  return ladder::launched(kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

@@ -1,8 +1,13 @@
-// stage-C, the rung before tensor cores. Idea: raw e4m3 tiles in shared memory, decoded to fp16
-// there, and scalar math on them; scores stay in registers, a warp owns its rows. Tile: 32 queries,
-// 64 keys; 8 warps, each with 4 query rows; a lane holds the scores of two keys and two output
-// columns of each of its rows. Limits: e4m3, D 64, fp16 output, full and causal, any length, any
-// strides. Expected bound: shared-memory reads, D half words for a score.
+// cuda.stage_c.scalar: stage-C, the rung before tensor cores. sm_80 and later.
+//
+// Idea    Raw e4m3 tiles in shared memory, decoded to fp16 there, and scalar math on them; scores
+//         stay in registers, a warp owns its rows. Tile: 32 queries, 64 keys; 8 warps, each with 4
+//         query rows; a lane holds the scores of two keys and two output columns of each of its
+//         rows.
+// Takes   e4m3, D 64, fp16 output, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  64 registers (75 on sm_89), 27 KB of shared memory: four CTAs an SM of sm_90.
+// Bound   shared-memory reads, D half words for a score.
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
 

@@ -1,19 +1,26 @@
-// stage-C, the rungs that share one loop. e4m3 inputs with one scale a head; raw bytes are staged
-// in shared memory and decoded there to fp16 tiles. Ideas, one toggle each:
-//   stage0       WMMA Q·Kᵀ, scalar P·V, plain loads
-//   stage1       USE_CP_ASYNC=1: raw K and V arrive by cp.async, one tile ahead
-//   stage2       USE_WMMA_PV=1: P·V on tensor cores, into fp32
-//   stage3a      USE_FUSED_SOFTMAX_PV=1: P overwrites the score tile, so that its own buffer goes
-//   swizzle      USE_XOR_SWIZZLE=1: 16-byte chunks of the raw tiles change places by row.
-//   Prediction: nothing. Raw rows are
-//                read whole, and the fp16 tiles, whose conflicts would matter, are padded, because
-//                WMMA needs a constant pitch.
-//   three_stage  USE_THREE_STAGE_PIPE=1: raw tiles two ahead
-// Tile: 32 queries, 64 keys, 4 warps; U, the output before normalisation, lives in shared memory in
-// fp32. K and V are decoded in turn into one fp16 tile, which keeps the stage-3 rungs within 48 KB.
-// The scales never touch the tiles, so that decoding stays exact: Q's and K's go into the softmax
-// scale, V's into the last division. Limits: e4m3, D 64, fp16 output, full and causal, any length,
-// any strides. Expected bound: shared-memory traffic and the four barriers of a step.
+// cuda.stage_c.stage0 to three_stage: stage-C, the rungs that share one loop. sm_80 and later.
+//
+// Idea    Raw e4m3 bytes are staged in shared memory and decoded there to fp16 tiles. One toggle
+//         each:
+//         stage0       WMMA Q·Kᵀ, scalar P·V, plain loads
+//         stage1       USE_CP_ASYNC=1: raw K and V arrive by cp.async, one tile ahead
+//         stage2       USE_WMMA_PV=1: P·V on tensor cores, into fp32
+//         stage3a      USE_FUSED_SOFTMAX_PV=1: P overwrites the score tile, whose buffer goes
+//         swizzle      USE_XOR_SWIZZLE=1: 16-byte chunks of the raw tiles change places by row.
+//                      Predicted to bring nothing: raw rows are read whole, and the fp16 tiles,
+//                      whose conflicts would matter, are padded, because WMMA needs a constant
+//                      pitch.
+//         three_stage  USE_THREE_STAGE_PIPE=1: raw tiles two ahead
+//         Tile: 32 queries, 64 keys, 4 warps; U, the output before normalisation, lives in shared
+//         memory in fp32. K and V are decoded in turn into one fp16 tile. The scales never touch
+//         the tiles, so that decoding stays exact: Q's and K's go into the softmax scale, V's into
+//         the last division.
+// Takes   e4m3 with a scale a tensor or a head, D 64, fp16 output, full and causal, any length, any
+//         strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  64 to 90 registers; 43 KB of shared memory for stage0, 51 KB for stage1 and stage2, 47 KB
+//         for stage3a, 59 KB for three_stage: three to five CTAs an SM of sm_90.
+// Bound   shared-memory traffic and the four barriers of a step.
 #pragma once
 
 #include "kernels/cuda/device/phase_probe.cuh"
@@ -26,6 +33,7 @@ namespace {
 using nvcuda::wmma::col_major;
 using nvcuda::wmma::row_major;
 
+constexpr const char* kId = "cuda.stage_c";
 constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kScorePitch = kBlockN + 4, kOutPitch = kD + 4;
 constexpr int kLanesPerRow = kThreads / kBlockM;
@@ -181,11 +189,12 @@ struct Rung {
 
   static Status launch(const Problem& problem, const Tensors& tensors,
                        const core::Context& context) {
-    if (Status status = ladder::allow_shared(kernel<W>, kShared); !status) return status;
+    if (Status status = ladder::allow_shared<kernel<W>>(kShared, context, kId); !status)
+      return status;
     kernel<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, kShared,
                 static_cast<cudaStream_t>(context.stream)>>>(
         ladder::make_params(problem, tensors, kBlockM));
-    return ladder::launched("cuda.stage_c");
+    return ladder::launched(kId);
   }
   static bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
     return ladder::accepts(problem, {}, kBlockM, why);

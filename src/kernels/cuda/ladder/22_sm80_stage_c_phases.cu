@@ -5,6 +5,8 @@
 namespace greenfast::cuda::stage_c {
 namespace {
 
+constexpr const char* kTwinId = "cuda.stage_c, instrumented";
+
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
@@ -31,13 +33,14 @@ struct Twin : Rung<C> {
   }
   static Status launch(const Problem& problem, const Tensors& tensors,
                        const core::Context& context) {
-    if (Status status = ladder::allow_shared(instrumented<W>, Base::kShared); !status)
+    if (Status status = ladder::allow_shared<instrumented<W>>(Base::kShared, context, kTwinId);
+        !status)
       return status;
     instrumented<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads,
                       Base::kShared, static_cast<cudaStream_t>(context.stream)>>>(
         ladder::make_params(problem, tensors, kBlockM),
         static_cast<unsigned long long*>(context.workspace));
-    return ladder::launched("cuda.stage_c, instrumented");
+    return ladder::launched(kTwinId);
   }
 };
 

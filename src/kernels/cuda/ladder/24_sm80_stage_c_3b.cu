@@ -1,10 +1,15 @@
-// stage-C, rung 3b. Idea: Q·Kᵀ, softmax and P·V in registers; S is never stored. mma.sync has a
-// known fragment layout, so the accumulator of the first product is, register for register, the A
-// operand of the second, and U needs no tile either. Tile: 32 queries, 64 keys, 4 warps: two
-// stripes of 16 rows, and for each stripe two warps that take every other half of the keys with a
-// softmax of their own; they are merged once, at the end. Limits: e4m3, D 64, fp16 output, full and
-// causal, any length, any strides. Expected bound: decoding raw tiles to fp16 and the barriers
-// around it.
+// cuda.stage_c.stage3b: stage-C, rung 3b. sm_80 and later.
+//
+// Idea    Q·Kᵀ, softmax and P·V in registers; S is never stored. mma.sync has a known fragment
+//         layout, so the accumulator of the first product is, register for register, the A operand
+//         of the second, and U needs no tile either. Tile: 32 queries, 64 keys, 4 warps: two
+//         stripes of 16 rows, and for each stripe two warps that take every other half of the keys
+//         with a softmax of their own; they are merged once, at the end.
+// Takes   e4m3, D 64, fp16 output, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  96 registers on sm_90, 110 on sm_80, 114 on sm_89; 39 KB of shared memory: five CTAs an
+//         SM of sm_90.
+// Bound   decoding raw tiles to fp16 and the barriers around it.
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
@@ -81,8 +86,8 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     __syncthreads();
 
     float score[kAtoms][4] = {};
-#pragma unroll 2  // unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0, \
-                  // sm_89)
+// Unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0, sm_89).
+#pragma unroll 2
     for (int d = 0; d < kD; d += 16) {
       std::uint32_t a[4], b[4];
       ptx::ldmatrix_x4(a, q_address + d * 2);

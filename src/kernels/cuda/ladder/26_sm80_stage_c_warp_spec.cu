@@ -1,11 +1,14 @@
-// stage-C, warp specialisation. Idea: four producer warps fetch raw tiles and decode them to fp16
-// while four consumer warps run stage2's products and softmax; each group waits only for what it
-// needs, through named barriers. Tile: 32 queries, 64 keys; two fp16 stages of K and V between the
-// groups. Limits: e4m3, D 64, fp16 output, full and causal, any length, any strides. Budget: 78 KB
-// of shared memory, so that fewer CTAs fit an SM than of stage2: what specialisation hides,
-// occupancy may have hidden already. Expected bound: the consumers' barriers around S, P and U in
-// shared memory.
-#include "kernels/cuda/device/ptx_named_barrier.cuh"
+// cuda.stage_c.warp_spec: stage-C, warp specialisation. sm_80 and later.
+//
+// Idea    Four producer warps fetch raw tiles and decode them to fp16 while four consumer warps run
+//         stage2's products and softmax; each group waits only for what it needs, through named
+//         barriers. Tile: 32 queries, 64 keys; two fp16 stages of K and V between the groups.
+// Takes   e4m3, D 64, fp16 output, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  48 to 60 registers, 78 KB of shared memory: two CTAs of 8 warps an SM of sm_90, where
+//         stage2 has four of 4. What specialisation hides, occupancy may have hidden already.
+// Bound   the consumers' barriers around S, P and U in shared memory.
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
 
@@ -16,6 +19,7 @@ using namespace stage_c;
 using nvcuda::wmma::col_major;
 using nvcuda::wmma::row_major;
 
+constexpr const char* kId = "cuda.stage_c.warp_spec";
 constexpr int kBlockM = 32, kBlockN = 64, kStages = 2;
 constexpr int kGroup = 128, kThreads = 2 * kGroup;  // consumers, then producers
 constexpr int kScorePitch = kBlockN + 4, kWeightPitch = kBlockN + 8, kOutPitch = kD + 4;
@@ -74,11 +78,11 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       const int stage = t % kStages;
       load_keys(t + 1);
       ptx::cp_async_wait<1>();
-      if (t >= kStages) ptx::barrier_sync<kThreads>(kFree + stage);
+      if (t >= kStages) ptx::named_barrier_sync<kThreads>(kFree + stage);
       decode_tile<kBlockN, kGroup>(s.k[stage], s.k_raw[stage], thread);
       decode_tile<kBlockN, kGroup>(s.v[stage], s.v_raw[stage], thread);
       __threadfence_block();
-      ptx::barrier_arrive<kThreads>(kFull + stage);
+      ptx::named_barrier_arrive<kThreads>(kFull + stage);
     }
     ptx::cp_async_wait<0>();
     return;
@@ -88,9 +92,9 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   float max = -INFINITY, sum = 0;
   for (int t = 0; t < tiles; ++t) {
     const int stage = t % kStages;
-    ptx::barrier_sync<kThreads>(kFull + stage);
+    ptx::named_barrier_sync<kThreads>(kFull + stage);
     multiply<col_major, false>(s.score, kScorePitch, s.q, kPitch, s.k[stage], warp);
-    ptx::barrier_sync<kGroup>(kConsumers);
+    ptx::named_barrier_sync<kGroup>(kConsumers);
 
     const int end = ladder::key_end(p, first + row) - t * kBlockN;
     float score[kPerLane], tile_max = -INFINITY;
@@ -113,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     }
 #pragma unroll 4
     for (int c = part; c < kD; c += kLanesPerRow) s.u[row * kOutPitch + c] *= rescale;
-    ptx::barrier_sync<kGroup>(kConsumers);
+    ptx::named_barrier_sync<kGroup>(kConsumers);
 
     if constexpr (kWmmaPv) {
       multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.v[stage], warp);
@@ -123,8 +127,8 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     }
     // The stage's next tile, if there is one, is waited for by the producers; an arrival nobody
     // waits for would hang the barrier.
-    if (t + kStages < tiles) ptx::barrier_arrive<kThreads>(kFree + stage);
-    ptx::barrier_sync<kGroup>(kConsumers);
+    if (t + kStages < tiles) ptx::named_barrier_arrive<kThreads>(kFree + stage);
+    ptx::named_barrier_sync<kGroup>(kConsumers);
   }
 
   const float total = quad_sum(sum);
@@ -138,13 +142,14 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 
 template <bool kCpAsync, bool kWmmaPv>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const auto kernel = stage_c_warp_spec::kernel<kCpAsync, kWmmaPv>;
-  if (Status status = ladder::allow_shared(kernel, sizeof(SharedMemoryPlan)); !status)
+  constexpr auto kKernel = kernel<kCpAsync, kWmmaPv>;
+  if (Status status = ladder::allow_shared<kKernel>(sizeof(SharedMemoryPlan), context, kId);
+      !status)
     return status;
-  kernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads,
-           sizeof(SharedMemoryPlan), static_cast<cudaStream_t>(context.stream)>>>(
+  kKernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads,
+            sizeof(SharedMemoryPlan), static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched("cuda.stage_c.warp_spec");
+  return ladder::launched(kId);
 }
 
 bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {

@@ -1,8 +1,12 @@
-// stage-C, persistent CTAs. Idea: as many CTAs as fit the GPU at once, each taking tile after tile,
-// heaviest causal tiles first; the next tile's first keys are copied while this one finishes, so
-// that only one prologue per CTA is exposed. Tile and step: stage2's. Limits: e4m3, D 64, fp16
-// output, full and causal, any length, any strides. Expected bound: as stage2; what is saved is the
-// prologue, which is small where a tile has many steps.
+// cuda.stage_c.persistent: stage-C, persistent CTAs. sm_80 and later.
+//
+// Idea    As many CTAs as fit the GPU at once, each taking tile after tile, heaviest causal tiles
+//         first; the next tile's first keys are copied while this one finishes, so that only one
+//         prologue a CTA is exposed. Tile and step: stage2's.
+// Takes   e4m3, D 64, fp16 output, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  56 to 72 registers, 53 KB of shared memory: four CTAs an SM of sm_90.
+// Bound   as stage2; what is saved is the prologue, which is small where a tile has many steps.
 #include <algorithm>
 
 #include "kernels/cuda/device/softmax.cuh"
@@ -15,6 +19,7 @@ using namespace stage_c;
 using nvcuda::wmma::col_major;
 using nvcuda::wmma::row_major;
 
+constexpr const char* kId = "cuda.stage_c.persistent";
 constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 2;
 constexpr int kScorePitch = kBlockN + 4, kWeightPitch = kBlockN + 8, kOutPitch = kD + 4;
 constexpr int kLanesPerRow = kThreads / kBlockM, kPerLane = kBlockN / kLanesPerRow;
@@ -167,14 +172,15 @@ int grid(const Problem& problem, const DeviceFacts& facts) {
 
 template <bool kCpAsync, bool kWmmaPv>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const auto kernel = stage_c_persistent::kernel<kCpAsync, kWmmaPv>;
-  if (Status status = ladder::allow_shared(kernel, sizeof(SharedMemoryPlan)); !status)
+  constexpr auto kKernel = kernel<kCpAsync, kWmmaPv>;
+  if (Status status = ladder::allow_shared<kKernel>(sizeof(SharedMemoryPlan), context, kId);
+      !status)
     return status;
-  kernel<<<static_cast<unsigned>(grid(problem, *context.facts)), kThreads, sizeof(SharedMemoryPlan),
-           static_cast<cudaStream_t>(context.stream)>>>(
+  kKernel<<<static_cast<unsigned>(grid(problem, *context.facts)), kThreads,
+            sizeof(SharedMemoryPlan), static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM),
       static_cast<int>(ladder::ctas(problem, kBlockM)));
-  return ladder::launched("cuda.stage_c.persistent");
+  return ladder::launched(kId);
 }
 
 bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {

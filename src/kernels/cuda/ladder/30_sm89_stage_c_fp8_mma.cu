@@ -1,12 +1,17 @@
-// stage-C, true fp8. Idea: nothing is decoded; both products multiply e4m3 by mma.sync m16n8k32, as
-// stage3b does in fp16. P becomes e4m3 too: the exponent's origin is 2^8 lower, so that weights use
-// the range up to 256 of 448, and the factor cancels in the normalisation. P·V wants four
-// neighbouring keys of one output column in a register. So V is transposed on its way through
-// shared memory, and keys are permuted within groups of 16 such that the accumulator of Q·Kᵀ,
-// packed to bytes, already is the A operand: a lane holds keys 2m, 2m+1, 8+2m, 9+2m (m: its place
-// in the quad), which are slots 4m to 4m+3. Tile: 32 queries, 64 keys, 4 warps, keys split between
-// two warps of a stripe as in stage3b. Limits: e4m3, D 64, fp16 output, full and causal, any
-// length, any strides; sm_89 and later. Expected bound: transposing V, and the exponentials.
+// cuda.stage_c.fp8_mma: stage-C, true fp8. sm_89 and later.
+//
+// Idea    Nothing is decoded; both products multiply e4m3 by mma.sync m16n8k32, as stage3b does in
+//         fp16. P becomes e4m3 too: the exponent's origin is 2^8 lower, so that weights use the
+//         range up to 256 of 448, and the factor cancels in the normalisation. P·V wants four
+//         neighbouring keys of one output column in a register. So V is transposed on its way
+//         through shared memory, and keys are permuted within groups of 16 such that the
+//         accumulator of Q·Kᵀ, packed to bytes, already is the A operand: a lane holds keys 2m,
+//         2m+1, 8+2m, 9+2m (m: its place in the quad), which are slots 4m to 4m+3. Tile: 32
+//         queries, 64 keys, 4 warps, keys split between two warps of a stripe as in stage3b.
+// Takes   e4m3, D 64, fp16 output, full and causal, any length, any strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  107 registers on sm_89, 126 on sm_90; 32 KB of shared memory: three and four CTAs an SM.
+// Bound   transposing V, and the exponentials.
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"

@@ -96,16 +96,13 @@ inline bool accepts(const Problem& p, Accepts can, int block_m, std::string* why
   return true;
 }
 
-/// Raises the limit of dynamic shared memory where the default does not suffice. Asks the runtime
-/// at every call; the production kernels remember (SharedMemoryOptIn).
-template <class Kernel>
-Status allow_shared(Kernel* kernel, int bytes) {
+/// Raises a kernel's limit of dynamic shared memory where the default does not suffice.
+template <auto kKernel>
+Status allow_shared(int bytes, const core::Context& context, std::string_view variant) {
   if (bytes <= 48 * 1024) return {};
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();  // or the next launch would be blamed for it
-  return to_status(error, "a rung", "reserve " + std::to_string(bytes) + " bytes of shared memory");
+  static constinit SharedMemoryOptIn opt_in;
+  return opt_in.ensure(reinterpret_cast<const void*>(kKernel), bytes, context.facts->index,
+                       variant);
 }
 
 inline Status launched(std::string_view variant) {

@@ -14,8 +14,8 @@
 namespace greenfast::cuda::stage_c {
 
 inline constexpr int kD = 64;  // head dimension of the family
-inline constexpr int kPitch =
-    kD + 8;  // of an fp16 tile, in halves: rows start 16 bytes apart modulo the banks
+// Of an fp16 tile, in halves: rows start 16 bytes apart modulo the banks.
+inline constexpr int kPitch = kD + 8;
 
 /// The two factors of a (batch, head): before the softmax, in base 2, and of the output.
 struct Scales {

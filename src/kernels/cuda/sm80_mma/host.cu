@@ -77,8 +77,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.tile_kv = config.keys;
   result.stages = Config::kStages;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  result.kernel = std::string("sm80_mma::attention_kernel<") +
-                  (problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16") + ", " +
+  result.kernel = std::string("sm80_mma::attention_kernel<") + type_name(problem.dtype) + ", " +
                   std::to_string(index) + ">";
   result.note = config.atoms == 2   ? "128-row tiles of 4 warps: enough of them to fill the device"
                 : config.warps == 4 ? "64-row tiles: more blocks"
@@ -158,8 +157,7 @@ constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
 
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
   SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][index];
-  return to_status(state.ensure(kernel_of(problem, index), kConfigs[index].shared_bytes(), device),
-                   kId, "reserve shared memory");
+  return state.ensure(kernel_of(problem, index), kConfigs[index].shared_bytes(), device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -182,8 +180,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
   launch_config.stream = static_cast<cudaStream_t>(context.stream);
   void* arguments[] = {&params};
-  return to_status(cudaLaunchKernelExC(&launch_config, kernel_of(problem, index), arguments), kId,
-                   "launch");
+  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 // Takes   fp16 and bf16, head dims 8..256 in steps of 8, any strides and 2-byte alignment, every
 //         mask and option of the library.
 // Limits  sequences up to 2^30. Rows that are not 16-byte aligned are copied element by element.
-// Budget  see the table in docs/kernels/sm80-mma.md.
+// Budget  two or three CTAs of 4 warps an SM of sm_90 up to D 128, one of 8 warps above: 162 to 255
+//         registers, 36 to 198 KB of shared memory; each tile's in docs/kernels/sm80-mma.md.
 // Bound   issue slots and shared-memory reads; mma.sync reaches about 60% of wgmma's rate on sm_90.
 #pragma once
 
@@ -269,8 +270,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     return *address;
   };
   bool wide = false;  // some row_max of the warp is beyond kLargestBase; uniform over the warp
-  // mma.sync cuts off what an addition cannot hold (sm90_prefill/kernel.cuh, `flush`), so the output
-  // begins anew every 8192 keys.
+  // mma.sync cuts off what an addition cannot hold (sm90_prefill/kernel.cuh, `flush`), so the
+  // output begins anew every 8192 keys.
   constexpr int kFlushBlocks = 8192 / kKeys;
   int flush_at = block_begin + kFlushBlocks;
   const auto flushed = [&] { return flush_at != block_begin + kFlushBlocks; };
@@ -319,8 +320,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           for (int n = 0; n < kAtomsN; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const float x = s[a][n][i] * p.transform_scale;
-              s[a][n][i] = cap > 0.0f ? softcap_from_log2(x, cap) : x;
+              s[a][n][i] = transformed(s[a][n][i], p.transform_scale, cap);
             }
           }
         }

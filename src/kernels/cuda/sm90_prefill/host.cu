@@ -113,7 +113,7 @@ struct Decision {
   std::size_t tile;
   std::int32_t tiles;  // of a head
   Config config;
-  Order order;
+  TileOrder order;
   int paired_rounds;
   bool longest_is_last;
   int ctas;
@@ -131,7 +131,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int64_t heads = problem.batch * problem.heads_q;
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
-  d.order = work.even() ? Order::by_head : Order::balanced;
+  d.order = work.even() ? TileOrder::by_head : TileOrder::balanced;
   // Longest first balances best, but visits all heads at once. When their K and V do not fit L2,
   // most of the work is done in pairs, which keep to a few heads.
   const std::int64_t kv_bytes =
@@ -196,10 +196,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.tile_kv = d.config.keys;
   result.stages = d.config.k_stages;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  const char* type = problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16";
+  const char* type = type_name(problem.dtype);
   result.kernel = core::concat("prefill::prefill_kernel<", type, ", Compiled<", type, ", ", d.tile,
                                ", ", static_cast<int>(d.config.features), ">>");
-  result.note = d.order == Order::by_head ? "tiles of equal work, head after head"
+  result.note = d.order == TileOrder::by_head ? "tiles of equal work, head after head"
                 : d.paired_rounds == 0
                     ? "longest tiles first: K and V of all heads fit half of L2"
                     : "a long and a short tile together, head after head, the rest longest first";
@@ -232,9 +232,8 @@ Status ensure_ready(const Problem& problem, const Decision& d, int device) {
   }
   SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][d.tile]
                                    [static_cast<std::size_t>(d.config.features)];
-  return to_status(state.ensure(kernel_of(problem.dtype, d.tile, d.config.features),
-                                d.config.shared_bytes(), device),
-                   kId, "reserve shared memory");
+  return state.ensure(kernel_of(problem.dtype, d.tile, d.config.features), d.config.shared_bytes(),
+                      device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -324,9 +323,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   config.attrs = &early;
   config.numAttrs = 1;
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return to_status(
-      cudaLaunchKernelExC(&config, kernel_of(problem.dtype, d.tile, d.config.features), arguments),
-      kId, "launch");
+  return launch_kernel(config, kernel_of(problem.dtype, d.tile, d.config.features), arguments, kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

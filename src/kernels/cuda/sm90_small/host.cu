@@ -101,8 +101,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   result.tile_kv = config.keys;
   result.splits = kParts;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  result.kernel = std::string("small::attention_kernel<") +
-                  (problem.dtype == DType::f16 ? "__half" : "__nv_bfloat16") + ", " +
+  result.kernel = std::string("small::attention_kernel<") + type_name(problem.dtype) + ", " +
                   std::to_string(index) + ">";
   result.note = (config.looped ? "a loop over blocks of " : "one pass: blocks of ") +
                 std::to_string(config.keys) + " keys, dealt to " + std::to_string(kParts) +
@@ -123,10 +122,8 @@ Status ensure_ready(const Problem& problem, std::size_t index, int device) {
                                           "CUDA 12 or later, or ask for cuda.sm80.mma"};
   }
   const Config config = config_of(index, problem.dtype == DType::f16);
-  return to_status(
-      opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
-          kernel_of(problem, index), std::max(config.shared_bytes(), kWholeSm), device),
-      kId, "reserve shared memory");
+  return opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
+      kernel_of(problem, index), std::max(config.shared_bytes(), kWholeSm), device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -202,8 +199,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   launch_config.attrs = &early;
   launch_config.numAttrs = 1;
   void* arguments[] = {&p, &q_map, &k_map, &v_map};
-  return to_status(cudaLaunchKernelExC(&launch_config, kernel_of(problem, index), arguments), kId,
-                   "launch");
+  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

@@ -6,9 +6,11 @@
 //         columns. Up to 512 keys there is no loop: scores, weights and output are one wgmma chain
 //         each. One kernel, no workspace, no memset.
 // Takes   fp16 and bf16, head dims 8..128, all masks and options; rows at 16-byte boundaries.
-// Limits  Latency: at 1x8x512x64 about 0.8 us pass before the loads arrive, 1.3 us in the products
+// Limits  two blocks of the launch a multiprocessor, sequences up to 2^30.
+// Budget  87 to 212 registers, and so much shared memory that one block has the SM for itself where
+//         all blocks fit at once; each tile's in docs/kernels/sm90-small.md.
+// Bound   latency: at 1x8x512x64 about 0.8 us pass before the loads arrive, 1.3 us in the products
 //         and the softmax, 0.7 us in the exchange and the store.
-// Budget  see docs/kernels/sm90-small.md.
 #pragma once
 
 #include <cuda.h>
@@ -213,7 +215,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
 
     const bool more = kLooped && block_key + kRound < keys_end;
     if (more) {
-      ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have read K
+      ptx::named_barrier_sync<128>(1 + warpgroup);  // all warps have read K
       if (thread == 0) load_k(block_key + kRound);
     }
 
@@ -223,8 +225,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
       scale = 1.0f;
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) {
-        const float x = score(i) * p.transform_scale;
-        score(i) = p.transform_cap > 0.0f ? softcap_from_log2(x, p.transform_cap) : x;
+        score(i) = transformed(score(i), p.transform_scale, p.transform_cap);
       }
     }
     const int warp_row = row0 - lane / 4;
@@ -317,7 +318,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
         }
       }
       ptx::fence_proxy_async_shared();
-      ptx::named_barrier_sync(1 + warpgroup, 128);
+      ptx::named_barrier_sync<128>(1 + warpgroup);
     }
     const std::uint32_t v_low = descriptor_low(v_tile) | (kKeys * 8) << 16;
     const auto multiply = [&]<int kSteps>(std::integral_constant<int, kSteps>) {
@@ -338,7 +339,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
       multiply(std::integral_constant<int, kHalf / 16>{});
     }
     if (more) {
-      ptx::named_barrier_sync(1 + warpgroup, 128);  // all warps have read V
+      ptx::named_barrier_sync<128>(1 + warpgroup);  // all warps have read V
       if (thread == 0) load_v(block_key + kRound);
     }
   };

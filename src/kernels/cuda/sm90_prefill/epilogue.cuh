@@ -1,0 +1,144 @@
+// The end of a tile of cuda.sm90.prefill: the two parts of a split tile become one, rows are
+// normalised, and O and the log-sum-exp are stored.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/device/ptx_stmatrix.cuh"
+#include "kernels/cuda/device/ptx_tma.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_prefill/products.cuh"
+#include "kernels/cuda/sm90_prefill/shared_memory.cuh"
+#include "kernels/cuda/sm90_prefill/softmax.cuh"
+
+namespace greenfast::cuda::prefill {
+
+// ---- Split tiles ----
+
+/// Where a thread of the second warpgroup hands its part of a split tile to one of the first: sums
+/// and bases of its rows, then its output, then the low halves of wide bases.
+template <class ConfigOf>
+struct Exchange {
+  static constexpr std::uint32_t kPitch = 16 * 128;  // 16 bytes a thread
+  static constexpr int kParts = ConfigOf::value.head_dim / 8;
+  std::uint32_t mine, bases;
+
+  __device__ __forceinline__ explicit Exchange(const SharedMemory<ConfigOf>& shared)
+      : mine(shared.q + ConfigOf::value.exchange_offset() + 16 * (threadIdx.x & 127)),
+        bases(mine + (kParts + 1) * kPitch) {}
+};
+
+template <class ConfigOf>
+__device__ __forceinline__ void hand_over(const Exchange<ConfigOf>& at, const WideBase (&base)[2],
+                                          const float (&sum)[2],
+                                          const typename Fragments<ConfigOf>::Output& o,
+                                          bool works) {
+  ptx::named_barrier_sync<256>(kExchangeEmpty);
+  ptx::shared_store4(at.mine, {base[0].high, base[1].high, sum[0], sum[1]});
+  ptx::shared_store4(at.bases, {base[0].low, base[1].low, 0.0f, 0.0f});
+#pragma unroll
+  for (int i = 0; i < at.kParts; ++i) {
+    if (works)
+      ptx::shared_store4(at.mine + (i + 1) * at.kPitch,
+                         {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]});
+  }
+  ptx::named_barrier_arrive<256>(kExchangeFull);
+  __syncwarp();
+}
+
+/// Adds the other part's output, each times what its rows' new base asks for.
+template <class ConfigOf>
+__device__ __forceinline__ void add_part(const Exchange<ConfigOf>& at,
+                                         typename Fragments<ConfigOf>::Output& o,
+                                         const float (&ours)[2], const float (&theirs)[2]) {
+#pragma unroll
+  for (int i = 0; i < at.kParts; ++i) {
+    const float4 part = ptx::shared_load4(at.mine + (i + 1) * at.kPitch);
+    o[4 * i] = o[4 * i] * ours[0] + part.x * theirs[0];
+    o[4 * i + 1] = o[4 * i + 1] * ours[0] + part.y * theirs[0];
+    o[4 * i + 2] = o[4 * i + 2] * ours[1] + part.z * theirs[1];
+    o[4 * i + 3] = o[4 * i + 3] * ours[1] + part.w * theirs[1];
+  }
+}
+
+// ---- Stores ----
+
+/// Normalises the rows: stores their log-sum-exp, and turns the sums into what O is multiplied by.
+/// `row` is the first of this thread's rows, `t` its place in the quad.
+template <class ConfigOf>
+__device__ __forceinline__ void finish_rows(const Params& p, const Tile& tile,
+                                            const OnlineSoftmax<ConfigOf>& rows, int row, int t) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    rows.sum[h] = quad_sum(rows.sum[h]);
+    const int r = row + 8 * h;
+    if (p.lse != nullptr && t == 0 && r < p.seq_q) {
+      const std::int64_t head =
+          static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
+      const WideBase base = rows.base_of_row(h);
+      p.lse[head * p.seq_q + r] =
+          rows.sum[h] == 0.0f ? -INFINITY : kLn2 * (base.high + (base.low + __log2f(rows.sum[h])));
+    }
+    rows.sum[h] = rows.sum[h] == 0.0f ? 0.0f : reciprocal_fast(rows.sum[h]);  // no key seen: O = 0
+  }
+}
+
+/// Stores O by every thread, in any type and with any strides.
+template <class ConfigOf>
+__device__ __forceinline__ void store_anywhere(const Params& p, const Tile& tile,
+                                               const typename Fragments<ConfigOf>::Output& o,
+                                               const float (&factor)[2], bool works, int row,
+                                               int t) {
+  const std::int64_t base = tile.batch * p.o_batch + tile.head * p.o_head;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (row + 8 * h >= p.seq_q) continue;
+    const std::int64_t at = base + (row + 8 * h) * p.o_row + 2 * t;
+#pragma unroll
+    for (int i = 0; i < ConfigOf::value.head_dim / 8; ++i) {
+      if (8 * i >= p.head_dim) continue;
+      const float x = works ? o[4 * i + 2 * h] * factor[h] : 0.0f;
+      const float y = works ? o[4 * i + 2 * h + 1] * factor[h] : 0.0f;
+      if (p.out_dtype == DType::f32) {
+        static_cast<float*>(p.o)[at + 8 * i] = x;
+        static_cast<float*>(p.o)[at + 8 * i + 1] = y;
+      } else if (p.out_dtype == DType::f16) {
+        static_cast<__half*>(p.o)[at + 8 * i] = __float2half_rn(finite_mean(x));
+        static_cast<__half*>(p.o)[at + 8 * i + 1] = __float2half_rn(finite_mean(y));
+      } else {
+        static_cast<__nv_bfloat16*>(p.o)[at + 8 * i] = __float2bfloat16_rn(x);
+        static_cast<__nv_bfloat16*>(p.o)[at + 8 * i + 1] = __float2bfloat16_rn(y);
+      }
+    }
+  }
+}
+
+/// Where a warp's 16 rows lie before TMA stores them, alone: [chunk][row][128 bytes], swizzled.
+template <class ConfigOf>
+struct Strip {
+  static constexpr int kChunkBytes = ConfigOf::value.o_over_q() ? 64 * 128 : 16 * 128;
+  std::uint32_t address;
+
+  /// Columns 16 * j to 16 * j + 15.
+  __device__ __forceinline__ void put(int j, int lane, const std::uint32_t (&words)[4]) const {
+    const std::uint32_t row = address + (lane & 15) * 128;
+    ptx::stmatrix_x4(
+        row + (j / 4) * kChunkBytes + ((((j % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4), words);
+  }
+  /// TMA leaves out rows past Sq.
+  __device__ __forceinline__ void store(const Params& p, const CUtensorMap& o_map, const Tile& tile,
+                                        int first_row, int warp) const {
+    if (first_row + 16 * warp < p.seq_q) {
+#pragma unroll
+      for (int c = 0; c < ConfigOf::value.chunks(); ++c)
+        ptx::tma_store_4d(&o_map, address + c * kChunkBytes, 64 * c, first_row + 16 * warp,
+                          tile.head, tile.batch);
+    }
+    ptx::tma_store_commit();
+    if constexpr (ConfigOf::value.o_over_q()) ptx::tma_store_wait_read();
+  }
+};
+
+}  // namespace greenfast::cuda::prefill

@@ -1,0 +1,218 @@
+// The online softmax of cuda.sm90.prefill, on the scores that a warpgroup's threads hold: masks,
+// the weights of a block with the true maximum or with a stale base, and what the guard looks at.
+//
+// Scores of thread 4 * g + t of a warp: s[4 * i + 2 * h + e] is row g + 8 * h, key 8 * i + 2 * t +
+// e of the block. A row has a base, the exponent that is subtracted; its weights are 2^(scale *
+// score - base).
+#pragma once
+
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_prefill/config.hpp"
+
+namespace greenfast::cuda::prefill {
+
+template <class ConfigOf>
+struct OnlineSoftmax {
+  static constexpr Config kConfig = ConfigOf::value;
+  static constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys;
+  static constexpr bool kOnes = kConfig.ones;
+  static constexpr bool kMasked = kConfig.features != Features::plain;
+  static constexpr bool kWindow = kConfig.features >= Features::window;
+  static constexpr bool kGeneral = kConfig.features == Features::general;
+  // A word of bits becomes predicates in five instructions, where comparisons are one for each
+  // score; at D 128 causal that was 1 to 2% slower, at D 64 up to 3% faster (H200, 2026-11-22).
+  static constexpr bool kMaskByBits = kHeadDim == 64 || !kMasked;
+
+  // Of the guard. The weights begin at 2^0, as low as fp16's subnormals allow when thousands of
+  // keys share the tail of a row, and may grow to this before a base is raised; fp16 ends at 65504.
+  // The second is for a thread's sum of them.
+  static constexpr float kLimit = kOnes ? 0x1p15f : 0x1p13f;
+  // Worth a new base where another row needs one.
+  static constexpr float kEnough = kOnes ? 16.0f : 64.0f;
+  // Steps beyond this are done again: ex2.approx.ftz of -127 is 0.
+  static constexpr float kHuge = 0x1p100f;
+
+  // With three warpgroups wide bases lie in shared memory, where they have room: an address of
+  // their own memory would be what spills.
+  static constexpr bool kSharedBases = kConfig.warpgroups == 3;
+  static constexpr int kOwnBases = kSharedBases ? 1 : 2;
+  static constexpr int kBasesOfCta = kSharedBases ? kConfig.warpgroups * 128 : 1;
+
+  const Params& p;
+  const float scale;
+  WideBase* const wide_bases;
+  float (&top)[2];  // of rows g and g + 8: base of the exponents; NaN says that it is a wide one
+  float (&sum)[2];  // this thread's part of the sum
+
+  /// The bases of rows whose `top` is NaN.
+  __device__ __forceinline__ WideBase* bases() const {
+    if constexpr (kSharedBases) {
+      return wide_bases + 2 * (ptx::thread_index() - 128);
+    } else {
+      WideBase* address = wide_bases;
+      asm volatile("" : "+l"(address));
+      return address;
+    }
+  }
+  __device__ __forceinline__ WideBase base_of_row(int h) const {
+    return isnan(top[h]) ? bases()[h] : WideBase{top[h], 0.0f};
+  }
+  __device__ __forceinline__ void set_base(int h, WideBase base) {
+    top[h] = base.high;
+    if (base.low != 0.0f) {
+      bases()[h] = base;
+      top[h] = NAN;  // so that the guard trips, and every block comes to `exact`
+    }
+  }
+
+  /// Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
+  template <int kCount>
+  __device__ __forceinline__ void transform(float (&scores)[kCount]) const {
+    if constexpr (kGeneral) {
+      if (p.softcap_out > 0.0f) {
+#pragma unroll
+        for (float& x : scores) x = softcap_from_log2(x * p.softcap_in, p.softcap_out);
+      } else {
+#pragma unroll
+        for (float& x : scores) x *= p.scale_log2;
+      }
+    }
+  }
+
+  /// Hides what the rows do not see.
+  template <int kCount>
+  __device__ __forceinline__ void mask(float (&scores)[kCount], int block, int first_row,
+                                       int warp) const {
+    const int lane = ptx::lane_id();  // anew, as in redo_scores
+    const int row = first_row + 16 * warp + (lane >> 2);
+    const int first_key = block * kKeys + 2 * (lane & 3);
+    // columns_below in fewer instructions, which small could have when it is next recorded.
+    const auto before = [](int key) {
+      const int keys = min(max(key, 0), kKeys);
+      return low_bits(2 * (keys >> 3) + min(keys & 7, 2));
+    };
+    const auto hide_from = [&]<int kFrom>() {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int end = p.band.end(row + 8 * h) - first_key;
+        const int begin = kWindow ? p.band.first(row + 8 * h) - first_key : 0;
+        const std::uint32_t visible = kMaskByBits ? before(end) & ~before(begin) : 0;
+#pragma unroll
+        for (int bit = kFrom / 2; bit < kCount / 2; ++bit) {
+          const int i = 4 * (bit / 2) + 2 * h + bit % 2, key = 8 * (bit / 2) + bit % 2;
+          const bool hidden =
+              kMaskByBits ? (visible >> bit & 1) == 0 : key >= end || (kWindow && key < begin);
+          if (hidden) scores[i] = -INFINITY;
+        }
+      }
+    };
+    // Of the second of two diagonal warpgroups, every row sees the first half.
+    if (!kWindow && kCount == 64 && p.band.end(first_row) - block * kKeys >= 64) {
+      hide_from.template operator()<kCount / 2>();
+    } else {
+      hide_from.template operator()<0>();
+    }
+  }
+
+  /// scores = 2^scores, and, without the ones column, their sums.
+  template <int kCount>
+  __device__ __forceinline__ void weigh(float (&scores)[kCount], float (&block_sum)[2]) const {
+    [[maybe_unused]] float part[4];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scores[i] = exp2_fast(scores[i]);
+      if constexpr (!kOnes) part[i & 3] = i < 4 ? scores[i] : part[i & 3] + scores[i];
+    }
+    if constexpr (!kOnes) {
+      block_sum[0] = part[0] + part[1];
+      block_sum[1] = part[2] + part[3];
+    }
+  }
+  /// The same of scale * scores - base, with the bases that are there.
+  template <int kCount>
+  __device__ __forceinline__ void exponentiate(float (&scores)[kCount],
+                                               float (&block_sum)[2]) const {
+    const float base0 = top[0], base1 = top[1];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
+    weigh(scores, block_sum);
+  }
+
+  /// One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
+  /// It has no branch for bases that one float cannot hold, but subtracts their second half always:
+  /// a branch costs 3 to 8% under a causal mask at S 512 and 1024, where the subtraction costs 1 to
+  /// 2 (H200, 2026-11-22).
+  template <bool kFirst, int kCount>
+  __device__ __forceinline__ void exact(float (&scores)[kCount], float (&shrink)[2]) {
+    float most[4] = {scores[0], scores[1], scores[2], scores[3]}, block_sum[2];
+#pragma unroll
+    for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
+    WideBase from[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      WideBase base = wide_base(quad_max(fmaxf(most[2 * h], most[2 * h + 1])), scale);
+      if constexpr (kFirst) {
+        from[h] = finite(base);  // no key seen yet: weights 0, not NaN
+      } else {
+        const WideBase before = base_of_row(h);
+        base = larger(before, base);
+        from[h] = finite(base);
+        shrink[h] = exp2_fast(distance(before, from[h]));
+      }
+      set_base(h, base);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = exponent(scores[i], scale, from[i >> 1 & 1]);
+    weigh(scores, block_sum);
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      if constexpr (!kOnes) sum[h] = kFirst ? block_sum[h] : sum[h] * shrink[h] + block_sum[h];
+  }
+
+  /// A base from a quarter of the first block's keys; the guard knows where that is not enough.
+  template <int kCount>
+  __device__ __forceinline__ void guess_bases(const float (&scores)[kCount]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float most = scores[2 * h];
+#pragma unroll
+      for (int i = 1; i < kKeys / 16; ++i)
+        most = fmaxf(most, scores[4 * (i / 2) + 2 * h + (i & 1)]);
+      top[h] = quad_max(most) * scale;
+    }
+  }
+
+  /// The largest weights of this thread's part of both rows. Positive floats are ordered as
+  /// integers, of which three compare at once, and the NaN of ex2.approx (0x7fffffff) above them.
+  template <int kCount>
+  __device__ __forceinline__ void largest_weights(const float (&weights)[kCount],
+                                                  float (&most)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int largest = 0;
+#pragma unroll
+      for (int i = 2 * h; i < kKeys / 2; i += 4)
+        largest = __vimax3_s32(largest, __float_as_int(weights[i]), __float_as_int(weights[i + 1]));
+      most[h] = __int_as_float(largest);
+    }
+  }
+
+  /// New bases for rows whose largest weights, or sums of them, are large; `shrink` is what O must
+  /// be multiplied by. A power of two keeps weights that are rounded already as they are. Where
+  /// they are summed before rounding, the largest becomes 1: a key that decides the row alone then
+  /// has the same weight above and below the fraction, and O is V.
+  __device__ __forceinline__ void raise_bases(float large0, float large1, float (&shrink)[2]) {
+    const float large[2] = {quad_max(large0), quad_max(large1)};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float size =
+          kOnes ? static_cast<float>((__float_as_int(large[h]) >> 23) - 127) : __log2f(large[h]);
+      const float before = top[h];
+      top[h] += large[h] > kEnough ? size : 0.0f;
+      shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
+    }
+  }
+};
+
+}  // namespace greenfast::cuda::prefill

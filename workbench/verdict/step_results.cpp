@@ -1,0 +1,331 @@
+#include "workbench/verdict/step_results.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "workbench/cases/problem_codec.hpp"
+
+namespace greenfast::workbench {
+namespace {
+
+using nlohmann::json;
+
+/// What GREEN calls a failed launch among its metrics; the only place where the word decides.
+constexpr std::string_view kLaunchMetric = "launch";
+
+[[noreturn]] void not_a_step(const std::string& why) {
+  throw json::other_error::create(600, why, nullptr);
+}
+
+const json& at(const json& object, const char* name, json::value_t kind, const char* what) {
+  const json& found = object.at(name);
+  if (found.type() != kind) not_a_step(fmt::format("{} is no {}", name, what));
+  return found;
+}
+std::string text(const json& object, const char* name) {
+  return object.at(name).get_ref<const std::string&>();
+}
+std::string text_or_none(const json& object, const char* name) {
+  return object.contains(name) ? text(object, name) : std::string();
+}
+bool flag(const json& object, const char* name) {
+  return at(object, name, json::value_t::boolean, "yes or no").get<bool>();
+}
+double number(const json& object, const char* name) {
+  const json& found = object.at(name);
+  if (!found.is_number()) not_a_step(fmt::format("{} is no number", name));
+  return found.get<double>();
+}
+template <class Integer>
+Integer count(const json& object, const char* name) {
+  const json& found = object.at(name);
+  if (!found.is_number_integer()) not_a_step(fmt::format("{} is no whole number", name));
+  const auto value = found.get<std::int64_t>();
+  if (value < 0 || value > std::numeric_limits<Integer>::max())
+    not_a_step(fmt::format("{} is {}", name, value));
+  return static_cast<Integer>(value);
+}
+const json& list(const json& object, const char* name, bool may_be_empty = false) {
+  const json& found = at(object, name, json::value_t::array, "list");
+  if (!may_be_empty && found.empty()) not_a_step(fmt::format("{} is empty", name));
+  return found;
+}
+/// JSON has no NaN: it is written as null.
+std::map<std::string, double> numbers(const json& object, const char* name, bool nan = false) {
+  std::map<std::string, double> out;
+  for (const auto& [key, value] : at(object, name, json::value_t::object, "object").items()) {
+    if (!value.is_number() && !(nan && value.is_null()))
+      not_a_step(fmt::format("{} of {} is no number", key, name));
+    out[key] = value.is_null() ? std::nan("") : value.get<double>();
+  }
+  return out;
+}
+Samples one_shape(const json& object, const char* name) {
+  auto samples = samples_from_json(object.at(name));
+  if (!samples) not_a_step(samples.status().message());
+  if (samples->size() != 1) not_a_step("one shape is timed in a step");
+  return std::move(samples->front());
+}
+
+json failed_case(const std::optional<RedCase>& red) {
+  if (!red) return nullptr;
+  return {{"distribution", red->distribution},
+          {"seed", red->seed},
+          {"metric", red->metric},
+          {"integrity", red->fault != Fault::numerics},
+          {"reason", red->reason}};
+}
+RedCase failed_case(const json& object) {
+  RedCase red;
+  red.distribution = text(object, "distribution");
+  red.seed = object.at("seed").get<std::uint64_t>();
+  red.metric = text(object, "metric");
+  red.reason = text(object, "reason");
+  const bool launch = red.metric == kLaunchMetric, integrity = flag(object, "integrity");
+  if (launch && !integrity) not_a_step("a launch that failed is no matter of numerics");
+  red.fault = launch ? Fault::launch : integrity ? Fault::integrity : Fault::numerics;
+  return red;
+}
+
+GreenTally tally_of(const json& object) {
+  GreenTally tally;
+  tally.cases = count<int>(object, "cases");
+  tally.green = count<int>(object, "green");
+  tally.skipped = count<int>(object, "skipped");
+  tally.rows_checked = count<std::int64_t>(object, "rows_checked");
+  tally.rows_total = count<std::int64_t>(object, "rows_total");
+  tally.worst = numbers(object, "worst", true);
+  for (const auto& [seed, digest] : at(object, "digests", json::value_t::object, "object").items())
+    tally.digests[seed] = digest.get_ref<const std::string&>();
+  if (const json& red = object.at("first_red"); !red.is_null()) tally.first_red = failed_case(red);
+  if (tally.cases != tally.green + tally.skipped + (tally.first_red ? 1 : 0))
+    not_a_step(fmt::format("{} cases are not {} GREEN, {} SKIPPED and {} RED", tally.cases,
+                           tally.green, tally.skipped, tally.first_red ? 1 : 0));
+  return tally;
+}
+
+std::optional<Plan> plan_in(const json& plans, const char* side) {
+  if (!plans.contains(side)) return std::nullopt;
+  auto plan = plan_of_json(plans.at(side));
+  if (!plan) not_a_step(plan.status().message());
+  return *plan;
+}
+
+json interval(const Interval& of) { return {{"value", of.value}, {"lo", of.lo}, {"hi", of.hi}}; }
+
+}  // namespace
+
+json json_of(const PlannedShape& shape) {
+  json plans = json::object();
+  if (shape.baseline) plans["baseline"] = plan_json(*shape.baseline);
+  if (shape.candidate) plans["candidate"] = plan_json(*shape.candidate);
+  json out = {{"name", shape.name},
+              {"problem", shape.problem},
+              {"primary", shape.primary},
+              {"plans", std::move(plans)}};
+  if (!shape.refused.empty()) out["refused"] = shape.refused;
+  return out;
+}
+
+json json_of(const BuildStep& step) {
+  json shapes = json::array();
+  for (const PlannedShape& shape : step.shapes) shapes.push_back(json_of(shape));
+  json out = {{"dtype", step.dtype},
+              {"device",
+               {{"kind", name_of(step.device.kind)},
+                {"name", step.device.name},
+                {"isa", step.device.isa},
+                {"arch", step.device.arch},
+                {"threads_or_multiprocessors", step.device.multiprocessors},
+                {"driver", step.device.driver}}},
+              {"shapes", std::move(shapes)}};
+  if (!step.no_op.empty()) out["no_op"] = step.no_op;
+  return out;
+}
+
+void from_json(const json& object, BuildStep& step) {
+  step = {};
+  step.dtype = text(object, "dtype");
+  const json& device = object.at("device");
+  const std::string kind = text(device, "kind");
+  if (kind != name_of(DeviceKind::cpu) && kind != name_of(DeviceKind::cuda))
+    not_a_step(fmt::format("{} is no kind of device", kind));
+  step.device.kind = kind == name_of(DeviceKind::cuda) ? DeviceKind::cuda : DeviceKind::cpu;
+  step.device.name = text(device, "name");
+  step.device.isa = text(device, "isa");
+  step.device.arch = count<int>(device, "arch");
+  step.device.multiprocessors = count<int>(device, "threads_or_multiprocessors");
+  step.device.driver = text(device, "driver");
+  step.no_op = text_or_none(object, "no_op");
+  for (const json& entry : list(object, "shapes")) {
+    PlannedShape& shape = step.shapes.emplace_back();
+    shape.name = text(entry, "name");
+    shape.problem = text(entry, "problem");
+    shape.primary = flag(entry, "primary");
+    shape.refused = text_or_none(entry, "refused");
+    const json& plans = at(entry, "plans", json::value_t::object, "object");
+    shape.baseline = plan_in(plans, "baseline");
+    shape.candidate = plan_in(plans, "candidate");
+  }
+}
+
+json json_of(const GreenTally& tally) {
+  return {{"cases", tally.cases},
+          {"green", tally.green},
+          {"skipped", tally.skipped},
+          {"first_red", failed_case(tally.first_red)},
+          {"worst", tally.worst},
+          {"digests", tally.digests},
+          {"rows_checked", tally.rows_checked},
+          {"rows_total", tally.rows_total}};
+}
+
+json json_of(const GreenStep& step) {
+  return {{"baseline", json_of(step.baseline)},
+          {"candidate", json_of(step.candidate)},
+          {"limits", step.limits}};
+}
+
+void from_json(const json& object, GreenStep& step) {
+  step = {};
+  step.baseline = tally_of(object.at("baseline"));
+  step.candidate = tally_of(object.at("candidate"));
+  step.limits = numbers(object, "limits");
+}
+
+json json_of(const ClaimsStep& step) {
+  json claims = json::array();
+  for (const Claim& claim : step.claims) {
+    json entry = {{"kind", claim.kind}, {"problem", claim.problem}};
+    if (claim.refused.empty())
+      entry["candidate"] = json_of(claim.tally);
+    else
+      entry["refused"] = claim.refused;
+    claims.push_back(std::move(entry));
+  }
+  return {{"claims", std::move(claims)}};
+}
+
+void from_json(const json& object, ClaimsStep& step) {
+  step = {};
+  for (const json& entry : list(object, "claims")) {
+    Claim& claim = step.claims.emplace_back();
+    claim.kind = text(entry, "kind");
+    claim.problem = text(entry, "problem");
+    claim.refused = text_or_none(entry, "refused");
+    if (claim.refused.empty() != entry.contains("candidate"))
+      not_a_step("a claim is refused or tried");
+    if (claim.refused.empty()) claim.tally = tally_of(entry.at("candidate"));
+  }
+}
+
+json json_of(const FastStep& step) {
+  json checks = json::array();
+  for (const SideCheck& check : step.checks) {
+    checks.push_back({{"failure", check.failure},
+                      {"fault", name_of(check.fault)},
+                      {"impossible", check.impossible},
+                      {"judged", check.judged},
+                      {"floor_seconds", check.floor_seconds}});
+  }
+  return {{"samples", to_json(std::vector{step.samples})},
+          {"checks", std::move(checks)},
+          {"stopped", step.stopped},
+          {"peak",
+           {{"flops", step.peak.flops},
+            {"bytes_per_second", step.peak.bytes_per_second},
+            {"method", step.peak.method}}}};
+}
+
+void from_json(const json& object, FastStep& step) {
+  step = {};
+  step.samples = one_shape(object, "samples");
+  const std::size_t sides = step.samples.sides.size();
+  if (sides < 2 || sides > 3) not_a_step("two or three sides are timed");
+  const json& checks = list(object, "checks");
+  if (checks.size() != sides) not_a_step("each side has a check");
+  bool failed = false;
+  for (const json& entry : checks) {
+    SideCheck& check = step.checks.emplace_back();
+    check.failure = text(entry, "failure");
+    const auto fault = parse_fault(text(entry, "fault"));
+    if (!fault) not_a_step(fmt::format("{} is no fault", text(entry, "fault")));
+    if ((*fault == Fault::none) != check.failure.empty())
+      not_a_step("a failure has a fault, and a fault is a failure");
+    check.fault = *fault;
+    check.impossible = flag(entry, "impossible");
+    check.judged = count<int>(entry, "judged");
+    check.floor_seconds = number(entry, "floor_seconds");
+    failed = failed || *fault != Fault::none;
+  }
+  if (!failed && step.samples.blocks.empty()) not_a_step("no block was timed");
+  step.stopped = text(object, "stopped");
+  const json& peak = object.at("peak");
+  step.peak = {number(peak, "flops"), number(peak, "bytes_per_second"), text(peak, "method")};
+}
+
+json json_of(const PeersStep& step) {
+  if (step.sides.empty() && !step.samples) return {{"skipped", step.skipped}};
+  json sides = json::array();
+  for (const PeerSide& side : step.sides) {
+    json entry = {{"id", side.id}, {"verdict", written(side.correctness)}, {"errors", side.errors}};
+    if (side.samples > 0) {
+      entry["p50"] = side.p50;
+      entry["p90"] = side.p90;
+      entry["samples"] = side.samples;
+    }
+    if (side.speedup) entry["speedup"] = interval(*side.speedup);
+    if (!side.refused.empty()) entry["refused"] = side.refused;
+    sides.push_back(std::move(entry));
+  }
+  json out = {{"shape", step.shape}, {"sides", std::move(sides)}, {"notes", step.notes}};
+  if (step.samples) out["samples"] = to_json(std::vector{*step.samples});
+  if (!step.best.empty()) out["best"] = step.best;
+  if (!step.skipped.empty()) out["skipped"] = step.skipped;
+  return out;
+}
+
+void from_json(const json& object, PeersStep& step) {
+  step = {};
+  step.skipped = text_or_none(object, "skipped");
+  if (!object.contains("sides")) {
+    if (step.skipped.empty()) not_a_step("neither sides nor a reason");
+    return;
+  }
+  step.shape = text(object, "shape");
+  step.best = text_or_none(object, "best");
+  for (const json& note : list(object, "notes", true))
+    step.notes.push_back(note.get_ref<const std::string&>());
+  for (const json& entry : list(object, "sides", true)) {
+    PeerSide& side = step.sides.emplace_back();
+    side.id = text(entry, "id");
+    const auto correctness = parse_correctness(text(entry, "verdict"));
+    if (!correctness) not_a_step(fmt::format("{} is no verdict", text(entry, "verdict")));
+    side.correctness = *correctness;
+    side.errors = numbers(entry, "errors", true);
+    side.refused = text_or_none(entry, "refused");
+    if (side.refused.empty() || entry.contains("p50")) {
+      side.p50 = number(entry, "p50");
+      side.p90 = number(entry, "p90");
+      side.samples = count<std::int64_t>(entry, "samples");
+    }
+    if (entry.contains("speedup")) {
+      const json& of = entry.at("speedup");
+      side.speedup = Interval{number(of, "value"), number(of, "lo"), number(of, "hi")};
+    }
+  }
+  if (object.contains("samples")) step.samples = one_shape(object, "samples");
+}
+
+std::optional<Status> step_failure(const json& object) {
+  if (!object.is_object() || !object.contains("failed")) return std::nullopt;
+  const json& failed = object.at("failed");
+  const int code = count<int>(failed, "code");
+  if (code == static_cast<int>(StatusCode::ok) || code > static_cast<int>(StatusCode::internal))
+    not_a_step(fmt::format("{} is no code of a failure", code));
+  return Status(static_cast<StatusCode>(code), text(failed, "message"));
+}
+
+}  // namespace greenfast::workbench
