@@ -1,10 +1,11 @@
 // A busy machine: sides that wait for a CPU while they are timed, one of them more than the other.
 #include <gtest/gtest.h>
-#include <sched.h>
 
+#include <sched.h>
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 
