@@ -144,6 +144,7 @@ class Clocked {
     // CPU time within timed stretches, between them, and of this while its next inputs lay there;
     // and how long the stretches were.
     double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
+    std::optional<std::int64_t> bytes_loaded, bytes_warm;  // of its process's own memory
 
     void fail(Fault fault, std::string why) {
       check.fault = fault;
@@ -199,6 +200,7 @@ class Clocked {
     if (const auto plan = c.timed.subject->plan(problem, device_.facts())) {
       bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, plan->workspace_bytes));
     }
+    c.bytes_loaded = c.timed.subject->private_bytes();
     c.workspace = std::make_unique<Workspace>(device_, bytes);
     if (!c.workspace->ok()) {
       return {StatusCode::out_of_memory,
@@ -313,6 +315,7 @@ class Clocked {
   /// One sample: new inputs and poison off the clock, time, judge off the clock.
   void take(std::size_t index, Block& block) {
     Contestant& c = contestants_[index];
+    if (!c.bytes_warm) c.bytes_warm = c.timed.subject->private_bytes();
     const bool wake = device_.kind() == DeviceKind::cpu && c.estimate < kShortCall &&
                       !c.timed.subject->elsewhere();
     const int woken = wake ? next_slots(1).front() : 0;
@@ -430,6 +433,11 @@ class Clocked {
       Contestant& c = contestants_[side];
       Side& recorded = out_.samples.sides[side];
       if (c.wall_inside > 0) recorded.threads_used = c.cpu_inside / c.wall_inside;
+      if (const auto now = c.timed.subject->private_bytes();
+          now && c.bytes_loaded && c.bytes_warm) {
+        recorded.held_bytes = std::max<std::int64_t>(0, *now - *c.bytes_loaded);
+        recorded.grown_bytes = std::max<std::int64_t>(0, *now - *c.bytes_warm);
+      }
       recorded.cpu_between_seconds = c.cpu_between;
       if (!c.check.failure.empty() || !c.timed.subject->elsewhere()) continue;
       if (const auto touched = c.timed.subject->touched()) {

@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <new>
 
 #include <greenfast/attention.hpp>
@@ -184,6 +185,14 @@ std::optional<CpuUse> PluginProcess::cpu_use() const {
     return std::nullopt;
   return CpuUse{child_,
                 static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec)};
+}
+
+std::optional<std::int64_t> PluginProcess::private_bytes() const {
+  // "size resident shared ...", in pages.
+  std::ifstream file(fmt::format("/proc/{}/statm", child_));
+  std::int64_t size = 0, resident = 0, shared = 0;
+  if (!(file >> size >> resident >> shared)) return std::nullopt;
+  return (resident - shared) * sysconf(_SC_PAGESIZE);
 }
 
 int PluginProcess::other_processes() const {
