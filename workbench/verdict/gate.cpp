@@ -669,7 +669,7 @@ class Gate {
           {{"name", "private_bytes"}, {"status", "SKIPPED"}, {"reason", why}});
       check(gate, target, why, "SKIPPED");
       reasons_.push_back({ReasonCode::tool_missing, "resources are unknown: " + why,
-                          "a system with /proc/PID/statm"});
+                          "a system with /proc/PID/smaps_rollup"});
       return true;
     }
     const bool inside = held <= limit, steady = grown <= kMostGrowth;

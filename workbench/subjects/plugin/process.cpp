@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -188,11 +189,13 @@ std::optional<CpuUse> PluginProcess::cpu_use() const {
 }
 
 std::optional<std::int64_t> PluginProcess::private_bytes() const {
-  // "size resident shared ...", in pages.
-  std::ifstream file(fmt::format("/proc/{}/statm", child_));
-  std::int64_t size = 0, resident = 0, shared = 0;
-  if (!(file >> size >> resident >> shared)) return std::nullopt;
-  return (resident - shared) * sysconf(_SC_PAGESIZE);
+  // Counted page by page; the counters of statm lag behind by some hundred KB.
+  std::ifstream file(fmt::format("/proc/{}/smaps_rollup", child_));
+  for (std::string line; std::getline(file, line);) {
+    std::int64_t kilobytes = 0;
+    if (std::sscanf(line.c_str(), "Anonymous: %ld kB", &kilobytes) == 1) return 1024 * kilobytes;
+  }
+  return std::nullopt;
 }
 
 int PluginProcess::other_processes() const {
