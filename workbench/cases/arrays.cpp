@@ -284,10 +284,11 @@ Arrays draw_arrays(const Case& c) {
     const Draw draw(c.seed, Stream::start);
     for (std::int64_t b = 0; b < p.batch; ++b) {
       const std::int64_t have = keys[static_cast<std::size_t>(b)];
-      // Up to all but one key; the longest sequence has some in any case.
+      // Up to half of the keys, now and then all but one; the longest sequence has some in any case.
       const bool padded = have > 1 && (have == p.seq_kv || draw.below(2 * b, 4) != 0);
+      const std::int64_t most = draw.below(2 * b, 16) == 15 ? have - 1 : have / 2;
       arrays.kv_start.push_back(
-          static_cast<std::int32_t>(padded ? 1 + draw.below(2 * b + 1, have - 1) : 0));
+          static_cast<std::int32_t>(padded ? 1 + draw.below(2 * b + 1, most) : 0));
     }
   }
   if (s.kv_index) {
