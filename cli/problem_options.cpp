@@ -119,7 +119,8 @@ void ProblemOptions::define(OptionSet& options) {
                fmt::format("Memory order: {} (default: bhsd)", fmt::join(layout_names(), ", ")));
   options.flag("--lse", &lse, "Also write and check the log-sum-exp");
 
-  options.heading("Problem, as serving has it (behind a shape, too: 8x4x1/4096x64 pages=16 used-kv)");
+  options.heading(
+      "Problem, as serving has it (behind a shape, too: 8x4x1/4096x64 pages=16 used-kv)");
   for (const workbench::AttributeRow& row : workbench::attribute_table()) {
     if (row.shape_only) continue;
     const std::string name(row.name), option = "--" + name, help(row.help);
@@ -131,6 +132,15 @@ void ProblemOptions::define(OptionSet& options) {
       options.text_or_bare(option, &attributes[name], std::string(row.bare),
                            fmt::format("{}; ={}", help, row.value));
   }
+}
+
+std::map<std::string, std::string> ProblemOptions::asked() const {
+  std::map<std::string, std::string> all;
+  for (const auto& [name, given] : flags)
+    if (given) all[name];
+  for (const auto& [name, value] : attributes)
+    if (!value.empty()) all[name] = value;
+  return all;
 }
 
 std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
@@ -145,14 +155,11 @@ std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
     throw Failure(workbench::kUsage, fmt::format("--layout {}: possible are {}", layout,
                                                  fmt::join(layout_names(), ", ")));
   }
-  const auto apply = [&](const std::string& attribute) {
+  for (const auto& [name, value] : asked()) {
+    const std::string attribute = value.empty() ? name : name + "=" + value;
     if (const Status status = workbench::apply_attribute(common, attribute); !status)
-      throw Failure(workbench::kUsage, "--" + attribute + ": " + status.message());
-  };
-  for (const auto& [name, given] : flags)
-    if (given) apply(name);
-  for (const auto& [name, value] : attributes)
-    if (!value.empty()) apply(name + "=" + value);
+      throw Failure(workbench::kUsage, fmt::format("--{}: {}", attribute, status.message()));
+  }
   if (!out_dtype.empty()) common.out_dtype = parse_out_dtype(out_dtype);
 
   std::vector<ProblemDefaults> all;

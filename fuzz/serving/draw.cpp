@@ -70,9 +70,9 @@ std::string attributes_of(Random& random, bool narrow_allowed) {
   switch (random.between(0, 5)) {  // where rows and keys lie
     case 0:
     case 1:
-      add("pages=" + std::to_string(
-                         random.one_in(3) ? random.between(1, 40)
-                                          : random.of<std::int64_t>({1, 8, 16, 32, 64, 128})));
+      add("pages=" + std::to_string(random.one_in(3)
+                                        ? random.between(1, 40)
+                                        : random.of<std::int64_t>({1, 8, 16, 32, 64, 128})));
       break;
     case 2:
       add("packed-kv");
@@ -95,8 +95,9 @@ std::string attributes_of(Random& random, bool narrow_allowed) {
     for (const char dim : std::string_view("bhqk"))
       if (random.one_in(2)) dims += dim;
     if (dims.empty()) dims = "qk";
-    const std::string kind =
-        random.one_in(2) ? "bool" : narrow_allowed && random.one_in(2) ? "narrow" : "float";
+    const std::string kind = random.one_in(2)                     ? "bool"
+                             : narrow_allowed && random.one_in(2) ? "narrow"
+                                                                  : "float";
     add("mask=" + kind + ":" + dims);
   }
   switch (random.between(0, 4)) {
@@ -126,8 +127,8 @@ Drawn draw(std::uint64_t seed, std::uint64_t number) {
     const std::string shape = shape_of(random) + attributes_of(random, !wide);
     std::string options = "--shapes '" + shape + "' --dtype ";
     options.append(name_of(defaults.dtype));
-    const auto& layout =
-        workbench::layout_table()[static_cast<std::size_t>(random.one_in(2) ? 0 : random.between(1, 4))];
+    const auto& layout = workbench::layout_table()[static_cast<std::size_t>(
+        random.one_in(2) ? 0 : random.between(1, 4))];
     defaults.layout = layout.id;
     options.append(" --layout ").append(layout.name);
     if (random.one_in(6)) {

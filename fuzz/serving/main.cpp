@@ -64,7 +64,8 @@ Arguments parse(const std::vector<std::string>& words) {
   Arguments a;
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string& option = words[i];
-    if (i + 1 == words.size()) throw Usage{option + ": no such option, or no value; --help lists them"};
+    if (i + 1 == words.size())
+      throw Usage{option + ": no such option, or no value; --help lists them"};
     const std::string& value = words[++i];
     if (option == "--device" && (value == "cpu" || value == "cuda")) {
       a.device = value == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
@@ -136,8 +137,8 @@ int run(const Arguments& a) {
   for (std::uint64_t n = a.first; n < a.first + a.count; ++n, ++problems) {
     if (a.seconds > 0 && elapsed() >= a.seconds) break;
     const Drawn drawn = draw(a.seed, n);
-    std::snprintf(at_work, sizeof at_work, "at case %llu: %s\n",
-                  static_cast<unsigned long long>(n), drawn.options.c_str());
+    std::snprintf(at_work, sizeof at_work, "at case %llu: %s\n", static_cast<unsigned long long>(n),
+                  drawn.options.c_str());
     const auto data = prepare_case(drawn.test, *policy);
     if (!data) {
       std::printf("case %llu: %s\n", static_cast<unsigned long long>(n),

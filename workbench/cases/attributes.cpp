@@ -45,7 +45,8 @@ bool set_lengths(ProblemDefaults& p, std::string_view value) {
   if (!value.starts_with(kLog)) return false;
   value.remove_prefix(kLog.size());
   std::optional<std::int64_t> least = 1;
-  if (!value.empty()) least = value.front() == ':' ? whole_number(value.substr(1), 1) : std::nullopt;
+  if (!value.empty())
+    least = value.front() == ':' ? whole_number(value.substr(1), 1) : std::nullopt;
   if (!least) return false;
   p.lengths = {Lengths::Kind::log_uniform, *least};
   return true;
@@ -71,16 +72,16 @@ constexpr std::array kAttributes{
                    return true;
                  },
                  true},
-    AttributeRow{"window", "L or L:R", "",
-                 "a sliding window, aligned with the last key: L keys before a query's own, R after "
-                 "it, -1 is no bound",
-                 set_window, true},
+    AttributeRow{
+        "window", "L or L:R", "",
+        "a sliding window, aligned with the last key: L keys before a query's own, R after "
+        "it, -1 is no bound",
+        set_window, true},
     AttributeRow{"lse", "", "", "the log-sum-exp too",
                  [](ProblemDefaults& p, std::string_view) { return p.lse = true; }, true},
-    AttributeRow{"packed", "", "", "Packed sequences of Q, O, K and V, one behind the other",
-                 [](ProblemDefaults& p, std::string_view) {
-                   return p.packed_q = p.packed_kv = true;
-                 }},
+    AttributeRow{
+        "packed", "", "", "Packed sequences of Q, O, K and V, one behind the other",
+        [](ProblemDefaults& p, std::string_view) { return p.packed_q = p.packed_kv = true; }},
     AttributeRow{"packed-q", "", "", "Packed sequences of Q and O alone",
                  [](ProblemDefaults& p, std::string_view) { return p.packed_q = true; }},
     AttributeRow{"packed-kv", "", "", "Packed sequences of K and V alone",

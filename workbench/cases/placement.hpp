@@ -79,8 +79,7 @@ class Placement {
     return row_of_kv(p_.v, b, h, j);
   }
   std::int64_t lse(std::int64_t b, std::int64_t h, std::int64_t i) const {
-    if (p_.sequences.packed_q)
-      return h * p_.sequences.total_q + arrays_.cu_q[b] + i;
+    if (p_.sequences.packed_q) return h * p_.sequences.total_q + arrays_.cu_q[b] + i;
     return (b * p_.heads_q + h) * p_.seq_q + i;
   }
   /// Index into the array mask, in its elements.

@@ -20,7 +20,9 @@ constexpr std::pair<Alignment, std::string_view> kAlignmentNames[] = {
     {Alignment::top_left, "top-left"}, {Alignment::bottom_right, "bottom-right"}};
 
 constexpr std::pair<Alibi, std::string_view> kAlibiNames[] = {
-    {Alibi::none, "none"}, {Alibi::per_head, "per_head"}, {Alibi::per_batch_head, "per_batch_head"}};
+    {Alibi::none, "none"},
+    {Alibi::per_head, "per_head"},
+    {Alibi::per_batch_head, "per_batch_head"}};
 constexpr std::pair<MaskKind, std::string_view> kMaskNames[] = {
     {MaskKind::none, "none"}, {MaskKind::boolean, "bool"}, {MaskKind::additive, "additive"}};
 

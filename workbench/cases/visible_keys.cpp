@@ -26,7 +26,8 @@ void take_ends(const Placement& placement, std::int64_t b, std::int64_t h,
     const std::int64_t base = step == p.chunk ? own.start : 0;
     // The first boundary that a row faces, and the last.
     const std::int64_t first = base + (std::max<std::int64_t>(shift - base, 0) / step + 1) * step;
-    const std::int64_t last = base + std::max<std::int64_t>(shift + own.rows - 1 - base, 0) / step * step;
+    const std::int64_t last =
+        base + std::max<std::int64_t>(shift + own.rows - 1 - base, 0) / step * step;
     for (const std::int64_t boundary : {first, last}) {
       take(boundary - shift - 1);
       take(boundary - shift);
@@ -42,8 +43,7 @@ std::vector<std::int64_t> choose_rows(const Case& c, const Placement& placement,
   const std::int64_t heads = p.batch * p.heads_q, total = placement.total_rows();
   const std::int64_t existing = placement.existing_rows();
   std::vector<std::int64_t> rows;
-  const double flops =
-      2.0 * static_cast<double>(p.head_dim + value_dim(p)) * placement.pairs();
+  const double flops = 2.0 * static_cast<double>(p.head_dim + value_dim(p)) * placement.pairs();
   if (flops <= flop_budget) {
     rows.reserve(static_cast<std::size_t>(existing));
     for (std::int64_t head = 0; head < heads; ++head) {
@@ -53,10 +53,9 @@ std::vector<std::int64_t> choose_rows(const Case& c, const Placement& placement,
     return rows;
   }
 
-  const auto wanted =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(static_cast<double>(existing) *
-                                                         flop_budget / flops),
-                               std::min<std::int64_t>(64, existing), existing);
+  const auto wanted = std::clamp<std::int64_t>(
+      static_cast<std::int64_t>(static_cast<double>(existing) * flop_budget / flops),
+      std::min<std::int64_t>(64, existing), existing);
   std::mt19937_64 random(c.seed * 0x9e3779b97f4a7c15u + 1);
   const auto below = [&](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));

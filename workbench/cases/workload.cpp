@@ -155,11 +155,12 @@ std::string known_names() {
 }
 
 Status bad_item(std::string_view item, const std::string& what) {
-  return {StatusCode::invalid_argument,
-          "shape " + quoted(item) + ": " + what +
-              "; give BxHxSxD with Hq/Hkv, Sq/Skv and D/Dv where they differ (4x32/8x1/8192x128), or "
-              "one of " +
-              known_names()};
+  return {
+      StatusCode::invalid_argument,
+      "shape " + quoted(item) + ": " + what +
+          "; give BxHxSxD with Hq/Hkv, Sq/Skv and D/Dv where they differ (4x32/8x1/8192x128), or "
+          "one of " +
+          known_names()};
 }
 
 // One field, "n" or "n/m".
@@ -977,11 +978,14 @@ std::string to_string(const Case& c) {
 // sequence like its neighbour. Together about as many pairs as a problem of 1x4x512.
 std::vector<Problem> serving_problems(const Problem& asked) {
   static constexpr std::string_view kAsked[] = {
-      "4x4/2x37/70 packed causal",          "4x4/2x45 packed window=20:0 sinks",
-      "5x4/2x1/150 pages=16 used-kv",       "3x4/2x19/133 pages=7 used-kv used-q causal sinks",
+      "4x4/2x37/70 packed causal",
+      "4x4/2x45 packed window=20:0 sinks",
+      "5x4/2x1/150 pages=16 used-kv",
+      "3x4/2x19/133 pages=7 used-kv used-q causal sinks",
       "4x4/2x40/90 used-kv kv-start chunk=8 causal",
       "3x4/2x33/77 kv-index used-kv alibi causal",
-      "2x4/2x21/67 mask=bool",              "2x4/2x18/70 mask=float:hqk packed-q causal",
+      "2x4/2x21/67 mask=bool",
+      "2x4/2x18/70 mask=float:hqk packed-q causal",
       "3x4/2x50 packed-kv used-q alibi=per-batch-head",
       "3x2x5/97 chunk=5 kv-start pages=32 used-kv window=40:0 sinks",
   };
@@ -1006,8 +1010,7 @@ std::vector<Problem> serving_problems(const Problem& asked) {
   if (value_dim(asked) == asked.head_dim && asked.head_dim > 8) {
     std::string shape("1x4/2x23/70");
     shape.append(dim).append("/").append(std::to_string(asked.head_dim / 16 * 8)).append(" causal");
-    if (auto parsed = parse_shapes(shape, defaults))
-      problems.push_back(parsed->front().problem);
+    if (auto parsed = parse_shapes(shape, defaults)) problems.push_back(parsed->front().problem);
   }
   return problems;
 }
@@ -1142,9 +1145,8 @@ Inputs generate(const Case& c) {
     const auto at_v = [&](auto b, auto h, auto s) { return placement.v(b, h, s); };
     inputs.q = place_rows(p, operand_of(p, OperandId::q),
                           {p.heads_q, p.head_dim, p.q, rows, every, at_q, query}, inputs.q_scale);
-    inputs.k =
-        place_rows(p, operand_of(p, OperandId::k),
-                   {p.heads_kv, p.head_dim, p.k, keys, visible, at_k, key}, inputs.k_scale);
+    inputs.k = place_rows(p, operand_of(p, OperandId::k),
+                          {p.heads_kv, p.head_dim, p.k, keys, visible, at_k, key}, inputs.k_scale);
     inputs.v =
         place_rows(p, operand_of(p, OperandId::v),
                    {p.heads_kv, value_dim(p), p.v, keys, visible, at_v, value}, inputs.v_scale);

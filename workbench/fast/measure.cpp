@@ -403,9 +403,9 @@ class Clocked {
   /// Poison in an output whose layout has no gaps.
   bool unwritten(std::span<const std::byte> output) const {
     const Problem& p = ring_.problem();
-    const std::size_t dense = static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q *
-                                                       value_dim(p)) *
-                              size_of(p.out_dtype);
+    const std::size_t dense =
+        static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q * value_dim(p)) *
+        size_of(p.out_dtype);
     // Rows of no sequence are left as they were.
     if (ring_.output_bytes() != dense || !is_dense(p)) return false;
     return holds_poison(output.first(dense), size_of(p.out_dtype)) ||

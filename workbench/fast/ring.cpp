@@ -61,8 +61,8 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
       if (operand.role != Role::input || !operand.present) continue;
       const std::span<const std::byte> content = bytes_of(inputs, operand.id);
       // Q, K and V have an address even where they hold nothing.
-      const bool tensor = operand.id == OperandId::q || operand.id == OperandId::k ||
-                          operand.id == OperandId::v;
+      const bool tensor =
+          operand.id == OperandId::q || operand.id == OperandId::k || operand.id == OperandId::v;
       if (tensor || !content.empty())
         set_data(tensors, operand.id, put(content.data(), content.size()));
     }
@@ -105,9 +105,9 @@ SignFlips Ring::flips(const Buffer& buffer, std::uint64_t from, std::uint64_t to
                                 : 0x8000000080000000u;
   const bool from_files = cases_.front().distribution == Distribution::file;
   if (from_files)
-    flips.period = static_cast<std::size_t>(buffer.on_host == &Inputs::v ? value_dim(p)
-                                                                         : p.head_dim) *
-                   size / 8;
+    flips.period =
+        static_cast<std::size_t>(buffer.on_host == &Inputs::v ? value_dim(p) : p.head_dim) * size /
+        8;
   // Each tensor has signs of its own, but Q and K from files share them.
   const std::uint64_t own = buffer.on_host == &Inputs::v                  ? 0x3c6ef372fe94f82bu
                             : buffer.on_host == &Inputs::k && !from_files ? 0x510e527fade682d1u
@@ -161,8 +161,8 @@ std::optional<std::string> Ring::changed_input(int slot, const Inputs& expected)
   // What signs are not drawn for: scales, lengths, tables, sinks, slopes, masks.
   const Tensors& t = tensors(slot);
   for (const Operand& operand : operands_of(problem())) {
-    const bool flipped = operand.id == OperandId::q || operand.id == OperandId::k ||
-                         operand.id == OperandId::v;
+    const bool flipped =
+        operand.id == OperandId::q || operand.id == OperandId::k || operand.id == OperandId::v;
     if (operand.role != Role::input || !operand.present || flipped) continue;
     const std::span<const std::byte> bytes = bytes_of(expected, operand.id);
     if (auto changed = differs(data_of(t, operand.id), bytes.data(), bytes.size(),

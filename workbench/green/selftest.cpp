@@ -106,7 +106,8 @@ Result<std::vector<Case>> cases_of(const Policy& policy, DeviceKind device) {
       ProblemDefaults defaults;
       defaults.dtype = dtype;
       defaults.lse = true;
-      if (const Status status = add(policy.selftest_shapes, defaults, policy); !status) return status;
+      if (const Status status = add(policy.selftest_shapes, defaults, policy); !status)
+        return status;
     }
     return cases;
   }

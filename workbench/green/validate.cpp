@@ -169,9 +169,9 @@ Output gather(const Placement& placement, const std::byte* o, const void* lse) {
   if (with_lse) out.lse.resize(rows * sizeof(float));
   for_each_row(placement, [&](std::int64_t row, std::int64_t b, std::int64_t h, std::int64_t i) {
     const auto to = static_cast<std::size_t>(row);
-    std::memcpy(
-        out.o.data() + to * row_bytes,
-        o + static_cast<std::size_t>(placement.o(b, h, i)) * size_of(p.out_dtype), row_bytes);
+    std::memcpy(out.o.data() + to * row_bytes,
+                o + static_cast<std::size_t>(placement.o(b, h, i)) * size_of(p.out_dtype),
+                row_bytes);
     if (with_lse)
       std::memcpy(out.lse.data() + to * sizeof(float),
                   static_cast<const float*>(lse) + placement.lse(b, h, i), sizeof(float));
@@ -274,8 +274,8 @@ std::uint64_t available_memory() {
 // The ends of the range are about numbers: the asked problem is what is rerun for races.
 int reruns_of(const Policy& policy, const Case& c, DeviceKind kind) {
   const Problem& p = c.problem;
-  const double flops = 2.0 * static_cast<double>(p.head_dim + value_dim(p)) *
-                       static_cast<double>(visible_pairs(p));
+  const double flops =
+      2.0 * static_cast<double>(p.head_dim + value_dim(p)) * static_cast<double>(visible_pairs(p));
   const int reruns = policy.reruns.on(kind);
   if (has_own_problem(c.distribution)) return std::min(reruns, 1);
   return flops <= policy.flop_budget ? reruns : std::min(reruns, std::max(1, reruns / 6));
@@ -337,7 +337,8 @@ class Validation {
         return result;
       }
       const auto o_image = o_.read(), lse_image = lse_.read();
-      const Output output = gather(placement_, o_image.data() + kRedzone, lse_image.data() + kRedzone);
+      const Output output =
+          gather(placement_, o_image.data() + kRedzone, lse_image.data() + kRedzone);
       if (policy_.redzones) check_redzones(result, o_image, lse_image);
       // After the first launch, lest a modified input be taken for nondeterminism; and after all.
       if (policy_.inputs_unchanged && (n == 0 || n + 1 == launches)) check_inputs(result);
@@ -414,8 +415,7 @@ class Validation {
         std::memcpy(image.data() + offset, region.image().data() + offset, bytes);
       };
       set_back(o_image, o_, placement_.o(b, h, i), size_of(p_.out_dtype), row_bytes);
-      if (p_.lse)
-        set_back(lse_image, lse_, placement_.lse(b, h, i), sizeof(float), sizeof(float));
+      if (p_.lse) set_back(lse_image, lse_, placement_.lse(b, h, i), sizeof(float), sizeof(float));
     });
     const auto report = [&](std::string_view what, std::optional<std::int64_t> offset,
                             std::size_t bytes) {
@@ -541,8 +541,8 @@ Result<CaseData> prepare_case(const Case& c, Inputs inputs, const Policy& policy
                     std::string("the ") + judge + " cannot judge " + to_string(p) + ": " + missing);
   }
   const Placement placement(p, index_arrays(data.inputs));
-  data.reference = compute_reference(
-      c, data.inputs, choose_rows(c, placement, policy.flop_budget), source);
+  data.reference =
+      compute_reference(c, data.inputs, choose_rows(c, placement, policy.flop_budget), source);
   const Rows rows = emulate(c, data.inputs, data.reference.rows);
   const std::span<const double> lse =
       p.lse ? std::span<const double>(rows.lse) : std::span<const double>();

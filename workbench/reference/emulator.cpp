@@ -123,8 +123,7 @@ float biased(const Placement& placement, const Arrays& arrays, std::int64_t b, s
   const std::int64_t at = placement.mask(b, h, i, j);
   if (p.array_mask.kind == MaskKind::boolean)
     return arrays.mask[static_cast<std::size_t>(at)] == std::byte{0} ? -kInfinity : x;
-  const auto added =
-      static_cast<float>(numeric::load(p.array_mask.dtype, arrays.mask.data(), at));
+  const auto added = static_cast<float>(numeric::load(p.array_mask.dtype, arrays.mask.data(), at));
   return added == -kInfinity ? added : x + added;
 }
 
@@ -217,8 +216,8 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
       for (std::int64_t d = 0; d < dim_v; ++d) o[d] *= alpha;
     }
     std::fill(product.begin(), product.end(), 0.0f);
-    tile_gemm(count, dim_v, kKeyTile, scores.data(), kKeyTile, values.data(), dim_v,
-              product.data(), dim_v);
+    tile_gemm(count, dim_v, kKeyTile, scores.data(), kKeyTile, values.data(), dim_v, product.data(),
+              dim_v);
     for (std::size_t i = 0; i < product.size(); ++i) part.o[i] += product[i];
   }
   whole.add(part, count, dim_v);
@@ -243,8 +242,7 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
       out[r * dim_v + d] = numeric::round_to(
           p.out_dtype, numeric::within_range(p.out_dtype, static_cast<double>(x * value_scale)));
     }
-    lse[r] = empty ? static_cast<double>(sink)
-                   : static_cast<double>(maximum + std::log(sum));
+    lse[r] = empty ? static_cast<double>(sink) : static_cast<double>(maximum + std::log(sum));
   }
 }
 
@@ -272,8 +270,7 @@ Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t
     const std::size_t last = at + 1 < starts.size() ? starts[at + 1] : rows.size();
     emulate_block(placement, inputs.arrays, q, k, v, rows.data() + first,
                   static_cast<std::int64_t>(last - first),
-                  out.o.data() + first * static_cast<std::size_t>(dim_v),
-                  out.lse.data() + first);
+                  out.o.data() + first * static_cast<std::size_t>(dim_v), out.lse.data() + first);
   });
   return out;
 }

@@ -70,9 +70,8 @@ class Bias {
     const Problem& p = placement.problem();
     face_ = static_cast<double>(i + shift_of(p, placement.sequence(b)));
     if (p.alibi != Alibi::none)
-      slope_ = static_cast<double>(
-          arrays.slopes[static_cast<std::size_t>(p.alibi == Alibi::per_batch_head ? b * p.heads_q + h
-                                                                                  : h)]);
+      slope_ = static_cast<double>(arrays.slopes[static_cast<std::size_t>(
+          p.alibi == Alibi::per_batch_head ? b * p.heads_q + h : h)]);
   }
   /// -inf: the key is hidden, whatever its score.
   double of(std::int64_t j) const {
@@ -100,8 +99,9 @@ bool all_finite(const double* values, std::int64_t count) {
 
 // Rows [first, last) of `rows`, all of one head.
 void compute_block(const Placement& placement, const Arrays& arrays, const Source& q,
-                   const Source& k, const Source& v, const std::vector<std::int64_t>& rows, std::size_t first, std::size_t last,
-                   Reference& out, std::atomic<bool>& nonfinite) {
+                   const Source& k, const Source& v, const std::vector<std::int64_t>& rows,
+                   std::size_t first, std::size_t last, Reference& out,
+                   std::atomic<bool>& nonfinite) {
   const Problem& p = placement.problem();
   const std::int64_t dim = p.head_dim, dim_v = value_dim(p);
   const bool biased = p.alibi != Alibi::none || p.array_mask.kind != MaskKind::none;
@@ -143,7 +143,7 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
   std::vector<double> tile(static_cast<std::size_t>(kKeyTile * std::max(dim, dim_v)));
   std::vector<char> hidden;  // by the array mask, of each row and key
   if (biased) hidden.assign(static_cast<std::size_t>(count * stride), 0);
-  std::vector<char> dead(static_cast<std::size_t>(count));  // rows without a key after all
+  std::vector<char> dead(static_cast<std::size_t>(count));     // rows without a key after all
   std::vector<double> share(static_cast<std::size_t>(count));  // of the keys beside the sink
   std::vector<double> transposed(static_cast<std::size_t>(kKeyTile * dim));
 

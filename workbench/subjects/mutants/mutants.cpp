@@ -96,13 +96,13 @@ struct Recipe {
   // Faults of serving: where keys are looked for, ...
   enum class Read {
     honest,
-    next_page,       // entry n + 1 of the page table
-    page_tail,       // all of the last page
-    all_keys,        // used_kv ignored
-    neighbour,       // cu_kv off by one
-    no_start,        // kv_start ignored
-    no_index,        // kv_index ignored
-    tight_table,     // rows of the page table without their stride
+    next_page,    // entry n + 1 of the page table
+    page_tail,    // all of the last page
+    all_keys,     // used_kv ignored
+    neighbour,    // cu_kv off by one
+    no_start,     // kv_start ignored
+    no_index,     // kv_index ignored
+    tight_table,  // rows of the page table without their stride
   };
   Read read = Read::honest;
   // ... which of them a row sees, and what is added to their scores.
@@ -165,8 +165,7 @@ class Reading {
   Reading(const Problem& p, const Tensors& t, Recipe::Read fault)
       : problem_(p), arrays_(index_arrays(t)) {
     Sequences& s = problem_.sequences;
-    const std::int64_t in_row =
-        p.pages.used() ? (p.seq_kv + p.pages.size - 1) / p.pages.size : 0;
+    const std::int64_t in_row = p.pages.used() ? (p.seq_kv + p.pages.size - 1) / p.pages.size : 0;
     const auto own = [&](const std::int32_t*& array, std::int64_t count) -> auto& {
       copy_.assign(array, array + count);
       array = copy_.data();
@@ -216,8 +215,8 @@ class Reading {
 
 // One query head of one sequence.
 struct Head {
-  Problem p;              // the sequence alone: its rows and keys are the lengths
-  Sequence own;           // as this kernel takes it
+  Problem p;     // the sequence alone: its rows and keys are the lengths
+  Sequence own;  // as this kernel takes it
   std::int64_t b, h;
   const Placement& real;  // of the call
   const Tensors& tensors;
@@ -226,8 +225,7 @@ struct Head {
 // One head of one tensor as dense floats, scales applied.
 std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void* data,
                              const float* scale, std::int64_t heads, std::int64_t seq,
-                             std::int64_t dim, std::int64_t b, std::int64_t h,
-                             const auto& place) {
+                             std::int64_t dim, std::int64_t b, std::int64_t h, const auto& place) {
   if (recipe.first_batch_only) b = 0;
   std::vector<float> out(static_cast<std::size_t>(seq * dim));
   for (std::int64_t s = 0; s < seq; ++s)
@@ -522,8 +520,7 @@ void two_pass_rows(const Head& head, const std::vector<float>& q, const std::vec
       if (p.softcap > 0)
         s = static_cast<double>(p.softcap) * std::tanh(s / static_cast<double>(p.softcap));
       if (has_bias(p))
-        s = static_cast<double>(
-            add_bias(head, Recipe{}, tile.i0 + r, j, static_cast<float>(s)));
+        s = static_cast<double>(add_bias(head, Recipe{}, tile.i0 + r, j, static_cast<float>(s)));
       scores[static_cast<std::size_t>(j)] = s;
       if (!(s <= largest)) largest = s;
     }
@@ -684,9 +681,9 @@ void store_rows(const Head& head, const Recipe& recipe, const RowTile& tile, con
     const bool with_sink = p.sinks && recipe.sink != Recipe::Sink::forgotten &&
                            recipe.sink != Recipe::Sink::not_in_lse;
     const float none = with_sink ? tensors.sinks[h] : -kInfinity;
-    float lse = empty ? none
-                      : of_lse.maximum[at] +
-                            std::log(of_lse.sum[at] * recipe.sum_factor / recipe.start);
+    float lse =
+        empty ? none
+              : of_lse.maximum[at] + std::log(of_lse.sum[at] * recipe.sum_factor / recipe.start);
     if (recipe.round_lse)
       lse = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(lse)));
     if (recipe.lse_in_log2) lse *= 1.44269504f;
@@ -726,8 +723,8 @@ void attend(const Problem& whole, const Tensors& tensors, const Recipe& recipe) 
         x = static_cast<float>(numeric::round_to(p.dtype, static_cast<double>(x * p.scale)));
     const auto k = read_head(p, recipe, tensors.k, tensors.k_scale, whole.heads_kv, p.seq_kv,
                              p.head_dim, b, hkv, [&](auto... at) { return read.k(at...); });
-    const std::int64_t values = operand_of(whole, OperandId::v).bytes /
-                                static_cast<std::int64_t>(size_of(whole.dtype));
+    const std::int64_t values =
+        operand_of(whole, OperandId::v).bytes / static_cast<std::int64_t>(size_of(whole.dtype));
     const auto v = read_head(p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, dim_v,
                              b, hkv, [&](auto... at) {
                                if (!recipe.value_stride_of_key) return read.v(at...);
@@ -798,7 +795,8 @@ void run_nan(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMem
   attend(p, t, recipe);
   const std::int64_t last = (p.batch - 1) * p.o.stride[0] + (p.heads_q - 1) * p.o.stride[1] +
                             (p.seq_q - 1) * p.o.stride[2];
-  numeric::store(p.out_dtype, t.o, last + value_dim(p) - 1, std::numeric_limits<double>::quiet_NaN());
+  numeric::store(p.out_dtype, t.o, last + value_dim(p) - 1,
+                 std::numeric_limits<double>::quiet_NaN());
 }
 
 void run_one_element(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMemory&) {
@@ -826,8 +824,8 @@ void run_lse_overrun(const Problem& p, const Tensors& t, const Recipe& recipe, M
 void run_gap_writer(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMemory&) {
   attend(p, t, recipe);
   std::memset(
-      static_cast<std::byte*>(t.o) + static_cast<std::size_t>(value_dim(p)) * size_of(p.out_dtype), 0,
-      8 * size_of(p.out_dtype));
+      static_cast<std::byte*>(t.o) + static_cast<std::size_t>(value_dim(p)) * size_of(p.out_dtype),
+      0, 8 * size_of(p.out_dtype));
 }
 
 // A caller's tensor used as scratch: K's first row is left as its own sum with the second.
