@@ -372,11 +372,19 @@ typedef struct gf_variant {
 #define GF_VARIANT_INIT \
   { (uint32_t)sizeof(gf_variant), GF_ABI_VERSION, NULL, NULL, GF_CPU, 0, 0, 0, NULL, NULL }
 
-/** Fills in a dense problem with default scale and output type, without mask. It is checked when it
- * is used. */
+/** Fills in a dense problem with default scale and output type, without mask: struct_size bytes of
+ * it, which is sizeof(gf_problem) of the caller. It is checked when it is used. */
+GREENFAST_API gf_status gf_problem_init_sized(gf_problem* problem, size_t struct_size,
+                                              int64_t batch, int64_t heads_q, int64_t heads_kv,
+                                              int64_t seq_q, int64_t seq_kv, int64_t head_dim,
+                                              gf_dtype dtype, gf_order order);
+/** The same with the size that version 0.1.0 had, for programs built for it. */
 GREENFAST_API gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q,
                                         int64_t heads_kv, int64_t seq_q, int64_t seq_kv,
                                         int64_t head_dim, gf_dtype dtype, gf_order order);
+/** In programs built for this header: with its size. */
+#define gf_problem_init(problem, ...) \
+  gf_problem_init_sized((problem), sizeof(gf_problem), __VA_ARGS__)
 /** Checks shapes, types, strides, scale, overflow: everything that needs no data. */
 GREENFAST_API gf_status gf_check(const gf_problem* problem);
 

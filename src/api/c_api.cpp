@@ -265,19 +265,36 @@ Status read_question(const gf_problem* problem, const gf_device_facts* facts,
 
 }  // namespace
 
-gf_status gf_problem_init(gf_problem* problem, int64_t batch, int64_t heads_q, int64_t heads_kv,
-                          int64_t seq_q, int64_t seq_kv, int64_t head_dim, gf_dtype dtype,
-                          gf_order order) {
+gf_status gf_problem_init_sized(gf_problem* problem, size_t struct_size, int64_t batch,
+                                int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_kv,
+                                int64_t head_dim, gf_dtype dtype, gf_order order) {
   return guarded([&]() -> Status {
     if (problem == nullptr) return missing("problem");
+    if (struct_size < kFirst<gf_problem>)
+      return {StatusCode::invalid_argument,
+              concat("struct_size is ", struct_size, ": a gf_problem has at least ",
+                     kFirst<gf_problem>, " bytes")};
     if (order != GF_BHSD && order != GF_BSHD)
       return {StatusCode::invalid_argument,
               concat("order ", order, " does not exist: use GF_BHSD or GF_BSHD")};
-    *problem = greenfast::to_c(greenfast::make_problem(
+    gf_problem made = greenfast::to_c(greenfast::make_problem(
         batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, static_cast<greenfast::DType>(dtype),
         static_cast<greenfast::Order>(order)));
+    made.struct_size = static_cast<std::uint32_t>(struct_size);
+    // A newer caller's struct is longer, and zero behind what is known here.
+    auto* const bytes = reinterpret_cast<unsigned char*>(problem);
+    const std::size_t known = std::min(struct_size, sizeof made);
+    std::memcpy(bytes, &made, known);
+    std::fill(bytes + known, bytes + struct_size, static_cast<unsigned char>(0));
     return {};
   });
+}
+
+gf_status(gf_problem_init)(gf_problem* problem, int64_t batch, int64_t heads_q, int64_t heads_kv,
+                           int64_t seq_q, int64_t seq_kv, int64_t head_dim, gf_dtype dtype,
+                           gf_order order) {
+  return gf_problem_init_sized(problem, kFirst<gf_problem>, batch, heads_q, heads_kv, seq_q, seq_kv,
+                               head_dim, dtype, order);
 }
 
 gf_status gf_check(const gf_problem* problem) {

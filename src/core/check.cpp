@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <greenfast/features.hpp>
@@ -361,10 +362,19 @@ bool is_empty(const Problem& p) noexcept {
 Status check_tensors(const Problem& p, const Tensors& t) {
   if (writes_nothing(p)) return {};
   // Every call pays for this: addresses first, and names only for a refusal.
-  const std::array<Operand, kOperands> operands = operands_of(p);
+  const std::array<Operand, kTensorOperands> tensors = tensor_operands(p);
+  std::optional<std::array<Operand, kOperands - kTensorOperands>> arrays;
   std::array<Range, kOperands> ranges;
-  for (std::size_t n = 0; n < kOperands; ++n) {
-    const Operand& operand = operands[n];
+  const auto operand_at = [&](std::size_t n) -> const Operand& {
+    return n < kTensorOperands ? tensors[n] : (*arrays)[n - kTensorOperands];
+  };
+  std::size_t count = kTensorOperands;
+  if (has_arrays(p)) {
+    arrays = array_operands(p);
+    count = kOperands;
+  }
+  for (std::size_t n = 0; n < count; ++n) {
+    const Operand& operand = operand_at(n);
     if (!operand.needed) continue;
     ranges[n] = range_of(data_of(t, operand.id), operand.bytes);
     const std::size_t element = element_bytes(operand);
@@ -372,11 +382,11 @@ Status check_tensors(const Problem& p, const Tensors& t) {
       return refuse_memory(operand.name, ranges[n], element, why_needed(operand.id));
   }
   // Outputs come first, so that two of them are compared once.
-  for (std::size_t written = 0; operands[written].role == Role::output; ++written) {
-    for (std::size_t other = written + 1; other < kOperands; ++other) {
+  for (std::size_t written = 0; tensors[written].role == Role::output; ++written) {
+    for (std::size_t other = written + 1; other < count; ++other) {
       if (overlap(ranges[written], ranges[other]))
-        return invalid(operands[written].name, " overlaps ", operands[other].name, ": they span ",
-                       operands[written].bytes, " and ", operands[other].bytes,
+        return invalid(tensors[written].name, " overlaps ", operand_at(other).name, ": they span ",
+                       tensors[written].bytes, " and ", operand_at(other).bytes,
                        " bytes; write to memory of its own");
     }
   }

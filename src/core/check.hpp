@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <greenfast/operands.hpp>
 #include <greenfast/quantize.hpp>
 
 namespace greenfast::core {
@@ -51,6 +52,17 @@ constexpr std::array<std::int64_t, 4> shape_of_kv(const Problem& p, std::int64_t
 /// Entries of the page table that the longest sequence may need.
 constexpr std::int64_t pages_of_row(const Problem& p) noexcept {
   return p.pages.size > 0 ? (p.seq_kv + p.pages.size - 1) / p.pages.size : 0;
+}
+
+/// The table of operands in two pieces, the first what every problem may have. Where there are no
+/// arrays the second is all absent: calls that have none do not pay for it.
+inline constexpr std::size_t kTensorOperands = 8;
+std::array<Operand, kTensorOperands> tensor_operands(const Problem& problem) noexcept;
+std::array<Operand, kOperands - kTensorOperands> array_operands(const Problem& problem) noexcept;
+constexpr bool has_arrays(const Problem& p) noexcept {
+  const Sequences& s = p.sequences;
+  return s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_start || s.kv_index ||
+         p.pages.used() || p.sinks || p.alibi != Alibi::none || p.array_mask.kind != MaskKind::none;
 }
 
 /// Pointers that are needed are there and aligned to their elements; the output shares no memory

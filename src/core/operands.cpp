@@ -1,6 +1,8 @@
 // The table of operands.
 #include <greenfast/operands.hpp>
 
+#include <algorithm>
+
 #include "core/check.hpp"
 
 namespace greenfast {
@@ -31,15 +33,15 @@ Operand array(OperandId id, std::string_view name, Element element, bool present
 
 }  // namespace
 
-std::array<Operand, kOperands> operands_of(const Problem& p) noexcept {
+namespace core {
+
+std::array<Operand, kTensorOperands> tensor_operands(const Problem& p) noexcept {
   using Id = OperandId;
-  const Sequences& sequences = p.sequences;
-  const bool writes = !core::writes_nothing(p);
+  const bool writes = !writes_nothing(p);
   const bool reads = writes && p.seq_kv > 0;
   const auto tensor = [](Id id, std::string_view name, Role role, bool needed, DType dtype,
                          const Shape& shape, const Layout& layout) {
-    const std::int64_t bytes =
-        core::extent_bytes(layout, shape[0], shape[1], shape[2], shape[3], dtype);
+    const std::int64_t bytes = extent_bytes(layout, shape[0], shape[1], shape[2], shape[3], dtype);
     return Operand{.id = id,
                    .name = name,
                    .role = role,
@@ -64,22 +66,8 @@ std::array<Operand, kOperands> operands_of(const Problem& p) noexcept {
                    .layout = contiguous(count, 1),
                    .bytes = present ? batch * count * 4 : 0};
   };
-  // An array of one number for each sequence, which any row that is written may ask for.
-  const auto index = [&](Id id, std::string_view name, bool present, std::int64_t count) {
-    return array(id, name, Element::index, present, writes, {count, 1, 1, 1}, {{1, 1, 1, 1}, 4});
-  };
-  const Shape q = core::shape_of_q(p, p.head_dim), o = core::shape_of_q(p, value_dim(p));
+  const Shape q = shape_of_q(p, p.head_dim), o = shape_of_q(p, value_dim(p));
   const Shape lse{o[0], o[1], o[2], 1};
-  Operand mask = array(Id::mask, "mask",
-                       p.array_mask.kind == MaskKind::boolean ? Element::boolean : Element::number,
-                       p.array_mask.kind != MaskKind::none, reads,
-                       {p.batch, p.heads_q, p.seq_q, p.seq_kv}, {p.array_mask.stride, 1});
-  if (mask.present && mask.element == Element::number) {
-    mask.dtype = p.array_mask.dtype;
-    mask.bytes = mask.bytes / 4 * static_cast<std::int64_t>(size_of(mask.dtype));
-  }
-  mask.layout.alignment = static_cast<std::int32_t>(element_bytes(mask));
-  const std::int64_t slopes = p.alibi == Alibi::per_batch_head ? p.batch : 1;
   return {{
       tensor(Id::o, "o", Role::output, writes, p.out_dtype, o, p.o),
       {.id = Id::lse,
@@ -92,11 +80,34 @@ std::array<Operand, kOperands> operands_of(const Problem& p) noexcept {
        .layout = contiguous(lse[1], lse[2]),
        .bytes = p.lse ? lse[0] * lse[1] * lse[2] * 4 : 0},
       tensor(Id::q, "q", Role::input, reads, p.dtype, q, p.q),
-      tensor(Id::k, "k", Role::input, reads, p.dtype, core::shape_of_kv(p, p.head_dim), p.k),
-      tensor(Id::v, "v", Role::input, reads, p.dtype, core::shape_of_kv(p, value_dim(p)), p.v),
+      tensor(Id::k, "k", Role::input, reads, p.dtype, shape_of_kv(p, p.head_dim), p.k),
+      tensor(Id::v, "v", Role::input, reads, p.dtype, shape_of_kv(p, value_dim(p)), p.v),
       scale(Id::q_scale, "q_scale", p.heads_q),
       scale(Id::k_scale, "k_scale", p.heads_kv),
       scale(Id::v_scale, "v_scale", p.heads_kv),
+  }};
+}
+
+std::array<Operand, kOperands - kTensorOperands> array_operands(const Problem& p) noexcept {
+  using Id = OperandId;
+  const Sequences& sequences = p.sequences;
+  const bool writes = !writes_nothing(p);
+  const bool reads = writes && p.seq_kv > 0;
+  // An array of one number for each sequence, which any row that is written may ask for.
+  const auto index = [&](Id id, std::string_view name, bool present, std::int64_t count) {
+    return array(id, name, Element::index, present, writes, {count, 1, 1, 1}, {{1, 1, 1, 1}, 4});
+  };
+  Operand mask = array(Id::mask, "mask",
+                       p.array_mask.kind == MaskKind::boolean ? Element::boolean : Element::number,
+                       p.array_mask.kind != MaskKind::none, reads,
+                       {p.batch, p.heads_q, p.seq_q, p.seq_kv}, {p.array_mask.stride, 1});
+  if (mask.present && mask.element == Element::number) {
+    mask.dtype = p.array_mask.dtype;
+    mask.bytes = mask.bytes / 4 * static_cast<std::int64_t>(size_of(mask.dtype));
+  }
+  mask.layout.alignment = static_cast<std::int32_t>(element_bytes(mask));
+  const std::int64_t slopes = p.alibi == Alibi::per_batch_head ? p.batch : 1;
+  return {{
       index(Id::cu_q, "cu_q", sequences.packed_q, p.batch + 1),
       index(Id::cu_kv, "cu_kv", sequences.packed_kv, p.batch + 1),
       index(Id::used_q, "used_q", sequences.used_q, p.batch),
@@ -104,13 +115,23 @@ std::array<Operand, kOperands> operands_of(const Problem& p) noexcept {
       index(Id::kv_start, "kv_start", sequences.kv_start, p.batch),
       index(Id::kv_index, "kv_index", sequences.kv_index, p.batch),
       array(Id::page_table, "page_table", Element::index, p.pages.used(), reads,
-            {p.batch, 1, 1, core::pages_of_row(p)}, {{p.pages.row_stride, 0, 0, 1}, 4}),
+            {p.batch, 1, 1, pages_of_row(p)}, {{p.pages.row_stride, 0, 0, 1}, 4}),
       array(Id::sinks, "sinks", Element::number, p.sinks, writes, {1, p.heads_q, 1, 1},
             contiguous(p.heads_q, 1)),
       mask,
       array(Id::slopes, "slopes", Element::number, p.alibi != Alibi::none, reads,
             {slopes, p.heads_q, 1, 1}, contiguous(p.heads_q, 1)),
   }};
+}
+
+}  // namespace core
+
+std::array<Operand, kOperands> operands_of(const Problem& p) noexcept {
+  std::array<Operand, kOperands> all;
+  const auto tensors = core::tensor_operands(p);
+  const auto arrays = core::array_operands(p);
+  std::copy(arrays.begin(), arrays.end(), std::copy(tensors.begin(), tensors.end(), all.begin()));
+  return all;
 }
 
 const void* data_of(const Tensors& tensors, OperandId id) noexcept {

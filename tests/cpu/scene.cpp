@@ -144,10 +144,18 @@ Script random_script(std::uint64_t seed) {
   return s;
 }
 
-double Scene::value(int tensor, std::size_t b, std::int64_t h, std::int64_t s,
+const double* Scene::values(int tensor, std::size_t b, std::int64_t h, std::int64_t s) const {
+  const Script::One& one = script.sequences[b];
+  const std::int64_t rows = tensor == 0 ? one.seq_q : one.seq_kv;
+  const std::int64_t dim = tensor == 2 ? script.value_dim : script.head_dim;
+  return values_[tensor].data() + first_value_[tensor][b] +
+         static_cast<std::size_t>((h * rows + s) * dim);
+}
+
+double Scene::drawn(int tensor, std::size_t b, std::int64_t h, std::int64_t s,
                     std::int64_t d) const {
   const auto at = [](auto n) { return static_cast<std::uint64_t>(n); };
-  const std::uint64_t bits = hash({script.seed, at(tensor), b, at(h), at(s), at(d)});
+  const std::uint64_t bits = hash({script.seed, at(tensor), script.first + b, at(h), at(s), at(d)});
   const double normal = unit(bits) + unit(mixed(bits + 1)) + unit(mixed(bits + 2)) - 1.5;
   return rounded(problem.dtype, std::clamp(2.0 * normal * script.spread, -400.0, 400.0));
 }
@@ -321,29 +329,44 @@ Scene::Scene(const Script& given) : script(given) {
     if (s.kv_start) kv_start.push_back(static_cast<std::int32_t>(one.kv_start));
   }
 
+  for (int tensor = 0; tensor < 3; ++tensor) {
+    const std::int64_t heads = tensor == 0 ? s.heads_q : s.heads_kv;
+    const std::int64_t dim = tensor == 2 ? s.value_dim : s.head_dim;
+    for (std::size_t b = 0; b < count; ++b) {
+      first_value_[tensor].push_back(values_[tensor].size());
+      const Script::One& one = s.sequences[b];
+      for (std::int64_t h = 0; h < heads; ++h)
+        for (std::int64_t n = 0; n < (tensor == 0 ? one.seq_q : one.seq_kv); ++n)
+          for (std::int64_t d = 0; d < dim; ++d)
+            values_[tensor].push_back(drawn(tensor, b, h, n, d));
+    }
+  }
   for (std::size_t b = 0; b < count; ++b) {
     const Script::One& one = s.sequences[b];
     for (std::int64_t h = 0; h < s.heads_q; ++h)
       for (std::int64_t i = 0; i < one.seq_q; ++i)
         for (std::int64_t d = 0; d < s.head_dim; ++d)
-          put(q, s.dtype, q_at(b, h, i) + d, value(0, b, h, i, d));
+          put(q, s.dtype, q_at(b, h, i) + d, values(0, b, h, i)[d]);
     for (std::int64_t j = one.kv_start; j < one.seq_kv; ++j) {
       bool seen = false;
       for (std::int64_t i = 0; i < one.seq_q && !seen; ++i) seen = visible(b, i, j);
       if (!seen) continue;
       for (std::int64_t h = 0; h < s.heads_kv; ++h) {
         for (std::int64_t d = 0; d < s.head_dim; ++d)
-          put(k, s.dtype, key_at(p.k, b, h, j) + d, value(1, b, h, j, d));
+          put(k, s.dtype, key_at(p.k, b, h, j) + d, values(1, b, h, j)[d]);
         for (std::int64_t d = 0; d < s.value_dim; ++d)
-          put(v, s.dtype, key_at(p.v, b, h, j) + d, value(2, b, h, j, d));
+          put(v, s.dtype, key_at(p.v, b, h, j) + d, values(2, b, h, j)[d]);
       }
     }
   }
 
   std::uniform_real_distribution<float> factor(0.25f, 2.0f), bias_of(-3.0f, 3.0f);
+  // Each from a stream of its own, so that they are the same wherever keys are kept.
+  std::uint64_t streams = 100;
   const auto draw = [&](std::vector<float>& to, std::int64_t size, auto& from) {
+    std::mt19937_64 stream(hash({s.seed, ++streams}));
     to.resize(static_cast<std::size_t>(size));
-    for (float& x : to) x = from(random);
+    for (float& x : to) x = from(stream);
   };
   if (s.scales != ScaleKind::none) {
     const bool each = s.scales == ScaleKind::per_head;
@@ -424,15 +447,10 @@ std::vector<std::byte> Scene::bits_of(std::size_t b) const {
   return out;
 }
 
-std::string Scene::compare(double p_epsilon, double exp_epsilon) const {
+void Scene::expect() const {
+  if (!rows_.empty()) return;
   const Script& s = script;
-  const std::size_t size = size_of(problem.out_dtype);
-  const int mantissa = problem.out_dtype == DType::f32   ? 23
-                       : problem.out_dtype == DType::f16 ? 10
-                                                         : 7;
-  const double out_epsilon = std::ldexp(1.0, -mantissa - 1) * 1.001;
   const auto dim = static_cast<std::size_t>(s.value_dim);
-  std::size_t rows = 0;
   for (std::size_t b = 0; b < s.sequences.size(); ++b) {
     const Script::One& one = s.sequences[b];
     const auto scale_at = [&](const std::vector<float>& scales, std::int64_t heads,
@@ -447,23 +465,24 @@ std::string Scene::compare(double p_epsilon, double exp_epsilon) const {
       const double scale =
           double{s.scale} * scale_at(q_scale, s.heads_q, h) * scale_at(k_scale, s.heads_kv, h_kv);
       const double value_scale = scale_at(v_scale, s.heads_kv, h_kv);
-      for (std::int64_t i = 0; i < one.seq_q; ++i, ++rows) {
+      for (std::int64_t i = 0; i < one.seq_q; ++i) {
         std::vector<double> score, want(dim, 0.0), weight(dim, 0.0);
         std::vector<std::int64_t> keys;
         double max = -kEndless, magnitude = 0.0, sum = 0.0;
+        const double* const query = values(0, b, h, i);
         for (std::int64_t j = 0; j < one.seq_kv; ++j) {
           if (!visible(b, i, j)) continue;
+          const double added = bias(b, h, i, j);
+          if (added == -kEndless) continue;
           double x = 0.0, m = 0.0;
+          const double* const key = values(1, b, h_kv, j);
           for (std::int64_t d = 0; d < s.head_dim; ++d) {
-            const double product = value(0, b, h, i, d) * value(1, b, h_kv, j, d);
-            x += product;
-            m += std::fabs(product);
+            x += query[d] * key[d];
+            m += std::fabs(query[d] * key[d]);
           }
           x *= scale;
           m *= std::fabs(scale);
           if (s.softcap > 0.0f) x = double{s.softcap} * std::tanh(x / double{s.softcap});
-          const double added = bias(b, h, i, j);
-          if (added == -kEndless) continue;
           magnitude = std::max(magnitude, m + std::fabs(added));
           score.push_back(x + added);
           keys.push_back(j);
@@ -473,9 +492,9 @@ std::string Scene::compare(double p_epsilon, double exp_epsilon) const {
         for (std::size_t n = 0; n < keys.size(); ++n) {
           const double w = std::exp(score[n] - max);
           sum += w;
+          const double* const row = values(2, b, h_kv, keys[n]);
           for (std::size_t d = 0; d < dim; ++d) {
-            const double x =
-                w * value_scale * value(2, b, h_kv, keys[n], static_cast<std::int64_t>(d));
+            const double x = w * value_scale * row[d];
             want[d] += x;
             weight[d] += std::fabs(x);
           }
@@ -489,7 +508,31 @@ std::string Scene::compare(double p_epsilon, double exp_epsilon) const {
           magnitude = std::max(magnitude, std::fabs(sink) < kEndless ? std::fabs(sink) : 0.0);
         }
         const double share = empty ? 0.0 : std::exp(max - whole);
-        const double fp32_epsilon = (magnitude + 8.0) * 4.0e-7;
+        rows_.push_back({empty, magnitude, whole});
+        for (std::size_t d = 0; d < dim; ++d) {
+          want_.push_back(want[d] * share);
+          weight_.push_back(weight[d] * share);
+        }
+      }
+    }
+  }
+}
+
+std::string Scene::compare(double p_epsilon, double exp_epsilon) const {
+  expect();
+  const Script& s = script;
+  const std::size_t size = size_of(problem.out_dtype);
+  const int mantissa = problem.out_dtype == DType::f32   ? 23
+                       : problem.out_dtype == DType::f16 ? 10
+                                                         : 7;
+  const double out_epsilon = std::ldexp(1.0, -mantissa - 1) * 1.001;
+  const auto dim = static_cast<std::size_t>(s.value_dim);
+  std::size_t rows = 0;
+  for (std::size_t b = 0; b < s.sequences.size(); ++b) {
+    for (std::int64_t h = 0; h < s.heads_q; ++h) {
+      for (std::int64_t i = 0; i < s.sequences[b].seq_q; ++i, ++rows) {
+        const Row& row = rows_[rows];
+        const double fp32_epsilon = (row.magnitude + 8.0) * 4.0e-7;
         const auto where = [&] {
           return " at sequence " + std::to_string(b) + " h=" + std::to_string(h) +
                  " i=" + std::to_string(i);
@@ -497,18 +540,18 @@ std::string Scene::compare(double p_epsilon, double exp_epsilon) const {
         for (std::size_t d = 0; d < dim; ++d) {
           const double got = decode(
               problem.out_dtype, o.data() + (static_cast<std::size_t>(o_at(b, h, i)) + d) * size);
-          const double right = want[d] * share;
-          const double limit = empty
-                                   ? 0.0
-                                   : (fp32_epsilon + p_epsilon + exp_epsilon) * weight[d] * share +
-                                         out_epsilon * std::fabs(right) + 3.0e-8;
+          const double right = want_[rows * dim + d];
+          const double limit =
+              row.empty ? 0.0
+                        : (fp32_epsilon + p_epsilon + exp_epsilon) * weight_[rows * dim + d] +
+                              out_epsilon * std::fabs(right) + 3.0e-8;
           if (!(std::fabs(got - right) <= limit))
             return "O is " + std::to_string(got) + ", not " + std::to_string(right) + " +- " +
                    std::to_string(limit) + where() + " d=" + std::to_string(d);
         }
-        const double got = lse[lse_at(b, h, i)];
-        if (!(got == whole || std::fabs(got - whole) <= fp32_epsilon + exp_epsilon))
-          return "LSE is " + std::to_string(got) + ", not " + std::to_string(whole) + where();
+        const double got = double{lse[lse_at(b, h, i)]};
+        if (!(got == row.lse || std::fabs(got - row.lse) <= fp32_epsilon + exp_epsilon))
+          return "LSE is " + std::to_string(got) + ", not " + std::to_string(row.lse) + where();
       }
     }
   }

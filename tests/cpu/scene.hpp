@@ -31,6 +31,7 @@ struct Script {
     std::int64_t seq_q = 0, seq_kv = 0, kv_start = 0;
   };
   std::vector<One> sequences;
+  std::size_t first = 0;  // number of the first of them: their values follow from it
 
   bool packed_q = false, used_q = false, used_kv = false, kv_start = false;
   Keep keep = Keep::dense;
@@ -69,11 +70,22 @@ struct Scene {
 
  private:
   // Values by sequence, head, position; drawn from the seed, wherever memory puts them.
-  double value(int tensor, std::size_t b, std::int64_t h, std::int64_t s, std::int64_t d) const;
+  double drawn(int tensor, std::size_t b, std::int64_t h, std::int64_t s, std::int64_t d) const;
+  const double* values(int tensor, std::size_t b, std::int64_t h, std::int64_t s) const;
   bool visible(std::size_t b, std::int64_t i, std::int64_t j) const;
   double bias(std::size_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
   std::int64_t q_at(std::size_t b, std::int64_t h, std::int64_t i) const;
   std::int64_t key_at(const Layout& layout, std::size_t b, std::int64_t h, std::int64_t j) const;
+  void expect() const;  // once, when something is compared
+
+  std::vector<double> values_[3];            // of Q, K, V, [head][position][dim] of each sequence
+  std::vector<std::size_t> first_value_[3];  // of each sequence
+  struct Row {
+    bool empty = false;
+    double magnitude = 0.0, lse = 0.0;
+  };
+  mutable std::vector<Row> rows_;              // of each sequence, [head][query]
+  mutable std::vector<double> want_, weight_;  // O, and the same sums over |V|
 };
 
 }  // namespace greenfast::test

@@ -198,6 +198,143 @@ static void features(void) {
          (says("a softcap") || says("not built")));
 }
 
+/* A copy of a struct in memory of its own, no longer than a caller of version 0.1.0 had it. */
+static void* shortened(const void* whole, size_t size) {
+  const uint32_t told = (uint32_t)size;
+  void* copy = malloc(size);
+  memcpy(copy, whole, size);
+  memcpy(copy, &told, sizeof told);
+  return copy;
+}
+
+static uint32_t told_size(const void* head) {
+  uint32_t size;
+  memcpy(&size, head, sizeof size);
+  return size;
+}
+
+/* A program built for version 0.1.0: its structs end where that version's did. */
+static void older_callers(void) {
+  enum { kProblem = 264, kTensors = 72, kOptions = 56, kValues = 2 * 8 * 16 };
+  static float q[kValues], k[kValues], v[kValues], o[kValues], expected[kValues];
+  gf_problem problem;
+  gf_tensors tensors = GF_TENSORS_INIT;
+  gf_options options = GF_OPTIONS_INIT;
+  void* old_problem = malloc(kProblem);
+  void* old_tensors;
+  void* old_options;
+  uint64_t needs = 0, old_needs = 0;
+  int n;
+  for (n = 0; n < kValues; ++n) {
+    q[n] = (float)(n % 7) - 3.0f;
+    k[n] = (float)(n % 5) - 2.0f;
+    v[n] = (float)(n % 11);
+  }
+  tensors.q = q;
+  tensors.k = k;
+  tensors.v = v;
+  tensors.o = expected;
+  EXPECT(gf_problem_init(&problem, 1, 2, 2, 8, 8, 16, GF_FP32, GF_BHSD) == GF_OK);
+  EXPECT(problem.struct_size == sizeof problem && problem.head_dim_v == 0);
+  EXPECT(gf_attention(&problem, &tensors, &options) == GF_OK);
+
+  /* The function that such a program is linked with, which the macro does not hide from it. */
+  EXPECT((gf_problem_init)(old_problem, 1, 2, 2, 8, 8, 16, GF_FP32, GF_BHSD) == GF_OK);
+  EXPECT(told_size(old_problem) == kProblem);
+  tensors.o = o;
+  old_tensors = shortened(&tensors, kTensors);
+  old_options = shortened(&options, kOptions);
+  EXPECT(gf_check(old_problem) == GF_OK);
+  EXPECT(gf_features(&problem, &needs) == GF_OK && gf_features(old_problem, &old_needs) == GF_OK);
+  EXPECT(needs == old_needs);
+  EXPECT(gf_attention(old_problem, old_tensors, old_options) == GF_OK);
+  EXPECT(memcmp(o, expected, sizeof o) == 0);
+  free(old_tensors);
+
+  /* One byte less is no version's. */
+  old_tensors = shortened(&tensors, kTensors - 1);
+  EXPECT(gf_attention(old_problem, old_tensors, old_options) == GF_INVALID_ARGUMENT &&
+         says("struct_size 71"));
+  EXPECT(gf_problem_init_sized(old_problem, kProblem - 1, 1, 2, 2, 8, 8, 16, GF_FP32, GF_BHSD) ==
+             GF_INVALID_ARGUMENT &&
+         says("struct_size is 263"));
+  free(old_problem);
+  free(old_tensors);
+  free(old_options);
+}
+
+/* Packed queries over keys in pages, append and merge: the same through C. */
+static void serves(void) {
+  static float k_new[3 * 16], cache[4 * 4 * 16], q[3 * 16], o[3 * 16], lse[3], merged[3 * 16];
+  static float nothing[3];
+  const int32_t cu[3] = {0, 1, 3}, used[2] = {2, 5}, now[2] = {3, 7}, table[4] = {2, 9, 0, 3};
+  gf_append_problem append = GF_APPEND_PROBLEM_INIT;
+  gf_append_tensors news = GF_APPEND_TENSORS_INIT;
+  gf_merge_problem merge = GF_MERGE_PROBLEM_INIT;
+  gf_merge_tensors parts = GF_MERGE_TENSORS_INIT;
+  gf_tensors tensors = GF_TENSORS_INIT;
+  gf_problem problem;
+  gf_layout rows = {{0, 16, 16, 1}, 4, 0}, pages = {{64, 16, 16, 1}, 4, 0};
+  int n;
+  for (n = 0; n < 3 * 16; ++n) {
+    k_new[n] = (float)(n % 9) - 4.0f;
+    q[n] = (float)(n % 4) - 1.5f;
+  }
+  for (n = 0; n < 3; ++n) nothing[n] = -INFINITY;
+  append.batch = 2;
+  append.seq_new = 2;
+  append.seq_kv = 8;
+  append.head_dim = 16;
+  append.packed = 1;
+  append.total_new = 3;
+  append.dtype = GF_FP32;
+  append.page_size = append.page_count = 4;
+  append.page_row_stride = 2;
+  append.k_new = append.v_new = rows;
+  append.k = append.v = pages;
+  news.k_new = news.v_new = k_new;
+  news.k = news.v = cache;
+  news.cu_new = cu;
+  news.used_kv = used;
+  news.page_table = table;
+  EXPECT(gf_append(&append, &news, NULL) == GF_OK);
+  EXPECT(cache[2 * 64 + 2 * 16] == k_new[0] && cache[3 * 64 + 2 * 16 + 1] == k_new[2 * 16 + 1]);
+  append.seq_kv = 6;
+  EXPECT(gf_append(&append, &news, NULL) == GF_INVALID_ARGUMENT && says("would have 7 keys"));
+
+  EXPECT(gf_problem_init(&problem, 2, 1, 1, 2, 8, 16, GF_FP32, GF_BHSD) == GF_OK);
+  problem.packed_q = problem.used_kv = problem.lse = 1;
+  problem.total_q = 3;
+  problem.page_size = problem.page_count = 4;
+  problem.page_row_stride = 2;
+  problem.q = problem.o = rows;
+  problem.k = problem.v = pages;
+  problem.mask_right = 0;
+  problem.mask_alignment = GF_BOTTOM_RIGHT;
+  tensors.q = q;
+  tensors.k = tensors.v = cache;
+  tensors.o = o;
+  tensors.lse = lse;
+  tensors.cu_q = cu;
+  tensors.used_kv = now;
+  tensors.page_table = table;
+  EXPECT(gf_attention(&problem, &tensors, NULL) == GF_OK && o[2 * 16 + 1] != 0.0f);
+  tensors.used_kv = NULL;
+  EXPECT(gf_attention(&problem, &tensors, NULL) == GF_INVALID_ARGUMENT && says("used_kv is null"));
+
+  merge.seq = 3;
+  merge.head_dim = 16;
+  merge.a = merge.b = merge.o = rows;
+  parts.a = o;
+  parts.lse_a = lse;
+  parts.b = q; /* not read: its part is empty */
+  parts.lse_b = nothing;
+  parts.o = merged;
+  EXPECT(gf_merge(&merge, &parts, NULL) == GF_OK && memcmp(merged, o, sizeof o) == 0);
+  parts.lse_b = NULL;
+  EXPECT(gf_merge(&merge, &parts, NULL) == GF_INVALID_ARGUMENT && says("lse_b is null"));
+}
+
 int main(void) {
   EXPECT(strcmp(gf_last_error(), "") == 0);
   EXPECT(gf_abi_version() == GF_ABI_VERSION);
@@ -210,6 +347,8 @@ int main(void) {
   plans();
   registry();
   features();
+  older_callers();
+  serves();
   puts("all true");
   return 0;
 }

@@ -207,8 +207,9 @@ Call make_call(const Problem& problem, const DeviceFacts& facts, const Division&
   // The tasks that start last should be short. One head after another keeps its K and V in the
   // caches; with few tasks a thread, the long ones of all heads go first instead.
   call.head_by_head = call.kv_heads * division.row_tasks >= std::int64_t{16} * division.threads;
-  call.entry.partial_floats =
-      code.partial_floats(call, std::min<std::int64_t>(call.entry.rows, call.task_rows));
+  if (division.splits > 1)
+    call.entry.partial_floats =
+        code.partial_floats(call, std::min<std::int64_t>(call.entry.rows, call.task_rows));
   return call;
 }
 

@@ -1464,15 +1464,22 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
       sum[r] = sum[r] * rescale[r] + tile_sum;
     }
 
-    constexpr int kVecs = few_sums_per(kRows, 8);
     with_rows([&](const auto&, const auto& v) {
       int d = 0;
-      for (; d + kVecs * kLanes <= value_padded; d += kVecs * kLanes) {
-        few_values<kRows, kVecs>(s, s_stride, v, d, keys, value_dim - d, rescale, o + d);
-      }
-      for (; d < value_padded; d += kLanes) {
-        few_values<kRows, 1>(s, s_stride, v, d, keys, value_dim - d, rescale, o + d);
-      }
+      // As many columns at once as there are sums for, then half of them and so on: one alone
+      // would wait for each of its additions.
+      const auto columns = [&](auto count) {
+        constexpr int kVecs = decltype(count)::kIs;
+        if constexpr (kVecs <= few_sums_per(kRows, 8)) {
+          for (; d + kVecs * kLanes <= value_padded; d += kVecs * kLanes) {
+            few_values<kRows, kVecs>(s, s_stride, v, d, keys, value_dim - d, rescale, o + d);
+          }
+        }
+      };
+      columns(Int<8>{});
+      columns(Int<4>{});
+      columns(Int<2>{});
+      columns(Int<1>{});
     });
 
     if (!folds_after(entry, key_tile)) continue;
