@@ -138,10 +138,8 @@ std::vector<std::string> launch_command(const ProfileOptions& options, const Cas
   if (p.scale) add("--scale", fmt::format("{}", *p.scale));
   if (p.softcap != 0) add("--softcap", fmt::format("{}", p.softcap));
   if (p.lse) argv.emplace_back("--lse");
-  for (const auto& [name, value] : p.attributes)
-    if (!value.empty()) argv.push_back(fmt::format("--{}={}", name, value));
-  for (const auto& [name, given] : p.flags)
-    if (given) argv.push_back("--" + name);
+  for (const auto& [name, value] : p.asked())
+    argv.push_back(value.empty() ? "--" + name : fmt::format("--{}={}", name, value));
   if (options.hot) argv.emplace_back("--hot");
   argv.insert(argv.end(), {"--launch-calls", "{calls}"});
   return argv;

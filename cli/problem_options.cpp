@@ -134,6 +134,15 @@ void ProblemOptions::define(OptionSet& options) {
   }
 }
 
+std::map<std::string, std::string> ProblemOptions::asked() const {
+  std::map<std::string, std::string> all;
+  for (const auto& [name, given] : flags)
+    if (given) all[name];
+  for (const auto& [name, value] : attributes)
+    if (!value.empty()) all[name] = value;
+  return all;
+}
+
 std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
   ProblemDefaults common;
   common.mask = parse_mask(causal, window);
@@ -146,14 +155,11 @@ std::vector<ProblemDefaults> ProblemOptions::defaults(DeviceKind device) const {
     throw Failure(workbench::kUsage, fmt::format("--layout {}: possible are {}", layout,
                                                  fmt::join(layout_names(), ", ")));
   }
-  const auto apply = [&](const std::string& attribute) {
+  for (const auto& [name, value] : asked()) {
+    const std::string attribute = value.empty() ? name : name + "=" + value;
     if (const Status status = workbench::apply_attribute(common, attribute); !status)
-      throw Failure(workbench::kUsage, "--" + attribute + ": " + status.message());
-  };
-  for (const auto& [name, given] : flags)
-    if (given) apply(name);
-  for (const auto& [name, value] : attributes)
-    if (!value.empty()) apply(name + "=" + value);
+      throw Failure(workbench::kUsage, fmt::format("--{}: {}", attribute, status.message()));
+  }
   if (!out_dtype.empty()) common.out_dtype = parse_out_dtype(out_dtype);
 
   std::vector<ProblemDefaults> all;

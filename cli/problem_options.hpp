@@ -27,6 +27,8 @@ struct ProblemOptions {
   std::map<std::string, bool> flags;              // and which of those without a value are there
 
   void define(OptionSet& options);
+  /// What was asked for of serving, by name, with its value or without.
+  std::map<std::string, std::string> asked() const;
 
   /// One set of defaults for each dtype asked for; without --dtype fp32 on the CPU, fp16 on CUDA.
   /// Throws Failure naming the option, what it got and what is possible.

@@ -102,8 +102,10 @@ void narrow(Problem& p, Tensors& t, std::int64_t b) {
   t.mask = moved(t.mask, b * whole.array_mask.stride[0], element);
 }
 
-/// The same keys in other pages: page n of the pool becomes page other[n].
-Inputs shuffled(const Problem& p, const Inputs& inputs, std::uint64_t seed) {
+/// The same keys in other pages: page n of the pool becomes page other[n]. Entries that no key needs
+/// name no page at all.
+Inputs shuffled(const Placement& placement, const Inputs& inputs, std::uint64_t seed) {
+  const Problem& p = placement.problem();
   Inputs out = inputs;
   const std::int64_t count = p.pages.count;
   std::vector<std::int64_t> other(static_cast<std::size_t>(count));
@@ -129,8 +131,15 @@ Inputs shuffled(const Problem& p, const Inputs& inputs, std::uint64_t seed) {
   };
   move(inputs.k, out.k, p.k, p.head_dim);
   move(inputs.v, out.v, p.v, value_dim(p));
-  for (std::int32_t& entry : out.arrays.page_table)
-    entry = static_cast<std::int32_t>(other[static_cast<std::size_t>(entry)]);
+  for (std::int32_t& entry : out.arrays.page_table) entry = -7;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const workbench::Sequence& own = placement.sequence(b);
+    for (std::int64_t n = own.start / p.pages.size; n * p.pages.size < own.keys; ++n) {
+      const auto at = static_cast<std::size_t>(b * p.pages.row_stride + n);
+      out.arrays.page_table[at] =
+          static_cast<std::int32_t>(other[static_cast<std::size_t>(inputs.arrays.page_table[at])]);
+    }
+  }
   return out;
 }
 
@@ -198,7 +207,7 @@ std::optional<std::string> batch_difference(Device& device, const std::string& v
     return std::nullopt;
   };
   if (p.pages.used()) {
-    const Inputs other = shuffled(p, inputs, test.seed + 1);
+    const Inputs other = shuffled(placement, inputs, test.seed + 1);
     Memory again(device);
     const Buffers buffers = upload(device, again, p, other);
     if (const Status status = calls.run(p, buffers.tensors); !status)

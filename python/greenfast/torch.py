@@ -35,6 +35,7 @@ _EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
 _CODES = {getattr(torch, name): code for code, name in enumerate((*_arrays.DTYPES, "int32", "bool"))}
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _TOP_LEFT = 0
+_NUMBERS = frozenset((int, bool))
 _FLOAT_FEATURES = 3  # mask, sinks, slopes: the first of them
 _NO_MASK = tuple(_arrays.FEATURES.values())[1:]
 _CU_Q = list(_arrays.FEATURES).index("cu_q")
@@ -93,7 +94,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_sca
     if not _DIRECT or q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg():
         tensors = tuple(None if x is None else _describe(name, x) for name, x in zip(
             ("q", "k", "v", "out", "lse", "q_scale", "k_scale", "v_scale"), tensors))
-    if more is not None and (not _DIRECT or any(x is not None and type(x) not in _EXACT or x is not None and x.is_neg() for x in more[:_FLOAT_FEATURES])):
+    if more is not None and not (_DIRECT and _readable(more)):
         more = _arrays.describe_features(more)
     if not q.is_cuda:
         _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
@@ -105,6 +106,15 @@ def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_sca
             _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
         return
     _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+
+
+def _readable(more: tuple[Any, ...]) -> bool:
+    """Whether the module reads the arrays of these features as they are."""
+    for x in more:
+        kind = type(x)
+        if x is not None and kind not in _NUMBERS and (kind not in _EXACT or x.is_neg()):
+            return False
+    return True
 
 
 def _elsewhere(q: Tensor) -> bool:

@@ -234,3 +234,27 @@ def test_inputs_that_are_not_there(greenfast, inputs, words):
 
 def test_layouts_that_files_do_not_have(greenfast, capture):
     greenfast("check", "--inputs", capture(GOOD), "--layout", "padded").refused(2, "possible are", "bshd")
+
+
+def test_inputs_that_hold_nothing_judge_nobody_and_are_named(greenfast, capture):
+    arrays = tensors()
+    arrays["q"][:] = np.nan
+    result = check(greenfast, capture(safetensors(arrays)))
+    assert result.code == 10
+    for row in result.json["rows"]:
+        assert row["verdict"] == "SKIPPED", row
+        assert "nothing to judge: Q is NaN or Inf in 5120 of 5120 elements" in row["reason"]
+    arrays = tensors()
+    arrays["v"][0, 0, 3, 1] = np.inf
+    some = check(greenfast, capture(safetensors(arrays)))
+    assert all("V is NaN or Inf in 1 of 4224 elements" in row["reason"] for row in some.json["rows"] if row["verdict"] == "GREEN")
+    table = greenfast("check", "--device", "cpu", "--inputs", capture(safetensors(arrays)), "--quiet", "--out", "o")
+    assert "V is NaN or Inf in 1 of" in table.out
+
+
+def test_a_shape_without_rows_is_named(greenfast):
+    result = greenfast("check", "--variants", "cpu.naive", "--shapes", "1x2x0/8x16", "--dtype", "fp32", "--json")
+    assert result.code == 0 and result.json["rows"][0]["verdict"] == "GREEN"
+    assert "no rows" in result.json["rows"][0]["reason"]
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--primary", "1x2x0/8x16", "--guards", "none", "--dtype",
+              "fp32", "--seeds", "0").refused(2, "1x2x0/8x16", "nothing to compute")

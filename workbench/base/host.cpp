@@ -32,15 +32,15 @@ std::string value_of(const char* path, std::string_view key, char separator) {
 
 }  // namespace
 
-double run_delay_seconds(int process) {
+std::map<int, double> run_delays(int process) {
   char path[64];
   if (process == 0)
     std::snprintf(path, sizeof path, "/proc/self/task");
   else
     std::snprintf(path, sizeof path, "/proc/%d/task", process);
   DIR* tasks = opendir(path);
-  if (tasks == nullptr) return 0;
-  double seconds = 0;
+  std::map<int, double> out;
+  if (tasks == nullptr) return out;
   while (const dirent* task = readdir(tasks)) {
     if (task->d_name[0] == '.') continue;
     char name[128];
@@ -53,10 +53,10 @@ double run_delay_seconds(int process) {
     close(file);
     unsigned long long ran = 0, waited = 0;
     if (size > 0 && std::sscanf(text, "%llu %llu", &ran, &waited) == 2)
-      seconds += 1e-9 * static_cast<double>(waited);
+      out[std::atoi(task->d_name)] = 1e-9 * static_cast<double>(waited);
   }
   closedir(tasks);
-  return seconds;
+  return out;
 }
 
 std::string first_line(const char* path) {

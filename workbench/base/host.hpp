@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace greenfast::workbench {
@@ -19,9 +20,9 @@ struct HostFacts {
 
 HostFacts host_facts();
 
-/// Seconds that the threads which a process has now were ready to run and had no CPU; 0 is this
-/// process. 0 where the system does not tell.
-double run_delay_seconds(int process);
+/// Seconds that each thread which a process has now was ready to run and had no CPU, by its id; 0 is
+/// this process. Empty where the system does not tell.
+std::map<int, double> run_delays(int process);
 
 /// The first line of a file without its end; empty when it cannot be read.
 std::string first_line(const char* path);

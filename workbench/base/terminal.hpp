@@ -21,6 +21,9 @@ void say(std::FILE* stream, std::string_view text);
 /// text, wrapped in the escape codes of a colour when enabled.
 std::string paint(std::string_view text, Color color, bool enabled);
 
+/// A word as a shell takes it: quoted where it must be.
+std::string shell_word(const std::string& word);
+
 /// Columns that text takes on a terminal: code points of UTF-8, escape sequences not counted.
 std::size_t display_width(std::string_view text);
 

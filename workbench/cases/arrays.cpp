@@ -125,8 +125,12 @@ Drawn draw_lengths(const Problem& p, const Lengths& lengths, std::uint64_t seed,
   return drawn;
 }
 
-std::vector<std::int32_t> cumulative(const std::vector<std::int64_t>& lengths) {
-  std::vector<std::int32_t> sums{0};
+// The first sequence may begin behind rows of nobody, as far as there is room.
+std::vector<std::int32_t> cumulative(const std::vector<std::int64_t>& lengths, std::int64_t total,
+                                     std::int64_t wanted) {
+  const std::int64_t room =
+      total - std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  std::vector<std::int32_t> sums{static_cast<std::int32_t>(std::min(wanted, room))};
   for (const std::int64_t length : lengths)
     sums.push_back(sums.back() + static_cast<std::int32_t>(length));
   return sums;
@@ -148,7 +152,7 @@ std::vector<std::int32_t> used_of(const std::vector<std::int64_t>& drawn, bool p
 }
 
 std::vector<std::int32_t> draw_pages(const Problem& p, const std::vector<std::int64_t>& keys,
-                                     std::uint64_t seed) {
+                                     const std::vector<std::int32_t>& start, std::uint64_t seed) {
   const std::vector<std::int64_t> order = Draw(seed, Stream::order).permutation(p.pages.count);
   const std::int64_t in_row = (p.seq_kv + p.pages.size - 1) / p.pages.size;
   if (p.batch == 0 || in_row == 0) return {};
@@ -159,7 +163,8 @@ std::vector<std::int32_t> draw_pages(const Problem& p, const std::vector<std::in
   std::vector<std::int32_t> table(static_cast<std::size_t>(entries), spare);
   std::size_t next = 0;
   for (std::int64_t b = 0; b < p.batch; ++b)
-    for (std::int64_t n = 0; n * p.pages.size < keys[static_cast<std::size_t>(b)]; ++n)
+    for (std::int64_t n = start.empty() ? 0 : start[static_cast<std::size_t>(b)] / p.pages.size;
+         n * p.pages.size < keys[static_cast<std::size_t>(b)]; ++n)
       table[static_cast<std::size_t>(b * p.pages.row_stride + n)] =
           static_cast<std::int32_t>(order[next++]);
   return table;
@@ -267,8 +272,8 @@ Arrays draw_arrays(const Case& c) {
   if (!has_arrays(p)) return arrays;
   const Drawn drawn = draw_lengths(p, c.lengths, c.seed, true);
   const Sequences& s = p.sequences;
-  if (s.packed_q) arrays.cu_q = cumulative(drawn.rows);
-  if (s.packed_kv) arrays.cu_kv = cumulative(drawn.keys);
+  if (s.packed_q) arrays.cu_q = cumulative(drawn.rows, s.total_q, 2);
+  if (s.packed_kv) arrays.cu_kv = cumulative(drawn.keys, s.total_kv, 3);
   if (s.used_q)
     arrays.used_q = used_of(drawn.rows, s.packed_q, Draw(c.seed, Stream::used_q), c.lengths);
   if (s.used_kv)
@@ -283,10 +288,11 @@ Arrays draw_arrays(const Case& c) {
     const Draw draw(c.seed, Stream::start);
     for (std::int64_t b = 0; b < p.batch; ++b) {
       const std::int64_t have = keys[static_cast<std::size_t>(b)];
-      // Up to all but one key; the longest sequence has some in any case.
+      // Up to half of the keys, now and then all but one; the longest sequence has some in any case.
       const bool padded = have > 1 && (have == p.seq_kv || draw.below(2 * b, 4) != 0);
+      const std::int64_t most = draw.below(2 * b, 16) == 15 ? have - 1 : have / 2;
       arrays.kv_start.push_back(
-          static_cast<std::int32_t>(padded ? 1 + draw.below(2 * b + 1, have - 1) : 0));
+          static_cast<std::int32_t>(padded ? 1 + draw.below(2 * b + 1, most) : 0));
     }
   }
   if (s.kv_index) {
@@ -295,7 +301,7 @@ Arrays draw_arrays(const Case& c) {
       arrays.kv_index.push_back(
           static_cast<std::int32_t>(order[static_cast<std::size_t>(b % s.kv_rows)]));
   }
-  if (p.pages.used()) arrays.page_table = draw_pages(p, keys, c.seed);
+  if (p.pages.used()) arrays.page_table = draw_pages(p, keys, arrays.kv_start, c.seed);
   if (p.sinks) arrays.sinks = draw_sinks(c);
   if (p.alibi != Alibi::none) arrays.slopes = draw_slopes(p);
   if (p.array_mask.kind != MaskKind::none) arrays.mask = draw_mask(c, arrays);

@@ -9,7 +9,8 @@
 namespace greenfast::workbench {
 
 /// Arrays of a case, a pure function of its problem, lengths and seed. Page tables are in a random
-/// order; entries that no key needs name a page that nobody has.
+/// order; entries that no key needs, those of pages of left padding too, name a page that nobody
+/// has. Packed sequences begin and end inside the storage.
 Arrays draw_arrays(const Case& c);
 
 /// Sets what a problem says of its storage (total_q, total_kv, pages.count and row_stride, kv_rows)

@@ -979,15 +979,15 @@ std::string to_string(const Case& c) {
 std::vector<Problem> serving_problems(const Problem& asked) {
   static constexpr std::string_view kAsked[] = {
       "4x4/2x37/70 packed causal",
-      "4x4/2x45 packed window=20:0 sinks lse",
+      "4x4/2x45 packed window=20:0 sinks",
       "5x4/2x1/150 pages=16 used-kv",
       "3x4/2x19/133 pages=7 used-kv used-q causal sinks",
-      "3x4/2x40/90 used-kv kv-start chunk=32 causal",
+      "4x4/2x40/90 used-kv kv-start chunk=8 causal",
       "3x4/2x33/77 kv-index used-kv alibi causal",
       "2x4/2x21/67 mask=bool",
-      "2x4/2x18/70 mask=float:hqk packed-q causal lse",
+      "2x4/2x18/70 mask=float:hqk packed-q causal",
       "3x4/2x50 packed-kv used-q alibi=per-batch-head",
-      "3x2x5/97 chunk=24 kv-start pages=32 used-kv window=40:0 sinks lse",
+      "3x2x5/97 chunk=5 kv-start pages=32 used-kv window=40:0 sinks",
   };
   ProblemDefaults defaults;
   defaults.dtype = asked.dtype;

@@ -55,6 +55,8 @@ constexpr int kVerifiedSlots = 4;
 /// is stopped, which takes effect when the system next runs it: some time passes for a pool that
 /// spins. When inputs are renewed it stands still for long.
 constexpr double kIdleShare = 1.0, kIdleSeconds = 0.5;
+/// Share of a sample that a thread waits for a CPU on a machine that has one for it: it is woken.
+constexpr double kUsualWait = 0.02;
 /// Of a sample that waited all the time: a logarithm needs something.
 constexpr double kLeastShare = 0.01;
 constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
@@ -145,6 +147,7 @@ class Clocked {
     // CPU time within timed stretches, between them, and of this while its next inputs lay there;
     // and how long the stretches were.
     double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
+    std::optional<std::int64_t> bytes_loaded, bytes_warm;  // of its process's own memory
 
     void fail(Fault fault, std::string why) {
       check.fault = fault;
@@ -200,6 +203,7 @@ class Clocked {
     if (const auto plan = c.timed.subject->plan(problem, device_.facts())) {
       bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, plan->workspace_bytes));
     }
+    c.bytes_loaded = c.timed.subject->private_bytes();
     c.workspace = std::make_unique<Workspace>(device_, bytes);
     if (!c.workspace->ok()) {
       return {StatusCode::out_of_memory,
@@ -314,12 +318,13 @@ class Clocked {
   /// One sample: new inputs and poison off the clock, time, judge off the clock.
   void take(std::size_t index, Block& block) {
     Contestant& c = contestants_[index];
+    if (!c.bytes_warm) c.bytes_warm = c.timed.subject->private_bytes();
     const bool wake = device_.kind() == DeviceKind::cpu && c.estimate < kShortCall &&
                       !c.timed.subject->elsewhere();
     const int woken = wake ? next_slots(1).front() : 0;
     const std::vector<int> slots = next_slots(c.batch);
     std::optional<CpuUse> cpu_stopped, cpu_before;
-    double waited_before = 0;
+    std::map<int, double> waited_before;
     const auto ready = [&] {
       cpu_stopped = cpu_use(c);
       waited_before = waited(c);
@@ -341,7 +346,7 @@ class Clocked {
     };
     const double seconds = time(c, c.batch, slots, ready);
     const std::optional<CpuUse> cpu_after = cpu_use(c);
-    const double waited_after = waited(c);
+    const std::map<int, double> waited_after = waited(c);
     c.timed.subject->pause();
     if (!c.check.failure.empty()) return;
     if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
@@ -360,8 +365,9 @@ class Clocked {
     // What waited cannot have taken more than the sample less what its threads computed in it.
     const double computed = cpu_before && cpu_after ? cpu_after->seconds - cpu_before->seconds : 0;
     const double least = std::max(kLeastShare * taken, computed / device_.facts().multiprocessors);
-    const double lost = std::clamp(waited_after - waited_before, 0.0, std::max(0.0, taken - least));
-    block.samples.push_back({static_cast<int>(index), taken / c.batch, lost / c.batch});
+    const double waiting =
+        std::clamp(lost(waited_before, waited_after, taken), 0.0, std::max(0.0, taken - least));
+    block.samples.push_back({static_cast<int>(index), taken / c.batch, waiting / c.batch});
   }
 
   std::optional<CpuUse> cpu_use(Contestant& c) {
@@ -370,14 +376,25 @@ class Clocked {
     return CpuUse{0, own_cpu_seconds()};
   }
 
-  /// Seconds that threads which serve a side's calls were ready and had no CPU, so far: a plugin's,
+  /// How long each thread that serves a side's calls was ready and had no CPU, so far: a plugin's,
   /// and this process's own, which its answer waits for.
-  double waited(Contestant& c) {
-    if (device_.kind() != DeviceKind::cpu) return 0;
-    double seconds = run_delay_seconds(0);
+  std::map<int, double> waited(Contestant& c) {
+    if (device_.kind() != DeviceKind::cpu) return {};
+    std::map<int, double> out = run_delays(0);
     if (c.timed.subject->elsewhere())
-      if (const auto use = c.timed.subject->cpu_use()) seconds += run_delay_seconds(use->process);
-    return seconds;
+      if (const auto use = c.timed.subject->cpu_use()) out.merge(run_delays(use->process));
+    return out;
+  }
+  /// What of a sample that took `seconds` was waiting, beyond what waking a thread takes.
+  static double lost(const std::map<int, double>& before, const std::map<int, double>& after,
+                     double seconds) {
+    double sum = 0;
+    for (const auto& [thread, delay] : after) {
+      const auto was = before.find(thread);
+      const double here = delay - (was == before.end() ? 0 : was->second);
+      sum += std::max(0.0, here - kUsualWait * seconds);
+    }
+    return sum;
   }
 
   bool verify(Contestant& c, const std::vector<int>& slots) {
@@ -444,6 +461,11 @@ class Clocked {
       Contestant& c = contestants_[side];
       Side& recorded = out_.samples.sides[side];
       if (c.wall_inside > 0) recorded.threads_used = c.cpu_inside / c.wall_inside;
+      if (const auto now = c.timed.subject->private_bytes();
+          now && c.bytes_loaded && c.bytes_warm) {
+        recorded.held_bytes = std::max<std::int64_t>(0, *now - *c.bytes_loaded);
+        recorded.grown_bytes = std::max<std::int64_t>(0, *now - *c.bytes_warm);
+      }
       recorded.cpu_between_seconds = c.cpu_between;
       if (!c.check.failure.empty() || !c.timed.subject->elsewhere()) continue;
       if (const auto touched = c.timed.subject->touched()) {

@@ -122,6 +122,8 @@ json shape_json(const Samples& samples) {
     if (side.threads_used > 0)
       entry["cpu"] = {{"threads", side.threads_used},
                       {"between_seconds", side.cpu_between_seconds}};
+    if (side.held_bytes >= 0)
+      entry["memory"] = {{"held_bytes", side.held_bytes}, {"grown_bytes", side.grown_bytes}};
     sides.push_back(std::move(entry));
   }
   json blocks = json::array();
@@ -198,6 +200,11 @@ Samples shape_of(const Node& node) {
     if (entry.has("cpu")) {
       side.threads_used = entry.at("cpu").at("threads").number();
       side.cpu_between_seconds = entry.at("cpu").at("between_seconds").number();
+    }
+    if (entry.has("memory")) {
+      constexpr std::int64_t kMost = std::int64_t{1} << 50;
+      side.held_bytes = entry.at("memory").at("held_bytes").integer(0, kMost);
+      side.grown_bytes = entry.at("memory").at("grown_bytes").integer(0, kMost);
     }
     if (entry.has("errors")) {
       const Node errors = entry.at("errors");

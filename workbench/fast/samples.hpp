@@ -55,6 +55,9 @@ struct Side {
   std::string output_sha256;             ///< of its output on the first inputs; empty: not taken
   double threads_used = 0;         ///< CPU time over time of its timed stretches; 0: not known
   double cpu_between_seconds = 0;  ///< CPU time of its process between them
+  /// Of a side in a process of its own: private memory beyond what it had when it was loaded, at the
+  /// end of its calls, and how much of that came with the timed ones. -1: not known.
+  std::int64_t held_bytes = -1, grown_bytes = -1;
 };
 
 /// All samples of one problem.

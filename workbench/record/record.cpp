@@ -24,6 +24,8 @@ json run_problem_json(const RunProblem& run_problem) {
   out["problem"] = to_string(p);
   out["source"] = run_problem.captured != nullptr ? "file" : "generated";
   out["flop"] = flop_count(p);
+  if (!(p.sequences == Sequences{}) || p.pages.used())
+    out["lengths"] = to_string(run_problem.named.lengths);
   return out;
 }
 

@@ -100,6 +100,9 @@ std::string run_table(const RunPlan& plan, const RunResult& result, bool color) 
     if (row.verdict == Verdict::red)
       out += fmt::format("{} {} on {}: {}\n", paint("RED", Color::red, color), row.variant,
                          row.problem, row.reason);
+  for (const RunRow& row : result.rows)
+    if (row.verdict == Verdict::green && !row.reason.empty())
+      out += fmt::format("NOTE {} on {}: {}\n", row.variant, row.problem, row.reason);
   for (const LeftOut& left : left_out(result.rows))
     out += fmt::format("{} {} on {} ({})\n", paint("SKIPPED", Color::yellow, color),
                        fmt::join(left.variants, ", "), fmt::join(left.problems, ", "), left.reason);

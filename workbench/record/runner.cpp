@@ -56,6 +56,27 @@ int graver(int a, int b) {
   return worst_of(codes);
 }
 
+/// Whether no element of the right answer is a number.
+bool holds_nothing(const CaseData& data) {
+  return !data.reference.o.empty() && std::none_of(data.reference.o.begin(), data.reference.o.end(),
+                                                   [](double x) { return std::isfinite(x); });
+}
+
+/// "Q is NaN or Inf in 3 of 512 elements"; empty where all are numbers.
+std::string words_of_nonfinite(const Inputs& inputs, const Problem& p) {
+  std::vector<std::string> parts;
+  for (const auto& [name, bytes] :
+       {std::pair("Q", &inputs.q), std::pair("K", &inputs.k), std::pair("V", &inputs.v)}) {
+    const auto elements = static_cast<std::int64_t>(bytes->size() / size_of(p.dtype));
+    std::int64_t bad = 0;
+    for (std::int64_t i = 0; i < elements; ++i)
+      bad += !std::isfinite(numeric::load(p.dtype, bytes->data(), i));
+    if (bad > 0)
+      parts.push_back(fmt::format("{} is NaN or Inf in {} of {} elements", name, bad, elements));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
 class Runner {
  public:
   Runner(const RunPlan& plan, const RunObserver& observer) : plan_(plan), observer_(observer) {
@@ -163,6 +184,17 @@ class Runner {
           if (!prepared.ok()) return prepared.status();
           data = std::move(*prepared);
         }
+        if (problem.captured != nullptr && holds_nothing(*data)) {
+          for (std::size_t row_of = first_row; row_of < result_.rows.size(); ++row_of) {
+            RunRow& left = result_.rows[row_of];
+            if (left.cases == 0 && !left.reason.empty()) continue;  // refused
+            left.reason = fmt::format(
+                "nothing to judge: {}, so that every row of the right answer is NaN or Inf",
+                words_of_nonfinite(*problem.captured, c.problem));
+            left.exit_code = kDefer;
+          }
+          return {};
+        }
         if (c.distribution == Distribution::normal || c.distribution == Distribution::file)
           keep_larger(limits_, data->limits);
         CaseResult r = validate(*subjects[s], *plan_.device, *data, policy_);
@@ -178,6 +210,14 @@ class Runner {
       row.reason = fmt::format("took {} of {} cases and refused the others: {}", row.cases,
                                cases.size(), row.refused_midway);
       row.exit_code = kDefer;
+    }
+    for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
+      RunRow& row = result_.rows[r];
+      if (row.verdict != Verdict::green) continue;
+      if (row.rows_total == 0)
+        row.reason = "the problem has no rows: that the call returned and wrote nothing is all";
+      else if (problem.captured != nullptr)
+        row.reason = words_of_nonfinite(*problem.captured, problem.named.problem);
     }
     return {};
   }
@@ -206,6 +246,7 @@ class Runner {
     row->exit_code = row->cases == 0 ? code : graver(row->exit_code, code);
     if (row->cases == 0) row->verdict = Verdict::green;
     ++row->cases;
+    row->rows_total += r.rows_total;
     if (r.rows_checked < r.rows_total) ++row->rows_sampled;
     // Errors where V is at the last number of a type say nothing in a table.
     if (!has_own_problem(r.test.distribution)) keep_worst(&row->worst, r.metrics);

@@ -84,7 +84,9 @@ Metrics measure(const Reference& reference, std::int64_t head_dim, DType out_dty
     }
     sum_ee += row_ee;
     sum_rr += row_rr;
-    m.max_row = std::max(m.max_row, row_rr > 0 ? std::sqrt(row_ee / row_rr) : std::sqrt(row_ee));
+    const double least = reference.least_norm.empty() ? 0.0 : reference.least_norm[i];
+    const double norm = std::max(row_rr, least * least);
+    m.max_row = std::max(m.max_row, norm > 0 ? std::sqrt(row_ee / norm) : std::sqrt(row_ee));
   }
   if (!errors.empty()) {
     const auto count = static_cast<double>(errors.size());

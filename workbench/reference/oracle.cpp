@@ -143,7 +143,8 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
   std::vector<double> tile(static_cast<std::size_t>(kKeyTile * std::max(dim, dim_v)));
   std::vector<char> hidden;  // by the array mask, of each row and key
   if (biased) hidden.assign(static_cast<std::size_t>(count * stride), 0);
-  std::vector<char> dead(static_cast<std::size_t>(count));  // rows without a key after all
+  std::vector<char> dead(static_cast<std::size_t>(count));     // rows without a key after all
+  std::vector<double> share(static_cast<std::size_t>(count));  // of the keys beside the sink
   std::vector<double> transposed(static_cast<std::size_t>(kKeyTile * dim));
 
   for (std::int64_t j0 = 0; j0 < width; j0 += kKeyTile) {
@@ -199,6 +200,9 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
       s[j] = std::exp(s[j] - largest);
       sum += s[j];
     }
+    double keys = 0;
+    for (std::int64_t j = begin; p.sinks && j < end; ++j) keys += s[j];
+    share[static_cast<std::size_t>(r)] = keys / sum;
     std::fill(s, s + begin, 0.0);
     std::fill(s + end, s + stride, 0.0);
     for (std::int64_t j = begin; j < end; ++j) s[j] /= sum;
@@ -230,6 +234,16 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
         for (std::int64_t d = 0; d < dim_v; ++d)
           o[r * dim_v + d] += scores[at] * tile[static_cast<std::size_t>(j * dim_v + d)];
       }
+  }
+
+  constexpr double kLeast = 1e-4;
+  if (!p.sinks) return;
+  for (std::int64_t r = 0; r < count; ++r) {
+    double norm = 0;
+    for (std::int64_t d = 0; d < dim_v; ++d) norm += o[r * dim_v + d] * o[r * dim_v + d];
+    const double keys = share[static_cast<std::size_t>(r)];
+    if (keys > 0)
+      out.least_norm[first + static_cast<std::size_t>(r)] = kLeast * std::sqrt(norm) / keys;
   }
 }
 
@@ -282,6 +296,7 @@ Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std
   out.rows = std::move(rows);
   out.o.assign(out.rows.size() * static_cast<std::size_t>(dim_v), 0.0);
   out.lse.assign(out.rows.size(), -kInfinity);
+  if (p.sinks) out.least_norm.assign(out.rows.size(), 0.0);
 
   const bool exact = truth == Truth::unquantised && p.dtype == DType::e4m3 && is_dense(p);
   const Source q(placement, &Placement::q, inputs.q, inputs.q_scale, p.heads_q, p.seq_q, p.head_dim,

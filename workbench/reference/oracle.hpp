@@ -19,6 +19,10 @@ struct Reference {
   std::int64_t total_rows = 0;     // that exist
   std::vector<double> o;           // rows.size() x D of V
   std::vector<double> lse;  // rows.size(), natural log; where no key is visible the sink, or -inf
+  /// Of each of `rows`: what its norm is taken for at least when an error is held to it. A sink may
+  /// leave so little of a row that no type holds it: a ten-thousandth of what it would be without the
+  /// sink. Empty: 0.
+  std::vector<double> least_norm;
   /// Some row sees a NaN or Inf among the inputs.
   bool nonfinite_visible = false;
   /// Of each of `rows`: a NaN or Inf in V is seen by a row so near that both may be in one tile,

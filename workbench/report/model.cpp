@@ -417,14 +417,14 @@ std::vector<bool> present(const Chart& chart, std::size_t label) {
 /// A chart of bars as several where it has too many: labels that have the same series stay together,
 /// and of the table each part gets its own rows, by the column that holds the label.
 std::vector<Chart> readable(Chart chart, std::size_t label_column) {
-  std::size_t bars = 0;
+  std::size_t most = 0;  // bars at one label, for which every label keeps room
   std::vector<std::vector<std::size_t>> parts;
   std::vector<std::vector<bool>> has;  // of each part: which series
   std::vector<std::size_t> filled;     // bars of each part
   for (std::size_t label = 0; label < chart.labels.size(); ++label) {
     const std::vector<bool> here = present(chart, label);
     const auto more = static_cast<std::size_t>(std::count(here.begin(), here.end(), true));
-    bars += more;
+    most = std::max(most, more);
     std::size_t part = parts.size();
     for (std::size_t i = 0; i < parts.size(); ++i)
       if (has[i] == here && filled[i] + more <= kMostBars) part = i;
@@ -436,7 +436,7 @@ std::vector<Chart> readable(Chart chart, std::size_t label_column) {
     parts[part].push_back(label);
     filled[part] += more;
   }
-  if (bars <= kMostBars) return {std::move(chart)};
+  if (most * chart.labels.size() <= kMostBars) return {std::move(chart)};
   std::vector<Chart> out;
   for (std::size_t part = 0; part < parts.size(); ++part) {
     Chart& one = out.emplace_back();

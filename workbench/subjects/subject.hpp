@@ -47,6 +47,8 @@ class Subject {
   virtual void pause() {}
   /// CPU time of its process so far; nothing where it has none of its own.
   virtual std::optional<CpuUse> cpu_use() { return std::nullopt; }
+  /// Private memory of its process, in bytes; nothing where it has none of its own.
+  virtual std::optional<std::int64_t> private_bytes() { return std::nullopt; }
   /// From here on touched() tells what its process did to things that are not its own: the affinity
   /// and priority of this process, processes it started.
   virtual void watch() {}

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/base/stdout_aside.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/resources/device_code.hpp"
@@ -58,6 +58,14 @@ json summary_json(const Summary& s) {
 /// Share of the cores' time that others may take before nothing is promoted any more: pairs cancel
 /// a load that is steady, not one that comes and goes with a block.
 constexpr double kMostOtherWork = 0.5;
+
+/// What a plugin's process may grow by while it is timed: allocators round, pools fill.
+constexpr std::int64_t kMostGrowth = std::int64_t{1} << 20;
+
+bool is_plugin(const std::string& id) {
+  const auto rows = plugin_kernels();
+  return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.id == id; });
+}
 
 /// What the kernels of a plugin take at most, since it does not tell which of them it launches.
 std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int arch) {
@@ -103,18 +111,6 @@ std::optional<KernelResources> compiled_kernel(const std::string& kernel, int ar
     }
   }
   return out;
-}
-
-/// A word as a shell takes it.
-std::string shell_word(const std::string& word) {
-  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("_-./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  if (plain && !word.empty()) return word;
-  std::string out = "'";
-  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
 }
 
 /// The range of what the device told about itself while a shape was timed; empty where it told
@@ -481,6 +477,9 @@ class Gate {
       workspace = std::max<std::int64_t>(workspace, shape.candidate->workspace_bytes);
     }
     const bool cpu = build_.device.kind == DeviceKind::cpu;
+    // A plugin's plan tells nothing of its memory; that of its process is measured while it is timed.
+    plugin_memory_ = cpu && is_plugin(options_.candidate);
+    if (plugin_memory_) return;
     if (cpu && arena < 0) {
       const std::string why = fmt::format("{} tells no plan", options_.candidate);
       record_["resources"].push_back({{"name", "plan"}, {"status", "SKIPPED"}, {"reason", why}});
@@ -638,6 +637,7 @@ class Gate {
       all.push_back(std::move(samples));
       evidence.push_back(std::move(seen));
     }
+    if (plugin_memory_ && !memory_of_plugin(all)) return {};
     if (!overall.empty()) record_["overall"] = interval_json(speedup(geometric_mean(overall)));
     record_["samples"] = to_json(all);
     checklist_of(evidence);
@@ -650,6 +650,51 @@ class Gate {
     if (reasons_.empty() && !busy.empty())
       reasons_.push_back({ReasonCode::noisy, busy, "a quieter machine: nothing else running"});
     return {};
+  }
+
+  /// What a CPU plugin's process took beside the workspace that it was given; false ends the walk.
+  bool memory_of_plugin(const std::vector<Samples>& all) {
+    std::int64_t held = -1, grown = -1;
+    for (const Samples& samples : all) {
+      held = std::max(held, samples.sides[1].held_bytes);
+      grown = std::max(grown, samples.sides[1].grown_bytes);
+    }
+    const std::int64_t limit = rules_.cpu_arena_bytes * build_.device.multiprocessors;
+    const char* const gate = "resources: memory of the plugin's process";
+    const std::string target =
+        fmt::format("<= {} KB, growth <= {} KB", limit / 1024, kMostGrowth / 1024);
+    if (held < 0) {
+      const std::string why = "the system does not tell what the plugin's process takes";
+      record_["resources"].push_back(
+          {{"name", "private_bytes"}, {"status", "SKIPPED"}, {"reason", why}});
+      check(gate, target, why, "SKIPPED");
+      reasons_.push_back({ReasonCode::tool_missing, "resources are unknown: " + why,
+                          "a system with /proc/PID/smaps_rollup"});
+      return true;
+    }
+    const bool inside = held <= limit, steady = grown <= kMostGrowth;
+    record_["resources"].push_back({{"name", "private_bytes"},
+                                    {"value", held},
+                                    {"limit", limit},
+                                    {"status", inside ? "PASS" : "FAIL"}});
+    record_["resources"].push_back({{"name", "grown_bytes"},
+                                    {"value", grown},
+                                    {"limit", kMostGrowth},
+                                    {"status", steady ? "PASS" : "FAIL"}});
+    check(gate, target,
+          fmt::format("{} KB, of them {} KB grown in timed calls", held / 1024, grown / 1024),
+          inside && steady ? "PASS" : "FAIL");
+    if (inside && steady) return true;
+    end_with("resources",
+             {ReasonCode::resources,
+              steady ? fmt::format("the plugin's process holds {} bytes of its own, limit {}", held,
+                                   limit)
+                     : fmt::format("the plugin's process grew by {} bytes in its timed calls, and "
+                                   "may by {}: it keeps memory from call to call",
+                                   grown, kMostGrowth),
+              steady ? "smaller tiles, or the workspace that a kernel asks for"
+                     : "free what a call takes, or ask for a workspace"});
+    return false;
   }
 
   /// The candidate beside the peers that were asked for, at the primary shape. For the report
@@ -702,7 +747,11 @@ class Gate {
       return;
     }
     for (std::size_t side = 0; side < to.sides.size(); ++side) {
-      to.sides[side].batch = std::min(to.sides[side].batch, from.sides[side].batch);
+      Side& kept = to.sides[side];
+      const Side& more = from.sides[side];
+      kept.batch = std::min(kept.batch, more.batch);
+      kept.held_bytes = std::max(kept.held_bytes, more.held_bytes);
+      kept.grown_bytes = std::max(kept.grown_bytes, more.grown_bytes);
     }
     to.blocks.insert(to.blocks.end(), from.blocks.begin(), from.blocks.end());
   }
@@ -812,6 +861,7 @@ class Gate {
   std::vector<Reason> reasons_;
   std::optional<std::string> ended_;  // the step after which nothing more is run
   std::string no_op_;
+  bool plugin_memory_ = false;
   std::size_t done_ = 0, total_ = 3;
 };
 

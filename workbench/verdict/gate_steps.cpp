@@ -134,6 +134,15 @@ Result<BuildStep> build(const GateOptions& options, const Policy& policy) {
     const auto shapes = shapes_of(options, policy, dtype);
     if (!shapes) return shapes.status();
     std::string refused;
+    for (const NamedProblem& shape : *shapes) {
+      const Problem& p = shape.problem;
+      if (p.batch * p.heads_q * p.seq_q * p.seq_kv != 0) continue;
+      return Status(
+          StatusCode::invalid_argument,
+          fmt::format("{} ({}) has nothing to compute: no kernel is called for it, and its "
+                      "time is nobody's; give a shape with rows and keys",
+                      shape.name, to_string(p)));
+    }
     for (const bool is_candidate : {false, true}) {
       Subject& subject = stage->of(is_candidate);
       if (const auto why = subject.refusal(shapes->front().problem, facts)) {

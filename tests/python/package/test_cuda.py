@@ -185,3 +185,80 @@ def test_a_model_of_transformers_beside_sdpa():
             warnings.simplefilter("error", gt.FallbackWarning)
             logits[name] = model(input_ids=ids).logits.float()
     assert (logits["greenfast"] - logits["eager"]).norm() <= 2 * (logits["sdpa"] - logits["eager"]).norm()
+
+
+# --- features: a kernel of this device computes them, or the library refuses by name ---------------------------------------
+
+def attempt(words, function, *arguments, **options):
+    """What the call returns; skips where every kernel of this device refuses the feature in the library's words."""
+    try:
+        return function(*arguments, **options)
+    except NotImplementedError as error:
+        assert words in str(error)
+        pytest.skip(f"no kernel of this device: {words}")
+
+
+MASK = torch.rand(190, 333, generator=torch.Generator().manual_seed(0)) < 0.5
+
+
+@pytest.mark.parametrize("ours, theirs, words", [
+    (dict(mask=MASK), dict(mask=MASK.numpy()), "mask"), (dict(sinks=torch.ones(4)), dict(sinks=np.ones(4)), "sinks"),
+    (dict(mask=torch.where(MASK, 0.5, -torch.inf)), dict(mask=np.where(MASK.numpy(), 0.5, -np.inf)), "mask"),
+    (dict(slopes=torch.ones(4) / 8, align="top_left"), dict(slopes=np.ones(4) / 8), "ALiBi"),
+    (dict(chunk=64, causal=True, align="bottom_right"), dict(chunk=64, right=0, bottom_right=True), "chunk"),
+])
+@pytest.mark.parametrize("dtype, error", TYPES)
+def test_features_are_the_definitions(either_way, dtype, error, ours, theirs, words):
+    q, k, v = tensors(dtype, rows=190, keys=333, width=128)
+    ours = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in ours.items()}
+    out, lse = attempt(words, greenfast.attention, q, k, v, return_lse=True, **ours)
+    want, want_lse = reference.attention(*(x.float().cpu().numpy() for x in (q, k, v)), **theirs)
+    np.testing.assert_allclose(out.float().cpu(), want, atol=error)
+    np.testing.assert_allclose(lse.cpu(), want_lse, atol=error)
+
+
+@pytest.mark.parametrize("where", ["dense", "packed", "pages"])
+def test_lengths_on_the_device_may_change_between_replays(where):
+    cu, table = torch.tensor([0, 40, 100], dtype=torch.int32), torch.randperm(16).int().view(2, 8)
+    if where == "dense":
+        q, k, v = tensors(rows=16, keys=128)
+        options = dict(used_kv=torch.tensor([128, 128], dtype=torch.int32))
+    elif where == "packed":
+        q, k, v = (x[0, :, :100].contiguous() for x in tensors(rows=100, keys=100))
+        options = dict(cu_q=cu, cu_kv=cu.clone(), max_q=100, max_kv=100)
+    else:
+        q, k, v = tensors(rows=16)[0], *(torch.randn(16, 2, 16, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+        options = dict(used_kv=torch.tensor([128, 128], dtype=torch.int32), page_table=table)
+    options = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()} | dict(causal=True, align="bottom_right")
+    attempt("", greenfast.attention, q, k, v, **options)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = greenfast.attention(q, k, v, **options)
+    for lengths in ([17, 90], [128, 1]):
+        if where == "packed":
+            options["cu_q"][1] = options["cu_kv"][1] = lengths[0]
+        else:
+            options["used_kv"].copy_(torch.tensor(lengths))
+        made.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(made, greenfast.attention(q, k, v, **options))
+
+
+@pytest.mark.parametrize("mask", [MASK, torch.where(MASK, 0.5, -torch.inf).half()], ids=["bool", "float"])
+def test_sdpa_with_a_mask_is_torchs_whoever_computes_it(mask):
+    q, k, v = tensors(rows=190, keys=333, heads_kv=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gt.FallbackWarning)
+        out = gt.scaled_dot_product_attention(q, k, v, mask.cuda())
+    torch.testing.assert_close(out, SDPA(q, k, v, mask.cuda()), atol=2e-3, rtol=0)
+
+
+def test_a_cache_grows_on_the_device():
+    k, v = (torch.randn(2, 3, 2, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+    caches = [torch.zeros(2, 16, 2, 64, device="cuda", dtype=torch.float16) for _ in range(2)]
+    used = torch.tensor([4, 0], dtype=torch.int32, device="cuda")
+    attempt("append", greenfast.append, k, v, *caches, used_kv=used, layout="bshd")
+    assert torch.equal(caches[0][0, 4:7], k[0]) and torch.equal(caches[1][1, :3], v[1]) and not caches[0][0, 7:].any()
+    with pytest.raises(ValueError, match="cu_q lies on cpu"):
+        greenfast.attention(k[0].transpose(0, 1), k, v, cu_q=torch.tensor([0, 3], dtype=torch.int32), layout="bhsd")

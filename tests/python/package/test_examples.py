@@ -6,7 +6,10 @@ import subprocess
 import sys
 import warnings
 
+import numpy
 import pytest
+
+import reference
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.S)
@@ -36,6 +39,21 @@ def test_the_call_on_numpy(capsys):
     names = {}
     exec(block("import numpy"), names)
     assert names["out"].shape == (1, 8, 512, 64) and names["lse"].shape == (1, 8, 512) and "cpu.flash" in capsys.readouterr().out
+
+
+def test_pages_on_numpy():
+    names = {}
+    exec(block("import numpy"), names)
+    exec(block("page_table=table"), names)
+    k, v, b = names["pool_k"].reshape(4, 80, 2, 64), names["pool_v"].reshape(4, 80, 2, 64), 2
+    want, _ = reference.attention(names["q"][b:b + 1].swapaxes(1, 2), *(x[b:b + 1, :41].swapaxes(1, 2) for x in (k, v)))
+    numpy.testing.assert_allclose(names["out"][b:b + 1].swapaxes(1, 2), want, atol=3e-6)
+    assert (k[b, 40] != 0).all() and not k[b, 41:].any()
+
+
+def test_generation_from_pages_end_to_end():
+    done = subprocess.run([sys.executable, ROOT / "examples" / "paged.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.count("as without pages") == 3, done.stdout + done.stderr
 
 
 def test_the_model_of_transformers(monkeypatch):

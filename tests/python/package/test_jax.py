@@ -22,3 +22,11 @@ def test_a_traced_array_holds_no_memory():
     q, k, v = (jax.numpy.asarray(x) for x in reference.inputs())
     with pytest.raises(Exception, match="traced"):
         jax.jit(lambda x: greenfast.attention(x, k, v))(q)
+
+
+def test_masks_and_lengths_of_jax():
+    q, k, v = (jax.numpy.asarray(x) for x in reference.inputs())
+    mask, used = jax.numpy.asarray(np.random.default_rng(0).random((37, 53)) < 0.6), jax.numpy.asarray([53, 8], dtype=jax.numpy.int32)
+    out = greenfast.attention(q, k, v, mask=mask, used_kv=used)
+    for where, own, _ in reference.sequences(*(np.array(x) for x in (q, k, v)), mask=np.asarray(mask), used_kv=np.asarray(used)):
+        np.testing.assert_allclose(np.asarray(out)[where], own, atol=4e-6)

@@ -60,6 +60,24 @@ def test_slices_of_one_buffer_are_read_where_they_lie(either_way):
     assert torch.equal(out, greenfast.attention(q.contiguous(), k.contiguous(), v.contiguous(), layout="bshd"))
 
 
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_features_are_read_as_tensors_or_arrays(either_way, as_numpy):
+    q, k, v = tensors(width_v=16)
+    arrays = dict(mask=torch.rand(37, 53) < 0.7, sinks=torch.zeros(4), slopes=torch.ones(4) / 8, used_kv=torch.tensor([53, 9], dtype=torch.int32),
+                  kv_start=torch.tensor([2, 0], dtype=torch.int32))
+    want = reference.sequences(*(x.numpy() for x in (q, k.clone(), v.clone())), **{name: x.numpy() for name, x in arrays.items()}, right=0)
+    given = {name: x.numpy() if as_numpy else x for name, x in arrays.items()}
+    out = greenfast.attention(q, k, v, causal=True, align="top_left", **given)
+    for where, own, _ in want:
+        np.testing.assert_allclose(out[where], own, atol=4e-6)
+    negated = {**given, "slopes": torch._neg_view(-arrays["slopes"])}
+    with pytest.raises(TypeError, match="slopes is a .*negated"):
+        greenfast.attention(q, k, v, causal=True, align="top_left", **negated)
+    for bad, words in ((arrays["used_kv"].long(), "used_kv is int64"), ([3, 4], "used_kv is builtins.list"), (arrays["used_kv"].to("meta"), "meta")):
+        with pytest.raises(TypeError, match=words):
+            greenfast.attention(q, k, v, causal=True, align="top_left", used_kv=bad)
+
+
 def broken(name, make, words):
     return pytest.param(make, words, id=name)
 

@@ -54,7 +54,8 @@ TEST(Policies, BuiltInOnesLoadAndCarryTheirDigest) {
     EXPECT_EQ(policy->name, builtin.name);
     EXPECT_EQ(policy->sha256.size(), 64u);
   }
-  EXPECT_EQ(strict().distributions.size(), distribution_table().size());
+  // All but the one that joins whoever asks for the ends of the range.
+  EXPECT_EQ(strict().distributions.size() + 1, distribution_table().size());
   EXPECT_EQ(load_policy("legacy.stage_c")->reference, Truth::unquantised);
 }
 
@@ -169,15 +170,16 @@ TEST(Validate, KernelsThatRefuseTheEndsOfTheRangeAreJudgedByTheRest) {
     EXPECT_EQ(c.problem.dtype, asked.problem.dtype);
     EXPECT_EQ(c.problem.head_dim, asked.problem.head_dim);
     EXPECT_TRUE(check(c.problem)) << to_string(c);
-    const bool same =
-        c.problem.seq_q == asked.problem.seq_q && c.problem.scale == asked.problem.scale;
+    const bool same = c.problem.seq_q == asked.problem.seq_q &&
+                      c.problem.seq_kv == asked.problem.seq_kv &&
+                      c.problem.scale == asked.problem.scale;
     EXPECT_NE(same, has_own_problem(c.distribution)) << to_string(c);
     if (has_own_problem(c.distribution)) of_their_own.insert(std::string(name_of(c.distribution)));
   }
   // No softcap, no mask, and too few keys to be asked about 98,305.
-  EXPECT_EQ(of_their_own,
-            (std::set<std::string>{"dead_rows", "extreme_v", "faint_tail", "far_offsets",
-                                   "huge_scores", "one_key", "recent_keys", "tiny_values"}));
+  EXPECT_EQ(of_their_own, (std::set<std::string>{"dead_rows", "extreme_v", "faint_tail",
+                                                 "far_offsets", "huge_scores", "one_key",
+                                                 "recent_keys", "serving", "tiny_values"}));
 }
 
 TEST(Limits, FollowTheCoarserOfInputAndOutput) {

@@ -88,6 +88,15 @@ class Filter {
     add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
   }
+  /// The same where its argument of this number is `value`, or where it is not.
+  void refuse_where(long call, std::size_t argument, std::uint32_t value, bool is, int error) {
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 4, static_cast<std::uint32_t>(call)});
+    load(offsetof(seccomp_data, args) + argument * sizeof(std::uint64_t));
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint8_t>(is ? 0 : 1),
+                     static_cast<std::uint8_t>(is ? 1 : 0), value});
+    add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
+    load(offsetof(seccomp_data, nr));
+  }
   void refuse_others_than(std::uint32_t architecture) {
     code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 1, 0, architecture});
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
@@ -124,11 +133,33 @@ std::uint32_t no_processes() {
   filter.refuse(__NR_vfork, EPERM);
 #endif
   filter.refuse(435, ENOSYS);  // clone3, whose flags lie in memory: the C library then uses clone
-  for (const long call :
-       {__NR_execve, __NR_execveat, __NR_setsid, __NR_setpgid, __NR_ptrace, __NR_process_vm_readv,
-        __NR_process_vm_writev, __NR_setpriority, __NR_sched_setscheduler, __NR_sched_setparam,
-        __NR_sched_setattr, __NR_ioprio_set})
+  for (const long call : {__NR_execve,
+                          __NR_execveat,
+                          __NR_setsid,
+                          __NR_setpgid,
+                          __NR_ptrace,
+                          __NR_process_vm_readv,
+                          __NR_process_vm_writev,
+                          __NR_setpriority,
+                          __NR_sched_setscheduler,
+                          __NR_sched_setparam,
+                          __NR_sched_setattr,
+                          __NR_ioprio_set,
+                          __NR_fallocate,
+                          __NR_move_pages,
+                          __NR_migrate_pages,
+                          __NR_mbind,
+                          __NR_perf_event_open,
+                          __NR_bpf,
+                          425 /* io_uring_setup */,
+                          438 /* pidfd_getfd */,
+                          440 /* process_madvise */})
     filter.refuse(call, EPERM);
+  // Limits of other processes; and pages of the memory that all share, which whoever is timed next
+  // would have to get back: MADV_REMOVE, MADV_COLD, MADV_PAGEOUT.
+  filter.refuse_where(__NR_prlimit64, 0, 0, false, EPERM);
+  for (const std::uint32_t advice : {9u, 20u, 21u})
+    filter.refuse_where(__NR_madvise, 2, advice, true, EPERM);
   constexpr std::uint32_t kThread = 0x10000;  // CLONE_THREAD
   filter.refuse_without(__NR_clone, kThread, EPERM);
   return filter.install() ? channel::kNoProcesses : 0;

@@ -12,6 +12,7 @@
 #include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/device/arena.hpp"
 #include "workbench/subjects/plugin/channel.hpp"
 #include "workbench/subjects/plugin/loaded_plugin.hpp"
@@ -192,6 +193,11 @@ class PluginSubject final : public Subject {
     PluginProcess* process = running();
     return process != nullptr ? process->cpu_use() : std::nullopt;
   }
+  std::optional<std::int64_t> private_bytes() override {
+    if (device() == DeviceKind::cpu) (void)process_of(*plugin_);  // from before its first call on
+    PluginProcess* process = running();
+    return process != nullptr ? process->private_bytes() : std::nullopt;
+  }
   void watch() override {
     if (running() != nullptr) before_ = own_threads();
   }
@@ -282,6 +288,22 @@ std::string named_as_given(std::string text, const Plugin& plugin) {
   return at == std::string::npos ? text : text.replace(at, plugin.library.size(), plugin.file);
 }
 
+/// Whether a shared object wants AddressSanitizer's runtime.
+bool needs_address_sanitizer(const fs::path& library) {
+  const auto bytes = read_file(library);
+  return bytes && bytes->find("__asan_init") != std::string::npos;
+}
+
+/// The command line of this process, as a shell takes it.
+std::string own_command() {
+  const auto text = read_file("/proc/self/cmdline");
+  std::string out;
+  std::istringstream words(text ? *text : "greenfast");
+  for (std::string word; std::getline(words, word, '\0');)
+    out += (out.empty() ? "" : " ") + shell_word(word);
+  return out;
+}
+
 std::optional<PluginFailure> describe(Plugin& plugin) {
   auto started = PluginProcess::start(plugin.library, plugin.memory);
   if (!started) return PluginFailure{started.status(), false};
@@ -355,9 +377,20 @@ std::optional<PluginFailure> load_plugin(const std::string& file, const PluginOp
                              file)});
   }
   plugin->sha256 = file_digest(plugin->library).value_or("");
-  // CUDA reserves more addresses than any limit would allow; loading alone needs no device.
-  if (path.extension() == ".cu") plugin->memory = 0;
-  if (auto failure = describe(*plugin)) return failure;
+  // CUDA reserves more addresses than any limit would allow; loading alone needs no device. So does
+  // AddressSanitizer.
+  const bool sanitized = needs_address_sanitizer(plugin->library);
+  if (path.extension() == ".cu" || sanitized) plugin->memory = 0;
+  if (auto failure = describe(*plugin)) {
+    if (sanitized && failure->crashed)
+      failure->status = Status(
+          failure->status.code(),
+          fmt::format("{}; it is built with AddressSanitizer, whose runtime must be loaded first: "
+                      "{} LD_PRELOAD=\"$({} -print-file-name=libasan.so)\" {}",
+                      failure->status.message(), "ASAN_OPTIONS=detect_leaks=0",
+                      plugin->compiled ? plugin->compiled->compiler : "cc", own_command()));
+    return failure;
+  }
   for (const auto& other : loaded())
     for (std::size_t i = 0; i < other->kernels.size(); ++i)
       for (std::size_t k = 0; k < plugin->kernels.size(); ++k)

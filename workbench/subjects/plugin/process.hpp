@@ -47,6 +47,8 @@ class PluginProcess {
   void pause();
   /// CPU time of all its threads so far; nothing when it is gone.
   std::optional<CpuUse> cpu_use() const;
+  /// Memory that it alone has, in bytes; nothing when it is gone.
+  std::optional<std::int64_t> private_bytes() const;
   /// Threads it has now.
   int threads() const;
   /// Processes of its group besides itself.
