@@ -1631,7 +1631,9 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
     Bump partial{reinterpret_cast<char*>(call.partials + part)};
     lay_out(call, entry, plot.row_task, arena, partial, tiles);
   }
-  const auto [seen, begin_part, end_part] = keys_of_part(call, plot, tiles);
+  const Keys part_keys = keys_of_part(call, plot, tiles);
+  const Interval seen = part_keys.seen;
+  const std::int64_t begin_part = part_keys.begin_tile, end_part = part_keys.end_tile;
 
   if (entry.rows <= kFewRows) {
     const auto run = [&](auto* code) {
