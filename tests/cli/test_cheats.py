@@ -26,11 +26,11 @@ REJECTED = [
     ("some_rows", (20, 21), ("NUMERICS", "INTEGRITY"), "max_row"),
     ("by_slot", 21, "INTEGRITY", "a timed call went wrong"),
     ("kept_softmax", 21, "INTEGRITY", "a timed call went wrong"),
-    ("answers_early", 21, "INTEGRITY", "went wrong"),
     ("unwritten_slots", 21, "INTEGRITY", "a timed call went wrong"),
     ("changes_inputs_when_timed", 21, "INTEGRITY", "input Q was modified at byte 3"),
 ]
-OF_NO_USE = ["by_content", "by_file", "in_idle_time", "burning_children"]
+# An answer before its time is INTEGRITY where the command sees it at once, and costs its time where it does not.
+OF_NO_USE = ["answers_early", "by_content", "by_file", "in_idle_time", "burning_children"]
 DISTURBING = ["spinning_pool", "holds_others_back"]
 
 

@@ -102,8 +102,9 @@ LEAK = r"""
 #include <stdlib.h>
 #include "%s"
 static gf_status launch(const gf_plugin_call* call) {
-  char* kept = malloc(65536);
-  if (kept != NULL) memset(kept, 1, 65536);
+  static char* volatile kept;  /* which a compiler must not leave out */
+  kept = malloc(65536);
+  if (kept != NULL) memset((char*)kept, 1, 65536);
   example_attend(call);
   return GF_OK;
 }

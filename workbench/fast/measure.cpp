@@ -345,9 +345,10 @@ class Clocked {
       cpu_before = cpu_use(c);
     };
     const double seconds = time(c, c.batch, slots, ready);
+    // At once: whoever says that its calls have ended before they have computes on until it is stopped.
+    c.timed.subject->pause();
     const std::optional<CpuUse> cpu_after = cpu_use(c);
     const std::map<int, double> waited_after = waited(c);
-    c.timed.subject->pause();
     if (!c.check.failure.empty()) return;
     if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
       // Sides may share a process; whatever it computes between any of their calls is theirs.

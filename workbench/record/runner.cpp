@@ -214,7 +214,8 @@ class Runner {
     for (std::size_t r = first_row; r < result_.rows.size(); ++r) {
       RunRow& row = result_.rows[r];
       if (row.verdict != Verdict::green) continue;
-      if (row.rows_total == 0)
+      const Problem& p = problem.named.problem;
+      if (p.batch * p.heads_q * p.seq_q == 0)
         row.reason = "the problem has no rows: that the call returned and wrote nothing is all";
       else if (problem.captured != nullptr)
         row.reason = words_of_nonfinite(*problem.captured, problem.named.problem);
@@ -246,7 +247,6 @@ class Runner {
     row->exit_code = row->cases == 0 ? code : graver(row->exit_code, code);
     if (row->cases == 0) row->verdict = Verdict::green;
     ++row->cases;
-    row->rows_total += r.rows_total;
     if (r.rows_checked < r.rows_total) ++row->rows_sampled;
     // Errors where V is at the last number of a type say nothing in a table.
     if (!has_own_problem(r.test.distribution)) keep_worst(&row->worst, r.metrics);

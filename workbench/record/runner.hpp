@@ -61,12 +61,11 @@ struct RunRow {
   Verdict verdict = Verdict::skipped;
   std::string reason;          ///< of the first failure, or why it was skipped
   std::string refused_midway;  ///< why it took no more cases after some that it took
-  int exit_code = 0;  ///< what this row alone would return; 3 for a skipped one, 10 for one that
-                      ///< refused after some cases
-  int cases = 0;      ///< validated
-  std::int64_t rows_total = 0;  ///< of O in all cases; 0: there was nothing to compute
-  int rows_sampled = 0;         ///< cases in which the oracle checked a part of the rows
-  Metrics worst;                ///< of each metric the largest over the cases
+  int exit_code = 0;     ///< what this row alone would return; 3 for a skipped one, 10 for one that
+                         ///< refused after some cases
+  int cases = 0;         ///< validated
+  int rows_sampled = 0;  ///< cases in which the oracle checked a part of the rows
+  Metrics worst;         ///< of each metric the largest over the cases
   std::optional<Summary> time;
   double flops = 0;            ///< per second, at p50
   double percent_of_peak = 0;  ///< of the peak measured around this problem
