@@ -142,7 +142,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if mask is not None:
         features["mask"] = mask if mask.stride(-1) in (0, 1) or mask.shape[-1] == 1 else mask.contiguous()
     if s_aux is not None:
-        features["sinks"] = s_aux.detach().float() if not torch.is_grad_enabled() else s_aux.float()
+        features["sinks"] = s_aux.float()
         needs.append("sinks")
     if chunk is not None:
         features["chunk"] = chunk
