@@ -32,6 +32,8 @@ def features(given: dict[str, Any], function: str = "attention") -> tuple[Any, .
         unknown = next(name for name in given if name not in FEATURES)
         near = difflib.get_close_matches(unknown, FEATURES, 1)
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}" + (f": is {near[0]!r} meant?" if near else ""))
+    if all(x is FEATURES[name] for name, x in given.items()):  # mask=None and the like
+        return None
     return tuple(made.values())
 
 

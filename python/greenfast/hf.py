@@ -4,10 +4,11 @@
     greenfast.hf.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="greenfast")
 
-Full and causal attention, sliding windows, chunks, softcap, grouped heads, sinks, K and V of different widths, position biases, and
-every mask that transformers makes (padding, static caches, packed sequences) run here. What is left goes to transformers' own
-functions, with the same result, and a FallbackWarning says why, once for each reason: dropout, gradients where they are not exact,
-what no kernel of the device takes. Continuous batching (a paged cache) is refused by name.
+Full and causal attention, sliding windows, chunks, softcap, grouped heads, sinks, K and V of different widths, position
+biases, and every mask that transformers makes (padding, static caches, packed sequences) run here. What is left goes to
+transformers' own functions, with the same result, and a FallbackWarning says why, once for each reason: dropout, gradients
+where they are not exact, what no kernel of the device takes. Continuous batching (a paged cache), which transformers offers to
+its own implementations alone, is refused by name.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if mask is not None:
         features["mask"] = mask if mask.stride(-1) in (0, 1) or mask.shape[-1] == 1 else mask.contiguous()
     if s_aux is not None:
-        features["sinks"] = s_aux.detach().float() if not torch.is_grad_enabled() else s_aux.float()
+        features["sinks"] = s_aux.float()
         needs.append("sinks")
     if chunk is not None:
         features["chunk"] = chunk

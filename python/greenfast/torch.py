@@ -8,8 +8,8 @@ What the library does not do goes to PyTorch's own SDPA, which is said once for 
 fallback="error" raises NotImplementedError instead.
 
 Gradients are computed by PyTorch's own backward from (out, lse), where that is exact: full attention, and causal with
-equal lengths (on the CPU, aligned top-left, also with unequal ones); grouped heads; float32, float16 and bfloat16 on the
-CPU, float16 and bfloat16 on CUDA. With anything else (window, softcap, e4m3, another out_dtype) tensors that require
+equal lengths (on the CPU, aligned top-left, also with unequal ones); grouped heads; on the CPU masks and values of another
+head dimension; float32, float16 and bfloat16 on the CPU, float16 and bfloat16 on CUDA. With anything else (window, softcap, e4m3, another out_dtype) tensors that require
 gradients are refused by name, before any work. There is no second derivative.
 """
 
@@ -267,8 +267,8 @@ def _no_gradient(q: Tensor, k: Tensor, v: Tensor, left: int, right: int, align: 
                 return name
         if named["mask"] is not None and (q.is_cuda or named["mask"].requires_grad):
             return "a mask " + ("on CUDA" if q.is_cuda else "that requires gradients itself")
-    if v.shape[-1] != q.shape[-1]:
-        return "a value of another head dimension"
+    if q.is_cuda and v.shape[-1] != q.shape[-1]:
+        return "a value of another head dimension on CUDA"
     if q.dtype == torch.float8_e4m3fn:
         return "float8_e4m3fn"
     if q.is_cuda and q.dtype == torch.float32:
@@ -347,12 +347,20 @@ def _op_backward(grad_out, q, k, v, out, lse, scale, causal, bshd, mask=None):
             # Four dimensions, or PyTorch's kernel reads it otherwise; and a row that sees nothing has weights exp(-inf - lse).
             mask = mask.expand(*[1] * (4 - mask.dim()), *mask.shape)
             lse = lse.masked_fill(lse == -torch.inf, 0.0)
+        width, width_v = q.shape[-1], v.shape[-1]
+        if width != width_v:  # it has one width too: columns of zeros add nothing to any product
+            scale = width ** -0.5 if scale is None else scale
+            whole = max(width, width_v)
+            q, k = (_functional.pad(x, (0, whole - width)) for x in (q, k))
+            v, out, grad_out = (_functional.pad(x, (0, whole - width_v)) for x in (v, out, grad_out))
         if groups > 1:  # this kernel has one head of K and V for each of Q
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
         if groups > 1:
             grads = (grads[0], *(x.unflatten(1, (heads, groups)).sum(2) for x in grads[1:]))
+        if width != width_v:
+            grads = (grads[0][..., :width], grads[1][..., :width], grads[2][..., :width_v])
     result = []
     for grad, like in zip(grads, wanted):
         empty = torch.empty_like(like)

@@ -1,6 +1,8 @@
 #include "serving.hpp"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include <greenfast/serving.hpp>
 

@@ -234,6 +234,15 @@ def test_explain_knows_the_features():
         greenfast.explain(*[spec((1, 8, 100, 64))] * 3, sink=1)
 
 
+def test_what_is_named_and_not_given_is_a_plain_call(monkeypatch):
+    calls = []
+    monkeypatch.setattr(greenfast._arrays._core, "attention", lambda *arguments: calls.append(arguments[-1]))
+    q, k, v = reference.inputs()
+    for options in ({}, dict(greenfast._arrays.FEATURES), dict(mask=None), dict(mask=BOOL), dict(chunk=4)):
+        greenfast.attention(q, k, v, **options)
+    assert calls[:3] == [None] * 3 and all(len(call) == len(greenfast._arrays.FEATURES) for call in calls[3:])
+
+
 def test_help_names_every_argument():
     for function in (greenfast.attention, greenfast.explain):
         assert set(greenfast.Features.__annotations__) <= set(inspect.signature(function).parameters)

@@ -129,10 +129,10 @@ def test_the_comparison_finds_what_is_dropped(pairs, name, inputs, plant, monkey
 
 
 @NOTHING_FALLS_BACK
-@pytest.mark.parametrize("name, inputs", [("qwen3", "plain"), ("qwen3", "padded-right"), ("llama4", "padded-right")])
+@pytest.mark.parametrize("name, inputs", [("qwen3", "plain"), ("qwen3", "padded-right"), ("llama4", "padded-right"), ("deepseek-v3", "padded-right")])
 def test_gradients_of_a_model_are_eagers(pairs, name, inputs):
     greenfast.hf._said.clear()
-    labels = IDS.masked_fill(RIGHT == 0, -100) if INPUTS[inputs] else IDS
+    labels = IDS.masked_fill(INPUTS[inputs]["attention_mask"] == 0, -100) if INPUTS[inputs] else IDS
     grads = []
     for model in pairs(name):
         model.zero_grad()
