@@ -83,15 +83,15 @@ std::vector<workbench::RunProblem> problems_to_run(const RunOptions& options, De
     for (workbench::NamedProblem& p : problems_of(shapes, options.problem, device))
       problems.push_back({std::move(p), nullptr});
   if (!options.inputs.empty()) {
-    const auto captured = value_or_fail(workbench::read_captured(options.inputs));
-    // Without --dtype the files decide, not the device.
-    const bool as_stored = options.problem.dtype.empty();
-    const auto defaults = options.problem.defaults(device);
     for (const auto& [name, value] : options.problem.asked())
       throw Failure(kUsage,
                     fmt::format("--{} with --inputs: files hold dense Q, K and V alone; drop "
                                 "one of the two",
                                 name));
+    const auto captured = value_or_fail(workbench::read_captured(options.inputs));
+    // Without --dtype the files decide, not the device.
+    const bool as_stored = options.problem.dtype.empty();
+    const auto defaults = options.problem.defaults(device);
     for (const workbench::ProblemDefaults& d : defaults) {
       std::string name = captured.q.file.filename().string();
       if (defaults.size() > 1) name += fmt::format(" {}", greenfast::name_of(d.dtype));
