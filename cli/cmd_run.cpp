@@ -126,6 +126,11 @@ std::vector<workbench::RunProblem> problems_to_run(const RunOptions& options,
       problems.push_back({std::move(p), nullptr});
   }
   if (!options.inputs.empty()) {
+    for (const auto& [name, value] : options.problem.asked())
+      throw Failure(kUsage,
+                    fmt::format("--{} with --inputs: files hold dense Q, K and V alone; drop "
+                                "one of the two",
+                                name));
     const auto captured = value_or_fail(workbench::read_captured(options.inputs));
     // Without --dtype the files decide, not the device.
     const bool as_stored = options.problem.dtype.empty();

@@ -52,11 +52,35 @@ def test_wrong_arguments_are_named(arguments, words):
         assert word in result.stderr
 
 
+def serving(*arguments):
+    return subprocess.run([FUZZ.parent / "fuzz_serving", *map(str, arguments)], text=True, capture_output=True,
+                          check=False, timeout=300)
+
+
+def test_serving_problems_find_nothing_in_the_library_and_a_planted_fault():
+    clean = serving("--count", 25, "--seed", 3)
+    assert clean.returncode == 0 and "25 problems" in clean.stdout and " 0 findings" in clean.stdout
+    wrong = serving("--count", 25, "--seed", 3, "--variants", "mutant.sink_forgotten")
+    assert wrong.returncode == 20 and "sinks" in wrong.stdout
+    assert "greenfast check --variants mutant.sink_forgotten --shapes '" in wrong.stdout
+
+
+@pytest.mark.parametrize("arguments, word", [
+    (["--device", "tpu"], "tpu"), (["--count", "-3"], "-3"), (["--surprise", "1"], "--surprise"), (["--count"], "--count"),
+    (["--property", "speed"], "batch-invariant")])
+def test_wrong_arguments_of_serving_are_named(arguments, word):
+    result = serving(*arguments)
+    assert result.returncode == 2 and result.stdout == "" and word in result.stderr
+
+
 def test_the_front_runs_the_build_it_is_given():
     front = ROOT / "tools" / "fuzz_library"
     result = subprocess.run([front, "--help"], env={"PATH": "/usr/bin:/bin", "GREENFAST_BUILD": str(FUZZ.parent.parent)},
                             text=True, capture_output=True, check=False, timeout=60)
     assert result.returncode == 0 and "--property" in result.stdout
+    result = subprocess.run([front, "serving", "--help"], check=False, timeout=60, text=True, capture_output=True,
+                            env={"PATH": "/usr/bin:/bin", "GREENFAST_BUILD": str(FUZZ.parent.parent)})
+    assert result.returncode == 0 and "fuzz_serving" in result.stdout
     missing = subprocess.run([front], env={"PATH": "/usr/bin:/bin", "GREENFAST_BUILD": "/nowhere"}, text=True,
                              capture_output=True, check=False, timeout=60)
     assert missing.returncode == 3 and "/nowhere/bin/fuzz_library" in missing.stderr

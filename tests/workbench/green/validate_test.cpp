@@ -182,6 +182,41 @@ TEST(Validate, KernelsThatRefuseTheEndsOfTheRangeAreJudgedByTheRest) {
                                                  "recent_keys", "serving", "tiny_values"}));
 }
 
+TEST(Validate, EveryVariantIsTriedWithServingOrSaysWhatItLacks) {
+  const auto opened = open_device(DeviceKind::cpu);
+  ASSERT_TRUE(opened);
+  std::vector<CaseData> data;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Problem asked = make_problem(1, 2, 2, 16, 16, 32, dtype);
+    for (const Case& c : make_cases({{"test", asked}}, strict(), std::array<std::uint64_t, 1>{1}))
+      if (c.distribution == Distribution::serving) data.push_back(*prepare_case(c, strict()));
+  }
+  EXPECT_EQ(data.size(), 22u);
+  Features asked;
+  for (const CaseData& one : data) asked |= features_of(one.test.problem);
+  EXPECT_TRUE(asked.hold(kFeaturesOfServing)) << to_string(kFeaturesOfServing - asked);
+  for (const VariantInfo& variant : variants()) {
+    const auto subject = make_library_subject(variant);
+    for (const CaseData& one : data) {
+      const Problem& p = one.test.problem;
+      if (variant.device != DeviceKind::cpu) {
+        // Without its device: what it says it takes decides.
+        EXPECT_EQ(variant.takes.hold(features_of(p)),
+                  missing_features(features_of(p), variant.takes).empty());
+        continue;
+      }
+      const CaseResult result = validate(*subject, **opened, one, strict());
+      if (result.verdict == Verdict::skipped) {
+        EXPECT_FALSE(variant.takes.hold(features_of(p))) << variant.id << ' ' << to_string(p);
+        EXPECT_NE(result.reason.find("does not take"), std::string::npos) << result.reason;
+      } else {
+        EXPECT_EQ(result.verdict, Verdict::green)
+            << variant.id << ' ' << to_string(one.test) << ": " << result.reason;
+      }
+    }
+  }
+}
+
 TEST(Limits, FollowTheCoarserOfInputAndOutput) {
   const Policy policy = strict();
   Problem p = make_problem(1, 1, 1, 8, 8, 64, DType::f32);
