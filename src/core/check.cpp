@@ -83,6 +83,8 @@ Status check_sequences(const Problem& p) {
   const Sequences& s = p.sequences;
   const Pages& pages = p.pages;
   const bool paged = pages.used();
+  // What every call pays, and most calls need no more.
+  if (s == Sequences{} && pages == Pages{} && p.chunk == 0) return {};
   const struct {
     std::string_view name;
     std::int64_t value;
