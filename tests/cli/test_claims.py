@@ -125,7 +125,7 @@ def test_a_leak_is_measured(greenfast):
     assert twin.code != 22
     # A number, not a pass for want of one.
     rows = {row["name"]: row for row in result.json["resources"]}
-    assert rows["grown_bytes"]["value"] > rows["grown_bytes"]["limit"] and rows["private_bytes"]["status"] == "PASS"
+    assert rows["private_bytes"]["value"] >= rows["grown_bytes"]["value"] > rows["grown_bytes"]["limit"]
 
 
 def test_an_address_sanitizer_build_gets_a_hint_that_runs(greenfast):
