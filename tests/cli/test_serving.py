@@ -44,7 +44,7 @@ def test_a_suite_of_sequences_is_timed():
                        "--dtype", "fp32")
     dense = 2 * 2 * 4 * 4 * 300 * 64
     assert record["problems"][0]["flop"] == dense
-    assert 0 < record["samples"][0]["flops"] < dense, "counted with the lengths that were drawn"
+    assert 0 < record["samples"]["shapes"][0]["flops"] < dense, "counted with the lengths that were drawn"
 
 
 @pytest.mark.parametrize("arguments, words", [

@@ -172,7 +172,8 @@ TEST(Validate, KernelsThatRefuseTheEndsOfTheRangeAreJudgedByTheRest) {
     EXPECT_TRUE(check(c.problem)) << to_string(c);
     const bool same = c.problem.seq_q == asked.problem.seq_q &&
                       c.problem.seq_kv == asked.problem.seq_kv &&
-                      c.problem.scale == asked.problem.scale;
+                      c.problem.scale == asked.problem.scale &&
+                      features_of(c.problem) == features_of(asked.problem);
     EXPECT_NE(same, has_own_problem(c.distribution)) << to_string(c);
     if (has_own_problem(c.distribution)) of_their_own.insert(std::string(name_of(c.distribution)));
   }
