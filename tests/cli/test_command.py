@@ -144,7 +144,7 @@ def test_nothing_is_timed_that_is_not_right(greenfast):
 def test_a_run_in_which_everything_was_skipped_is_exit_3(greenfast):
     result = greenfast("check", "--shapes", "small", "--variants", "mutant.softcap_ignored")
     assert result.code == 3
-    assert "SKIPPED mutant.softcap_ignored (needs a softcap) on small" in result.out
+    assert "SKIPPED mutant.softcap_ignored on small (needs a softcap)" in result.out
 
 
 def test_a_run_makes_a_table_and_a_record_in_a_directory_of_its_own(greenfast):

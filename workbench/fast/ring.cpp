@@ -100,13 +100,17 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
   for (std::size_t slot = 0; slot < count && !exhausted; ++slot) {
     const Inputs& inputs = contents[slot % contents.size()];
     Tensors tensors;
-    for (const Operand& operand : ring->operands_) {
-      const std::span<const std::byte> content = bytes_of(inputs, operand.id);
-      const bool is_input = operand.role == Role::input;
-      void* memory = keep(is_input ? content.size() : size_in_bytes(operand));
-      if (memory == nullptr) break;
-      if (is_input) device.upload(memory, content.data(), content.size());
-      set_data(tensors, operand.id, memory);
+    // Outputs come behind the inputs: nothing that is timed lies at an end of the device's memory.
+    for (const Role role : {Role::input, Role::output}) {
+      for (const Operand& operand : ring->operands_) {
+        if (operand.role != role || exhausted) continue;
+        const std::span<const std::byte> content = bytes_of(inputs, operand.id);
+        const bool is_input = role == Role::input;
+        void* memory = keep(is_input ? content.size() : size_in_bytes(operand));
+        if (memory == nullptr) break;
+        if (is_input) device.upload(memory, content.data(), content.size());
+        set_data(tensors, operand.id, memory);
+      }
     }
     if (!exhausted) ring->slots_.push_back(tensors);
   }

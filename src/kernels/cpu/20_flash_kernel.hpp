@@ -687,14 +687,14 @@ void bias_scores(const Call& call, const Plot& plot, const Tile& tile, std::int6
     const Vec outer = load(tile.scale + m * kLanes), inner = inner_of(outer, cap);
     alignas(64) float slope[kLanes] = {}, distance[kLanes] = {};
     for (int r = 0; r < kLanes; ++r, row.next()) {
-      float* const to = rows + r * kBiasStride;
       const bool real = tile.first_row + m * kLanes + r <= tile.last_row;
       if (call.slopes != nullptr && real) {
         const Slope lane = slope_of(call, plot, row, first_key);
         slope[r] = lane.slope;
         distance[r] = lane.distance;
       }
-      if (call.mask == nullptr) continue;
+      if (call.mask == nullptr) continue;  // then there is no scratch either
+      float* const to = rows + r * kBiasStride;
       if (real) mask_row(call, plot, row, first_key, keys, to);
       for (int n = real ? keys : 0; n < round_up(keys, kLanes); ++n) to[n] = 0.0f;
     }
