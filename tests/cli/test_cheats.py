@@ -165,7 +165,7 @@ def test_an_interrupt_is_no_verdict(greenfast, number, step):
 
 def test_an_interrupted_run_condemns_nobody(greenfast):
     greenfast.work.mkdir()
-    run = subprocess.Popen([greenfast.program, "run", HONEST, "--shapes", "1x4x256x64", "--dtype", "fp32", "--json", "--out", "o"],
+    run = subprocess.Popen([greenfast.program, "run", HONEST, "--shapes", "1x4x1024x64", "--dtype", "fp32", "--json", "--out", "o"],
                            cwd=greenfast.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                            start_new_session=True)
     time.sleep(2)
