@@ -35,7 +35,8 @@ struct Options {
   int max_splits = 0;
   /// Checks arrays of lengths and indices on any device before the launch and names the entry that
   /// is wrong, at the price of a synchronisation. On the CPU they are always checked; elsewhere a
-  /// kernel clamps them to what the problem says.
+  /// kernel clamps them to what the problem says. No CUDA variant takes such arrays yet: there every
+  /// call that needs them is refused, so that this changes nothing so far.
   bool validate = false;
 };
 

@@ -635,10 +635,6 @@ class Clocked {
   Clock::time_point start_;
 };
 
-}  // namespace
-
-namespace {
-
 /// What no kernel can leave out, as far as operands of that kind count beside the others.
 bool must_be_read(OperandId id, bool all_keys) {
   switch (id) {
