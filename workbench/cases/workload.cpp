@@ -127,6 +127,8 @@ constexpr std::size_t kMaxItems = 4096;
 constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
 // Elements of one tensor; leaves room for sizes in bytes and for padding of layouts.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
+// Sequences whose lengths are drawn one by one, when the shape is read already.
+constexpr std::int64_t kMaxSequences = 65536;
 
 std::string_view trim(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\r\n");
@@ -190,8 +192,8 @@ bool fits(std::initializer_list<std::int64_t> extents) {
   return true;
 }
 
-// Everything but the layouts; storage has room for the lengths that seed 0 draws.
-void set_serving(Problem& p, const ProblemDefaults& defaults) {
+// Everything but the layouts and the sizes of packed tensors and pools.
+void set_features(Problem& p, const ProblemDefaults& defaults) {
   Sequences& s = p.sequences;
   s.packed_q = defaults.packed_q;
   s.packed_kv = defaults.packed_kv;
@@ -203,7 +205,6 @@ void set_serving(Problem& p, const ProblemDefaults& defaults) {
   p.chunk = defaults.chunk;
   p.sinks = defaults.sinks;
   p.alibi = defaults.alibi;
-  if (!is_dense(p)) size_storage(p, defaults.lengths);
   ArrayMask& mask = p.array_mask;
   mask.kind = defaults.mask_kind;
   if (mask.kind == MaskKind::none) return;
@@ -258,7 +259,14 @@ Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaul
   p.mask = defaults.mask;
   p.lse = defaults.lse;
   if (dim.second != dim.first) p.head_dim_v = dim.second;
-  set_serving(p, defaults);
+  set_features(p, defaults);
+  if (!is_dense(p)) {
+    if (p.batch > kMaxSequences)
+      return bad_item(item, "has " + std::to_string(p.batch) +
+                                " sequences with lengths or pages, and " +
+                                std::to_string(kMaxSequences) + " are possible");
+    size_storage(p, defaults.lengths);
+  }
   set_layout(p, defaults.layout);
   if (const Status status = check(p); !status)
     return Status(status.code(), "shape " + quoted(item) + ": " + status.message());

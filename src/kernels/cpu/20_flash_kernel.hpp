@@ -1359,6 +1359,97 @@ void few_values(const float* p, int p_stride, const Rows& v, int column, int key
   }
 }
 
+/// A row's running softmax: its greatest score, the sum of its weights and what the older weights
+/// are multiplied by; of what was folded away the same.
+struct FewRow {
+  Interval sees{0, 0};
+  float scale = 1.0f, factor = 0.0f;
+  float max = -kInfinity, sum = 0.0f, rescale = 1.0f;
+  float far_max = -kInfinity;
+  double far_sum = 0.0;
+};
+
+// What follows does not depend on the type or the number of rows. Inlined into each of the kernels
+// it was a third of the library.
+
+/// The scores of keys [begin, begin + keys), padded to whole vectors, become weights. at: in, out.
+[[gnu::noinline]] void few_weights(const Call& call, const Plot& plot, std::int64_t index,
+                                   std::int64_t begin, int keys, FewRow& row, float* at) {
+  const int whole = round_up(keys, kLanes);
+  if (call.softcap > 0.0f) {
+    const Vec cap = set(call.softcap), outer = set(row.scale), inner = inner_of(outer, cap);
+    for (int n = 0; n < whole; n += kLanes) {
+      store(at + n, soft_cap(load(at + n), outer, inner, cap));
+    }
+  } else if (call.biased()) {
+    const Vec outer = set(row.scale);
+    for (int n = 0; n < whole; n += kLanes) store(at + n, mul(load(at + n), outer));
+  }
+  if (call.biased() && row.sees.begin < row.sees.end) {
+    bias_row(call, plot, row_at(call, index), begin, keys, at);
+  }
+  for (int n = 0; n < keys && begin + n < row.sees.begin; ++n) at[n] = -kInfinity;
+  const std::int64_t visible = row.sees.end - begin < keys ? row.sees.end - begin : keys;
+  for (int n = visible < 0 ? 0 : static_cast<int>(visible); n < whole; ++n) at[n] = -kInfinity;
+
+  Vec top = set(-kInfinity);
+  for (int n = 0; n < whole; n += kLanes) top = greenfast::kernels::max(load(at + n), top);
+  alignas(64) float lanes[kLanes];
+  store(lanes, top);
+  float now = row.max;
+  for (int i = 0; i < kLanes; ++i) {
+    if (lanes[i] > now) now = lanes[i];
+  }
+  const Vec factor = set(row.factor);
+  row.rescale = first_lane(rescaling(set(row.max), set(now), factor));
+  row.max = now;
+  const Vec half_max = half_max_of(set(now));
+  Vec total = zero();
+  for (int n = 0; n < whole; n += kLanes) {
+    const Vec p = weight<5, kWeightDown>(load(at + n), half_max, factor);
+    total = add(total, p);
+    store(at + n, p);
+  }
+  store(lanes, total);
+  float tile_sum = 0.0f;
+  for (int i = 0; i < kLanes; ++i) tile_sum += lanes[i];
+  row.sum = row.sum * row.rescale + tile_sum;
+}
+
+/// What the sums of fp64 are multiplied by before the row's near ones are added.
+double few_older(const FewRow& row) {
+  return double{first_lane(rescaling(set(row.far_max), set(row.max), set(row.factor)))};
+}
+
+/// o: the row's near sums, zero afterwards; columns: whole vectors.
+[[gnu::noinline]] void few_fold(FewRow& row, int columns, float* o, double* far_o) {
+  const double older = few_older(row);
+  row.far_max = row.max;
+  row.far_sum = row.far_sum * older + double{row.sum};
+  row.sum = 0.0f;
+  for (int d = 0; d < columns; ++d) {
+    far_o[d] = far_o[d] * older + double{o[d]};
+    o[d] = 0.0f;
+  }
+}
+
+/// far_o: null where nothing was folded away.
+[[gnu::noinline]] void few_finish(const FewRow& row, int value_dim, const float* o,
+                                  const double* far_o, int r, const Tile& tile) {
+  const int lanes = tile.lanes();
+  tile.max[r] = row.max;
+  if (far_o == nullptr) {
+    tile.sum[r] = row.sum;
+    for (int d = 0; d < value_dim; ++d) tile.o[d * lanes + r] = o[d];
+    return;
+  }
+  const double older = few_older(row);
+  tile.sum[r] = static_cast<float>(row.far_sum * older + double{row.sum});
+  for (int d = 0; d < value_dim; ++d) {
+    tile.o[d * lanes + r] = static_cast<float>(far_o[d] * older + double{o[d]});
+  }
+}
+
 /// The keys of tiles [begin_tile, end_tile) against all rows of a KV head, at most kRows.
 template <class In, int kRows>
 void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval seen,
@@ -1369,31 +1460,25 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
   const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
   alignas(64) float o[kRows * kMaxHeadDim] = {};
   alignas(64) double far_o[kRows * kMaxHeadDim];
-  alignas(64) float rescale[kRows];
-  float max[kRows], sum[kRows], far_max[kRows], factor[kRows];
-  double far_sum[kRows];
-  Interval sees[kRows];
+  FewRow row[kRows];
+  float rescale[kRows];
   if (entry.fold) {
     for (double& x : far_o) x = 0.0;
   }
 
-  Row row = row_at(call, tile.first_row);
-  for (int r = 0; r < kRows; ++r, row.next()) {
-    max[r] = far_max[r] = -kInfinity;
-    sum[r] = 0.0f;
-    far_sum[r] = 0.0;
+  Row at = row_at(call, tile.first_row);
+  for (int r = 0; r < kRows; ++r, at.next()) {
     float* const q = tile.q + r * padded;
     if (r < rows) {
-      load_query<Fp32, In>(call, plot, row, tile.scale + r, q);
-      sees[r] = keys_of(entry.band, row.query);
+      load_query<Fp32, In>(call, plot, at, tile.scale + r, q);
+      row[r].sees = keys_of(entry.band, at.query);
     } else {
       for (int d = 0; d < padded; d += kLanes) store(q + d, zero());
       tile.scale[r] = 1.0f;
-      sees[r] = {0, 0};
     }
-    factor[r] = first_lane(factor_of(call, set(tile.scale[r])));
+    row[r].scale = tile.scale[r];
+    row[r].factor = first_lane(factor_of(call, set(tile.scale[r])));
   }
-  const Vec cap = set(call.softcap);
   const In* const k_head = first_key<In>(call.k, call.k_stride, entry.k, plot.h_kv);
   const In* const v_head = first_key<In>(call.v, call.v_stride, entry.v, plot.h_kv);
   const int s_stride = round_up(call.key_tile, kLanes);
@@ -1423,45 +1508,8 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     });
 
     for (int r = 0; r < kRows; ++r) {
-      float* const at = s + r * s_stride;
-      const int whole = round_up(keys, kLanes);
-      if (call.softcap > 0.0f) {
-        const Vec outer = set(tile.scale[r]), inner = inner_of(outer, cap);
-        for (int n = 0; n < whole; n += kLanes) {
-          store(at + n, soft_cap(load(at + n), outer, inner, cap));
-        }
-      } else if (call.biased()) {
-        const Vec outer = set(tile.scale[r]);
-        for (int n = 0; n < whole; n += kLanes) store(at + n, mul(load(at + n), outer));
-      }
-      if (call.biased() && r < rows) {
-        bias_row(call, plot, row_at(call, tile.first_row + r), begin, keys, at);
-      }
-      for (int n = 0; n < keys && begin + n < sees[r].begin; ++n) at[n] = -kInfinity;
-      const std::int64_t visible = sees[r].end - begin < keys ? sees[r].end - begin : keys;
-      for (int n = visible < 0 ? 0 : static_cast<int>(visible); n < whole; ++n) at[n] = -kInfinity;
-
-      Vec top = set(-kInfinity);
-      for (int n = 0; n < whole; n += kLanes) top = greenfast::kernels::max(load(at + n), top);
-      alignas(64) float lanes[kLanes];
-      store(lanes, top);
-      float now = max[r];
-      for (int i = 0; i < kLanes; ++i) {
-        if (lanes[i] > now) now = lanes[i];
-      }
-      rescale[r] = first_lane(rescaling(set(max[r]), set(now), set(factor[r])));
-      max[r] = now;
-      const Vec half_max = half_max_of(set(now));
-      Vec total = zero();
-      for (int n = 0; n < whole; n += kLanes) {
-        const Vec p = weight<5, kWeightDown>(load(at + n), half_max, set(factor[r]));
-        total = add(total, p);
-        store(at + n, p);
-      }
-      store(lanes, total);
-      float tile_sum = 0.0f;
-      for (int i = 0; i < kLanes; ++i) tile_sum += lanes[i];
-      sum[r] = sum[r] * rescale[r] + tile_sum;
+      few_weights(call, plot, tile.first_row + r, begin, keys, row[r], s + r * s_stride);
+      rescale[r] = row[r].rescale;
     }
 
     with_rows([&](const auto&, const auto& v) {
@@ -1484,31 +1532,13 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
 
     if (!folds_after(entry, key_tile)) continue;
     for (int r = 0; r < rows; ++r) {
-      const auto older =
-          double{first_lane(rescaling(set(far_max[r]), set(max[r]), set(factor[r])))};
-      far_max[r] = max[r];
-      far_sum[r] = far_sum[r] * older + double{sum[r]};
-      sum[r] = 0.0f;
-      for (int column = 0; column < value_padded; ++column) {
-        const int i = r * kMaxHeadDim + column;
-        far_o[i] = far_o[i] * older + double{o[i]};
-        o[i] = 0.0f;
-      }
+      few_fold(row[r], value_padded, o + r * kMaxHeadDim, far_o + r * kMaxHeadDim);
     }
   }
 
-  const int lanes = tile.lanes();
   for (int r = 0; r < rows; ++r) {
-    tile.max[r] = max[r];
-    const auto older = double{first_lane(rescaling(set(far_max[r]), set(max[r]), set(factor[r])))};
-    const auto whole = [&](double far, float near) {
-      return entry.fold ? static_cast<float>(far * older + double{near}) : near;
-    };
-    tile.sum[r] = whole(far_sum[r], sum[r]);
-    for (int d = 0; d < value_dim; ++d) {
-      const int i = r * kMaxHeadDim + d;
-      tile.o[d * lanes + r] = whole(far_o[i], o[i]);
-    }
+    few_finish(row[r], value_dim, o + r * kMaxHeadDim,
+               entry.fold ? far_o + r * kMaxHeadDim : nullptr, r, tile);
   }
 }
 

@@ -82,6 +82,7 @@ TEST(Shapes, ErrorsNameTheItemAndWhatIsPossible) {
                                    {"1x8x512x512", "'1x8x512x512'"},
                                    {"2000000000x2000000000x2000000000x64", "more than 2^56"},
                                    {"1x8x5/x64", "field S"},
+                                   {"65537x2x1x64 used-kv", "65537 sequences"},
                                    {"1x8x512x64\n1x8", "fields"}}) {
     const std::string message = error_of(text);
     EXPECT_NE(message.find(part), std::string::npos) << text << " -> " << message;
