@@ -36,13 +36,17 @@ else()
   message(STATUS "CUDA kernels: not built (GREENFAST_CUDA=${GREENFAST_CUDA})")
 endif()
 
-# greenfast_cuda_kernel(NAME [LADDER] MIN 80|89|90a SOURCES file.cu...)
+# greenfast_cuda_kernel(NAME [LADDER|EXPERIMENTAL] MIN 80|89|90a SOURCES file.cu...)
 # An OBJECT library compiled for every architecture of GREENFAST_CUDA_ARCHS at or above MIN. An 'a' suffix means
 # exactly that one: such machine code does not run on later GPUs. Others add PTX of the lowest architecture.
 # What ptxas says about registers and spills lies beside each object, for tools/ptxas_gate.
-# LADDER: left out where GREENFAST_LADDER is off. A build without CUDA only notes the sources.
+# LADDER, EXPERIMENTAL: left out where GREENFAST_LADDER, GREENFAST_EXPERIMENTAL is off; rows of experimental kernels in
+# variants.def stand in #if GREENFAST_EXPERIMENTAL. A build without CUDA only notes the sources.
 function(greenfast_cuda_kernel name)
-  cmake_parse_arguments(arg "LADDER" "MIN" "SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "LADDER;EXPERIMENTAL" "MIN" "SOURCES" ${ARGN})
+  if(arg_EXPERIMENTAL AND NOT GREENFAST_EXPERIMENTAL)
+    return()
+  endif()
   greenfast_kernel_sources(${name} ${arg_SOURCES})
   if(NOT GREENFAST_HAVE_CUDA OR (arg_LADDER AND NOT GREENFAST_LADDER))
     return()
