@@ -33,7 +33,7 @@ TEST(MmaConfigs, PlacesInSharedMemoryDoNotOverlap) {
 }
 
 TEST(SmallConfigs, FitTheirBlocksIntoAnSm) {
-  for (std::size_t i = 0; i < cuda::small::kConfigs.size(); ++i) {
+  for (std::size_t i = 0; i < cuda::small::kKernels; ++i) {
     for (const bool half : {false, true}) {
       const auto config = cuda::small::config_of(i, half);
       EXPECT_LE((config.shared_bytes() + 1024) * config.blocks_per_sm(), 228 * 1024) << i;

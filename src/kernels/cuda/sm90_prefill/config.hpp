@@ -11,6 +11,15 @@
 
 namespace greenfast::cuda::prefill {
 
+/// Rows of scores that one float of base cannot hold are done again at the kernel's end (repair.cuh);
+/// else every block that takes a maximum subtracts bases of two floats. To be measured before it
+/// becomes the only way (docs/kernels/sm90.md, Next).
+#if defined(GREENFAST_EXPERIMENTAL)
+inline constexpr bool kRepairs = true;
+#else
+inline constexpr bool kRepairs = false;
+#endif
+
 /// What a build of the kernel can do. Each does all that the one before it does.
 enum class Features {
   plain,    // every query sees every key
@@ -142,6 +151,13 @@ struct Params {
   bool release_at_entry = false;  // the next kernel of the stream, else after the last load
   float scale_log2 = 0.0f;        // scale * log2(e)
   float* lse = nullptr;           // [all_heads, seq_q] or null
+
+#if defined(GREENFAST_EXPERIMENTAL)
+  // For rows done again: of the keys that some row sees; strides in elements.
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  std::int64_t q_batch = 0, q_head = 0, q_row = 0, k_batch = 0, k_head = 0, k_row = 0, v_batch = 0,
+               v_head = 0, v_row = 0;
+#endif
 
   // Features::general only.
   float softcap_in = 0.0f;   // 2 log2(e) scale / softcap

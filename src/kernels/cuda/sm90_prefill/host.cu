@@ -275,6 +275,17 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.o_row = problem.o.stride[2];
   p.head_dim = static_cast<std::int32_t>(problem.head_dim);
   p.out_dtype = problem.out_dtype;
+#if defined(GREENFAST_EXPERIMENTAL)
+  const auto from_key = [&](const void* data, const Layout& layout) {
+    return static_cast<const char*>(data) + 2 * d.keys.first * layout.stride[2];
+  };
+  p.q = tensors.q;
+  p.k = from_key(tensors.k, problem.k);
+  p.v = from_key(tensors.v, problem.v);
+  p.q_batch = problem.q.stride[0], p.q_head = problem.q.stride[1], p.q_row = problem.q.stride[2];
+  p.k_batch = problem.k.stride[0], p.k_head = problem.k.stride[1], p.k_row = problem.k.stride[2];
+  p.v_batch = problem.v.stride[0], p.v_head = problem.v.stride[1], p.v_row = problem.v.stride[2];
+#endif
   return p;
 }
 

@@ -43,6 +43,7 @@
 #include "kernels/cuda/sm90_prefill/guard.cuh"
 #include "kernels/cuda/sm90_prefill/producer.cuh"
 #include "kernels/cuda/sm90_prefill/products.cuh"
+#include "kernels/cuda/sm90_prefill/repair.cuh"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 #include "kernels/cuda/sm90_prefill/softmax.cuh"
 
@@ -73,10 +74,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
-  __shared__ alignas(8) std::uint64_t barriers[SharedMemory<ConfigOf>::kBarriers];
+  // The last of them, with kRepairs, is none: it is where large bases are noted.
+  constexpr int kWords = SharedMemory<ConfigOf>::kBarriers + (kRepairs ? 1 : 0);
+  __shared__ alignas(8) std::uint64_t barriers[kWords];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
+    if constexpr (kRepairs) barriers[kWords - 1] = 0;
     ptx::tensormap_prefetch(&q_map);
     ptx::tensormap_prefetch(&k_map);
     ptx::tensormap_prefetch(&v_map);
@@ -148,14 +152,21 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   using Softmax = OnlineSoftmax<ConfigOf>;
   __shared__ WideBase shared_bases[Softmax::kBasesOfCta][2];
   WideBase own_bases[Softmax::kOwnBases];
-  Softmax rows{p, scale, Softmax::kSharedBases ? &shared_bases[0][0] : own_bases, top, sum};
+  Softmax rows{p,   scale, Softmax::kSharedBases ? &shared_bases[0][0] : own_bases,
+               top, sum,   shared.q_full + 8 * (kWords - 1)};
   // Weights become the A operand of the next product.
   const auto convert = [&] { convert_to<T>(weights, s); };
   // S = Q K^T again by this warp alone, after the weights have overwritten it. K's stage must still
   // be held.
   const auto redo_scores = [&] {
     const auto k_tile = [&] {
-      return shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.block_bytes();
+      std::uint32_t first = shared.k;
+      if constexpr (kRepairs && kGeneral) {
+        first = shared.q;  // which is there; shared.k would be spilled
+        asm volatile("" : "+r"(first));
+        first += kConfig.k_offset();
+      }
+      return first + (k_stage.full - shared.k_full) / 8 * kConfig.block_bytes();
     };
     multiply_qk_alone<T, ConfigOf>(s, q, q_tile, k_tile, warp);
   };
@@ -271,8 +282,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           sum[1] = large[1];
         }
         convert();
+        if constexpr (kRepairs) note_large_bases(rows.noted, top[0], top[1]);
         const bool fits = large[0] + large[1] <= Softmax::kLimit &&
-                          fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase;
+                          (kRepairs || fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase);
         if (__any_sync(kFullWarp, !fits)) {
           redo_scores();
           rows.template exact<true>(s, shrink);
@@ -495,6 +507,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     __syncwarp();
   }
   if (!kGeneral && leader) ptx::tma_store_wait();
+  if constexpr (kRepairs) {
+    __syncwarp();
+    if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
+      repair_rows<T, ConfigOf>(p);
+  }
 }
 
 /// Gives a compiled kernel a name that a plan can say.

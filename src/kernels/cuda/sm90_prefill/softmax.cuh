@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/repair.cuh"
 
 namespace greenfast::cuda::prefill {
 
@@ -44,6 +45,7 @@ struct OnlineSoftmax {
   WideBase* const wide_bases;
   float (&top)[2];  // of rows g and g + 8: base of the exponents; NaN says that it is a wide one
   float (&sum)[2];  // this thread's part of the sum
+  const std::uint32_t noted = 0;  // kRepairs: where large bases are noted
 
   /// The bases of rows whose `top` is NaN.
   __device__ __forceinline__ WideBase* bases() const {
@@ -56,11 +58,11 @@ struct OnlineSoftmax {
     }
   }
   __device__ __forceinline__ WideBase base_of_row(int h) const {
-    return isnan(top[h]) ? bases()[h] : WideBase{top[h], 0.0f};
+    return !kRepairs && isnan(top[h]) ? bases()[h] : WideBase{top[h], 0.0f};
   }
   __device__ __forceinline__ void set_base(int h, WideBase base) {
     top[h] = base.high;
-    if (base.low != 0.0f) {
+    if (!kRepairs && base.low != 0.0f) {
       bases()[h] = base;
       top[h] = NAN;  // so that the guard trips, and every block comes to `exact`
     }
@@ -148,22 +150,37 @@ struct OnlineSoftmax {
     float most[4] = {scores[0], scores[1], scores[2], scores[3]}, block_sum[2];
 #pragma unroll
     for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
-    WideBase from[2];
+    if constexpr (kRepairs) {
+      float from[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      WideBase base = wide_base(quad_max(fmaxf(most[2 * h], most[2 * h + 1])), scale);
-      if constexpr (kFirst) {
-        from[h] = finite(base);  // no key seen yet: weights 0, not NaN
-      } else {
-        const WideBase before = base_of_row(h);
-        base = larger(before, base);
-        from[h] = finite(base);
-        shrink[h] = exp2_fast(distance(before, from[h]));
+      for (int h = 0; h < 2; ++h) {
+        const float before = top[h];
+        top[h] = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
+        if constexpr (!kFirst) top[h] = fmaxf(before, top[h]);
+        from[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
+        if constexpr (!kFirst) shrink[h] = exp2_fast(before - from[h]);
       }
-      set_base(h, base);
-    }
+      note_large_bases(noted, from[0], from[1]);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) scores[i] = exponent(scores[i], scale, from[i >> 1 & 1]);
+      for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, -from[i >> 1 & 1]);
+    } else {
+      WideBase from[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        WideBase base = wide_base(quad_max(fmaxf(most[2 * h], most[2 * h + 1])), scale);
+        if constexpr (kFirst) {
+          from[h] = finite(base);  // no key seen yet: weights 0, not NaN
+        } else {
+          const WideBase before = base_of_row(h);
+          base = larger(before, base);
+          from[h] = finite(base);
+          shrink[h] = exp2_fast(distance(before, from[h]));
+        }
+        set_base(h, base);
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] = exponent(scores[i], scale, from[i >> 1 & 1]);
+    }
     weigh(scores, block_sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h)

@@ -2,5 +2,5 @@
 #include "kernels/cuda/sm90_small/kernel.cuh"
 
 namespace greenfast::cuda::small {
-template const std::array<const void*, kConfigs.size()>& entries<__half>();
+template const std::array<const void*, kKernels>& entries<__half>();
 }  // namespace greenfast::cuda::small

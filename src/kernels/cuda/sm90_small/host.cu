@@ -32,10 +32,11 @@ std::int64_t tile_keys(const Band& band) {
 std::size_t choose(const Problem& problem, const Band& band) {
   for (std::size_t i = 0; i < kConfigs.size(); ++i) {
     if (problem.head_dim <= kConfigs[i].head_dim && tile_keys(band) <= kConfigs[i].capacity()) {
-      return i;
+      const bool wide = problem.dtype == DType::f16 && problem.out_dtype != DType::f16;
+      return wide && kKernels > kConfigs.size() ? kConfigs.size() + i : i;
     }
   }
-  return kConfigs.size();
+  return kKernels;
 }
 
 /// Blocks of a launch, as far as the choice may know of the batch.
@@ -88,7 +89,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   const std::size_t index = choose(problem, visible_keys(problem).band);
-  if (index == kConfigs.size()) return {};
+  if (index == kKernels) return {};
   const Config config = config_of(index, problem.dtype == DType::f16);
   Plan result;
   result.grid = {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
@@ -113,7 +114,7 @@ const void* kernel_of(const Problem& problem, std::size_t index) {
   return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
 }
 
-constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+constinit std::array<std::array<SharedMemoryOptIn, kKernels>, 2> opt_in;
 
 Status ensure_ready(const Problem& problem, std::size_t index, int device) {
   if (tensor_map_driver() == nullptr) {

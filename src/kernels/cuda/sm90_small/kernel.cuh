@@ -62,11 +62,12 @@ __device__ __forceinline__ Stats load_stats(std::uint32_t shared) {
 }
 
 template <class T, std::size_t kIndex>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
-                                                             kConfigs[kIndex].blocks_per_sm())
-    attention_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap q_map,
-                     const __grid_constant__ CUtensorMap k_map,
-                     const __grid_constant__ CUtensorMap v_map) {
+__global__ void __cluster_dims__(kCluster)
+    __launch_bounds__(kThreads, config_of(kIndex, false).blocks_per_sm())
+        attention_kernel(const __grid_constant__ Params p,
+                         const __grid_constant__ CUtensorMap q_map,
+                         const __grid_constant__ CUtensorMap k_map,
+                         const __grid_constant__ CUtensorMap v_map) {
   constexpr Config kC = config_of(kIndex, std::is_same_v<T, __half>);
   constexpr int kKeys = kC.keys;
   constexpr int kHeadDim = kC.head_dim;
@@ -593,11 +594,12 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads,
 }
 
 template <class T>
-const std::array<const void*, kConfigs.size()>& entries() {
+const std::array<const void*, kKernels>& entries() {
+  constexpr std::size_t kDifferent = std::is_same_v<T, __half> ? kKernels : kConfigs.size();
   static const auto table = []<std::size_t... kI>(std::index_sequence<kI...>) {
-    return std::array{reinterpret_cast<const void*>(&attention_kernel<T, kI>)...};
+    return std::array{reinterpret_cast<const void*>(&attention_kernel<T, kI % kDifferent>)...};
   }
-  (std::make_index_sequence<kConfigs.size()>());
+  (std::make_index_sequence<kKernels>());
   return table;
 }
 

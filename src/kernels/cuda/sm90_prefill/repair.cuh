@@ -1,0 +1,216 @@
+// Rows whose scores one float of base cannot hold (kLargestBase), done again at the kernel's end.
+//
+// The main loop subtracts fma(score, scale, -base), whose base is a rounded product: beyond 2^22
+// the rounding moves a row's weights by whole powers of two, out of fp16's range. It only takes
+// note that such a base was seen. Then every warp goes through its tiles once more, finds the rows
+// by their scores, and computes them with bases of two floats from Q, K and V in memory: two passes
+// for each 64 columns, 16 keys at a time, in some twenty times the time. What the main loop stored
+// for them is overwritten; other rows keep their bits.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/device/ptx_mma.cuh"
+#include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_prefill/config.hpp"
+
+namespace greenfast::cuda::prefill {
+
+/// Takes note of bases of two rows that one float may not hold, without a branch, in front of which
+/// ptxas would wait for the product under way. Threads store one and the same value: ptxas makes a
+/// reduction and a branch of red.shared.
+__device__ __forceinline__ void note_large_bases(std::uint32_t noted, float base0, float base1) {
+  asm volatile(
+      "{\n"
+      ".reg .pred large0, large1, large;\n"
+      ".reg .f32 size0, size1;\n"
+      "abs.f32 size0, %1;\n"
+      "abs.f32 size1, %2;\n"
+      "setp.gt.f32 large0, size0, %3;\n"
+      "setp.gt.f32 large1, size1, %3;\n"
+      "setp.le.and.f32 large0, size0, 0f7F7FFFFF, large0;\n"
+      "setp.le.and.f32 large1, size1, 0f7F7FFFFF, large1;\n"
+      "or.pred large, large0, large1;\n"
+      "@large st.shared.b32 [%0], %4;\n"
+      "}" ::"r"(noted),
+      "f"(base0), "f"(base1), "f"(kLargestBase), "r"(1)
+      : "memory");
+}
+
+template <class T, class ConfigOf>
+struct Repair {
+  static constexpr bool kGeneral = ConfigOf::value.features == Features::general;
+  static constexpr int kKeys = 16, kColumns = 64;  // at a time
+
+  const Params& p;
+  const float scale;
+  const Tile& tile;
+  const int first_row;  // of 16
+  const int g, t;       // lane = 4 * g + t
+
+  __device__ __forceinline__ int row(int h) const { return first_row + g + 8 * h; }
+
+  __device__ __forceinline__ std::uint32_t pair(const T* at, bool there) const {
+    return there ? *reinterpret_cast<const std::uint32_t*>(at) : 0;
+  }
+
+  /// Scores of 16 keys from `key` on, those of hidden keys -inf: s[n][2 * h + e] is of key + 8 * n
+  /// + 2 * t + e.
+  __device__ __forceinline__ void scores_of(float (&s)[2][4], int key) const {
+    const T* const q = static_cast<const T*>(p.q) + tile.batch * p.q_batch + tile.head * p.q_head;
+    const T* const k =
+        static_cast<const T*>(p.k) + tile.batch * p.k_batch + tile.head / p.group * p.k_head;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (float& x : s[n]) x = 0.0f;
+#pragma unroll 1
+    for (int d = 2 * t; d < p.head_dim; d += 16) {
+      std::uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int from = row(i & 1), column = d + 8 * (i >> 1);
+        a[i] = pair(q + from * p.q_row + column, from < p.seq_q && column < p.head_dim);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int from = key + 8 * n + g;
+        const T* const at = k + from * p.k_row + d;
+        const bool there = from < p.band.keys;
+        ptx::mma_m16n8k16<T>(s[n], a, pair(at, there), pair(at + 8, there && d + 8 < p.head_dim));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kGeneral) s[n][i] = transformed(s[n][i]);
+        const int at = key + 8 * n + 2 * t + i % 2, r = row(i / 2);
+        if (at < p.band.first(r) || at >= p.band.end(r)) s[n][i] = -INFINITY;
+      }
+  }
+  __device__ __forceinline__ float transformed(float dot) const {
+    return p.softcap_out > 0.0f ? softcap_from_log2(dot * p.softcap_in, p.softcap_out)
+                                : dot * p.scale_log2;
+  }
+
+  /// V's rows key + 2 * t (+ 8) and the next, of one column, as a B operand.
+  __device__ __forceinline__ std::uint32_t values_of(int key, int column) const {
+    const T* const v =
+        static_cast<const T*>(p.v) + tile.batch * p.v_batch + tile.head / p.group * p.v_head;
+    std::uint32_t two = 0;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int from = key + 2 * t + e;
+      if (from < p.band.keys && column < p.head_dim) {
+        const T* const at = v + from * p.v_row + column;
+        two |= std::uint32_t{*reinterpret_cast<const std::uint16_t*>(at)} << (16 * e);
+      }
+    }
+    return two;
+  }
+
+  __device__ __forceinline__ void store(int h, int column, float x) const {
+    if (column >= p.head_dim) return;
+    const std::int64_t at =
+        tile.batch * p.o_batch + tile.head * p.o_head + row(h) * p.o_row + column;
+    if (kGeneral && p.out_dtype == DType::f32) {
+      static_cast<float*>(p.o)[at] = x;
+    } else if (kGeneral ? p.out_dtype == DType::f16 : std::is_same_v<T, __half>) {
+      static_cast<__half*>(p.o)[at] = __float2half_rn(finite_mean(x));
+    } else {
+      static_cast<__nv_bfloat16*>(p.o)[at] = __float2bfloat16_rn(x);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int begin = p.band.first(first_row) / kKeys * kKeys;
+    const int end = p.band.end(min(first_row + 15, p.seq_q - 1));
+    float most[2] = {-INFINITY, -INFINITY};
+    bool large[2] = {};
+    float s[2][4];
+#pragma unroll 1
+    for (int key = begin; key < end; key += kKeys) {
+      scores_of(s, key);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int h = i / 2 % 2;
+        const float x = s[i / 4][i % 4], size = fabsf(x * scale);
+        most[h] = fmaxf(most[h], x);
+        large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
+      }
+    }
+    WideBase base[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      large[h] = (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < p.seq_q;
+      base[h] = wide_base(quad_max(most[h]), scale);
+    }
+    if (!__any_sync(kFullWarp, large[0] || large[1])) return;
+
+#pragma unroll 1
+    for (int column = 0; column < p.head_dim; column += kColumns) {
+      float o[kColumns / 8][4] = {}, sum[2] = {};
+#pragma unroll 1
+      for (int key = begin; key < end; key += kKeys) {
+        scores_of(s, key);
+        std::uint32_t weights[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int n = i / 2, h = i % 2;
+          const WideBase from = finite(base[h]);
+          const float x = exp2_fast(exponent(s[n][2 * h], scale, from));
+          const float y = exp2_fast(exponent(s[n][2 * h + 1], scale, from));
+          sum[h] += x + y;
+          weights[i] = pack2<T>(x, y);
+        }
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n) {
+          const int c = column + 8 * n + g;
+          // Added here, because the tensor cores cut off what an addition cannot hold.
+          float part[4] = {};
+          ptx::mma_m16n8k16<T>(part, weights, values_of(key, c), values_of(key + 8, c));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[n][i] += part[i];
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        sum[h] = quad_sum(sum[h]);
+        if (!large[h]) continue;
+        const float factor = 1.0f / sum[h];
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            store(h, column + 8 * n + 2 * t + e, o[n][2 * h + e] * factor);
+        if (p.lse == nullptr || t != 0 || column != 0) continue;
+        const std::int64_t head =
+            static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
+        p.lse[head * p.seq_q + row(h)] = kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
+      }
+    }
+  }
+};
+
+/// All rows of this warp, when its stores are complete.
+template <class T, class ConfigOf>
+__device__ __forceinline__ void repair_rows(const Params& p) {
+  constexpr Config kConfig = ConfigOf::value;
+  // Read anew: nothing of this lives in registers through the main loop.
+  const int thread = ptx::thread_index(), lane = ptx::lane_id();
+  const int group = (thread >> 7) - 1, warp = thread >> 5 & 3;
+  const float scale = kConfig.features == Features::general ? 1.0f : p.scale_log2;
+  if (kConfig.split && group > 0) return;
+  Tile tile;
+#pragma unroll 1
+  for (int step = 0; next_tile(p, step, tile); ++step) {
+    const int first_row =
+        tile.index * kConfig.rows() + (kConfig.split ? 0 : 64 * group) + 16 * warp;
+    if (first_row >= p.seq_q) continue;
+    Repair<T, ConfigOf>{p, scale, tile, first_row, lane >> 2, lane & 3}.run();
+  }
+}
+
+}  // namespace greenfast::cuda::prefill
