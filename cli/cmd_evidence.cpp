@@ -14,7 +14,8 @@
 #include "workbench/base/files.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/base/terminal.hpp"
-#include "workbench/evidence/evidence.hpp"
+#include "workbench/evidence/ledger.hpp"
+#include "workbench/evidence/verify.hpp"
 
 namespace greenfast::cli {
 namespace {

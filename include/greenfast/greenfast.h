@@ -205,9 +205,14 @@ typedef struct gf_options {
   void* workspace; /**< gf_plan_info.workspace_bytes, 256-byte aligned; null where that is 0 */
   size_t workspace_bytes;
   /* Here version 0.1.0 ended. */
-  int32_t max_splits; /**< most parts that the keys of a row are divided into; 0: as many as pay */
-  int32_t validate;   /**< not 0: arrays of lengths and indices are checked on any device, at the
-                           price of a synchronisation; on the CPU they always are */
+  int32_t max_splits; /**< most parts that the keys of a row are divided into; 0: as many as pay,
+                         1: none */
+  int32_t validate;   /**< not 0: arrays of lengths and indices are checked on any device before the
+                         launch, and the entry that is wrong is named, at the price of a
+                         synchronisation. On the CPU they are always checked; elsewhere a kernel
+                         clamps them to what the problem says. No CUDA variant takes such arrays
+                         yet: there every call that needs them is refused, so that this changes
+                         nothing so far. */
 } gf_options;
 /** Initial value of a gf_options: the CPU, automatic selection. */
 #define GF_OPTIONS_INIT \

@@ -225,6 +225,7 @@ def explain(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = No
     machine, or the name of a model ("h200", "h100", "a100", "l4", "cpu") to plan for one that is not here.
     """
     left, right, alignment = _mask(causal, window, align)
+    _find_torch()
     if isinstance(device, tuple):
         device = (_arrays.DEVICES.index(device[0]), device[1])  # type: ignore[assignment]
     tensors = [_arrays.describe(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("q_scale", q_scale),
@@ -279,6 +280,7 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
     """
     if per not in ("head", "tensor"):
         raise ValueError(f"per is {per!r}: 'head' or 'tensor' is possible")
+    _find_torch()
     return _arrays.quantize(values, out, scale, per == "head", _bshd(layout), stream)
 
 

@@ -1,11 +1,11 @@
 """Tensors of any library as the tuples that _core reads: (address, shape, strides in elements, dtype, device, index,
-read-only, owner). PyTorch's go another way (greenfast.torch)."""
+read-only, owner). PyTorch's go another way: greenfast.torch, which knows this module and is unknown to it."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import _core
@@ -84,15 +84,19 @@ class TensorSpec:
         self.strides = tuple(strides)
 
 
+# Who reads tensors of a kind of their own; greenfast.torch enters itself, which the package's functions see to.
+READERS: list[tuple[type, Callable[[str, Any], Any]]] = []
+
+
 def describe(name: str, x: Any) -> Any:
     """x as _core reads it: None stays None, a PyTorch tensor of a registered type stays itself."""
     if x is None:
         return None
     if isinstance(x, TensorSpec):
         return (0, x.shape, x.strides, element_code(name, x.dtype), DEVICES.index(x.device), x.index, False, x)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return importlib.import_module("greenfast.torch")._describe(name, x)
+    for kind, read in READERS:
+        if isinstance(x, kind):
+            return read(name, x)
     if type(x).__module__ == "numpy" and hasattr(x, "strides"):
         return _from_numpy(name, x)
     try:

@@ -74,6 +74,9 @@ def _describe(name: str, x: Tensor) -> Any:
     return (x.data_ptr(), tuple(x.shape), x.stride(), code, _arrays.DEVICES.index(x.device.type), x.device.index or 0, False, x)
 
 
+_arrays.READERS.append((Tensor, _describe))
+
+
 def _scratch(size: int, index: int) -> tuple[int, Any]:
     memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
     return memory.data_ptr(), memory

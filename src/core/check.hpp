@@ -8,6 +8,8 @@
 #include <greenfast/operands.hpp>
 #include <greenfast/quantize.hpp>
 
+#include "core/arithmetic.hpp"
+
 namespace greenfast::core {
 
 // The limits of check(). With both lengths and mask bounds up to 2^30, every position that a mask
@@ -51,7 +53,7 @@ constexpr std::array<std::int64_t, 4> shape_of_kv(const Problem& p, std::int64_t
 
 /// Entries of the page table that the longest sequence may need.
 constexpr std::int64_t pages_of_row(const Problem& p) noexcept {
-  return p.pages.size > 0 ? (p.seq_kv + p.pages.size - 1) / p.pages.size : 0;
+  return p.pages.size > 0 ? ceil_div(p.seq_kv, p.pages.size) : 0;
 }
 
 /// The table of operands in two pieces, the first what every problem may have. Where there are no

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "workbench/evidence/evidence.hpp"
+#include "workbench/evidence/kernel_files.hpp"
 
 namespace greenfast {
 namespace {

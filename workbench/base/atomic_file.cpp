@@ -28,9 +28,8 @@ std::string format_utc(const char* format) {
   return {text, std::strftime(text, sizeof text, format, &parts)};
 }
 
-}  // namespace
-
-Status write_file_atomically(const fs::path& path, std::string_view contents) {
+/// Contents in a temporary file beside path, flushed to the disk; its name.
+Result<std::string> write_beside(const fs::path& path, std::string_view contents) {
   std::string temporary = path.string() + ".tmp-XXXXXX";
   const int file = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (file < 0) return io_failure("create", path, errno);
@@ -53,17 +52,113 @@ Status write_file_atomically(const fs::path& path, std::string_view contents) {
   ::umask(mask);
   if (::fchmod(file, 0666 & ~mask) != 0) return fail("set permissions of");
   if (::fsync(file) != 0) return fail("flush");
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return fail("rename a file to");
   ::close(file);
+  return temporary;
+}
 
-  // The rename itself is durable only once its directory is.
+/// A rename is durable only once its directory is.
+void flush_directory_of(const fs::path& path) {
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const int directory = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory >= 0) {
-    ::fsync(directory);
-    ::close(directory);
+  if (directory < 0) return;
+  ::fsync(directory);
+  ::close(directory);
+}
+
+/// Files on their way to their paths; what was not kept is undone.
+class Batch {
+ public:
+  Batch() = default;
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+  ~Batch() {
+    if (kept_) {
+      for (const Step& step : steps_)
+        if (!step.former.empty()) ::unlink(step.former.c_str());
+      return;
+    }
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+      if (!step->renamed) {
+        ::unlink(step->temporary.c_str());
+        if (!step->former.empty()) ::unlink(step->former.c_str());
+      } else if (step->former.empty()) {
+        ::unlink(step->path.c_str());
+      } else {
+        ::rename(step->former.c_str(), step->path.c_str());
+      }
+    }
+    for (auto made = made_.rbegin(); made != made_.rend(); ++made) ::rmdir(made->c_str());
   }
+
+  Status write(const FileText& file) {
+    if (Status status = make_parents(file.path); !status) return status;
+    auto temporary = write_beside(file.path, file.contents);
+    if (!temporary) return temporary.status();
+    steps_.push_back({file.path, std::move(*temporary)});
+    return {};
+  }
+  Status rename() {
+    for (Step& step : steps_) {
+      std::error_code error;
+      if (fs::exists(fs::symlink_status(step.path, error))) {
+        step.former = step.temporary + ".former";
+        fs::copy_file(step.path, step.former, error);
+        if (error) return io_failure("replace", step.path, error.value());
+      }
+      if (::rename(step.temporary.c_str(), step.path.c_str()) != 0)
+        return io_failure("rename a file to", step.path, errno);
+      step.renamed = true;
+    }
+    for (const Step& step : steps_) flush_directory_of(step.path);
+    kept_ = true;
+    return {};
+  }
+
+ private:
+  struct Step {
+    fs::path path;
+    std::string temporary;
+    std::string former = {};  // a copy of what was at the path
+    bool renamed = false;
+  };
+
+  Status make_parents(const fs::path& path) {
+    fs::path partial;
+    for (const fs::path& part : path.parent_path()) {
+      partial /= part;
+      if (::mkdir(partial.c_str(), 0777) == 0) {
+        made_.push_back(partial);
+      } else if (errno != EEXIST) {
+        return io_failure("create directory", partial, errno);
+      }
+    }
+    return {};
+  }
+
+  std::vector<Step> steps_;
+  std::vector<fs::path> made_;  // outermost first
+  bool kept_ = false;
+};
+
+}  // namespace
+
+Status write_file_atomically(const fs::path& path, std::string_view contents) {
+  const auto temporary = write_beside(path, contents);
+  if (!temporary) return temporary.status();
+  if (::rename(temporary->c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary->c_str());
+    return io_failure("rename a file to", path, error);
+  }
+  flush_directory_of(path);
   return {};
+}
+
+Status write_files_atomically(std::span<const FileText> files) {
+  Batch batch;
+  for (const FileText& file : files)
+    if (Status status = batch.write(file); !status) return status;
+  return batch.rename();
 }
 
 std::string utc_stamp() { return format_utc("%Y%m%dT%H%M%SZ"); }

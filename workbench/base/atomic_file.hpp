@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,17 @@ namespace greenfast::workbench {
 /// path. On failure path is as it was and the temporary file is gone; the Status (code internal)
 /// names the path and the system's reason.
 Status write_file_atomically(const std::filesystem::path& path, std::string_view contents);
+
+/// One of several files.
+struct FileText {
+  std::filesystem::path path;
+  std::string_view contents;
+};
+/// Writes all of them or none: each to a temporary file beside its path, and when all are on the disk
+/// they are renamed, in their order. Missing directories are made. On failure every path is as it
+/// was, and nothing that was made for it is left. A machine that stops between two renames leaves the
+/// first files new: what tells of the others belongs last.
+Status write_files_atomically(std::span<const FileText> files);
 
 /// "20261121T105533Z" of now.
 std::string utc_stamp();

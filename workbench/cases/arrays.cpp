@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "workbench/base/divide.hpp"
 #include "workbench/base/numeric.hpp"
 #include "workbench/cases/placement.hpp"
 #include "workbench/cases/random.hpp"
@@ -121,7 +122,7 @@ Drawn draw_lengths(const Problem& p, const Lengths& lengths, std::uint64_t seed,
     fit(drawn.keys, p.sequences.total_kv, [](std::int64_t n) { return n; });
   if (p.pages.used())
     fit(drawn.keys, std::max<std::int64_t>(p.pages.count - 1, 0),
-        [&](std::int64_t n) { return (n + p.pages.size - 1) / p.pages.size; });
+        [&](std::int64_t n) { return ceil_div(n, p.pages.size); });
   return drawn;
 }
 
@@ -154,7 +155,7 @@ std::vector<std::int32_t> used_of(const std::vector<std::int64_t>& drawn, bool p
 std::vector<std::int32_t> draw_pages(const Problem& p, const std::vector<std::int64_t>& keys,
                                      const std::vector<std::int32_t>& start, std::uint64_t seed) {
   const std::vector<std::int64_t> order = Draw(seed, Stream::order).permutation(p.pages.count);
-  const std::int64_t in_row = (p.seq_kv + p.pages.size - 1) / p.pages.size;
+  const std::int64_t in_row = ceil_div(p.seq_kv, p.pages.size);
   if (p.batch == 0 || in_row == 0) return {};
   // The last row needs no more than its entries.
   const std::int64_t entries = (p.batch - 1) * p.pages.row_stride + in_row;
@@ -250,7 +251,7 @@ void size_storage(Problem& p, const Lengths& lengths) {
   const Drawn drawn = draw_lengths(p, lengths, 0, false);
   const auto sum = [](const std::vector<std::int64_t>& values, std::int64_t unit) {
     std::int64_t total = 0;
-    for (const std::int64_t value : values) total += (value + unit - 1) / unit;
+    for (const std::int64_t value : values) total += ceil_div(value, unit);
     return total;
   };
   // Rows behind the last sequence, which belong to none.
@@ -260,7 +261,7 @@ void size_storage(Problem& p, const Lengths& lengths) {
   if (s.packed_kv) s.total_kv = sum(drawn.keys, 1) + kSlack;
   if (s.kv_index) s.kv_rows = p.batch + 2;
   if (p.pages.used()) {
-    const std::int64_t longest = (p.seq_kv + p.pages.size - 1) / p.pages.size;
+    const std::int64_t longest = ceil_div(p.seq_kv, p.pages.size);
     p.pages.count = 3 + (s.used_kv ? sum(drawn.keys, p.pages.size) : p.batch * longest);
     p.pages.row_stride = longest + 1;
   }

@@ -2,12 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include "workbench/cases/workload.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -120,6 +125,110 @@ class JsonReader {
   Status status_;
 };
 
+// ---- Text ----
+
+/// One word behind a shape: "name", "name=value" or "name(value,value)".
+struct Word {
+  std::string_view name;
+  std::vector<std::string_view> values;
+};
+Word word_of(std::string_view text) {
+  Word word{text.substr(0, text.find_first_of("=(")), {}};
+  std::string_view rest = text.substr(word.name.size());
+  if (rest.starts_with('(') && rest.ends_with(')')) rest.remove_suffix(1);
+  while (!rest.empty()) {
+    rest.remove_prefix(1);
+    word.values.push_back(rest.substr(0, rest.find(',')));
+    rest.remove_prefix(word.values.back().size());
+  }
+  return word;
+}
+
+template <class Number>
+bool read_number(std::string_view text, Number& to) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), to);
+  return error == std::errc{} && end == text.data() + text.size();
+}
+bool read_bound(std::string_view text, std::int64_t& to) {
+  if (text != "inf") return read_number(text, to);
+  to = Mask::kUnbounded;
+  return true;
+}
+
+/// Sets what one word says; false: it says nothing that is known. What is read too leniently is
+/// found when the problem is printed again.
+bool apply_word(Problem& p, const Word& word) {
+  const auto& [name, values] = word;
+  Sequences& s = p.sequences;
+  if (values.empty()) {
+    for (const auto& [known, flag] : {std::pair<std::string_view, bool*>{"lse", &p.lse},
+                                      {"used-q", &s.used_q},
+                                      {"used-kv", &s.used_kv},
+                                      {"kv-start", &s.kv_start},
+                                      {"sinks", &p.sinks}})
+      if (name == known) return *flag = true;
+    return name == "bshd";
+  }
+  const std::string_view first = values.front();
+  const auto alignment = [&](std::string_view corner) {
+    p.mask.alignment = corner == "top-left" ? Alignment::top_left : Alignment::bottom_right;
+  };
+  if (name == "scale") return read_number(first, p.scale);
+  if (name == "softcap") return read_number(first, p.softcap);
+  if (name == "value-dim") return read_number(first, p.head_dim_v);
+  if (name == "chunk") return read_number(first, p.chunk);
+  if (name == "packed-q") return (s.packed_q = read_number(first, s.total_q));
+  if (name == "packed-kv") return (s.packed_kv = read_number(first, s.total_kv));
+  if (name == "kv-index") return (s.kv_index = read_number(first, s.kv_rows));
+  if (name == "scales") {
+    p.scales = first == "tensor" ? ScaleKind::tensor : ScaleKind::per_head;
+    return true;
+  }
+  if (name == "alibi") {
+    p.alibi = first == "per-head" ? Alibi::per_head : Alibi::per_batch_head;
+    return true;
+  }
+  if (name == "causal") {
+    p.mask.right = 0;
+    alignment(first);
+    return true;
+  }
+  if (name == "window" && values.size() == 3) {
+    alignment(values[2]);
+    return read_bound(first, p.mask.left) && read_bound(values[1], p.mask.right);
+  }
+  if (name == "pages" && values.size() == 2) {
+    const std::size_t x = first.find('x');
+    return x != std::string_view::npos && read_number(first.substr(0, x), p.pages.count) &&
+           read_number(first.substr(x + 1), p.pages.size) &&
+           read_number(values[1], p.pages.row_stride);
+  }
+  if (name == "mask" && values.size() == 5) {
+    const std::optional<DType> dtype = parse_dtype(first);
+    p.array_mask.kind = dtype ? MaskKind::additive : MaskKind::boolean;
+    if (dtype) p.array_mask.dtype = *dtype;
+    for (std::size_t i = 0; i < 4; ++i)
+      if (!read_number(values[i + 1], p.array_mask.stride[i])) return false;
+    return true;
+  }
+  return false;
+}
+
+/// The storage of Q and of K and V can be laid out.
+bool storage_fits(const Problem& p) {
+  const Sequences& s = p.sequences;
+  const std::int64_t heads = std::max(p.heads_q, p.heads_kv);
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  for (const std::int64_t number :
+       {p.head_dim_v, s.total_q, s.total_kv, s.kv_rows, p.pages.size, p.pages.count})
+    if (number < 0) return false;
+  return tensor_fits({s.total_q, heads, dim}) && tensor_fits({s.total_kv, heads, dim}) &&
+         tensor_fits({p.batch, heads, p.seq_q, dim}) &&
+         tensor_fits({std::max(p.batch, s.kv_rows), heads, p.seq_kv, dim}) &&
+         tensor_fits({p.pages.size, p.pages.count, heads, dim}) &&
+         tensor_fits({p.batch, heads, p.seq_q, p.seq_kv});
+}
+
 }  // namespace
 
 json problem_json(const Problem& problem) {
@@ -229,6 +338,51 @@ Result<Problem> problem_of_json(const json& object) {
   }
   if (!reader.status()) return reader.status();
   return p;
+}
+
+Result<Problem> problem_of_text(std::string_view text) {
+  const auto refuse = [&](const std::string& why) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("problem '{}': {}; expected is what a problem is printed as, such as "
+                              "'1x8x512x64 fp16 causal(top-left)'",
+                              text.substr(0, 200), why));
+  };
+  std::vector<std::string_view> words;
+  for (std::string_view rest = text;;) {
+    words.push_back(rest.substr(0, rest.find(' ')));
+    if (words.back().size() == rest.size()) break;
+    rest.remove_prefix(words.back().size() + 1);
+  }
+  if (words.size() < 2) return refuse("a type is missing");
+  const std::size_t arrow = words[1].find("->");
+  const std::optional<DType> dtype = parse_dtype(words[1].substr(0, arrow));
+  if (!dtype) return refuse(fmt::format("'{}' is no type", words[1]));
+  ProblemDefaults defaults;
+  defaults.dtype = *dtype;
+  defaults.scales = ScaleKind::none;
+  if (arrow != std::string_view::npos) {
+    defaults.out_dtype = parse_dtype(words[1].substr(arrow + 2));
+    if (!defaults.out_dtype) return refuse(fmt::format("'{}' is no type", words[1]));
+  }
+  const auto shapes = parse_shapes(words[0], defaults);
+  if (!shapes) return shapes.status();
+  if (shapes->size() != 1) return refuse("names several shapes");
+  Problem p = shapes->front().problem;
+  for (std::size_t i = 2; i < words.size(); ++i) {
+    if (words[i] == "strided") return refuse("does not say its strides");
+    if (!apply_word(p, word_of(words[i]))) return refuse(fmt::format("'{}' is unknown", words[i]));
+  }
+  if (!storage_fits(p)) return refuse("has a tensor of more than 2^56 elements");
+  set_layout(p, words.back() == "bshd" ? LayoutKind::bshd : LayoutKind::bhsd);
+  if (Status status = check(p); !status) return status;
+  if (const std::string again = to_string(p); again != text)
+    return refuse(fmt::format("would be printed as '{}'", again));
+  return p;
+}
+
+std::string shape_text(const Problem& problem) {
+  const std::string text = to_string(problem);
+  return text.substr(0, text.find(' '));
 }
 
 json plan_json(const Plan& plan) {

@@ -17,6 +17,7 @@
 #include "workbench/base/sha256.hpp"
 #include "workbench/cases/arrays.hpp"
 #include "workbench/cases/attributes.hpp"
+#include "workbench/cases/operand_bytes.hpp"
 #include "workbench/cases/placement.hpp"
 #include "workbench/cases/random.hpp"
 
@@ -125,7 +126,7 @@ constexpr std::array kLayouts{
 
 constexpr std::size_t kMaxItems = 4096;
 constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
-// Elements of one tensor; leaves room for sizes in bytes and for padding of layouts.
+// Elements of one tensor.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 // Sequences whose lengths are drawn one by one, when the shape is read already.
 constexpr std::int64_t kMaxSequences = 65536;
@@ -183,15 +184,6 @@ std::optional<std::pair<std::int64_t, std::int64_t>> parse_field(std::string_vie
   return std::pair{*first, *second};
 }
 
-bool fits(std::initializer_list<std::int64_t> extents) {
-  std::int64_t product = 1;
-  for (const std::int64_t extent : extents)
-    if (__builtin_mul_overflow(product, std::max<std::int64_t>(extent, 1), &product) ||
-        product > kMaxElements)
-      return false;
-  return true;
-}
-
 // Everything but the layouts and the sizes of packed tensors and pools.
 void set_features(Problem& p, const ProblemDefaults& defaults) {
   Sequences& s = p.sequences;
@@ -246,8 +238,8 @@ Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaul
   }
   const auto [batch, heads, seq, dim] = values;
   const std::int64_t widest = std::max(dim.first, dim.second);
-  if (!fits({batch.first, heads.first, seq.first, widest}) ||
-      !fits({batch.first, heads.second, seq.second, widest}))
+  if (!tensor_fits({batch.first, heads.first, seq.first, widest}) ||
+      !tensor_fits({batch.first, heads.second, seq.second, widest}))
     return bad_item(item, "has a tensor of more than 2^56 elements");
   Problem p = make_problem(batch.first, heads.first, heads.second, seq.first, seq.second, dim.first,
                            defaults.dtype);
@@ -878,6 +870,15 @@ std::optional<LayoutKind> parse_layout(std::string_view name) {
   return std::nullopt;
 }
 
+bool tensor_fits(std::initializer_list<std::int64_t> extents) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : extents)
+    if (__builtin_mul_overflow(product, std::max<std::int64_t>(extent, 1), &product) ||
+        product > kMaxElements)
+      return false;
+  return true;
+}
+
 Operand operand_of(const Problem& problem, OperandId id) {
   return operands_of(problem)[static_cast<std::size_t>(id)];
 }
@@ -1188,28 +1189,15 @@ Inputs generate(const Case& c) {
 
 std::string digest(const Inputs& inputs) {
   Sha256 hash;
-  const auto add = [&](const auto& items) {
-    const std::uint64_t bytes = items.size() * sizeof(items[0]);
+  for (auto id = static_cast<std::size_t>(OperandId::q); id < kOperands; ++id) {
+    const std::span<const std::byte> items = bytes_of(inputs, static_cast<OperandId>(id));
+    // Of what is no tensor of Q, K and V only what a case has leaves a trace: digests of dense cases
+    // are what they were before there was more.
+    if (items.empty() && id > static_cast<std::size_t>(OperandId::v_scale)) continue;
+    const std::uint64_t bytes = items.size();
     hash.update(&bytes, sizeof bytes);
     if (bytes > 0) hash.update(items.data(), bytes);
-  };
-  add(inputs.q);
-  add(inputs.k);
-  add(inputs.v);
-  add(inputs.q_scale);
-  add(inputs.k_scale);
-  add(inputs.v_scale);
-  // What a case has not leaves no trace: digests of dense cases are what they were.
-  const auto& [cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, sinks, slopes, mask] =
-      inputs.arrays;
-  const auto add_given = [&](const auto& items) {
-    if (!items.empty()) add(items);
-  };
-  for (const auto* indices : {&cu_q, &cu_kv, &used_q, &used_kv, &kv_start, &kv_index, &page_table})
-    add_given(*indices);
-  add_given(sinks);
-  add_given(slopes);
-  add_given(mask);
+  }
   return hash.hex();
 }
 

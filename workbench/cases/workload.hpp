@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -81,6 +82,10 @@ struct ProblemDefaults {
 /// the offending item and what would be accepted.
 Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
                                                const ProblemDefaults& defaults);
+
+/// Whether a tensor of these extents has at most 2^56 elements, which leaves room for sizes in bytes
+/// and for the padding of layouts. None may be negative.
+bool tensor_fits(std::initializer_list<std::int64_t> extents);
 
 /// The table of named shapes: name, shape text, one line of use.
 struct ShapeRow {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "workbench/base/divide.hpp"
+
 namespace greenfast::workbench {
 namespace {
 
@@ -50,7 +52,7 @@ SharedArena::SharedArena(int descriptor, std::byte* base, std::size_t bytes)
 }
 
 void* SharedArena::allocate(std::size_t bytes) {
-  const std::size_t size = (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), kPage);
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     const auto [offset, room] = *it;
     if (room < size) continue;

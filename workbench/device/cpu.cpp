@@ -25,6 +25,7 @@
 #include <string_view>
 #include <thread>
 
+#include "workbench/base/divide.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/device/arena.hpp"
 
@@ -386,7 +387,7 @@ class CpuDevice final : public Device {
     // A plugin's process sees the shared memory alone.
     if (SharedArena* arena = SharedArena::active()) return arena->allocate(bytes);
     // Rounded up as aligned_alloc asks, and never 0.
-    return std::aligned_alloc(256, (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256);
+    return std::aligned_alloc(256, round_up<std::size_t>(std::max<std::size_t>(bytes, 1), 256));
   }
   void release(void* memory) override {
     SharedArena* arena = SharedArena::active();

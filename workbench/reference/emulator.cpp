@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
@@ -14,7 +15,6 @@ namespace greenfast::workbench {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLog2e = 1.4426950408889634f;
 constexpr std::int64_t kRowBlock = 32;
 constexpr std::int64_t kKeyTile = 64;
 constexpr std::int64_t kSplitTiles = 128;  // 8,192 keys, then partial results are merged
@@ -56,9 +56,11 @@ struct Exponential {
   float maximum, scaled;
   bool far;
 
-  explicit Exponential(float m) : maximum(m), scaled(m * kLog2e), far(std::fabs(m) > 0x1p120f) {}
+  explicit Exponential(float m)
+      : maximum(m), scaled(m * std::numbers::log2e_v<float>), far(std::fabs(m) > 0x1p120f) {}
   float operator()(float x) const {
-    return std::exp2(far ? (x - maximum) * kLog2e : x * kLog2e - scaled);
+    return std::exp2(far ? (x - maximum) * std::numbers::log2e_v<float>
+                         : x * std::numbers::log2e_v<float> - scaled);
   }
 };
 

@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "workbench/base/divide.hpp"
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/reference/tile_gemm.hpp"
@@ -138,7 +139,7 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
   if (all.first >= all.last) return;
 
   const std::int64_t width = all.last - all.first;
-  const std::int64_t stride = (width + kKeyTile - 1) / kKeyTile * kKeyTile;
+  const std::int64_t stride = round_up(width, kKeyTile);
   std::vector<double> scores(static_cast<std::size_t>(count * stride), 0.0);
   std::vector<double> tile(static_cast<std::size_t>(kKeyTile * std::max(dim, dim_v)));
   std::vector<char> hidden;  // by the array mask, of each row and key

@@ -8,9 +8,10 @@
 #include <set>
 
 #include <greenfast/attention.hpp>
+#include <greenfast/operands.hpp>
 
 #include "workbench/base/terminal.hpp"
-#include "workbench/cases/workload.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/fast/samples.hpp"
 #include "workbench/fast/statistics.hpp"
@@ -506,24 +507,16 @@ std::optional<Chart> speedup_chart(std::span<const ReportSource> sources) {
 
 }  // namespace
 
-Work work_of(const std::string& problem) {
-  const std::size_t space = problem.find(' ');
-  ProblemDefaults defaults;
-  if (space != std::string::npos) {
-    const std::string_view rest = std::string_view(problem).substr(space + 1);
-    const std::string_view name = rest.substr(0, rest.find(' '));
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3})
-      if (name == name_of(dtype)) defaults.dtype = dtype;
-  }
-  const auto parsed = parse_shapes(problem.substr(0, space), defaults);
-  if (!parsed.ok() || parsed->size() != 1) return {};
-  const Problem& p = (*parsed)[0].problem;
-  const auto of = [](DType dtype) {
-    return dtype == DType::f32 ? 4.0 : dtype == DType::e4m3 ? 1.0 : 2.0;
-  };
-  const double q = static_cast<double>(p.batch * p.heads_q * p.seq_q * p.head_dim);
-  const double kv = static_cast<double>(p.batch * p.heads_kv * p.seq_kv * p.head_dim);
-  return {static_cast<double>(flop_count(p)), (q + 2 * kv) * of(p.dtype) + q * of(p.out_dtype)};
+Work work_of(std::string_view problem) {
+  // Strides change no work, and a problem's text does not say them.
+  if (constexpr std::string_view kStrided = " strided"; problem.ends_with(kStrided))
+    problem.remove_suffix(kStrided.size());
+  const auto p = problem_of_text(problem);
+  if (!p.ok()) return {};
+  Work work{static_cast<double>(flop_count(*p)), 0};
+  for (const Operand& operand : operands_of(*p))
+    if (operand.needed) work.bytes += static_cast<double>(operand.bytes);
+  return work;
 }
 
 ReportModel model_of(std::span<const ReportSource> sources) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "workbench/report/sources.hpp"
@@ -47,12 +48,11 @@ struct ReportModel {
 /// Throws nlohmann::json::exception for what is not of its schema.
 ReportModel model_of(std::span<const ReportSource> sources);
 
-/// FLOP and the bytes that must move at least, of "1x8x512x64 fp16 causal(...)": 0 for what is no
-/// problem. FLOP are those of the full mask.
+/// FLOP and the bytes of all operands, of "1x8x512x64 fp16 causal(...)": 0 for what is no problem.
 struct Work {
   double flop = 0, bytes = 0;
 };
-Work work_of(const std::string& problem);
+Work work_of(std::string_view problem);
 
 struct Chart {
   enum class Kind { bars, bars_across, points };

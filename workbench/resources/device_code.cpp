@@ -11,6 +11,7 @@
 
 #include <greenfast/attention.hpp>
 
+#include "workbench/base/divide.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/sha256.hpp"
 
@@ -413,7 +414,7 @@ Status read_fatbins(Bytes section, DeviceCode& code) {
       entry += entry_header + stored;
     }
     offset += header + size;
-    offset = (offset + kAlignment - 1) / kAlignment * kAlignment;
+    offset = round_up(offset, kAlignment);
   }
   return {};
 }

@@ -10,6 +10,8 @@
 
 #include <toml++/toml.h>
 
+#include "workbench/base/divide.hpp"
+
 namespace greenfast::workbench {
 namespace {
 
@@ -28,10 +30,6 @@ constexpr Multiprocessor kMultiprocessors[] = {
 };
 constexpr std::int64_t kRegisters = 65536, kRegisterUnit = 256, kPartitions = 4;
 constexpr std::int64_t kSharedUnit = 128, kSystemShared = 1024;
-
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 struct BadLimit : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -199,7 +197,7 @@ std::optional<Occupancy> occupancy(int arch, int registers, std::int64_t shared_
                                 [&](const Multiprocessor& m) { return m.arch == arch; });
   if (sm == std::end(kMultiprocessors) || threads <= 0 || threads > 1024 || registers < 0)
     return std::nullopt;
-  const std::int64_t warps = round_up(threads, kWarp) / kWarp;
+  const std::int64_t warps = ceil_div<std::int64_t>(threads, kWarp);
   const std::int64_t by_threads = sm->warps / warps;
   std::int64_t by_registers = by_threads;
   if (registers > 0) {

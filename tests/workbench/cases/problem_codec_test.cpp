@@ -1,4 +1,4 @@
-// Problems and plans through JSON and through the C interface and back.
+// Problems through JSON, text and the C interface and back, plans through JSON.
 #include "workbench/cases/problem_codec.hpp"
 
 #include <gtest/gtest.h>
@@ -8,6 +8,8 @@
 #include <string>
 
 #include <greenfast/c_types.hpp>
+
+#include "workbench/cases/workload.hpp"
 
 namespace greenfast::workbench::test {
 namespace {
@@ -134,6 +136,121 @@ TEST(ProblemCodec, WhatIsMissingOrOfAnotherKindIsNamed) {
   p = make_problem(1, 2, 2, 3, 4, 64, DType::f16);
   p.scale = std::numeric_limits<float>::infinity();
   EXPECT_EQ(says(problem_json(p)), "problem: 'scale' is null, which no problem has");
+}
+
+// A problem that the library takes, in one of the two orders that its text can say.
+Problem any_legal_problem(std::mt19937_64& random) {
+  const auto maybe = [&] { return random() % 3 == 0; };
+  for (;;) {
+    const std::int64_t heads = 1 + number(random, 3);
+    Problem p = make_problem(number(random, 3), heads * (1 + number(random, 2)), heads,
+                             number(random, 90), number(random, 90), 8 + 8 * number(random, 31),
+                             static_cast<DType>(number(random, 3)));
+    const auto value = [&] { return std::generate_canonical<float, 24>(random); };
+    if (maybe()) p.out_dtype = static_cast<DType>(number(random, 2));
+    if (maybe()) p.scales = static_cast<ScaleKind>(number(random, 2));
+    if (maybe()) p.scale = value() * 4 - 2;
+    if (maybe()) p.softcap = value() * 50;
+    if (maybe())
+      p.mask = {number(random, 9) - 1, number(random, 9) - 1,
+                static_cast<Alignment>(number(random, 1))};
+    if (p.mask.is_none()) p.mask = {};
+    p.lse = maybe();
+    p.sinks = maybe();
+    if (maybe()) p.head_dim_v = p.head_dim == 8 ? 16 : 8;
+    Sequences& s = p.sequences;
+    if ((s.packed_q = maybe())) s.total_q = number(random, 300);
+    if ((s.packed_kv = maybe())) s.total_kv = number(random, 300);
+    s.used_q = maybe();
+    s.used_kv = maybe();
+    s.kv_start = maybe();
+    if ((s.kv_index = maybe())) s.kv_rows = number(random, 9);
+    if (maybe()) p.pages = {1 + number(random, 40), number(random, 40), number(random, 100)};
+    if (maybe()) p.chunk = 1 + number(random, 40);
+    if (maybe()) p.alibi = static_cast<Alibi>(number(random, 2));
+    if (maybe()) {
+      p.array_mask.kind = static_cast<MaskKind>(1 + number(random, 1));
+      if (p.array_mask.kind == MaskKind::additive && maybe()) p.array_mask.dtype = p.dtype;
+      for (std::int64_t& stride : p.array_mask.stride) stride = number(random, 99999);
+    }
+    set_layout(p, maybe() ? LayoutKind::bshd : LayoutKind::bhsd);
+    if (check(p)) return p;
+  }
+}
+
+TEST(ProblemCodec, TextThereAndBackIsTheSameProblem) {
+  std::mt19937_64 random(9);
+  int bshd = 0;
+  for (int i = 0; i < 4 * kProblems; ++i) {
+    const Problem p = any_legal_problem(random);
+    const std::string text = to_string(p);
+    const auto back = problem_of_text(text);
+    ASSERT_TRUE(back) << back.status().message();
+    EXPECT_EQ(*back, p) << text << "\n" << to_string(*back);
+    EXPECT_TRUE(text.starts_with(shape_text(p) + " ")) << text;
+    bshd += text.ends_with(" bshd") ? 1 : 0;
+  }
+  EXPECT_GT(bshd, 0);
+}
+
+TEST(ProblemCodec, EverySuitesAndEveryEdgesTextIsRead) {
+  ProblemDefaults defaults;
+  for (const SuiteRow& suite : suite_table()) {
+    const auto problems = parse_shapes(suite.name, defaults);
+    ASSERT_TRUE(problems) << problems.status().message();
+    for (const NamedProblem& named : *problems) {
+      const auto back = problem_of_text(to_string(named.problem));
+      ASSERT_TRUE(back) << back.status().message();
+      EXPECT_EQ(*back, named.problem) << to_string(named.problem);
+    }
+  }
+}
+
+TEST(ProblemCodec, TextThatNoProblemIsPrintedAsIsRefusedInWords) {
+  for (const char* text : {"",
+                           " ",
+                           "1x8x512x64",
+                           "mission fp16",
+                           "1x8x512x64 fp17",
+                           "1x8x512x64 fp16 ",
+                           "1x8x512x64  fp16",
+                           "1x8x512x64 half",
+                           "1x8x512x64,1x8x32x64 fp16",
+                           "1x8/8x512x64 fp16",
+                           "01x8x512x64 fp16",
+                           "1x8x512x64 fp16->fp16",
+                           "1x8x512x64 fp16 causal",
+                           "1x8x512x64 fp16 causal(middle)",
+                           "1x8x512x64 fp16 causal(top-left) causal(top-left)",
+                           "1x8x512x64 fp16 lse lse",
+                           "1x8x512x64 fp16 lse=1",
+                           "1x8x512x64 fp16 lse causal(top-left)",
+                           "1x8x512x64 fp16 softcap=0",
+                           "1x8x512x64 fp16 softcap=50.0",
+                           "1x8x512x64 fp16 softcap=",
+                           "1x8x512x64 fp16 softcap(50)",
+                           "1x8x512x64 fp16 scale=nan",
+                           "1x8x512x64 fp16 scale",
+                           "1x8x512x64 fp16 strided",
+                           "1x8x512x64 fp16 window(1,2)",
+                           "1x8x512x64 fp16 bshd lse",
+                           "1x8x512x64 fp16 pages(3x2)",
+                           "1x8x512x64 fp16 pages(3,2)",
+                           "1x8x512x64 fp16 mask(bool)",
+                           "1x8x512x64 fp16 pages(2147483647x1073741824,9)",
+                           "1x8x512x64 fp16 chunk=-1",
+                           "1x8x512x64 fp16 packed-q(9223372036854775807)",
+                           "1x8x512x64 fp16 packed-q(-1)",
+                           "1x8x512x64 fp16 value-dim=9223372036854775807",
+                           "1x8x512x64 fp16 value-dim=64",
+                           "1x8x512x64 fp16 tomorrow=1"}) {
+    const auto problem = problem_of_text(text);
+    ASSERT_FALSE(problem) << text;
+    EXPECT_NE(problem.status().code(), StatusCode::internal) << text;
+    EXPECT_GT(problem.status().message().size(), 20u) << text;
+  }
+  EXPECT_NE(problem_of_text("1x8x512x64 fp16 tomorrow=1").status().message().find("'tomorrow=1'"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -9,12 +9,14 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <numbers>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <greenfast/operands.hpp>
 
+#include "workbench/base/divide.hpp"
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/cases/placement.hpp"
@@ -165,7 +167,7 @@ class Reading {
   Reading(const Problem& p, const Tensors& t, Recipe::Read fault)
       : problem_(p), arrays_(index_arrays(t)) {
     Sequences& s = problem_.sequences;
-    const std::int64_t in_row = p.pages.used() ? (p.seq_kv + p.pages.size - 1) / p.pages.size : 0;
+    const std::int64_t in_row = p.pages.used() ? ceil_div(p.seq_kv, p.pages.size) : 0;
     const auto own = [&](const std::int32_t*& array, std::int64_t count) -> auto& {
       copy_.assign(array, array + count);
       array = copy_.data();
@@ -181,7 +183,7 @@ class Reading {
         break;
       case Recipe::Read::page_tail:
         for (std::int32_t& keys : own(arrays_.used_kv, p.batch))
-          keys = static_cast<std::int32_t>((keys + p.pages.size - 1) / p.pages.size * p.pages.size);
+          keys = static_cast<std::int32_t>(round_up<std::int64_t>(keys, p.pages.size));
         break;
       case Recipe::Read::all_keys:
         s.used_kv = false;
@@ -409,7 +411,7 @@ float soften(const Problem& p, const Recipe& recipe, float largest, bool unguard
     return 1;
   }
   const bool products = keeps_products(p, recipe);
-  const float factor = p.scale * recipe.score_factor * 1.44269504f;
+  const float factor = p.scale * recipe.score_factor * std::numbers::log2e_v<float>;
   const auto weigh = [&](float x, float above) {
     return products ? std::exp2(std::fma(x, factor, -(above * factor))) : std::exp(x - above);
   };
@@ -564,7 +566,7 @@ void online_rows(const Head& head, const Recipe& recipe, const std::vector<float
   std::vector<float> scratch(tile.o.size());
   std::array<float, kRows> largest{};
   PlantedPartial part(tile, recipe);
-  const std::int64_t first = all.first / keys, last = (all.last + keys - 1) / keys;
+  const std::int64_t first = all.first / keys, last = ceil_div<std::int64_t>(all.last, keys);
   const std::int64_t per_split = recipe.split > 0 ? recipe.split / keys : last - first;
   std::int64_t tiles = last - first;
   if (recipe.splits_of_first && per_split > 0) {
@@ -686,7 +688,7 @@ void store_rows(const Head& head, const Recipe& recipe, const RowTile& tile, con
               : of_lse.maximum[at] + std::log(of_lse.sum[at] * recipe.sum_factor / recipe.start);
     if (recipe.round_lse)
       lse = static_cast<float>(numeric::round_to(DType::f16, static_cast<double>(lse)));
-    if (recipe.lse_in_log2) lse *= 1.44269504f;
+    if (recipe.lse_in_log2) lse *= std::numbers::log2e_v<float>;
     const bool turned = recipe.lse_rows_first && p.sequences.packed_q;
     const std::int64_t row = head.real.lse(b, 0, i);
     tensors.lse[turned ? row * whole.heads_q + h : head.real.lse(b, h, i)] = lse;
@@ -818,7 +820,7 @@ void run_underrun(const Problem& p, const Tensors& t, const Recipe& recipe, Muta
 void run_lse_overrun(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMemory&) {
   attend(p, t, recipe);
   const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
-  for (std::int64_t row = rows; row < (rows + kRows - 1) / kRows * kRows; ++row) t.lse[row] = 0;
+  for (std::int64_t row = rows; row < round_up(rows, kRows); ++row) t.lse[row] = 0;
 }
 
 void run_gap_writer(const Problem& p, const Tensors& t, const Recipe& recipe, MutantMemory&) {
@@ -955,8 +957,7 @@ const char* needs_index(const Problem& p) {
   return p.sequences.kv_index ? nullptr : "needs an index of the cache's rows";
 }
 const char* needs_table_stride(const Problem& p) {
-  return p.pages.used() && p.batch > 1 &&
-                 p.pages.row_stride > (p.seq_kv + p.pages.size - 1) / p.pages.size
+  return p.pages.used() && p.batch > 1 && p.pages.row_stride > ceil_div(p.seq_kv, p.pages.size)
              ? nullptr
              : "needs a page table with room in its rows";
 }
@@ -1186,7 +1187,7 @@ const std::vector<Kernel>& kernels() {
       {{"mask_inverted", "a bool mask shows what it should hide", false, needs_bool_mask},
        {.mask_inverted = true}},
       {{"mask_scaled", "a float mask is multiplied by log2 e", false, needs_float_mask},
-       {.mask_factor = 1.44269504f}},
+       {.mask_factor = std::numbers::log2e_v<float>}},
       {{"mask_before_softcap", "a float mask is added before the softcap", false,
         needs_float_mask_and_cap},
        {.mask_before_softcap = true}},

@@ -3,11 +3,13 @@
 // here but lengths it has clamped and outputs it checks.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include <greenfast/plugin.h>
+#include <greenfast/operands.hpp>
 
 namespace greenfast::workbench::channel {
 
@@ -23,11 +25,9 @@ enum class Request : std::uint32_t { none, describe, supports, workspace, prepar
 /// Bits of Control::confined.
 inline constexpr std::uint32_t kNoFiles = 1, kNoProcesses = 2, kNoSignals = 4;
 
-/// A set of tensors as offsets into the arena; kNull where there is none.
+/// A set of tensors as offsets into the arena, by OperandId; kNull where there is none.
 inline constexpr std::uint64_t kNull = ~std::uint64_t{0};
-struct Call {
-  std::uint64_t q, k, v, o, lse, q_scale, k_scale, v_scale;
-};
+using Call = std::array<std::uint64_t, kOperands>;
 
 struct Control {
   std::uint32_t magic;

@@ -86,12 +86,13 @@ Result<PluginProcess*> process_of(Plugin& plugin) {
   return plugin.process.get();
 }
 
-channel::Call to_offsets(const SharedArena& arena, const Tensors& t) {
-  const auto offset = [&](const void* memory) {
-    return memory == nullptr ? channel::kNull : arena.offset(memory);
-  };
-  return {offset(t.q),   offset(t.k),       offset(t.v),       offset(t.o),
-          offset(t.lse), offset(t.q_scale), offset(t.k_scale), offset(t.v_scale)};
+channel::Call to_offsets(const SharedArena& arena, const Tensors& tensors) {
+  channel::Call call;
+  for (std::size_t id = 0; id < kOperands; ++id) {
+    const void* memory = data_of(tensors, static_cast<OperandId>(id));
+    call[id] = memory == nullptr ? channel::kNull : arena.offset(memory);
+  }
+  return call;
 }
 
 class PluginSubject final : public Subject {

@@ -16,6 +16,8 @@
 #include <exception>
 #include <optional>
 
+#include <greenfast/c_types.hpp>
+
 #include "workbench/subjects/plugin/channel.hpp"
 #include "workbench/subjects/plugin/confine.hpp"
 #include "workbench/subjects/plugin/loaded_plugin.hpp"
@@ -121,30 +123,23 @@ class Host {
     for (std::size_t at = 0; at < used; at += 4096) (void)bytes[at];
   }
 
-  template <class T>
-  T* at(std::uint64_t offset) const {
-    return offset == channel::kNull ? nullptr : reinterpret_cast<T*>(arena_ + offset);
+  void* at(std::uint64_t offset) const {
+    return offset == channel::kNull ? nullptr : arena_ + offset;
   }
 
   Status launch(const gf_problem& problem, std::size_t kernel) {
     const std::uint32_t sets = std::clamp<std::uint32_t>(
         control_->sets, 1, static_cast<std::uint32_t>(channel::kMostCalls));
     const std::uint32_t count = control_->count;
-    void* const workspace = at<void>(control_->workspace);
+    void* const workspace = at(control_->workspace);
     const std::size_t workspace_bytes = control_->workspace_bytes;
     for (std::uint32_t i = 0; i < count; ++i) {
       const channel::Call& call = control_->calls[i % sets];
-      gf_tensors tensors = GF_TENSORS_INIT;
-      tensors.q = at<const void>(call.q);
-      tensors.k = at<const void>(call.k);
-      tensors.v = at<const void>(call.v);
-      tensors.o = at<void>(call.o);
-      tensors.lse = at<float>(call.lse);
-      tensors.q_scale = at<const float>(call.q_scale);
-      tensors.k_scale = at<const float>(call.k_scale);
-      tensors.v_scale = at<const float>(call.v_scale);
+      Tensors tensors;
+      for (std::size_t id = 0; id < kOperands; ++id)
+        set_data(tensors, static_cast<OperandId>(id), at(call[id]));
       if (Status status =
-              library_->launch(kernel, problem, tensors, workspace, workspace_bytes, nullptr);
+              library_->launch(kernel, problem, to_c(tensors), workspace, workspace_bytes, nullptr);
           !status)
         return status;
     }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/arithmetic.hpp"
 #include "kernels/cuda/device/mask.hpp"
 #include "kernels/cuda/device/tile_schedule.hpp"
 
@@ -32,11 +33,16 @@ inline constexpr int kFeatures = 4;
 inline constexpr int kLongRow = 16384;
 
 struct Config {
-  int head_dim = 64;   // columns of the tiles; smaller heads are padded with zeros by TMA
-  int warpgroups = 2;  // consumers of 64 query rows each
-  int keys = 128;      // of one block of K or V
-  int q_stages = 1;    // a second Q is worth its place where the first stays in shared memory
-  int k_stages = 2;    // blocks in flight; K's are held longer, until the guard has passed
+  // Columns of the tiles; smaller heads are padded with zeros by TMA.
+  int head_dim = 64;
+  // Consumers of 64 query rows each.
+  int warpgroups = 2;
+  // Of one block of K or V.
+  int keys = 128;
+  // A second Q is worth its place where the first stays in shared memory.
+  int q_stages = 1;
+  // Blocks in flight; K's are held longer, until the guard has passed.
+  int k_stages = 2;
   int v_stages = 2;
   bool q_in_registers = false;
   // The row sum is one more column of the output: V gets 8 columns, of which the first holds ones.
@@ -57,8 +63,10 @@ struct Config {
   }
   constexpr int rows() const { return split ? 64 : 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  constexpr int columns() const { return head_dim + (ones ? 8 : 0); }  // of the output
-  constexpr int chunks() const { return (head_dim + 63) / 64; }        // of 64 columns, 128 bytes
+  // Of the output.
+  constexpr int columns() const { return head_dim + (ones ? 8 : 0); }
+  // Of 64 columns, 128 bytes.
+  constexpr int chunks() const { return static_cast<int>(core::ceil_div(head_dim, 64)); }
 
   // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V stages;
   // O, one strip of 16 rows a warp. Every tile is [chunk][row][128 bytes], swizzled.

@@ -1,43 +1,26 @@
-// The ledger: what binds a record, what a change breaks, and what a comment does not.
-#include "workbench/evidence/evidence.hpp"
+// The ledger: what it takes, and what verify says of it after a change.
+#include "workbench/evidence/ledger.hpp"
 
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <fstream>
+#include <map>
+#include <vector>
 
 #include "workbench/base/exit_code.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/schemas.hpp"
+#include "workbench/evidence/verify.hpp"
 
 namespace greenfast::workbench::test {
 namespace {
 
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-TEST(SourceDigest, ACommentAndALineBreakChangeNothing) {
-  const std::string plain = "int a = 1; int b = 2;";
-  for (const char* same :
-       {"int a = 1;\n\n\tint b = 2;\n", "int a = 1; // one\nint b = 2;",
-        "int a /* why */ = 1; int b = 2;", "// head\r\nint a = 1; int b = 2; /* open"})
-    EXPECT_EQ(source_digest(same), source_digest(plain)) << same;
-}
-
-TEST(SourceDigest, CodeAndLiteralsCount) {
-  const std::string plain = "int a = 1; int b = 2;";
-  EXPECT_NE(source_digest("int a = 1; int b = 3;"), source_digest(plain));
-  EXPECT_NE(source_digest("inta = 1; int b = 2;"), source_digest(plain));
-  // What looks like a comment inside a literal is none, and its blanks are its own.
-  EXPECT_NE(source_digest(R"(f("a // b");)"), source_digest(R"(f("a // c");)"));
-  EXPECT_NE(source_digest(R"(f("a  b");)"), source_digest(R"(f("a b");)"));
-  EXPECT_NE(source_digest("f(R\"x(a  b // c)x\"); g();"),
-            source_digest("f(R\"x(a b // c)x\"); g();"));
-  EXPECT_EQ(source_digest("f(R\"x(a)\" // b)x\"); /* c */ g();"),
-            source_digest("f(R\"x(a)\" // b)x\");  g();"));
-  EXPECT_EQ(source_digest("x = 1'000;  // thousand"), source_digest("x = 1'000;"));
-  EXPECT_NE(source_digest("c = '\"'; // x\n"), source_digest("c = '\"'; y"));
-}
 
 /// The smallest record that the ledger takes: a selftest is bound to its policy alone.
 std::string record_of(int number) {
@@ -82,6 +65,13 @@ class Ledger : public ::testing::Test {
       EXPECT_NE(finding.detail.find(words), std::string::npos) << finding.detail;
     }
     EXPECT_EQ(wrong, 1);
+  }
+  /// Every file and folder below the evidence, with the files' texts.
+  std::map<std::string, std::string> everything() const {
+    std::map<std::string, std::string> out;
+    for (const auto& item : fs::recursive_directory_iterator(folder))
+      out[item.path().string()] = item.is_directory() ? "" : *read_file(item.path());
+    return out;
   }
   fs::path folder;
 };
@@ -151,6 +141,49 @@ TEST_F(Ledger, ABundleThatWasEditedIsNotImported) {
   EXPECT_EQ(ledger()["entries"].size(), 1u);
 }
 
+// One record of a bundle cannot be put where it belongs: those before it are not there either.
+TEST_F(Ledger, ABundleThatFailsHalfwayLeavesEverythingAsItWas) {
+  import("a.json", record_of(1));
+  fs::create_directories(folder / "taken.json" / "inside");
+  const auto before = everything();
+  const std::string names[] = {"a.json", "new.json", "deep/er/b.json", "taken.json", "c.json"};
+  std::vector<std::string> texts;
+  for (int i = 0; i < 5; ++i) texts.push_back(record_of(10 + i));
+  const json bundle = *make_bundle(names, texts, {});
+  const Import failed = import_evidence(folder, "bundle", bundle.dump(), {});
+  EXPECT_EQ(failed.status.code(), StatusCode::internal);
+  EXPECT_NE(failed.status.message().find("taken.json"), std::string::npos)
+      << failed.status.message();
+  EXPECT_TRUE(failed.files.empty());
+  EXPECT_EQ(everything(), before);
+
+  fs::remove_all(folder / "taken.json");
+  EXPECT_EQ(import_evidence(folder, "bundle", bundle.dump(), {}).files.size(), 5u);
+  for (const Finding& finding : findings())
+    EXPECT_EQ(name_of(finding.state), "CURRENT") << finding.file << ": " << finding.detail;
+}
+
+// The disk is full at the second record, here by a limit on the size of files.
+TEST_F(Ledger, ABundleThatDoesNotFitLeavesEverythingAsItWas) {
+  import("a.json", record_of(1));
+  const auto before = everything();
+  json large = json::parse(record_of(2));
+  large["filler"] = std::string(200'000, 'x');
+  const std::string names[] = {"a.json", "b.json"}, texts[] = {record_of(3), large.dump()};
+  const std::string bundle = make_bundle(names, texts, {})->dump();
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{100'000, old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Import failed = import_evidence(folder, "bundle", bundle, {});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(failed.status.code(), StatusCode::internal);
+  EXPECT_NE(failed.status.message().find("b.json"), std::string::npos) << failed.status.message();
+  EXPECT_EQ(everything(), before);
+}
+
 TEST_F(Ledger, RefusesWhatIsNoRecordAndNamesThatLeaveTheFolder) {
   const auto refused = [&](const std::string& name, const std::string& text) {
     const Import import = import_evidence(folder, name, text, {});
@@ -168,20 +201,6 @@ TEST_F(Ledger, RefusesWhatIsNoRecordAndNamesThatLeaveTheFolder) {
   const std::string cut = R"({"schema": "greenfast.run/1", "status": "interrupted"})";
   EXPECT_NE(refused("a.json", cut).find("interrupted"), std::string::npos);
   EXPECT_TRUE(fs::is_empty(folder));
-}
-
-TEST(KnownGaps, AreOfThatFormAlone) {
-  const auto good =
-      parse_known_gaps("e.toml", "[[known]]\nvariant = \"cuda.x\"\nreason = \"new\"\n");
-  ASSERT_TRUE(good) << good.status().message();
-  ASSERT_EQ(good->size(), 1u);
-  EXPECT_EQ(good->front().subject, "cuda.x");
-  for (const char* bad : {"[[known]]\nvariant = \"x\"\n", "[[gap]]\n", "known = 1\n", "[[known]\n",
-                          "[[known]]\nvariant = \"x\"\nreason = \"y\"\nuntil = 3\n"}) {
-    const Status status = parse_known_gaps("e.toml", bad).status();
-    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << bad;
-    EXPECT_EQ(status.message().rfind("e.toml: ", 0), 0u) << status.message();
-  }
 }
 
 }  // namespace
