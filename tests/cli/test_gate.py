@@ -83,6 +83,21 @@ def test_wrong_arguments_are_refused_and_leave_nothing(greenfast):
         assert greenfast.files() == []
 
 
+@pytest.mark.parametrize("row, words", [
+    ("[[limit]]\nvariant = 'cuda.v9'\nregisters = 9\nreason = 'x'\n", ["variant 'cuda.v9'", "no CUDA variant"]),
+    ("[[waiver]]\nname = 'w'\nvariant = 'cuda.v2c.v8'\nregisters = 9\n", ["waiver: needs a reason"]),
+    ("[[waiver]]\nvariant = 'cuda.v2c.v8'\nregisters = 9\nreason = 'x'\n", ["a waiver needs a name"]),
+    ("[[limit]]\nvariant = 'cuda.v2c.v8'\nregister = 9\nreason = 'x'\n", ["register: unknown key"]),
+])
+def test_a_policys_limits_that_bind_nobody_are_refused_with_the_line(greenfast, tmp_path, row, words):
+    policy = tmp_path / "mine.toml"
+    text = (ROOT / "policies" / "legacy.v2c.toml").read_text()
+    policy.write_text(text + row)
+    line = f"line {len(text.splitlines()) + 1}"
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--policy", policy).refused(2, "mine.toml", line, *words)
+    assert greenfast.files() == []
+
+
 def test_recordings_that_cannot_be_compared_are_refused_by_name(greenfast, tmp_path):
     good = {"schema": "greenfast.samples/1", "shapes": [{
         "name": "mission", "problem": "1x8x512x64 fp32", "device": {"kind": "cpu", "name": "here"}, "timer": "t",

@@ -97,16 +97,11 @@ DecisionTree read_tree(const toml::table& table, const std::string& path) {
 }
 
 RungRule read_rung(const toml::table& table, const std::string& path) {
-  const TomlReader reader(table, path + ".",
-                          {"candidate", "gate", "tree", "registers", "shared_bytes", "spill_bytes",
-                           "arch", "expected", "original"});
+  const TomlReader reader(table, path + ".", {"candidate", "gate", "tree", "expected", "original"});
   RungRule rule;
   rule.candidate = reader.text("candidate");
   if (reader.has("gate")) rule.gate = reader.number("gate", 0);
   if (reader.has("tree")) rule.tree = reader.text("tree");
-  if (reader.has("registers")) rule.registers = reader.integer("registers", 0);
-  if (reader.has("shared_bytes")) rule.shared_bytes = reader.integer("shared_bytes", 0);
-  if (reader.has("spill_bytes")) rule.spill_bytes = reader.integer("spill_bytes", 0);
   if (reader.has("expected")) rule.expected = reader.text("expected");
   if (reader.has("original")) rule.original = reader.text("original");
   return rule;

@@ -29,7 +29,6 @@ struct RungRule {
   std::string candidate;
   std::optional<double> gate;
   std::string tree = "default";
-  std::optional<std::int64_t> registers, shared_bytes, spill_bytes;
   std::string expected, original;
 };
 
