@@ -26,6 +26,7 @@
 #include "workbench/resources/device_code.hpp"
 #include "workbench/resources/resources.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
+#include "workbench/verdict/advise.hpp"
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate_policy.hpp"
 #include "workbench/verdict/gate_resources.hpp"
@@ -155,6 +156,7 @@ class Gate {
         start_(Clock::now()) {
     thresholds_.gate = options_.gate.value_or(rule_.gate.value_or(policy_.gate));
     thresholds_.guard = policy_.guard;
+    thresholds_.noise = rules_.noise_floor;
     if (options_.processes) rules_.processes = *options_.processes;
     if (options_.budget_seconds) rules_.budget_seconds = *options_.budget_seconds;
   }
@@ -771,9 +773,12 @@ class Gate {
       }
       if (shape.same) {
         const Interval same = speedup(*shape.same);
-        check("A/A noise floor", "baseline against itself contains 1",
+        check("A/A noise floor",
+              fmt::format("baseline against itself: 1 inside, within {:.3g}% of it",
+                          100 * thresholds_.noise),
               fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
-              same.lo <= 1 && 1 <= same.hi ? "PASS" : "NOISY");
+              same.lo <= 1 && 1 <= same.hi && noise_floor(same) <= thresholds_.noise ? "PASS"
+                                                                                     : "NOISY");
       }
       for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
         const Interval i = decisive(statistic == Statistic::p50 ? shape.p50 : shape.p90, shape.same,
@@ -817,22 +822,25 @@ class Gate {
       reasons.push_back(
           {{"code", name_of(reason.code)}, {"detail", reason.detail}, {"settle", reason.settle}});
     }
-    const DecisionTree& tree = rules_.tree(rule_.tree);
-    std::string level;
-    json next = json::array();
-    if (record_.contains("fast") && !record_["fast"].empty() &&
-        record_["fast"][0].contains("speedup")) {
-      level = tree.reached(record_["fast"][0]["speedup"]["lo"].get<double>());
+    std::optional<Interval> primary;
+    if (record_.contains("fast") && !record_["fast"].empty()) {
+      const json& timed = record_["fast"][0];
+      if (timed.contains("speedup")) {
+        const json& i = timed.contains("decisive") ? timed["decisive"] : timed["speedup"];
+        primary = Interval{i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()};
+      }
     }
-    const bool short_of_gate =
-        std::any_of(decision.reasons.begin(), decision.reasons.end(),
-                    [](const Reason& reason) { return reason.code == ReasonCode::below_gate; });
-    if (short_of_gate) next = tree.below;
+    const Advice advice = advise(decision, rules_.tree(rule_.tree), options_.candidate, primary);
+    json levels = json::array();
+    for (const ReachedLevel& level : advice.levels)
+      levels.push_back(
+          {{"name", level.name}, {"at_least", level.at_least}, {"reached", level.reached}});
     record_["verdict"] = {{"decision", name_of(decision.outcome)},
                           {"exit_code", decision.exit_code},
                           {"reasons", reasons},
-                          {"level", level},
-                          {"next", next},
+                          {"level", advice.level},
+                          {"levels", levels},
+                          {"next", advice.next},
                           {"gate", thresholds_.gate},
                           {"guard", thresholds_.guard},
                           {"expected", rule_.expected},

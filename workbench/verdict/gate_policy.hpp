@@ -39,6 +39,7 @@ struct GatePolicy {
   double halfwidth = 0.01;
   double budget_seconds = 60;
   int min_blocks = 3;
+  double noise_floor = 0;  ///< most that an A/A interval may reach away from 1
   double timeout_seconds = 900;
   std::int64_t cpu_arena_bytes = 0;
   std::map<std::string, DecisionTree> trees;
