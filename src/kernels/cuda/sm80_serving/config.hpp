@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "kernels/cuda/device/mask.hpp"
+#include "kernels/cuda/device/sequences.hpp"
 
 namespace greenfast::cuda::sm80_serving {
 
@@ -43,31 +43,17 @@ struct Operand {
   std::int64_t batch = 0, head = 0, row = 0;
 };
 
-/// Arrays lie on the device, null where a problem has none. What they say is clamped to what the
-/// host knows: a call with wrong arrays computes something else, and touches nothing that is not
-/// its own.
 struct Params {
   Operand q, k, v;
   void* o = nullptr;
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;
-  float* lse = nullptr;                                  // [B, Hq, Sq], or packed [Hq, total]
-  const std::int32_t *cu_q = nullptr, *cu_kv = nullptr;  // [B + 1]
-  const std::int32_t *used_q = nullptr, *used_kv = nullptr;
-  const std::int32_t *kv_start = nullptr, *kv_index = nullptr;
-  const std::int32_t* page_table = nullptr;
-  std::int64_t page_row = 0;  // entries from one sequence to the next
-  std::int32_t page_size = 1, pages = 0;
-  std::int32_t seq_q = 0, seq_kv = 0;  // of the longest
-  std::int32_t total_q = 0, total_kv = 0, kv_rows = 0;
+  float* lse = nullptr;  // [B, Hq, Sq], or packed [Hq, total]
+  SequenceArrays sequences;
   std::int32_t head_dim = 0, value_dim = 0;
   std::uint32_t heads_q = 1, heads_kv = 1;
   std::uint32_t group = 1;  // query heads per KV head
   std::uint32_t tiles = 1;  // of one KV head: rows are queries times the heads of its group
   std::uint32_t batch = 1;
-  // Of the mask, negative for no bound, at most Band::kFar.
-  std::int32_t left = -1, right = -1;
-  bool bottom_right = false;
-  std::int32_t chunk = 0;
   float scale_log2 = 0.0f;  // applied inside the exponent, when no transform is needed
   // Scores that the exponent's fma cannot scale are transformed first: x = s * transform_scale, then
   // transform_cap * tanh, if transform_cap > 0, then biases. The result is in log2 units.

@@ -9,6 +9,7 @@
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/mask.hpp"
 #include "kernels/cuda/sm80_serving/config.hpp"
 
 namespace greenfast::cuda::sm80_serving {
@@ -100,6 +101,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   const auto count = [](std::int64_t x) { return static_cast<std::uint32_t>(x); };
   const Sequences& s = problem.sequences;
   Params p;
+  SequenceArrays& a = p.sequences;
   p.q = operand(tensors.q, problem.q);
   p.k = operand(tensors.k, problem.k);
   p.v = operand(tensors.v, problem.v);
@@ -108,23 +110,23 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   p.o_head = problem.o.stride[1];
   p.o_row = problem.o.stride[2];
   p.lse = problem.lse ? tensors.lse : nullptr;
-  if (s.packed_q) p.cu_q = tensors.cu_q;
-  if (s.packed_kv) p.cu_kv = tensors.cu_kv;
-  if (s.used_q) p.used_q = tensors.used_q;
-  if (s.used_kv) p.used_kv = tensors.used_kv;
-  if (s.kv_start) p.kv_start = tensors.kv_start;
-  if (s.kv_index) p.kv_index = tensors.kv_index;
+  if (s.packed_q) a.cu_q = tensors.cu_q;
+  if (s.packed_kv) a.cu_kv = tensors.cu_kv;
+  if (s.used_q) a.used_q = tensors.used_q;
+  if (s.used_kv) a.used_kv = tensors.used_kv;
+  if (s.kv_start) a.kv_start = tensors.kv_start;
+  if (s.kv_index) a.kv_index = tensors.kv_index;
   if (problem.pages.used()) {
-    p.page_table = tensors.page_table;
-    p.page_row = problem.pages.row_stride;
-    p.page_size = narrow(problem.pages.size);
-    p.pages = narrow(problem.pages.count);
+    a.page_table = tensors.page_table;
+    a.page_row = problem.pages.row_stride;
+    a.page_size = narrow(problem.pages.size);
+    a.pages = narrow(problem.pages.count);
   }
-  p.seq_q = narrow(problem.seq_q);
-  p.seq_kv = narrow(problem.seq_kv);
-  p.total_q = narrow(s.total_q);
-  p.total_kv = narrow(s.total_kv);
-  p.kv_rows = narrow(s.kv_rows);
+  a.seq_q = narrow(problem.seq_q);
+  a.seq_kv = narrow(problem.seq_kv);
+  a.total_q = narrow(s.total_q);
+  a.total_kv = narrow(s.total_kv);
+  a.kv_rows = narrow(s.kv_rows);
   p.head_dim = narrow(problem.head_dim);
   p.value_dim = narrow(value_dim(problem));
   p.heads_q = count(problem.heads_q);
@@ -135,10 +137,10 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   const auto bound = [&](std::int64_t keys) {
     return narrow(keys < 0 ? -1 : std::min(keys, Band::kFar));
   };
-  p.left = bound(problem.mask.left);
-  p.right = bound(problem.mask.right);
-  p.bottom_right = problem.mask.alignment == Alignment::bottom_right;
-  p.chunk = narrow(std::min(problem.chunk, 2 * Band::kFar - 1));
+  a.left = bound(problem.mask.left);
+  a.right = bound(problem.mask.right);
+  a.bottom_right = problem.mask.alignment == Alignment::bottom_right;
+  a.chunk = narrow(std::min(problem.chunk, Band::kFar));
   p.scale_log2 = problem.scale * core::kLog2E;
   p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f) || problem.alibi != Alibi::none ||
                 problem.array_mask.kind != MaskKind::none;

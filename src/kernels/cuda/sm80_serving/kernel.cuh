@@ -23,75 +23,7 @@
 
 namespace greenfast::cuda::sm80_serving {
 
-// ---- Sequences ----
-
-/// What the rows of one sequence see. first and end never fall from a query to the next, so that
-/// the ends of a tile speak for it.
-struct Seen {
-  int below, above, keys;
-  int start, shift, chunk;
-
-  /// The first key of the chunk of a query's position; positions before start are in chunks of
-  /// none.
-  __device__ __forceinline__ int chunk_of(int query) const {
-    const int position = query + shift - start;
-    const int down = position < 0 ? chunk - 1 : 0;
-    return start + (position - down) / chunk * chunk;
-  }
-  __device__ __forceinline__ int first(int query) const {
-    const int least = max(query + below, start);
-    return chunk > 0 ? max(least, chunk_of(query)) : least;
-  }
-  __device__ __forceinline__ int end(int query) const {
-    const int most = query + above < keys - 1 ? query + above + 1 : keys;
-    return chunk > 0 ? min(most, chunk_of(query) + chunk) : most;
-  }
-};
-
-/// One entry of the batch, as core::sequence_of has it.
-struct Sequence {
-  Seen seen;
-  int seq_q;
-  std::uint32_t q_batch, kv_batch;
-  int q_row = 0, kv_row = 0;
-  const std::int32_t* pages = nullptr;
-};
-
-__device__ __forceinline__ Sequence sequence_of(const Params& p, std::uint32_t batch) {
-  const auto within = [](int value, int most) { return max(0, min(value, most)); };
-  Sequence at{{}, p.seq_q, batch, batch};
-  int keys = p.seq_kv, room_q = p.seq_q, room_kv = p.seq_kv;
-  const auto packed = [&](const std::int32_t* cu, int total, int& row, int& length, int& room) {
-    row = within(cu[batch], total);
-    room = min(room, total - row);
-    length = within(cu[batch + 1] - row, room);
-  };
-  if (p.cu_q != nullptr) {
-    at.q_batch = 0;
-    packed(p.cu_q, p.total_q, at.q_row, at.seq_q, room_q);
-  }
-  if (p.used_q != nullptr) at.seq_q = within(p.used_q[batch], room_q);
-  if (p.cu_kv != nullptr) {
-    at.kv_batch = 0;
-    packed(p.cu_kv, p.total_kv, at.kv_row, keys, room_kv);
-  }
-  if (p.used_kv != nullptr) keys = within(p.used_kv[batch], room_kv);
-  if (p.kv_index != nullptr)
-    at.kv_batch = static_cast<std::uint32_t>(within(p.kv_index[batch], p.kv_rows - 1));
-  if (p.page_table != nullptr) {
-    at.kv_batch = 0;
-    at.pages = p.page_table + batch * p.page_row;
-  }
-  constexpr auto kFar = static_cast<int>(Band::kFar);
-  Seen& seen = at.seen;
-  seen.shift = p.bottom_right ? keys - at.seq_q : 0;
-  seen.below = p.left < 0 ? -kFar : max(seen.shift - p.left, -kFar);
-  seen.above = p.right < 0 ? kFar : min(seen.shift + p.right, kFar);
-  seen.keys = keys;
-  seen.start = p.kv_start != nullptr ? within(p.kv_start[batch], keys) : 0;
-  seen.chunk = p.chunk;
-  return at;
-}
+// ---- Scores and sums ----
 
 /// What is added to the scores of one row, in units of log2.
 struct Bias {
@@ -219,7 +151,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const auto pair = static_cast<std::uint32_t>(id / p.tiles);
   const auto tile = p.tiles - 1 - static_cast<std::uint32_t>(id - std::uint64_t{pair} * p.tiles);
   const std::uint32_t batch = pair / p.heads_kv, kv_head = pair - batch * p.heads_kv;
-  const Sequence at = sequence_of(p, batch);
+  const Sequence at = sequence_of(p.sequences, static_cast<std::int32_t>(batch));
   const Seen& seen = at.seen;
   const auto group = static_cast<int>(p.group);
   // A row is query row / group of head row % group; a tile's first may lie past the sequence.
@@ -243,15 +175,15 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 
   const std::uint32_t base = ptx::shared_address(shared_memory);
   const auto load_keys = [&](const Operand& x, int head_dim, int block, std::uint32_t to) {
-    const T* const matrix = static_cast<const T*>(x.data) + at.kv_batch * x.batch +
+    const T* const matrix = static_cast<const T*>(x.data) + std::int64_t{at.kv_batch} * x.batch +
                             kv_head * x.head + at.kv_row * x.row;
     copy_rows<T, kC, kKeys>(to, head_dim, p.aligned, [&](int r) -> const T* {
       const int key = block * kKeys + r;
       if (key < keys_begin || key >= keys_end) return nullptr;
       if (at.pages == nullptr) return matrix + key * x.row;
-      const int entry = key / p.page_size;
-      const int page = max(0, min(at.pages[entry], p.pages - 1));
-      return matrix + page * x.batch + (key - entry * p.page_size) * x.row;
+      const int entry = key / p.sequences.page_size;
+      const int page = max(0, min(at.pages[entry], p.sequences.pages - 1));
+      return matrix + page * x.batch + (key - entry * p.sequences.page_size) * x.row;
     });
   };
   const auto load_block = [&](int block, int stage) {
@@ -264,8 +196,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   copy_rows<T, kC, kC.rows()>(base + kC.q_offset(), p.head_dim, p.aligned, [&](int r) -> const T* {
     if (r >= rows) return nullptr;
     const Row row = row_of(r);
-    return static_cast<const T*>(p.q.data) + at.q_batch * p.q.batch + row.head * p.q.head +
-           (std::int64_t{at.q_row} + row.query) * p.q.row;
+    return static_cast<const T*>(p.q.data) + std::int64_t{at.q_batch} * p.q.batch +
+           row.head * p.q.head + (std::int64_t{at.q_row} + row.query) * p.q.row;
   });
   if (block_begin < block_end) load_block(block_begin, 0);
   ptx::cp_async_commit();
@@ -474,12 +406,14 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const std::int64_t q_row = std::int64_t{at.q_row} + query[h];
     if (p.lse != nullptr && lane % 4 == 0) {
       // Packed: [Hq, total].
-      const std::int64_t of_head = p.cu_q != nullptr
-                                       ? std::int64_t{head[h]} * p.total_q
-                                       : (std::int64_t{batch} * p.heads_q + head[h]) * p.seq_q;
+      const std::int64_t of_head =
+          p.sequences.cu_q != nullptr
+              ? std::int64_t{head[h]} * p.sequences.total_q
+              : (std::int64_t{batch} * p.heads_q + head[h]) * p.sequences.seq_q;
       p.lse[of_head + q_row] = lse;
     }
-    const std::int64_t offset = at.q_batch * p.o_batch + head[h] * p.o_head + q_row * p.o_row;
+    const std::int64_t offset =
+        std::int64_t{at.q_batch} * p.o_batch + head[h] * p.o_head + q_row * p.o_row;
     switch (p.output) {
       case Element::f16:
         store_row(static_cast<__half*>(p.o) + offset, o, h, factor, p.value_dim);
