@@ -31,7 +31,7 @@ struct ResourcesOptions {
   bool as_json = false, codes = false;
 };
 
-std::vector<workbench::KernelLimit> limits_of(const ResourcesOptions& options) {
+workbench::ResourceLimits limits_of(const ResourcesOptions& options) {
   if (options.limits.empty())
     return value_or_fail(workbench::parse_resource_limits("policies/resources.toml",
                                                           workbench::builtin_resource_limits()));
@@ -74,10 +74,19 @@ std::vector<std::string> variants_of(const ResourcesOptions& options) {
 }
 
 json row_json(const ResourceRow& row) {
-  json broken = json::array();
-  for (const auto& limit : row.broken)
-    broken.push_back(
-        {{"what", limit.what}, {"known", limit.known.empty() ? json(nullptr) : json(limit.known)}});
+  json limits = json::array();
+  for (const workbench::LimitCheck& check : row.checks) {
+    json limit = {{"what", check.what},
+                  {"value", check.value},
+                  {"most", check.most},
+                  {"reason", check.reason},
+                  {"status", check.broken()   ? "BROKEN"
+                             : check.waived() ? "WAIVED"
+                                              : "kept"}};
+    if (check.waived())
+      limit["waiver"] = {{"name", check.waiver}, {"reason", check.waived_because}};
+    limits.push_back(std::move(limit));
+  }
   json out = {{"variant", row.variant.empty() ? json(nullptr) : json(row.variant)},
               {"kernel", row.code.name},
               {"symbol", row.code.symbol},
@@ -93,7 +102,7 @@ json row_json(const ResourceRow& row) {
               {"compiler", row.code.compiler},
               {"problem", row.problem.empty() ? json(nullptr) : json(row.problem)},
               {"occupancy", nullptr},
-              {"broken", broken}};
+              {"limits", limits}};
   if (row.occupancy)
     out["occupancy"] = {{"blocks", row.occupancy->blocks},
                         {"warps", row.occupancy->warps},
@@ -131,15 +140,24 @@ void print_table(const ResourcesOptions& options, const ResourceReport& report) 
         row.occupancy ? fmt::format("{:.0f}%", row.occupancy->percent) : "-",
         row.occupancy ? row.occupancy->limiter : "-"};
     if (options.codes) cells.push_back(row.code.sha256.substr(0, 16));
-    cells.push_back(row.broken.empty() ? "" : workbench::paint("BROKEN", Color::red, color));
+    const bool waived = std::any_of(row.checks.begin(), row.checks.end(),
+                                    [](const auto& check) { return check.waived(); });
+    cells.push_back(!row.within_limits() ? workbench::paint("BROKEN", Color::red, color)
+                    : waived             ? workbench::paint("waived", Color::yellow, color)
+                                         : "");
     table.add_row(cells);
   }
   fmt::print("{}", table.text());
   for (const ResourceRow& row : report.rows) {
-    for (const auto& limit : row.broken)
-      fmt::print("{} {} on {}: {}{}\n", row.variant, row.code.name, row.code.arch, limit.what,
-                 limit.known.empty() ? "" : "; known: " + limit.known);
+    for (const workbench::LimitCheck& check : row.checks) {
+      if (check.inside) continue;
+      fmt::print("{} {} on {}: {}{}\n", row.variant, row.code.name, row.code.arch, check.words(),
+                 check.waived()
+                     ? fmt::format("; waiver '{}': {}", check.waiver, check.waived_because)
+                     : "");
+    }
   }
+  for (const std::string& waiver : report.unneeded) fmt::print("{}\n", waiver);
   if (!report.missing.empty())
     fmt::print(
         "{} kernels that plans name have no machine code here, so a driver would compile their "
@@ -156,10 +174,16 @@ int resources(const ResourcesOptions& options) {
     throw Failure(
         workbench::kNoDevice,
         fmt::format("{} holds no compiled CUDA kernel; build with GREENFAST_CUDA=on", code.file));
-  const auto limits = limits_of(options);
+  auto limits = limits_of(options);
+  if (options.binary.empty()) {
+    if (Status status = workbench::check_names(limits, code); !status)
+      throw Failure(workbench::kUsage, status.message());
+  }
   const auto archs = archs_of(options, code);
   const auto variants = variants_of(options);
-  const ResourceReport report = workbench::resource_report(code, limits, archs, variants);
+  ResourceReport report = workbench::resource_report(code, limits, archs, variants);
+  // Another file holds what it holds: a row for a kernel that it lacks is no mistake.
+  if (!options.binary.empty()) report.unneeded.clear();
   if (options.as_json) {
     json rows = json::array();
     for (const ResourceRow& row : report.rows) rows.push_back(row_json(row));
@@ -169,6 +193,7 @@ int resources(const ResourcesOptions& options) {
                             {"ptx", code.ptx},
                             {"kernels", rows},
                             {"missing", report.missing},
+                            {"unneeded_waivers", report.unneeded},
                             {"within_limits", report.within_limits()}}
                            .dump(2));
   } else {

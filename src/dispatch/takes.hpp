@@ -14,6 +14,9 @@ inline constexpr Features kTakesHalves =
     kFeaturesOfAbi1 -
     Features{Feature::in_f32, Feature::in_e4m3, Feature::scales_tensor, Feature::scales_per_head};
 
+/// The same, with all that serving asks for.
+inline constexpr Features kTakesServingHalves = kTakesHalves | kFeaturesOfServing;
+
 /// The rungs of V2c: fp16 in and out, a causal mask at most.
 inline constexpr Features kTakesV2c{Feature::in_f16, Feature::out_f16, Feature::causal,
                                     Feature::nonpositive_scale, Feature::grouped_heads};

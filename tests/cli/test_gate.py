@@ -83,6 +83,56 @@ def test_wrong_arguments_are_refused_and_leave_nothing(greenfast):
         assert greenfast.files() == []
 
 
+SIXTY = ["--primary", "1x2x256x64", "--guards", "none", "--dtype", "fp32", "--seeds", "0", "--processes", "2", "--budget", "1"]
+
+
+def gate_policy(tmp_path, noise_floor):
+    file = tmp_path / "gate.toml"
+    text = (ROOT / "policies" / "gate.toml").read_text()
+    assert "noise_floor = 0.05" in text
+    file.write_text(text.replace("noise_floor = 0.05", f"noise_floor = {noise_floor}"))
+    return file
+
+
+def test_a_regression_is_told_the_trees_levels_and_what_next(greenfast, tmp_path):
+    result = greenfast("gate", "--baseline", "cpu.flash", "--candidate", "cpu.naive", *SIXTY, "--json",
+                       "--gate-policy", gate_policy(tmp_path, 1e6))
+    verdict = result.json["verdict"]
+    validate(result.json)
+    codes = {reason["code"] for reason in verdict["reasons"]}
+    assert codes & {"REGRESSION", "INCONCLUSIVE", "NOISY"}, codes  # whatever else this machine does
+    assert [level["name"] for level in verdict["levels"]] == ["promote"] and not verdict["levels"][0]["reached"]
+    assert any("short of level" in line for line in verdict["next"]), verdict["next"]
+    [report] = [file for file in greenfast.files() if file.endswith("report.md")]
+    assert "next: profile both sides" in (greenfast.work / report).read_text()
+
+
+def test_an_a_a_wider_than_the_policy_is_noisy(greenfast, tmp_path):
+    result = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", *SIXTY, "--json",
+                       "--gate-policy", gate_policy(tmp_path, 1e-12))
+    assert result.code == 10, result.err
+    verdict = result.json["verdict"]
+    codes = {reason["code"] for reason in verdict["reasons"]}
+    assert verdict["decision"] == "DEFER" and codes <= {"NOISY", "INCONCLUSIVE"}, codes
+    [row] = [row for row in result.json["checklist"] if row["gate"] == "A/A noise floor"]
+    assert row["status"] == "NOISY" and "within" in row["target"]
+
+
+@pytest.mark.parametrize("row, words", [
+    ("[[limit]]\nvariant = 'cuda.v9'\nregisters = 9\nreason = 'x'\n", ["variant 'cuda.v9'", "no CUDA variant"]),
+    ("[[waiver]]\nname = 'w'\nvariant = 'cuda.v2c.v8'\nregisters = 9\n", ["waiver: needs a reason"]),
+    ("[[waiver]]\nvariant = 'cuda.v2c.v8'\nregisters = 9\nreason = 'x'\n", ["a waiver needs a name"]),
+    ("[[limit]]\nvariant = 'cuda.v2c.v8'\nregister = 9\nreason = 'x'\n", ["register: unknown key"]),
+])
+def test_a_policys_limits_that_bind_nobody_are_refused_with_the_line(greenfast, tmp_path, row, words):
+    policy = tmp_path / "mine.toml"
+    text = (ROOT / "policies" / "legacy.v2c.toml").read_text()
+    policy.write_text(text + row)
+    line = f"line {len(text.splitlines()) + 1}"
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--policy", policy).refused(2, "mine.toml", line, *words)
+    assert greenfast.files() == []
+
+
 def test_recordings_that_cannot_be_compared_are_refused_by_name(greenfast, tmp_path):
     good = {"schema": "greenfast.samples/1", "shapes": [{
         "name": "mission", "problem": "1x8x512x64 fp32", "device": {"kind": "cpu", "name": "here"}, "timer": "t",

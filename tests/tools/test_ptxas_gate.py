@@ -19,40 +19,19 @@ ptxas info    : Compile time = 56.855 ms
 """
 
 
-def gate(tmp_path, logs, limits=""):
+def gate(tmp_path, logs):
     """logs: object name -> text, or None for an object without a log."""
     for name, text in logs.items():
         if text is not None:
             (tmp_path / f"{name}.ptxas").write_text(text)
     (tmp_path / "ptxas_objects.txt").write_text("\n".join(str(tmp_path / name) for name in logs) + "\n")
-    (tmp_path / "limits.toml").write_text(limits)
-    return subprocess.run([TOOLS / "ptxas_gate", tmp_path, "--limits", tmp_path / "limits.toml"],
-                          capture_output=True, text=True, check=False)
-
-
-def limit(**row):
-    row = {"kernel": "cuda_v2c_v8::kernel", "reason": "a test", **row}
-    return "[[limit]]\n" + "".join(f"{k} = {v!r}\n" for k, v in row.items())
+    return subprocess.run([TOOLS / "ptxas_gate", tmp_path], capture_output=True, text=True, check=False)
 
 
 def test_clean_build_passes(tmp_path):
-    result = gate(tmp_path, {"a.o": entry() + entry(arch="sm_90a"), "b.o": entry(arch="sm_80")},
-                  limit(registers=64, static_shared=1024, stack=0))
+    result = gate(tmp_path, {"a.o": entry() + entry(arch="sm_90a"), "b.o": entry(arch="sm_80")})
     assert result.returncode == 0, result.stdout
     assert "1 for sm_80, 1 for sm_89, 1 for sm_90a; 0 complaints" in result.stdout
-
-
-def test_a_known_excess_is_told_and_must_go_once_mended(tmp_path):
-    row = limit(registers=63, known="needs a rewrite")
-    over = gate(tmp_path, {"a.o": entry()}, row)
-    assert over.returncode == 0 and "known: sm_89" in over.stdout and "needs a rewrite" in over.stdout
-    mended = gate(tmp_path, {"a.o": entry(registers=63)}, row)
-    assert mended.returncode == 1 and "remove its 'known'" in mended.stdout
-
-
-def test_limits_of_variants_are_left_to_the_command(tmp_path):
-    row = '[[limit]]\nvariant = "cuda.none"\nshared = 1\nreason = "a test"\n'
-    assert gate(tmp_path, {"a.o": entry()}, row).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -80,30 +59,6 @@ def test_file_without_kernels_is_fine_beside_one_with(tmp_path):
     host_only = "ptxas info    : 0 bytes gmem\n"
     assert gate(tmp_path, {"a.o": entry(), "host.o": host_only}).returncode == 0
     assert gate(tmp_path, {"host.o": host_only}).returncode == 1
-
-
-@pytest.mark.parametrize(
-    "row, complaint",
-    [
-        ({"registers": 63}, "sm_89 void greenfast::cuda_v2c_v8::kernel<64>(float*): registers 64 > 63 (a test)"),
-        ({"registers": 63, "arch": "sm_89"}, "registers 64 > 63"),
-        ({"static_shared": 1023}, "static_shared 1024 > 1023"),
-        ({"registers": 64, "kernel": "cuda_v2c_v9"}, "no such kernel in this build"),
-    ],
-)
-def test_limits(tmp_path, row, complaint):
-    result = gate(tmp_path, {"a.o": entry()}, limit(**row))
-    assert result.returncode == 1
-    assert complaint in result.stdout
-
-
-def test_limit_of_another_architecture_does_not_apply(tmp_path):
-    assert gate(tmp_path, {"a.o": entry()}, limit(registers=1, arch="sm_80")).returncode == 0
-
-
-@pytest.mark.parametrize("row", ["[[limit]]\nkernel = 'x'\n", limit(register=3)])
-def test_row_that_limits_nothing_is_an_error(tmp_path, row):
-    assert gate(tmp_path, {"a.o": entry()}, row).returncode != 0
 
 
 def test_nothing_built_is_no_pass(tmp_path):

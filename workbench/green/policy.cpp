@@ -127,6 +127,7 @@ Policy read_policy(std::string_view name, std::string_view text) {
   Policy policy;
   policy.name = name;
   policy.sha256 = sha256_hex(text);
+  policy.text = std::string(text);
   PolicyTable root(&document, "");
 
   std::string about, reference = "decoded";
@@ -210,22 +211,9 @@ Policy read_policy(std::string_view name, std::string_view text) {
     fast.fail("gate", "and guard must be positive ratios");
   fast.finish();
 
-  if (const toml::node* node = root.take("resources")) {
-    const toml::array* array = node->as_array();
-    if (!array) root.fail("resources", "must be an array of tables, [[resources]]");
-    for (const toml::node& item : *array) {
-      if (!item.is_table()) root.fail("resources", "must be an array of tables, [[resources]]");
-      PolicyTable row(item.as_table(), "resources");
-      ResourceLimit limit;
-      row.read("variants", limit.variants);
-      row.read("registers", limit.registers);
-      row.read("shared_bytes", limit.shared_bytes);
-      row.read("spill_bytes", limit.spill_bytes);
-      if (limit.variants.empty()) row.fail("variants", "must name variants, such as cuda.v2c.*");
-      row.finish();
-      policy.resources.push_back(std::move(limit));
-    }
-  }
+  // Limits on resources, which another room reads (resources).
+  root.take("limit");
+  root.take("waiver");
   root.finish();
   return policy;
 }

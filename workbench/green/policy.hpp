@@ -18,15 +18,11 @@ struct MetricLimit {
   double factor = 0, floor = 0, cap = 0;
 };
 
-/// Compiled-kernel limits for the variants a selector names; absent values are negative.
-struct ResourceLimit {
-  std::string variants;  // as find_subjects takes it
-  std::int64_t registers = -1, shared_bytes = -1, spill_bytes = -1;
-};
-
 struct Policy {
   std::string name;    // "strict", or the path it was read from
   std::string sha256;  // of the text
+  /// As it was read: its [[limit]] and [[waiver]] tables are read where resources are judged.
+  std::string text;
   Truth reference = Truth::decoded;
   std::vector<Distribution> distributions;
 
@@ -66,7 +62,6 @@ struct Policy {
   // FAST: what decide demands.
   double gate = 1.10, guard = 0.98;
   std::string primary = "mission", guards = "small,long";
-  std::vector<ResourceLimit> resources;
 
   /// The limit that applies to a problem: by the coarser of its input and output type, the
   /// distribution's own before the general one. Null: none.

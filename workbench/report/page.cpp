@@ -79,10 +79,11 @@ std::string cell_html(std::string_view cell) {
   const auto is = [&](std::initializer_list<std::string_view> words) {
     return std::find(words.begin(), words.end(), cell) != words.end();
   };
-  const char* tone = is({"PASS", "PROMOTE", "GREEN", "as predicted"})                 ? "good"
-                     : is({"FAIL", "REJECT", "RED", "against the prediction"})        ? "bad"
-                     : is({"DEFER", "SKIPPED", "NOISY", "deferred", "not predicted"}) ? "wait"
-                                                                                      : nullptr;
+  const char* tone = is({"PASS", "PROMOTE", "GREEN", "as predicted"})          ? "good"
+                     : is({"FAIL", "REJECT", "RED", "against the prediction"}) ? "bad"
+                     : is({"DEFER", "SKIPPED", "NOISY", "WAIVED", "deferred", "not predicted"})
+                         ? "wait"
+                         : nullptr;
   return tone == nullptr ? fmt::format("<td>{}</td>", inline_html(cell))
                          : fmt::format("<td class=\"{}\">{}</td>", tone, inline_html(cell));
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <regex>
 #include <set>
@@ -35,7 +36,8 @@ struct BadLimit : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-KernelLimit read_limit(const toml::table& table) {
+/// A [[limit]], or a [[waiver]], which has a name.
+KernelLimit read_limit(const toml::table& table, bool waiver) {
   KernelLimit limit;
   for (const auto& [key, node] : table) {
     const auto text = [&, &node = node, &key = key] {
@@ -57,8 +59,8 @@ KernelLimit read_limit(const toml::table& table) {
       limit.arch = text();
     else if (key == "reason")
       limit.reason = text();
-    else if (key == "known")
-      limit.known = text();
+    else if (key == "name" && waiver)
+      limit.name = text();
     else if (key == "registers")
       limit.registers = number();
     else if (key == "static_shared")
@@ -70,6 +72,7 @@ KernelLimit read_limit(const toml::table& table) {
     else
       throw BadLimit(fmt::format("{}: unknown key", key.str()));
   }
+  if (waiver && limit.name.empty()) throw BadLimit("a waiver needs a name");
   if (limit.kernel.empty() == limit.variant.empty())
     throw BadLimit("needs a kernel or a variant, not both");
   if (limit.reason.empty()) throw BadLimit("needs a reason");
@@ -87,43 +90,62 @@ KernelLimit read_limit(const toml::table& table) {
   return limit;
 }
 
-bool concerns(const KernelLimit& limit, const ResourceRow& row) {
-  if (!limit.arch.empty() && limit.arch != row.code.arch) return false;
-  if (!limit.kernel.empty())
-    return std::regex_search("greenfast::cuda::" + row.code.name, std::regex(limit.kernel));
+bool names_variant(const KernelLimit& limit, std::string_view variant) {
   if (limit.variant.ends_with('*'))
-    return row.variant.starts_with(
-        std::string_view(limit.variant).substr(0, limit.variant.size() - 1));
-  return row.variant == limit.variant;
+    return variant.starts_with(std::string_view(limit.variant).substr(0, limit.variant.size() - 1));
+  return variant == limit.variant;
 }
 
-/// Fills in occupancy and broken limits.
-void judge(ResourceRow& row, std::span<const KernelLimit> limits) {
+bool names_kernel(const KernelLimit& limit, const KernelCode& code) {
+  return std::regex_search("greenfast::cuda::" + code.name, std::regex(limit.kernel));
+}
+
+bool concerns(const KernelLimit& limit, const ResourceRow& row) {
+  if (!limit.arch.empty() && limit.arch != row.code.arch) return false;
+  return limit.kernel.empty() ? names_variant(limit, row.variant) : names_kernel(limit, row.code);
+}
+
+struct Figure {
+  const char* what;
+  std::optional<std::int64_t> KernelLimit::*most;
+  std::int64_t value;
+};
+std::array<Figure, 4> figures(const ResourceRow& row) {
+  return {Figure{"registers", &KernelLimit::registers, row.code.registers},
+          Figure{"static shared memory", &KernelLimit::static_shared, row.code.static_shared},
+          Figure{"shared memory", &KernelLimit::shared, row.shared()},
+          Figure{"local memory", &KernelLimit::stack, row.code.stack}};
+}
+
+/// Holds a row to every limit that concerns it; waivers that let something pass join `used`.
+void judge(ResourceRow& row, const ResourceLimits& limits, std::set<const KernelLimit*>* used,
+           bool local_memory_needs_a_row = true) {
   // Without a plan its dynamic shared memory is not known.
   if (!row.variant.empty()) {
     row.occupancy =
         occupancy(arch_number(row.code.arch), row.code.registers, row.shared(), row.threads);
   }
+  const auto check = [&](const Figure& figure, std::int64_t most, const std::string& reason) {
+    LimitCheck seen{figure.what, figure.value, most, reason, figure.value <= most, "", ""};
+    for (const KernelLimit& waiver : limits.waivers) {
+      const std::optional<std::int64_t>& instead = waiver.*figure.most;
+      if (seen.inside || !instead || figure.value > *instead || !concerns(waiver, row)) continue;
+      seen.waiver = waiver.name;
+      seen.waived_because = waiver.reason;
+      if (used != nullptr) used->insert(&waiver);
+      break;
+    }
+    row.checks.push_back(std::move(seen));
+  };
   bool stack_allowed = false;
-  for (const KernelLimit& limit : limits) {
+  for (const KernelLimit& limit : limits.limits) {
     if (!concerns(limit, row)) continue;
     stack_allowed = stack_allowed || limit.stack.has_value();
-    const auto check = [&](std::string_view what, std::int64_t value,
-                           std::optional<std::int64_t> most) {
-      if (most && value > *most)
-        row.broken.push_back(
-            {fmt::format("{} {} > {} ({})", what, value, *most, limit.reason), limit.known});
-    };
-    check("registers", row.code.registers, limit.registers);
-    check("static shared memory", row.code.static_shared, limit.static_shared);
-    check("shared memory", row.shared(), limit.shared);
-    check("local memory", row.code.stack, limit.stack);
+    for (const Figure& figure : figures(row))
+      if (limit.*figure.most) check(figure, *(limit.*figure.most), limit.reason);
   }
-  if (row.code.stack > 0 && !stack_allowed)
-    row.broken.push_back(
-        {fmt::format("local memory {} > 0 (spills, or arrays that are indexed at run time)",
-                     row.code.stack),
-         ""});
+  if (local_memory_needs_a_row && row.code.stack > 0 && !stack_allowed)
+    check(figures(row)[3], 0, "spills, or arrays that are indexed at run time");
 }
 
 /// Problems that between them reach every kernel a variant has: all types, head dims, short and
@@ -219,21 +241,37 @@ std::optional<Occupancy> occupancy(int arch, int registers, std::int64_t shared_
   return out;
 }
 
-Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
-                                                       std::string_view text) {
-  std::vector<KernelLimit> out;
+namespace {
+
+/// The rows of a file; `alone`: nothing else may stand in it.
+Result<ResourceLimits> read_limits(std::string_view name, std::string_view text, bool alone) {
+  ResourceLimits out;
   try {
     const toml::table table = toml::parse(text);
     for (const auto& [key, node] : table) {
+      const bool waiver = key == "waiver";
+      if (!waiver && key != "limit") {
+        if (alone)
+          throw BadLimit(fmt::format("line {}: {}: possible are [[limit]] and [[waiver]] tables",
+                                     node.source().begin.line, key.str()));
+        continue;
+      }
+      const auto at = [](const toml::node& row) {
+        return fmt::format("line {}", row.source().begin.line);
+      };
       const toml::array* rows = node.as_array();
-      if (key != "limit" || rows == nullptr)
-        throw BadLimit(fmt::format("{}: possible are [[limit]] tables alone", key.str()));
+      if (rows == nullptr)
+        throw BadLimit(
+            fmt::format("{}: {}: expected [[{}]] tables", at(node), key.str(), key.str()));
       for (const toml::node& row : *rows) {
-        if (!row.is_table()) throw BadLimit("limit: expected tables");
+        if (!row.is_table())
+          throw BadLimit(fmt::format("{}: {}: expected tables", at(row), key.str()));
         try {
-          out.push_back(read_limit(*row.as_table()));
+          KernelLimit limit = read_limit(*row.as_table(), waiver);
+          limit.place = fmt::format("{}: {}", name, at(row));
+          (waiver ? out.waivers : out.limits).push_back(std::move(limit));
         } catch (const BadLimit& wrong) {
-          throw BadLimit(fmt::format("line {}: {}", row.source().begin.line, wrong.what()));
+          throw BadLimit(fmt::format("{}: {}: {}", at(row), key.str(), wrong.what()));
         }
       }
     }
@@ -247,12 +285,70 @@ Result<std::vector<KernelLimit>> parse_resource_limits(std::string_view name,
   return out;
 }
 
-bool ResourceReport::within_limits() const {
-  return std::all_of(rows.begin(), rows.end(),
-                     [](const ResourceRow& row) { return row.broken.empty(); });
+}  // namespace
+
+Result<ResourceLimits> parse_resource_limits(std::string_view name, std::string_view text) {
+  return read_limits(name, text, true);
 }
 
-ResourceReport resource_report(const DeviceCode& code, std::span<const KernelLimit> limits,
+Result<ResourceLimits> parse_policy_limits(std::string_view name, std::string_view text) {
+  return read_limits(name, text, false);
+}
+
+void append(ResourceLimits& to, const ResourceLimits& more) {
+  to.limits.insert(to.limits.end(), more.limits.begin(), more.limits.end());
+  to.waivers.insert(to.waivers.end(), more.waivers.begin(), more.waivers.end());
+}
+
+Status check_names(const ResourceLimits& limits, const DeviceCode& code,
+                   std::span<const std::string> others) {
+  const auto refuse = [](const KernelLimit& row, const std::string& why) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: {}; a limit that names no kernel holds nobody", row.place, why));
+  };
+  const auto unnamed = [&](const KernelLimit& row) -> Status {
+    if (!row.variant.empty()) {
+      for (const VariantInfo& variant : greenfast::variants())
+        if (variant.device == DeviceKind::cuda && names_variant(row, variant.id)) return {};
+      for (const std::string& id : others)
+        if (names_variant(row, id)) return {};
+      return refuse(row, fmt::format("variant '{}': no CUDA variant or plugin is called so "
+                                     "(greenfast list)",
+                                     row.variant));
+    }
+    bool built = false;
+    for (const KernelCode& kernel : code.kernels) {
+      if (!row.arch.empty() && row.arch != kernel.arch) continue;
+      built = true;
+      if (names_kernel(row, kernel)) return {};
+    }
+    if (!built) return {};
+    return refuse(row, fmt::format("kernel '{}': no kernel of this build{} has such a name "
+                                   "(greenfast resources)",
+                                   row.kernel, row.arch.empty() ? "" : " for " + row.arch));
+  };
+  for (const auto* rows : {&limits.limits, &limits.waivers})
+    for (const KernelLimit& row : *rows)
+      if (Status status = unnamed(row); !status) return status;
+  return {};
+}
+
+std::string LimitCheck::words() const {
+  return fmt::format("{} {} {} {} ({})", what, value, inside ? "<=" : ">", most, reason);
+}
+
+bool ResourceRow::within_limits() const {
+  return std::none_of(checks.begin(), checks.end(),
+                      [](const LimitCheck& check) { return check.broken(); });
+}
+
+bool ResourceReport::within_limits() const {
+  return unneeded.empty() && std::all_of(rows.begin(), rows.end(), [](const ResourceRow& row) {
+           return row.within_limits();
+         });
+}
+
+ResourceReport resource_report(const DeviceCode& code, const ResourceLimits& limits,
                                std::span<const std::string> archs,
                                std::span<const std::string> variants) {
   ResourceReport report;
@@ -261,6 +357,7 @@ ResourceReport resource_report(const DeviceCode& code, std::span<const KernelLim
   };
   static const std::vector<Problem> problems = grid_of_problems();
   std::set<const KernelCode*> used;
+  std::set<const KernelLimit*> waived;
   for (const VariantInfo& variant : greenfast::variants()) {
     if (variant.device != DeviceKind::cuda || !variant.built) continue;
     for (const auto& [arch, model] : kModels) {
@@ -281,7 +378,7 @@ ResourceReport resource_report(const DeviceCode& code, std::span<const KernelLim
         // Code of an older architecture has a row of its own; here it would stand twice.
         if (own && wanted(archs, found->arch) && wanted(variants, variant.id)) {
           report.rows.push_back(row_of(variant.id, *found, use));
-          judge(report.rows.back(), limits);
+          judge(report.rows.back(), limits, &waived);
         } else if (found == nullptr && wanted(variants, variant.id)) {
           report.missing.push_back(lacks(variant.id, kernel, arch));
         }
@@ -295,29 +392,52 @@ ResourceReport resource_report(const DeviceCode& code, std::span<const KernelLim
         kernel.name.find("greenfast::") != std::string::npos)
       continue;
     report.rows.push_back(row_of("", kernel, {}));
-    judge(report.rows.back(), limits);
+    judge(report.rows.back(), limits, &waived);
+  }
+  // Of a part of the kernels nothing can be said about the others, nor where code is missing.
+  if (!archs.empty()) return report;
+  for (const KernelLimit& waiver : limits.waivers) {
+    const bool built = std::any_of(
+        code.kernels.begin(), code.kernels.end(),
+        [&](const auto& kernel) { return waiver.arch.empty() || waiver.arch == kernel.arch; });
+    if (built && !waived.contains(&waiver))
+      report.unneeded.push_back(fmt::format(
+          "{}: waiver '{}': no kernel is over a limit and within it; remove it, or give "
+          "it the figures of this build",
+          waiver.place, waiver.name));
   }
   return report;
 }
 
-Result<ResourceReport> resources_of(std::string_view variant, int arch,
-                                    std::span<const Plan> plans) {
+Result<ResourceReport> resources_of(std::string_view variant, int arch, std::span<const Plan> plans,
+                                    const ResourceLimits& limits) {
   const auto& code = own_device_code();
   if (!code.ok()) return code.status();
-  const auto limits = parse_resource_limits("policies/resources.toml", builtin_resource_limits());
-  if (!limits.ok()) return limits.status();
   ResourceReport report;
   std::map<std::string, Use> uses;
   for (const Plan& plan : plans) add_use(uses, plan, "");
   for (const auto& [kernel, use] : uses) {
     if (const KernelCode* found = find_kernel(*code, kernel, arch)) {
       report.rows.push_back(row_of(variant, *found, use));
-      judge(report.rows.back(), *limits);
+      judge(report.rows.back(), limits, nullptr);
     } else {
       report.missing.push_back(lacks(variant, kernel, arch));
     }
   }
   return report;
+}
+
+std::vector<LimitCheck> check_foreign(std::string_view variant, const KernelCode& code,
+                                      std::int64_t dynamic_shared, const ResourceLimits& limits) {
+  ResourceLimits own;
+  for (const KernelLimit& row : limits.limits)
+    if (!row.variant.empty() && names_variant(row, variant)) own.limits.push_back(row);
+  for (const KernelLimit& row : limits.waivers)
+    if (!row.variant.empty() && names_variant(row, variant)) own.waivers.push_back(row);
+  ResourceRow row =
+      row_of(variant, code, {.dynamic_shared = dynamic_shared, .threads = 0, .problem = ""});
+  judge(row, own, nullptr, false);
+  return row.checks;
 }
 
 }  // namespace greenfast::workbench

@@ -127,6 +127,20 @@ Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresho
                          "find out which part of the work is left out while timed"});
       continue;
     }
+    if (shape.same) {
+      const Interval same = speedup(*shape.same, thresholds.confidence);
+      if (!(noise_floor(same) <= thresholds.noise) && shape.p50.blocks >= kLeastBlocks) {
+        reasons.push_back(
+            {ReasonCode::noisy,
+             fmt::format(
+                 "{}: the baseline against itself in the same blocks is {}, {:.3g}% away "
+                 "from 1, and the policy allows {:.3g}%: what the candidate shows beside it "
+                 "decides nothing",
+                 shape.name, ratio_words(same), 100 * noise_floor(same), 100 * thresholds.noise),
+             "a quieter machine, fixed clocks, or a larger --budget: nothing else running"});
+        continue;
+      }
+    }
     const double threshold = shape.primary ? thresholds.gate : thresholds.guard;
     const double worse = shape.primary ? 1.0 : thresholds.guard;
     for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {

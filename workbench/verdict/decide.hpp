@@ -1,6 +1,7 @@
 // From intervals to a verdict. Pure: the same evidence always gives the same words.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -73,6 +74,9 @@ struct Thresholds {
   double gate = 1.10;   ///< lower bound of the primary speedup must reach it
   double guard = 0.98;  ///< lower bound of each guard's
   double confidence = 0.95;
+  /// Most that the interval of the baseline against itself may reach away from 1; beyond it a ratio
+  /// of the same blocks says nothing, whatever it is.
+  double noise = std::numeric_limits<double>::infinity();
 };
 
 /// The interval that decides: the statistics' own, widened by the bias that an A/A run in the same
@@ -80,7 +84,8 @@ struct Thresholds {
 Interval decisive(const LogRatio& ratio, const std::optional<LogRatio>& same, double confidence);
 
 /// FAST's part of a verdict, on p50 and p90 alike:
-/// INCONCLUSIVE for fewer blocks than kLeastBlocks;
+/// INCONCLUSIVE for fewer blocks than kLeastBlocks; NOISY where an A/A interval is wider than the
+/// policy allows;
 /// REJECT for an impossible time, for an upper bound below 1 (primary) or below guard (guards);
 /// PROMOTE when every lower bound reaches its threshold; DEFER else.
 Decision decide(std::span<const ShapeEvidence> shapes, const Thresholds& thresholds);

@@ -26,6 +26,7 @@
 #include "workbench/resources/device_code.hpp"
 #include "workbench/resources/resources.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
+#include "workbench/verdict/advise.hpp"
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate_policy.hpp"
 #include "workbench/verdict/gate_resources.hpp"
@@ -68,48 +69,51 @@ bool is_plugin(const std::string& id) {
 }
 
 /// What the kernels of a plugin take at most, since it does not tell which of them it launches.
-std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int arch) {
+std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int arch,
+                                                   const std::string& candidate,
+                                                   std::int64_t dynamic_shared,
+                                                   const ResourceLimits& limits) {
   const auto code = read_device_code(library);
   if (!code) return std::nullopt;
-  KernelResources out;
+  KernelCode most;
   std::string digests;
   for (const KernelCode* kernel : kernels_for(*code, arch)) {
-    out.arch = kernel->arch;
-    out.registers = std::max(out.registers, kernel->registers);
-    out.static_shared = std::max(out.static_shared, kernel->static_shared);
-    out.local_bytes = std::max(out.local_bytes, kernel->stack);
+    most.arch = kernel->arch;
+    most.registers = std::max(most.registers, kernel->registers);
+    most.static_shared = std::max(most.static_shared, kernel->static_shared);
+    most.stack = std::max(most.stack, kernel->stack);
     digests += kernel->sha256 + '\n';
   }
   if (digests.empty()) return std::nullopt;
-  out.sha256 = sha256_hex(digests);
-  return out;
+  return KernelResources{
+      most.arch,  most.registers,      most.static_shared,
+      most.stack, sha256_hex(digests), check_foreign(candidate, most, dynamic_shared, limits)};
 }
 
-/// A kernel of this program as a device of compute capability `arch` loads it, with the limits that
-/// it breaks as the candidate launches it.
+/// A kernel of this program as a device of compute capability `arch` loads it, held to its limits
+/// as the candidate launches it.
 std::optional<KernelResources> compiled_kernel(const std::string& kernel, int arch,
                                                const std::string& candidate,
-                                               std::span<const PlannedShape> shapes) {
+                                               std::span<const PlannedShape> shapes,
+                                               const ResourceLimits& limits) {
+  std::vector<Plan> plans;
+  std::int64_t dynamic = 0;
+  for (const PlannedShape& shape : shapes) {
+    if (!shape.candidate || shape.candidate->kernel != kernel) continue;
+    plans.push_back(*shape.candidate);
+    dynamic = std::max<std::int64_t>(dynamic, shape.candidate->shared_bytes);
+  }
   if (const fs::path library = plugin_library(kernel); !library.empty())
-    return plugin_kernels_code(library, arch);
+    return plugin_kernels_code(library, arch, candidate, dynamic, limits);
   const Result<DeviceCode>& code = own_device_code();
   if (!code) return std::nullopt;
   const KernelCode* found = find_kernel(*code, kernel, arch);
   if (found == nullptr) return std::nullopt;
   KernelResources out{found->arch,  found->registers, found->static_shared,
                       found->stack, found->sha256,    {}};
-  std::vector<Plan> plans;
-  for (const PlannedShape& shape : shapes)
-    if (shape.candidate && shape.candidate->kernel == kernel) plans.push_back(*shape.candidate);
-  if (const auto report = resources_of(candidate, arch, plans)) {
-    for (const ResourceRow& row : report->rows) {
-      for (const auto& broken : row.broken) {
-        out.over.push_back(broken.known.empty()
-                               ? broken.what
-                               : fmt::format("{}; known: {}", broken.what, broken.known));
-      }
-    }
-  }
+  if (const auto report = resources_of(candidate, arch, plans, limits))
+    for (const ResourceRow& row : report->rows)
+      out.checks.insert(out.checks.end(), row.checks.begin(), row.checks.end());
   return out;
 }
 
@@ -140,17 +144,19 @@ json clocks_of(const Samples& samples) {
 
 class Gate {
  public:
-  Gate(Checkpoint job, GateOptions options, Policy policy, GatePolicy rules,
+  Gate(Checkpoint job, GateOptions options, Policy policy, GatePolicy rules, ResourceLimits limits,
        const GateObserver& observer)
       : job_(std::move(job)),
         options_(std::move(options)),
         policy_(std::move(policy)),
         rules_(std::move(rules)),
+        limits_(std::move(limits)),
         rule_(rules_.rule(options_.candidate)),
         observer_(observer),
         start_(Clock::now()) {
     thresholds_.gate = options_.gate.value_or(rule_.gate.value_or(policy_.gate));
     thresholds_.guard = policy_.guard;
+    thresholds_.noise = rules_.noise_floor;
     if (options_.processes) rules_.processes = *options_.processes;
     if (options_.budget_seconds) rules_.budget_seconds = *options_.budget_seconds;
   }
@@ -505,10 +511,10 @@ class Gate {
       }
       return;
     }
-    const ResourceJudgement judged =
-        judge_kernels(build_.shapes, rule_, [&](const std::string& kernel) {
-          return compiled_kernel(kernel, build_.device.arch, options_.candidate, build_.shapes);
-        });
+    const ResourceJudgement judged = judge_kernels(build_.shapes, [&](const std::string& kernel) {
+      return compiled_kernel(kernel, build_.device.arch, options_.candidate, build_.shapes,
+                             limits_);
+    });
     record_["resources"] = judged.rows;
     for (const auto& [gate, target, actual, status] : judged.checklist)
       check(gate, target, actual, status);
@@ -767,9 +773,12 @@ class Gate {
       }
       if (shape.same) {
         const Interval same = speedup(*shape.same);
-        check("A/A noise floor", "baseline against itself contains 1",
+        check("A/A noise floor",
+              fmt::format("baseline against itself: 1 inside, within {:.3g}% of it",
+                          100 * thresholds_.noise),
               fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
-              same.lo <= 1 && 1 <= same.hi ? "PASS" : "NOISY");
+              same.lo <= 1 && 1 <= same.hi && noise_floor(same) <= thresholds_.noise ? "PASS"
+                                                                                     : "NOISY");
       }
       for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
         const Interval i = decisive(statistic == Statistic::p50 ? shape.p50 : shape.p90, shape.same,
@@ -813,22 +822,25 @@ class Gate {
       reasons.push_back(
           {{"code", name_of(reason.code)}, {"detail", reason.detail}, {"settle", reason.settle}});
     }
-    const DecisionTree& tree = rules_.tree(rule_.tree);
-    std::string level;
-    json next = json::array();
-    if (record_.contains("fast") && !record_["fast"].empty() &&
-        record_["fast"][0].contains("speedup")) {
-      level = tree.reached(record_["fast"][0]["speedup"]["lo"].get<double>());
+    std::optional<Interval> primary;
+    if (record_.contains("fast") && !record_["fast"].empty()) {
+      const json& timed = record_["fast"][0];
+      if (timed.contains("speedup")) {
+        const json& i = timed.contains("decisive") ? timed["decisive"] : timed["speedup"];
+        primary = Interval{i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()};
+      }
     }
-    const bool short_of_gate =
-        std::any_of(decision.reasons.begin(), decision.reasons.end(),
-                    [](const Reason& reason) { return reason.code == ReasonCode::below_gate; });
-    if (short_of_gate) next = tree.below;
+    const Advice advice = advise(decision, rules_.tree(rule_.tree), options_.candidate, primary);
+    json levels = json::array();
+    for (const ReachedLevel& level : advice.levels)
+      levels.push_back(
+          {{"name", level.name}, {"at_least", level.at_least}, {"reached", level.reached}});
     record_["verdict"] = {{"decision", name_of(decision.outcome)},
                           {"exit_code", decision.exit_code},
                           {"reasons", reasons},
-                          {"level", level},
-                          {"next", next},
+                          {"level", advice.level},
+                          {"levels", levels},
+                          {"next", advice.next},
                           {"gate", thresholds_.gate},
                           {"guard", thresholds_.guard},
                           {"expected", rule_.expected},
@@ -849,6 +861,7 @@ class Gate {
   GateOptions options_;
   Policy policy_;
   GatePolicy rules_;
+  ResourceLimits limits_;
   RungRule rule_;
   const GateObserver& observer_;
   Clock::time_point start_;
@@ -864,6 +877,22 @@ class Gate {
   bool plugin_memory_ = false;
   std::size_t done_ = 0, total_ = 3;
 };
+
+/// The limits that a gate under this policy holds kernels to: the library's and the policy's own. A row that
+/// names nothing is an error with its line.
+Result<ResourceLimits> load_limits(const Policy& policy) {
+  auto limits = parse_resource_limits("policies/resources.toml", builtin_resource_limits());
+  if (!limits) return limits;
+  const auto own = parse_policy_limits("policy " + policy.name, policy.text);
+  if (!own) return own;
+  append(*limits, *own);
+  std::vector<std::string> plugins;
+  for (const PluginKernelRow& row : plugin_kernels()) plugins.push_back(row.id);
+  const Result<DeviceCode>& code = own_device_code();
+  if (Status status = check_names(*limits, code ? *code : DeviceCode(), plugins); !status)
+    return status;
+  return limits;
+}
 
 Result<GatePolicy> load_rules(const std::string& path) {
   if (path.empty()) return parse_gate_policy("policies/gate.toml", builtin_gate_policy());
@@ -892,6 +921,7 @@ json identity(const Policy& policy, const GatePolicy& rules, const GateOptions& 
           {"cuda", info.cuda},
           {"policy", {{"name", policy.name}, {"sha256", policy.sha256}}},
           {"gate_policy_sha256", rules.sha256},
+          {"resources_policy_sha256", sha256_hex(builtin_resource_limits())},
           {"plugins", plugins_digest()}};
 }
 
@@ -982,6 +1012,7 @@ Status check_gate(const GateOptions& options) {
   const auto policy = load_policy(options.policy);
   if (!policy) return policy.status();
   if (const auto rules = load_rules(options.gate_policy); !rules) return rules.status();
+  if (const auto limits = load_limits(*policy); !limits) return limits.status();
   // Which dtype is decided later; it does not change which names are known.
   const std::string dtype = options.dtype.empty() ? "fp16" : options.dtype;
   return gate_steps::shapes_of(options, *policy, dtype).status();
@@ -994,6 +1025,8 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
   if (!policy) return policy.status();
   auto rules = load_rules(options.gate_policy);
   if (!rules) return rules.status();
+  auto limits = load_limits(*policy);
+  if (!limits) return limits.status();
   auto job = Checkpoint::begin(directory, {{"schema", kGateSchema},
                                            {"status", "running"},
                                            {"run_id", directory.filename().string()},
@@ -1003,7 +1036,9 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
                                            {"options", to_json(options)},
                                            {"build", identity(*policy, *rules, options)}});
   if (!job) return job.status();
-  return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), observer).run();
+  return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), std::move(*limits),
+              observer)
+      .run();
 }
 
 Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& observer) {
@@ -1023,6 +1058,8 @@ Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& ob
   if (!policy) return policy.status();
   auto rules = load_rules(options->gate_policy);
   if (!rules) return rules.status();
+  auto limits = load_limits(*policy);
+  if (!limits) return limits.status();
   if (job->head()["build"] != identity(*policy, *rules, *options)) {
     return Status(
         StatusCode::invalid_argument,
@@ -1031,7 +1068,8 @@ Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& ob
                     "what was set then (GREENFAST_THREADS, GREENFAST_ISA, the affinity)",
                     directory.string()));
   }
-  return Gate(std::move(*job), std::move(*options), std::move(*policy), std::move(*rules), observer)
+  return Gate(std::move(*job), std::move(*options), std::move(*policy), std::move(*rules),
+              std::move(*limits), observer)
       .run();
 }
 

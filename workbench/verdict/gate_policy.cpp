@@ -97,16 +97,11 @@ DecisionTree read_tree(const toml::table& table, const std::string& path) {
 }
 
 RungRule read_rung(const toml::table& table, const std::string& path) {
-  const TomlReader reader(table, path + ".",
-                          {"candidate", "gate", "tree", "registers", "shared_bytes", "spill_bytes",
-                           "arch", "expected", "original"});
+  const TomlReader reader(table, path + ".", {"candidate", "gate", "tree", "expected", "original"});
   RungRule rule;
   rule.candidate = reader.text("candidate");
   if (reader.has("gate")) rule.gate = reader.number("gate", 0);
   if (reader.has("tree")) rule.tree = reader.text("tree");
-  if (reader.has("registers")) rule.registers = reader.integer("registers", 0);
-  if (reader.has("shared_bytes")) rule.shared_bytes = reader.integer("shared_bytes", 0);
-  if (reader.has("spill_bytes")) rule.spill_bytes = reader.integer("spill_bytes", 0);
   if (reader.has("expected")) rule.expected = reader.text("expected");
   if (reader.has("original")) rule.original = reader.text("original");
   return rule;
@@ -115,14 +110,15 @@ RungRule read_rung(const toml::table& table, const std::string& path) {
 GatePolicy read_policy(const toml::table& root) {
   const TomlReader reader(root, "", {"about", "measure", "resources", "tree", "rung"});
   GatePolicy policy;
-  const TomlReader measure(
-      reader.table("measure"), "measure.",
-      {"processes", "samples", "halfwidth", "budget_seconds", "min_blocks", "timeout_seconds"});
+  const TomlReader measure(reader.table("measure"), "measure.",
+                           {"processes", "samples", "halfwidth", "budget_seconds", "min_blocks",
+                            "noise_floor", "timeout_seconds"});
   policy.processes = static_cast<int>(measure.integer("processes", 1));
   policy.samples = static_cast<int>(measure.integer("samples", 2));
   policy.halfwidth = measure.number("halfwidth", 0);
   policy.budget_seconds = measure.number("budget_seconds", 0);
   policy.min_blocks = static_cast<int>(measure.integer("min_blocks", 2));
+  policy.noise_floor = measure.number("noise_floor", 0);
   policy.timeout_seconds = measure.number("timeout_seconds", 0);
   const TomlReader resources(reader.table("resources"), "resources.", {"cpu_arena_bytes"});
   policy.cpu_arena_bytes = resources.integer("cpu_arena_bytes", 0);

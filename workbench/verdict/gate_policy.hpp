@@ -29,7 +29,6 @@ struct RungRule {
   std::string candidate;
   std::optional<double> gate;
   std::string tree = "default";
-  std::optional<std::int64_t> registers, shared_bytes, spill_bytes;
   std::string expected, original;
 };
 
@@ -40,6 +39,7 @@ struct GatePolicy {
   double halfwidth = 0.01;
   double budget_seconds = 60;
   int min_blocks = 3;
+  double noise_floor = 0;  ///< most that an A/A interval may reach away from 1
   double timeout_seconds = 900;
   std::int64_t cpu_arena_bytes = 0;
   std::map<std::string, DecisionTree> trees;

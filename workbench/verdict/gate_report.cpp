@@ -163,6 +163,17 @@ std::string peers_section(const json& record) {
   return out;
 }
 
+/// The levels of the decision tree and which were reached. Records of older versions do not say.
+std::string level_words(const json& verdict) {
+  if (!verdict.contains("levels") || verdict["levels"].empty()) return "";
+  std::vector<std::string> levels;
+  for (const json& level : verdict["levels"])
+    levels.push_back(fmt::format("{} {:.2f}x {}", plain(level["name"]),
+                                 level["at_least"].get<double>(),
+                                 level["reached"].get<bool>() ? "reached" : "not reached"));
+  return fmt::format("levels: {}", fmt::join(levels, ", "));
+}
+
 /// What the verdict does not speak about. Records of older versions do not say.
 std::string unseen_words(const json& verdict) {
   if (!verdict.contains("unseen") || verdict["unseen"].empty()) return "";
@@ -225,6 +236,8 @@ std::string gate_text(const json& record, bool color) {
       out += fmt::format("  {}: {}\n", decision == "DEFER" ? "to settle it" : "to look closer",
                          plain(reason["settle"]));
   }
+  if (const std::string levels = level_words(record["verdict"]); !levels.empty())
+    out += "\n" + levels + "\n";
   for (const json& next : record["verdict"]["next"])
     out += fmt::format("  next: {}\n", plain(next));
   if (record.contains("peers") && record["peers"].contains("skipped"))
@@ -252,6 +265,8 @@ std::string gate_markdown(const json& record) {
                          plain(reason["settle"]));
     out += "\n";
   }
+  if (const std::string levels = level_words(verdict); !levels.empty())
+    out += fmt::format("- {}\n", levels);
   for (const json& next : verdict["next"]) out += fmt::format("- next: {}\n", plain(next));
   if (!plain(verdict["expected"]).empty())
     out += fmt::format("- expected before measuring: {}\n", plain(verdict["expected"]));

@@ -30,8 +30,7 @@ bool same_everywhere(std::span<const PlannedShape> shapes, const KernelLookup& l
 
 }  // namespace
 
-ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const RungRule& rule,
-                                const KernelLookup& lookup) {
+ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const KernelLookup& lookup) {
   ResourceJudgement out;
   if (same_everywhere(shapes, lookup))
     out.no_op = "both sides run the same machine code with the same plan on every shape";
@@ -60,46 +59,45 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Rung
                : fmt::format("this binary holds no machine code of {} for the device", kernel));
       continue;
     }
-    struct Limit {
-      const char* name;
-      std::int64_t value;
-      std::optional<std::int64_t> most;
+    const auto row = [&](const char* name, std::int64_t value, const char* status) {
+      return json{{"name", name},   {"kernel", kernel},       {"arch", code->arch},
+                  {"value", value}, {"sha256", code->sha256}, {"status", status}};
     };
-    for (const Limit& limit :
-         {Limit{"registers", code->registers, rule.registers},
-          Limit{"shared memory", code->static_shared + shared, rule.shared_bytes},
-          Limit{"local memory", code->local_bytes, rule.spill_bytes}}) {
-      const bool inside = !limit.most || limit.value <= *limit.most;
-      json row = {{"name", limit.name},     {"kernel", kernel},
-                  {"arch", code->arch},     {"value", limit.value},
-                  {"sha256", code->sha256}, {"status", inside ? "PASS" : "FAIL"}};
-      if (limit.most) row["limit"] = *limit.most;
-      out.rows.push_back(std::move(row));
-      if (!limit.most) continue;
-      out.checklist.push_back(
-          {fmt::format("resources: {}", limit.name), fmt::format("<= {}", *limit.most),
-           fmt::format("{} ({}, {})", limit.value, kernel, code->arch), inside ? "PASS" : "FAIL"});
-      if (!inside) {
-        over.push_back(fmt::format("{} ({}): {} {} > {}", kernel, code->arch, limit.name,
-                                   limit.value, *limit.most));
+    // What it takes stands in the record, limited or not.
+    out.rows.push_back(row("registers", code->registers, "PASS"));
+    out.rows.push_back(row("shared memory", code->static_shared + shared, "PASS"));
+    out.rows.push_back(row("local memory", code->local_bytes, "PASS"));
+    for (const LimitCheck& check : code->checks) {
+      const char* status = check.broken() ? "FAIL" : check.waived() ? "WAIVED" : "PASS";
+      const auto place = std::find_if(out.rows.begin(), out.rows.end(), [&](const json& other) {
+        return other["kernel"] == kernel && other["name"] == check.what && !other.contains("limit");
+      });
+      json found = row(check.what.c_str(), check.value, status);
+      found["limit"] = check.most;
+      found["reason"] = check.reason;
+      std::string actual = fmt::format("{} ({}, {})", check.value, kernel, code->arch);
+      if (check.waived()) {
+        found["waiver"] = {{"name", check.waiver}, {"reason", check.waived_because}};
+        actual += fmt::format("; waiver '{}': {}", check.waiver, check.waived_because);
       }
+      if (place != out.rows.end()) {
+        *place = std::move(found);
+      } else {
+        out.rows.push_back(std::move(found));
+      }
+      out.checklist.push_back({fmt::format("resources: {}", check.what),
+                               fmt::format("<= {}", check.most), actual, status});
+      if (check.broken())
+        over.push_back(fmt::format("{} ({}): {}", kernel, code->arch, check.words()));
     }
-    for (const std::string& limit : code->over) {
-      over.push_back(fmt::format("{} ({}): {}", kernel, code->arch, limit));
-      out.rows.push_back({{"name", "policies/resources.toml"},
-                          {"kernel", kernel},
-                          {"arch", code->arch},
-                          {"status", "FAIL"},
-                          {"reason", limit}});
-    }
+    const bool inside = std::none_of(code->checks.begin(), code->checks.end(),
+                                     [](const LimitCheck& check) { return check.broken(); });
     out.checklist.push_back(
-        {"resources: limits of every build", "policies/resources.toml, no spills",
-         code->over.empty()
-             ? fmt::format("{} registers, {:.1f} KB, {} spilled ({})", code->registers,
-                           static_cast<double>(code->static_shared + shared) / 1024,
-                           code->local_bytes, code->arch)
-             : fmt::format("{}", fmt::join(code->over, "; ")),
-         code->over.empty() ? "PASS" : "FAIL"});
+        {"resources: kernel", "inside its limits, no spills",
+         fmt::format("{} registers, {:.1f} KB, {} B local ({})", code->registers,
+                     static_cast<double>(code->static_shared + shared) / 1024, code->local_bytes,
+                     code->arch),
+         inside ? "PASS" : "FAIL"});
   }
   if (!over.empty()) {
     out.reason = Reason{ReasonCode::resources, fmt::format("{}", fmt::join(over, "; ")),

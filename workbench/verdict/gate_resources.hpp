@@ -1,6 +1,6 @@
 // The gate's resources step on a GPU: what the compiler gave the kernels that a candidate's plans
-// launch, against the rung's limits and those of policies/resources.toml. Pure, so that it is
-// tested without a GPU.
+// launch, against the limits of policies/resources.toml and of the gate's policy. Pure, so that it
+// is tested without a GPU.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "workbench/resources/resources.hpp"
 #include "workbench/verdict/decide.hpp"
-#include "workbench/verdict/gate_policy.hpp"
 #include "workbench/verdict/step_results.hpp"
 
 namespace greenfast::workbench {
@@ -25,8 +25,8 @@ struct KernelResources {
   std::int64_t static_shared = 0;  ///< bytes a block, beside the plan's dynamic ones
   std::int64_t local_bytes = 0;    ///< of a thread; spills lie there
   std::string sha256;              ///< of the machine code
-  /// Limits of policies/resources.toml that it breaks: "registers 122 > 71 (why this limit)".
-  std::vector<std::string> over;
+  /// Held to every limit that concerns it, with the shared memory that the candidate's plans give.
+  std::vector<LimitCheck> checks;
 };
 /// Finds a kernel by the name a plan gives it; nothing when the binary holds no machine code of it
 /// for the device.
@@ -41,7 +41,6 @@ struct ResourceJudgement {
   std::string no_op;
 };
 
-ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const RungRule& rule,
-                                const KernelLookup& lookup);
+ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const KernelLookup& lookup);
 
 }  // namespace greenfast::workbench

@@ -100,7 +100,7 @@ TEST(Policies, AnyTextIsAcceptedOrRefusedInWords) {
         {good + "[integrity]\nreruns = { gpu = 1 }\n", "unknown key integrity.reruns.gpu"},
         {good + "[integrity]\nreruns = \"many\"\n", "must be an integer"},
         {good + "[integrity]\npoison = 1\n", "true or false"},
-        {good + "[[resources]]\nregisters = 3\n", "variants"},
+        {good + "[[resources]]\nregisters = 3\n", "resources"},
         {"reference = \"mine\"\n" + good, "unquantised"}}) {
     const std::string message = mistake(text);
     EXPECT_NE(message.find(part), std::string::npos) << text << "\n-> " << message;

@@ -45,11 +45,82 @@ TEST(ResourceLimits, ABrokenLimitNamesItselfAndItsReason) {
       "[[limit]]\nkernel = 'cuda::v2c::'\narch = 'sm_89'\nregisters = 71\nreason = 'because'\n";
   const ResourceReport over = report_of(toml, 72, 0);
   ASSERT_EQ(over.rows.size(), 1u);
-  ASSERT_EQ(over.rows[0].broken.size(), 1u);
-  EXPECT_EQ(over.rows[0].broken[0].what, "registers 72 > 71 (because)");
+  ASSERT_EQ(over.rows[0].checks.size(), 1u);
+  EXPECT_TRUE(over.rows[0].checks[0].broken());
+  EXPECT_EQ(over.rows[0].checks[0].words(), "registers 72 > 71 (because)");
   EXPECT_FALSE(over.within_limits());
   EXPECT_TRUE(report_of(toml, 71, 0).within_limits());
   EXPECT_TRUE(report_of("", 255, 0).within_limits());
+}
+
+TEST(ResourceLimits, AWaiverLetsPassUpToItsOwnFigureAndIsNamed) {
+  const std::string toml =
+      "[[limit]]\nkernel = 'v2c'\nregisters = 71\nreason = 'because'\n"
+      "[[waiver]]\nname = 'w'\nkernel = 'v2c'\nregisters = 80\nreason = 'tried'\n";
+  const ResourceReport waived = report_of(toml, 80, 0);
+  ASSERT_EQ(waived.rows[0].checks.size(), 1u);
+  EXPECT_TRUE(waived.rows[0].checks[0].waived());
+  EXPECT_EQ(waived.rows[0].checks[0].waiver, "w");
+  EXPECT_EQ(waived.rows[0].checks[0].waived_because, "tried");
+  EXPECT_TRUE(waived.within_limits());
+  const ResourceReport over = report_of(toml, 81, 0);
+  EXPECT_TRUE(over.rows[0].checks[0].broken()) << "a waiver binds too";
+  EXPECT_FALSE(over.within_limits());
+  const ResourceReport inside = report_of(toml, 71, 0);
+  ASSERT_EQ(inside.unneeded.size(), 1u) << "nothing needs it any more";
+  EXPECT_EQ(inside.unneeded[0].find("test: line 5: waiver 'w'"), 0u) << inside.unneeded[0];
+  EXPECT_FALSE(inside.within_limits());
+  // Of other code it says nothing.
+  const std::string other = toml + "arch = 'sm_80'\n";
+  EXPECT_FALSE(report_of(other, 72, 0).within_limits());
+}
+
+TEST(ResourceLimits, RowsThatNameNothingAreErrorsWithTheirLine) {
+  DeviceCode code;
+  code.kernels.resize(1);
+  code.kernels[0].name = "v2c::kernel<64>";
+  code.kernels[0].arch = "sm_89";
+  const auto error = [&](const std::string& row, std::vector<std::string> others = {}) {
+    const auto limits =
+        parse_resource_limits("test", "\n" + row + "\nregisters = 1\nreason = 'x'\n");
+    return check_names(*limits, code, others).message();
+  };
+  EXPECT_EQ(error("[[limit]]\nkernel = 'v2c::'"), "");
+  EXPECT_EQ(error("[[limit]]\nvariant = 'cuda.v2c.*'"), "");
+  EXPECT_EQ(error("[[limit]]\nkernel = 'v9'\narch = 'sm_70'"), "") << "no code that could be asked";
+  EXPECT_EQ(error("[[limit]]\nvariant = 'mine'", {"mine"}), "");
+  EXPECT_EQ(error("[[limit]]\nkernel = 'v9'").find("test: line 2: kernel 'v9': no kernel"), 0u);
+  EXPECT_EQ(error("[[limit]]\nvariant = 'cuda.v9'").find("test: line 2: variant 'cuda.v9': no"),
+            0u);
+  EXPECT_EQ(error("[[limit]]\nvariant = 'cpu.flash'").find("test: line 2: variant"), 0u);
+  EXPECT_EQ(error("[[waiver]]\nname = 'w'\nvariant = 'cuda.v9.*'").find("test: line 2: variant"),
+            0u);
+}
+
+TEST(ResourceLimits, APolicyMayHaveRowsBesideItsOtherTables) {
+  const std::string text =
+      "[fast]\ngate = 1.1\n[[limit]]\nvariant = 'v'\nshared = 1\nreason = 'x'\n";
+  const auto limits = parse_policy_limits("policy", text);
+  ASSERT_TRUE(limits.ok()) << limits.status().message();
+  ASSERT_EQ(limits->limits.size(), 1u);
+  EXPECT_EQ(limits->limits[0].place, "policy: line 3");
+  EXPECT_FALSE(parse_resource_limits("alone", text).ok());
+}
+
+TEST(ResourceLimits, CodeOfOthersIsHeldToRowsThatNameItAlone) {
+  const auto limits =
+      parse_resource_limits("test",
+                            "[[limit]]\nkernel = '.'\nregisters = 1\nreason = 'ours'\n"
+                            "[[limit]]\nvariant = 'mine'\nshared = 99\nreason = 'its'\n");
+  KernelCode code;
+  code.arch = "sm_90a";
+  code.registers = 50;
+  code.static_shared = 60;
+  code.stack = 8;
+  const auto checks = check_foreign("mine", code, 40, *limits);
+  ASSERT_EQ(checks.size(), 1u);
+  EXPECT_EQ(checks[0].words(), "shared memory 100 > 99 (its)");
+  EXPECT_TRUE(check_foreign("another", code, 40, *limits).empty());
 }
 
 TEST(ResourceLimits, LocalMemoryNeedsARow) {
@@ -76,13 +147,42 @@ TEST(ResourceLimits, MisspeltRowsAreErrors) {
   EXPECT_NE(error("[[limit]]\nkernel = 'k'\nshared = -1\nreason = 'x'\n").find("at least 0"),
             std::string::npos);
   EXPECT_NE(error("[[limits]]\n").find("[[limit]]"), std::string::npos);
+  const std::string waiver = "\n[[waiver]]\nkernel = 'k'\nshared = 1\n";
+  EXPECT_NE(error(waiver + "name = 'w'\n").find("line 2: waiver: needs a reason"),
+            std::string::npos);
+  EXPECT_NE(error(waiver + "reason = 'x'\n").find("line 2: waiver: a waiver needs a name"),
+            std::string::npos);
+  EXPECT_NE(error("[[limit]]\nname = 'w'\n").find("name: unknown key"), std::string::npos);
   EXPECT_NE(error("x = [").find("line 1"), std::string::npos);
 }
 
 TEST(ResourceLimits, BuiltinOnesParse) {
   const auto limits = parse_resource_limits("policies/resources.toml", builtin_resource_limits());
   ASSERT_TRUE(limits.ok()) << limits.status().message();
-  EXPECT_FALSE(limits->empty());
+  EXPECT_FALSE(limits->limits.empty());
+  EXPECT_FALSE(limits->waivers.empty());
+  const auto& code = own_device_code();
+  const Status named = check_names(*limits, code.ok() ? *code : DeviceCode());
+  EXPECT_TRUE(named.ok()) << named.message();
+}
+
+// The table binds what is built, and the originals' rows hold for every architecture.
+TEST(Resources, EveryKernelOfThisBuildIsInsideItsLimitsOrWaived) {
+  const auto& code = own_device_code();
+  ASSERT_TRUE(code.ok()) << code.status().message();
+  if (code->kernels.empty()) GTEST_SKIP() << "this build has no CUDA kernels";
+  const auto limits = parse_resource_limits("policies/resources.toml", builtin_resource_limits());
+  ASSERT_TRUE(limits.ok());
+  const ResourceReport report = resource_report(*code, *limits, {}, {});
+  EXPECT_EQ(report.unneeded, std::vector<std::string>{});
+  for (const ResourceRow& row : report.rows) {
+    const bool original =
+        row.variant.starts_with("cuda.v2c.") || row.variant.starts_with("cuda.stage_c.");
+    EXPECT_TRUE(!original || !row.checks.empty()) << row.variant << " on " << row.code.arch;
+    for (const LimitCheck& check : row.checks)
+      EXPECT_FALSE(check.broken())
+          << row.variant << " on " << row.code.arch << ": " << check.words();
+  }
 }
 
 // The name a plan gives its kernel is how gate, resources and evidence find its code.
@@ -90,7 +190,7 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
   const auto& code = own_device_code();
   ASSERT_TRUE(code.ok()) << code.status().message();
   if (code->kernels.empty()) GTEST_SKIP() << "this build has no CUDA kernels";
-  const ResourceReport report = resource_report(*code, {}, {}, {});
+  const ResourceReport report = resource_report(*code, ResourceLimits(), {}, {});
   std::set<std::string> launched;
   for (const ResourceRow& row : report.rows) launched.insert(row.variant);
   for (const VariantInfo& variant : variants()) {

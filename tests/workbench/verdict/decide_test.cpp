@@ -98,6 +98,29 @@ TEST(Decide, ABiasedMethodMakesAPromotionNoisy) {
   EXPECT_EQ(judge({slow}).outcome, Outcome::reject);
 }
 
+// A PROMOTE once stood beside an A/A interval of 0.31 to 1.95.
+TEST(Decide, AnAAIntervalWiderThanThePolicyAllowsDecidesNothing) {
+  Thresholds thresholds;
+  thresholds.noise = 0.05;
+  for (const auto& [lo, hi] : {std::pair(1.5, 1.6), std::pair(0.5, 0.6)}) {
+    ShapeEvidence wide = shape("mission", true, lo, hi);
+    wide.same = ratio(0.31, 1.95);
+    const Decision d = decide(std::vector{wide}, thresholds);
+    EXPECT_EQ(d.outcome, Outcome::defer);
+    EXPECT_EQ(codes(d), std::vector<std::string>{"NOISY"});
+    EXPECT_NE(d.reasons[0].detail.find("away from 1, and the policy allows 5%"),
+              std::string::npos)
+        << d.reasons[0].detail;
+    wide.same = ratio(0.96, 1.04);
+    EXPECT_TRUE(codes(decide(std::vector{wide}, thresholds)) != codes(d)) << "inside the limit";
+  }
+  // What is impossible stays so on a noisy machine.
+  ShapeEvidence fast = shape("mission", true, 90.0, 100.0);
+  fast.impossible = "faster than light";
+  fast.same = ratio(0.31, 1.95);
+  EXPECT_EQ(codes(decide(std::vector{fast}, thresholds)), std::vector<std::string>{"IMPOSSIBLE"});
+}
+
 TEST(Decide, ImpossibleAndUnmeasuredShapes) {
   ShapeEvidence fast = shape("mission", true, 90.0, 100.0);
   fast.impossible = "faster than light";

@@ -14,10 +14,10 @@ TEST(GatePolicy, TheBuiltInOneHoldsTheLaddersGates) {
   const auto policy = parse_gate_policy("gate.toml", builtin_gate_policy());
   ASSERT_TRUE(policy) << policy.status().message();
   EXPECT_EQ(policy->rule("cuda.stage_c.stage2").gate, 1.15);
-  EXPECT_EQ(policy->rule("cuda.stage_c.stage1").registers, 128);
-  EXPECT_EQ(policy->rule("cuda.stage_c.stage3a").shared_bytes, 49152);
+  EXPECT_EQ(policy->rule("cuda.stage_c.stage3a").tree, "stage3");
   EXPECT_FALSE(policy->rule("cpu.flash").gate) << "the numerics policy's gate applies";
   EXPECT_EQ(policy->cpu_arena_bytes, 8 << 20);
+  EXPECT_EQ(policy->noise_floor, 0.05) << "a verdict needs an A/A that is closer to 1";
   // Every candidate of a row is a row of the registry, or the row would never apply.
   for (const RungRule& rung : policy->rungs) EXPECT_EQ(rung.candidate.rfind("cuda.", 0), 0u);
 }

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "workbench/verdict/gate_policy.hpp"
-
 namespace greenfast::workbench::test {
 namespace {
 
@@ -24,12 +22,18 @@ std::vector<PlannedShape> shapes(const Plan& baseline, const Plan& candidate) {
            .baseline = baseline,
            .candidate = candidate}};
 }
-/// A binary that holds machine code of "slim" and "fat"; the latter spills and breaks a limit that
-/// holds for every build.
+/// A binary that holds machine code of "slim", which is inside its limit; "fat", which breaks one;
+/// and "wide", over the same limit with a waiver.
 std::optional<KernelResources> binary(const std::string& kernel) {
-  if (kernel == "slim") return KernelResources{"sm_90a", 80, 1024, 0, "5e", {}};
+  if (kernel == "slim")
+    return KernelResources{"sm_90a", 80,   1024,
+                           0,        "5e", {{"registers", 80, 128, "a test", true, "", ""}}};
   if (kernel == "fat")
-    return KernelResources{"sm_90a", 200, 0, 16, "fa", {"local memory 16 > 0 (spills)"}};
+    return KernelResources{"sm_90a", 200,  0,
+                           16,       "fa", {{"registers", 200, 128, "a test", false, "", ""}}};
+  if (kernel == "wide")
+    return KernelResources{
+        "sm_90a", 140, 0, 0, "de", {{"registers", 140, 128, "a test", false, "wide", "its idea"}}};
   return std::nullopt;
 }
 std::string status_of(const ResourceJudgement& judged, const std::string& gate) {
@@ -39,55 +43,47 @@ std::string status_of(const ResourceJudgement& judged, const std::string& gate) 
   return "";
 }
 
-TEST(GateResources, LimitsOfTheRungDecide) {
-  RungRule rule;
-  rule.registers = 128;
-  rule.shared_bytes = 31 * 1024;
-  rule.spill_bytes = 0;
-  auto judged = judge_kernels(shapes(plan("fat", 0), plan("slim", 30 * 1024)), rule, binary);
+TEST(GateResources, ABrokenLimitRejects) {
+  auto judged = judge_kernels(shapes(plan("fat", 0), plan("slim", 30 * 1024)), binary);
   EXPECT_FALSE(judged.reason) << judged.reason->detail;
   EXPECT_EQ(status_of(judged, "registers"), "PASS");
-  EXPECT_EQ(status_of(judged, "shared"), "PASS") << "31 KB, of them 1 KB static";
-  EXPECT_EQ(status_of(judged, "local memory"), "PASS");
+  EXPECT_EQ(status_of(judged, "kernel"), "PASS");
   EXPECT_TRUE(judged.no_op.empty());
 
-  judged = judge_kernels(shapes(plan("fat", 0), plan("slim", 30 * 1024 + 1)), rule, binary);
+  judged = judge_kernels(shapes(plan("slim", 0), plan("fat", 0)), binary);
   ASSERT_TRUE(judged.reason);
   EXPECT_EQ(judged.reason->code, ReasonCode::resources);
-  EXPECT_NE(judged.reason->detail.find("slim (sm_90a): shared memory 31745 > 31744"),
+  EXPECT_NE(judged.reason->detail.find("fat (sm_90a): registers 200 > 128 (a test)"),
             std::string::npos)
       << judged.reason->detail;
-
-  judged = judge_kernels(shapes(plan("slim", 0), plan("fat", 0)), rule, binary);
-  ASSERT_TRUE(judged.reason);
-  EXPECT_EQ(judged.reason->code, ReasonCode::resources);
   EXPECT_EQ(status_of(judged, "registers"), "FAIL");
-  EXPECT_EQ(status_of(judged, "local memory"), "FAIL");
+  EXPECT_EQ(status_of(judged, "kernel"), "FAIL");
 }
 
-TEST(GateResources, LimitsThatHoldForEveryBuildNeedNoRung) {
-  auto judged = judge_kernels(shapes(plan("slim", 0), plan("fat", 0)), RungRule(), binary);
-  ASSERT_TRUE(judged.reason);
-  EXPECT_EQ(judged.reason->code, ReasonCode::resources);
-  EXPECT_NE(judged.reason->detail.find("local memory 16 > 0 (spills)"), std::string::npos);
-  judged = judge_kernels(shapes(plan("fat", 0), plan("slim", 0)), RungRule(), binary);
+TEST(GateResources, AWaivedLimitPassesAndSaysWhoWaivedItAndWhy) {
+  const auto judged = judge_kernels(shapes(plan("slim", 0), plan("wide", 2048)), binary);
   EXPECT_FALSE(judged.reason);
-  EXPECT_EQ(status_of(judged, "resources"), "PASS");
+  ASSERT_EQ(status_of(judged, "registers"), "WAIVED") << "over its limit, so no PASS";
+  EXPECT_NE(judged.checklist[0][2].find("waiver 'wide': its idea"), std::string::npos);
+  EXPECT_EQ(judged.rows[0]["status"], "WAIVED");
+  EXPECT_EQ(judged.rows[0]["waiver"]["name"], "wide");
+  EXPECT_EQ(judged.rows[0]["limit"], 128);
+  EXPECT_EQ(judged.rows[1]["value"], 2048) << "shared memory is told, limited or not";
 }
 
 TEST(GateResources, WhatTheBinaryDoesNotHoldIsNoPass) {
   for (const char* kernel : {"elsewhere", ""}) {
-    const auto judged = judge_kernels(shapes(plan("slim", 0), plan(kernel, 0)), RungRule(), binary);
+    const auto judged = judge_kernels(shapes(plan("slim", 0), plan(kernel, 0)), binary);
     ASSERT_TRUE(judged.reason);
     EXPECT_EQ(judged.reason->code, ReasonCode::tool_missing);
     EXPECT_EQ(judged.checklist[0][3], "SKIPPED");
   }
-  EXPECT_EQ(judge_kernels({}, RungRule(), binary).reason->code, ReasonCode::tool_missing);
+  EXPECT_EQ(judge_kernels({}, binary).reason->code, ReasonCode::tool_missing);
 }
 
 TEST(GateResources, TheSameMachineCodeAndPlanIsNoComparison) {
   const auto no_op = [](const Plan& a, const Plan& b) {
-    return judge_kernels(shapes(a, b), RungRule(), binary).no_op;
+    return judge_kernels(shapes(a, b), binary).no_op;
   };
   EXPECT_FALSE(no_op(plan("slim", 8), plan("slim", 8)).empty());
   EXPECT_TRUE(no_op(plan("slim", 8), plan("slim", 16)).empty()) << "another plan, another speed";

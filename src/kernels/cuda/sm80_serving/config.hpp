@@ -1,0 +1,78 @@
+// Tiles and parameters of cuda.sm80.serving: what its host part and its kernels agree on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/cuda/device/sequences.hpp"
+
+namespace greenfast::cuda::sm80_serving {
+
+/// One compiled kernel: four warps of 16 rows each. A block of keys is one loop step.
+struct Config {
+  int head_dim = 64;  // of Q·K and of V; smaller ones are padded with zeros in shared memory
+  int keys = 64;
+  bool q_in_registers = true;  // otherwise its fragments are read again for each block
+  int blocks_per_sm = 2;       // for the register budget
+
+  static constexpr int kStages = 2, kWarps = 4;
+
+  constexpr int threads() const { return 32 * kWarps; }
+  constexpr int rows() const { return 16 * kWarps; }
+  /// Bytes of a row in shared memory: an odd number of 16-byte units, so that the eight rows of an
+  /// 8x8 matrix lie in different banks.
+  constexpr int pitch() const { return 2 * head_dim + 16; }
+  constexpr int stage_bytes() const { return 2 * keys * pitch(); }  // K, then V
+  constexpr int q_offset() const { return kStages * stage_bytes(); }
+  constexpr int shared_bytes() const { return q_offset() + rows() * pitch(); }
+};
+
+/// In order of head dim. The last fits GPUs with 99 KB of shared memory a block.
+inline constexpr std::array kConfigs{
+    Config{.head_dim = 64},
+    Config{.head_dim = 128},
+    Config{.head_dim = 256, .keys = 32, .q_in_registers = false, .blocks_per_sm = 1},
+    Config{.head_dim = 256, .keys = 16, .q_in_registers = false, .blocks_per_sm = 1},
+};
+
+enum class Element : std::int32_t { f32, f16, bf16 };
+
+/// Strides in elements. [B, H, S, D], or [1, H, total, D], or [pages, H, page, D].
+struct Operand {
+  const void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+
+struct Params {
+  Operand q, k, v;
+  void* o = nullptr;
+  std::int64_t o_batch = 0, o_head = 0, o_row = 0;
+  float* lse = nullptr;  // [B, Hq, Sq], or packed [Hq, total]
+  SequenceArrays sequences;
+  std::int32_t head_dim = 0, value_dim = 0;
+  std::uint32_t heads_q = 1, heads_kv = 1;
+  std::uint32_t group = 1;  // query heads per KV head
+  std::uint32_t tiles = 1;  // of one KV head: rows are queries times the heads of its group
+  std::uint32_t batch = 1;
+  float scale_log2 = 0.0f;  // applied inside the exponent, when no transform is needed
+  // Scores that the exponent's fma cannot scale are transformed first: x = s * transform_scale, then
+  // transform_cap * tanh, if transform_cap > 0, then biases. The result is in log2 units.
+  bool transform = false;
+  float transform_scale = 0.0f;
+  float transform_cap = 0.0f;
+  const float* sinks = nullptr;       // [Hq]
+  const float* slopes = nullptr;      // [Hq], or [B, Hq]
+  std::uint32_t slopes_of_entry = 0;  // from one entry of the batch to the next
+  const void* mask = nullptr;
+  bool bool_mask = false;
+  Element mask_type = Element::f32;
+  std::int64_t mask_batch = 0, mask_head = 0, mask_row = 0, mask_key = 0;  // strides in elements
+  bool aligned = false;  // rows of Q, K and V start at 16-byte boundaries
+  Element output = Element::f16;
+};
+
+/// The compiled kernels of an element type, in the order of kConfigs.
+template <class T>
+const std::array<const void*, kConfigs.size()>& entries();
+
+}  // namespace greenfast::cuda::sm80_serving

@@ -1,0 +1,222 @@
+// Host side of cuda.sm80.serving: what it takes, which tile it chooses, and the launch.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/arithmetic.hpp"
+#include "core/text.hpp"
+#include "core/variant.hpp"
+#include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/mask.hpp"
+#include "kernels/cuda/sm80_serving/config.hpp"
+
+namespace greenfast::cuda::sm80_serving {
+namespace {
+
+constexpr const char* kId = "cuda.sm80.serving";
+constexpr std::int64_t kMaxGridX = std::numeric_limits<std::int32_t>::max();
+
+using core::ceil_div;
+
+std::int64_t tiles(const Problem& problem, const Config& config) {
+  return ceil_div(problem.seq_q * (problem.heads_q / problem.heads_kv), config.rows());
+}
+std::int64_t blocks(const Problem& problem, const Config& config) {
+  return tiles(problem, config) * problem.batch * problem.heads_kv;
+}
+
+/// The smallest that holds both head dims and fits the device; kConfigs.size() where there is none.
+std::size_t choose(const Problem& problem, const DeviceFacts& facts) {
+  for (std::size_t i = 0; i < kConfigs.size(); ++i) {
+    if (kConfigs[i].head_dim >= std::max(problem.head_dim, value_dim(problem)) &&
+        kConfigs[i].shared_bytes() <= facts.shared_per_block) {
+      return i;
+    }
+  }
+  return kConfigs.size();
+}
+
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice, std::string* why) {
+  using core::refuse;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar)
+    return refuse(why, "a sequence longer than 2^30: split the call");
+  const Sequences& s = problem.sequences;
+  if (std::max({s.total_q, s.total_kv, s.kv_rows, problem.pages.count, problem.pages.size}) > kMost)
+    return refuse(why,
+                  "packed tensors, caches or pages of more than 2^31 - 1 rows: split the call");
+  const std::size_t index = choose(problem, facts);
+  if (index == kConfigs.size()) {
+    return refuse(why, "no tile for head dim ", std::max(problem.head_dim, value_dim(problem)),
+                  " fits the ", facts.shared_per_block,
+                  " bytes of shared memory that a block may use here");
+  }
+  if (tiles(problem, kConfigs[index]) > kMost || blocks(problem, kConfigs[index]) > kMost)
+    return refuse(why, "more than 2^31 - 1 tiles: split the batch");
+  if (why != nullptr) *why = "takes all that serving asks for, 64 rows of a KV head at a time";
+  return true;
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
+  const std::size_t index = choose(problem, facts);
+  if (index == kConfigs.size()) return {};
+  const Config& config = kConfigs[index];
+  const std::int64_t count = blocks(problem, config);
+  Plan result;
+  result.grid = {static_cast<int>(std::min(count, kMaxGridX)),
+                 static_cast<int>(ceil_div(count, kMaxGridX)), 1};
+  result.block = {config.threads(), 1, 1};
+  result.shared_bytes = config.shared_bytes();
+  result.tile_q = config.rows();
+  result.tile_kv = config.keys;
+  result.stages = Config::kStages;
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  result.kernel = std::string("sm80_serving::attention_kernel<") + type_name(problem.dtype) + ", " +
+                  std::to_string(index) + ">";
+  result.note = "tiles of 64 rows: the queries of all heads that share a KV head";
+  return result;
+}
+
+Element element_of(DType dtype) {
+  return dtype == DType::f32 ? Element::f32 : dtype == DType::f16 ? Element::f16 : Element::bf16;
+}
+
+/// Whether rows start at multiples of 16 bytes. Strides of axes of length 1 never move a pointer.
+bool rows_aligned(const void* data, const Layout& layout, std::int64_t entries, std::int64_t heads,
+                  std::int64_t rows) {
+  const auto fits = [](std::int64_t length, std::int64_t stride) {
+    return length <= 1 || stride % 8 == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && fits(entries, layout.stride[0]) &&
+         fits(heads, layout.stride[1]) && fits(rows, layout.stride[2]);
+}
+
+Params make_params(const Problem& problem, const Tensors& tensors, const Config& config) {
+  const auto operand = [](const void* data, const Layout& layout) -> Operand {
+    return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
+  };
+  const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
+  const auto count = [](std::int64_t x) { return static_cast<std::uint32_t>(x); };
+  const Sequences& s = problem.sequences;
+  Params p;
+  SequenceArrays& a = p.sequences;
+  p.q = operand(tensors.q, problem.q);
+  p.k = operand(tensors.k, problem.k);
+  p.v = operand(tensors.v, problem.v);
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0];
+  p.o_head = problem.o.stride[1];
+  p.o_row = problem.o.stride[2];
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  if (s.packed_q) a.cu_q = tensors.cu_q;
+  if (s.packed_kv) a.cu_kv = tensors.cu_kv;
+  if (s.used_q) a.used_q = tensors.used_q;
+  if (s.used_kv) a.used_kv = tensors.used_kv;
+  if (s.kv_start) a.kv_start = tensors.kv_start;
+  if (s.kv_index) a.kv_index = tensors.kv_index;
+  if (problem.pages.used()) {
+    a.page_table = tensors.page_table;
+    a.page_row = problem.pages.row_stride;
+    a.page_size = narrow(problem.pages.size);
+    a.pages = narrow(problem.pages.count);
+  }
+  a.seq_q = narrow(problem.seq_q);
+  a.seq_kv = narrow(problem.seq_kv);
+  a.total_q = narrow(s.total_q);
+  a.total_kv = narrow(s.total_kv);
+  a.kv_rows = narrow(s.kv_rows);
+  p.head_dim = narrow(problem.head_dim);
+  p.value_dim = narrow(value_dim(problem));
+  p.heads_q = count(problem.heads_q);
+  p.heads_kv = count(problem.heads_kv);
+  p.group = count(problem.heads_q / problem.heads_kv);
+  p.tiles = count(tiles(problem, config));
+  p.batch = count(problem.batch);
+  const auto bound = [&](std::int64_t keys) {
+    return narrow(keys < 0 ? -1 : std::min(keys, Band::kFar));
+  };
+  a.left = bound(problem.mask.left);
+  a.right = bound(problem.mask.right);
+  a.bottom_right = problem.mask.alignment == Alignment::bottom_right;
+  a.chunk = narrow(std::min(problem.chunk, Band::kFar));
+  p.scale_log2 = problem.scale * core::kLog2E;
+  p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f) || problem.alibi != Alibi::none ||
+                problem.array_mask.kind != MaskKind::none;
+  const core::ScoreTransform transform = core::score_transform(problem);
+  p.transform_scale = transform.scale;
+  p.transform_cap = transform.cap;
+  if (problem.sinks) p.sinks = tensors.sinks;
+  if (problem.alibi != Alibi::none) {
+    p.slopes = tensors.slopes;
+    p.slopes_of_entry = problem.alibi == Alibi::per_batch_head ? p.heads_q : 0;
+  }
+  if (const ArrayMask& mask = problem.array_mask; mask.kind != MaskKind::none) {
+    p.mask = tensors.mask;
+    p.bool_mask = mask.kind == MaskKind::boolean;
+    p.mask_type = element_of(mask.dtype);
+    p.mask_batch = mask.stride[0];
+    p.mask_head = mask.stride[1];
+    p.mask_row = mask.stride[2];
+    p.mask_key = mask.stride[3];
+  }
+  const std::int64_t q_entries = s.packed_q ? 1 : problem.batch;
+  const std::int64_t q_rows = s.packed_q ? s.total_q : problem.seq_q;
+  const std::int64_t kv_entries = problem.pages.used() ? problem.pages.count
+                                  : s.packed_kv        ? 1
+                                  : s.kv_index         ? s.kv_rows
+                                                       : problem.batch;
+  const std::int64_t kv_rows = problem.pages.used() ? problem.pages.size
+                               : s.packed_kv        ? s.total_kv
+                                                    : problem.seq_kv;
+  p.aligned = rows_aligned(p.q.data, problem.q, q_entries, problem.heads_q, q_rows) &&
+              rows_aligned(p.k.data, problem.k, kv_entries, problem.heads_kv, kv_rows) &&
+              rows_aligned(p.v.data, problem.v, kv_entries, problem.heads_kv, kv_rows);
+  p.output = element_of(problem.out_dtype);
+  return p;
+}
+
+const void* kernel_of(const Problem& problem, std::size_t index) {
+  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
+}
+
+constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+
+Status ensure_shared(const Problem& problem, std::size_t index, int device) {
+  SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][index];
+  return state.ensure(kernel_of(problem, index), kConfigs[index].shared_bytes(), device, kId);
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_shared(problem, choose(problem, *context.facts), context.facts->index);
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const std::size_t index = choose(problem, *context.facts);
+  const Config& config = kConfigs[index];
+  if (Status status = ensure_shared(problem, index, context.facts->index); !status.ok()) {
+    return status;
+  }
+  Params params = make_params(problem, tensors, config);
+  const std::int64_t count = blocks(problem, config);
+  cudaLaunchConfig_t launch_config{};
+  launch_config.gridDim = dim3(static_cast<unsigned>(std::min(count, kMaxGridX)),
+                               static_cast<unsigned>(ceil_div(count, kMaxGridX)));
+  launch_config.blockDim = dim3(static_cast<unsigned>(config.threads()));
+  launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
+  launch_config.stream = static_cast<cudaStream_t>(context.stream);
+  void* arguments[] = {&params};
+  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::sm80_serving
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm80_serving;
+constinit const core::Kernel cuda_sm80_serving{.supports = cuda::sm80_serving::supports,
+                                               .plan = cuda::sm80_serving::plan,
+                                               .prepare = cuda::sm80_serving::prepare,
+                                               .launch = cuda::sm80_serving::launch};
+}  // namespace greenfast::kernels
