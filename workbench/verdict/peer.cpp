@@ -97,6 +97,18 @@ std::vector<std::string> environment() {
   return words;
 }
 
+/// Whether an interpreter can be asked and says that it does not find the harness.
+bool lacks_package(const std::string& python, double timeout_seconds) {
+  std::vector<std::string> command = environment();
+  for (const char* word :
+       {python.c_str(), "-c",
+        "import importlib.util, sys; "
+        "sys.exit(3 if importlib.util.find_spec('greenfast_bench') is None else 0)"})
+    command.emplace_back(word);
+  const auto end = run_program(command, timeout_seconds);
+  return end.ok() && !end->timed_out && end->exit_code == 3;
+}
+
 }  // namespace
 
 std::span<const PeerRow> peer_table() { return kPeers; }
@@ -233,8 +245,8 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
                                 "in GREENFAST_PYTHON",
                                 python, said));
     }
-    if (said.find("No module named 'greenfast") != std::string::npos ||
-        said.find("No module named greenfast") != std::string::npos) {
+    // 1 is what Python ends with for anything that nobody caught.
+    if (end->exit_code == 1 && lacks_package(python, options.timeout_seconds)) {
       return Status(StatusCode::no_device,
                     fmt::format("{}: {}; put the folder bench/python/ of the sources on PYTHONPATH",
                                 python, said));
