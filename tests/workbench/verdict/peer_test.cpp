@@ -76,10 +76,12 @@ class Harness : public ::testing::Test {
       setenv("GREENFAST_PYTHON", before.c_str(), 1);
     }
   }
-  /// Makes a script the interpreter; $file is where the harness shall write.
-  void python_is(const std::string& body) {
+  /// Makes a script the interpreter; $file is where the harness shall write. `has_harness`: the
+  /// answer to who asks whether it has greenfast_bench.
+  void python_is(const std::string& body, bool has_harness = true) {
     const fs::path script = directory / "python";
-    std::ofstream(script) << "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --json ] && file=$2; "
+    std::ofstream(script) << "#!/bin/sh\n[ \"$1\" = -c ] && exit " << (has_harness ? 0 : 3)
+                          << "\nwhile [ $# -gt 0 ]; do [ \"$1\" = --json ] && file=$2; "
                              "[ \"$1\" = --outputs ] && outputs=$2; shift; done\n"
                           << body << "\n";
     fs::permissions(script, fs::perms::owner_all);
@@ -143,7 +145,7 @@ TEST_F(Harness, WhatIsMissingIsNamed) {
   };
   setenv("GREENFAST_PYTHON", (directory / "nowhere").c_str(), 1);
   missing("GREENFAST_PYTHON");
-  python_is("echo 'x: No module named greenfast.ab_cpu' >&2; exit 1");
+  python_is("exit 0", false);
   missing("PYTHONPATH");
   python_is("echo 'greenfast.ab_cpu: PyTorch cannot be imported' >&2; exit 3");
   missing("PyTorch cannot be imported");
