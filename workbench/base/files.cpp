@@ -1,14 +1,20 @@
 #include "workbench/base/files.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 namespace greenfast::workbench {
 
@@ -33,25 +39,69 @@ Result<std::string> read_file(const fs::path& file) {
   return bytes;
 }
 
-ScratchFolder::ScratchFolder(fs::path path) : path_(std::move(path)), owner_(getpid()) {}
+namespace {
+
+fs::path parent_of_scratch() {
+  const char* wanted = std::getenv("TMPDIR");
+  return wanted != nullptr && *wanted != 0 ? wanted : "/tmp";
+}
+
+// The folder, locked; -1 where somebody else has it, or it is gone.
+int lock_folder(const fs::path& path) {
+  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (folder < 0 || flock(folder, LOCK_EX | LOCK_NB) == 0) return folder;
+  close(folder);
+  return -1;
+}
+
+}  // namespace
+
+ScratchFolder::ScratchFolder(fs::path path, int lock)
+    : path_(std::move(path)), lock_(lock), owner_(getpid()) {}
 
 ScratchFolder::ScratchFolder(ScratchFolder&& other) noexcept
-    : path_(std::exchange(other.path_, {})), owner_(other.owner_) {}
+    : path_(std::exchange(other.path_, {})),
+      lock_(std::exchange(other.lock_, -1)),
+      owner_(other.owner_) {}
 
 ScratchFolder::~ScratchFolder() {
   std::error_code ignored;
   if (!path_.empty() && owner_ == getpid()) fs::remove_all(path_, ignored);
+  if (lock_ >= 0) close(lock_);
 }
 
 Result<ScratchFolder> ScratchFolder::make(std::string_view purpose) {
-  const char* wanted = std::getenv("TMPDIR");
-  const fs::path parent = wanted != nullptr && *wanted != 0 ? wanted : "/tmp";
-  std::string name = (parent / fmt::format("greenfast-{}-XXXXXX", purpose)).string();
+  static std::once_flag swept;
+  std::call_once(swept, sweep);
+  std::string name = (parent_of_scratch() / fmt::format("greenfast-{}-XXXXXX", purpose)).string();
   if (mkdtemp(name.data()) == nullptr)
     return Status(StatusCode::internal,
                   fmt::format("cannot create {}: {}; set TMPDIR to a folder that can be written",
                               name, std::strerror(errno)));
-  return ScratchFolder(fs::path(name));
+  return ScratchFolder(fs::path(name), lock_folder(name));
+}
+
+void ScratchFolder::sweep() {
+  // A folder that is new may have no lock yet.
+  constexpr std::time_t kSeconds = 60;
+  const std::time_t now = std::time(nullptr);
+  std::error_code ignored;
+  std::vector<fs::path> old;
+  for (const fs::directory_entry& entry : fs::directory_iterator(parent_of_scratch(), ignored)) {
+    struct stat facts {};
+    const std::string name = entry.path().filename().string();
+    // The six characters of mkdtemp at the end.
+    if (name.starts_with("greenfast-") && name.size() > 17 && name[name.size() - 7] == '-' &&
+        lstat(entry.path().c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) &&
+        facts.st_uid == geteuid() && now - facts.st_mtime > kSeconds)
+      old.push_back(entry.path());
+  }
+  for (const fs::path& path : old) {
+    const int folder = lock_folder(path);
+    if (folder < 0) continue;
+    fs::remove_all(path, ignored);
+    close(folder);
+  }
 }
 
 }  // namespace greenfast::workbench

@@ -16,12 +16,16 @@ namespace greenfast::workbench {
 Result<std::string> read_file(const std::filesystem::path& file);
 
 /// A new folder under the system's temporary one, removed with what it holds when the object goes;
-/// a forked child that ends leaves its parent's folder alone.
+/// a forked child that ends leaves its parent's folder alone. The first that a process makes also
+/// sweeps.
 class ScratchFolder {
  public:
   /// greenfast-PURPOSE-XXXXXX; internal, naming the folder and the system's reason, where it cannot
   /// be made.
   static Result<ScratchFolder> make(std::string_view purpose);
+  /// Removes this user's folders whose processes were killed: those over a minute old that nobody
+  /// holds a lock on.
+  static void sweep();
   ScratchFolder(ScratchFolder&& other) noexcept;
   ScratchFolder& operator=(ScratchFolder&&) = delete;
   ~ScratchFolder();
@@ -29,9 +33,10 @@ class ScratchFolder {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  explicit ScratchFolder(std::filesystem::path path);
+  ScratchFolder(std::filesystem::path path, int lock);
 
   std::filesystem::path path_;
+  int lock_;  // the folder, opened; the lock ends with the last process that has it
   pid_t owner_;
 };
 

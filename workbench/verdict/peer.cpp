@@ -97,18 +97,6 @@ std::vector<std::string> environment() {
   return words;
 }
 
-/// Whether an interpreter can be asked and says that it does not find the harness.
-bool lacks_package(const std::string& python, double timeout_seconds) {
-  std::vector<std::string> command = environment();
-  for (const char* word :
-       {python.c_str(), "-c",
-        "import importlib.util, sys; "
-        "sys.exit(3 if importlib.util.find_spec('greenfast_bench') is None else 0)"})
-    command.emplace_back(word);
-  const auto end = run_program(command, timeout_seconds);
-  return end.ok() && !end->timed_out && end->exit_code == 3;
-}
-
 }  // namespace
 
 std::span<const PeerRow> peer_table() { return kPeers; }
@@ -168,6 +156,35 @@ Status check_peers(const PeerOptions& options) {
   return {};
 }
 
+namespace {
+
+// Whether there is an interpreter, and whether it has the harness.
+Status check_python(const std::string& python) {
+  constexpr int kMissing = 3;
+  std::vector<std::string> command = environment();
+  command.insert(command.end(),
+                 {python, "-c",
+                  fmt::format("import importlib.util, sys; "
+                              "sys.exit({} if importlib.util.find_spec('greenfast_bench') is None "
+                              "else 0)",
+                              kMissing)});
+  const auto end = run_program(command, 60);
+  if (!end) return end.status();
+  if (end->exit_code == 126 || end->exit_code == 127)
+    return {StatusCode::no_device,
+            fmt::format("{}: {}; peers run in Python: install it, or name the interpreter in "
+                        "GREENFAST_PYTHON",
+                        python, last_line(end->err))};
+  if (end->exit_code == kMissing)
+    return {StatusCode::no_device,
+            fmt::format("{}: has no module greenfast_bench; put the folder bench/python/ of the "
+                        "sources on PYTHONPATH",
+                        python)};
+  return {};
+}
+
+}  // namespace
+
 Result<PeerRecording> record_peers(const PeerOptions& options) {
   if (Status status = check_peers(options); !status) return status;
   std::vector<std::string> ours, engines;
@@ -185,6 +202,7 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
   const char* named = std::getenv("GREENFAST_PYTHON");
   const std::string python = named != nullptr && *named != 0 ? named : "python3";
 
+  if (Status status = check_python(python); !status) return status;
   PeerRecording out;
   out.recording.source =
       fmt::format("{} -m greenfast_bench.{}", python, device == DeviceKind::cpu ? "ab_cpu" : "ab");
@@ -238,18 +256,6 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
       return Status(
           StatusCode::internal,
           fmt::format("{}: no end after {:.0f} s", out.recording.source, options.timeout_seconds));
-    }
-    if (end->exit_code == 126 || end->exit_code == 127) {
-      return Status(StatusCode::no_device,
-                    fmt::format("{}: {}; peers run in Python: install it, or name the interpreter "
-                                "in GREENFAST_PYTHON",
-                                python, said));
-    }
-    // 1 is what Python ends with for anything that nobody caught.
-    if (end->exit_code == 1 && lacks_package(python, options.timeout_seconds)) {
-      return Status(StatusCode::no_device,
-                    fmt::format("{}: {}; put the folder bench/python/ of the sources on PYTHONPATH",
-                                python, said));
     }
     // RED of ours (20) comes with a record, which says so.
     if (end->exit_code != kPassed && end->exit_code != kNumerics) {

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -66,6 +68,40 @@ TEST(ScratchFolder, GoesWithItsObjectAndNotWithAForkedChild) {
     EXPECT_EQ(moved.path(), path);
   }
   EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(ScratchFolder, OfAKilledProcessIsSweptAndOfALivingOneIsNot) {
+  const auto age = [](const fs::path& folder) {
+    fs::last_write_time(folder, fs::file_time_type::clock::now() - std::chrono::hours(1));
+  };
+  const auto mine = ScratchFolder::make("test");
+  ASSERT_TRUE(mine.ok());
+  age(mine->path());
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto folder = ScratchFolder::make("test");
+    const std::string path = folder.ok() ? folder->path().string() : "";
+    std::ofstream(folder->path() / "left") << "behind";
+    if (write(pipe_ends[1], path.data(), path.size()) < 0) _exit(1);
+    raise(SIGKILL);
+  }
+  close(pipe_ends[1]);
+  int ended = 0;
+  ASSERT_EQ(waitpid(child, &ended, 0), child);
+  std::string path(4096, 0);
+  const ssize_t got = read(pipe_ends[0], path.data(), path.size());
+  close(pipe_ends[0]);
+  ASSERT_GT(got, 0);
+  path.resize(static_cast<std::size_t>(got));
+  ASSERT_TRUE(fs::exists(path));
+  ScratchFolder::sweep();
+  EXPECT_TRUE(fs::exists(path)) << "a new folder may have no lock yet";
+  age(path);
+  ScratchFolder::sweep();
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_TRUE(fs::exists(mine->path()));
 }
 
 TEST(ScratchFolder, SaysWhatToChangeWhereNoneCanBeMade) {
