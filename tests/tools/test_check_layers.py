@@ -97,6 +97,7 @@ def test_planted_breach_is_found(tmp_path, file, text, breach):
          "tests/workbench/fast: no *_test.cpp"),
         ({"tests/workbench/base/everything_test.cpp": '#include "workbench/base/files.hpp"\n'},
          "tests/workbench/base/everything_test.cpp tests no file of workbench/base"),
+        ({"workbench/verdict/files.cpp": ""}, "workbench/base/files.hpp and workbench/verdict/files.cpp have one name"),
     ],
 )
 def test_every_room_is_tested_by_its_own_path(tmp_path, files, breach):

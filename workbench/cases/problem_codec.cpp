@@ -158,57 +158,59 @@ bool read_bound(std::string_view text, std::int64_t& to) {
 /// Sets what one word says; false: it says nothing that is known. What is read too leniently is
 /// found when the problem is printed again.
 bool apply_word(Problem& p, const Word& word) {
+  // Every member by name, as in problem_json: a new one does not compile before it is read. Shape
+  // and types stand before the words, the strides behind them.
+  auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
+         softcap, mask, lse, q, k, v, o, head_dim_v, s, pages, chunk, sinks, alibi, array_mask] = p;
   const auto& [name, values] = word;
-  Sequences& s = p.sequences;
   if (values.empty()) {
-    for (const auto& [known, flag] : {std::pair<std::string_view, bool*>{"lse", &p.lse},
+    for (const auto& [known, flag] : {std::pair<std::string_view, bool*>{"lse", &lse},
                                       {"used-q", &s.used_q},
                                       {"used-kv", &s.used_kv},
                                       {"kv-start", &s.kv_start},
-                                      {"sinks", &p.sinks}})
+                                      {"sinks", &sinks}})
       if (name == known) return *flag = true;
     return name == "bshd";
   }
   const std::string_view first = values.front();
-  const auto alignment = [&](std::string_view corner) {
-    p.mask.alignment = corner == "top-left" ? Alignment::top_left : Alignment::bottom_right;
+  const auto alignment = [&to = mask.alignment](std::string_view corner) {
+    to = corner == "top-left" ? Alignment::top_left : Alignment::bottom_right;
   };
-  if (name == "scale") return read_number(first, p.scale);
-  if (name == "softcap") return read_number(first, p.softcap);
-  if (name == "value-dim") return read_number(first, p.head_dim_v);
-  if (name == "chunk") return read_number(first, p.chunk);
+  if (name == "scale") return read_number(first, scale);
+  if (name == "softcap") return read_number(first, softcap);
+  if (name == "value-dim") return read_number(first, head_dim_v);
+  if (name == "chunk") return read_number(first, chunk);
   if (name == "packed-q") return (s.packed_q = read_number(first, s.total_q));
   if (name == "packed-kv") return (s.packed_kv = read_number(first, s.total_kv));
   if (name == "kv-index") return (s.kv_index = read_number(first, s.kv_rows));
   if (name == "scales") {
-    p.scales = first == "tensor" ? ScaleKind::tensor : ScaleKind::per_head;
+    scales = first == "tensor" ? ScaleKind::tensor : ScaleKind::per_head;
     return true;
   }
   if (name == "alibi") {
-    p.alibi = first == "per-head" ? Alibi::per_head : Alibi::per_batch_head;
+    alibi = first == "per-head" ? Alibi::per_head : Alibi::per_batch_head;
     return true;
   }
   if (name == "causal") {
-    p.mask.right = 0;
+    mask.right = 0;
     alignment(first);
     return true;
   }
   if (name == "window" && values.size() == 3) {
     alignment(values[2]);
-    return read_bound(first, p.mask.left) && read_bound(values[1], p.mask.right);
+    return read_bound(first, mask.left) && read_bound(values[1], mask.right);
   }
   if (name == "pages" && values.size() == 2) {
     const std::size_t x = first.find('x');
-    return x != std::string_view::npos && read_number(first.substr(0, x), p.pages.count) &&
-           read_number(first.substr(x + 1), p.pages.size) &&
-           read_number(values[1], p.pages.row_stride);
+    return x != std::string_view::npos && read_number(first.substr(0, x), pages.count) &&
+           read_number(first.substr(x + 1), pages.size) && read_number(values[1], pages.row_stride);
   }
   if (name == "mask" && values.size() == 5) {
-    const std::optional<DType> dtype = parse_dtype(first);
-    p.array_mask.kind = dtype ? MaskKind::additive : MaskKind::boolean;
-    if (dtype) p.array_mask.dtype = *dtype;
+    const std::optional<DType> type = parse_dtype(first);
+    array_mask.kind = type ? MaskKind::additive : MaskKind::boolean;
+    if (type) array_mask.dtype = *type;
     for (std::size_t i = 0; i < 4; ++i)
-      if (!read_number(values[i + 1], p.array_mask.stride[i])) return false;
+      if (!read_number(values[i + 1], array_mask.stride[i])) return false;
     return true;
   }
   return false;

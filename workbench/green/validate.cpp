@@ -506,9 +506,9 @@ class Validation {
     for (const Input& input : inputs_) {
       const auto offset = input.region->first_change();
       if (!offset) continue;
-      std::string name(input.operand.name);  // Q, K, V as in the formula
-      if (name.size() == 1) name[0] = static_cast<char>(name[0] - 'a' + 'A');
-      fail(result, "inputs", "input " + name + " was modified at byte " + std::to_string(*offset));
+      fail(result, "inputs",
+           "input " + shown_name(input.operand) + " was modified at byte " +
+               std::to_string(*offset));
     }
   }
 

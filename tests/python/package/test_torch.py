@@ -1,4 +1,6 @@
 """PyTorch: the raw call, scaled_dot_product_attention, gradients, compiled graphs, the registry."""
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -42,6 +44,15 @@ def test_attention_is_the_definitions(either_way, dtype, error):
     assert out.dtype == dtype and lse.dtype == torch.float32
     np.testing.assert_allclose(out.float(), want, atol=error)
     np.testing.assert_allclose(lse, want_lse, atol=error)
+
+
+@pytest.mark.parametrize("call", [
+    "greenfast.explain(x, x, x).variant", "greenfast.quantize_e4m3(x)[0].shape", "greenfast.attention(x, x, x).shape",
+    "greenfast.attention(*[numpy.zeros((1, 2, 3, 8), 'float32')] * 3, sinks=torch.zeros(2)).shape"])
+def test_pytorch_that_is_loaded_later_is_known_to_the_first_call(call):
+    code = ("import sys, numpy, greenfast\nassert 'torch' not in sys.modules and not greenfast._arrays.READERS\n"
+            f"import torch\nx = torch.zeros(1, 2, 3, 8)\nassert {call}\nassert greenfast._arrays.READERS[0][0] is torch.Tensor")
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_output_has_the_order_of_q(either_way):
