@@ -7,6 +7,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
     <!-- greenfast:ladder evidence/run.json evidence/peers.json [evidence/gates.json] -->   rungs beside predecessor, peer, ceiling
+    <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
     <!-- greenfast:phases evidence/phases.json -->       where a rung's time goes
     <!-- greenfast:sanitizer evidence/sanitizer.json -->   findings by tool and variant
@@ -221,13 +222,40 @@ def program(asked=None):
     raise Unusable(f"no greenfast in {' or '.join(map(str, folders))}: build one (tools/build cpu)")
 
 
-def compared_with():
-    """Rung -> the one it is compared with: its predecessor, or the rung that it is derived from."""
+def listed_variants():
+    """What the program tells of every variant, in ladder order."""
     command = [program(), "list", "--json"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         raise Unusable(f"{' '.join(map(str, command))} ended with {listed.returncode}: {listed.stderr.strip()}")
-    return {v["id"]: v["predecessor"] or v["derived_from"] or None for v in json.loads(listed.stdout)["variants"]}
+    return json.loads(listed.stdout)["variants"]
+
+
+def compared_with():
+    """Rung -> the one it is compared with: its predecessor, or the rung that it is derived from."""
+    return {v["id"]: v["predecessor"] or v["derived_from"] or None for v in listed_variants()}
+
+
+def history(path, shape="mission"):
+    """The ladder as versions: each rung's time at mission, over its predecessor and over the first of its family."""
+    record, every = load(path, "greenfast.run/1"), listed_variants()
+    followed = {v["predecessor"] for v in every if v["predecessor"]}
+    times = {row["variant"]: row["time"] for row in record["rows"]
+             if row["time"] and row["problem"].split()[0] == shape and row["verdict"] == "GREEN"}
+    rows, first = [], {}
+    for variant in every:
+        name = variant["id"]
+        if name not in times or not (variant["predecessor"] or name in followed):
+            continue
+        time, before = times[name], times.get(variant["predecessor"])
+        base = first.setdefault(name.rsplit(".", 1)[0], time)
+        low, high = (value * 1e6 for value in time["p50_ci_seconds"])
+        rows.append([f"`{name.removeprefix('cuda.')}`", variant["idea"], f"{time['p50_seconds'] * 1e6:.2f} [{low:.2f}, {high:.2f}]",
+                     f"{before['p50_seconds'] / time['p50_seconds']:.2f}" if before else "-", f"{base['p50_seconds'] / time['p50_seconds']:.2f}"])
+    if not rows:
+        raise Unusable(f"{path}: no rung of the ladder was timed at {shape} and GREEN")
+    return (table(["version", "idea", "p50, µs", "× predecessor", "cumulative ×"], "llrrr", rows) +
+            f"\nCumulative: over the first version of its family. {provenance(record)}\n")
 
 
 def ladder_rows(run_path, peers_path, gates_path=None):
@@ -344,7 +372,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"history": history, "peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -10,7 +10,9 @@
 #include "workbench/base/sha256.hpp"
 #include "workbench/base/subprocess.hpp"
 #include "workbench/green/policy.hpp"
+#include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
+#include "workbench/resources/resources.hpp"
 #include "workbench/verdict/gate_policy.hpp"
 
 namespace greenfast::workbench {
@@ -45,6 +47,9 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
     if (s.kind != "profile" || !s.record.contains("artifacts")) continue;
     for (const auto& artifact : s.record["artifacts"]) {
       const std::string name = artifact.at("file").get<std::string>();
+      std::error_code error;
+      // Told among what was left out when the record was read.
+      if (!fs::exists(s.file.parent_path() / name, error)) continue;
       auto raw = read_file(s.file.parent_path() / name);
       if (!raw.ok()) return raw.status();
       add(fmt::format("{}/{}", folder, fs::path(name).filename().string()), std::move(*raw));
@@ -53,6 +58,9 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
   for (const BuiltinPolicy& policy : builtin_policies())
     add(fmt::format("policies/{}.toml", policy.name), std::string(policy.text));
   add("policies/gate.toml", std::string(builtin_gate_policy()));
+  add("policies/resources.toml", std::string(builtin_resource_limits()));
+  add("policies/predictions.toml", std::string(builtin_predictions()));
+  add("policies/evidence.toml", std::string(builtin_known_gaps()));
   add("report.md", report_markdown(parts));
   if (has_html_report()) {
     auto page = report_html(parts, "Validation report");

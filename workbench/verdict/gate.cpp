@@ -23,6 +23,7 @@
 #include "workbench/base/terminal.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/record/record.hpp"
+#include "workbench/resources/compiler_logs.hpp"
 #include "workbench/resources/device_code.hpp"
 #include "workbench/resources/resources.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
@@ -319,9 +320,21 @@ class Gate {
     total_ = 3 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes) +
              (options_.peers.empty() ? 0 : 1);
     const BuildInfo& info = build_info();
+    std::string logs;
+    // Of kernels for a GPU alone there are logs; a program that was copied away has lost them.
+    if (build_.device.kind == DeviceKind::cuda) {
+      if (const auto said = own_compiler_logs()) {
+        record_["build"]["compiler_logs"] = {{"logs", said->logs},
+                                             {"complaints", said->complaints}};
+        logs = said->complaints.empty()
+                   ? fmt::format(", no warning in {} compiler logs", said->logs)
+                   : fmt::format(", {} warnings, the first: {}", said->complaints.size(),
+                                 said->complaints.front());
+      }
+    }
     check("build", "both sides built",
-          fmt::format("{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
-                      info.git_dirty ? ", uncommitted changes" : ""),
+          fmt::format("{}{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
+                      info.git_dirty ? ", uncommitted changes" : "", logs),
           "PASS");
     return {};
   }
