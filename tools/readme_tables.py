@@ -8,6 +8,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
     <!-- greenfast:ladder evidence/run.json evidence/peers.json [evidence/gates.json] -->   rungs beside predecessor, peer, ceiling
     <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
+    <!-- greenfast:predictions policies/predictions.toml evidence/gates.json -->   each step's prediction, and what its gate found
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
     <!-- greenfast:phases evidence/phases.json -->       where a rung's time goes
     <!-- greenfast:sanitizer evidence/sanitizer.json -->   findings by tool and variant
@@ -26,6 +27,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^(?P<open><!-- greenfast:(?P<kind>[a-z-]+)(?P<files>(?: [^ >]+)+) -->\n)(?P<body>.*?)^(?P<close><!-- greenfast:end -->)",
@@ -311,6 +313,39 @@ def ladder(run_path, peers_path, gates_path=None):
     return table(header + (["verdict"] if gates_path else []), "l" + "r" * 8 + ("l" if gates_path else ""), rows) + f"\n{notes}\n"
 
 
+def outcome(predicted, measured):
+    """As the gate says it (workbench/verdict/predictions.cpp)."""
+    least, most = predicted
+    return "more" if measured["lo"] > most else "less" if measured["hi"] < least else "as predicted"
+
+
+def predictions(table_path, gates_path):
+    try:
+        changes = tomllib.loads((ROOT / table_path).read_text())["change"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Unusable(f"{table_path}: {error}") from error
+    written = {(change["baseline"], change["candidate"]): change for change in changes}
+    gates = load(gates_path, "greenfast.ladder_gates/1")
+    found = {(step["baseline"], step["candidate"]): {fast["shape"]: fast["speedup"] for fast in step["fast"] if "speedup" in fast}
+             for step in gates["steps"]}
+    devices = {candidate.split(".")[0] for _, candidate in found}
+    rows = []
+    for variant in listed_variants():
+        step = variant["predecessor"], variant["id"]
+        if not variant["predecessor"] or step[1].split(".")[0] not in devices:
+            continue
+        if step not in written:
+            raise Unusable(f"{table_path}: no prediction for {step[1]} after {step[0]}")
+        change = written[step]
+        least, most = change["speedup"]
+        shape, times = change.get("shape", "mission"), found.get(step, {})
+        cells = [f"{times[at]['value']:.3f} [{times[at]['lo']:.3f}, {times[at]['hi']:.3f}]" if at in times else "-" for at in ("mission", "long")]
+        rows.append([f"`{step[1].removeprefix('cuda.')}`", variant["idea"], f"{least:.2f} to {most:.2f} at {shape}", change["because"], *cells,
+                     outcome((least, most), times[shape]) if shape in times else "not timed"])
+    return (table(["rung", "idea", "predicted ×", "because", "found at mission", "found at long", "outcome"], "llllrrl", rows) +
+            f"\nPredictions: {table_path}, which says by whom and when each was written. Found: {command_of(gates)}, {gates['utc'][:10]}.\n")
+
+
 # As they follow each other in a step; a JSON object keeps no order.
 PHASES = ("loads", "decode", "Q·Kᵀ", "softmax", "P·V", "epilogue")
 
@@ -372,7 +407,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"history": history, "peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -189,3 +189,20 @@ def test_the_history_of_the_ladder_is_arithmetic_on_its_record(greenfast, tmp_pa
     page.write_text(f"<!-- greenfast:history {tmp_path}/red.json -->\n<!-- greenfast:end -->\n")
     assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
     assert "v2c.v7" in page.read_text() and "v2c.v8" not in page.read_text()
+
+
+def test_a_step_without_a_prediction_has_no_table(greenfast, tmp_path):
+    text = (ROOT / "policies" / "predictions.toml").read_text()
+    first, *others = text.split("\n[[change]]\n")
+    (tmp_path / "some.toml").write_text(first + "".join("\n[[change]]\n" + row for row in others[1:]))
+    page = tmp_path / "page.md"
+    gates = "evidence/ladder/gates-h200.json"
+    page.write_text(f"<!-- greenfast:predictions {tmp_path}/some.toml {gates} -->\n<!-- greenfast:end -->\n")
+    environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
+    result = subprocess.run([*TOOL, str(page)], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2 and "no prediction for cuda.v2c.v5 after cuda.v2c.v3" in result.stderr
+    page.write_text(page.read_text().replace(str(tmp_path / "some.toml"), "policies/predictions.toml"))
+    assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
+    steps = {row[0]: row[-1] for row in rows}
+    assert len(rows) == sum("cuda." in row for row in others) and steps["| `stage_c.swizzle`"] == "less |" and steps["| `v2c.v8`"] == "more |"

@@ -400,6 +400,12 @@ std::vector<std::string> lessons(const json& gate) {
     if (peak > 0)
       out.push_back(fmt::format("the candidate runs at {:.1f}% of the measured peak", peak));
   }
+  if (verdict.contains("predicted") && verdict["predicted"].at("outcome").is_string())
+    out.push_back(fmt::format(
+        "{}: {} to {}x at {}, because {}", plain(verdict["predicted"]["outcome"]),
+        plain(verdict["predicted"].at("speedup").at(0)),
+        plain(verdict["predicted"]["speedup"].at(1)), plain(verdict["predicted"].at("shape")),
+        plain(verdict["predicted"].at("because"))));
   if (!plain(verdict.at("original")).empty())
     out.push_back(fmt::format("the original, on an L4: {}", plain(verdict["original"])));
   return out;

@@ -108,8 +108,7 @@ TEST(Decide, AnAAIntervalWiderThanThePolicyAllowsDecidesNothing) {
     const Decision d = decide(std::vector{wide}, thresholds);
     EXPECT_EQ(d.outcome, Outcome::defer);
     EXPECT_EQ(codes(d), std::vector<std::string>{"NOISY"});
-    EXPECT_NE(d.reasons[0].detail.find("away from 1, and the policy allows 5%"),
-              std::string::npos)
+    EXPECT_NE(d.reasons[0].detail.find("away from 1, and the policy allows 5%"), std::string::npos)
         << d.reasons[0].detail;
     wide.same = ratio(0.96, 1.04);
     EXPECT_TRUE(codes(decide(std::vector{wide}, thresholds)) != codes(d)) << "inside the limit";
