@@ -13,6 +13,7 @@
 #include "workbench/base/json.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/report/assets.hpp"
+#include "workbench/verdict/gate_status.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -262,11 +263,19 @@ class Loader {
                     fmt::format("cannot read {}: {}", folder.string(), error.message()));
     std::sort(files.begin(), files.end());
     std::sort(folders.begin(), folders.end());
-    if (fs::exists(folder / "job.json", error) && !fs::exists(folder / "gate.json", error))
-      return refuse(folder / "gate.json",
-                    fmt::format("missing beside job.json: the gate was interrupted or half of it "
-                                "was copied; go on with greenfast gate --resume {}",
-                                folder.string()));
+    // An unfinished gate is told as what it is; a walk of the ladder has no gate.json of its own.
+    if (fs::exists(folder / "job.json", error) && !fs::exists(folder / "gate.json", error)) {
+      if (auto status = gate_status(folder)) {
+        if ((*status)["state"] != "finished")
+          out_.records.push_back(
+              {folder / "job.json", label_of(folder / "job.json"), "job", std::move(*status)});
+      } else {
+        return refuse(folder / "gate.json",
+                      fmt::format("missing beside job.json: the gate was interrupted or half of it "
+                                  "was copied; go on with greenfast gate --resume {}",
+                                  folder.string()));
+      }
+    }
     for (const fs::path& file : files)
       if (Status status = add_file(file, false); !status) return status;
     for (const fs::path& sub : folders)

@@ -18,6 +18,7 @@
 #include "workbench/report/report.hpp"
 #include "workbench/verdict/compare.hpp"
 #include "workbench/verdict/gate.hpp"
+#include "workbench/verdict/gate_status.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -630,6 +631,9 @@ Result<std::vector<ReportPart>> make_report(const ReportSources& sources,
       if (s.kind == "compare") part.markdown = compare_section(s);
       if (s.kind == "selftest") part.markdown = selftest_section(s);
       if (s.kind == "ladder") part.markdown = ladder_section(s);
+      if (s.kind == "job")
+        part.markdown = fmt::format("## Unfinished gate: {}\n\n", markdown_text(s.label)) +
+                        gate_status_markdown(s.record);
       if (s.kind == "profile") part.markdown = demoted(profile_markdown(s.record));
       if (!part.markdown.empty()) parts.push_back(std::move(part));
     }
