@@ -17,6 +17,7 @@
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/verdict/gate.hpp"
+#include "workbench/verdict/gate_status.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -33,7 +34,7 @@ struct GateFlags {
   PluginArguments plugins;
   std::string seeds = "0,1,2";
   std::string out = "results";
-  std::string resume;
+  std::string resume, status;
   std::string peers;
   bool ladder = false;
   bool as_json = false, as_markdown = false;
@@ -142,7 +143,20 @@ int walk_ladder(const GateFlags& options, const Arguments& arguments) {
   return code;
 }
 
+int show_status(const GateFlags& options) {
+  if (!options.resume.empty() || !options.gate.baseline.empty() || !options.gate.candidate.empty())
+    throw Failure(workbench::kUsage,
+                  fmt::format("--status {}: looks at a job and changes nothing; leave --resume, "
+                              "--baseline and --candidate out",
+                              options.status));
+  const json status = value_or_fail(workbench::gate_status(options.status));
+  fmt::print("{}", options.as_json ? workbench::json_text(status, 1) + "\n"
+                                   : workbench::gate_status_text(status));
+  return status["exit_code"].get<int>();
+}
+
 int run_gate(const GateFlags& given, const Arguments& arguments) {
+  if (!given.status.empty()) return show_status(given);
   GateFlags options = given;
   if (!options.resume.empty()) {
     const GateOptions& g = options.gate;
@@ -209,6 +223,9 @@ Action define_gate(OptionSet& set) {
   set.flag("--ladder", &options->ladder, "Walk every built rung against its predecessor");
   set.text("--resume", &options->resume, "DIR",
            "Go on after the last finished step of that directory");
+  set.text("--status", &options->status, "DIR",
+           "Show steps done and left of that directory and the next command, change nothing; ends "
+           "with the verdict's exit code, 10 while there is none");
   options->plugins.define(set);
   set.heading("What is measured");
   set.text("--primary", &options->gate.primary, "SHAPE",

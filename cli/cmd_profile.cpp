@@ -166,9 +166,11 @@ int run_profile(const ProfileOptions& options, const Arguments& arguments) {
 
   const auto predictions = value_or_fail(
       options.plan.empty() ? workbench::parse_predictions("policies/predictions.toml",
-                                                          workbench::builtin_predictions())
+                                                          workbench::builtin_predictions(),
+                                                          workbench::is_profile_metric)
                            : workbench::parse_predictions(
-                                 options.plan, value_or_fail(workbench::read_file(options.plan))));
+                                 options.plan, value_or_fail(workbench::read_file(options.plan)),
+                                 workbench::is_profile_metric));
   std::optional<workbench::OutputDirectory> directory;
   if (!options.as_json || !options.out.empty())
     directory = value_or_fail(
@@ -257,9 +259,8 @@ int run_profile(const ProfileOptions& options, const Arguments& arguments) {
   record["directions"] = json::array();
   record["plan"] = "";
   if (sides.size() == 2 && !sides[0].skipped && !sides[1].skipped) {
-    const workbench::Prediction* prediction = nullptr;
-    for (const workbench::Prediction& p : predictions)
-      if (p.baseline == sides[0].variant && p.candidate == sides[1].variant) prediction = &p;
+    const workbench::Prediction* prediction =
+        workbench::find_prediction(predictions, sides[0].variant, sides[1].variant);
     record["plan"] =
         prediction != nullptr
             ? fmt::format("Predicted because {}.", prediction->because)

@@ -7,6 +7,8 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
     <!-- greenfast:ladder evidence/run.json evidence/peers.json [evidence/gates.json] -->   rungs beside predecessor, peer, ceiling
+    <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
+    <!-- greenfast:predictions policies/predictions.toml evidence/gates.json -->   each step's prediction, and what its gate found
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
     <!-- greenfast:phases evidence/phases.json -->       where a rung's time goes
     <!-- greenfast:sanitizer evidence/sanitizer.json -->   findings by tool and variant
@@ -25,6 +27,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^(?P<open><!-- greenfast:(?P<kind>[a-z-]+)(?P<files>(?: [^ >]+)+) -->\n)(?P<body>.*?)^(?P<close><!-- greenfast:end -->)",
@@ -221,13 +224,40 @@ def program(asked=None):
     raise Unusable(f"no greenfast in {' or '.join(map(str, folders))}: build one (tools/build cpu)")
 
 
-def compared_with():
-    """Rung -> the one it is compared with: its predecessor, or the rung that it is derived from."""
+def listed_variants():
+    """What the program tells of every variant, in ladder order."""
     command = [program(), "list", "--json"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         raise Unusable(f"{' '.join(map(str, command))} ended with {listed.returncode}: {listed.stderr.strip()}")
-    return {v["id"]: v["predecessor"] or v["derived_from"] or None for v in json.loads(listed.stdout)["variants"]}
+    return json.loads(listed.stdout)["variants"]
+
+
+def compared_with():
+    """Rung -> the one it is compared with: its predecessor, or the rung that it is derived from."""
+    return {v["id"]: v["predecessor"] or v["derived_from"] or None for v in listed_variants()}
+
+
+def history(path, shape="mission"):
+    """The ladder as versions: each rung's time at mission, over its predecessor and over the first of its family."""
+    record, every = load(path, "greenfast.run/1"), listed_variants()
+    followed = {v["predecessor"] for v in every if v["predecessor"]}
+    times = {row["variant"]: row["time"] for row in record["rows"]
+             if row["time"] and row["problem"].split()[0] == shape and row["verdict"] == "GREEN"}
+    rows, first = [], {}
+    for variant in every:
+        name = variant["id"]
+        if name not in times or not (variant["predecessor"] or name in followed):
+            continue
+        time, before = times[name], times.get(variant["predecessor"])
+        base = first.setdefault(name.rsplit(".", 1)[0], time)
+        low, high = (value * 1e6 for value in time["p50_ci_seconds"])
+        rows.append([f"`{name.removeprefix('cuda.')}`", variant["idea"], f"{time['p50_seconds'] * 1e6:.2f} [{low:.2f}, {high:.2f}]",
+                     f"{before['p50_seconds'] / time['p50_seconds']:.2f}" if before else "-", f"{base['p50_seconds'] / time['p50_seconds']:.2f}"])
+    if not rows:
+        raise Unusable(f"{path}: no rung of the ladder was timed at {shape} and GREEN")
+    return (table(["version", "idea", "p50, µs", "× predecessor", "cumulative ×"], "llrrr", rows) +
+            f"\nCumulative: over the first version of its family. {provenance(record)}\n")
 
 
 def ladder_rows(run_path, peers_path, gates_path=None):
@@ -281,6 +311,39 @@ def ladder(run_path, peers_path, gates_path=None):
         gates = load(gates_path, "greenfast.ladder_gates/1")
         notes += f" Intervals and verdicts: {command_of(gates)}, {gates['utc'][:10]}."
     return table(header + (["verdict"] if gates_path else []), "l" + "r" * 8 + ("l" if gates_path else ""), rows) + f"\n{notes}\n"
+
+
+def outcome(predicted, measured):
+    """As the gate says it (workbench/verdict/predictions.cpp)."""
+    least, most = predicted
+    return "more" if measured["lo"] > most else "less" if measured["hi"] < least else "as predicted"
+
+
+def predictions(table_path, gates_path):
+    try:
+        changes = tomllib.loads((ROOT / table_path).read_text())["change"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Unusable(f"{table_path}: {error}") from error
+    written = {(change["baseline"], change["candidate"]): change for change in changes}
+    gates = load(gates_path, "greenfast.ladder_gates/1")
+    found = {(step["baseline"], step["candidate"]): {fast["shape"]: fast["speedup"] for fast in step["fast"] if "speedup" in fast}
+             for step in gates["steps"]}
+    devices = {candidate.split(".")[0] for _, candidate in found}
+    rows = []
+    for variant in listed_variants():
+        step = variant["predecessor"], variant["id"]
+        if not variant["predecessor"] or step[1].split(".")[0] not in devices:
+            continue
+        if step not in written:
+            raise Unusable(f"{table_path}: no prediction for {step[1]} after {step[0]}")
+        change = written[step]
+        least, most = change["speedup"]
+        shape, times = change.get("shape", "mission"), found.get(step, {})
+        cells = [f"{times[at]['value']:.3f} [{times[at]['lo']:.3f}, {times[at]['hi']:.3f}]" if at in times else "-" for at in ("mission", "long")]
+        rows.append([f"`{step[1].removeprefix('cuda.')}`", variant["idea"], f"{least:.2f} to {most:.2f} at {shape}", change["because"], *cells,
+                     outcome((least, most), times[shape]) if shape in times else "not timed"])
+    return (table(["rung", "idea", "predicted ×", "because", "found at mission", "found at long", "outcome"], "llllrrl", rows) +
+            f"\nPredictions: {table_path}, which says by whom and when each was written. Found: {command_of(gates)}, {gates['utc'][:10]}.\n")
 
 
 # As they follow each other in a step; a JSON object keeps no order.
@@ -344,7 +407,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -1,4 +1,6 @@
 """compare and gate as their users run them."""
+import fcntl
+import gzip
 import json
 import os
 import shutil
@@ -56,6 +58,66 @@ def test_an_a_a_is_a_no_op_and_can_be_compared_from_its_record(greenfast):
     assert resumed.code == 10, resumed.err
     assert resumed.err.count("taken from the checkpoint") == 3
     assert (work / "gate.json").exists()
+
+
+@pytest.fixture
+def job(greenfast):
+    """A gate's directory after GREEN, as an interruption leaves it."""
+    result = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.naive", *TINY)
+    directory = result.out.strip().splitlines()[-1].removeprefix("record: ").removesuffix("/gate.json")
+    work = greenfast.work / directory
+    (work / "steps" / "fast.0.0.json").unlink()
+    record = (work / "gate.json").read_text()
+    (work / "gate.json").unlink()
+    return directory, work, record
+
+
+def test_a_job_can_be_looked_at(greenfast, job):
+    directory, work, record = job
+    before = {file: file.read_bytes() for file in work.rglob("*") if file.is_file()}
+    looked = greenfast("gate", "--status", directory)
+    assert looked.code == 10, looked.err
+    assert "interrupted: cpu.naive against cpu.naive, 3 steps done, 1 left" in looked.out
+    assert "  done GREEN" in looked.out and "  left FAST" in looked.out
+    assert f"next: greenfast gate --resume {directory}" in looked.out
+    assert {file: file.read_bytes() for file in work.rglob("*") if file.is_file()} == before
+    data = greenfast("gate", "--status", directory, "--json").json
+    assert data["schema"] == "greenfast.gate_status/1" and (data["state"], data["done"], data["left"]) == ("interrupted", 3, 1)
+    assert [step["name"] for step in data["steps"]] == ["build", "green.0", "claims", "fast.0.0"] and data["verdict"] is None
+    with open(work / "job.json", "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        running = greenfast("gate", "--status", directory)
+        assert running.code == 10 and running.out.startswith("running: ")
+    # The next command is what it says: it goes on, and then there is a verdict.
+    assert greenfast("gate", "--resume", directory).code == 10
+    ended = greenfast("gate", "--status", directory)
+    assert ended.code == 10 and "finished: " in ended.out and "verdict: DEFER, exit code 10" in ended.out
+    rejected = json.loads((work / "gate.json").read_text())
+    rejected["verdict"].update(decision="REJECT", exit_code=23)
+    (work / "gate.json").write_text(json.dumps(rejected))
+    assert greenfast("gate", "--status", directory).code == 23
+
+
+def test_an_unfinished_job_is_reported_as_that(greenfast, job):
+    directory, work, _ = job
+    result = greenfast("report", directory, "--md", "-", "--bundle", "walk.tar.gz")
+    assert result.code == 0, result.err
+    assert "## Unfinished gate" in result.out and "There is no verdict yet." in result.out
+    assert "- [x] GREEN" in result.out and "- [ ] FAST" in result.out and f"greenfast gate --resume {directory}" in result.out
+    secret = json.loads((work / "job.json").read_text())["secret"]
+    assert secret not in result.out and secret.encode() not in gzip.decompress((greenfast.work / "walk.tar.gz").read_bytes())
+
+
+def test_what_is_no_job_has_no_status(greenfast, job):
+    directory, work, _ = job
+    greenfast("gate", "--status", "nowhere").refused(2, "nowhere", "no such directory")
+    greenfast("gate", "--status", directory, "--resume", directory).refused(2, "--status", "--resume")
+    (work / "steps" / "build.json").write_text('{"shapes": [3]}')
+    greenfast("gate", "--status", directory).refused(2, "damaged")
+    (work / "job.json").write_text('{"schema": "greenfast.tune/1"}')
+    greenfast("gate", "--status", directory).refused(2, "no gate's")
+    (work / "job.json").unlink()
+    greenfast("gate", "--status", directory).refused(2, "job.json is missing")
 
 
 def test_the_ladder_runs_what_is_built_and_skips_the_rest_with_reasons(greenfast):

@@ -9,6 +9,10 @@ import chromium
 from cli_paths import ROOT
 
 
+# Where CMake's lists say that cpu.flash is compiled from.
+FLASH, KERNEL = "src/kernels/cpu/20_flash.cpp", "const core::Kernel cpu_flash = {};\n"
+
+
 class Repository:
     """A git repository whose commits change kernels and bring records."""
 
@@ -46,10 +50,12 @@ class Repository:
 @pytest.fixture
 def repository(tmp_path):
     one = Repository(tmp_path / "repository")
-    one.commit("src/kernels/cpu/flash.cpp", "1", "the first kernel")
+    one.commit(FLASH, KERNEL, "the first kernel")
     one.record(8e-3)
-    one.commit("src/kernels/cpu/flash.cpp", "2", "queries in lanes")
+    one.commit(FLASH, KERNEL + "// 2", "queries in lanes")
     one.commit("src/kernels/cuda/other.cu", "1", "another device's kernel")
+    one.commit("src/kernels/cpu/10_naive.cpp", "1", "a neighbour on the same device")
+    one.commit("src/core/check.cpp", "1", "words of a refusal")
     one.record(4e-3)
     one.commit("README.md", "words", "words only")
     one.record(4.01e-3)
@@ -63,9 +69,9 @@ def test_each_step_has_its_ratio_its_interval_and_the_change_that_caused_it(gree
     assert [p["p50_seconds"] for p in (first, second, third)] == [8e-3, 4e-3, 4.01e-3]
     assert first["seen"] == "first record" and first["over_previous"] is None
     assert second["seen"] == "faster" and second["over_previous"] == pytest.approx(2) and second["over_first"] == pytest.approx(2)
-    assert [c.split(" ", 1)[1] for c in second["changes"]] == ["queries in lanes"]  # not the other device's
+    assert [c.split(" ", 1)[1] for c in second["changes"]] == ["queries in lanes"]  # not what other kernels or all of them use
     assert third["seen"] == "no difference" and third["changes"] == []
-    assert "no commit between them touched what it runs" in third["note"]
+    assert "no commit between them touched its own sources" in third["note"]
     table = greenfast("history", "--repo", repository.path).out
     for column in ("version", "optimisation", "over its predecessor", "over the first", "95% interval"):
         assert column in table
@@ -76,6 +82,28 @@ def test_a_commit_that_was_lost_is_said_to_be(greenfast, repository):
     repository.record(2e-3, commit="0123456789abcdef0123456789abcdef01234567")
     last = greenfast("history", "--repo", repository.path, "--json").json["points"][-1]
     assert last["seen"] == "faster" and "0123456789 is not in this repository" in last["note"]
+
+
+def test_without_an_interval_nothing_is_called_faster(greenfast, repository):
+    def bare(record):
+        record["rows"][0]["time"]["p50_ci_seconds"] = [None, None]
+
+    repository.record(2e-3, change=bare)
+    repository.record(1e-3)
+    points = greenfast("history", "--repo", repository.path, "--json").json["points"]
+    assert [p["seen"] for p in points[-2:]] == ["no interval", "no interval"]
+    assert points[-1]["over_previous"] == pytest.approx(2)
+
+
+def test_a_variant_whose_sources_are_not_known_is_said_to_be(greenfast, repository):
+    def other(record):
+        record["rows"][0]["variant"] = "cpu.gone"
+
+    repository.record(8e-3, change=other)
+    repository.commit("src/kernels/cpu/10_naive.cpp", "2", "a neighbour again")
+    repository.record(4e-3, change=other)
+    last = [p for p in greenfast("history", "--repo", repository.path, "--json").json["points"] if p["variant"] == "cpu.gone"][-1]
+    assert "not known here" in last["note"] and len(last["changes"]) == 1
 
 
 def test_a_hostile_commit_is_no_option_of_git(greenfast, repository):

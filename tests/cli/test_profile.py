@@ -60,11 +60,49 @@ def test_a_profile_in_a_gates_folder_is_its_evidence(greenfast, two, tmp_path):
     after = greenfast("report", "folder", "--md", "-").out
     assert "| deferred |" not in after and "- [x] profiles of both sides kept" in after
     assert "Root-cause split of the warps' time" in after and "load earlier" in after
-    # The raw profile belongs to it: without it, or with another, the folder is half copied.
+    # Another file in a raw profile's place is refused; without it the report goes on, and says and ticks so.
     (greenfast.work / "folder" / "one.csv").write_text("other")
     greenfast("report", "folder").refused(2, "folder/one.csv", "SHA-256")
     (greenfast.work / "folder" / "one.csv").unlink()
-    greenfast("report", "folder").refused(2, "folder/one.csv", "missing")
+    without = greenfast("report", "folder", "--md", "-")
+    assert without.code == 0, without.err
+    assert "left out: one.csv: not beside profile.json" in without.out
+    assert "- [ ] profiles of both sides kept (1 raw files are elsewhere)" in without.out
+    assert greenfast("report", "folder", "--bundle", "b.tar.gz").code == 0
+
+
+def test_directions_are_ticked_by_what_was_seen(greenfast, two):
+    gate = json.loads((ROOT / "evidence" / "verdicts" / "promote" / "gate.json").read_text())
+    gate["options"].update(baseline=STAGES[0], candidate=STAGES[1])
+    folder = greenfast.work / "folder"
+    folder.mkdir(parents=True)
+    (folder / "gate.json").write_text(json.dumps(gate))
+    assert greenfast("profile", *STAGES, "--csv", f"{two[0]},{two[1]}", "--out", "folder").code == 0
+    record = json.loads((folder / "profile.json").read_text())
+
+    def box(change):
+        for direction in record["directions"]:
+            change(direction)
+        (folder / "profile.json").write_text(json.dumps(record))
+        [line] = {line for line in greenfast("report", "folder", "--pr").out.splitlines() if "directions as predicted" in line}
+        return line
+
+    def as_predicted(direction):
+        if direction["predicted"] != "-":
+            direction["status"] = "as predicted"
+
+    def one_against(direction):
+        if direction["metric"] == "dram_read":
+            direction["status"] = "against the prediction"
+
+    def none_predicted(direction):
+        direction.update(predicted="-", status="not predicted")
+
+    assert "not seen: " in box(lambda direction: None) and "- [ ]" in box(lambda direction: None)
+    assert box(as_predicted).startswith("- [x] directions as predicted (")
+    against = box(one_against)
+    assert against.startswith("- [ ]") and "against: " in against
+    assert box(none_predicted) == "- [ ] directions as predicted (nothing was predicted)"
 
 
 def test_without_counters_it_is_skipped_with_the_reason_and_the_evidence_deferred(greenfast):

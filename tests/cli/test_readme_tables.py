@@ -164,3 +164,45 @@ def test_samples_without_a_peer_and_charts_of_nothing_are_refused(greenfast, sam
     samples.write_text(json.dumps(record))
     result = run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
     assert result.returncode == 2 and "has no peer" in result.stderr
+
+
+def test_the_history_of_the_ladder_is_arithmetic_on_its_record(greenfast, tmp_path):
+    record = json.loads((ROOT / "evidence" / "ladder-h200.json").read_text())
+    times = {row["variant"]: row["time"] for row in record["rows"] if row["time"] and row["problem"].split()[0] == "mission"}
+    page = tmp_path / "page.md"
+    page.write_text("<!-- greenfast:history evidence/ladder-h200.json -->\n<!-- greenfast:end -->\n")
+    environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
+    assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+    rows = {cells[1].strip("` "): cells for cells in (line.split(" | ") for line in page.read_text().splitlines())
+            if len(cells) == 5 for cells in [["", cells[0].removeprefix("| "), *cells[1:]]]}
+    for version, before, first in (("v2c.v8", "v2c.v7", "v2c.v3"), ("stage_c.swizzle", "stage_c.stage3a", "stage_c.scalar")):
+        p50 = {name: times[f"cuda.{name}"]["p50_seconds"] for name in (version, before, first)}
+        cells = rows[version]
+        assert cells[3].startswith(f"{p50[version] * 1e6:.2f} [")
+        assert cells[4].strip() == f"{p50[before] / p50[version]:.2f}"
+        assert cells[5].strip(" |") == f"{p50[first] / p50[version]:.2f}"
+    # A rung that was not GREEN has no place in it.
+    for row in record["rows"]:
+        if row["variant"] == "cuda.v2c.v8":
+            row["verdict"] = "RED"
+    (tmp_path / "red.json").write_text(json.dumps(record))
+    page.write_text(f"<!-- greenfast:history {tmp_path}/red.json -->\n<!-- greenfast:end -->\n")
+    assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+    assert "v2c.v7" in page.read_text() and "v2c.v8" not in page.read_text()
+
+
+def test_a_step_without_a_prediction_has_no_table(greenfast, tmp_path):
+    text = (ROOT / "policies" / "predictions.toml").read_text()
+    first, *others = text.split("\n[[change]]\n")
+    (tmp_path / "some.toml").write_text(first + "".join("\n[[change]]\n" + row for row in others[1:]))
+    page = tmp_path / "page.md"
+    gates = "evidence/ladder/gates-h200.json"
+    page.write_text(f"<!-- greenfast:predictions {tmp_path}/some.toml {gates} -->\n<!-- greenfast:end -->\n")
+    environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
+    result = subprocess.run([*TOOL, str(page)], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2 and "no prediction for cuda.v2c.v5 after cuda.v2c.v3" in result.stderr
+    page.write_text(page.read_text().replace(str(tmp_path / "some.toml"), "policies/predictions.toml"))
+    assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
+    steps = {row[0]: row[-1] for row in rows}
+    assert len(rows) == sum("cuda." in row for row in others) and steps["| `stage_c.swizzle`"] == "less |" and steps["| `v2c.v8`"] == "more |"

@@ -310,11 +310,39 @@ def test_pull_request_text(greenfast):
     for heading in ("Summary", "Results", "Artifacts", "Toggle and rollback", "Risk", "Next steps", "Merge checklist"):
         assert f"\n## {heading}\n" in result.out
     ticked = {text: mark == "x" for mark, text in re.findall(r"^- \[([x ])\] (.*)", result.out, re.M)}
-    open_boxes = {text.split(",")[0] for text, done in ticked.items() if not done}
-    assert len(ticked) == 8
-    assert open_boxes == {"profiles of both sides kept", "evidence"} | (
+    open_boxes = {re.split(r"[,(]", text)[0].strip() for text, done in ticked.items() if not done}
+    assert len(ticked) == 9
+    assert open_boxes == {"both sides build", "profiles of both sides kept", "directions as predicted", "evidence"} | (
         {"built from a clean commit"} if gate["build"]["git_dirty"] else set())
+    assert "both sides build, with no warning (the record holds no compiler log)" in ticked
     assert "GREENFAST_VARIANT=cpu.naive" in result.out
+
+
+@pytest.mark.parametrize("complaints, line", [
+    ([], "- [x] both sides build, with no warning (57 compiler logs)"),
+    (["a.o: ptxas warning : spilled"], "- [ ] both sides build, with no warning (1 warnings)"),
+])
+def test_no_warning_is_ticked_by_the_logs_alone(greenfast, folder, complaints, line):
+    edited(folder / "gate.json", lambda gate: gate["build"].update(compiler_logs={"logs": 57, "complaints": complaints}))
+    assert line in greenfast("report", folder, "--pr").out
+
+
+def test_what_is_waived_is_inside_by_name(greenfast, folder):
+    def waive(gate):
+        row = next(row for row in gate["checklist"] if row["gate"].startswith("resources"))
+        row["status"] = "WAIVED"
+
+    edited(folder / "gate.json", waive)
+    assert "- [x] resources inside their limits or waived (resources: " in greenfast("report", folder, "--pr").out
+
+
+def test_the_commands_of_the_documentation_run(greenfast, tmp_path):
+    text = (ROOT / "docs" / "report.md").read_text()
+    [command] = re.findall(r"^greenfast (report evidence .*?)\s+#", text, re.M)
+    result = subprocess.run([greenfast.program, *command.replace("all.html", str(tmp_path / "all.html")).split()],
+                            cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "all.html").stat().st_size > 100_000
 
 
 def test_pull_request_of_a_rejected_candidate_ticks_nothing_it_did_not_pass(greenfast):
@@ -339,6 +367,9 @@ def test_a_bundle_holds_what_reproduces_the_report_and_is_the_same_twice(greenfa
     assert files == {*sums, "SHA256SUMS"}
     assert all(hashlib.sha256((top / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())
     assert {"report.md", "report.html", "pull-request.md", "REPRODUCE.md", "policies/strict.toml"} <= files
+    policies = {f"policies/{file.name}" for file in (ROOT / "policies").glob("*.toml")}
+    assert policies == {name for name in files if name.startswith("policies/")}
+    assert all((top / name).read_text() == (ROOT / name).read_text() for name in policies)
     gate = next(top.glob("records/*/gate.json"))
     assert gate.read_bytes() == (folder / "gate.json").read_bytes()
     reproduce = (top / "REPRODUCE.md").read_text()

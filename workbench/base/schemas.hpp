@@ -14,6 +14,7 @@ inline constexpr std::string_view kGateSchema = "greenfast.gate/1";
 inline constexpr std::string_view kLadderSchema = "greenfast.ladder/1";
 inline constexpr std::string_view kPhasesSchema = "greenfast.phases/1";
 inline constexpr std::string_view kProfileSchema = "greenfast.profile/1";
+inline constexpr std::string_view kGateStatusSchema = "greenfast.gate_status/1";
 inline constexpr std::string_view kResourcesSchema = "greenfast.resources/1";
 inline constexpr std::string_view kLedgerSchema = "greenfast.evidence/1";
 inline constexpr std::string_view kBundleSchema = "greenfast.bundle/1";

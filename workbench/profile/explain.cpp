@@ -180,6 +180,14 @@ void explain_cpu(SideProfile& side, double flop, double bytes, const Peak& peak)
                                         100 * part("branch_misses") / part("branches")));
 }
 
+bool is_profile_metric(std::string_view id) {
+  const auto known = [&](std::span<const ProfileMetric> metrics) {
+    return std::any_of(metrics.begin(), metrics.end(),
+                       [&](const ProfileMetric& m) { return m.id == id; });
+  };
+  return known(gpu_metrics()) || known(cpu_metrics());
+}
+
 std::vector<MetricMove> moves(const SideProfile& baseline, const SideProfile& candidate,
                               std::span<const ProfileMetric> metrics,
                               const Prediction* prediction) {

@@ -15,6 +15,7 @@
 #include <greenfast/attention.hpp>
 
 #include "workbench/device/device.hpp"
+#include "workbench/verdict/predictions.hpp"
 
 namespace greenfast::workbench {
 
@@ -65,13 +66,8 @@ void explain_gpu(SideProfile& side, double flop, double bytes, const Peak& peak,
                  int multiprocessors);
 void explain_cpu(SideProfile& side, double flop, double bytes, const Peak& peak);
 
-/// A prediction, written down before measuring (policies/predictions.toml).
-struct Prediction {
-  std::string candidate, baseline, because;
-  std::map<std::string, std::string, std::less<>> directions;  ///< metric id: "up", "down", "equal"
-};
-std::string_view builtin_predictions();
-Result<std::vector<Prediction>> parse_predictions(std::string_view name, std::string_view toml);
+/// Whether a prediction may name it.
+bool is_profile_metric(std::string_view id);
 
 struct MetricMove {
   std::string id, label;

@@ -10,7 +10,9 @@
 #include "workbench/base/sha256.hpp"
 #include "workbench/base/subprocess.hpp"
 #include "workbench/green/policy.hpp"
+#include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
+#include "workbench/resources/resources.hpp"
 #include "workbench/verdict/gate_policy.hpp"
 
 namespace greenfast::workbench {
@@ -39,12 +41,20 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
   for (std::size_t i = 0; i < sources.records.size(); ++i) {
     const ReportSource& s = sources.records[i];
     const std::string folder = fmt::format("records/{:02}-{}", i + 1, s.kind);
+    // A job's head holds its secret, which is nobody's to read.
+    if (s.kind == "job") {
+      add(fmt::format("{}/status.json", folder), s.record.dump(1) + "\n");
+      continue;
+    }
     auto bytes = read_file(s.file);
     if (!bytes.ok()) return bytes.status();
     add(fmt::format("{}/{}", folder, s.file.filename().string()), std::move(*bytes));
     if (s.kind != "profile" || !s.record.contains("artifacts")) continue;
     for (const auto& artifact : s.record["artifacts"]) {
       const std::string name = artifact.at("file").get<std::string>();
+      std::error_code error;
+      // Told among what was left out when the record was read.
+      if (!fs::exists(s.file.parent_path() / name, error)) continue;
       auto raw = read_file(s.file.parent_path() / name);
       if (!raw.ok()) return raw.status();
       add(fmt::format("{}/{}", folder, fs::path(name).filename().string()), std::move(*raw));
@@ -53,6 +63,9 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
   for (const BuiltinPolicy& policy : builtin_policies())
     add(fmt::format("policies/{}.toml", policy.name), std::string(policy.text));
   add("policies/gate.toml", std::string(builtin_gate_policy()));
+  add("policies/resources.toml", std::string(builtin_resource_limits()));
+  add("policies/predictions.toml", std::string(builtin_predictions()));
+  add("policies/evidence.toml", std::string(builtin_known_gaps()));
   add("report.md", report_markdown(parts));
   if (has_html_report()) {
     auto page = report_html(parts, "Validation report");

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -12,6 +13,7 @@
 #include "workbench/base/subprocess.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/cases/workload.hpp"
+#include "workbench/evidence/evidence.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -204,6 +206,21 @@ Result<History> read_history(const HistoryOptions& options) {
     if (fresh) at->second = repository->knows(commit);
     return at->second;
   };
+  std::map<std::string, std::vector<std::string>> own_sources;
+  const auto sources = [&](const std::string& variant) -> const std::vector<std::string>& {
+    const auto [at, fresh] = own_sources.try_emplace(variant);
+    if (fresh)
+      for (const auto& [path, digest] : sources_of(repository->folder(), variant)) {
+        // Files move; a numbered rung's name is its own, others share theirs (kernel.cuh).
+        const fs::path file = path;
+        const std::string name = file.filename().string();
+        const std::string tail = std::isdigit(static_cast<unsigned char>(name[0])) != 0
+                                     ? name
+                                     : (file.parent_path().filename() / name).string();
+        at->second.push_back(fmt::format(":(glob)src/**/{}", tail));
+      }
+    return at->second;
+  };
   std::size_t first = 0;
   for (std::size_t i = 0; i < out.points.size(); ++i) {
     HistoryPoint& p = out.points[i];
@@ -215,9 +232,10 @@ Result<History> read_history(const HistoryOptions& options) {
     const HistoryPoint& before = out.points[i - 1];
     p.over_previous = before.timing.p50 / p.timing.p50;
     p.over_first = out.points[first].timing.p50 / p.timing.p50;
-    p.seen = p.timing.hi < before.timing.lo   ? "faster"
-             : p.timing.lo > before.timing.hi ? "slower"
-                                              : "no difference";
+    p.seen = !p.timing.has_interval() || !before.timing.has_interval() ? "no interval"
+             : p.timing.hi < before.timing.lo                          ? "faster"
+             : p.timing.lo > before.timing.hi                          ? "slower"
+                                                                       : "no difference";
     // What was built is what counts; a commit that history has lost (rebased, squashed) is stood
     // for by the one that brought the record.
     const bool from_known = knows(before.timing.commit), to_known = knows(p.timing.commit);
@@ -227,15 +245,14 @@ Result<History> read_history(const HistoryOptions& options) {
       p.note = fmt::format(
           "commit {} is not in this repository; taken from the commits that brought the records",
           from_known ? p.timing.commit : before.timing.commit);
-    // What the variant runs: its device's kernels and backend. The library under a harness's name,
-    // or what it chose itself, depends on selection too.
-    const std::string device = p.timing.variant.substr(0, p.timing.variant.find('.'));
-    const bool one = device == "cpu" || device == "cuda";
-    std::vector<std::string> ask{"log", "--format=%h %s", from + ".." + to, "--", "src/core"};
-    if (one)
-      ask.insert(ask.end(), {"src/kernels/" + device, "src/backends/" + device});
+    // The sources that the variant is compiled from, wherever they lay then. The library under a
+    // harness's name, or a variant that is gone, may have run any kernel.
+    const std::vector<std::string>& own = sources(p.timing.variant);
+    std::vector<std::string> ask{"log", "--format=%h %s", from + ".." + to, "--"};
+    if (own.empty())
+      ask.insert(ask.end(), {"src/kernels", "src/core", "src/backends", "src/dispatch", "src/api"});
     else
-      ask.insert(ask.end(), {"src/kernels", "src/backends", "src/dispatch", "src/api"});
+      ask.insert(ask.end(), own.begin(), own.end());
     const bool peer = p.timing.variant.starts_with("peer:");
     if (peer) p.note = "a peer: its version and the machine, not this repository";
     if (peer) continue;
@@ -243,7 +260,10 @@ Result<History> read_history(const HistoryOptions& options) {
       if (!line.empty()) p.changes.push_back(line);
     if (p.changes.empty() && p.note.empty())
       p.note = from == to ? "the same commit, measured again: the machine or its load"
-                          : "no commit between them touched what it runs: the machine or its load";
+                          : "no commit between them touched its own sources: what all kernels "
+                            "share, the machine or its load";
+    else if (own.empty() && p.note.empty())
+      p.note = "which sources it was compiled from is not known here: any kernel's are named";
   }
   return out;
 }
@@ -252,7 +272,8 @@ namespace {
 
 std::string change_of(const HistoryPoint& p) {
   if (p.seen == "first record") return p.seen;
-  if (p.changes.empty()) return p.note;
+  if (p.changes.empty() || (p.seen != "faster" && p.seen != "slower"))
+    return p.changes.empty() ? p.note : fmt::format("touched by {}", p.changes.front());
   // The newest is named; who wants all of them asks for JSON.
   std::string out = p.changes.front();
   if (p.changes.size() > 1) out += fmt::format(" (and {} before it)", p.changes.size() - 1);

@@ -27,10 +27,11 @@ struct HistoryPoint {
   std::string evidence;                      ///< the commit that brought the record, abbreviated
   std::string file;                          ///< of the record
   double over_previous = 0, over_first = 0;  ///< speedups; 0 for the first
-  /// "first record", "faster", "slower", or "no difference" where the intervals overlap.
+  /// "first record"; "faster", "slower", or "no difference" where the intervals overlap; "no
+  /// interval" where a record has none, and nothing can be said.
   std::string seen;
-  /// Commits between the two builds that touched what the device runs, newest first, as "sha
-  /// subject".
+  /// Commits between the two builds that touched the sources that the variant is compiled from,
+  /// newest first, as "sha subject".
   std::vector<std::string> changes;
   std::string note;  ///< what stands in the way of naming the change; empty when nothing does
 };

@@ -23,6 +23,7 @@ struct Timing {
   double p50 = 0, p90 = 0, std = 0, lo = 0, hi = 0;  // seconds; lo, hi: 95% interval of p50
   double flop = 0, bytes = 0;                        // of one call; bytes: each tensor once
   double percent_of_peak = 0;                        // 0 where no peak was measured
+  bool has_interval() const { return lo < hi; }
   double rate() const { return p50 > 0 ? flop / p50 : 0; }
 };
 

@@ -42,6 +42,9 @@ Result<std::string> pull_request_text(const ReportSources& sources);
 /// Commit, command and expected headline of every record.
 std::string reproduce_text(const ReportSources& sources);
 
+/// policies/evidence.toml as it was when this binary was built.
+std::string_view builtin_known_gaps();
+
 /// Writes FILE.tar.gz: records, profiles, report.md, report.html, pull-request.md, the policies of
 /// this binary, REPRODUCE.md and SHA256SUMS. The same sources give the same bytes.
 Status write_bundle(const std::filesystem::path& file, const ReportSources& sources,

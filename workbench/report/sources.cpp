@@ -13,6 +13,7 @@
 #include "workbench/base/json.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/report/assets.hpp"
+#include "workbench/verdict/gate_status.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -193,18 +194,26 @@ Status check_schema(const fs::path& file, const Kind& kind, const json& record) 
              : refuse(file, fmt::format("not of schema greenfast.{}/1: {}", kind.name, why));
 }
 
-// A profile names its raw files; without them it cannot be looked at again.
-Status check_artifacts(const fs::path& file, const json& record) {
+// A profile names its raw files, which are too large for a repository: one that is not there is told,
+// another one in its place is refused.
+Status check_artifacts(const fs::path& file, const json& record,
+                       std::vector<std::string>& left_out) {
   if (!record.contains("artifacts")) return {};
   for (const json& artifact : record["artifacts"]) {
-    const fs::path path = file.parent_path() / artifact["file"].get<std::string>();
+    const std::string name = artifact["file"].get<std::string>();
+    const std::string digest = artifact["sha256"].get<std::string>();
+    const fs::path path = file.parent_path() / name;
+    std::error_code error;
+    if (!fs::exists(path, error)) {
+      left_out.push_back(fmt::format("{}: not beside {}, which names it; SHA-256 {}", name,
+                                     file.filename().string(), digest.substr(0, 12)));
+      continue;
+    }
     const auto bytes = read_file(path);
-    if (!bytes)
-      return refuse(path, fmt::format("missing, but {} names it; copy the whole folder",
-                                      file.filename().string()));
-    if (sha256_hex(*bytes) != artifact["sha256"].get<std::string>())
+    if (!bytes) return bytes.status();
+    if (sha256_hex(*bytes) != digest)
       return refuse(path, fmt::format("not the file that {} names (its SHA-256 differs); copy it "
-                                      "again",
+                                      "again, or take it away",
                                       file.filename().string()));
   }
   return {};
@@ -254,11 +263,19 @@ class Loader {
                     fmt::format("cannot read {}: {}", folder.string(), error.message()));
     std::sort(files.begin(), files.end());
     std::sort(folders.begin(), folders.end());
-    if (fs::exists(folder / "job.json", error) && !fs::exists(folder / "gate.json", error))
-      return refuse(folder / "gate.json",
-                    fmt::format("missing beside job.json: the gate was interrupted or half of it "
-                                "was copied; go on with greenfast gate --resume {}",
-                                folder.string()));
+    // An unfinished gate is told as what it is; a walk of the ladder has no gate.json of its own.
+    if (fs::exists(folder / "job.json", error) && !fs::exists(folder / "gate.json", error)) {
+      if (auto status = gate_status(folder)) {
+        if ((*status)["state"] != "finished")
+          out_.records.push_back(
+              {folder / "job.json", label_of(folder / "job.json"), "job", std::move(*status)});
+      } else {
+        return refuse(folder / "gate.json",
+                      fmt::format("missing beside job.json: the gate was interrupted or half of it "
+                                  "was copied; go on with greenfast gate --resume {}",
+                                  folder.string()));
+      }
+    }
     for (const fs::path& file : files)
       if (Status status = add_file(file, false); !status) return status;
     for (const fs::path& sub : folders)
@@ -292,7 +309,7 @@ class Loader {
     if (Status status = check_parts(file, *kind, record); !status) return status;
     if (Status status = check_schema(file, *kind, record); !status) return status;
     if (kind->name == "profile")
-      if (Status status = check_artifacts(file, record); !status) return status;
+      if (Status status = check_artifacts(file, record, out_.left_out); !status) return status;
     out_.records.push_back({file, label_of(file), std::string(kind->name), std::move(record)});
     return {};
   }

@@ -16,7 +16,8 @@ namespace greenfast::workbench {
 struct ReportSource {
   std::filesystem::path file;
   std::string label;  ///< what the report calls it: its name and its folder's
-  std::string kind;   ///< "run", "gate", "compare", "samples", "ladder", "selftest", "profile"
+  std::string
+      kind;  ///< "run", "gate", "compare", "samples", "ladder", "selftest", "profile"; "job"
   nlohmann::json record;
 };
 
@@ -27,9 +28,9 @@ struct ReportSources {
 };
 
 /// Reads files, and folders with their subfolders (not steps/, which gate keeps for itself). Every
-/// error names the file (invalid_argument): a half copied folder (truncated JSON, a job.json whose
-/// gate.json is missing, a record without its parts, an artifact that a profile names and that is
-/// missing or has another digest), another schema or another version of one, nothing to report.
+/// error names the file (invalid_argument): a half copied folder (truncated JSON, a job.json
+/// that is no job's, a record without its parts, an artifact with another digest than its profile
+/// names), another schema or another version of one, nothing to report.
 Result<ReportSources> load_report_sources(std::span<const std::string> paths);
 
 }  // namespace greenfast::workbench

@@ -23,6 +23,7 @@
 #include "workbench/base/terminal.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/record/record.hpp"
+#include "workbench/resources/compiler_logs.hpp"
 #include "workbench/resources/device_code.hpp"
 #include "workbench/resources/resources.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
@@ -32,6 +33,7 @@
 #include "workbench/verdict/gate_resources.hpp"
 #include "workbench/verdict/gate_steps.hpp"
 #include "workbench/verdict/peer.hpp"
+#include "workbench/verdict/predictions.hpp"
 #include "workbench/verdict/step_results.hpp"
 
 namespace greenfast::workbench {
@@ -156,6 +158,9 @@ class Gate {
         start_(Clock::now()) {
     thresholds_.gate = options_.gate.value_or(rule_.gate.value_or(policy_.gate));
     thresholds_.guard = policy_.guard;
+    if (const auto rows = parse_predictions("policies/predictions.toml", builtin_predictions()))
+      if (const Prediction* p = find_prediction(*rows, options_.baseline, options_.candidate))
+        prediction_ = *p;
     thresholds_.noise = rules_.noise_floor;
     if (options_.processes) rules_.processes = *options_.processes;
     if (options_.budget_seconds) rules_.budget_seconds = *options_.budget_seconds;
@@ -319,9 +324,21 @@ class Gate {
     total_ = 3 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes) +
              (options_.peers.empty() ? 0 : 1);
     const BuildInfo& info = build_info();
+    std::string logs;
+    // Of kernels for a GPU alone there are logs; a program that was copied away has lost them.
+    if (build_.device.kind == DeviceKind::cuda) {
+      if (const auto said = own_compiler_logs()) {
+        record_["build"]["compiler_logs"] = {{"logs", said->logs},
+                                             {"complaints", said->complaints}};
+        logs = said->complaints.empty()
+                   ? fmt::format(", no warning in {} compiler logs", said->logs)
+                   : fmt::format(", {} warnings, the first: {}", said->complaints.size(),
+                                 said->complaints.front());
+      }
+    }
     check("build", "both sides built",
-          fmt::format("{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
-                      info.git_dirty ? ", uncommitted changes" : ""),
+          fmt::format("{}{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
+                      info.git_dirty ? ", uncommitted changes" : "", logs),
           "PASS");
     return {};
   }
@@ -815,6 +832,24 @@ class Gate {
     return out;
   }
 
+  /// What was predicted of the step, and what came of it where its shape was timed.
+  void record_predicted() {
+    if (!prediction_.speedup) return;
+    json predicted = {{"speedup", {prediction_.speedup->first, prediction_.speedup->second}},
+                      {"shape", prediction_.shape},
+                      {"because", prediction_.because},
+                      {"written", prediction_.written},
+                      {"outcome", nullptr}};
+    for (const json& shape : record_.contains("fast") ? record_["fast"] : json::array()) {
+      if (shape["shape"] != prediction_.shape || !shape.contains("speedup")) continue;
+      const json& i = shape["speedup"];
+      predicted["outcome"] =
+          outcome_of(*prediction_.speedup,
+                     {i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()});
+    }
+    record_["verdict"]["predicted"] = std::move(predicted);
+  }
+
   Result<GateResult> finish() {
     const Decision decision = from_reasons(std::move(reasons_));
     json reasons = json::array();
@@ -843,8 +878,9 @@ class Gate {
                           {"next", advice.next},
                           {"gate", thresholds_.gate},
                           {"guard", thresholds_.guard},
-                          {"expected", rule_.expected},
-                          {"original", rule_.original}};
+                          {"expected", prediction_.expected},
+                          {"original", prediction_.original}};
+    record_predicted();
     record_["verdict"]["unseen"] = unseen();
     record_["status"] = "finished";
     record_["finished_utc"] = utc_time();
@@ -863,6 +899,7 @@ class Gate {
   GatePolicy rules_;
   ResourceLimits limits_;
   RungRule rule_;
+  Prediction prediction_;  // without words where the step has none
   const GateObserver& observer_;
   Clock::time_point start_;
   Thresholds thresholds_;

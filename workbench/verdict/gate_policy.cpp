@@ -97,13 +97,11 @@ DecisionTree read_tree(const toml::table& table, const std::string& path) {
 }
 
 RungRule read_rung(const toml::table& table, const std::string& path) {
-  const TomlReader reader(table, path + ".", {"candidate", "gate", "tree", "expected", "original"});
+  const TomlReader reader(table, path + ".", {"candidate", "gate", "tree"});
   RungRule rule;
   rule.candidate = reader.text("candidate");
   if (reader.has("gate")) rule.gate = reader.number("gate", 0);
   if (reader.has("tree")) rule.tree = reader.text("tree");
-  if (reader.has("expected")) rule.expected = reader.text("expected");
-  if (reader.has("original")) rule.original = reader.text("original");
   return rule;
 }
 

@@ -29,7 +29,6 @@ struct RungRule {
   std::string candidate;
   std::optional<double> gate;
   std::string tree = "default";
-  std::string expected, original;
 };
 
 struct GatePolicy {

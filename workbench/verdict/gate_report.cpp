@@ -270,6 +270,13 @@ std::string gate_markdown(const json& record) {
   for (const json& next : verdict["next"]) out += fmt::format("- next: {}\n", plain(next));
   if (!plain(verdict["expected"]).empty())
     out += fmt::format("- expected before measuring: {}\n", plain(verdict["expected"]));
+  if (verdict.contains("predicted")) {
+    const json& p = verdict["predicted"];
+    out += fmt::format("- predicted at {}: {:.2f} to {:.2f}x, because {} (written {}): {}\n",
+                       plain(p["shape"]), p["speedup"][0].get<double>(),
+                       p["speedup"][1].get<double>(), plain(p["because"]), plain(p["written"]),
+                       p["outcome"].is_null() ? "not timed" : plain(p["outcome"]));
+  }
   if (!plain(verdict["original"]).empty())
     out += fmt::format("- the original, on an L4: {}\n", plain(verdict["original"]));
 

@@ -1,0 +1,151 @@
+#include "workbench/verdict/predictions.hpp"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace greenfast::workbench {
+namespace {
+
+struct BadPrediction : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+bool is_variant(std::string_view id) {
+  const auto all = variants();
+  return std::any_of(all.begin(), all.end(), [&](const VariantInfo& v) { return v.id == id; });
+}
+
+std::pair<double, double> range_of(const toml::node& node) {
+  const toml::array* ends = node.as_array();
+  const auto least =
+      ends != nullptr && ends->size() == 2 ? (*ends)[0].value<double>() : std::optional<double>();
+  const auto most = least ? (*ends)[1].value<double>() : std::optional<double>();
+  if (!most || !(*least > 0) || !(*most >= *least))
+    throw BadPrediction("speedup: expected least and most, such as [1.05, 1.10]");
+  return {*least, *most};
+}
+
+Prediction read_row(const toml::table& row,
+                    const std::function<bool(std::string_view)>& is_metric) {
+  Prediction p;
+  for (const auto& [key, value] : row) {
+    const std::string id(key.str());
+    if (id == "speedup") {
+      p.speedup = range_of(value);
+      continue;
+    }
+    const auto text = value.value_exact<std::string>();
+    if (!text || text->empty()) throw BadPrediction(fmt::format("{}: expected a text", id));
+    if (id == "candidate")
+      p.candidate = *text;
+    else if (id == "baseline")
+      p.baseline = *text;
+    else if (id == "expected")
+      p.expected = *text;
+    else if (id == "because")
+      p.because = *text;
+    else if (id == "written")
+      p.written = *text;
+    else if (id == "original")
+      p.original = *text;
+    else if (id == "shape")
+      p.shape = *text;
+    else {
+      if (is_metric && !is_metric(id))
+        throw BadPrediction(fmt::format("{}: no such metric (workbench/profile/counters.cpp)", id));
+      if (*text != "up" && *text != "down" && *text != "equal")
+        throw BadPrediction(fmt::format("{}: \"{}\"; expected up, down or equal", id, *text));
+      p.directions[id] = *text;
+    }
+  }
+  if (p.candidate.empty() || p.baseline.empty())
+    throw BadPrediction("candidate and baseline are needed");
+  for (const std::string& id : {p.candidate, p.baseline})
+    if (!is_variant(id))
+      throw BadPrediction(
+          fmt::format("{}: no variant is called so; a prediction is for a step that exists "
+                      "(greenfast list)",
+                      id));
+  return p;
+}
+
+}  // namespace
+
+Result<std::vector<Prediction>> parse_predictions(
+    std::string_view name, std::string_view text,
+    const std::function<bool(std::string_view id)>& is_metric) {
+  const auto wrong = [&](const std::string& what) {
+    return Status(StatusCode::invalid_argument, fmt::format("{}: {}", name, what));
+  };
+  try {
+    const toml::table root = toml::parse(text);
+    std::vector<Prediction> out;
+    for (const auto& [key, node] : root)
+      if (key != "change")
+        return wrong(fmt::format("line {}: {}: possible are [[change]] tables alone",
+                                 node.source().begin.line, key.str()));
+    const toml::array* changes = root["change"].as_array();
+    if (changes == nullptr) return wrong("no [[change]]");
+    for (const toml::node& node : *changes) {
+      const auto line = node.source().begin.line;
+      const toml::table* row = node.as_table();
+      if (row == nullptr)
+        return wrong(fmt::format("line {}: change: expected tables, [[change]]", line));
+      try {
+        Prediction p = read_row(*row, is_metric);
+        p.place = fmt::format("{}: line {}", name, line);
+        if (const Prediction* other = find_prediction(out, p.baseline, p.candidate))
+          throw BadPrediction(fmt::format("{} after {} has a row already ({})", p.candidate,
+                                          p.baseline, other->place));
+        out.push_back(std::move(p));
+      } catch (const BadPrediction& bad) {
+        return wrong(fmt::format("line {}: change: {}", line, bad.what()));
+      }
+    }
+    return out;
+  } catch (const toml::parse_error& error) {
+    return wrong(
+        fmt::format("line {}: {}", error.source().begin.line, std::string(error.description())));
+  }
+}
+
+const Prediction* find_prediction(std::span<const Prediction> predictions,
+                                  std::string_view baseline, std::string_view candidate) {
+  const auto found = std::find_if(predictions.begin(), predictions.end(), [&](const Prediction& p) {
+    return p.baseline == baseline && p.candidate == candidate;
+  });
+  return found == predictions.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> gaps_in(std::span<const Prediction> predictions) {
+  std::vector<std::string> out;
+  const auto all = variants();
+  for (const VariantInfo& v : all) {
+    if (v.predecessor.empty()) continue;
+    const Prediction* p = find_prediction(predictions, v.predecessor, v.id);
+    if (p == nullptr)
+      out.push_back(fmt::format("{} after {}: no prediction; write it before measuring", v.id,
+                                v.predecessor));
+    else if (!p->speedup || p->expected.empty() || p->because.empty() || p->written.empty())
+      out.push_back(
+          fmt::format("{}: {} needs speedup, expected, because and written", p->place, v.id));
+  }
+  for (const Prediction& p : predictions)
+    if (std::none_of(all.begin(), all.end(), [&](const VariantInfo& v) {
+          return v.id == p.candidate && v.predecessor == p.baseline;
+        }))
+      out.push_back(fmt::format("{}: {} after {} is no step of the ladder", p.place, p.candidate,
+                                p.baseline));
+  return out;
+}
+
+std::string_view outcome_of(const std::pair<double, double>& predicted, const Interval& measured) {
+  if (measured.lo > predicted.second) return "more than predicted";
+  if (measured.hi < predicted.first) return "less than predicted";
+  return "as predicted";
+}
+
+}  // namespace greenfast::workbench

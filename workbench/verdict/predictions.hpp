@@ -1,0 +1,46 @@
+// What each step was expected to bring, written down before it was measured
+// (policies/predictions.toml): the one table that gate, profile, report and docs read.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <greenfast/attention.hpp>
+
+#include "workbench/fast/statistics.hpp"
+
+namespace greenfast::workbench {
+
+struct Prediction {
+  std::string candidate, baseline;
+  std::string expected;  ///< in words
+  std::string because;
+  std::string written;                                         ///< by whom and when
+  std::string original;                                        ///< what the originals saw
+  std::optional<std::pair<double, double>> speedup;            ///< least and most
+  std::string shape = "mission";                               ///< where
+  std::map<std::string, std::string, std::less<>> directions;  ///< metric id: "up", "down", "equal"
+  std::string place;  ///< "policies/predictions.toml: line 12"
+};
+std::string_view builtin_predictions();
+/// Both sides must be variants of the library. What else a row names is a metric, whose id
+/// `is_metric` knows; without it any is taken. Errors name the line.
+Result<std::vector<Prediction>> parse_predictions(
+    std::string_view name, std::string_view toml,
+    const std::function<bool(std::string_view id)>& is_metric = {});
+const Prediction* find_prediction(std::span<const Prediction> predictions,
+                                  std::string_view baseline, std::string_view candidate);
+/// Steps of the ladder (a variant and its predecessor) that have no row, and rows that are no step
+/// of it, with their line. The table is whole where this is empty.
+std::vector<std::string> gaps_in(std::span<const Prediction> predictions);
+
+/// A measured speedup beside the predicted one: "as predicted" where the intervals meet, "more than
+/// predicted", "less than predicted".
+std::string_view outcome_of(const std::pair<double, double>& predicted, const Interval& measured);
+
+}  // namespace greenfast::workbench
