@@ -14,6 +14,13 @@ inline constexpr Features kTakesHalves =
     kFeaturesOfAbi1 -
     Features{Feature::in_f32, Feature::in_e4m3, Feature::scales_tensor, Feature::scales_per_head};
 
+/// The 16-bit kernel for few queries.
+inline constexpr Features kTakesDecode =
+    kTakesHalves | Features{Feature::value_dim, Feature::packed_q, Feature::packed_kv,
+                            Feature::used_q,    Feature::used_kv,  Feature::kv_start,
+                            Feature::kv_index,  Feature::pages,    Feature::chunk,
+                            Feature::sinks};
+
 /// The rungs of V2c: fp16 in and out, a causal mask at most.
 inline constexpr Features kTakesV2c{Feature::in_f16, Feature::out_f16, Feature::causal,
                                     Feature::nonpositive_scale, Feature::grouped_heads};
