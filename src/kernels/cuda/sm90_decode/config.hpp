@@ -25,7 +25,7 @@ struct Config {
   constexpr int keys() const { return 16 * warps; }
   constexpr int pitch() const { return 2 * head_dim; }  // bytes of a row, swizzled by 16 bytes
   /// Q's fragments live in registers where there is room beside the output's.
-  constexpr bool q_in_registers() const { return atoms() * head_dim <= 256; }
+  constexpr bool q_in_registers() const { return atoms() <= 2 && atoms() * head_dim <= 256; }
   constexpr int blocks_per_sm() const { return warps == 4 && head_dim <= 128 ? 2 : 1; }
   constexpr bool clusters() const { return rows <= 16; }
 

@@ -89,6 +89,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   constexpr int kQSteps = kC.q_in_registers() ? kSteps : 2;
   // Whose scores are in registers together: two, where the output leaves room.
   constexpr int kAtomsAtOnce = kAtoms == 2 || (kAtoms == 4 && kC.head_dim == 64) ? 2 : 1;
+  static_assert(!kC.q_in_registers() || kAtomsAtOnce == kAtoms);
   constexpr int kColumns = kC.head_dim / 4;  // of a result, four floats each
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
