@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_four(T* to, float4 x, bool wide) {
 __device__ __forceinline__ void finish(const Params& p, const Sequence& sequence,
                                        std::int32_t kv_head, std::int32_t row, int chunk,
                                        float most, const Sums& sums) {
-  const std::int32_t query = row / p.group;
+  const std::int32_t query = p.by_group(row);
   const std::int32_t head = kv_head * p.group + (row - query * p.group);
   float factor = sums.sum == 0.0f ? 0.0f : 1.0f / sums.sum;
   float lse = sums.sum == 0.0f ? -INFINITY : most * p.natural_scale + logf(sums.sum);

@@ -86,6 +86,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   constexpr int kRowsOfWarp = 32 / kChunks;
   constexpr int kCopies = kC.keys() / kRowsAtOnce;  // of a thread, for each of K and V
   static_assert(kCopies * kRowsOfWarp == 16);
+  // Where the output fills the registers, addresses come two by two.
+  constexpr int kCopiesAtOnce = kAtoms * kC.head_dim < 512 ? kCopies : 2;
   constexpr int kQSteps = kC.q_in_registers() ? kSteps : 2;
   // Whose scores are in registers together: two, where the output leaves room.
   constexpr int kAtomsAtOnce = kAtoms == 2 || (kAtoms == 4 && kC.head_dim == 64) ? 2 : 1;
@@ -143,14 +145,14 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const std::int32_t rows = min(sequence.lengths.seq_q * p.group - first_row, kC.rows);
     if (rows <= 0) continue;  // the same for all blocks of a cluster
     const KeyRange seen = keys_of_sequence(p.sight, sequence.lengths);
-    const std::int32_t parts = parts_of(p.rule, seen.count());
-    if (work.part >= parts && !p.clustered) continue;
-    const KeyRange keys = keys_of_part(p.rule, seen, work.part);
+    const Parts parts = parts_for(p, seen);
+    if (work.part >= parts.count && !p.clustered) continue;
+    const KeyRange keys = keys_of_part(parts, seen, work.part);
     // Keys that all of this block's rows see.
     const std::int32_t all_begin =
-        keys_of_row(p.sight, sequence.lengths, (first_row + rows - 1) / p.group).begin;
+        keys_of_row(p.sight, sequence.lengths, p.by_group(first_row + rows - 1)).begin;
     const std::int32_t all_end =
-        min(keys_of_row(p.sight, sequence.lengths, first_row / p.group).end, keys.end);
+        min(keys_of_row(p.sight, sequence.lengths, p.by_group(first_row)).end, keys.end);
 
     const int rows_owned =
         min(max(rows - static_cast<int>(blockIdx.x) * kC.rows_owned(), 0), kC.rows_owned());
@@ -169,7 +171,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     // ---- Prologue: Q and the first tiles ----
     for (int r = thread; r < kC.rows; r += kC.threads()) {
       row_keys[r] =
-          r < rows ? keys_of_row(p.sight, sequence.lengths, (first_row + r) / p.group) : KeyRange{};
+          r < rows ? keys_of_row(p.sight, sequence.lengths, p.by_group(first_row + r)) : KeyRange{};
     }
     const T* const q =
         static_cast<const T*>(p.q.data) + sequence.q_batch * p.q.batch + copy_chunk * 8;
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const bool k_column = copy_chunk * 8 < p.head_dim, v_column = copy_chunk * 8 < p.value_dim;
     for (int r = copy_row; r < kC.rows; r += kRowsAtOnce) {
       const std::int32_t row = first_row + min(r, rows - 1);
-      const std::int32_t query = row / p.group;
+      const std::int32_t query = p.by_group(row);
       const std::int64_t head = work.kv_head * p.group + (row - query * p.group);
       ptx::cp_async_16(base + kC.q_offset() + swizzled(r, copy_chunk),
                        q + head * p.q.head + (sequence.q_row + query) * p.q.row,
@@ -205,22 +207,28 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const auto load = [&](std::int32_t tile) {
       const std::uint32_t to = base + tile % kStages * kC.stage_bytes();
       const std::int32_t first_key = keys.begin + tile * kC.keys() + copy_row;
-#pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
-        const std::int32_t key = first_key + i * kRowsAtOnce;
-        const bool there = key < keys.end;  // others are zeros: a hidden NaN must not reach P V
-        Place at;
-        if (table != nullptr) {
-          const int from = i * kRowsOfWarp + lane / kChunks;
-          at = place(p, __shfl_sync(kFullWarp, page, from),
-                     __shfl_sync(kFullWarp, row_of_page, from));
-        } else {
-          const std::int64_t row = there ? key : keys.begin;
-          at = {dense.k + row * p.k.row, dense.v + row * p.v.row};
-        }
+      const auto copy = [&](int i, std::int32_t key, const Place& at) {
+        // Others are zeros: what nobody sees must not reach P V.
+        const bool there = key < keys.end;
         const std::uint32_t cell = to + swizzled(copy_row + i * kRowsAtOnce, copy_chunk);
         ptx::cp_async_16(cell, k + at.k, there && k_column, policy);
         ptx::cp_async_16(cell + kC.tile_bytes(), v + at.v, there && v_column, policy);
+      };
+      if (table != nullptr) {
+#pragma unroll kCopiesAtOnce
+        for (int i = 0; i < kCopies; ++i) {
+          const int from = i * kRowsOfWarp + lane / kChunks;
+          copy(i, first_key + i * kRowsAtOnce,
+               place(p, __shfl_sync(kFullWarp, page, from),
+                     __shfl_sync(kFullWarp, row_of_page, from)));
+        }
+      } else {
+#pragma unroll kCopiesAtOnce
+        for (int i = 0; i < kCopies; ++i) {
+          const std::int32_t key = first_key + i * kRowsAtOnce;
+          const std::int64_t row = min(key, keys.end - 1);
+          copy(i, key, {dense.k + row * p.k.row, dense.v + row * p.v.row});
+        }
       }
     };
 #pragma unroll
@@ -417,7 +425,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
       }
       const std::int32_t row_of_head = first_row + row;
-      if (parts == 1) {
+      if (parts.count == 1) {
         finish(p, sequence, work.kv_head, row_of_head, chunk, largest, sums);
       } else {
         const std::int64_t at = partial_index(p, work.b, work.kv_head, row_of_head, work.part);

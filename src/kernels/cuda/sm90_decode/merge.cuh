@@ -12,8 +12,7 @@ inline constexpr int kMergeThreads = 256;
 /// sequences. A thread adds eight parts in their order for four columns, then every eighth such
 /// group; the groups are added in the order of the threads that hold them. Up to eight parts that is
 /// the order of a cluster.
-inline __global__ void __launch_bounds__(kMergeThreads)
-    merge_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p) {
   // Every thread waits: this grid must not end before the one whose work the next call reads over.
   ptx::grid_dependency_wait();
   const auto b = static_cast<std::int32_t>(blockIdx.y);
@@ -21,7 +20,7 @@ inline __global__ void __launch_bounds__(kMergeThreads)
   const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) - kv_head * p.rows;
   const Sequence sequence = sequence_at(p, b);
   if (row >= sequence.lengths.seq_q * p.group) return;
-  const std::int32_t parts = parts_of(p.rule, keys_of_sequence(p.sight, sequence.lengths).count());
+  const std::int32_t parts = parts_for(p, keys_of_sequence(p.sight, sequence.lengths)).count;
   if (parts == 1) return;  // written by its only block
 
   constexpr int kEach = 8;

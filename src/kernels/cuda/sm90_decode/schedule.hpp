@@ -55,11 +55,6 @@ constexpr std::int32_t keys_of_part(const SplitRule& rule, std::int32_t keys) {
   return whole_units(divide_up(keys, divide_up(keys, size)));  // all parts alike
 }
 
-/// At least one, also of nothing: somebody writes the rows.
-constexpr std::int32_t parts_of(const SplitRule& rule, std::int32_t keys) {
-  return keys > 0 ? divide_up(keys, keys_of_part(rule, keys)) : 1;
-}
-
 /// No sequence that sees up to `keys` has more parts: what the workspace holds.
 constexpr std::int32_t most_parts(const SplitRule& rule, std::int32_t keys) {
   if (keys <= 0) return 1;
@@ -135,12 +130,22 @@ constexpr KeyRange keys_of_sequence(const Sight& sight, const Lengths& s) {
   return {keys_of_row(sight, s, 0).begin, keys_of_row(sight, s, s.seq_q - 1).end};
 }
 
-constexpr KeyRange keys_of_part(const SplitRule& rule, const KeyRange& seen, std::int32_t part) {
-  if (seen.count() == 0) return {seen.begin, seen.begin};
-  const std::int32_t size = keys_of_part(rule, seen.count());
-  if (part > (seen.count() - 1) / size) return {seen.end, seen.end};
-  const std::int32_t begin = seen.begin + part * size;
-  return {begin, seen.end - begin < size ? seen.end : begin + size};
+/// How one sequence's keys are parted.
+struct Parts {
+  std::int32_t size = kUnit;  // keys of each but the last
+  std::int32_t count = 1;
+};
+constexpr Parts parts_for(const SplitRule& rule, std::int32_t keys) {
+  if (keys <= 0) return {};  // somebody writes the rows
+  const std::int32_t size = keys_of_part(rule, keys);
+  return {size, divide_up(keys, size)};
+}
+
+/// Empty from Parts::count on: a cluster may have more blocks than there are parts.
+constexpr KeyRange keys_of_part(const Parts& parts, const KeyRange& seen, std::int32_t part) {
+  if (part >= parts.count || seen.count() == 0) return {seen.begin, seen.begin};
+  const std::int32_t begin = seen.begin + part * parts.size;
+  return {begin, seen.end - begin < parts.size ? seen.end : begin + parts.size};
 }
 
 /// Which sequence the part with this number belongs to: before[b] counts the parts of the sequences

@@ -61,6 +61,12 @@ inline std::int32_t most_keys_of(const Problem& p) {
   return static_cast<std::int32_t>(keys);
 }
 
+/// Whether arrays of the call say how long sequences are, or where the first key is.
+inline bool lengths_differ(const Problem& p) {
+  const Sequences& s = p.sequences;
+  return s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_start;
+}
+
 struct Shape {
   std::size_t config = 0;
   SplitRule rule;
@@ -96,8 +102,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   const std::int64_t items = p.batch * p.heads_kv * shape.row_blocks;
   const std::int64_t slots =
       std::int64_t{facts.multiprocessors} * kConfigs[shape.config].blocks_per_sm();
-  const Sequences& s = p.sequences;
-  const bool lengths_differ = s.packed_kv || s.used_kv || s.kv_start || s.packed_q || s.used_q;
+  const bool differ = lengths_differ(p);
 
   const bool small =
       kConfigs[shape.config].clusters() && items <= kMostClusters && keys <= kClusterKeys;
@@ -109,7 +114,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   } else if (!rule.by_length) {
     rule.least = keys > kClusterKeys ? 512 : 256;
     rule.parts = parts_that_fill(items, slots, keys, rule.least);
-    if (lengths_differ) {
+    if (differ) {
       // One long sequence must not keep the device waiting. The more blocks there are the larger
       // its parts may be, and must be: each is kept in the workspace.
       const std::int64_t parts =
@@ -131,7 +136,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   // Blocks without a part cost about a microsecond each where the longest sequence is much longer
   // than most: then blocks count the parts instead (w8x2 453 us, counted 436; H200, 2026-11-22).
   const std::int64_t blocks = items * shape.most_parts;
-  shape.counted = !shape.clustered && lengths_differ && p.batch > 1 && p.batch <= kMostCounted &&
+  shape.counted = !shape.clustered && differ && p.batch > 1 && p.batch <= kMostCounted &&
                   shape.most_parts > 1 && blocks > slots;
   if (shape.counted)
     shape.grid = {static_cast<int>(slots), 1, 1};
@@ -218,6 +223,7 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   p.heads_q = narrow(problem.heads_q);
   p.heads_kv = narrow(problem.heads_kv);
   p.group = narrow(group_of(problem));
+  p.by_group = FastDivide::by(static_cast<std::uint32_t>(p.group));
   p.rows = rows_of(problem);
   p.row_blocks = shape.row_blocks;
   p.head_dim = narrow(problem.head_dim);
@@ -226,6 +232,11 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   p.sight = {problem.mask.left, problem.mask.right, problem.chunk,
              problem.mask.alignment == Alignment::bottom_right};
   p.rule = shape.rule;
+  p.same.size = 0;
+  if (!lengths_differ(problem)) {
+    const Lengths lengths{p.seq_q, p.seq_kv, 0};
+    p.same = parts_for(p.rule, keys_of_sequence(p.sight, lengths).count());
+  }
   p.most_parts = shape.most_parts;
   p.clustered = shape.clustered;
   p.counted = shape.counted;

@@ -35,10 +35,11 @@ TEST(DecodeSchedule, EveryKeyIsInExactlyOnePart) {
   for (const SplitRule& rule : rules()) {
     for (const int keys : lengths) {
       const KeyRange seen{7, 7 + std::min(keys, (1 << 30) - 7)};
-      const int parts = parts_of(rule, seen.count());
+      const Parts all = parts_for(rule, seen.count());
+      const int parts = all.count;
       int next = seen.begin;
       for (int part = 0; part < parts; ++part) {
-        const KeyRange range = keys_of_part(rule, seen, part);
+        const KeyRange range = keys_of_part(all, seen, part);
         ASSERT_EQ(range.begin, next) << keys;
         ASSERT_TRUE(range.end > range.begin || keys == 0) << keys;
         ASSERT_LE(range.count(), kMostKeys);
@@ -47,7 +48,7 @@ TEST(DecodeSchedule, EveryKeyIsInExactlyOnePart) {
       }
       ASSERT_EQ(next, seen.end) << keys;
       // A block of a cluster that has no part.
-      ASSERT_EQ(keys_of_part(rule, seen, parts).count(), 0) << keys;
+      ASSERT_EQ(keys_of_part(all, seen, parts).count(), 0) << keys;
     }
   }
 }
@@ -57,11 +58,11 @@ TEST(DecodeSchedule, NoLengthHasMorePartsThanTheWorkspaceHolds) {
   for (const SplitRule& rule : rules()) {
     int most = 1;
     for (int keys = 0; keys <= 20000; ++keys) {
-      most = std::max(most, parts_of(rule, keys));
+      most = std::max(most, parts_for(rule, keys).count);
       ASSERT_LE(most, most_parts(rule, keys)) << keys;
     }
     for (int keys = 20000; keys < (1 << 30) - 100000; keys += keys / 7 + 61) {
-      most = std::max(most, parts_of(rule, keys));
+      most = std::max(most, parts_for(rule, keys).count);
       ASSERT_LE(most, most_parts(rule, keys)) << keys;
     }
     if (rule.bound > 0) {
