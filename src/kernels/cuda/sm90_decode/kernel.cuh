@@ -8,7 +8,7 @@
 // Takes   fp16 and bf16; up to 64 rows of a KV head (queries times group); head dims 8..256, V's own;
 //         every length, index, page size, band, chunk, sink and softcap of docs/serving.md.
 // Limits  no array mask, no ALiBi, no e4m3; rows of Q, K and V at 16-byte boundaries.
-// Budget  114 KB of shared memory at D 128, 64 at D 64: two blocks of 4 warps an SM, 64 KB of K and V
+// Budget  108 KB of shared memory at D 128, 56 at D 64: two blocks of 4 warps an SM, 64 KB of K and V
 //         in flight each; for a cluster one block of 8. No spills; docs/kernels/sm90-decode.md.
 // Bound   memory: K and V once.
 #pragma once
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   constexpr int kCopies = kC.keys() / kRowsAtOnce;  // of a thread, for each of K and V
   static_assert(kCopies * kRowsOfWarp == 16);
   // Where the output fills the registers, addresses come two by two.
-  constexpr int kCopiesAtOnce = kAtoms * kC.head_dim < 512 ? kCopies : 2;
+  [[maybe_unused]] constexpr int kCopiesAtOnce = kAtoms * kC.head_dim < 512 ? kCopies : 2;
   constexpr int kQSteps = kC.q_in_registers() ? kSteps : 2;
   // Whose scores are in registers together: two, where the output leaves room.
   constexpr int kAtomsAtOnce = kAtoms == 2 || (kAtoms == 4 && kC.head_dim == 64) ? 2 : 1;
