@@ -17,6 +17,13 @@ inline constexpr Features kTakesHalves =
 /// The same, with all that serving asks for.
 inline constexpr Features kTakesServingHalves = kTakesHalves | kFeaturesOfServing;
 
+/// The 16-bit kernel for few queries.
+inline constexpr Features kTakesDecode =
+    kTakesHalves | Features{Feature::value_dim, Feature::packed_q, Feature::packed_kv,
+                            Feature::used_q,    Feature::used_kv,  Feature::kv_start,
+                            Feature::kv_index,  Feature::pages,    Feature::chunk,
+                            Feature::sinks};
+
 /// The rungs of V2c: fp16 in and out, a causal mask at most.
 inline constexpr Features kTakesV2c{Feature::in_f16, Feature::out_f16, Feature::causal,
                                     Feature::nonpositive_scale, Feature::grouped_heads};

@@ -1,0 +1,190 @@
+// Tiles, shared memory and parameters of cuda.sm90.decode: what host and kernels agree on.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/device/host_device.hpp"
+#include "kernels/cuda/sm90_decode/schedule.hpp"
+
+namespace greenfast::cuda::decode {
+
+/// Rows of Q that share a head of K and V, over all tiles: more are prefill's.
+inline constexpr int kMostRows = 64;
+inline constexpr int kStages = 3;
+
+/// One compiled kernel. A warp takes 16 keys of every tile of them, all with the same rows.
+struct Config {
+  int head_dim = 64;  // of the tile; smaller head dims are padded with zeros
+  int rows = 8;       // (query, head of the group) pairs of a block: 8 for each n of an mma
+  int warps = 4;
+
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int atoms() const { return rows / 8; }
+  constexpr int keys() const { return 16 * warps; }
+  constexpr int pitch() const { return 2 * head_dim; }  // bytes of a row, swizzled by 16 bytes
+  /// Q's fragments live in registers where there is room beside the output's.
+  constexpr bool q_in_registers() const { return atoms() <= 2 && atoms() * head_dim <= 256; }
+  constexpr int blocks_per_sm() const { return warps == 4 && head_dim <= 128 ? 2 : 1; }
+  constexpr bool clusters() const { return rows <= 16; }
+
+  // Shared memory, in bytes. The ring holds K, then V of each stage; when the last tile has been
+  // multiplied, the warps' results take its place.
+  constexpr int tile_bytes() const { return keys() * pitch(); }
+  constexpr int stage_bytes() const { return 2 * tile_bytes(); }
+  constexpr int result_pitch() const { return head_dim + 4; }  // floats; rows in different banks
+  constexpr int results_bytes() const { return warps * rows * result_pitch() * 4; }
+  constexpr int result_stats_offset() const { return results_bytes(); }
+  constexpr int q_offset() const { return kStages * stage_bytes(); }
+  constexpr int ranges_offset() const { return q_offset() + rows * pitch(); }
+  constexpr int barrier_offset() const { return ranges_offset() + rows * 8; }
+  /// What the cluster's blocks send to the owner of a row, or the count of parts before each
+  /// sequence: no launch has both.
+  constexpr int mail_offset() const { return barrier_offset() + 16; }
+  constexpr int rows_owned() const { return atoms(); }  // of 8 * atoms, by each of 8 blocks
+  constexpr int letter_bytes() const { return head_dim * 4 + 16; }
+  constexpr int mail_bytes() const {
+    const int letters = clusters() ? kCluster * rows_owned() * letter_bytes() : 0;
+    const int counts = (kMostCounted + 1 + 8) * 4;
+    return letters > counts ? letters : counts;
+  }
+  constexpr int shared_bytes() const { return mail_offset() + mail_bytes(); }
+  constexpr bool valid() const {
+    return result_stats_offset() + warps * rows * 8 <= q_offset() && mail_offset() % 16 == 0 &&
+           rows == rows_owned() * kCluster && (head_dim & (head_dim - 1)) == 0 &&
+           (shared_bytes() + 1024) * blocks_per_sm() <= 228 * 1024;
+  }
+};
+
+inline constexpr std::array kConfigs{
+    Config{.head_dim = 64, .rows = 8},   Config{.head_dim = 64, .rows = 16},
+    Config{.head_dim = 64, .rows = 32},  Config{.head_dim = 128, .rows = 8},
+    Config{.head_dim = 128, .rows = 16}, Config{.head_dim = 128, .rows = 32},
+    Config{.head_dim = 256, .rows = 8},  Config{.head_dim = 256, .rows = 16},
+    Config{.head_dim = 64, .warps = 8},  // for clusters: half the steps
+    Config{.head_dim = 128, .warps = 8},
+};
+
+enum class Output : std::int32_t { f32, f16, bf16 };
+
+/// Strides in elements. [B, H, S, D], or [page, H, row of the page, D]
+struct Operand {
+  const void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+
+/// Of a row over some of its keys: the largest x (below), and the sum of weights beside it.
+struct alignas(8) Stats {
+  float most, sum;
+};
+
+struct Params {
+  Operand q, k, v;
+  void* o = nullptr;
+  std::int64_t o_batch = 0, o_head = 0, o_row = 0;
+  float* lse = nullptr;  // [B, Hq, lse_rows] or null; packed [Hq, lse_rows]
+  std::int64_t lse_rows = 0;
+  // Null: what they would say is the same for every sequence, or in order.
+  const std::int32_t* cu_q = nullptr;
+  const std::int32_t* cu_kv = nullptr;
+  const std::int32_t* used_q = nullptr;
+  const std::int32_t* used_kv = nullptr;
+  const std::int32_t* kv_start = nullptr;
+  const std::int32_t* kv_index = nullptr;
+  const std::int32_t* page_table = nullptr;
+  const float* sinks = nullptr;
+  std::int64_t table_row = 0;
+  // What no entry of an array may exceed.
+  std::int32_t seq_q = 0, seq_kv = 0, total_q = 0, total_kv = 0, kv_rows = 0, pages = 0;
+  FastDivide page_size;
+  std::int32_t batch = 1, heads_q = 1, heads_kv = 1;
+  std::int32_t group = 1;  // query heads per KV head
+  FastDivide by_group;
+  std::int32_t rows = 1;        // most rows of a KV head: seq_q * group
+  std::int32_t row_blocks = 1;  // blocks that share them
+  std::int32_t head_dim = 0, value_dim = 0;
+  std::int32_t tile_dim = 0;  // Config::head_dim
+  Sight sight;
+  SplitRule rule;
+  Parts same;  // of every sequence, where the host knows the lengths; size 0: the rule says
+  std::int32_t most_parts = 1;
+  bool clustered = false;    // a block a part, which merge through distributed shared memory
+  bool counted = false;      // blocks count the parts of all sequences and share them out
+  float* partial = nullptr;  // [B, Hkv, rows, most_parts, tile_dim]
+  Stats* stats = nullptr;    // [B, Hkv, rows, most_parts]
+  // The exponent of a weight is (x - largest x) * exponent_scale: with the difference taken first,
+  // no size of scores loses digits. x is the product of Q and K, or, with `transform`, the score in
+  // units of log2 (cuda.sm80.mma); times natural_scale it is the score.
+  float exponent_scale = 0.0f, natural_scale = 0.0f;
+  bool transform = false;
+  float transform_scale = 0.0f, transform_cap = 0.0f;
+  bool wide_store = false;  // O's rows take stores of four elements
+  Output output = Output::f16;
+};
+
+/// One sequence of the call.
+struct Sequence {
+  std::int32_t q_batch = 0, q_row = 0;    // where its first row lies in Q, O and the LSE
+  std::int32_t kv_batch = 0, kv_row = 0;  // where its first key lies, unless it is in pages
+  Lengths lengths;
+};
+
+/// Reads the arrays. Whatever they hold, every row and key lies inside the tensors: nobody has
+/// checked the device's arrays.
+GREENFAST_HOST_DEVICE inline Sequence sequence_at(const Params& p, std::int32_t b) {
+  Sequence s;
+  s.q_batch = s.kv_batch = b;
+  s.lengths.seq_q = p.seq_q;
+  s.lengths.seq_kv = p.seq_kv;
+  if (p.cu_q != nullptr) {
+    s.q_batch = 0;
+    s.q_row = within(p.cu_q[b], 0, p.total_q);
+    s.lengths.seq_q = least_of(within(p.cu_q[b + 1], s.q_row, p.total_q) - s.q_row, p.seq_q);
+  }
+  if (p.used_q != nullptr) s.lengths.seq_q = within(p.used_q[b], 0, s.lengths.seq_q);
+  if (p.cu_kv != nullptr) {
+    s.kv_batch = 0;
+    s.kv_row = within(p.cu_kv[b], 0, p.total_kv);
+    s.lengths.seq_kv = least_of(within(p.cu_kv[b + 1], s.kv_row, p.total_kv) - s.kv_row, p.seq_kv);
+  }
+  if (p.used_kv != nullptr) s.lengths.seq_kv = within(p.used_kv[b], 0, s.lengths.seq_kv);
+  if (p.kv_index != nullptr) s.kv_batch = within(p.kv_index[b], 0, p.kv_rows - 1);
+  if (p.kv_start != nullptr) s.lengths.kv_start = within(p.kv_start[b], 0, p.seq_kv);
+  return s;
+}
+
+/// How a sequence's keys are parted. Divisions take a fifth of a microsecond before the first load
+/// [estimated], so the host does them where it can.
+GREENFAST_HOST_DEVICE inline Parts parts_for(const Params& p, const KeyRange& seen) {
+  return p.same.size > 0 ? p.same : parts_for(p.rule, seen.count());
+}
+
+/// Parts of a sequence's keys; none where it has no rows.
+GREENFAST_HOST_DEVICE inline std::int32_t parts_at(const Params& p, std::int32_t b) {
+  const Lengths lengths = sequence_at(p, b).lengths;
+  if (lengths.seq_q == 0) return 0;
+  return parts_for(p, keys_of_sequence(p.sight, lengths)).count;
+}
+
+/// Where a key lies, in elements behind the first of its KV head.
+struct Place {
+  std::int64_t k = 0, v = 0;
+};
+GREENFAST_HOST_DEVICE inline Place place(const Params& p, std::int32_t page,
+                                         std::int32_t row_of_page) {
+  return {page * p.k.batch + row_of_page * p.k.row, page * p.v.batch + row_of_page * p.v.row};
+}
+
+/// Where a row's partial results lie among those of the workspace.
+GREENFAST_HOST_DEVICE inline std::int64_t partial_index(const Params& p, std::int32_t b,
+                                                        std::int32_t kv_head, std::int32_t row,
+                                                        std::int32_t part) {
+  return ((std::int64_t{b} * p.heads_kv + kv_head) * p.rows + row) * p.most_parts + part;
+}
+
+/// The compiled kernels of an element type, in the order of kConfigs, for cudaLaunchKernelExC.
+template <class T>
+const std::array<const void*, kConfigs.size()>& entries();
+
+}  // namespace greenfast::cuda::decode

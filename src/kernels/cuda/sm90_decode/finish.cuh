@@ -1,0 +1,106 @@
+// What follows the sums over a part's keys: adding parts of a row, the sink, O and the LSE.
+#pragma once
+
+#include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_decode/config.hpp"
+
+namespace greenfast::cuda::decode {
+
+/// Four neighbouring columns of a row over some of its keys. Parts are added one after the other in
+/// the order of their keys, wherever that is done, so that the place changes no bit.
+struct Sums {
+  float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+  float sum = 0.0f;
+
+  __device__ __forceinline__ void add(float4 part, float part_sum, float weight) {
+    o.x = fmaf(weight, part.x, o.x);
+    o.y = fmaf(weight, part.y, o.y);
+    o.z = fmaf(weight, part.z, o.z);
+    o.w = fmaf(weight, part.w, o.w);
+    sum = fmaf(weight, part_sum, sum);
+  }
+};
+
+/// What a part counts beside the whole. A part without a score above -inf counts nothing.
+__device__ __forceinline__ float weight_of(float most_of_part, float most, float exponent_scale) {
+  return exp2_fast((most_of_part - (most == -INFINITY ? 0.0f : most)) * exponent_scale);
+}
+
+template <class T>
+__device__ __forceinline__ T rounded(float x) {
+  if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(finite_mean(x));
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __float2bfloat16_rn(x);
+  else
+    return x;
+}
+
+template <class T>
+__device__ __forceinline__ void store_four(T* to, float4 x, bool wide) {
+  if (!wide) {
+    to[0] = rounded<T>(x.x);
+    to[1] = rounded<T>(x.y);
+    to[2] = rounded<T>(x.z);
+    to[3] = rounded<T>(x.w);
+  } else if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float4*>(to) = x;
+  } else {
+    uint2 words;
+    if constexpr (std::is_same_v<T, __half>) {
+      words = make_uint2(pack2<T>(finite_mean(x.x), finite_mean(x.y)),
+                         pack2<T>(finite_mean(x.z), finite_mean(x.w)));
+    } else {
+      words = make_uint2(pack2<T>(x.x, x.y), pack2<T>(x.z, x.w));
+    }
+    *reinterpret_cast<uint2*>(to) = words;
+  }
+}
+
+/// Writes columns 4 * chunk to 4 * chunk + 3 of O and, with the first, the LSE. `row` counts the
+/// sequence's rows of that KV head.
+__device__ __forceinline__ void finish(const Params& p, const Sequence& sequence,
+                                       std::int32_t kv_head, std::int32_t row, int chunk,
+                                       float most, const Sums& sums) {
+  const std::int32_t query = p.by_group(row);
+  const std::int32_t head = kv_head * p.group + (row - query * p.group);
+  float factor = sums.sum == 0.0f ? 0.0f : 1.0f / sums.sum;
+  float lse = sums.sum == 0.0f ? -INFINITY : most * p.natural_scale + logf(sums.sum);
+  if (p.sinks != nullptr) {
+    const float sink = p.sinks[head];
+    if (sums.sum == 0.0f) {
+      lse = sink;
+    } else if (sink != -INFINITY) {
+      const float apart = most * p.natural_scale - sink;
+      const float high = apart >= 0.0f ? most * p.natural_scale : sink;
+      const float weight = apart >= 0.0f ? 1.0f : expf(apart);
+      const float whole = fmaf(sums.sum, weight, apart >= 0.0f ? expf(-apart) : 1.0f);
+      factor = weight / whole;
+      lse = high + logf(whole);
+    }
+  }
+  const std::int64_t q_row = sequence.q_row + query;
+  if (chunk == 0 && p.lse != nullptr) {
+    p.lse[(std::int64_t{sequence.q_batch} * p.heads_q + head) * p.lse_rows + q_row] = lse;
+  }
+  if (4 * chunk >= p.value_dim) return;
+  // A row that sees nothing is 0 even where its tile held a NaN that others see.
+  const bool empty = sums.sum == 0.0f;
+  const float4 x = {empty ? 0.0f : sums.o.x * factor, empty ? 0.0f : sums.o.y * factor,
+                    empty ? 0.0f : sums.o.z * factor, empty ? 0.0f : sums.o.w * factor};
+  const std::int64_t at =
+      sequence.q_batch * p.o_batch + head * p.o_head + q_row * p.o_row + 4 * chunk;
+  switch (p.output) {
+    case Output::f16:
+      store_four(static_cast<__half*>(p.o) + at, x, p.wide_store);
+      break;
+    case Output::bf16:
+      store_four(static_cast<__nv_bfloat16*>(p.o) + at, x, p.wide_store);
+      break;
+    case Output::f32:
+      store_four(static_cast<float*>(p.o) + at, x, p.wide_store);
+      break;
+  }
+}
+
+}  // namespace greenfast::cuda::decode

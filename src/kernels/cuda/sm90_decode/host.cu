@@ -1,0 +1,149 @@
+// Host side of cuda.sm90.decode: what it takes, how the keys are parted, and the launch. Reads no
+// array of the call: everything here follows from the Problem, so a captured graph stays right when
+// the lengths on the device change.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "core/arithmetic.hpp"
+#include "core/check.hpp"
+#include "core/text.hpp"
+#include "core/variant.hpp"
+#include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/sm90_decode/merge.cuh"
+#include "kernels/cuda/sm90_decode/shape.hpp"
+
+namespace greenfast::cuda::decode {
+namespace {
+
+constexpr const char* kId = "cuda.sm90.decode";
+
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
+  if (problem.seq_q > kMostRows || group_of(problem) * problem.seq_q > kMostRows)
+    return refuse(why, problem.seq_q, " queries of ", group_of(problem),
+                  " heads to a head of K and V are ", group_of(problem) * problem.seq_q,
+                  " rows; takes up to ", kMostRows, ": cuda.sm90.prefill has more");
+  if (problem.batch > kGridLimit || problem.heads_kv * row_blocks_of(problem) > kGridLimit)
+    return refuse(why, "a batch of ", problem.batch, " with ", problem.heads_kv,
+                  " heads of K and V; takes up to ", kGridLimit, " of each: split the call");
+  if (const char* name = misaligned_operand(problem, choice.batch_invariant); name != nullptr)
+    return refuse(why, "rows of ", name, " do not start at 16-byte boundaries; align the tensor");
+  if (kConfigs[shape_of(problem, facts, choice).config].shared_bytes() > facts.shared_per_block)
+    return refuse(why, "a block may use ", facts.shared_per_block,
+                  " bytes of shared memory here; its tiles want more");
+  if (why != nullptr) {
+    const Shape shape = shape_of(problem, facts, choice);
+    *why = core::concat("up to ", shape.most_parts, " parts of the keys, ",
+                        shape.clustered        ? "merged in a cluster"
+                        : shape.most_parts > 1 ? "merged by a second kernel"
+                                               : "written by their only block");
+  }
+  return true;
+}
+
+std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  return workspace_of(problem, shape_of(problem, facts, choice)).bytes;
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const Shape shape = shape_of(problem, facts, choice);
+  const Config& config = kConfigs[shape.config];
+  Plan result;
+  result.grid = shape.grid;
+  result.block = {config.threads(), 1, 1};
+  if (shape.clustered) result.cluster = {kCluster, 1, 1};
+  result.shared_bytes = config.shared_bytes();
+  result.workspace_bytes = workspace_of(problem, shape).bytes;
+  result.tile_q = config.rows;
+  result.tile_kv = config.keys();
+  result.stages = kStages;
+  result.splits = shape.most_parts;
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  result.kernel = std::string("decode::attention_kernel<") + type_name(problem.dtype) + ", " +
+                  std::to_string(shape.config) + ">";
+  result.note = core::concat(
+      shape.rule.by_length ? "parts by each sequence's own length" : "parts that fill the device",
+      shape.clustered        ? ", merged in a cluster"
+      : shape.counted        ? ", counted and shared out on the device, merged by a second kernel"
+      : shape.most_parts > 1 ? ", merged by a second kernel"
+                             : ": one");
+  return result;
+}
+
+const void* kernel_of(const Problem& problem, std::size_t index) {
+  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
+}
+
+constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+
+Status ensure_ready(const Problem& problem, std::size_t index, int device) {
+  return opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
+      kernel_of(problem, index), kConfigs[index].shared_bytes(), device, kId);
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_ready(problem, shape_of(problem, *context.facts, context.choice).config,
+                      context.facts->index);
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const Shape shape = shape_of(problem, *context.facts, context.choice);
+  const Config& config = kConfigs[shape.config];
+  if (Status status = ensure_ready(problem, shape.config, context.facts->index); !status.ok())
+    return status;
+  Params params = make_params(problem, tensors, shape);
+  const Workspace space = workspace_of(problem, shape);
+  if (space.bytes > 0) {
+    auto* const bytes = static_cast<unsigned char*>(context.workspace);
+    params.partial = reinterpret_cast<float*>(bytes);
+    params.stats = reinterpret_cast<Stats*>(bytes + space.stats_offset);
+  }
+
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t launch_config{};
+  launch_config.gridDim =
+      dim3(static_cast<unsigned>(shape.grid[0]), static_cast<unsigned>(shape.grid[1]),
+           static_cast<unsigned>(shape.grid[2]));
+  launch_config.blockDim = dim3(static_cast<unsigned>(config.threads()));
+  launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
+  launch_config.stream = static_cast<cudaStream_t>(context.stream);
+  launch_config.attrs = &attribute;
+  if (shape.clustered) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = kCluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    launch_config.numAttrs = 1;
+  }
+  void* arguments[] = {&params};
+  if (Status status =
+          launch_kernel(launch_config, kernel_of(problem, shape.config), arguments, kId);
+      !status.ok() || space.bytes == 0)
+    return status;
+
+  // Its blocks may be set up while the parts are computed.
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  launch_config.gridDim = dim3(static_cast<unsigned>(params.rows * params.heads_kv),
+                               static_cast<unsigned>(params.batch));
+  launch_config.blockDim = dim3(kMergeThreads);
+  launch_config.dynamicSmemBytes = 0;
+  launch_config.numAttrs = 1;
+  return launch_kernel(launch_config, reinterpret_cast<const void*>(&merge_kernel), arguments, kId);
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::decode
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm90_decode;
+constinit const core::Kernel cuda_sm90_decode{.supports = cuda::decode::supports,
+                                              .plan = cuda::decode::plan,
+                                              .workspace = cuda::decode::workspace,
+                                              .prepare = cuda::decode::prepare,
+                                              .launch = cuda::decode::launch};
+}  // namespace greenfast::kernels

@@ -1,0 +1,72 @@
+// The second kernel of cuda.sm90.decode: rows whose keys several blocks had.
+#pragma once
+
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/sm90_decode/finish.cuh"
+
+namespace greenfast::cuda::decode {
+
+inline constexpr int kMergeThreads = 256;
+
+/// Merges the parts of the rows that have several. Grid: rows of a sequence over all KV heads, and
+/// sequences. A thread adds eight parts in their order for four columns, then every eighth such
+/// group; the groups are added in the order of the threads that hold them. Up to eight parts that is
+/// the order of a cluster.
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p) {
+  // Every thread waits: this grid must not end before the one whose work the next call reads over.
+  ptx::grid_dependency_wait();
+  const auto b = static_cast<std::int32_t>(blockIdx.y);
+  const std::int32_t kv_head = static_cast<std::int32_t>(blockIdx.x) / p.rows;
+  const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) - kv_head * p.rows;
+  const Sequence sequence = sequence_at(p, b);
+  if (row >= sequence.lengths.seq_q * p.group) return;
+  const std::int32_t parts = parts_for(p, keys_of_sequence(p.sight, sequence.lengths)).count;
+  if (parts == 1) return;  // written by its only block
+
+  constexpr int kEach = 8;
+  const std::int64_t first = partial_index(p, b, kv_head, row, 0);
+  const Stats* stats = p.stats + first;
+  float most = -INFINITY;
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) % 32; i < parts; i += 32) {
+    most = fmaxf(most, stats[i].most);
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    most = fmaxf(most, __shfl_xor_sync(kFullWarp, most, lanes));
+  }
+
+  const int columns = p.tile_dim / 4;  // 16, 32 or 64
+  const int chunk = static_cast<int>(threadIdx.x) % columns;
+  const int group = static_cast<int>(threadIdx.x) / columns, groups = kMergeThreads / columns;
+  const auto* partial = reinterpret_cast<const float4*>(p.partial) + first * columns + chunk;
+  Sums sums;
+  for (std::int32_t begin = group * kEach; begin < parts; begin += groups * kEach) {
+    float4 o[kEach];
+    Stats of[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const std::int32_t part = begin + i;
+      of[i] = part < parts ? stats[part] : Stats{-INFINITY, 0.0f};
+      o[i] = part < parts ? partial[std::int64_t{part} * columns] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      sums.add(o[i], of[i].sum, weight_of(of[i].most, most, p.exponent_scale));
+    }
+  }
+  if (parts > kEach) {  // uniform over the block
+    __shared__ float4 shared_o[kMergeThreads];
+    __shared__ float shared_sum[kMergeThreads];
+    shared_o[threadIdx.x] = sums.o;
+    shared_sum[threadIdx.x] = sums.sum;
+    __syncthreads();
+    if (group != 0) return;
+    for (int other = 1; other < groups && other * kEach < parts; ++other) {
+      const int from = other * columns + chunk;
+      sums.add(shared_o[from], shared_sum[from], 1.0f);
+    }
+  }
+  if (group == 0) finish(p, sequence, kv_head, row, chunk, most, sums);
+}
+
+}  // namespace greenfast::cuda::decode

@@ -1,0 +1,25 @@
+// Stand-in: the algebra of the softmax, as exact as the host has it.
+#pragma once
+#include <type_traits>
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+
+namespace greenfast::cuda {
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline float transformed(float dot, float scale, float cap) {
+  const float x = dot * scale;  // twice the argument of tanh times log2(e), where cap > 0
+  return cap > 0.0f ? cap * std::tanh(x * 0.34657359f) : x;
+}
+inline float finite_mean(float x) {
+  return std::fabs(x) > 65504.0f && std::fabs(x) < 65600.0f ? std::copysign(65504.0f, x) : x;
+}
+template <class T>
+std::uint32_t pack2(float lo, float hi) {
+  if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(lo).bits | std::uint32_t{__float2half_rn(hi).bits} << 16;
+  else
+    return __float2bfloat16_rn(lo).bits | std::uint32_t{__float2bfloat16_rn(hi).bits} << 16;
+}
+}  // namespace greenfast::cuda

@@ -1,0 +1,130 @@
+// CUDA kernels on a CPU, for tests: the threads of a block are fibers, and what a warp, a block or a
+// cluster does together is a place where they wait for each other. Kernels are compiled as they
+// stand; the headers beside this one stand in for src/kernels/cuda/device and for CUDA's own.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+// ---- what the kernels' sources take for granted ----
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+template <class A>
+A min(A a, A b) {
+  return b < a ? b : a;
+}
+template <class A>
+A max(A a, A b) {
+  return a < b ? b : a;
+}
+template <class A>
+A __ldg(const A* from) {
+  return *from;
+}
+using std::isnan;
+
+namespace simt {
+
+struct Dim {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+/// When copies of cp.async arrive: as late as they may, or at once. A kernel must stand both.
+enum class Copies { late, early };
+
+struct Launch {
+  Dim grid;
+  unsigned threads = 1, cluster = 1;
+  Copies copies = Copies::late;
+  unsigned char* shared = nullptr;  // the kernel's shared memory, of the block that runs
+  std::size_t shared_bytes = 0;
+};
+/// Runs the kernel for all blocks, cluster by cluster. Throws std::runtime_error when threads wait
+/// for what nobody does.
+void run(const Launch& launch, const std::function<void()>& kernel);
+
+/// Memory that copies may read; a copy from elsewhere throws.
+void allow(const void* data, std::size_t bytes);
+void forget_allowed();
+
+// ---- what the stand-ins are made of ----
+unsigned lane();
+std::uint32_t shared_address(const void* pointer);
+unsigned char* at(std::uint32_t shared);
+/// Every lane gives 32 bytes and sees those of all 32.
+struct Given {
+  std::uint32_t word[8] = {};
+};
+const Given* exchange(const Given& mine);
+void sync_block();
+void copy_16(std::uint32_t shared, const void* global, bool keep);
+void commit();
+void wait_copies(int pending);
+void barrier_init(std::uint32_t barrier, int arrivals);
+void barrier_arrive_expect(std::uint32_t barrier, int bytes);
+void barrier_wait(std::uint32_t barrier, std::uint32_t parity);
+void cluster_arrive();
+void cluster_wait();
+std::uint32_t in_block(std::uint32_t shared, std::uint32_t rank);
+void send_16(std::uint32_t to, uint4 value, std::uint32_t barrier);
+
+}  // namespace simt
+
+extern simt::Dim threadIdx, blockIdx, gridDim;
+
+inline void __syncthreads() { simt::sync_block(); }
+inline void __syncwarp() { simt::exchange({}); }
+template <class A>
+A simt_shuffle(A value, unsigned from) {
+  static_assert(sizeof(A) == 4);
+  simt::Given mine;
+  std::memcpy(mine.word, &value, 4);
+  A out;
+  std::memcpy(&out, simt::exchange(mine)[from].word, 4);
+  return out;
+}
+template <class A>
+A __shfl_sync(unsigned, A value, int from) {
+  return simt_shuffle(value, static_cast<unsigned>(from) % 32);
+}
+template <class A>
+A __shfl_xor_sync(unsigned, A value, int lanes) {
+  return simt_shuffle(value, simt::lane() ^ static_cast<unsigned>(lanes));
+}
+template <class A>
+A __shfl_up_sync(unsigned, A value, int lanes) {
+  const int from = static_cast<int>(simt::lane()) - lanes;
+  return simt_shuffle(value, from < 0 ? simt::lane() : static_cast<unsigned>(from));
+}
+inline bool __any_sync(unsigned, bool value) {
+  simt::Given mine;
+  mine.word[0] = value;
+  const simt::Given* all = simt::exchange(mine);
+  for (int i = 0; i < 32; ++i)
+    if (all[i].word[0] != 0) return true;
+  return false;
+}
