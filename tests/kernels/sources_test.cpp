@@ -63,6 +63,10 @@ TEST(KernelSources, NoFileIsLeftOut) {
     if (extension != ".cu" && extension != ".cuh" && extension != ".cpp" && extension != ".hpp")
       continue;
     const std::string path = fs::relative(item.path(), root).generic_string();
+    // Rows of variants.def only where GREENFAST_EXPERIMENTAL is on.
+    if (!known.contains("src/kernels/cuda/sm90_fp8/host.cu") &&
+        (path.find("/sm90_fp8/") != std::string::npos || path.ends_with("/ptx_e4m3.cuh")))
+      continue;
     // No variants: evidence never speaks of them.
     if (path.ends_with("cpu/30_merge.cpp") || path.ends_with("cpu/31_append.cpp")) continue;
     EXPECT_TRUE(known.contains(path)) << path << " is in no kernel's list (CMakeLists.txt)";

@@ -50,7 +50,7 @@ __device__ void wgmma_rs_e4m3(float (&d)[kN / 2], const std::uint32_t (&a)[4], s
                                                    std::uint64_t b, bool accumulate) {             \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #R5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
                  "k32.f32.e4m3.e4m3 {" GF_NAMES_##R "}, {%" #R ", %" #R1 ", %" #R2 ", %" #R3       \
-                 "}, %" #R4 ", p, 1, 1;}"                                                          \
+                                                    "}, %" #R4 ", p, 1, 1;}"                       \
                  : GF_D_##R                                                                        \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                             \
                    "r"(static_cast<int>(accumulate)));                                             \

@@ -20,8 +20,9 @@ struct Config {
   static constexpr int kKeys = 128;      // of a block of K or V
   static constexpr int kOnes = 8;        // rows of ones behind V^T: the tensor cores sum the rows
 
-  // A second Q hides the loads between tiles; under a mask prefill lost by it.
-  constexpr int q_stages() const { return masked ? 1 : 2; }
+  // A second Q hides the loads between tiles; under a mask prefill lost by it, and at D 128 what
+  // tells them apart would spill.
+  constexpr int q_stages() const { return masked || head_dim > 64 ? 1 : 2; }
   constexpr int rows() const { return 64 * kWarpgroups; }
   constexpr int threads() const { return 128 * (kWarpgroups + 1); }
   constexpr int columns() const { return head_dim + kOnes; }  // of the output

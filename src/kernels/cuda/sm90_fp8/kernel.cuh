@@ -29,6 +29,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/ptx_e4m3.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
@@ -49,9 +50,8 @@ inline constexpr int kQIsTurned = 1;
 
 /// The upper half of a descriptor of rows of so many bytes, swizzled as wide (ptx_wgmma.cuh).
 template <int kRowBytes>
-inline constexpr std::uint32_t kDescriptorHigh = kRowBytes == 128
-                                                     ? ptx::kSwizzle128High
-                                                     : (2u << 30) | (8 * 64 / 16);
+inline constexpr std::uint32_t kDescriptorHigh = kRowBytes == 128 ? ptx::kSwizzle128High
+                                                                  : (2u << 30) | (8 * 64 / 16);
 
 /// S = Q K^T by one warp alone, for blocks whose weights have overwritten their scores. Q and K as
 /// TMA laid them.
@@ -59,21 +59,31 @@ template <int kHeadDim, int kScores>
 __device__ __forceinline__ void multiply_qk_alone(float (&s)[kScores], std::uint32_t q_rows,
                                                   std::uint32_t k_tile) {
   const int lane = ptx::lane_id();
-  const int q_row = lane & 15, q_half = lane >> 4;
-  const int k_row = (lane & 7) + (lane >> 4 << 3), k_half = lane >> 3 & 1;
+  const Place at_q = ldmatrix_a(lane), at_k = ldmatrix_b(lane);
 #pragma unroll
   for (float& x : s) x = 0.0f;
 #pragma unroll 1
   for (int k = 0; k < kHeadDim / 32; ++k) {
-    std::uint32_t a[4];
-    ptx::ldmatrix_x4(a, q_rows + swizzled<kHeadDim>(q_row, 32 * k + 16 * q_half));
+    std::uint32_t q[4];
+    ptx::ldmatrix_x4(q, q_rows + swizzled<kHeadDim>(at_q.row, 32 * k + at_q.column));
+    // A word's first two bytes and its last two as k 2 t and k 8 + 2 t of an m16n8k16: another
+    // order of k, the same one on both sides.
+    std::uint32_t a[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i / 2][i % 2] = decode_e4m3x2(q[i]);
+      a[i / 2][i % 2 + 2] = decode_e4m3x2(q[i] >> 16);
+    }
 #pragma unroll
     for (int n = 0; n < kScores / 8; ++n) {
       std::uint32_t b[4];
-      ptx::ldmatrix_x4(b, k_tile + 16 * n * kHeadDim +
-                              swizzled<kHeadDim>(k_row, 32 * k + 16 * k_half));
-      ptx::mma_m16n8k32_e4m3(reinterpret_cast<float(&)[4]>(s[8 * n]), a, b[0], b[1]);
-      ptx::mma_m16n8k32_e4m3(reinterpret_cast<float(&)[4]>(s[8 * n + 4]), a, b[2], b[3]);
+      ptx::ldmatrix_x4(
+          b, k_tile + 16 * n * kHeadDim + swizzled<kHeadDim>(at_k.row, 32 * k + at_k.column));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        ptx::mma_m16n8k16<__half>(reinterpret_cast<float(&)[4]>(s[8 * n + i / 2 * 4]), a[i % 2],
+                                  decode_e4m3x2(b[i]), decode_e4m3x2(b[i] >> 16));
+      __syncwarp();  // else ptxas loads ahead into registers that the main loop lacks
     }
   }
 }
@@ -152,12 +162,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   ptx::setmaxnreg_increase<kConfig.consumer_registers()>();
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
   const bool leader = lane == 0;
-  float s[kKeys / 2];                   // scores, then weights
-  float part[kConfig.columns() / 2];    // P V of one block, then its row sums
-  float o[kHeadDim / 2];                // of the blocks before, not yet normalised
+  float s[kKeys / 2];                    // scores, then weights
+  float part[kConfig.columns() / 2];     // P V of one block, then its row sums
+  float o[kHeadDim / 2];                 // of the blocks before, not yet normalised
   std::uint32_t weights[kKeys / 32][4];  // of the block before, as the A operand
   OnlineSoftmax<ConfigOf> rows;
-  rows.wide = wide_bases[ptx::thread_index() - 128];
+  rows.wide = &wide_bases[0][0];
   Stage<kStages> k_stage(shared.k_full, 0), v_stage(shared.v_full, 0);
   int q_index = group;  // of the tile's Q among stages and warpgroups
   const auto q_tile = [&] { return shared.q + q_index * kConfig.q_bytes(); };
@@ -177,12 +187,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::wgmma_commit();
   };
   // part = P V; asynchronous.
-  const auto issue_output = [&] {
+  const auto issue_output = [&](bool acc) {
     const std::uint32_t low = v_base + v_stage.full * kPerV;
 #pragma unroll
     for (int k = 0; k < kKeys / 32; ++k)
       ptx::wgmma_rs_e4m3<kConfig.columns()>(part, weights[k], ptx::descriptor(high_v, low + 2 * k),
-                                            k > 0);
+                                            k > 0 || acc);
     ptx::wgmma_commit();
   };
   // The second level: `part` is finished.
@@ -211,10 +221,30 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
   };
   const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
+  const auto strip = [&] { return shared.o + (4 * group + warp) * kConfig.strip_bytes(); };
+  // The weights' scores again. At D 128 this has no registers while P V is under way, so half of O
+  // steps aside into the warp's strip.
   const auto redo_scores = [&] {
-    multiply_qk_alone<kHeadDim>(
-        s, q_tile() + 16 * warp * kHeadDim,
-        shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes());
+    constexpr int kAside = kHeadDim == 128 ? 32 : 0;
+    static_assert(kAside * 4 * 32 <= kConfig.strip_bytes());
+    const std::uint32_t aside = strip() + 16 * ptx::lane_id();
+    if constexpr (kAside > 0) {
+      if (leader) ptx::tma_store_wait_read();
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kAside; i += 4)
+        ptx::shared_store4(aside + 128 * i, {o[i], o[i + 1], o[i + 2], o[i + 3]});
+    }
+    multiply_qk_alone<kHeadDim>(s, q_tile() + 16 * warp * kHeadDim,
+                                shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes());
+#pragma unroll
+    for (int i = 0; i < kAside; i += 4) {
+      const float4 x = ptx::shared_load4(aside + 128 * i);
+      o[i] = x.x;
+      o[i + 1] = x.y;
+      o[i + 2] = x.z;
+      o[i + 3] = x.w;
+    }
   };
 
   // ---- Consumers: tile after tile ----
@@ -260,9 +290,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       rows.scale = -rows.scale;
 #pragma unroll 1
       for (int at = 16 * (ptx::thread_index() & 127); at < kConfig.q_bytes(); at += 16 * 128) {
-        float4 x = ptx::shared_load4(q_tile() + at);
-        x = {-x.x, -x.y, -x.z, -x.w};
-        ptx::shared_store4(q_tile() + at, x);
+        const float4 x = ptx::shared_load4(q_tile() + at);
+        const auto turned = [](float four) {  // e4m3 numbers
+          return __uint_as_float(__float_as_uint(four) ^ 0x80808080u);
+        };
+        ptx::shared_store4(q_tile() + at, {turned(x.x), turned(x.y), turned(x.z), turned(x.w)});
       }
       ptx::fence_proxy_async_shared();
       ptx::named_barrier_sync<128>(kQIsTurned + group);
@@ -310,7 +342,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::mbarrier_wait(v_stage.full, v_stage.parity);
         ptx::pin_registers(part);
         ptx::wgmma_fence();
-        issue_output();
+        issue_output(false);
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
         bool moved = true;  // a base
@@ -349,11 +381,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
       // ---- Last product ----
       release(shared.q_empty + 8 * q_index);
-      add_part();
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       ptx::pin_registers(part);
       ptx::wgmma_fence();
-      issue_output();
+      issue_output(true);
       ptx::wgmma_wait<0>();
       ptx::pin_registers(part);
       release(v_stage.empty());
@@ -384,8 +415,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       factor[h] = rows.sum[h] == 0.0f ? 0.0f : v_factor * reciprocal_fast(rows.sum[h]);
     }
     if (p.o_by_tma) {
-      const std::uint32_t strip = shared.o + (4 * group + warp) * kConfig.strip_bytes();
-      const std::uint32_t strip_row = strip + (lane & 15) * 128;
+      const std::uint32_t strip_row = strip() + (lane & 15) * 128;
       const bool f16 = p.out_dtype == DType::f16;
       if (leader) ptx::tma_store_wait_read();
       __syncwarp();
@@ -397,9 +427,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           const float* x = o + 8 * j + 2 * i;
           words[i] = pack_output(f16, x[0] * factor[i & 1], x[1] * factor[i & 1]);
         }
-        ptx::stmatrix_x4(strip_row + j / 4 * 16 * 128 +
-                             (((j % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4),
-                         words);
+        ptx::stmatrix_x4(
+            strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4), words);
       }
       ptx::fence_proxy_async_shared();
       __syncwarp();
@@ -408,7 +437,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         if (first_row + 16 * warp < p.seq_q) {
 #pragma unroll
           for (int c = 0; c < kHeadDim / 64; ++c)
-            ptx::tma_store_4d(&o_map, strip + c * 16 * 128, 64 * c, first_row + 16 * warp,
+            ptx::tma_store_4d(&o_map, strip() + c * 16 * 128, 64 * c, first_row + 16 * warp,
                               tile.head, tile.batch);
         }
         ptx::tma_store_commit();

@@ -34,6 +34,14 @@ GREENFAST_HOST_DEVICE constexpr int key_of_slot(int slot) {
   return slot / 16 * 16 + 2 * (slot % 16 / 4) + 8 * (slot / 2 % 2) + slot % 2;
 }
 
+/// Where a lane points ldmatrix for 16 rows and 32 bytes of k of an A operand (Q), and for 16 rows
+/// of a B operand (K): the words then are those of operand_place, and of B k 16 * (word % 2) of row
+/// 8 * (word / 2) on.
+GREENFAST_HOST_DEVICE constexpr Place ldmatrix_a(int lane) { return {lane % 16, lane / 16 * 16}; }
+GREENFAST_HOST_DEVICE constexpr Place ldmatrix_b(int lane) {
+  return {lane % 8 + lane / 16 * 8, lane / 8 % 2 * 16};
+}
+
 /// Where a byte of a tile lies: rows of 128 bytes under TMA's and wgmma's 128-byte swizzle, rows of
 /// 64 under the 64-byte one.
 template <int kRowBytes>

@@ -18,7 +18,8 @@ namespace greenfast::cuda::fp8 {
 
 inline constexpr float kTop = 7.0f;      // log2 of the largest weight under a fresh base
 inline constexpr float kLimit = 448.0f;  // e4m3's largest number
-inline constexpr float kEnough = 256.0f;  // worth a new base where another row of the warp needs one
+inline constexpr float kEnough =
+    256.0f;  // worth a new base where another row of the warp needs one
 // Weights beyond this are computed again from the scores: ex2.approx.ftz of -127 is 0.
 inline constexpr float kHuge = 0x1p100f;
 
@@ -35,17 +36,22 @@ struct OnlineSoftmax {
   static constexpr int kScores = ConfigOf::value.kKeys / 2;
 
   float scale = 0.0f;  // of products to log2, above 0
-  WideBase* wide;      // of this thread: bases of rows whose `top` is NaN
+  WideBase* wide;      // of the CTA: two for each thread
   float top[2];        // of rows g and g + 8: the base
   float sum[2];
 
+  /// The base of a row whose `top` is NaN. Its address is computed where it is used, or it would
+  /// live in registers.
+  __device__ __forceinline__ WideBase& wide_base_of_row(int h) const {
+    return wide[2 * (ptx::thread_index() - 128) + h];
+  }
   __device__ __forceinline__ WideBase base_of_row(int h) const {
-    return isnan(top[h]) ? wide[h] : WideBase{top[h], 0.0f};
+    return isnan(top[h]) ? wide_base_of_row(h) : WideBase{top[h], 0.0f};
   }
   __device__ __forceinline__ void set_base(int h, WideBase base) {
     top[h] = base.high;
     if (base.low != 0.0f) {
-      wide[h] = base;
+      wide_base_of_row(h) = base;
       top[h] = NAN;  // so that the guard trips, and every block comes to `exact`
     }
   }
