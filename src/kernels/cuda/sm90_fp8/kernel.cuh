@@ -222,9 +222,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
   const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
   const auto strip = [&] { return shared.o + (4 * group + warp) * kConfig.strip_bytes(); };
-  // The weights' scores again. At D 128 this has no registers while P V is under way, so half of O
-  // steps aside into the warp's strip.
-  const auto redo_scores = [&] {
+  float shrink[2];  // of a step's new bases
+  // A block again from its scores. At D 128 there are no registers for this while P V is under way,
+  // so half of O steps aside into the warp's strip.
+  const auto redo = [&] {
     constexpr int kAside = kHeadDim == 128 ? 32 : 0;
     static_assert(kAside * 4 * 32 <= kConfig.strip_bytes());
     const std::uint32_t aside = strip() + 16 * ptx::lane_id();
@@ -237,6 +238,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
     multiply_qk_alone<kHeadDim>(s, q_tile() + 16 * warp * kHeadDim,
                                 shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes());
+    rows.exact(s, shrink);
 #pragma unroll
     for (int i = 0; i < kAside; i += 4) {
       const float4 x = ptx::shared_load4(aside + 128 * i);
@@ -314,7 +316,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (works) {
       // ---- First block: the true maximum ----
       int block = blocks.end - 1;
-      float shrink[2];
       ptx::mbarrier_wait(k_stage.full, k_stage.parity);
       ptx::pin_registers(s);
       ptx::wgmma_fence();
@@ -325,7 +326,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       release(k_stage.empty());
       if (kMasked || (block + 1) * kKeys > p.band.keys)
         rows.mask(p, s, block, first_row + 16 * warp);
-      rows.template exact<true>(s, shrink);
+      rows.begin(s);
       convert();
       k_stage.advance(shared.k_full);
       // Nothing to add yet. In assembly, because an assignment serialises wgmma (C7511).
@@ -348,10 +349,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         bool moved = true;  // a base
         if constexpr (kExact) {
           rows.mask(p, s, block, first_row + 16 * warp);
-          rows.template exact<false>(s, shrink);
+          rows.exact(s, shrink);
         } else {
           moved = !rows.fits(s);
-          if (moved) rows.recover(s, redo_scores, shrink);
+          if (moved) rows.recover(s, redo, shrink);
         }
         release(k_stage.empty());
         ptx::pin_registers(s);

@@ -3,9 +3,12 @@
 // the guard that says when the base will not do.
 //
 // A row has a base, in units of log2; its weights are 2^(scale * score - base). e4m3 ends at 448 =
-// 2^8.8 and at 2^-9, half of which still rounds to a weight. So the largest weight is set to 2^7:
-// it may grow by 1.8 octaves before the base must move (of N(0,1) scores one warp's rows in nine do
-// so in the second block, few later), and keys of e^-11.7 of it still count.
+// 2^8.8 and at 2^-9, half of which still rounds to a weight. Where the largest weight is set decides
+// two things: how far it may grow before the base must move, and what of the row's tail is left. A
+// key that decides the row alone becomes 192 (a number of e4m3, so that the sum has no error of
+// rounding): keys of e^-12 of it still count. Where many keys share the row the largest may be
+// lower by the root of their number, because the tail is measured by the sum: 2^5.6 after a block
+// of N(0,1) scores, so that later blocks hardly ever outgrow it.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +19,26 @@
 
 namespace greenfast::cuda::fp8 {
 
-inline constexpr float kTop = 7.0f;      // log2 of the largest weight under a fresh base
-inline constexpr float kLimit = 448.0f;  // e4m3's largest number
-inline constexpr float kEnough =
-    256.0f;  // worth a new base where another row of the warp needs one
+inline constexpr float kTop = 7.5849625f;   // log2(192): the largest weight of a row of one key
+inline constexpr float kLeastTop = 5.0f;    // of a row that many keys share
+inline constexpr float kLimit = 448.0f;     // e4m3's largest number
+inline constexpr float kLimitLog = 8.807f;  // just below its logarithm
+// Worth a new base where another row of the warp needs one.
+inline constexpr float kEnough = 256.0f;
 // Weights beyond this are computed again from the scores: ex2.approx.ftz of -127 is 0.
 inline constexpr float kHuge = 0x1p100f;
 
-/// The base under which `score` weighs 2^kTop. Rounded once, and the same for every block that uses
+/// log2 of what the largest weight of a row becomes whose weights sum up to `sum` times the largest.
+__device__ __forceinline__ float top_of(float sum) {
+  return fmaxf(kTop - 0.5f * __log2f(fmaxf(sum, 1.0f)), kLeastTop);
+}
+
+/// The base under which `score` weighs 2^top. Rounded once, and the same for every block that uses
 /// it; where one float is too coarse, `low` holds the rest.
-__device__ __forceinline__ WideBase base_for(float score, float scale) {
-  const float high = fmaf(score, scale, -kTop);
+__device__ __forceinline__ WideBase base_for(float score, float scale, float top) {
+  const float high = fmaf(score, scale, -top);
   const bool two = fabsf(high) > kLargestBase && fabsf(high) <= 3.4028235e38f;
-  return {high, two ? fmaf(score, scale, -high) - kTop : 0.0f};
+  return {high, two ? fmaf(score, scale, -high) - top : 0.0f};
 }
 
 template <class ConfigOf>
@@ -56,6 +66,16 @@ struct OnlineSoftmax {
     }
   }
 
+  /// Of the block, in all lanes of a row.
+  __device__ __forceinline__ static void largest_scores(const float (&s)[kScores],
+                                                        float (&most)[2]) {
+    float part[4] = {s[0], s[1], s[2], s[3]};
+#pragma unroll
+    for (int i = 4; i < kScores; ++i) part[i & 3] = fmaxf(part[i & 3], s[i]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) most[h] = quad_max(fmaxf(part[2 * h], part[2 * h + 1]));
+  }
+
   /// Hides what the rows do not see.
   __device__ __forceinline__ static void mask(const Params& p, float (&s)[kScores], int block,
                                               int first_row) {
@@ -74,24 +94,44 @@ struct OnlineSoftmax {
     }
   }
 
-  /// One block with the true maximum; `shrink` is what O and the sums must be multiplied by.
-  template <bool kFirst>
-  __device__ __forceinline__ void exact(float (&s)[kScores], float (&shrink)[2]) {
-    float most[4] = {s[0], s[1], s[2], s[3]};
+  /// The tile's first block, with its true maximum.
+  __device__ __forceinline__ void begin(float (&s)[kScores]) {
+    float most[2];
+    largest_scores(s, most);
+    WideBase full[2];
 #pragma unroll
-    for (int i = 4; i < kScores; ++i) most[i & 3] = fmaxf(most[i & 3], s[i]);
+    for (int h = 0; h < 2; ++h) full[h] = finite(wide_base(most[h], scale));
+    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      s[i] = exp2_fast(exponent(s[i], scale, full[i >> 1 & 1]));
+      part[i & 3] += s[i];
+    }
+    float factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float top_now = top_of(quad_sum(part[2 * h] + part[2 * h + 1]));
+      const WideBase base = base_for(most[h], scale, top_now);  // -inf where no key was seen yet
+      factor[h] = exp2_fast(distance(full[h], finite(base)));   // 2^top_now, as the base rounds it
+      set_base(h, base);
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) s[i] *= factor[i >> 1 & 1];
+  }
+
+  /// Another block, with its true maximum; `shrink` is what O and the sums must be multiplied by.
+  __device__ __forceinline__ void exact(float (&s)[kScores], float (&shrink)[2]) {
+    float most[2];
+    largest_scores(s, most);
     WideBase from[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      WideBase base = base_for(quad_max(fmaxf(most[2 * h], most[2 * h + 1])), scale);
-      if constexpr (kFirst) {
-        from[h] = finite(base);  // no key seen yet: weights 0, not NaN
-      } else {
-        const WideBase before = base_of_row(h);
-        base = larger(before, base);
-        from[h] = finite(base);
-        shrink[h] = exp2_fast(distance(before, from[h]));
-      }
+      const WideBase before = base_of_row(h), full = wide_base(most[h], scale);
+      WideBase base = before;
+      if (full.high != -INFINITY && !(distance(full, before) <= kLimitLog))
+        base = base_for(most[h], scale, top_of(1.0f + sum[h] * exp2_fast(distance(before, full))));
+      from[h] = finite(base);  // no key seen yet: weights 0, not NaN
+      shrink[h] = exp2_fast(distance(before, from[h]));
       set_base(h, base);
     }
 #pragma unroll
@@ -114,10 +154,10 @@ struct OnlineSoftmax {
     return !__any_sync(kFullWarp, !(__int_as_float(largest) <= kLimit));
   }
 
-  /// Weights that do not fit: scales them down exactly where they are in fp32's range, or has
-  /// `redo_scores` bring the scores back and takes their true maximum.
+  /// Weights that do not fit: scales them down where they are in fp32's range, or has the block
+  /// done again, which gives `shrink` too.
   template <class Redo>
-  __device__ __forceinline__ void recover(float (&s)[kScores], const Redo& redo_scores,
+  __device__ __forceinline__ void recover(float (&s)[kScores], const Redo& redo,
                                           float (&shrink)[2]) {
     int most[2] = {0, 0};
 #pragma unroll
@@ -126,15 +166,13 @@ struct OnlineSoftmax {
           __vimax3_s32(most[i >> 1 & 1], __float_as_int(s[i]), __float_as_int(s[i + 1]));
     const float large[2] = {__int_as_float(most[0]), __int_as_float(most[1])};
     if (__any_sync(kFullWarp, !(large[0] + large[1] <= kHuge))) {
-      redo_scores();
-      exact<false>(s, shrink);
+      redo();
       return;
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float row = quad_max(large[h]), before = top[h];
-      const auto octave = static_cast<float>((__float_as_int(row) >> 23) - 127);
-      top[h] += row > kEnough ? octave - kTop : 0.0f;
+      if (row > kEnough) top[h] += __log2f(row) - top_of(1.0f + __fdividef(sum[h], row));
       shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
     }
 #pragma unroll
