@@ -10,13 +10,12 @@
 //         - Two levels of accumulation. The tensor cores cut every product off against the
 //           accumulator: V >= 0 would lose 7% over 4,096 keys. So each block's P V starts from 0,
 //           and is added up in fp32 beside the next Q K^T.
-//         - Eight rows of ones behind V^T: the tensor cores sum the weights as they multiply V,
-//           rounded to e4m3, so a key that decides alone gives its V exactly.
+//         - A base that leaves e4m3's few octaves to what counts (softmax.cuh).
 // Takes   e4m3 with factors for each tensor or head, D up to 128, full, causal and windows, GQA,
 //         LSE, any sign of the scale, output fp16, bf16 or fp32 with any strides.
 // Limits  sm_90a; 16-byte strides of Q, K and V; no softcap. Workspace: V^T.
 // Budget  one CTA an SM: 40 registers for a producer thread, 232 for a consumer's: at D 128 64
-//         scores, 68 of a block's output, 64 of the sum, 16 of weights; hence Q in shared memory.
+//         scores, 64 of a block's output, 64 of their sum, 16 of weights; hence Q in shared memory.
 // Bound   at D 128 MUFU and tensor cores alike (512 and 528 clocks for 64 rows of a block), at D 64
 //         MUFU.
 //
@@ -148,7 +147,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::tensormap_prefetch(&v_map);
     shared.init_barriers();
   }
-  shared.lay_out_ones(raw_shared);
   __syncthreads();
 
   if (warpgroup == 0) {
@@ -163,7 +161,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
   const bool leader = lane == 0;
   float s[kKeys / 2];                    // scores, then weights
-  float part[kConfig.columns() / 2];     // P V of one block, then its row sums
+  float part[kHeadDim / 2];              // P V of one block
   float o[kHeadDim / 2];                 // of the blocks before, not yet normalised
   std::uint32_t weights[kKeys / 32][4];  // of the block before, as the A operand
   OnlineSoftmax<ConfigOf> rows;
@@ -191,24 +189,20 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const std::uint32_t low = v_base + v_stage.full * kPerV;
 #pragma unroll
     for (int k = 0; k < kKeys / 32; ++k)
-      ptx::wgmma_rs_e4m3<kConfig.columns()>(part, weights[k], ptx::descriptor(high_v, low + 2 * k),
-                                            k > 0 || acc);
+      ptx::wgmma_rs_e4m3<kHeadDim>(part, weights[k], ptx::descriptor(high_v, low + 2 * k),
+                                   k > 0 || acc);
     ptx::wgmma_commit();
   };
   // The second level: `part` is finished.
   const auto add_part = [&] {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] += part[i];
-    rows.sum[0] += part[kHeadDim / 2];
-    rows.sum[1] += part[kHeadDim / 2 + 2];
   };
   const auto rescale = [&](const float(&shrink)[2]) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i >> 1 & 1];
 #pragma unroll
-    for (int i = 0; i < kConfig.columns() / 2; ++i) part[i] *= shrink[i >> 1 & 1];
-    rows.sum[0] *= shrink[0];
-    rows.sum[1] *= shrink[1];
+    for (int i = 0; i < kHeadDim / 2; ++i) part[i] *= shrink[i >> 1 & 1];
   };
   const auto convert = [&] {
 #pragma unroll
@@ -351,8 +345,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           rows.mask(p, s, block, first_row + 16 * warp);
           rows.exact(s, shrink);
         } else {
-          moved = !rows.fits(s);
-          if (moved) rows.recover(s, redo, shrink);
+          moved = rows.guarded(s, redo, shrink);
         }
         release(k_stage.empty());
         ptx::pin_registers(s);
@@ -405,6 +398,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      rows.sum[h] = quad_sum(rows.sum[h]);
       if (p.lse != nullptr && t == 0 && row + 8 * h < p.seq_q) {
         const std::int64_t head =
             static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;

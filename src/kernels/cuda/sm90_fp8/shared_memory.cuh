@@ -73,19 +73,6 @@ struct SharedMemory {
     }
     ptx::fence_mbarrier_init();
   }
-
-  /// Rows of ones behind every V^T: all bytes are alike, so the swizzle does not matter. `memory`
-  /// is what the constructor was given. By all threads; __syncthreads must follow.
-  __device__ __forceinline__ void lay_out_ones(std::uint8_t* memory) const {
-    constexpr int kWords = kConfig.kOnes * kConfig.kKeys / 4;
-    std::uint8_t* first =
-        memory + (v - ptx::shared_address(memory)) + kConfig.head_dim * kConfig.kKeys;
-    for (int i = static_cast<int>(threadIdx.x); i < kStages * kWords; i += kConfig.threads()) {
-      reinterpret_cast<std::uint32_t*>(first + i / kWords * kConfig.v_bytes())[i % kWords] =
-          0x38383838u;
-    }
-    ptx::fence_proxy_async_shared();
-  }
 };
 
 /// The step-th tile of this CTA, in uniform registers; false when there is none.

@@ -5,10 +5,10 @@
 // A row has a base, in units of log2; its weights are 2^(scale * score - base). e4m3 ends at 448 =
 // 2^8.8 and at 2^-9, half of which still rounds to a weight. Where the largest weight is set decides
 // two things: how far it may grow before the base must move, and what of the row's tail is left. A
-// key that decides the row alone becomes 192 (a number of e4m3, so that the sum has no error of
-// rounding): keys of e^-12 of it still count. Where many keys share the row the largest may be
-// lower by the root of their number, because the tail is measured by the sum: 2^5.6 after a block
-// of N(0,1) scores, so that later blocks hardly ever outgrow it.
+// key that decides the row alone becomes 192 (a number of e4m3: rounding leaves it as it is, O is
+// its V): keys of e^-12 of it still count. Where many keys share the row the largest may be lower
+// by the root of their number, because the tail is measured by the sum: 2^5.6 after a block of
+// N(0,1) scores, so that later blocks hardly ever outgrow it.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct OnlineSoftmax {
   float scale = 0.0f;  // of products to log2, above 0
   WideBase* wide;      // of the CTA: two for each thread
   float top[2];        // of rows g and g + 8: the base
-  float sum[2];
+  float sum[2];        // of this thread's weights, before they are rounded
 
   /// The base of a row whose `top` is NaN. Its address is computed where it is used, or it would
   /// live in registers.
@@ -94,6 +94,15 @@ struct OnlineSoftmax {
     }
   }
 
+  /// What this thread has of the block's sums.
+  __device__ __forceinline__ static void sums_of(const float (&s)[kScores], float (&block)[2]) {
+    float part[4] = {s[0], s[1], s[2], s[3]};
+#pragma unroll
+    for (int i = 4; i < kScores; ++i) part[i & 3] += s[i];
+    block[0] = part[0] + part[1];
+    block[1] = part[2] + part[3];
+  }
+
   /// The tile's first block, with its true maximum.
   __device__ __forceinline__ void begin(float (&s)[kScores]) {
     float most[2];
@@ -101,18 +110,16 @@ struct OnlineSoftmax {
     WideBase full[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) full[h] = finite(wide_base(most[h], scale));
-    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      s[i] = exp2_fast(exponent(s[i], scale, full[i >> 1 & 1]));
-      part[i & 3] += s[i];
-    }
+    for (int i = 0; i < kScores; ++i) s[i] = exp2_fast(exponent(s[i], scale, full[i >> 1 & 1]));
+    sums_of(s, sum);
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top_now = top_of(quad_sum(part[2 * h] + part[2 * h + 1]));
+      const float top_now = top_of(quad_sum(sum[h]));
       const WideBase base = base_for(most[h], scale, top_now);  // -inf where no key was seen yet
       factor[h] = exp2_fast(distance(full[h], finite(base)));   // 2^top_now, as the base rounds it
+      sum[h] *= factor[h];
       set_base(h, base);
     }
 #pragma unroll
@@ -129,22 +136,28 @@ struct OnlineSoftmax {
       const WideBase before = base_of_row(h), full = wide_base(most[h], scale);
       WideBase base = before;
       if (full.high != -INFINITY && !(distance(full, before) <= kLimitLog))
-        base = base_for(most[h], scale, top_of(1.0f + sum[h] * exp2_fast(distance(before, full))));
+        base = base_for(most[h], scale,
+                        top_of(1.0f + quad_sum(sum[h]) * exp2_fast(distance(before, full))));
       from[h] = finite(base);  // no key seen yet: weights 0, not NaN
       shrink[h] = exp2_fast(distance(before, from[h]));
       set_base(h, base);
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = exp2_fast(exponent(s[i], scale, from[i >> 1 & 1]));
+    float block[2];
+    sums_of(s, block);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = sum[h] * shrink[h] + block[h];
   }
 
   /// Weights with the bases that are there. Returns whether they fit e4m3 in all rows of the warp.
   /// Positive floats are ordered as integers, of which three compare at once, and the NaN of
   /// ex2.approx (0x7fffffff) above them.
-  __device__ __forceinline__ bool fits(float (&s)[kScores]) const {
+  __device__ __forceinline__ bool fits(float (&s)[kScores], float (&block)[2]) const {
     const float base[2] = {top[0], top[1]};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = exp2_fast(fmaf(s[i], scale, -base[i >> 1 & 1]));
+    sums_of(s, block);
     int most[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; i += 2)
@@ -157,8 +170,8 @@ struct OnlineSoftmax {
   /// Weights that do not fit: scales them down where they are in fp32's range, or has the block
   /// done again, which gives `shrink` too.
   template <class Redo>
-  __device__ __forceinline__ void recover(float (&s)[kScores], const Redo& redo,
-                                          float (&shrink)[2]) {
+  __device__ __forceinline__ void recover(float (&s)[kScores], const float (&block)[2],
+                                          const Redo& redo, float (&shrink)[2]) {
     int most[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; i += 2)
@@ -172,11 +185,28 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float row = quad_max(large[h]), before = top[h];
-      if (row > kEnough) top[h] += __log2f(row) - top_of(1.0f + __fdividef(sum[h], row));
-      shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
+      const float others = quad_sum(sum[h]) * reciprocal_fast(row);
+      if (row > kEnough) top[h] += __log2f(row) - top_of(1.0f + others);
+      shrink[h] = exp2_fast(before - top[h]);  // what the rounded base makes of it
+      sum[h] = (sum[h] + block[h]) * shrink[h];
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] *= shrink[i >> 1 & 1];
+  }
+
+  /// A block with stale bases. Returns whether they moved, by `shrink`.
+  template <class Redo>
+  __device__ __forceinline__ bool guarded(float (&s)[kScores], const Redo& redo,
+                                          float (&shrink)[2]) {
+    float block[2];
+    const bool moved = !fits(s, block);
+    if (moved) {
+      recover(s, block, redo, shrink);
+    } else {
+      sum[0] += block[0];
+      sum[1] += block[1];
+    }
+    return moved;
   }
 };
 
