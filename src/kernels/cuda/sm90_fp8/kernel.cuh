@@ -16,8 +16,7 @@
 // Limits  sm_90a; 16-byte strides of Q, K and V; no softcap. Workspace: V^T.
 // Budget  one CTA an SM: 40 registers for a producer thread, 232 for a consumer's: at D 128 64
 //         scores, 64 of a block's output, 64 of their sum, 16 of weights; hence Q in shared memory.
-// Bound   at D 128 MUFU and tensor cores alike (512 and 528 clocks for 64 rows of a block), at D 64
-//         MUFU.
+// Bound   at D 128 MUFU and tensor cores alike (512 clocks for 64 rows of a block), at D 64 MUFU.
 //
 // Read config.hpp, layout.hpp, shared_memory.cuh, producer.cuh and softmax.cuh first.
 #pragma once
@@ -184,13 +183,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                                 ptx::descriptor(high, k_low + 2 * k), k > 0);
     ptx::wgmma_commit();
   };
-  // part = P V; asynchronous.
-  const auto issue_output = [&](bool acc) {
+  // part (+)= P V; asynchronous.
+  const auto issue_output = [&](bool accumulate) {
     const std::uint32_t low = v_base + v_stage.full * kPerV;
 #pragma unroll
     for (int k = 0; k < kKeys / 32; ++k)
       ptx::wgmma_rs_e4m3<kHeadDim>(part, weights[k], ptx::descriptor(high_v, low + 2 * k),
-                                   k > 0 || acc);
+                                   k > 0 || accumulate);
     ptx::wgmma_commit();
   };
   // The second level: `part` is finished.
@@ -374,6 +373,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
 
       // ---- Last product ----
+      // On top of the one before: where it began anew, ptxas would serialise all of wgmma (C7511).
+      // Two blocks in one accumulator lose 0.25% of V >= 0, one 0.16%.
       release(shared.q_empty + 8 * q_index);
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       ptx::pin_registers(part);

@@ -3,12 +3,12 @@
 // the guard that says when the base will not do.
 //
 // A row has a base, in units of log2; its weights are 2^(scale * score - base). e4m3 ends at 448 =
-// 2^8.8 and at 2^-9, half of which still rounds to a weight. Where the largest weight is set decides
-// two things: how far it may grow before the base must move, and what of the row's tail is left. A
-// key that decides the row alone becomes 192 (a number of e4m3: rounding leaves it as it is, O is
-// its V): keys of e^-12 of it still count. Where many keys share the row the largest may be lower
-// by the root of their number, because the tail is measured by the sum: 2^5.6 after a block of
-// N(0,1) scores, so that later blocks hardly ever outgrow it.
+// 2^8.8 and at 2^-9, half of which still rounds to a weight. Where the largest weight is set says
+// how far it may grow before the base must move, and what of the row's tail is left. A key that
+// decides the row alone becomes 192: keys of e^-12 of it still count. Where many keys share the row
+// the largest may be lower by the root of their number, because the tail is measured by the sum: 48
+// after a block of N(0,1) scores, so that later blocks hardly ever outgrow it. Rounding leaves
+// these numbers as they are, so that O is V where one key decides.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +20,27 @@
 namespace greenfast::cuda::fp8 {
 
 inline constexpr float kTop = 7.5849625f;   // log2(192): the largest weight of a row of one key
-inline constexpr float kLeastTop = 5.0f;    // of a row that many keys share
+inline constexpr float kMostBelow = 2.0f;   // octaves, of a row that many keys share
 inline constexpr float kLimit = 448.0f;     // e4m3's largest number
 inline constexpr float kLimitLog = 8.807f;  // just below its logarithm
 // Worth a new base where another row of the warp needs one.
 inline constexpr float kEnough = 256.0f;
+// Up to here one float holds a base finely enough that 192 stays 192.
+inline constexpr float kFineBase = 0x1p15f;
 // Weights beyond this are computed again from the scores: ex2.approx.ftz of -127 is 0.
 inline constexpr float kHuge = 0x1p100f;
 
-/// log2 of what the largest weight of a row becomes whose weights sum up to `sum` times the largest.
+/// log2 of the largest weight of a row whose weights sum up to `sum` times the largest: of 192, 96
+/// or 48, which rounding leaves as they are, also where keys tie.
 __device__ __forceinline__ float top_of(float sum) {
-  return fmaxf(kTop - 0.5f * __log2f(fmaxf(sum, 1.0f)), kLeastTop);
+  return kTop - fminf(rintf(0.5f * __log2f(fmaxf(sum, 1.0f))), kMostBelow);
 }
 
 /// The base under which `score` weighs 2^top. Rounded once, and the same for every block that uses
 /// it; where one float is too coarse, `low` holds the rest.
 __device__ __forceinline__ WideBase base_for(float score, float scale, float top) {
   const float high = fmaf(score, scale, -top);
-  const bool two = fabsf(high) > kLargestBase && fabsf(high) <= 3.4028235e38f;
+  const bool two = fabsf(high) > kFineBase && fabsf(high) <= 3.4028235e38f;
   return {high, two ? fmaf(score, scale, -high) - top : 0.0f};
 }
 
