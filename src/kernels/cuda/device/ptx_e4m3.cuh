@@ -25,12 +25,14 @@ __device__ void wgmma_rs_e4m3(float (&d)[kN / 2], const std::uint32_t (&a)[4], s
   "9, "
 #define GF_NAMES_30 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " GF_TEN(1) GF_TEN(2)
 #define GF_NAMES_60 GF_NAMES_30 GF_TEN(3) GF_TEN(4) GF_TEN(5)
-#define GF_NAMES_32 GF_NAMES_30 "%30, %31"
+#define GF_NAMES_36 GF_NAMES_30 "%30, %31, %32, %33, %34, %35"
 #define GF_NAMES_64 GF_NAMES_60 "%60, %61, %62, %63"
+#define GF_NAMES_68 GF_NAMES_60 "%60, %61, %62, %63, %64, %65, %66, %67"
 #define GF_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define GF_D16(i) GF_D4(i), GF_D4(i + 4), GF_D4(i + 8), GF_D4(i + 12)
-#define GF_D_32 GF_D16(0), GF_D16(16)
+#define GF_D_36 GF_D16(0), GF_D16(16), GF_D4(32)
 #define GF_D_64 GF_D16(0), GF_D16(16), GF_D16(32), GF_D16(48)
+#define GF_D_68 GF_D_64, GF_D4(64)
 
 // R = kN / 2 accumulators; R1.. = R + 1.. number the operands that follow them.
 #define GF_WGMMA_SS(N, R, R1, R2)                                                                  \
@@ -54,19 +56,21 @@ __device__ void wgmma_rs_e4m3(float (&d)[kN / 2], const std::uint32_t (&a)[4], s
                    "r"(static_cast<int>(accumulate)));                                             \
   }
 GF_WGMMA_SS(128, 64, 65, 66)
-GF_WGMMA_RS(64, 32, 33, 34, 35, 36, 37)
-GF_WGMMA_RS(128, 64, 65, 66, 67, 68, 69)
+GF_WGMMA_RS(72, 36, 37, 38, 39, 40, 41)
+GF_WGMMA_RS(136, 68, 69, 70, 71, 72, 73)
 
 #undef GF_WGMMA_SS
 #undef GF_WGMMA_RS
 #undef GF_TEN
 #undef GF_NAMES_30
 #undef GF_NAMES_60
-#undef GF_NAMES_32
+#undef GF_NAMES_36
+#undef GF_NAMES_68
 #undef GF_NAMES_64
 #undef GF_D4
 #undef GF_D16
-#undef GF_D_32
+#undef GF_D_36
+#undef GF_D_68
 #undef GF_D_64
 
 /// c += a * b, one warp: A [16, 32] and B [32, 8] as m16n8k16's, four bytes where that has two

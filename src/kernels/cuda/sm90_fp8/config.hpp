@@ -18,18 +18,20 @@ struct Config {
 
   static constexpr int kWarpgroups = 2;  // consumers of 64 query rows each
   static constexpr int kKeys = 128;      // of a block of K or V
+  static constexpr int kOnes = 8;        // rows of ones behind V^T: the tensor cores sum the rows
 
   // A second Q hides the loads between tiles; under a mask prefill lost by it, and at D 128 what
   // tells them apart would spill.
   constexpr int q_stages() const { return masked || head_dim > 64 ? 1 : 2; }
   constexpr int rows() const { return 64 * kWarpgroups; }
   constexpr int threads() const { return 128 * (kWarpgroups + 1); }
+  constexpr int columns() const { return head_dim + kOnes; }  // of the output
 
-  // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V^T;
-  // O, one strip of 16 rows a warp. Rows of Q and K have head_dim bytes, of V^T 128.
+  // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V^T
+  // with its ones; O, one strip of 16 rows a warp. Rows of Q and K have head_dim bytes, of V^T 128.
   constexpr int q_bytes() const { return 64 * head_dim; }
   constexpr int k_bytes() const { return kKeys * head_dim; }
-  constexpr int v_bytes() const { return head_dim * kKeys; }
+  constexpr int v_bytes() const { return columns() * kKeys; }
   constexpr int strip_bytes() const { return 16 * head_dim * 2; }
   constexpr int k_offset() const { return q_stages() * kWarpgroups * q_bytes(); }
   constexpr int v_offset() const { return k_offset() + stages * k_bytes(); }

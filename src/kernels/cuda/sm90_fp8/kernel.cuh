@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::tensormap_prefetch(&v_map);
     shared.init_barriers();
   }
+  shared.lay_out_ones(raw_shared);
   __syncthreads();
 
   if (warpgroup == 0) {
@@ -160,8 +161,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
   const bool leader = lane == 0;
   float s[kKeys / 2];                    // scores, then weights
-  float part[kHeadDim / 2];              // P V of one block
+  float part[kConfig.columns() / 2];     // P V of one block, then its row sums
   float o[kHeadDim / 2];                 // of the blocks before, not yet normalised
+  float rounded[2];                      // and their sums of rounded weights
   std::uint32_t weights[kKeys / 32][4];  // of the block before, as the A operand
   OnlineSoftmax<ConfigOf> rows;
   rows.wide = &wide_bases[0][0];
@@ -188,20 +190,24 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const std::uint32_t low = v_base + v_stage.full * kPerV;
 #pragma unroll
     for (int k = 0; k < kKeys / 32; ++k)
-      ptx::wgmma_rs_e4m3<kHeadDim>(part, weights[k], ptx::descriptor(high_v, low + 2 * k),
-                                   k > 0 || accumulate);
+      ptx::wgmma_rs_e4m3<kConfig.columns()>(part, weights[k], ptx::descriptor(high_v, low + 2 * k),
+                                            k > 0 || accumulate);
     ptx::wgmma_commit();
   };
   // The second level: `part` is finished.
   const auto add_part = [&] {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] += part[i];
+    rounded[0] += part[kHeadDim / 2];
+    rounded[1] += part[kHeadDim / 2 + 2];
   };
   const auto rescale = [&](const float(&shrink)[2]) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i >> 1 & 1];
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) part[i] *= shrink[i >> 1 & 1];
+    for (int i = 0; i < kConfig.columns() / 2; ++i) part[i] *= shrink[i >> 1 & 1];
+    rounded[0] *= shrink[0];
+    rounded[1] *= shrink[1];
   };
   const auto convert = [&] {
 #pragma unroll
@@ -214,17 +220,25 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
   };
   const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
-  const auto strip = [&] { return shared.o + (4 * group + warp) * kConfig.strip_bytes(); };
+  // The warp's output. lane / 32 is 0, but keeps the address from living in a register.
+  const auto strip = [&] {
+    return shared.q + kConfig.o_offset() +
+           (4 * group + warp + ptx::lane_id() / 32) * kConfig.strip_bytes();
+  };
+  // This thread's 16 bytes of it, and more at steps of 512, once its last tile is stored.
+  const auto free_strip = [&] {
+    if (leader) ptx::tma_store_wait_read();
+    __syncwarp();
+    return strip() + 16 * ptx::lane_id();
+  };
   float shrink[2];  // of a step's new bases
   // A block again from its scores. At D 128 there are no registers for this while P V is under way,
   // so half of O steps aside into the warp's strip.
   const auto redo = [&] {
     constexpr int kAside = kHeadDim == 128 ? 32 : 0;
     static_assert(kAside * 4 * 32 <= kConfig.strip_bytes());
-    const std::uint32_t aside = strip() + 16 * ptx::lane_id();
+    const std::uint32_t aside = free_strip();
     if constexpr (kAside > 0) {
-      if (leader) ptx::tma_store_wait_read();
-      __syncwarp();
 #pragma unroll
       for (int i = 0; i < kAside; i += 4)
         ptx::shared_store4(aside + 128 * i, {o[i], o[i + 1], o[i + 2], o[i + 3]});
@@ -303,7 +317,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     high = kDescriptorHigh<kHeadDim> + zero;
     high_v = kHeadDim == 128 ? high : ptx::kSwizzle128High + zero;
     rows.top[0] = rows.top[1] = -INFINITY;
-    rows.sum[0] = rows.sum[1] = 0.0f;
+    rows.sum[0] = rows.sum[1] = rounded[0] = rounded[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
     if (works) {
@@ -341,8 +355,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::pin_registers(s);
         bool moved = true;  // a base
         if constexpr (kExact) {
+          // Masks and maxima have no registers for these at D 128: they step aside, as in `redo`.
+          const std::uint32_t aside = free_strip();
+          ptx::shared_store4(aside, {rounded[0], rounded[1], o[0], o[1]});
           rows.mask(p, s, block, first_row + 16 * warp);
           rows.exact(s, shrink);
+          const float4 back = ptx::shared_load4(strip() + 16 * ptx::lane_id());
+          rounded[0] = back.x;
+          rounded[1] = back.y;
+          o[0] = back.z;
+          o[1] = back.w;
         } else {
           moved = rows.guarded(s, redo, shrink);
         }
@@ -394,7 +416,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       skip_block();
 
     // ---- Epilogue: normalise, store ----
-    const int row = first_row + 16 * warp + (ptx::lane_id() >> 2), t = ptx::lane_id() & 3;
+    const int here = ptx::lane_id();  // anew: `lane` would live through the main loop
+    const int row = first_row + 16 * warp + (here >> 2), t = here & 3;
     const float v_factor = factor_of(p.scales.v, p.scales.per_head, kv);
     float factor[2];
 #pragma unroll
@@ -408,10 +431,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
             rows.sum[h] == 0.0f ? -INFINITY
                                 : kLn2 * (base.high + (base.low + __log2f(rows.sum[h])));
       }
-      factor[h] = rows.sum[h] == 0.0f ? 0.0f : v_factor * reciprocal_fast(rows.sum[h]);
+      factor[h] = rounded[h] == 0.0f ? 0.0f : v_factor * reciprocal_fast(rounded[h]);
     }
     if (p.o_by_tma) {
-      const std::uint32_t strip_row = strip() + (lane & 15) * 128;
+      const std::uint32_t strip_row = strip() + (here & 15) * 128;
       const bool f16 = p.out_dtype == DType::f16;
       if (leader) ptx::tma_store_wait_read();
       __syncwarp();
@@ -424,7 +447,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           words[i] = pack_output(f16, x[0] * factor[i & 1], x[1] * factor[i & 1]);
         }
         ptx::stmatrix_x4(
-            strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4), words);
+            strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (here >> 4)) ^ (here & 7)) << 4), words);
       }
       ptx::fence_proxy_async_shared();
       __syncwarp();

@@ -39,7 +39,8 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
     const auto load_v = [&](int block) {
       ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
       if (leader) {
-        ptx::mbarrier_arrive_expect_tx(v_stage.full, kConfig.v_bytes());
+        // Without the ones, which stay.
+        ptx::mbarrier_arrive_expect_tx(v_stage.full, kConfig.head_dim * kKeys);
         ptx::tma_load_4d(shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes(), &v_map,
                          v_stage.full, block * kKeys, 0, kv_head, tile.batch);
       }

@@ -45,14 +45,13 @@ struct SharedMemory {
   static_assert(kConfig.k_offset() % 1024 == 0 && kConfig.k_bytes() % 1024 == 0 &&
                 kConfig.v_bytes() % 1024 == 0 && kConfig.o_offset() % 1024 == 0);
 
-  std::uint32_t q, k, v, o;
+  std::uint32_t q, k, v;
   std::uint32_t q_full, q_empty, k_full, v_full;
 
   __device__ __forceinline__ SharedMemory(const void* memory, const std::uint64_t* barriers)
       : q(uniform((ptx::shared_address(memory) + 1023) & ~1023u)),
         k(q + kConfig.k_offset()),
         v(q + kConfig.v_offset()),
-        o(q + kConfig.o_offset()),
         q_full(uniform(ptx::shared_address(barriers))),
         q_empty(q_full + 8 * kQTiles),
         k_full(q_empty + 8 * kQTiles),
@@ -72,6 +71,19 @@ struct SharedMemory {
       }
     }
     ptx::fence_mbarrier_init();
+  }
+
+  /// Rows of ones behind every V^T: all bytes are alike, so the swizzle does not matter. `memory`
+  /// is what the constructor was given. By all threads; __syncthreads must follow.
+  __device__ __forceinline__ void lay_out_ones(std::uint8_t* memory) const {
+    constexpr int kWords = kConfig.kOnes * kConfig.kKeys / 4;
+    std::uint8_t* first =
+        memory + (v - ptx::shared_address(memory)) + kConfig.head_dim * kConfig.kKeys;
+    for (int i = static_cast<int>(threadIdx.x); i < kStages * kWords; i += kConfig.threads()) {
+      reinterpret_cast<std::uint32_t*>(first + i / kWords * kConfig.v_bytes())[i % kWords] =
+          0x38383838u;
+    }
+    ptx::fence_proxy_async_shared();
   }
 };
 
