@@ -11,12 +11,15 @@
 //           accumulator: V >= 0 would lose 7% over 4,096 keys. So each block's P V starts from 0,
 //           and is added up in fp32 beside the next Q K^T.
 //         - A base that leaves e4m3's few octaves to what counts (softmax.cuh).
+//         - Two sums of a row. O is divided by that of the rounded weights, from eight rows of ones
+//           behind V^T; the log-sum-exp is of the weights before rounding.
 // Takes   e4m3 with factors for each tensor or head, D up to 128, full, causal and windows, GQA,
 //         LSE, any sign of the scale, output fp16, bf16 or fp32 with any strides.
 // Limits  sm_90a; 16-byte strides of Q, K and V; no softcap. Workspace: V^T.
 // Budget  one CTA an SM: 40 registers for a producer thread, 232 for a consumer's: at D 128 64
-//         scores, 64 of a block's output, 64 of their sum, 16 of weights; hence Q in shared memory.
-// Bound   at D 128 MUFU and tensor cores alike (512 clocks for 64 rows of a block), at D 64 MUFU.
+//         scores, 68 of a block's output, 64 of their sum, 16 of weights; hence Q in shared memory.
+// Bound   at D 128 MUFU and tensor cores alike (512 and 528 clocks for 64 rows of a block), at D 64
+//         MUFU.
 //
 // Read config.hpp, layout.hpp, shared_memory.cuh, producer.cuh and softmax.cuh first.
 #pragma once
