@@ -1,7 +1,7 @@
 // cuda.sm90.fp8: attention on e4m3 for problems that fill the machine. sm_90a.
 //
-// Idea    Both products multiply e4m3 by wgmma, at twice the rate of 16 bits. The loop is prefill's:
-//         one producer warp copies tiles by TMA, two consumer warpgroups own 64 query rows each; a
+// Idea    Both products multiply e4m3 by wgmma, at twice the rate of 16 bits. The loop is that of
+//         cuda.sm90.prefill: one producer warp, two consumer warpgroups of 64 query rows each; a
 //         step issues S(j) = Q K(j)^T, then P(j-1) V(j-1), and weighs S(j) beside the second. No
 //         row maximum but where a mask cuts: a stale base serves, and a guard watches the range of
 //         e4m3. What e4m3 asks for beside that:
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   float s[kKeys / 2];                    // scores, then weights
   float part[kConfig.columns() / 2];     // P V of one block, then its row sums
   float o[kHeadDim / 2];                 // of the blocks before, not yet normalised
-  float rounded[2];                      // and their sums of rounded weights
+  float rounded[2] = {};                 // and their sums of rounded weights
   std::uint32_t weights[kKeys / 32][4];  // of the block before, as the A operand
   OnlineSoftmax<ConfigOf> rows;
   rows.wide = &wide_bases[0][0];
