@@ -33,6 +33,12 @@ inline constexpr Features kTakesStageC{
     Feature::in_e4m3, Feature::out_f16,           Feature::scales_tensor, Feature::scales_per_head,
     Feature::causal,  Feature::nonpositive_scale, Feature::grouped_heads};
 
+/// e4m3 on Hopper's tensor cores.
+inline constexpr Features kTakesE4m3{
+    Feature::in_e4m3, Feature::out_f32,       Feature::out_f16,           Feature::out_bf16,
+    Feature::causal,  Feature::window,        Feature::nonpositive_scale, Feature::scales_tensor,
+    Feature::lse,     Feature::grouped_heads, Feature::scales_per_head};
+
 /// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,
 /// nothing where there is no query. core::is_empty says which problems get it: a feature that
 /// changes a row without keys (a sink does) belongs there too.

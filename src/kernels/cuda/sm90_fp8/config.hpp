@@ -1,0 +1,101 @@
+// What host and device agree on: the configurations of cuda.sm90.fp8, its shared memory and its
+// arguments.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/device/mask.hpp"
+#include "kernels/cuda/device/tile_schedule.hpp"
+
+namespace greenfast::cuda::fp8 {
+
+struct Config {
+  int head_dim = 128;  // columns of the tiles; smaller heads are padded with zeros by TMA
+  bool masked = false;
+  int stages = 4;  // blocks of K, and of V, in flight
+
+  static constexpr int kWarpgroups = 2;  // consumers of 64 query rows each
+  static constexpr int kKeys = 128;      // of a block of K or V
+  static constexpr int kOnes = 8;        // rows of ones behind V^T: the tensor cores sum the rows
+
+  // A second Q hides the loads between tiles; under a mask prefill lost by it, and at D 128 what
+  // tells them apart would spill.
+  constexpr int q_stages() const { return masked || head_dim > 64 ? 1 : 2; }
+  constexpr int rows() const { return 64 * kWarpgroups; }
+  constexpr int threads() const { return 128 * (kWarpgroups + 1); }
+  constexpr int columns() const { return head_dim + kOnes; }  // of the output
+
+  // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V^T
+  // with its ones; O, one strip of 16 rows a warp. Rows of Q and K have head_dim bytes, of V^T 128.
+  constexpr int q_bytes() const { return 64 * head_dim; }
+  constexpr int k_bytes() const { return kKeys * head_dim; }
+  constexpr int v_bytes() const { return columns() * kKeys; }
+  constexpr int strip_bytes() const { return 16 * head_dim * 2; }
+  constexpr int k_offset() const { return q_stages() * kWarpgroups * q_bytes(); }
+  constexpr int v_offset() const { return k_offset() + stages * k_bytes(); }
+  constexpr int o_offset() const { return v_offset() + stages * v_bytes(); }
+  constexpr int shared_bytes() const { return 1024 + o_offset() + 4 * kWarpgroups * strip_bytes(); }
+
+  // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for
+  // each thread; a warpgroup that asks for more than the others gave back waits for ever.
+  constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+  static constexpr int kProducerRegisters = 40;
+  constexpr int consumer_registers() const {
+    return (launch_registers() * (kWarpgroups + 1) - kProducerRegisters) / kWarpgroups / 8 * 8;
+  }
+};
+
+template <Config kConfig>
+struct With {
+  static constexpr Config value = kConfig;
+};
+
+/// Head dims of the tiles.
+inline constexpr std::array kHeadDims{64, 128};
+
+/// Factors of e4m3 tensors: null for 1, else one or one a head.
+struct Scales {
+  const float *q = nullptr, *k = nullptr, *v = nullptr;
+  bool per_head = false;
+};
+
+/// Kernel arguments beside the tensor maps.
+struct Params {
+  Band band;  // of the keys that the K and V^T maps hold, which are those that some row sees
+  std::int32_t seq_q = 0;
+  std::int32_t key_blocks = 0;
+  std::int32_t group = 1;  // query heads that share a KV head
+  std::int32_t heads_kv = 1;
+  std::int32_t k_last_head = 0, k_last_batch = 0;  // 0 where a stride of 0 broadcasts
+  TileSchedule schedule;
+  double scale_log2 = 0;  // scale * log2(e); in double, because the factors may bring it back
+  Scales scales;
+  float* lse = nullptr;  // [all_heads, seq_q] or null
+  void* o = nullptr;
+  std::int64_t o_batch = 0, o_head = 0, o_row = 0;  // strides in elements
+  std::int32_t head_dim = 0;
+  DType out_dtype = DType::f16;
+  bool o_by_tma = false;
+};
+
+/// Arguments of the pass that turns V into V^T: [batch * heads][head dim of the tile][pitch].
+struct TransposeParams {
+  const std::uint8_t* v = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;  // strides in bytes
+  std::int32_t heads = 1;
+  std::int32_t keys = 0;    // behind them V^T has zeros
+  std::int32_t blocks = 0;  // of 128 keys
+  std::int32_t head_dim = 0;
+  std::uint8_t* out = nullptr;
+};
+
+/// Kernels of a head dim, for cudaLaunchKernelExC.
+struct Entries {
+  const void *plain = nullptr, *masked = nullptr, *transpose = nullptr;
+};
+template <int kHeadDim>
+Entries entries();
+
+}  // namespace greenfast::cuda::fp8

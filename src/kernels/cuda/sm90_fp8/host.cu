@@ -1,0 +1,346 @@
+// Host side of cuda.sm90.fp8: what it takes, the order of the tiles, the tensor maps, the two
+// launches.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "core/arithmetic.hpp"
+#include "core/text.hpp"
+#include "core/variant.hpp"
+#include "kernels/cuda/device/batch_parts.hpp"
+#include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/sm90_fp8/config.hpp"
+#include "kernels/cuda/sm90_fp8/layout.hpp"
+
+namespace greenfast::cuda::fp8 {
+namespace {
+
+constexpr const char* kId = "cuda.sm90.fp8";
+
+using core::ceil_div;
+
+/// Whether rows of bytes begin where TMA, or a load of 16 bytes, wants them. A stride of 0 over
+/// heads or batch is a broadcast.
+bool rows_of_16_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,
+                      std::int64_t rows, bool broadcast) {
+  const auto fits = [](std::int64_t length, std::int64_t stride, bool may_broadcast) {
+    return length <= 1 || (stride == 0 && may_broadcast) ||
+           (stride > 0 && stride % kTmaAlignment == 0 && stride < kTmaStrideLimit);
+  };
+  return layout.alignment >= kTmaAlignment && fits(batch, layout.stride[0], broadcast) &&
+         fits(heads, layout.stride[1], broadcast) && fits(rows, layout.stride[2], false);
+}
+
+/// What a launch will do: everything that does not depend on addresses.
+struct Decision {
+  VisibleKeys keys;
+  Config config;
+  std::int32_t tiles = 0;   // of a head
+  std::int32_t blocks = 0;  // of keys
+  TileOrder order = TileOrder::by_head;
+  int paired_rounds = 0;
+  bool longest_is_last = true;
+  bool o_by_tma = false;
+  int ctas = 1;
+
+  /// Of a head's V^T.
+  std::int64_t transposed_bytes() const {
+    return std::int64_t{config.head_dim} * blocks * Config::kKeys;
+  }
+};
+
+Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  Decision d;
+  d.keys = visible_keys(problem);
+  const Band& band = d.keys.band;
+  d.config.head_dim = problem.head_dim <= kHeadDims[0] ? kHeadDims[0] : kHeadDims[1];
+  d.config.masked =
+      band.above < band.keys - 1 || band.below + (static_cast<std::int32_t>(problem.seq_q) - 1) > 0;
+  const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
+  const std::int32_t rows = d.config.rows();
+  d.tiles = (seq_q - 1) / rows + 1;
+  d.blocks = std::max(1, static_cast<std::int32_t>(ceil_div(band.keys, Config::kKeys)));
+  d.o_by_tma =
+      problem.out_dtype != DType::f32 &&
+      tma_addressable(problem.o, entries_for_choice(problem, problem.o, choice.batch_invariant),
+                      problem.heads_q, problem.seq_q, false);
+
+  const auto work = [&](std::int32_t tile) {
+    const std::int32_t first = tile * rows;
+    const BlockRange range =
+        blocks_of(band, Config::kKeys, first, std::min(first + rows, seq_q) - 1);
+    return range.end - range.begin;
+  };
+  const std::int32_t first = work(0), last = work(d.tiles - 1), middle = work(d.tiles / 2);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
+  d.longest_is_last = last >= first;
+  if (4 * std::min(first, last) < 3 * std::max({first, last, middle})) {
+    // As prefill: longest first balances best, but visits all heads at once; where their K and V
+    // do not fit L2, most of the work is done in pairs, which keep to a few heads.
+    d.order = TileOrder::balanced;
+    const std::int64_t kv_bytes =
+        2 * problem.batch * problem.heads_kv * band.keys * problem.head_dim;
+    if (kv_bytes > facts.l2_bytes / 2)
+      d.paired_rounds =
+          static_cast<int>(std::max<std::int64_t>(0, heads * (d.tiles / 2) / d.ctas - 1));
+  }
+  return d;
+}
+
+/// Tiles of 128 rows, and blocks of V^T, that one launch counts.
+constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / 2;
+
+std::int64_t tiles_of_an_entry(const Problem& problem) {
+  return std::max(problem.heads_q * ceil_div(problem.seq_q, 128),
+                  problem.heads_kv * ceil_div(problem.seq_kv, 128));
+}
+
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
+  if (facts.arch != 90) {
+    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
+                  ": its machine code (sm_90a) runs on 9.0 only");
+  }
+  if (problem.head_dim > kHeadDims.back()) {
+    return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());
+  }
+  if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
+    return refuse(why, "a sequence longer than 2^30");
+  }
+  const struct {
+    const char* name;
+    const Layout& layout;
+    std::int64_t heads, seq;
+    bool broadcast;
+  } inputs[] = {{"Q", problem.q, problem.heads_q, problem.seq_q, false},
+                {"K", problem.k, problem.heads_kv, problem.seq_kv, true},
+                {"V", problem.v, problem.heads_kv, problem.seq_kv, true}};
+  for (const auto& input : inputs) {
+    const std::int64_t entries = entries_for_choice(problem, input.layout, choice.batch_invariant);
+    if (rows_of_16_bytes(input.layout, entries, input.heads, input.seq, input.broadcast)) continue;
+    return refuse(why, input.name, " has strides ", input.layout.stride[0], ", ",
+                  input.layout.stride[1], ", ", input.layout.stride[2], " (B, H, S) and alignment ",
+                  input.layout.alignment,
+                  ": TMA takes positive strides in multiples of 16 elements of e4m3 below 2^40",
+                  " and 16-byte addresses; pad the rows or copy");
+  }
+  if (tiles_of_an_entry(problem) > kMostTiles) {
+    return refuse(why, tiles_of_an_entry(problem),
+                  " tiles of 128 queries or keys in a batch entry: at most 2^30 - 1; split the "
+                  "heads");
+  }
+  const Config largest{.head_dim = kHeadDims.back()};
+  if (facts.shared_per_block < largest.shared_bytes() + 8192) {
+    return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
+                  largest.shared_bytes() + 8192);
+  }
+  if (why != nullptr) *why = "e4m3 with 16-byte rows: TMA, wgmma on e4m3, V transposed by a pass";
+  return true;
+}
+
+std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  return problem.batch * problem.heads_kv * decide(problem, facts, choice).transposed_bytes();
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const Decision d = decide(problem, facts, choice);
+  Plan result;
+  result.grid = {d.ctas, 1, 1};
+  result.block = {d.config.threads(), 1, 1};
+  result.shared_bytes = d.config.shared_bytes();
+  result.tile_q = d.config.rows();
+  result.tile_kv = Config::kKeys;
+  result.stages = d.config.stages;
+  result.workspace_bytes = workspace(problem, facts, choice);
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  result.kernel = core::concat("fp8::fp8_kernel<Compiled<", d.config.head_dim, ", ",
+                               d.config.masked ? "true" : "false", ">>");
+  result.note = "V is transposed into the workspace first, by a kernel of its own";
+  return result;
+}
+
+// ---- Launch ----
+
+const Entries& entries_of(const Config& config) {
+  static const std::array<Entries, kHeadDims.size()> table{entries<kHeadDims[0]>(),
+                                                           entries<kHeadDims[1]>()};
+  return table[config.head_dim == kHeadDims[0] ? 0 : 1];
+}
+const void* kernel_of(const Config& config) {
+  const Entries& kernels = entries_of(config);
+  return config.masked ? kernels.masked : kernels.plain;
+}
+
+constinit std::array<std::array<SharedMemoryOptIn, 2>, kHeadDims.size()> opt_in;
+
+Status ensure_ready(const Decision& d, int device) {
+  if (tensor_map_driver() == nullptr) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
+                "later, update the driver"};
+  }
+  SharedMemoryOptIn& state =
+      opt_in[d.config.head_dim == kHeadDims[0] ? 0 : 1][d.config.masked ? 1 : 0];
+  return state.ensure(kernel_of(d.config), d.config.shared_bytes(), device, kId);
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_ready(decide(problem, *context.facts, context.choice), context.facts->index);
+}
+
+/// A map of bytes. Axes of length 1 may have any stride.
+struct ByteMap {
+  const void* data;
+  std::array<std::int64_t, 4> sizes;    // the contiguous axis first
+  std::array<std::int64_t, 3> strides;  // in bytes
+  int box_columns, box_rows;
+};
+bool encode(CUtensorMap* map, const ByteMap& m) {
+  cuuint64_t sizes[4], strides[3];
+  for (int i = 0; i < 4; ++i)
+    sizes[i] = static_cast<cuuint64_t>(std::max<std::int64_t>(m.sizes[i], 1));
+  for (int i = 0; i < 3; ++i)
+    strides[i] = static_cast<cuuint64_t>(m.sizes[i + 1] > 1 ? m.strides[i] : kTmaAlignment);
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(m.box_columns),
+                             static_cast<cuuint32_t>(m.box_rows), 1, 1};
+  const cuuint32_t element_steps[4] = {1, 1, 1, 1};
+  return tensor_map_driver()->encode(
+             map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(m.data), sizes, strides, box,
+             element_steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             m.box_columns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+ByteMap rows_of(const void* data, const Layout& layout, std::int64_t batch, std::int64_t heads,
+                std::int64_t rows, std::int64_t head_dim, int box_columns, int box_rows) {
+  return {data,
+          {head_dim, rows, layout.stride[1] == 0 ? 1 : heads, layout.stride[0] == 0 ? 1 : batch},
+          {layout.stride[2], layout.stride[1], layout.stride[0]},
+          box_columns,
+          box_rows};
+}
+
+Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
+  const auto last = [](std::int64_t n, std::int64_t stride) {
+    return static_cast<std::int32_t>(stride == 0 ? 0 : n - 1);
+  };
+  Params p;
+  p.band = d.keys.band;
+  p.seq_q = static_cast<std::int32_t>(problem.seq_q);
+  p.key_blocks = static_cast<std::int32_t>(ceil_div(p.band.keys, Config::kKeys));
+  p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
+  p.heads_kv = static_cast<std::int32_t>(problem.heads_kv);
+  p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
+  p.k_last_batch = last(problem.batch, problem.k.stride[0]);
+  p.schedule = make_schedule(d.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
+                             static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
+                             d.paired_rounds, d.longest_is_last);
+  p.scale_log2 = static_cast<double>(problem.scale) * 1.4426950408889634;
+  if (problem.scales != ScaleKind::none)
+    p.scales = {tensors.q_scale, tensors.k_scale, tensors.v_scale,
+                problem.scales == ScaleKind::per_head};
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0];
+  p.o_head = problem.o.stride[1];
+  p.o_row = problem.o.stride[2];
+  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  p.out_dtype = problem.out_dtype;
+  p.o_by_tma = d.o_by_tma;
+  return p;
+}
+
+Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const Decision d = decide(problem, *context.facts, context.choice);
+  if (Status status = ensure_ready(d, context.facts->index); !status.ok()) return status;
+  const std::int64_t keys = d.keys.band.keys, pitch = std::int64_t{d.blocks} * Config::kKeys;
+  const int head_dim = d.config.head_dim;
+
+  TransposeParams transpose;
+  transpose.v = static_cast<const std::uint8_t*>(tensors.v) + d.keys.first * problem.v.stride[2];
+  transpose.batch = problem.v.stride[0];
+  transpose.head = problem.v.stride[1];
+  transpose.row = problem.v.stride[2];
+  transpose.heads = static_cast<std::int32_t>(problem.heads_kv);
+  transpose.keys = static_cast<std::int32_t>(keys);
+  transpose.blocks = d.blocks;
+  transpose.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  transpose.out = static_cast<std::uint8_t*>(context.workspace);
+
+  CUtensorMap q_map, k_map, v_map, o_map{};
+  thread_local TensorMaps o_maps;
+  const bool encoded =
+      encode(&q_map, rows_of(tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
+                             problem.head_dim, head_dim, 64)) &&
+      encode(&k_map,
+             rows_of(static_cast<const char*>(tensors.k) + d.keys.first * problem.k.stride[2],
+                     problem.k, problem.batch, problem.heads_kv, keys, problem.head_dim, head_dim,
+                     Config::kKeys)) &&
+      encode(&v_map, {context.workspace,
+                      {pitch, head_dim, problem.heads_kv, problem.batch},
+                      {pitch, pitch * head_dim, pitch * head_dim * problem.heads_kv},
+                      Config::kKeys,
+                      head_dim}) &&
+      (!d.o_by_tma || o_maps.make(&o_map,
+                                  {tensors.o, problem.o, problem.batch, problem.heads_q,
+                                   problem.seq_q, problem.head_dim, problem.out_dtype},
+                                  16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B));
+  if (!encoded) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver refused a tensor map; check that Q, K, O and the workspace are "
+                "device pointers, or force another variant"};
+  }
+
+  // The pass waits for all that stands before it in the stream; the kernel may set up beside its
+  // last blocks.
+  cudaLaunchConfig_t first{};
+  first.gridDim = dim3(static_cast<unsigned>(problem.batch * problem.heads_kv * d.blocks));
+  first.blockDim = dim3(static_cast<unsigned>(2 * head_dim));
+  first.stream = static_cast<cudaStream_t>(context.stream);
+  void* first_arguments[] = {&transpose};
+  if (Status status = launch_kernel(first, entries_of(d.config).transpose, first_arguments, kId);
+      !status.ok())
+    return status;
+
+  Params params = make_params(problem, tensors, d);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
+  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
+  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
+  config.stream = first.stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
+  return launch_kernel(config, kernel_of(d.config), arguments, kId);
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  // Parts of a batch follow each other in the stream and share the workspace.
+  return in_batch_parts(
+      problem, tensors, kMostTiles / tiles_of_an_entry(problem),
+      [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::fp8
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm90_fp8;
+constinit const core::Kernel cuda_sm90_fp8{.supports = cuda::fp8::supports,
+                                           .plan = cuda::fp8::plan,
+                                           .workspace = cuda::fp8::workspace,
+                                           .prepare = cuda::fp8::prepare,
+                                           .launch = cuda::fp8::launch};
+}  // namespace greenfast::kernels

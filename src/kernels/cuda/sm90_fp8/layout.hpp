@@ -1,0 +1,76 @@
+// Who holds which element, as functions that kernels and tests share: accumulators, e4m3 operands,
+// the order of the keys in V^T, and the swizzles of shared memory.
+//
+// Why keys are permuted. An accumulator of Q.K^T has two neighbouring keys in a lane, an A operand
+// of P.V four. Packing atoms 2 i and 2 i + 1 of 8 keys gives a lane the keys 2 t, 2 t + 1, 8 + 2 t
+// and 9 + 2 t of 16 as the operand's k 4 t to 4 t + 3. No shuffle is needed where V^T has its keys
+// in that order too.
+#pragma once
+
+#include "kernels/cuda/device/host_device.hpp"
+
+namespace greenfast::cuda::fp8 {
+
+struct Place {
+  int row, column;
+  friend constexpr bool operator==(const Place&, const Place&) = default;
+};
+
+/// Of a warp's 16 rows: accumulator `index` of `lane`.
+GREENFAST_HOST_DEVICE constexpr Place accumulator_place(int lane, int index) {
+  return {lane / 4 + 8 * (index / 2 % 2), index / 4 * 8 + 2 * (lane % 4) + index % 2};
+}
+/// Byte `byte` of word `word` of the A operand of an m64k32 product; the column is k.
+GREENFAST_HOST_DEVICE constexpr Place operand_place(int lane, int word, int byte) {
+  return {lane / 4 + 8 * (word % 2), 16 * (word / 2) + 4 * (lane % 4) + byte};
+}
+/// The accumulator that becomes that byte of product `product` of P.V.
+GREENFAST_HOST_DEVICE constexpr int packed_accumulator(int product, int word, int byte) {
+  const int keys16 = 2 * product + word / 2;  // which 16 keys
+  return 8 * keys16 + 4 * (byte / 2) + 2 * (word % 2) + byte % 2;
+}
+/// The key that stands in a slot of V^T.
+GREENFAST_HOST_DEVICE constexpr int key_of_slot(int slot) {
+  return slot / 16 * 16 + 2 * (slot % 16 / 4) + 8 * (slot / 2 % 2) + slot % 2;
+}
+
+/// Where a lane points ldmatrix for 16 rows and 32 bytes of k of an A operand (Q), and for 16 rows
+/// of a B operand (K): the words then are those of operand_place, and of B k 16 * (word % 2) of row
+/// 8 * (word / 2) on.
+GREENFAST_HOST_DEVICE constexpr Place ldmatrix_a(int lane) { return {lane % 16, lane / 16 * 16}; }
+GREENFAST_HOST_DEVICE constexpr Place ldmatrix_b(int lane) {
+  return {lane % 8 + lane / 16 * 8, lane / 8 % 2 * 16};
+}
+
+/// Where a byte of a tile lies: rows of 128 bytes under TMA's and wgmma's 128-byte swizzle, rows of
+/// 64 under the 64-byte one.
+template <int kRowBytes>
+GREENFAST_HOST_DEVICE constexpr int swizzled(int row, int byte) {
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
+  const int offset = row * kRowBytes + byte;
+  return offset ^ ((offset / 128 % (kRowBytes / 16)) << 4);
+}
+
+/// The transposing pass: one thread takes four keys (those of a quad of slots) of 16 columns, and
+/// lays the words of four slots of one column into shared memory. Neighbouring threads differ in
+/// the columns first.
+template <int kHeadDim>
+struct TransposeTile {
+  static constexpr int kKeys = 128;
+  static constexpr int kThreads = 2 * kHeadDim;
+  static constexpr int kColumnGroups = kHeadDim / 16;
+  static constexpr int kWords = kKeys / 4;                 // of a column
+  static constexpr int kUnits = kHeadDim * (kKeys / 16);   // of 16 bytes, when stored
+  static constexpr int kQuadsOfWarp = 32 / kColumnGroups;  // a warp's 32 words hit 32 banks
+
+  GREENFAST_HOST_DEVICE static constexpr int column_group(int thread) {
+    return thread % kColumnGroups;
+  }
+  GREENFAST_HOST_DEVICE static constexpr int quad(int thread) { return thread / kColumnGroups; }
+  /// Word of shared memory that holds slots 4 * quad to + 3 of a column.
+  GREENFAST_HOST_DEVICE static constexpr int word(int column, int quad) {
+    return column * kWords + (quad ^ column / 16 * kQuadsOfWarp);
+  }
+};
+
+}  // namespace greenfast::cuda::fp8

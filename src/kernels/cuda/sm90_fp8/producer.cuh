@@ -1,0 +1,76 @@
+// The producer of cuda.sm90.fp8: one warp copies tiles in the order in which the consumers ask for
+// them. All its lanes walk and one issues, so that control flow stays uniform.
+#pragma once
+
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/device/ptx_tma.cuh"
+#include "kernels/cuda/sm90_fp8/shared_memory.cuh"
+
+namespace greenfast::cuda::fp8 {
+
+template <class ConfigOf>
+__device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_map,
+                                        const CUtensorMap& k_map, const CUtensorMap& v_map,
+                                        const SharedMemory<ConfigOf>& shared, bool leader) {
+  constexpr Config kConfig = ConfigOf::value;
+  constexpr int kKeys = kConfig.kKeys, kQStages = kConfig.q_stages();
+  constexpr int kWarpgroups = kConfig.kWarpgroups;
+  Stage<kConfig.stages> k_stage(shared.k_full, 1), v_stage(shared.v_full, 1);
+  Tile tile;
+  bool more = next_tile(p, 0, tile);
+  // Inputs, V^T, and room for outputs, from here on: consumers read no memory and store nothing
+  // before a Q has come.
+  ptx::grid_dependency_wait();
+  for (int step = 0; more; ++step) {
+    const int first_row = tile.index * kConfig.rows();
+    const BlockRange blocks =
+        visible_blocks<ConfigOf>(p, first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
+    const int kv_head = uniform(tile.head / p.group);
+    const auto load_k = [&](int block) {
+      ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
+      if (leader) {
+        ptx::mbarrier_arrive_expect_tx(k_stage.full, kConfig.k_bytes());
+        ptx::tma_load_4d(shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes(), &k_map,
+                         k_stage.full, 0, block * kKeys, min(kv_head, p.k_last_head),
+                         min(tile.batch, p.k_last_batch));
+      }
+      k_stage.advance(shared.k_full);
+    };
+    const auto load_v = [&](int block) {
+      ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
+      if (leader) {
+        // Without the ones, which stay.
+        ptx::mbarrier_arrive_expect_tx(v_stage.full, kConfig.head_dim * kKeys);
+        ptx::tma_load_4d(shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes(), &v_map,
+                         v_stage.full, block * kKeys, 0, kv_head, tile.batch);
+      }
+      v_stage.advance(shared.v_full);
+    };
+#pragma unroll
+    for (int w = 0; w < kWarpgroups; ++w) {
+      const int at = w + step % kQStages * kWarpgroups;
+      ptx::mbarrier_wait(shared.q_empty + 8 * at, (step / kQStages & 1) ^ 1);
+      if (leader) {
+        ptx::mbarrier_arrive_expect_tx(shared.q_full + 8 * at, kConfig.q_bytes());
+        ptx::tma_load_4d(shared.q + at * kConfig.q_bytes(), &q_map, shared.q_full + 8 * at, 0,
+                         first_row + 64 * w, tile.head, tile.batch);
+      }
+    }
+    // K runs one block ahead of V, as the consumers do.
+    if (blocks.end > blocks.begin) load_k(blocks.end - 1);
+#pragma unroll 1
+    for (int block = blocks.end - 1; block > blocks.begin; --block) {
+      load_k(block - 1);
+      load_v(block);
+    }
+    Tile next = tile;
+    more = next_tile(p, step + 1, next);
+    if (blocks.end > blocks.begin) load_v(blocks.begin);
+    tile = next;
+    __syncwarp();
+  }
+  // The next kernel may set up beside the last blocks of this one.
+  ptx::grid_launch_dependents();
+}
+
+}  // namespace greenfast::cuda::fp8

@@ -1,0 +1,113 @@
+// What cuda.sm90.fp8 plans and refuses. Needs no GPU; skipped where the kernel is not built
+// (GREENFAST_EXPERIMENTAL).
+#include <greenfast/attention.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace greenfast {
+namespace {
+
+class Fp8Plan : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto all = variants();
+    const auto row = std::find_if(
+        all.begin(), all.end(), [](const VariantInfo& info) { return info.id == "cuda.sm90.fp8"; });
+    if (row == all.end()) GTEST_SKIP() << "built with GREENFAST_EXPERIMENTAL only";
+    if (!row->built) GTEST_SKIP() << "cuda.sm90.fp8 is not built";
+    EXPECT_FALSE(row->automatic);
+    facts_ = *model_facts("h200");
+    options_.device = DeviceKind::cuda;
+    options_.variant = "cuda.sm90.fp8";
+  }
+  static Problem problem(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
+                         std::int64_t seq_q, std::int64_t seq_kv, std::int64_t head_dim) {
+    return make_problem(batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, DType::e4m3);
+  }
+  Plan plan_of(const Problem& problem) const {
+    Result<Plan> plan = greenfast::plan(problem, facts_, options_);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    return plan.ok() ? *plan : Plan{};
+  }
+  std::string refusal(const Problem& problem, const DeviceFacts& facts) const {
+    const Selection selection = explain(problem, facts, options_);
+    for (const Candidate& candidate : selection.candidates)
+      if (candidate.variant == "cuda.sm90.fp8")
+        return candidate.accepted ? "accepted" : candidate.reason;
+    return "not among the candidates";
+  }
+
+  DeviceFacts facts_;
+  Options options_;
+};
+
+TEST_F(Fp8Plan, KernelTileAndWorkspaceFollowTheProblem) {
+  Problem p = problem(2, 8, 2, 2048, 2048, 128);
+  Plan plan = plan_of(p);
+  EXPECT_EQ(plan.kernel, "fp8::fp8_kernel<Compiled<128, false>>");
+  EXPECT_EQ(plan.tile_q, 128);
+  EXPECT_EQ(plan.tile_kv, 128);
+  EXPECT_EQ(plan.workspace_bytes, 2 * 2 * 128 * 2048);
+  EXPECT_EQ(plan.grid[0], 132);
+  p.mask = Mask::causal(Alignment::bottom_right);
+  EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_kernel<Compiled<128, true>>");
+  // Padded to the tile, in columns and keys.
+  p = problem(1, 4, 4, 100, 130, 48);
+  plan = plan_of(p);
+  EXPECT_EQ(plan.kernel, "fp8::fp8_kernel<Compiled<64, false>>");
+  EXPECT_EQ(plan.workspace_bytes, 4 * 64 * 256);
+  EXPECT_EQ(plan.grid[0], 4);
+}
+
+TEST_F(Fp8Plan, KeysThatNoRowSeesAreLeftOut) {
+  // The last row sees keys up to 99 (top-left): one block.
+  Problem p = problem(1, 2, 2, 100, 4096, 64);
+  p.mask = Mask::causal(Alignment::top_left);
+  EXPECT_EQ(plan_of(p).workspace_bytes, 2 * 64 * 128);
+  // One query at the end of a cache sees all: no mask.
+  p = problem(1, 2, 2, 1, 4096, 64);
+  p.mask = Mask::causal(Alignment::bottom_right);
+  EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_kernel<Compiled<64, false>>");
+}
+
+TEST_F(Fp8Plan, OutputTypesMasksAndFactorsAreTaken) {
+  Problem p = problem(1, 8, 4, 512, 700, 128);
+  p.lse = true;
+  p.scales = ScaleKind::per_head;
+  p.mask = Mask::window(100, 30, Alignment::bottom_right);
+  for (const DType out : {DType::f32, DType::f16, DType::bf16}) {
+    p.out_dtype = out;
+    EXPECT_EQ(refusal(p, facts_), "accepted") << name_of(out);
+  }
+  p.scales = ScaleKind::tensor;
+  p.scale = -0.5f;
+  p.out_dtype = DType::f16;
+  EXPECT_EQ(refusal(p, facts_), "accepted");
+  p.k.stride[1] = 0;  // one head for all
+  p.v.stride[0] = 0;
+  EXPECT_EQ(refusal(p, facts_), "accepted");
+}
+
+TEST_F(Fp8Plan, RefusesByName) {
+  EXPECT_NE(refusal(problem(1, 8, 8, 512, 512, 192), facts_).find("head dim 192"),
+            std::string::npos);
+  Problem p = problem(1, 8, 8, 512, 512, 128);
+  p.softcap = 20.0f;
+  EXPECT_NE(refusal(p, facts_).find("softcap"), std::string::npos) << refusal(p, facts_);
+  p = problem(1, 8, 8, 512, 512, 72);  // rows of 72 bytes
+  EXPECT_NE(refusal(p, facts_).find("Q has strides"), std::string::npos) << refusal(p, facts_);
+  p = problem(1, 8, 8, 512, 512, 128);
+  p.v.alignment = 8;
+  EXPECT_NE(refusal(p, facts_).find("V has strides"), std::string::npos) << refusal(p, facts_);
+  p = make_problem(1, 8, 8, 512, 512, 128, DType::f16);
+  EXPECT_NE(refusal(p, facts_), "accepted");
+  DeviceFacts older = facts_;
+  older.arch = 89;
+  EXPECT_NE(refusal(problem(1, 8, 8, 512, 512, 128), older), "accepted");
+}
+
+}  // namespace
+}  // namespace greenfast
