@@ -1,5 +1,5 @@
-// Matrix instructions on e4m3: wgmma m64nNk32 of sm_90a and mma.sync m16n8k32 of sm_89 and later,
-// fp32 accumulators, and the conversion to e4m3 (PTX ISA).
+// wgmma on e4m3, m64nNk32 of sm_90a with fp32 accumulators, and the conversion to e4m3 (PTX ISA).
+// There is no mma.sync here: Hopper does it through fp16.
 //
 // Accumulators as in ptx_wgmma.cuh. A in registers, for lane 4 * g + t of a warp: a[r] holds row
 // g + 8 * (r % 2), k 16 * (r / 2) + 4 * t to + 3, the first in the lowest byte. Both operands in
@@ -72,17 +72,6 @@ GF_WGMMA_RS(136, 68, 69, 70, 71, 72, 73)
 #undef GF_D_36
 #undef GF_D_68
 #undef GF_D_64
-
-/// c += a * b, one warp: A [16, 32] and B [32, 8] as m16n8k16's, four bytes where that has two
-/// halves. Hopper does it through fp16 (F2FP.UNPACK, HMMA): for rare paths.
-__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&c)[4], const std::uint32_t (&a)[4],
-                                                  std::uint32_t b0, std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 /// Four floats to four e4m3 bytes, rounded to nearest even and saturating; x0 in the lowest byte.
 /// Volatile: it stands behind the wait for the product that reads the register it writes.

@@ -161,6 +161,9 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = exp2_fast(fmaf(s[i], scale, -base[i >> 1 & 1]));
     sums_of(s, block);
+    // Between the exponentials; ptxas would move the additions behind the branch that follows. At
+    // D 128 it must, for want of registers.
+    if constexpr (ConfigOf::value.head_dim == 64) asm volatile("" : "+f"(block[0]), "+f"(block[1]));
     int most[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; i += 2)
