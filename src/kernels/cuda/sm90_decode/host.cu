@@ -33,9 +33,11 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   " heads of K and V; takes up to ", kGridLimit, " of each: split the call");
   if (const char* name = misaligned_operand(problem, choice.batch_invariant); name != nullptr)
     return refuse(why, "rows of ", name, " do not start at 16-byte boundaries; align the tensor");
-  if (kConfigs[shape_of(problem, facts, choice).config].shared_bytes() > facts.shared_per_block)
-    return refuse(why, "a block may use ", facts.shared_per_block,
-                  " bytes of shared memory here; its tiles want more");
+  for (const Config& config : kConfigs) {
+    if (config.head_dim == tile_dim_of(problem) && config.shared_bytes() > facts.shared_per_block)
+      return refuse(why, "head dim ", problem.head_dim, " in tiles of ", config.shared_bytes(),
+                    " bytes; a block may use ", facts.shared_per_block, " of shared memory here");
+  }
   if (why != nullptr) {
     const Shape shape = shape_of(problem, facts, choice);
     *why = core::concat("up to ", shape.most_parts, " parts of the keys, ",
