@@ -38,6 +38,7 @@ __device__ __forceinline__ void note_large_bases(std::uint32_t noted, float base
       : "memory");
 }
 
+#if defined(GREENFAST_EXPERIMENTAL)
 template <class T, class ConfigOf>
 struct Repair {
   static constexpr bool kGeneral = ConfigOf::value.features == Features::general;
@@ -212,5 +213,9 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
     Repair<T, ConfigOf>{p, scale, tile, first_row, lane >> 2, lane & 3}.run();
   }
 }
+#else
+template <class T, class ConfigOf>
+__device__ __forceinline__ void repair_rows(const Params&) {}
+#endif
 
 }  // namespace greenfast::cuda::prefill
