@@ -13,7 +13,7 @@
 #include "workbench/base/subprocess.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/cases/workload.hpp"
-#include "workbench/evidence/evidence.hpp"
+#include "workbench/evidence/kernel_files.hpp"
 
 namespace greenfast::workbench {
 namespace {

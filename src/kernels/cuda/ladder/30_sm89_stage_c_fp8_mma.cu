@@ -1,6 +1,6 @@
-// cuda.stage_c.fp8_mma: stage-C, true fp8. sm_89 and later.
+// cuda.stage_c.fp8_mma: stage-C by fp8's mma.sync, which sm_89 has and sm_90a emulates in fp16.
 //
-// Idea    Nothing is decoded; both products multiply e4m3 by mma.sync m16n8k32, as stage3b does in
+// Idea    The kernel decodes nothing; both products take e4m3 by mma.sync m16n8k32, as stage3b in
 //         fp16. P becomes e4m3 too: the exponent's origin is 2^8 lower, so that weights use the
 //         range up to 256 of 448, and the factor cancels in the normalisation. P·V wants four
 //         neighbouring keys of one output column in a register. So V is transposed on its way
