@@ -12,6 +12,7 @@
 
 #include "workbench/base/subprocess.hpp"
 #include "workbench/base/terminal.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/cases/workload.hpp"
 #include "workbench/evidence/kernel_files.hpp"
 
@@ -89,10 +90,9 @@ bool wanted(const std::vector<std::string>& variants, const std::string& id) {
 bool is_shape(const Timing& t, const std::string& shape, const std::string& dimensions) {
   if (t.shape == shape || t.problem == shape) return true;
   if (t.shape.substr(0, t.shape.find(' ')) == shape) return true;
-  return !dimensions.empty() && t.problem.starts_with(dimensions + ' ') &&
-         t.problem.find("causal") == std::string::npos &&
-         t.problem.find("window") == std::string::npos &&
-         t.problem.find("softcap") == std::string::npos;
+  const auto problem = problem_of_text(t.problem);
+  return problem.ok() && shape_text(*problem) == dimensions && problem->mask.is_none() &&
+         problem->softcap == 0;
 }
 
 // "1x8x512x64" of "mission".
