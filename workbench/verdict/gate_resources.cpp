@@ -50,7 +50,10 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
     out.checklist.push_back({"resources", "inside limits", why, "SKIPPED"});
   };
   if (dynamic.empty()) skip("", "the candidate tells no plan");
-  for (const auto& [kernel, shared] : dynamic) {
+  for (const auto& entry : dynamic) {
+    // Not a structured binding, which clang 14 lets no lambda name.
+    const std::string& kernel = entry.first;
+    const auto shared = entry.second;
     const auto code = kernel.empty() ? std::nullopt : lookup(kernel);
     if (!code) {
       skip(kernel,
