@@ -3,9 +3,11 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "core/arithmetic.hpp"
+#include "core/check.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -84,13 +86,12 @@ Element element_of(DType dtype) {
 }
 
 /// Whether rows start at multiples of 16 bytes. Strides of axes of length 1 never move a pointer.
-bool rows_aligned(const void* data, const Layout& layout, std::int64_t entries, std::int64_t heads,
-                  std::int64_t rows) {
-  const auto fits = [](std::int64_t length, std::int64_t stride) {
-    return length <= 1 || stride % 8 == 0;
-  };
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && fits(entries, layout.stride[0]) &&
-         fits(heads, layout.stride[1]) && fits(rows, layout.stride[2]);
+bool rows_aligned(const void* data, const Layout& layout,
+                  const std::array<std::int64_t, 4>& shape) {
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return false;
+  for (std::size_t axis = 0; axis < 3; ++axis)
+    if (shape[axis] > 1 && layout.stride[axis] % 8 != 0) return false;
+  return true;
 }
 
 Params make_params(const Problem& problem, const Tensors& tensors, const Config& config) {
@@ -124,6 +125,10 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   }
   a.seq_q = narrow(problem.seq_q);
   a.seq_kv = narrow(problem.seq_kv);
+  // Nothing to read from, whatever lengths the device's arrays claim: no page or row can be clamped
+  // into an empty pool or cache.
+  if ((problem.pages.used() && problem.pages.count == 0) || (s.kv_index && s.kv_rows == 0))
+    a.seq_kv = 0;
   a.total_q = narrow(s.total_q);
   a.total_kv = narrow(s.total_kv);
   a.kv_rows = narrow(s.kv_rows);
@@ -161,18 +166,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
     p.mask_row = mask.stride[2];
     p.mask_key = mask.stride[3];
   }
-  const std::int64_t q_entries = s.packed_q ? 1 : problem.batch;
-  const std::int64_t q_rows = s.packed_q ? s.total_q : problem.seq_q;
-  const std::int64_t kv_entries = problem.pages.used() ? problem.pages.count
-                                  : s.packed_kv        ? 1
-                                  : s.kv_index         ? s.kv_rows
-                                                       : problem.batch;
-  const std::int64_t kv_rows = problem.pages.used() ? problem.pages.size
-                               : s.packed_kv        ? s.total_kv
-                                                    : problem.seq_kv;
-  p.aligned = rows_aligned(p.q.data, problem.q, q_entries, problem.heads_q, q_rows) &&
-              rows_aligned(p.k.data, problem.k, kv_entries, problem.heads_kv, kv_rows) &&
-              rows_aligned(p.v.data, problem.v, kv_entries, problem.heads_kv, kv_rows);
+  p.aligned = rows_aligned(p.q.data, problem.q, core::shape_of_q(problem, problem.head_dim)) &&
+              rows_aligned(p.k.data, problem.k, core::shape_of_kv(problem, problem.head_dim)) &&
+              rows_aligned(p.v.data, problem.v, core::shape_of_kv(problem, value_dim(problem)));
   p.output = element_of(problem.out_dtype);
   return p;
 }
