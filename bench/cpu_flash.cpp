@@ -31,7 +31,7 @@
 #include <greenfast/attention.hpp>
 
 #include "workbench/cases/operand_bytes.hpp"
-#include "workbench/device/cpu.hpp"
+#include "workbench/device/cpu_peaks.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/fast/statistics.hpp"
 

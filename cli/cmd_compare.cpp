@@ -33,12 +33,12 @@ using workbench::Recording;
 
 struct CompareOptions {
   std::vector<std::string> what;
-  std::string samples, sides;
+  std::string samples, sides, way;
   std::string shapes = "small,mission,long";
   std::string seeds = "0";
   std::string policy = "strict";
   std::string markdown_file, json_file;
-  bool hot = false, as_json = false, as_markdown = false;
+  bool hot = false, between = false, as_json = false, as_markdown = false;
   double budget = 10;
   int iters = 200, warmup = 10;
   PluginArguments plugins;
@@ -71,7 +71,12 @@ std::pair<std::string, std::string> asked_sides(const CompareOptions& options) {
 }
 
 Comparison compare_files(const CompareOptions& options) {
-  const Recording first = value_or_fail(workbench::read_recording(options.what[0]));
+  const auto read = [&](const std::string& file) {
+    Recording recording = value_or_fail(workbench::read_recording(file));
+    if (Status status = workbench::keep_way(recording, options.way); !status) throw Failure(status);
+    return recording;
+  };
+  const Recording first = read(options.what[0]);
   auto [a, b] = asked_sides(options);
   if (options.what.size() == 1) {
     const std::vector<std::string> ids = ids_of(first);
@@ -81,7 +86,7 @@ Comparison compare_files(const CompareOptions& options) {
     if (a.empty()) std::tie(a, b) = std::pair(ids[0], ids[1]);
     return value_or_fail(workbench::compare_sides(first, a, b));
   }
-  const Recording second = value_or_fail(workbench::read_recording(options.what[1]));
+  const Recording second = read(options.what[1]);
   if (a.empty()) {
     // The side that both hold; where each holds one, those two.
     const std::vector<std::string> in_first = ids_of(first), in_second = ids_of(second);
@@ -105,7 +110,12 @@ Comparison compare_files(const CompareOptions& options) {
 }
 
 std::unique_ptr<workbench::Subject> one_subject(const std::string& id) {
-  auto found = value_or_fail(workbench::find_subjects(id));
+  auto searched = workbench::find_subjects(id);
+  if (!searched)
+    throw Failure(Status(
+        searched.status().code(),
+        fmt::format("{}; peers are {}", searched.status().message(), workbench::known_peers())));
+  auto found = std::move(*searched);
   if (found.size() != 1)
     throw Failure(
         workbench::kUsage,
@@ -152,6 +162,14 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
   compare.timing.warmup = options.warmup;
   compare.timing.mode = options.hot ? workbench::CacheState::hot : workbench::CacheState::cold;
   compare.timing.budget_seconds = options.budget;
+  compare.timing.between = options.between;
+  if (options.between && (peers || kind != DeviceKind::cuda))
+    throw Failure(workbench::kUsage,
+                  peers
+                      ? "--between: with a peer, python -m greenfast_bench.ab --between times both "
+                        "and `greenfast compare FILE --way elementwise:hot` judges"
+                      : "--between: calls on a CPU have no launch to hide; drop it, or compare "
+                        "variants of a GPU");
   compare.timing.target_halfwidth = 0.005;
   const auto device = value_or_fail(workbench::open_device(kind));
   workbench::Progress progress(stderr, options.as_json);
@@ -218,6 +236,10 @@ int run_compare(const CompareOptions& given, workbench::Activity* activity) {
     if (options.what.size() != 2)
       throw Failure(workbench::kUsage,
                     fmt::format("{}: with what? A second variant is needed", options.what[0]));
+    if (!options.way.empty())
+      throw Failure(workbench::kUsage,
+                    fmt::format("--way {}: says which part of a recording; {} and {} are timed now",
+                                options.way, options.what[0], options.what[1]));
     comparison = compare_variants(options, activity);
   }
   // What was measured is shown even where it cannot be kept.
@@ -252,6 +274,9 @@ Action define_compare(OptionSet& set) {
   set.text("--samples", &options->samples, "FILE",
            "Take both sides from this recording, as the Python harness writes for a peer");
   set.text("--sides", &options->sides, "A,B", "Which sides of the recordings to compare");
+  set.text("--way", &options->way, "WAY",
+           "Of recordings that were timed in several ways: back-to-back:hot, elementwise:cold, "
+           "gemm:hot, ... (default: the first)");
   set.heading("Live");
   set.text("--shapes", &options->shapes, "LIST", "Shapes (default: small,mission,long)");
   set.text("--seeds", &options->seeds, "LIST",
@@ -261,6 +286,8 @@ Action define_compare(OptionSet& set) {
   set.integer("--warmup", &options->warmup, "N", "Untimed calls first (default: 10)");
   set.number("--budget", &options->budget, "SECONDS", "Of timing, each shape (default: 10)");
   set.flag("--hot", &options->hot, "Time with inputs in the caches (default: cold)");
+  set.flag("--between", &options->between,
+           "On a GPU: time calls behind an elementwise kernel, less the kernels alone");
   options->plugins.define(set);
   options->problem.define(set);
   set.heading("Output");

@@ -80,7 +80,7 @@ int print(const workbench::GateResult& result, const GateFlags& options,
   if (!result.written)
     throw Failure(workbench::kInternal, fmt::format("{} (resume with --resume {})",
                                                     result.written.message(), directory.string()));
-  return record["verdict"]["exit_code"].get<int>();
+  return result.exit_code;
 }
 
 /// Runs a walk; stopped between two steps, it ends with what resumes it.

@@ -51,6 +51,7 @@ json to_json(const PhaseShares& row) {
   return {{"variant", row.rung},
           {"twin", row.twin},
           {"problem", row.problem},
+          {"dtype", name_of(row.dtype)},
           {"skipped", row.skipped.empty() ? json(nullptr) : json(row.skipped)},
           {"shares", shares},
           {"original_estimate", estimate},
@@ -64,16 +65,25 @@ json to_json(const PhaseShares& row) {
 void print(const std::vector<PhaseShares>& rows) {
   std::vector<Table::Column> columns{{"instrumented twin of", Table::Align::left},
                                      {"shape", Table::Align::left}};
-  std::vector<std::string> phases;
+  std::vector<std::vector<std::string>> lists;
   for (const PhaseShares& row : rows)
-    if (phases.empty()) phases = row.phases;
+    if (row.skipped.empty()) lists.push_back(row.phases);
+  const std::vector<std::string> phases = workbench::merged_phases(lists);
   for (const std::string& phase : phases) columns.push_back({phase, Table::Align::right});
   columns.push_back({"cycles a warp", Table::Align::right});
   Table table(columns);
   for (const PhaseShares& row : rows) {
     if (!row.skipped.empty()) continue;
     std::vector<std::string> cells{row.rung, row.problem};
-    for (const double share : row.shares) cells.push_back(fmt::format("{:.1f}%", 100 * share));
+    for (const std::string& phase : phases) {
+      const auto found = std::find(row.phases.begin(), row.phases.end(), phase);
+      cells.push_back(
+          found == row.phases.end()
+              ? "-"
+              : fmt::format(
+                    "{:.1f}%",
+                    100 * row.shares[static_cast<std::size_t>(found - row.phases.begin())]));
+    }
     cells.push_back(fmt::format("{:.0f}", row.cycles_per_warp));
     table.add_row(cells);
   }
@@ -102,7 +112,6 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
     throw Failure(workbench::kUsage, fmt::format("--launches {}: at least 1", options.launches));
   const std::vector<std::string> rungs = rungs_of(options.variants);
   workbench::ProblemDefaults defaults;
-  defaults.dtype = DType::e4m3;
   defaults.lse = false;
   if (options.causal == "top-left" || options.causal == "bottom-right")
     defaults.mask =
@@ -110,7 +119,13 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
   else if (!options.causal.empty())
     throw Failure(workbench::kUsage,
                   fmt::format("--causal={}: possible are top-left, bottom-right", options.causal));
-  const auto problems = value_or_fail(workbench::parse_shapes(options.shapes, defaults));
+  std::vector<workbench::PhaseShape> shapes;
+  for (const DType dtype : {DType::e4m3, DType::f16}) {
+    defaults.dtype = dtype;
+    auto problems = value_or_fail(workbench::parse_shapes(options.shapes, defaults));
+    shapes.resize(problems.size());
+    for (std::size_t i = 0; i < problems.size(); ++i) shapes[i].push_back(std::move(problems[i]));
+  }
   const workbench::Policy policy = value_or_fail(workbench::load_policy("strict"));
   workbench::RecordHead head;
   head.command = "phases";
@@ -121,7 +136,7 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
 
   const auto device = value_or_fail(workbench::open_device(DeviceKind::cuda));
   const auto rows =
-      value_or_fail(workbench::measure_phases(*device, rungs, problems, policy, options.launches));
+      value_or_fail(workbench::measure_phases(*device, rungs, shapes, policy, options.launches));
   if (options.as_json) {
     json out = workbench::head_json(head, workbench::kPhasesSchema);
     out["device"] = {{"name", device->facts().name}, {"arch", device->facts().arch}};
@@ -146,7 +161,7 @@ Action define_phases(OptionSet& set) {
   set.text("--variants", &options->variants, "LIST",
            "Rungs that have an instrumented twin, with commas (default: all of them)");
   set.text("--shapes", &options->shapes, "LIST",
-           "Shape names or BxHxSxD, in e4m3 (default: mission,long)");
+           "Shape names or BxHxSxD, in the type that the rung takes (default: mission,long)");
   set.text_or_bare("--causal", &options->causal, "top-left",
                    "Causal mask: top-left or bottom-right");
   set.integer("--launches", &options->launches, "N", "Launches that are added up (default: 20)");

@@ -7,9 +7,11 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
+#include "workbench/base/atomic_file.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/terminal.hpp"
@@ -27,8 +29,8 @@ using workbench::ResourceRow;
 using workbench::Table;
 
 struct ResourcesOptions {
-  std::string arch, variants, limits, binary;
-  bool as_json = false, codes = false;
+  std::string arch, variants, limits, binary, extract;
+  bool as_json = false, codes = false, buffers = false;
 };
 
 workbench::ResourceLimits limits_of(const ResourcesOptions& options) {
@@ -87,6 +89,9 @@ json row_json(const ResourceRow& row) {
       limit["waiver"] = {{"name", check.waiver}, {"reason", check.waived_because}};
     limits.push_back(std::move(limit));
   }
+  json buffers = json::array();
+  for (const SharedBuffer& buffer : row.buffers)
+    buffers.push_back({{"name", buffer.name}, {"bytes", buffer.bytes}});
   json out = {{"variant", row.variant.empty() ? json(nullptr) : json(row.variant)},
               {"kernel", row.code.name},
               {"symbol", row.code.symbol},
@@ -94,6 +99,7 @@ json row_json(const ResourceRow& row) {
               {"registers", row.code.registers},
               {"static_shared_bytes", row.code.static_shared},
               {"dynamic_shared_bytes", row.dynamic_shared},
+              {"shared_buffers", buffers},
               {"local_bytes", row.code.stack},
               {"spill_bytes", row.code.stack == 0 ? json(0) : json(nullptr)},
               {"threads", row.threads > 0 ? row.threads : row.code.max_threads},
@@ -113,6 +119,25 @@ json row_json(const ResourceRow& row) {
 
 std::string kilobytes(std::int64_t bytes) {
   return bytes == 0 ? "0" : fmt::format("{:.1f}", static_cast<double>(bytes) / 1024);
+}
+
+/// Shared memory by what lies there, a kernel after the other.
+void print_buffers(const ResourceReport& report) {
+  using Align = Table::Align;
+  Table table({{"variant", Align::left},
+               {"kernel", Align::left},
+               {"arch", Align::left},
+               {"bytes", Align::right},
+               {"shared memory", Align::left}});
+  for (const ResourceRow& row : report.rows) {
+    if (row.buffers.empty()) continue;
+    for (const SharedBuffer& buffer : row.buffers)
+      table.add_row({row.variant, row.code.name, row.code.arch, fmt::format("{}", buffer.bytes),
+                     buffer.name});
+    table.add_row(
+        {row.variant, row.code.name, row.code.arch, fmt::format("{}", row.shared()), "in all"});
+  }
+  fmt::print("{}", table.text());
 }
 
 void print_table(const ResourcesOptions& options, const ResourceReport& report) {
@@ -165,7 +190,32 @@ void print_table(const ResourcesOptions& options, const ResourceReport& report) 
         report.missing.size(), report.missing.front(), report.missing.size() > 1 ? ", ..." : "");
 }
 
+/// A file for each cubin, named by its place and architecture.
+int extract(const ResourcesOptions& options) {
+  const std::filesystem::path from =
+      options.binary.empty() ? "/proc/self/exe" : std::filesystem::path(options.binary);
+  const std::filesystem::path folder = options.extract;
+  const std::string file = value_or_fail(workbench::read_file(from));
+  const auto cubins =
+      value_or_fail(workbench::read_cubins(std::as_bytes(std::span(file.data(), file.size()))));
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error)
+    throw Failure(workbench::kUsage, "--extract " + folder.string() + ": " + error.message());
+  for (std::size_t i = 0; i < cubins.size(); ++i) {
+    const auto code = value_or_fail(workbench::read_device_code(cubins[i]));
+    const std::string arch = code.kernels.empty() ? "none" : code.kernels.front().arch;
+    const auto path = folder / fmt::format("{:04}.{}.cubin", i, arch);
+    const auto* bytes = reinterpret_cast<const char*>(cubins[i].data());
+    if (Status status = workbench::write_file_atomically(path, {bytes, cubins[i].size()}); !status)
+      throw Failure(workbench::kUsage, "--extract " + status.message());
+  }
+  fmt::print("{} cubins in {}\n", cubins.size(), folder.string());
+  return workbench::kPassed;
+}
+
 int resources(const ResourcesOptions& options) {
+  if (!options.extract.empty()) return extract(options);
   const workbench::DeviceCode code =
       options.binary.empty()
           ? value_or_fail(workbench::own_device_code())
@@ -198,6 +248,7 @@ int resources(const ResourcesOptions& options) {
                            .dump(2));
   } else {
     print_table(options, report);
+    if (options.buffers) print_buffers(report);
   }
   return report.within_limits() ? workbench::kPassed : workbench::kResources;
 }
@@ -214,7 +265,11 @@ Action define_resources(OptionSet& set) {
            "Limits to hold the kernels to (default: policies/resources.toml)");
   set.text("--binary", &options->binary, "FILE",
            "Executable, shared library, object or cubin to look into (default: this program)");
+  set.text("--extract", &options->extract, "DIR",
+           "Write the cubins into this folder instead, uncompressed, for nvdisasm");
   set.flag("--codes", &options->codes, "Also show the begin of each kernel's machine-code digest");
+  set.flag("--buffers", &options->buffers,
+           "Also show what lies in each kernel's shared memory, in bytes");
   set.flag("--json", &options->as_json, "Print JSON");
   return [options](const Arguments&) { return resources(*options); };
 }

@@ -47,6 +47,7 @@ struct RunOptions {
   int warmup = 10;
   std::optional<float> budget;
   bool hot = false;
+  bool between = false;
   bool as_json = false;
   bool quiet = false;
   PluginArguments plugins;
@@ -77,6 +78,7 @@ workbench::MeasureOptions timing_of(const RunOptions& options, std::uint64_t see
   }
   if (options.budget) timing.budget_seconds = *options.budget;
   if (options.hot) timing.mode = workbench::CacheState::hot;
+  timing.between = options.between;
   return timing;
 }
 
@@ -126,11 +128,13 @@ std::vector<workbench::RunProblem> problems_to_run(const RunOptions& options,
       problems.push_back({std::move(p), nullptr});
   }
   if (!options.inputs.empty()) {
-    for (const auto& [name, value] : options.problem.asked())
+    for (const auto& [name, value] : options.problem.asked()) {
+      if (name == "accuracy") continue;
       throw Failure(kUsage,
                     fmt::format("--{} with --inputs: files hold dense Q, K and V alone; drop "
                                 "one of the two",
                                 name));
+    }
     const auto captured = value_or_fail(workbench::read_captured(options.inputs));
     // Without --dtype the files decide, not the device.
     const bool as_stored = options.problem.dtype.empty();
@@ -209,6 +213,10 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   for (const std::string& note : selected.notes)
     workbench::say(stderr, fmt::format("greenfast: {}\n", note));
   plan.device = selected.device.get();
+  if (options.between && plan.device->kind() != DeviceKind::cuda)
+    throw Failure(kUsage,
+                  "--between: calls on a CPU have no launch to hide; drop it, or ask for "
+                  "--device cuda");
   for (const auto& subject : selected.subjects) plan.subjects.push_back(subject.get());
   plan.problems = problems_to_run(options, plan);
 
@@ -328,6 +336,9 @@ Action define_run_like(OptionSet& set, RunKind kind) {
                "Of timing, each problem (default: 10; with --iters none)");
     set.flag("--hot", &options->hot, "Time with inputs in the caches (default: fresh memory)");
   }
+  if (kind == RunKind::bench)
+    set.flag("--between", &options->between,
+             "On a GPU: time calls behind an elementwise kernel, less the kernels alone");
   set.text("--out", &options->out, "DIR",
            "Directory for run.json (default: results/<UTC time>; with --json nothing is written "
            "unless this is given)");

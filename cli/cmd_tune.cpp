@@ -138,9 +138,21 @@ int run_tune(const TuneOptions& options) {
                                  {"finalists", options.search.finalists}};
   return search_or_interrupted(display, tune.lab.cache, [&] {
     if (options.compile_only) {
-      workbench::compile_all(source, space, tune);
+      const auto points = workbench::compile_all(source, space, tune);
       display.clear();
-      fmt::print("compiled: {}\n", tune.lab.cache.string());
+      // Without the hand-set one, which is the first, there is nothing to search from.
+      if (const workbench::CompiledPoint& hand = points.front(); !hand.ok())
+        throw Failure(
+            workbench::kUsage,
+            fmt::format("--compile-only: the hand-set configuration {} is refused: {} (an "
+                        "architecture is named by --plugin-flags=-arch=sm_90a)",
+                        hand.key, hand.reason.substr(0, hand.reason.find('\n'))));
+      std::size_t compiled = 0;
+      for (const workbench::CompiledPoint& point : points) {
+        compiled += point.ok() ? 1 : 0;
+        if (!point.ok()) fmt::print("{}: {}\n", point.key, point.reason);
+      }
+      fmt::print("compiled: {} of {}, in {}\n", compiled, points.size(), tune.lab.cache.string());
       return static_cast<int>(workbench::kPassed);
     }
     const json result = workbench::tune(source, space, tune);
@@ -165,7 +177,8 @@ Action define_tune(OptionSet& set) {
   set.text("--tree", &options->tree, "DIR",
            "Checkout with the variants' sources (default: the one this was built from)");
   set.flag("--compile-only", &options->compile_only,
-           "Compile every configuration into the cache's folder and stop; needs no device");
+           "Compile every configuration (--strategy random: --candidates of them) into the cache's "
+           "folder, say which are refused and why, and stop; needs no device");
   set.text("--simulate", &options->simulate, "FILE",
            "Walk the search that this cache recorded, without compiler or device");
   options->search.define(set);

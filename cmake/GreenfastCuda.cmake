@@ -76,9 +76,17 @@ function(greenfast_cuda_kernel name)
   # A list, because a newer CMake passes an empty element on as an argument.
   set(launcher ${PROJECT_SOURCE_DIR}/tools/ptxas_log ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_target_properties(${name} PROPERTIES
-    CUDA_ARCHITECTURES "${codes}" CUDA_SEPARABLE_COMPILATION OFF CUDA_COMPILER_LAUNCHER "${launcher}")
+    CUDA_ARCHITECTURES "${codes}" CUDA_SEPARABLE_COMPILATION OFF CUDA_COMPILER_LAUNCHER "${launcher}"
+    UNITY_BUILD OFF)  # from CMake 3.31 on it takes CUDA too, and each .cu has names of its own
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xptxas=-v,-warn-spills --expt-relaxed-constexpr>)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v,-warn-spills --expt-relaxed-constexpr>)
+  if(GREENFAST_LINEINFO)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
+  endif()
+  # An eighth of the size; drivers from 12.4 on read it, and this nvcc's code needs a newer one anyway.
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
+  endif()
   if(GREENFAST_EXPERIMENTAL)
     target_compile_definitions(${name} PRIVATE GREENFAST_EXPERIMENTAL=1)
   endif()

@@ -8,12 +8,17 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
     <!-- greenfast:ladder evidence/run.json evidence/peers.json [evidence/gates.json] -->   rungs beside predecessor, peer, ceiling
     <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
-    <!-- greenfast:predictions policies/predictions.toml evidence/gates.json -->   each step's prediction, and what its gate found
+    <!-- greenfast:predictions policies/predictions.toml evidence/gates.json... -->   each step's prediction, and what its gates found
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
     <!-- greenfast:phases evidence/phases.json -->       where a rung's time goes
     <!-- greenfast:sanitizer evidence/sanitizer.json -->   findings by tool and variant
     <!-- greenfast:peers docs/results/peers.json -->   Greenfast beside its peers, as `greenfast compare` judges (tools/peer_table)
+    <!-- greenfast:peers-ways docs/results/peers.json -->   a run in several ways (ab --between): each row back to back and behind neighbours
+    <!-- greenfast:serving docs/results/decode.json -->  the same of a suite of serving, where peers take some rows alone
+    <!-- greenfast:serving-summary docs/results/decode.json... -->   a line a suite and kernel
     <!-- greenfast:peers-summary docs/results/peers.json -->   the same in two sentences
+    <!-- greenfast:cpu-peers-summary docs/results/cpu-peers.json -->   the same in one sentence
+    <!-- greenfast:cpu-peers docs/results/cpu-peers.json -->   a run of tools/cpu_peers, by type, with the peers that take a row
     <!-- greenfast:end -->
 
 Without FILE: every Markdown file of the repository. --check changes nothing and exits 1 when a table is out of date.
@@ -25,6 +30,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -160,7 +166,10 @@ def best_peer(shape):
 
 
 def peer_name(peer):
-    return {"torch-cudnn": "cuDNN", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4"}.get(peer.removeprefix("peer:"), peer)
+    return {"torch-cudnn": "cuDNN", "cudnn-graph": "cuDNN (its frontend)", "cudnn-fp8": "cuDNN fp8", "fa3": "FlashAttention-3",
+            "fa3-vllm": "FlashAttention-3 (vLLM's)", "fa3-vllm-plan": "FlashAttention-3 (vLLM's, planned)", "fa3-fp8": "FlashAttention-3 fp8",
+            "varlen": "PyTorch's varlen", "fa4": "FlashAttention-4", "torch-cpu": "PyTorch", "onnxruntime": "ONNX Runtime",
+            "openvino": "OpenVINO"}.get(peer.removeprefix("peer:"), peer.removeprefix("peer:"))
 
 
 def shape_and_mask(problem):
@@ -172,13 +181,13 @@ def shape_and_mask(problem):
 def peers(path):
     record = judged(path)
     def timed(row, flops):
-        return f"{row['p50_seconds'] * 1e6:.2f} ({flops / row['p50_seconds'] * 1e-12:.0f})" if row["green"] == "GREEN" else "RED"
+        return "–" if row is None else f"{row['p50_seconds'] * 1e6:.2f} ({flops / row['p50_seconds'] * 1e-12:.0f})" if row["green"] == "GREEN" else "RED"
 
     rows = []
     for shape in record["shapes"]:
         name, best = best_peer(shape)
         rows.append([*shape_and_mask(shape["problem"]), timed(shape["greenfast"], shape["flops"]),
-                     *(timed(shape["peers"][peer], shape["flops"]) for peer in record["peers"]), peer_name(name),
+                     *(timed(shape["peers"].get(peer), shape["flops"]) for peer in record["peers"]), peer_name(name),
                      *(f"{x['value']:.3f} [{x['lo']:.3f}, {x['hi']:.3f}]" for x in (best["speedup_p50"], best["speedup_p90"])),
                      f"{shape['rel_fro']:.2e}", f"`{shape['variant']}`"])
     header = ["B,H,S,D", "mask", "greenfast", *map(peer_name, record["peers"]), "best peer", "× p50", "× p90", "error", "variant"]
@@ -187,6 +196,133 @@ def peers(path):
             f"\nµs a call (TFLOP/s); × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --sides "
             f"PEER,greenfast`. Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
             f"{versions}.\n")
+
+
+def peers_ways(path):
+    """Each row in each way: our time and how many times faster than the best peer of that way."""
+    record = judged(path)
+    parts = [record, *record.get("ways", [])]
+    if len(parts) == 1:
+        raise Unusable(f"{path}: was timed in one way; `ab --between` times in several")
+    problems = list(dict.fromkeys(shape["problem"] for part in parts for shape in part["shapes"]))
+    columns = [{shape["problem"]: shape for shape in part["shapes"]} for part in parts]
+    rows = []
+    for problem in problems:
+        cells = []
+        for column in columns:
+            if problem not in column:
+                cells.append("–")
+                continue
+            own = f"{column[problem]['greenfast']['p50_seconds'] * 1e6:.2f}"
+            try:
+                name, best = best_peer(column[problem])
+            except Unusable:
+                cells.append(own)
+                continue
+            ratio = best["speedup_p50"]
+            cells.append(f"{own}, {ratio['value']:.2f} [{ratio['lo']:.2f}, {ratio['hi']:.2f}] {peer_name(name)}")
+        rows.append([*shape_and_mask(problem), *cells])
+    means = []
+    for part in parts:
+        values = [ratio["value"] for ratio in best_ratios(part)]
+        means.append(f"{statistics.geometric_mean(values):.3f}" if values else "–")
+    rows.append(["geometric mean", "", *means])
+    kinds = list(dict.fromkeys(shape["neighbour"].partition(",")[0] for part in parts for shape in part["shapes"] if "neighbour" in shape
+                               if not shape["neighbour"].startswith("gemm")))
+    if any(shape.get("neighbour", "").startswith("gemm") for part in parts for shape in part["shapes"]):
+        kinds.append("gemm: the queries' projection of the row's own size")
+    return (table(["B,H,S,D", "mask", *(part["way"] for part in parts)], "ll" + "r" * len(parts), rows) +
+            f"\nµs of Greenfast, and × the best peer of that way with its 95% interval, from `greenfast compare {record['source']} --sides "
+            f"PEER,greenfast --way WAY`. Neighbours: {'; '.join(kinds)}. –: no time, since a difference was noise or the inputs do not fit. Samples: "
+            f"`python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}.\n")
+
+
+def best_ratios(part):
+    """What compare says of Greenfast beside the best peer of each shape that one was right at."""
+    return [best_peer(shape)[1]["speedup_p50"] for shape in part["shapes"] if any(row["green"] == "GREEN" for row in shape["peers"].values())]
+
+
+def cpu_peers(path):
+    record = judged(path)
+    peaked, paused = any("ceiling" in shape for shape in record["shapes"]), any("pause_seconds" in shape for shape in record["shapes"])
+
+    def rate(row, flops):
+        if row is None or row["green"] != "GREEN":
+            return "–" if row is None else "RED"
+        share = f" ({row['share_of_peak']:.0%})" if "share_of_peak" in row else ""
+        return f"{flops / row['p50_seconds'] * 1e-9:.0f}{share}"
+
+    rows, cut = [], {}
+    for shape in record["shapes"]:
+        name, best = best_peer(shape)
+        ratio, text = best["speedup_p50"], shape_and_mask(shape["problem"])
+        if "cut" in shape:
+            cut.setdefault(shape["cut"], []).append(" ".join((*text, shape["problem"].split()[1])))
+        call = [f"after {shape['pause_seconds'] * 1e3:g} ms" if "pause_seconds" in shape else "back to back"] * paused
+        peak = [f"{shape['ceiling']['flops'] * 1e-9:.0f} {shape['ceiling']['isa']}" if "ceiling" in shape else "–"] * peaked
+        rows.append([*text, shape["problem"].split()[1], *call, rate(shape["greenfast"], shape["flops"]),
+                     *(rate(shape["peers"].get(peer), shape["flops"]) for peer in record["peers"]), *peak, peer_name(name),
+                     f"{ratio['value']:.2f} [{ratio['lo']:.2f}, {ratio['hi']:.2f}]"])
+    header = ["B,H,S,D", "mask", "type", *["call"] * paused, "greenfast", *map(peer_name, record["peers"]), *["peak"] * peaked, "best peer", "×"]
+    versions = ", ".join(dict.fromkeys(record["versions"].values()))
+    shares = ", in parentheses the share of the peak that was measured beside the row" * peaked
+    fewer = "".join(f" {why}: {', '.join(dict.fromkeys(where))}." for why, where in cut.items())
+    cache = "hot" if "--hot" in record.get("argv", ["--hot"]) else "cold"
+    return (table(header, "lll" + "l" * paused + "r" * (1 + len(record["peers"]) + peaked) + "lr", rows) +
+            f"\nGFLOP/s, medians, {cache}{shares}; –: the peer does not take it. × is best peer's time / greenfast's with its 95% interval, from `greenfast "
+            f"compare {record['source']} --sides PEER,{record['ours']}`.{fewer} Samples: `tools/cpu_peers` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
+
+
+def cpu_peers_summary(path):
+    record = judged(path)
+    speedups = {}
+    for shape in record["shapes"]:
+        if "pause_seconds" in shape:
+            continue
+        speedups.setdefault(shape["problem"].split()[1], []).append(best_peer(shape)[1]["speedup_p50"])
+    every = [speedup for of_type in speedups.values() for speedup in of_type]
+    values = [speedup["value"] for speedup in every]
+    faster, slower = sum(x["lo"] > 1 for x in every), sum(x["hi"] < 1 for x in every)
+    means = "; ".join(f"{dtype} {statistics.geometric_mean(x['value'] for x in of_type):.2f}" for dtype, of_type in speedups.items())
+    return (f"On {record['device']}, {record['utc'][:10]}: faster than the fastest of {', '.join(map(peer_name, record['peers']))} at {faster} of "
+            f"{len(every)} rows, slower at {slower} (95% intervals), {min(values):.2f} to {max(values):.2f} times as fast; geometric means {means}.\n")
+
+
+def serving(path):
+    """A suite of `ab --suite decode, varlen or paged`: other features than a mask, and peers that take some rows alone."""
+    record = judged(path)
+    rows = []
+    for shape in record["shapes"]:
+        problem, _, _ = shape["problem"].rpartition(" ")
+        cells = [problem, f"{shape['greenfast']['p50_seconds'] * 1e6:.2f}"]
+        try:
+            name, best = best_peer(shape)
+            ratio = best["speedup_p50"]
+            cells += [peer_name(name), f"{best['p50_seconds'] * 1e6:.2f}", f"{ratio['value']:.3f} [{ratio['lo']:.3f}, {ratio['hi']:.3f}]"]
+        except Unusable:
+            cells += ["none takes it", "", ""]
+        rows.append([*cells, f"`{shape['variant']}`"])
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (table(["problem", "greenfast", "best peer", "µs", "× p50", "variant"], "lrlrrl", rows) +
+            f"\nµs a call; × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --sides PEER,greenfast`. "
+            f"Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
+
+
+def serving_summary(*paths):
+    """One line a suite and kernel of ours: how its rows stand beside the best peer of each."""
+    rows = []
+    for path in paths:
+        record = judged(path)
+        suite = record["argv"][record["argv"].index("--suite") + 1]
+        ratios = {}
+        for shape in record["shapes"]:
+            if any(row["green"] == "GREEN" for row in shape["peers"].values()):
+                ratios.setdefault(shape["variant"], []).append(best_peer(shape)[1]["speedup_p50"])
+        for variant, own in ratios.items():
+            values = [ratio["value"] for ratio in own]
+            rows.append([suite, f"`{variant}`", len(own), sum(ratio["lo"] > 1 for ratio in own), f"{min(values):.2f}", f"{max(values):.2f}",
+                         f"{statistics.geometric_mean(values):.2f}"])
+    return table(["suite", "variant", "rows", "ahead", "least ×", "most ×", "geometric mean"], "llrrrrr", rows)
 
 
 def peers_summary(path):
@@ -198,7 +334,19 @@ def peers_summary(path):
     overall = "; ".join(f"{peer_name(peer)} {row['value']:.2f}" for peer, row in record["overall_p50"].items())
     return (f"On {record['device']}, {record['utc'][:10]}, fp16: faster than the fastest of {len(record['peers'])} peers at {where} of "
             f"{len(speedups)} shapes (the 95% interval lies above 1), by {min(values):.2f} to {max(values):.2f} times; geometric mean "
-            f"beside each: {overall}.\n")
+            f"beside each: {overall}.{behind_neighbours(record)}\n")
+
+
+def behind_neighbours(record):
+    """The same of ways with other kernels between the calls, in a sentence."""
+    parts = []
+    for part in record.get("ways", []):
+        ratios = best_ratios(part)
+        if ratios and any("neighbour" in shape for shape in part["shapes"]):
+            neighbour, _, cache = part["way"].partition(":")
+            parts.append(f"{neighbour}, {cache} caches, {statistics.geometric_mean(x['value'] for x in ratios):.2f} (ahead at "
+                         f"{sum(x['lo'] > 1 for x in ratios)} of {len(ratios)})")
+    return f" Behind other kernels, against the fastest: {'; '.join(parts)}." if parts else ""
 
 
 def peers_of(record):
@@ -319,15 +467,19 @@ def outcome(predicted, measured):
     return "more" if measured["lo"] > most else "less" if measured["hi"] < least else "as predicted"
 
 
-def predictions(table_path, gates_path):
+def predictions(table_path, *gates_paths):
     try:
         changes = tomllib.loads((ROOT / table_path).read_text())["change"]
     except (OSError, ValueError, KeyError) as error:
         raise Unusable(f"{table_path}: {error}") from error
     written = {(change["baseline"], change["candidate"]): change for change in changes}
-    gates = load(gates_path, "greenfast.ladder_gates/1")
-    found = {(step["baseline"], step["candidate"]): {fast["shape"]: fast["speedup"] for fast in step["fast"] if "speedup" in fast}
-             for step in gates["steps"]}
+    walks = [load(path, "greenfast.ladder_gates/1") for path in gates_paths]
+    if not walks:
+        raise Unusable(f"{table_path}: a table of predictions needs a record of gates")
+    found = {}
+    for step in (step for walk in walks for step in walk["steps"]):
+        times = {fast["shape"]: fast["speedup"] for fast in step["fast"] if "speedup" in fast}
+        found.setdefault((step["baseline"], step["candidate"]), {}).update(times)
     devices = {candidate.split(".")[0] for _, candidate in found}
     rows = []
     for variant in listed_variants():
@@ -340,24 +492,33 @@ def predictions(table_path, gates_path):
         least, most = change["speedup"]
         shape, times = change.get("shape", "mission"), found.get(step, {})
         cells = [f"{times[at]['value']:.3f} [{times[at]['lo']:.3f}, {times[at]['hi']:.3f}]" if at in times else "-" for at in ("mission", "long")]
-        rows.append([f"`{step[1].removeprefix('cuda.')}`", variant["idea"], f"{least:.2f} to {most:.2f} at {shape}", change["because"], *cells,
-                     outcome((least, most), times[shape]) if shape in times else "not timed"])
+        said = outcome((least, most), times[shape]) if shape in times else "not timed"
+        if shape in times and shape not in ("mission", "long"):
+            said += f": {times[shape]['value']:.3f} [{times[shape]['lo']:.3f}, {times[shape]['hi']:.3f}]"
+        rows.append([f"`{step[1].removeprefix('cuda.')}`", variant["idea"], f"{least:.2f} to {most:.2f} at {shape}", change["because"], *cells, said])
     return (table(["rung", "idea", "predicted ×", "because", "found at mission", "found at long", "outcome"], "llllrrl", rows) +
-            f"\nPredictions: {table_path}, which says by whom and when each was written. Found: {command_of(gates)}, {gates['utc'][:10]}.\n")
+            f"\nPredictions: {table_path}, which says by whom and when each was written. Found: "
+            + "; ".join(f"{command_of(walk)}, {walk['utc'][:10]}" for walk in walks) + ".\n")
 
 
 # As they follow each other in a step; a JSON object keeps no order.
-PHASES = ("loads", "decode", "Q·Kᵀ", "softmax", "P·V", "epilogue")
+PHASES = ("loads", "wait for consumers", "decode", "Vᵀ", "wait for producers", "Q·Kᵀ", "softmax", "P·V", "epilogue")
 
 
 def phases(path):
     record = load(path, "greenfast.phases/1")
-    names = [name for name in PHASES if name in record["rows"][0]["shares"]]
-    rows = [[f"`{r['variant'].removeprefix('cuda.')}`", r["problem"], *(f"{100 * r['shares'][n]:.1f}%" for n in names), f"{r['cycles_per_warp']:.0f}",
-             "yes" if r["same_output_as_rung"] else "no"] for r in record["rows"] if not r["skipped"]]
-    estimate = record["rows"][0]["original_estimate"]
-    rows.append(["originals' estimate, stage 3 on an L4", "mission",
-                 *(f"{100 * estimate[n]:.0f}%" if estimate[n] is not None else "-" for n in names), "-", "-"])
+    measured = [r for r in record["rows"] if not r["skipped"]]
+    if unknown := {name for r in measured for name in r["shares"]} - set(PHASES):
+        raise Unusable(f"{path}: no place for the phases {', '.join(sorted(unknown))}; name them in PHASES")
+    names = [name for name in PHASES if any(name in r["shares"] for r in measured)]
+
+    def percent(of, name, digits):
+        return "-" if of.get(name) is None else f"{100 * of[name]:.{digits}f}%"
+
+    rows = [[f"`{r['variant'].removeprefix('cuda.')}`", r["problem"], *(percent(r["shares"], n, 1) for n in names), f"{r['cycles_per_warp']:.0f}",
+             "yes" if r["same_output_as_rung"] else "no"] for r in measured]
+    estimate = {name: value for r in measured for name, value in r["original_estimate"].items()}
+    rows.append(["originals' estimate, stage 3 on an L4", "mission", *(percent(estimate, n, 0) for n in names), "-", "-"])
     return (table(["instrumented twin of", "shape", *names, "cycles a warp", "same bits"], "ll" + "r" * (len(names) + 1) + "l", rows) +
             f"\n{command_of(record)} on {record['device']['name']}, {record['utc'][:10]}, commit {record['build']['git']['sha'][:8]}.\n")
 
@@ -376,7 +537,7 @@ def sanitizer(path):
                 notes.append(f"\\* {variant} under {tool}: {row['explained']}.")
         rows.append(cells)
     return (table(["variant", "cases", *tools], "lr" + "r" * len(tools), rows) + "".join(f"\n{note}\n" for note in dict.fromkeys(notes)) +
-            f"\n`tools/sanitize_gpu` with compute-sanitizer {record['compute_sanitizer']} on {record['device']}, driver {record['driver']}, "
+            f"\n`tools/gpu/sanitize` with compute-sanitizer {record['compute_sanitizer']} on {record['device']}, driver {record['driver']}, "
             f"{record['utc'][:10]}, {record['greenfast']}; shapes {record['shapes']}.\n")
 
 
@@ -407,7 +568,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "cpu-peers-summary": cpu_peers_summary, "serving": serving, "serving-summary": serving_summary, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

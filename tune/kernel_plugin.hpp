@@ -2,6 +2,8 @@
 // configurations. Include after the kernel's source, once.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -17,15 +19,34 @@
 
 namespace greenfast::tune {
 
-/// Functions of a plugin for a core::Kernel of a CUDA ladder rung. Those look at no device facts.
+/// Facts of the current device; without one, what every GPU of sm_80 and later has at least.
+inline const DeviceFacts& facts() {
+  static const DeviceFacts kFacts = [] {
+    DeviceFacts facts{.kind = DeviceKind::cuda, .arch = 80, .shared_per_block = 99 * 1024};
+    if (cudaGetDevice(&facts.index) != cudaSuccess) return facts;
+    const auto ask = [&](cudaDeviceAttr attribute, auto least) {
+      int value = 0;
+      const bool known = cudaDeviceGetAttribute(&value, attribute, facts.index) == cudaSuccess;
+      return known ? static_cast<decltype(least)>(value) : least;
+    };
+    facts.multiprocessors = ask(cudaDevAttrMultiProcessorCount, facts.multiprocessors);
+    facts.shared_per_block = ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, facts.shared_per_block);
+    facts.l2_bytes = ask(cudaDevAttrL2CacheSize, facts.l2_bytes);
+    facts.arch =
+        10 * ask(cudaDevAttrComputeCapabilityMajor, 8) + ask(cudaDevAttrComputeCapabilityMinor, 0);
+    return facts;
+  }();
+  return kFacts;
+}
+
+/// Functions of a plugin for a core::Kernel of the library.
 template <const core::Kernel& kKernel, const Features& kTakes>
 struct KernelPlugin {
   static int supports(const gf_problem* problem, char* why, size_t capacity) {
     std::string text;
-    const DeviceFacts facts{.kind = DeviceKind::cuda};
     const Problem asked = from_c(*problem);
     text = missing_features(features_of(asked), kTakes);
-    if (text.empty() && kKernel.supports(asked, facts, {}, &text)) return 1;
+    if (text.empty() && kKernel.supports(asked, facts(), {}, &text)) return 1;
     if (capacity == 0) return 0;
     const std::size_t length = std::min(text.size(), capacity - 1);
     std::memcpy(why, text.data(), length);
@@ -34,9 +55,8 @@ struct KernelPlugin {
   }
   static gf_status launch(const gf_plugin_call* call) {
     const Tensors tensors = from_c(*call->tensors);
-    const DeviceFacts facts{.kind = DeviceKind::cuda};
     core::Context context;
-    context.facts = &facts;
+    context.facts = &facts();
     context.stream = call->stream;
     context.workspace = call->workspace;
     const Status status = kKernel.launch(from_c(*call->problem), tensors, context);

@@ -31,10 +31,17 @@ static gf_status launch(const gf_plugin_call* call) {
   todo->tensors = *call->tensors;
   todo->call.problem = &todo->problem;
   todo->call.tensors = &todo->tensors;
+  /* A small stack: threads that a busy machine lets wait would use up --plugin-memory by theirs. */
+  pthread_attr_t small;
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, 128 * 1024);
+  pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
   pthread_t thread;
-  if (pthread_create(&thread, NULL, work, todo) != 0) return GF_INTERNAL;
-  pthread_detach(thread);
-  return GF_OK;
+  const int error = pthread_create(&thread, &small, work, todo);
+  pthread_attr_destroy(&small);
+  if (error == 0) return GF_OK;
+  free(todo);
+  return GF_INTERNAL;
 }
 
 EXAMPLE_PLUGIN("other_thread", "returns before the work is done", launch)

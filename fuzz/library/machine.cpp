@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include <greenfast/arithmetic.hpp>
+
 namespace greenfast::fuzz {
 namespace {
 
@@ -22,7 +24,7 @@ class Pieces {
  public:
   std::size_t take(std::size_t bytes) {
     const std::size_t at = used_ + kRedzone;
-    used_ = (at + bytes + 255) / 256 * 256;
+    used_ = round_up(at + bytes, std::size_t{256});
     return at;
   }
   std::size_t used() const { return used_ + kRedzone; }

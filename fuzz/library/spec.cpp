@@ -355,7 +355,10 @@ std::int64_t extent(const Layout& layout, std::int64_t batch, std::int64_t heads
 
 namespace {
 
-// One list of names and fields for both directions.
+// One list of names and fields for both directions. Not the codec of workbench/cases/problem_codec:
+// what that reads and to_string writes is a problem as people say it, without strides that are no
+// Order's, and a case to be run again needs those, its offsets and values, and every float to the
+// last bit. And nothing of the workbench is linked here, so that no mistake of it can hide.
 template <class SpecType, class Visit>
 void each_field(SpecType& s, Visit visit) {
   auto& p = s.problem;

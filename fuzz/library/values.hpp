@@ -248,6 +248,14 @@ FUZZ_HD std::int64_t row_of_slot(std::int64_t slot, std::int64_t slots, std::int
 inline constexpr double kLargestFloat = 3.4028234e38;
 inline constexpr double kLargestV = 1e30;  // of bf16 and fp32: weights of up to 2^15 are summed
 
+/// The size that an input has where a tensor core adds its products: it aligns them by their
+/// exponents, and fp16's subnormal numbers have that of 2^-14 (H200, 2026-11-23: 1 key, D 32, Q of
+/// 2^-24 off by 2^-38, where fp32 would have been exact).
+FUZZ_HD float counted(DType type, float x) {
+  const float size = fabsf(x);
+  return type == DType::f16 && size > 0.0f && size < 0x1p-14f ? 0x1p-14f : size;
+}
+
 /// A score and by how much an honest kernel may miss it. slack < 0: fp32 overflows on the way.
 struct Score {
   double value, slack;

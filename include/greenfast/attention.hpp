@@ -27,24 +27,30 @@ struct Options {
   /// at) the batch stride that it has in a batch. Dense layouts have it; 0 stands for any that is a
   /// multiple of 16 bytes.
   bool batch_invariant = false;
-  /// Caller's scratch, at least Plan::workspace_bytes, 256-byte aligned, on the device; null where
-  /// that is 0.
+  /// Caller's scratch, at least Plan::workspace_bytes, 256-byte aligned, on the device. Where it is
+  /// null and `allocate` too, automatic selection passes over variants that want some.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
   /// Most parts that the keys of a row are divided into; 0: as many as pay, 1: none.
   int max_splits = 0;
   /// Checks arrays of lengths and indices on any device before the launch and names the entry that
   /// is wrong, at the price of a synchronisation. On the CPU they are always checked; elsewhere a
-  /// kernel clamps them to what the problem says. No CUDA variant takes such arrays yet: there every
-  /// call that needs them is refused, so that this changes nothing so far.
+  /// kernel clamps them to what the problem says. CUDA does not check them yet: there this changes
+  /// nothing so far.
   bool validate = false;
+  /// Gives scratch to a call whose variant wants some and whose `workspace` is null: `bytes` (at
+  /// most once a call) of device memory, 256-byte aligned, which must stay the call's until its work
+  /// in the stream is done, as memory of a stream-ordered allocator does. Null from it is
+  /// out_of_memory, and nothing has been written. Called in the calling thread; must not throw.
+  void* (*allocate)(std::size_t bytes, void* context) = nullptr;
+  void* allocate_context = nullptr;
 };
 
-/// Computes attention. Never allocates device memory, never synchronises a stream; on the CPU it
+/// Computes attention. Allocates no device memory but by Options::allocate, never synchronises a stream; on the CPU it
 /// returns when the output is written. Thread-safe. Every address is a multiple of its element's
 /// size; o, lse and the workspace overlap nothing else.
 /// Errors: invalid_argument (problem, pointers or workspace), unsupported (no variant can, or not
-/// the forced one), no_device, out_of_memory (the CPU's own arena), device_error. After one the
+/// the forced one), no_device, out_of_memory (the CPU's own arena, Options::allocate), device_error. After one the
 /// output is not defined.
 GREENFAST_API Status attention(const Problem& problem, const Tensors& tensors,
                                const Options& options = {});
@@ -70,8 +76,8 @@ struct AttentionParams {
   const float* v_scale = nullptr;
 
   // Serving; docs/serving.md has the meaning of each. An array that is given is used.
-  /// Packed Q (K, V) are views [1, H, total, D]. With packed Q or pages the number of sequences is
-  /// `sequences`, otherwise Q's batch.
+  /// Packed Q (K, V) are views [1, H, total, D]. With packed Q `sequences` says how many there are;
+  /// otherwise Q's batch does, and it is that or 0.
   std::int64_t sequences = 0;
   const std::int32_t* cu_q = nullptr;
   const std::int32_t* cu_kv = nullptr;
@@ -83,12 +89,14 @@ struct AttentionParams {
   std::int64_t max_kv = 0;  ///< packed K or pages: the same; 0: all rows, a row of the table
   /// [sequences, pages]; K and V are then views [blocks, Hkv, page, D].
   const std::int32_t* page_table = nullptr;
-  std::int64_t page_row_stride = 0;  ///< entries of the table from one sequence to the next
+  /// Entries of the table from one sequence to the next; 0 needs max_kv: all share one row.
+  std::int64_t page_row_stride = 0;
   const float* sinks = nullptr;
   MaskView mask_view = {};
   const float* slopes = nullptr;
   Alibi alibi = Alibi::none;  ///< which slopes; none with slopes given: per_head
   std::int64_t chunk = 0;
+  Accuracy accuracy = Accuracy::exact;
 };
 
 /// Builds the Problem from views, checks that their shapes and types agree, then calls
@@ -121,6 +129,12 @@ GREENFAST_API Result<DeviceFacts> device_facts(DeviceKind kind, int index = 0);
 /// without it.
 GREENFAST_API Result<DeviceFacts> model_facts(std::string_view model);
 
+/// A part of the shared memory of a block, and what lies there.
+struct SharedBuffer {
+  std::string name;
+  std::int64_t bytes = 0;
+};
+
 /// What a variant will do with a problem on a device. A pure function of its arguments.
 struct Plan {
   std::string variant;
@@ -134,6 +148,9 @@ struct Plan {
   int splits = 1;      ///< parts the keys of one row are divided into
   std::string kernel;  ///< compiled kernel that will run, as kernel_name says; CPU: instruction set
   std::string note;    ///< one line on why this configuration
+  /// CUDA: what lies in the shared memory that the kernel lays out itself, in order. They add up to
+  /// shared_bytes; where that is 0, to the kernel's static shared memory. Empty on the CPU.
+  std::vector<SharedBuffer> shared;
 };
 
 /// The plan of the variant that a call with these options would launch; where none fits, a Status

@@ -25,7 +25,7 @@ inline gf_problem to_c(const Problem& problem) {
   // Every member by name: a new one does not compile before it has its place in the C struct.
   const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
                softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
-               array_mask] = problem;
+               array_mask, accuracy] = problem;
   const auto& [left, right, alignment] = mask;
   const auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv,
                kv_rows] = sequences;
@@ -73,6 +73,7 @@ inline gf_problem to_c(const Problem& problem) {
   c.array_mask_dtype = static_cast<gf_dtype>(mask_dtype);
   for (std::size_t axis = 0; axis < mask_stride.size(); ++axis)
     c.array_mask_stride[axis] = mask_stride[axis];
+  c.accuracy = static_cast<gf_accuracy>(accuracy);
   return c;
 }
 /// A problem of the C interface, all of this version's fields: of a shorter struct a copy.
@@ -106,6 +107,7 @@ inline Problem from_c(const gf_problem& c) {
   p.array_mask = {static_cast<MaskKind>(c.array_mask_kind),
                   static_cast<DType>(c.array_mask_dtype),
                   {mask[0], mask[1], mask[2], mask[3]}};
+  p.accuracy = static_cast<Accuracy>(c.accuracy);
   return p;
 }
 

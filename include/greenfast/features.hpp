@@ -42,8 +42,9 @@ enum class Feature : std::int32_t {
   alibi = 25,
   bool_mask = 26,
   float_mask = 27,
-  example = 62,  ///< no problem needs it and nobody takes it: tests ask for it
-  unknown = 63,  ///< a value that this version has no name for
+  fast_accuracy = 28,  ///< linear weights are near enough
+  example = 62,        ///< no problem needs it and nobody takes it: tests ask for it
+  unknown = 63,        ///< a value that this version has no name for
 };
 
 /// A set of features.
@@ -90,7 +91,7 @@ GREENFAST_API std::string to_string(Features features);
 GREENFAST_API std::string missing_features(Features needs, Features takes);
 
 /// Everything that a problem could need when version 1 of the C and the plugin interface were made:
-/// what who was written for them may be asked.
+/// what who was written for them may be asked. It never grows.
 inline constexpr Features kFeaturesOfAbi1{Feature::in_f32,
                                           Feature::in_f16,
                                           Feature::in_bf16,
@@ -107,10 +108,17 @@ inline constexpr Features kFeaturesOfAbi1{Feature::in_f32,
                                           Feature::lse,
                                           Feature::grouped_heads};
 
-/// What serving asks for beyond that: docs/serving.md.
+/// What serving asked for beyond that when kernels of the CPU, oracle and emulator learned it:
+/// docs/serving.md. It never grows either; whoever learns a later feature names it beside this set.
 inline constexpr Features kFeaturesOfServing{
     Feature::value_dim, Feature::packed_q,  Feature::packed_kv, Feature::used_q, Feature::used_kv,
     Feature::kv_start,  Feature::kv_index,  Feature::pages,     Feature::chunk,  Feature::sinks,
     Feature::alibi,     Feature::bool_mask, Feature::float_mask};
+
+// Kernels, references and plugins say by these sets what they take. One feature more in them would
+// be taken by all of these at once, by some that have never heard of it.
+static_assert(kFeaturesOfAbi1.bits() == 0x00007fff && kFeaturesOfServing.bits() == 0x0fff8000,
+              "these sets never grow: name a new feature where somebody has learned it, .takes in "
+              "src/dispatch/variants.def, kOracleTakes, kEmulatorTakes");
 
 }  // namespace greenfast

@@ -61,6 +61,14 @@ typedef int32_t gf_scale_kind;
 /** Values of gf_scale_kind. */
 enum gf_scale_kind_value { GF_SCALE_NONE = 0, GF_SCALE_TENSOR = 1, GF_SCALE_PER_HEAD = 2 };
 
+/** How near to the exact answer O and the LSE must be. */
+typedef int32_t gf_accuracy;
+/** Values of gf_accuracy. */
+enum gf_accuracy_value {
+  GF_ACCURACY_EXACT = 0,
+  GF_ACCURACY_FAST = 1 /**< GF_E4M3 only: a kernel may take linear weights (docs/numerics.md) */
+};
+
 /** What the elements of an array mask mean. */
 typedef int32_t gf_mask_kind;
 /** Values of gf_mask_kind. */
@@ -108,7 +116,8 @@ enum gf_feature_value {
   GF_FEATURE_SINKS = 24,
   GF_FEATURE_ALIBI = 25,
   GF_FEATURE_BOOL_MASK = 26,
-  GF_FEATURE_FLOAT_MASK = 27
+  GF_FEATURE_FLOAT_MASK = 27,
+  GF_FEATURE_FAST_ACCURACY = 28 /**< linear weights are near enough */
 };
 
 /** Strides in elements for [B, H, S, D]; the last is 1. alignment: bytes that divide the base
@@ -157,6 +166,8 @@ typedef struct gf_problem {
   gf_mask_kind array_mask_kind;
   gf_dtype array_mask_dtype;    /**< additive: GF_FP32 or the type of Q; else 0 */
   int64_t array_mask_stride[4]; /**< for [B, Hq, Sq, Skv]; 0 broadcasts; the last is 0 or 1 */
+  gf_accuracy accuracy;
+  int32_t reserved_accuracy;
 } gf_problem;
 
 /** Data of one call, on the device. What the problem does not need may be null. Lengths and indices
@@ -202,7 +213,8 @@ typedef struct gf_options {
   int32_t batch_invariant; /**< selection, tile and split ignore B and the number of threads; give
                                 B = 1 the batch stride that the entry has in a batch */
   int32_t reserved;
-  void* workspace; /**< gf_plan_info.workspace_bytes, 256-byte aligned; null where that is 0 */
+  void* workspace; /**< gf_plan_info.workspace_bytes, 256-byte aligned. Where it is null and
+                        `allocate` too, automatic selection passes over variants that want some */
   size_t workspace_bytes;
   /* Here version 0.1.0 ended. */
   int32_t max_splits; /**< most parts that the keys of a row are divided into; 0: as many as pay,
@@ -210,13 +222,21 @@ typedef struct gf_options {
   int32_t validate;   /**< not 0: arrays of lengths and indices are checked on any device before the
                          launch, and the entry that is wrong is named, at the price of a
                          synchronisation. On the CPU they are always checked; elsewhere a kernel
-                         clamps them to what the problem says. No CUDA variant takes such arrays
-                         yet: there every call that needs them is refused, so that this changes
-                         nothing so far. */
+                         clamps them to what the problem says. CUDA does not check them yet: there
+                         this changes nothing so far. */
+  /** Gives scratch to a call whose variant wants some and whose `workspace` is null: `bytes` (at most
+   * once a call) of device memory, 256-byte aligned, which must stay the call's until its work in the
+   * stream is done. Null from it is GF_OUT_OF_MEMORY, and nothing has been written. Called in the
+   * calling thread. */
+  void* (*allocate)(size_t bytes, void* context);
+  void* allocate_context;
 } gf_options;
 /** Initial value of a gf_options: the CPU, automatic selection. */
-#define GF_OPTIONS_INIT \
-  { (uint32_t)sizeof(gf_options), GF_ABI_VERSION, GF_CPU, 0, NULL, NULL, 0, 0, NULL, 0, 0, 0 }
+#define GF_OPTIONS_INIT                                                                       \
+  {                                                                                           \
+    (uint32_t)sizeof(gf_options), GF_ABI_VERSION, GF_CPU, 0, NULL, NULL, 0, 0, NULL, 0, 0, 0, \
+        NULL, NULL                                                                            \
+  }
 
 /** Two parts of the same attention over disjoint keys made into one. A part whose LSE is -inf or
  * +inf is empty. */
@@ -398,18 +418,21 @@ GREENFAST_API gf_status gf_features(const gf_problem* problem, uint64_t* feature
 /** "e4m3 inputs"; "an unknown feature" for a number that has no name. */
 GREENFAST_API const char* gf_feature_name(int32_t feature);
 
-/** Computes attention. Allocates no device memory and never synchronises a stream; on the CPU it
- * returns when the output is written. Null options are GF_OPTIONS_INIT. */
+/** Computes attention. Allocates no device memory but by gf_options.allocate, never synchronises a
+ * stream; on the CPU it returns when the output is written. Null options are GF_OPTIONS_INIT. */
 GREENFAST_API gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
                                      const gf_options* options);
 /** Does what a first call would do, so that the next is as fast as any. */
 GREENFAST_API gf_status gf_prepare(const gf_problem* problem, const gf_options* options);
 
-/** Merges two parts; of the options only device, device_index and stream count. */
+/** Merges two parts, on the CPU or on CUDA; of the options only device, device_index and stream
+ * count. */
 GREENFAST_API gf_status gf_merge(const gf_merge_problem* problem, const gf_merge_tensors* tensors,
                                  const gf_options* options);
-/** Appends new keys and values to a cache and turns Q; of the options only device, device_index,
- * stream and validate count. After a failure nothing has been written. */
+/** Appends new keys and values to a cache and turns Q, on the CPU or on CUDA; of the options only
+ * device, device_index and stream count. After a failure nothing has been written. On CUDA tokens
+ * without a place in the cache are no failure: they are dropped, and their rows of q_out are not
+ * written. */
 GREENFAST_API gf_status gf_append(const gf_append_problem* problem,
                                   const gf_append_tensors* tensors, const gf_options* options);
 

@@ -1,6 +1,7 @@
 // The operands of a problem: what a call reads and writes, by name, role, type and extent. Whoever
-// allocates, checks, hashes, copies or counts them goes through this table, so that a new operand
-// (page tables, a bias, split sums) needs no other list.
+// allocates, checks, hashes, copies or counts them goes through this table. Beside its row here a
+// new operand needs a member of Tensors and of gf_tensors, and a word where no table can decide for
+// it, which does not compile before that: CONTRIBUTING.md, "An operand", names those places.
 #pragma once
 
 #include <array>

@@ -24,8 +24,8 @@ struct MergeTensors {
   void* o = nullptr;
   float* lse = nullptr;  ///< may be null
 };
-/// Merges on Options::device; of Options only device, device_index and stream count. The order of
-/// the parts changes no bit.
+/// Merges on Options::device. Sums are fp64 on the CPU and fp32 on CUDA. Of Options only device,
+/// device_index and stream count. The order of the parts changes no bit.
 GREENFAST_API Status merge(const MergeProblem& problem, const MergeTensors& tensors,
                            const Options& options = {});
 
@@ -85,9 +85,12 @@ struct AppendTensors {
   const float* cos = nullptr;                ///< [positions, rotary_dim / 2]
   const float* sin = nullptr;
 };
-/// Appends on Options::device; of Options only device, device_index, stream and validate count.
-/// Nothing is written when a Status comes back: a sequence that grows past seq_kv or past the pool,
-/// a page or row that does not exist, two sequences that would write the same page are named.
+/// Appends on Options::device; of Options only device, device_index and stream count. Nothing is
+/// written when a Status comes back. On the CPU it names a sequence that grows past seq_kv or
+/// past the pool, a page or row that does not exist, two sequences that would write the same
+/// page. On CUDA nobody reads the arrays before: with Status ok tokens without a place in the
+/// cache, or a row of the tables, are dropped, their rows of q_out stay as they are, and of two
+/// sequences that write the same page either may win.
 GREENFAST_API Status append(const AppendProblem& problem, const AppendTensors& tensors,
                             const Options& options = {});
 

@@ -127,6 +127,16 @@ enum class ScaleKind : std::int32_t {
   per_head = 2,  ///< fp32 [B, H] of that tensor (Hq for Q, Hkv for K and V), contiguous
 };
 
+/// How near to the exact answer O and the LSE must be. Values are stable. docs/numerics.md.
+enum class Accuracy : std::int32_t {
+  exact = 0,  ///< weights by an exponential, as near as the element types allow
+  /// e4m3 alone: a kernel may take weights that are linear between powers of two. An exact answer is
+  /// one too.
+  fast = 1,
+};
+/// "exact", "fast", or "unknown".
+GREENFAST_API std::string_view name_of(Accuracy accuracy) noexcept;
+
 /// How the sequences of a batch lie and which arrays of the call say how long each is. What the
 /// arrays hold is int32, on the device; only what stands here is needed to plan. docs/serving.md.
 struct Sequences {
@@ -213,6 +223,7 @@ struct Problem {
   bool sinks = false;
   Alibi alibi = Alibi::none;  ///< -slope * |i + shift - j| is added to the score behind softcap
   ArrayMask array_mask = {};
+  Accuracy accuracy = Accuracy::exact;  ///< fast: e4m3 alone
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -4,7 +4,8 @@
     out = greenfast.attention(q, k, v, causal=True)        # NumPy, PyTorch, JAX, CuPy, ...
 
 `greenfast.torch` replaces PyTorch's scaled_dot_product_attention, `greenfast.hf` and `greenfast.diffusers` register with
-transformers and diffusers, `greenfast.flash_attn_interface` has FlashAttention-3's names. docs/python.md shows each.
+transformers and diffusers, `greenfast.vllm` is vLLM's plugin, `greenfast.flash_attn_interface` has FlashAttention-3's names.
+docs/python.md shows each.
 
 Errors say what was asked, what is possible and what to change, before any work: TypeError for an element type or an
 object that cannot be read, ValueError for a call that contradicts itself, NotImplementedError for a legal problem that no
@@ -87,6 +88,7 @@ class Features(TypedDict, total=False):
     page_table: Any
     max_splits: int
     validate: bool
+    accuracy: str
 
 
 def _library_of(x: Any) -> Any:
@@ -103,7 +105,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     """softmax(softcap(scale * q k^T) + mask) v.
 
     q            [B, Hq, Sq, D], or [B, Sq, Hq, D] with layout="bshd"; k, v [B, Hkv, Skv, D] likewise. Query head h reads
-                 KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn, all three the same; D 8 to
+                 KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn (CUDA: by `variant`), all three the same; D 8 to
                  256 in steps of 8, contiguous; other strides are free, and 0 is allowed in k and v. v may have a D of its
                  own, which out then has. Objects of PyTorch, NumPy, JAX or CuPy, or any with __dlpack__ or
                  __cuda_array_interface__, on one device.
@@ -139,11 +141,15 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     page_table   [B, pages]: key j of sequence b is row j % page of page page_table[b, j // page]; k and v are [blocks, Hkv,
                  page, D], or [blocks, page, Hkv, D] with layout="bshd". A page of 1 key or more.
     max_splits   most parts that the keys of a row are divided into; 0: as many as pay, 1: none.
-    validate     checks the arrays before any work also on CUDA, where that waits for the stream. On the CPU they always are.
+    validate     is to check the arrays on CUDA as well; it changes nothing there so far, kernels clamp them. On the CPU they
+                 always are checked, before any work.
+
+    accuracy     "exact", or "fast": kernels for float8_e4m3fn may take weights that are linear between powers of two, up to 8% off
+                 each (docs/numerics.md). Exact kernels of the CPU are fast enough for it, too; on CUDA variant="cuda.sm90.fp8_fast" takes it.
 
     PyTorch: gradients flow where they are exact (greenfast.torch says where), torch.compile traces through. With
     gradients or under torch.compile `out` is copied to. On the CPU the call returns when `out` is written; on CUDA it is
-    enqueued, allocates nothing but `out`, never synchronises, and may be captured in a graph.
+    enqueued, allocates nothing but `out` and the scratch that some kernels want, never synchronises, and may be captured in a graph.
     """
     left, right, alignment = (-1, -1, _UNSAID) if not causal and window is None and align is None else _mask(causal, window, align)
     bshd = 0 if layout == "bhsd" else _bshd(layout)
@@ -164,7 +170,7 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, out: Any = None, lse: Any =
     lse1, lse2  float32, contiguous [B, H, S], packed [H, total]. -inf or +inf: that part is empty, and not read. Sinks
                 belong into one part only.
     out, lse    where to write; those of a part, if they have its type and strides, or None: allocated.
-    The order of the parts changes no bit. Errors as attention's. No gradients.
+    On the CPU and on CUDA. The order of the parts changes no bit. Errors as attention's. No gradients.
     """
     return _library_of(o1).merge(o1, lse1, o2, lse2, out, lse, out_dtype, _bshd(layout), stream)
 
@@ -186,9 +192,10 @@ def append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, used_kv: Any = None, q
                  key's position in the cache, less kv_start. rotary: "neox" turns n with n + R / 2, "interleaved" 2 n with 2 n + 1.
     q            [B, Hq, Snew, D], packed as k; q_out: where to write it, q itself is possible; None: allocated.
     Arrays are int32 [B], on the device of k; page_table [B, pages]; cu_new [B + 1].
-    validate     checks the arrays also on CUDA, where that waits for the stream; on the CPU they always are: ValueError, and nothing
-                 is written, for a sequence that outgrows its cache or its pages, a page that does not exist, or that two
-                 sequences would write.
+    validate     changes nothing so far. On the CPU the arrays always are checked: ValueError, and nothing is written, for a
+                 sequence that outgrows its cache or its pages, a page that does not exist, or that two sequences would write.
+    On CUDA nobody reads the arrays before: tokens without a place in the cache, or
+    without a row of cos and sin, are dropped, and their rows of q_out stay as they were.
     """
     try:
         kind = _ROTARY[rotary]
@@ -241,7 +248,7 @@ for _function in (attention, explain):
     _plain = inspect.signature(_function)
     _function.__signature__ = _plain.replace(parameters=[  # type: ignore[attr-defined]
         *[x for x in _plain.parameters.values() if x.kind is not x.VAR_KEYWORD],
-        *[inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=absent, annotation=Features.__annotations__[name].__forward_arg__)
+        *[inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_arrays.ACCURACIES[0] if name == "accuracy" else absent, annotation=Features.__annotations__[name].__forward_arg__)
           for name, absent in _arrays.FEATURES.items()]])
 
 

@@ -18,7 +18,8 @@ _ELEMENTS = {**_NAMES, "int32": 4, "bool": 5}  # of arrays beside the tensors, a
 # What a call may need beyond tensors, in the order in which _core reads it, and what stands there where it is not given.
 FEATURES: dict[str, Any] = {"mask": None, "sinks": None, "slopes": None, "chunk": 0, "cu_q": None, "cu_kv": None, "max_q": None, "max_kv": None,
                             "used_q": None, "used_kv": None, "kv_start": None, "kv_index": None, "page_table": None, "max_splits": 0,
-                            "validate": False}
+                            "validate": False, "accuracy": 0}
+ACCURACIES = ("exact", "fast")  # at the library's numbers, which _core reads
 _CU_Q = list(FEATURES).index("cu_q")
 ARRAYS = tuple(name for name, absent in FEATURES.items() if absent is None and not name.startswith("max_"))
 
@@ -32,7 +33,11 @@ def features(given: dict[str, Any], function: str = "attention") -> tuple[Any, .
         unknown = next(name for name in given if name not in FEATURES)
         near = difflib.get_close_matches(unknown, FEATURES, 1)
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}" + (f": is {near[0]!r} meant?" if near else ""))
-    if all(x is FEATURES[name] for name, x in given.items()):  # mask=None and the like
+    if "accuracy" in given:
+        if given["accuracy"] not in ACCURACIES:
+            raise ValueError(f"accuracy is {given['accuracy']!r}: 'exact' or 'fast' is possible")
+        made["accuracy"] = ACCURACIES.index(given["accuracy"])
+    if all(x is FEATURES[name] for name, x in made.items()):  # mask=None and the like
         return None
     return tuple(made.values())
 

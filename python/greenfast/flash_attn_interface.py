@@ -29,6 +29,12 @@ def _one_of(name: str, value: Any, alias: str, other: Any) -> Any:
     return value if value is not None else other
 
 
+def _bounds(window_size: tuple[int | None, int | None]) -> tuple[int, int] | None:
+    """None for no window; -1, or as FlashAttention-4 writes it None, is no bound."""
+    left, right = (-1 if x is None else x for x in window_size)
+    return None if left < 0 and right < 0 else (left, right)
+
+
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None, causal: bool, window_size: tuple[int, int],
          softcap: float, descales: tuple[torch.Tensor | None, ...], qv: Any, sm_margin: int, num_splits: int, return_lse: bool,
          out: torch.Tensor | None, attention_chunk: int, sinks: torch.Tensor | None, **features: Any) -> Any:
@@ -46,14 +52,16 @@ def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float
         given["sinks"] = sinks.float()
     if num_splits > 0:
         given["max_splits"] = num_splits
+    some = next((x for x in descales if x is not None), None)
+    if some is not None:  # each may be left out, which is 1; one value is often expanded to all batches and heads, without memory for each
+        descales = tuple(torch.ones_like(some, memory_format=torch.contiguous_format) if x is None else x.contiguous() for x in descales)
     q_descale, k_descale, v_descale = descales
     heads, heads_kv = q.shape[-2], k.shape[-2]
     if q_descale is not None and heads_kv > 0:
         q_descale = q_descale.repeat_interleave(heads // heads_kv, 1)
-    left, right = window_size
-    return _attention(q, k, v, out=out, scale=softmax_scale, causal=causal, window=None if left < 0 and right < 0 else (left, right),
-                      align="bottom_right", softcap=softcap, layout="bshd", return_lse=return_lse, q_scale=q_descale, k_scale=k_descale,
-                      v_scale=v_descale, out_dtype=torch.bfloat16 if q.dtype == torch.float8_e4m3fn and out is None else None, **given)
+    return _attention(q, k, v, out=out, scale=softmax_scale, causal=causal, window=_bounds(window_size), align="bottom_right",
+                      softcap=softcap, layout="bshd", return_lse=return_lse, q_scale=q_descale, k_scale=k_descale, v_scale=v_descale,
+                      out_dtype=torch.bfloat16 if q.dtype == torch.float8_e4m3fn and out is None else None, **given)
 
 
 def _check_deterministic(deterministic: bool, *tensors: torch.Tensor) -> None:
@@ -72,7 +80,7 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_s
 
     softmax_scale  None: 1 / sqrt(D).
     causal         aligned bottom-right, as window_size (left, right), -1 for no bound, and attention_chunk, 0 for none.
-    *_descale      for float8_e4m3fn: float32 [B, Hkv]; the output is bfloat16 then.
+    *_descale      for float8_e4m3fn: float32 [B, Hkv], each 1 where it is left out; the output is bfloat16 then.
     num_splits     most parts of a row's keys. 0 and 1, the default: the library's to choose; no choice changes from run to run.
     deterministic  the forward pass always is. Gradients are PyTorch's: on CUDA, with torch.use_deterministic_algorithms(True).
     s_aux, learnable_sink  [Hq]: exp of it joins the denominator of every row.
@@ -178,7 +186,7 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
         if turned is not None:
             if q.shape[:-2] != k.shape[:-2] or (cu_seqlens_q is None) != (cu_seqlens_k_new is None):
                 _refuse("rotary_cos", "a tensor", f"q {list(q.shape)} has to be of the tokens of k {list(k.shape)}; turn q and k before the call")
-            if not causal and window_size[0] < 0 and window_size[1] < 0 and (cu_seqlens_q is not None or q.shape[1] > 1):
+            if not causal and _bounds(window_size) is None and (cu_seqlens_q is not None or q.shape[1] > 1):
                 _refuse("causal", False, "with rotary_cos and several queries the mask is causal or a window")
         kind = "interleaved" if rotary_interleaved else "neox"
         made = _append(k, v, k_cache, v_cache, used_kv=cache_seqlens, q=turned, cos=None if rotary_cos is None else rotary_cos.float(),

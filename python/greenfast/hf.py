@@ -134,6 +134,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     window, chunk = (_window_of(module, sliding_window), _chunk_of(module)) if causal else (None, None)
     if causal and keys > rows and not packed:  # an empty static cache: what lies behind is for later tokens
         key, value, keys = key[:, :, :rows], value[:, :, :rows], rows
+        position_bias = None if position_bias is None else position_bias[..., :rows]
     window = None if window is not None and keys <= window else window
     chunk = None if chunk is not None and keys <= chunk else chunk
 
@@ -164,6 +165,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if reason is None:
         options: Any = dict(scale=scaling, causal=causal, window=None if window is None else (window - 1, 0), align="top_left",
                             softcap=softcap or 0.0, **features)
+        if packed:  # each sequence's last query faces its last key, as FlashAttention has it
+            options["align"] = "bottom_right"
         if torch.compiler.is_compiling():
             return _attention(query, key, value, **options).transpose(1, 2).contiguous(), None
         try:

@@ -34,7 +34,8 @@ _dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_trac
 _EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
 _CODES = {getattr(torch, name): code for code, name in enumerate((*_arrays.DTYPES, "int32", "bool"))}
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
-_TOP_LEFT = 0
+_TOP_LEFT, _BOTTOM_RIGHT = 0, 1
+_LARGEST_SCALE = 2.0 ** 126
 _NUMBERS = frozenset((int, bool))
 _FLOAT_FEATURES = 3  # mask, sinks, slopes: the first of them
 _NO_MASK = tuple(_arrays.FEATURES.values())[1:]
@@ -217,16 +218,17 @@ for _name in ("attention", "attention_forward"):
 _FEATURE_SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, Tensor? mask, Tensor? sinks, Tensor? slopes, "
     "Tensor? cu_q, Tensor? cu_kv, Tensor? used_q, Tensor? used_kv, Tensor? kv_start, Tensor? kv_index, Tensor? page_table, *, "
-    "SymInt chunk=0, SymInt? max_q=None, SymInt? max_kv=None, int max_splits=0, bool validate=False, float? scale=None, "
+    "SymInt chunk=0, SymInt? max_q=None, SymInt? max_kv=None, int max_splits=0, bool validate=False, int accuracy=0, float? scale=None, "
     "float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, bool batch_invariant=False, "
     "ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)")
 
 
 def _op_features(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, *,
-                 chunk=0, max_q=None, max_kv=None, max_splits=0, validate=False, scale=None, softcap=0.0, left=-1, right=-1, align=2,
-                 bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+                 chunk=0, max_q=None, max_kv=None, max_splits=0, validate=False, accuracy=0, scale=None, softcap=0.0, left=-1, right=-1,
+                 align=2, bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
     out, lse = _made(q, v, bshd, out_dtype, with_lse, cu_q is not None)
-    more = (mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate)
+    more = (mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate,
+            accuracy)
     if cu_q is not None or used_q is not None:  # rows of no sequence are not written, and an operator's result is defined
         out.zero_()
         lse.fill_(-torch.inf)
@@ -423,9 +425,10 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
         made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, **options)
     else:
         op = ops.attention_features.default if needs_gradient else ops.attention_features_forward.default
-        mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate = more
+        mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate, accuracy = more
         made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index,
-                            page_table, chunk=chunk, max_q=max_q, max_kv=max_kv, max_splits=max_splits, validate=bool(validate), **options)
+                            page_table, chunk=chunk, max_q=max_q, max_kv=max_kv, max_splits=max_splits, validate=bool(validate), accuracy=accuracy,
+                            **options)
     if out is not None:
         made = out.copy_(made)
     if lse is not None:
@@ -599,6 +602,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
             return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value, attn_mask)} - {'Tensor', 'NoneType'}))})"
         if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
             return "a transform of torch.func, or torch.jit.trace"
+        if query.is_neg() or key.is_neg() or value.is_neg():
+            return "a tensor that is negated lazily"
     if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
         return "nested or sparse tensors"
     device, dtype = query.device, query.dtype
@@ -612,6 +617,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return why
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         return "fewer than two dimensions"
+    if any(x.dim() > 2 and x.shape[-3] == 0 for x in (query, key, value)):
+        return "no heads"
     width, width_v = query.shape[-1], value.shape[-1]
     if key.shape[-1] != width or key.shape[-2] != value.shape[-2]:
         return "shapes that do not belong together"
@@ -625,6 +632,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     if attn_mask is not None:
         if attn_mask.is_nested or attn_mask.layout != torch.strided or attn_mask.device != device:
             return "an attn_mask that is nested, sparse or on another device"
+        if attn_mask.dim() < 2:
+            return "an attn_mask of fewer than two dimensions"
         if attn_mask.requires_grad and torch.is_grad_enabled():
             return "an attn_mask that requires gradients"
         if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
@@ -634,6 +643,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return why
     if scale is not None and not isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)):
         return "a scale that is no number"
+    if isinstance(scale, float) and not abs(scale) <= _LARGEST_SCALE:
+        return f"scale {scale}"
     if enable_gqa and (query.dim() != 4 or key.dim() != 4 or value.dim() != 4):
         return "enable_gqa without four dimensions"
     return None
@@ -698,6 +709,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             reason = "an attn_mask that does not broadcast"
     if reason is None:
         q, k, v = _contiguous_rows(q), _contiguous_rows(k), _contiguous_rows(v)
+        if any(size > 1 and step == 0 for size, step in zip(q.shape, q.stride())):
+            q = q.contiguous()  # an output of its order of strides would share memory
         more = None if mask is None else _features_of_mask(mask)
         right = 0 if is_causal else -1
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -735,8 +748,6 @@ def _broadcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa:
             mask = mask.expand(*lead, *[size if size == 1 else whole for size, whole in zip(mask.shape[-2:], (q.shape[-2], k.shape[-2]))])
     except RuntimeError:
         return q, k, v, mask, None, "shapes that do not broadcast"
-    if mask is not None and mask.dim() < 2:
-        return q, k, v, mask, None, "an attn_mask of fewer than two dimensions"
     tensors = []
     for x in (q, k, v) if mask is None else (q, k, v, mask):
         rows = x.shape[-2:]
@@ -744,8 +755,6 @@ def _broadcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa:
         x = x.reshape(1, 1, *rows) if not lead else x.reshape(lead[0], 1, *rows) if len(lead) == 1 else x.flatten(0, len(lead) - 2)
         tensors.append(x)
     q, k, v = tensors[:3]
-    if any(size > 1 and step == 0 for size, step in zip(q.shape, q.stride())):
-        q = q.contiguous()  # an output of its order of strides would share memory
     return q, k, v, None if mask is None else tensors[3], (*lead, q.shape[-2], v.shape[-1]), None
 
 
@@ -806,9 +815,9 @@ def _register_flash() -> _Registered:
     cpu, cuda = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
     before = {name: torch.library.get_kernel(f"aten::{name}", key) for name, key in ((cpu, "CPU"), (cuda, "CUDA"))}
 
-    def run(query, key, value, out, is_causal, scale, mask=None):
+    def run(query, key, value, out, is_causal, scale, align, mask=None):
         lse = _empty_lse(query, 0)
-        _run(query, key, value, out, lse, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None,
+        _run(query, key, value, out, lse, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, align, 0, None, False, None,
              None if mask is None else _features_of_mask(mask))
         # PyTorch's backward takes exp(score - lse), also where both are -inf.
         return lse if mask is None else lse.masked_fill_(lse == -torch.inf, 0.0)
@@ -819,14 +828,15 @@ def _register_flash() -> _Registered:
         # The strides that PyTorch's own has, which compiled graphs rely on: [B, S, H, D] and [B, S, H].
         batch, heads, rows, width = query.shape
         out = query.new_empty((batch, rows, heads, width)).transpose(1, 2)
-        lse = run(query, key, value, out, is_causal, scale, attn_mask)
+        lse = run(query, key, value, out, is_causal, scale, _TOP_LEFT, attn_mask)
         return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
     def on_cuda(keys, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
         if return_debug_mask or not _takes(query, key, value, dropout_p):
             return before[cuda].call_boxed(keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
         out = torch.empty_like(query)
-        lse = run(query, key, value, out, is_causal, scale)
+        # On CUDA this operator's causal masks are aligned bottom-right: torch.nn.attention.bias.causal_lower_right calls it for that.
+        lse = run(query, key, value, out, is_causal, scale, _BOTTOM_RIGHT)
         state = torch.empty(2, dtype=torch.uint64, device=query.device)
         return (out, lse, None, None, query.shape[2], key.shape[2], state, torch.empty((), dtype=torch.uint64, device=query.device),
                 torch.empty(0, dtype=query.dtype, device=query.device))

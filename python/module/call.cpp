@@ -287,7 +287,7 @@ bool read_biases(const Features& features, Call& call) {
   Problem& p = call.problem;
   Tensors& t = call.tensors;
   bool of_batch = false;
-  std::int64_t splits = 0;
+  std::int64_t splits = 0, accuracy = 0;
   if (features.has(kMask) && !read_mask(features[kMask], call.q, p, t.mask)) return false;
   if (features.has(kSinks)) {
     p.sinks = true;
@@ -300,10 +300,12 @@ bool read_biases(const Features& features, Call& call) {
     p.alibi = of_batch ? Alibi::per_batch_head : Alibi::per_head;
   }
   if (!read_count("chunk", features[kChunk], p.chunk) ||
-      !read_count("max_splits", features[kMaxSplits], splits))
+      !read_count("max_splits", features[kMaxSplits], splits) ||
+      !read_count("accuracy", features[kAccuracy], accuracy))
     return false;
   call.options.max_splits = static_cast<int>(std::min<std::int64_t>(splits, 1 << 20));
   call.options.validate = PyObject_IsTrue(features[kValidate]) == 1;
+  p.accuracy = static_cast<Accuracy>(accuracy);
   return PyErr_Occurred() == nullptr;
 }
 

@@ -58,6 +58,7 @@ enum FeatureArgument {
   kPageTable,
   kMaxSplits,
   kValidate,
+  kAccuracy,
   kFeatureArguments
 };
 

@@ -3,8 +3,7 @@
 // PyTorch, or none.
 #include "call.hpp"
 
-#include <cstdlib>
-#include <memory>
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -23,35 +22,31 @@ Status run(const Call& call) {
   Py_END_ALLOW_THREADS return status;
 }
 
-// Runs the call with scratch of the size that its plan asks for. The plan is only made after a call
-// without scratch was refused: making it takes longer than a launch, and most kernels need none.
-PyObject* run_with_workspace(Call& call, PyObject* allocate, const Status& refused) {
-  const auto facts = device_facts(call.options.device, call.options.device_index);
-  if (!facts) return raise(refused);
-  const auto planned = plan(call.problem, *facts, call.options);
-  if (!planned || planned->workspace_bytes == 0) return raise(refused);
-  const auto bytes = static_cast<std::size_t>(planned->workspace_bytes);
-  constexpr std::size_t kAlignment = 256;
+// Scratch for one call: asked for by the library in the middle of it, from the tensors' library.
+struct Scratch {
+  PyObject* allocate;  // (bytes, device index) -> (address, owner); may be None
+  int device_index;
   PyObject* owner = nullptr;
-  std::unique_ptr<void, decltype(&std::free)> memory(nullptr, &std::free);
-  if (call.options.device == DeviceKind::cpu) {
-    memory.reset(
-        std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment));
-    if (memory == nullptr) return PyErr_NoMemory();
-    call.options.workspace = memory.get();
-  } else {
-    if (!given(allocate)) return raise(refused);
-    owner = PyObject_CallFunction(allocate, "ni", static_cast<Py_ssize_t>(bytes),
-                                  call.options.device_index);
-    if (owner == nullptr) return nullptr;
-    call.options.workspace = PyLong_AsVoidPtr(PyTuple_GetItem(owner, 0));
+  bool raised = false;  // a Python exception is set
+
+  Scratch(PyObject* with, const Options& options)
+      : allocate(with), device_index(options.device_index) {}
+  Scratch(const Scratch&) = delete;
+  // Its memory is the stream's until the kernel has run: the allocator's rule.
+  ~Scratch() { Py_XDECREF(owner); }
+
+  static void* give(std::size_t bytes, void* context) {
+    auto& self = *static_cast<Scratch*>(context);
+    const PyGILState_STATE state = PyGILState_Ensure();
+    void* memory = nullptr;
+    self.owner = PyObject_CallFunction(self.allocate, "ni", static_cast<Py_ssize_t>(bytes),
+                                       self.device_index);
+    if (self.owner != nullptr) memory = PyLong_AsVoidPtr(PyTuple_GetItem(self.owner, 0));
+    self.raised = PyErr_Occurred() != nullptr;
+    PyGILState_Release(state);
+    return memory;
   }
-  call.options.workspace_bytes = bytes;
-  const Status status = run(call);
-  Py_XDECREF(owner);  // its memory is the stream's until the kernel has run: the allocator's rule
-  if (!status) return raise(status);
-  Py_RETURN_NONE;
-}
+};
 
 PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Call call;
@@ -60,10 +55,14 @@ PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
     fail(PyExc_TypeError, "out is None: pass the tensor to write");
     return nullptr;
   }
+  Scratch scratch(args[kAllocate], call.options);
+  if (given(args[kAllocate])) {
+    call.options.allocate = Scratch::give;
+    call.options.allocate_context = &scratch;
+  }
   const Status status = run(call);
+  if (scratch.raised) return nullptr;
   if (status.ok()) Py_RETURN_NONE;
-  if (status.code() == StatusCode::invalid_argument && call.options.workspace == nullptr)
-    return run_with_workspace(call, args[kAllocate], status);
   return raise(status);
 }
 

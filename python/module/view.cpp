@@ -291,6 +291,9 @@ bool as_bhsd(const char* name, View& view, bool bshd, bool packed) {
 }
 
 bool contiguous(const View& view) {
+  for (int dim = 0; dim < view.rank; ++dim)
+    if (view.shape[dim] == 0)
+      return true;  // whatever its strides, which libraries choose differently
   std::int64_t dense = 1;
   for (int dim = view.rank - 1; dim >= 0; --dim) {
     if (view.shape[dim] > 1 && view.stride[dim] != dense) return false;

@@ -70,6 +70,13 @@ Status find_machine(const Options& options, Machine& machine) {
   return {};
 }
 
+// What a call of these options asks selection: prepare must choose as the call will.
+dispatch::Query query_of(const Problem& problem, const Machine& machine, const Options& options) {
+  dispatch::Query query{problem, *machine.facts, choice_of(options), forced_variant(options)};
+  query.scratch = options.workspace != nullptr || options.allocate != nullptr;
+  return query;
+}
+
 core::Context context_of(const Machine& machine, const Options& options) {
   core::Context context;
   context.facts = machine.facts;
@@ -95,7 +102,7 @@ Status run(const Problem& asked, const Tensors& tensors, const Options& options)
   if (Status status = find_machine(options, machine); !status) return status;
   Problem problem = asked;
   core::lower_alignment(problem, tensors);
-  const dispatch::Query query{problem, *machine.facts, choice_of(options), forced};
+  const dispatch::Query query = query_of(problem, machine, options);
   Status why;
   const core::Variant* variant = dispatch::select(dispatch::registry(), query, &why);
   if (variant == nullptr) return why;
@@ -108,12 +115,20 @@ Status run(const Problem& asked, const Tensors& tensors, const Options& options)
     if (Status status = core::check_arrays(problem, tensors); !status) return status;
   if (core::is_empty(problem))
     return machine.backend->fill_empty(problem, tensors, context_of(machine, options));
-  if (Status status =
-          core::check_workspace(problem, tensors, dispatch::workspace_bytes(*variant, query),
-                                options.workspace, options.workspace_bytes);
+  core::Context context = context_of(machine, options);
+  const std::int64_t wanted = dispatch::workspace_bytes(*variant, query);
+  std::size_t given = options.workspace_bytes;
+  if (wanted > 0 && context.workspace == nullptr && options.allocate != nullptr) {
+    given = static_cast<std::size_t>(wanted);
+    context.workspace = options.allocate(given, options.allocate_context);
+    if (context.workspace == nullptr)
+      return {StatusCode::out_of_memory, core::concat("Options::allocate gave no ", given,
+                                                      " bytes of scratch for ", variant->id)};
+  }
+  if (Status status = core::check_workspace(problem, tensors, wanted, context.workspace, given);
       !status)
     return status;
-  return variant->kernel->launch(problem, tensors, context_of(machine, options));
+  return variant->kernel->launch(problem, tensors, context);
 }
 
 std::string text_of(const std::array<std::int64_t, 4>& shape) {
@@ -163,6 +178,16 @@ Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
   if (packed_q && q.shape[0] != 1)
     return shape_error("Q", q, {1, q.shape[1], q.shape[2], q.shape[3]},
                        "[1, Hq, total, D] where sequences are packed");
+  // Else nothing would be computed, with status ok.
+  if (packed_q && params.sequences == 0 && q.shape[2] > 0)
+    return {StatusCode::invalid_argument,
+            core::concat("sequences is 0 and packed Q has ", q.shape[2],
+                         " rows: set sequences to that of cu_q, which has one entry more")};
+  if (paged && params.page_row_stride == 0 && params.max_kv == 0)
+    return {
+        StatusCode::invalid_argument,
+        "page_row_stride is 0, so that no sequence has a page: set it to the entries of a row of "
+        "page_table, or max_kv where all sequences share one row"};
   if (!packed_q && params.sequences != 0 && params.sequences != q.shape[0])
     return {StatusCode::invalid_argument,
             core::concat("sequences is ", params.sequences, " and Q's batch ", q.shape[0],
@@ -193,6 +218,7 @@ Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
   problem.scales = params.scales;
   problem.scale = params.scale.value_or(default_scale(q.shape[3]));
   problem.softcap = params.softcap;
+  problem.accuracy = params.accuracy;
   problem.mask = params.mask;
   problem.lse = params.lse != nullptr;
   problem.q.stride = q.stride;
@@ -261,8 +287,7 @@ Status prepare(const Problem& problem, const Options& options) {
     if (Status status = check(problem); !status) return status;
     Machine machine;
     if (Status status = find_machine(options, machine); !status) return status;
-    const dispatch::Query query{problem, *machine.facts, choice_of(options),
-                                forced_variant(options)};
+    const dispatch::Query query = query_of(problem, machine, options);
     Status why;
     const core::Variant* variant = dispatch::select(dispatch::registry(), query, &why);
     if (variant == nullptr) return why;

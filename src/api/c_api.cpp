@@ -139,8 +139,9 @@ Status check_reserved(std::string_view name, std::int32_t value) {
 Status problem_of(const gf_problem* from, greenfast::Problem& to) {
   gf_problem problem;
   if (Status status = read(from, "problem", problem); !status) return status;
-  for (const std::int32_t reserved : {problem.reserved, problem.q.reserved, problem.k.reserved,
-                                      problem.v.reserved, problem.o.reserved}) {
+  for (const std::int32_t reserved :
+       {problem.reserved, problem.q.reserved, problem.k.reserved, problem.v.reserved,
+        problem.o.reserved, problem.reserved_accuracy}) {
     if (Status status = check_reserved("problem", reserved); !status) return status;
   }
   to = greenfast::from_c(problem);
@@ -161,6 +162,8 @@ Status options_of(const gf_options* from, greenfast::Options& to) {
   to.workspace_bytes = options.workspace_bytes;
   to.max_splits = options.max_splits;
   to.validate = options.validate != 0;
+  to.allocate = options.allocate;
+  to.allocate_context = options.allocate_context;
   return {};
 }
 
@@ -244,7 +247,8 @@ static_assert(names(GF_FEATURE_IN_FP32, greenfast::Feature::in_f32) &&
               names(GF_FEATURE_SINKS, greenfast::Feature::sinks) &&
               names(GF_FEATURE_ALIBI, greenfast::Feature::alibi) &&
               names(GF_FEATURE_BOOL_MASK, greenfast::Feature::bool_mask) &&
-              names(GF_FEATURE_FLOAT_MASK, greenfast::Feature::float_mask));
+              names(GF_FEATURE_FLOAT_MASK, greenfast::Feature::float_mask) &&
+              names(GF_FEATURE_FAST_ACCURACY, greenfast::Feature::fast_accuracy));
 
 // Ids and ideas come from string literals, so they end with a null character.
 const char* literal(std::string_view text) { return text.empty() ? "" : text.data(); }

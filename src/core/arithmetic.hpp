@@ -1,17 +1,14 @@
 // Arithmetic that host code of several kernels shares.
 #pragma once
 
-#include <cstdint>
-
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/types.hpp>
+
+#include "core/constants.hpp"
 
 namespace greenfast::core {
 
-/// a / b, rounded up; a >= 0, b > 0.
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-/// Kernels work with exponentials of base 2.
-inline constexpr float kLog2E = 1.4426950408889634f;
+using greenfast::ceil_div;
 
 /// Dot products to scores in units of log2: x = dot * scale, then, where cap > 0, cap * tanh, whose
 /// argument x is given as twice itself times log2(e), as 1 - 2 / (exp2(x) + 1) wants it.

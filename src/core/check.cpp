@@ -165,6 +165,12 @@ Status check_types(const Problem& p) {
   if (p.scales != ScaleKind::none && p.dtype != DType::e4m3)
     return invalid("scales were given for ", name_of(p.dtype),
                    " tensors: only e4m3 has them; set scales to none");
+  if (p.accuracy != Accuracy::exact && p.accuracy != Accuracy::fast)
+    return invalid("accuracy ", static_cast<std::int32_t>(p.accuracy),
+                   " does not exist: use exact or fast");
+  if (p.accuracy == Accuracy::fast && p.dtype != DType::e4m3)
+    return invalid("fast accuracy was asked for ", name_of(p.dtype),
+                   " tensors: only e4m3 has it; ask for exact, or quantise Q, K and V");
   return {};
 }
 
@@ -358,7 +364,8 @@ std::int64_t extent_elements(const Layout& layout,
 
 bool is_empty(const Problem& p) noexcept {
   // Serving may leave rows of O to nobody, or give a row without a key an LSE of its own.
-  return writes_nothing(p) || (p.seq_kv == 0 && kFeaturesOfAbi1.hold(features_of(p)));
+  constexpr Features kOneAnswer = kFeaturesOfAbi1 | Feature::fast_accuracy;
+  return writes_nothing(p) || (p.seq_kv == 0 && kOneAnswer.hold(features_of(p)));
 }
 
 Status check_tensors(const Problem& p, const Tensors& t) {

@@ -8,7 +8,19 @@ namespace {
 
 // Features of one kind stand in for each other: whoever lacks one is asked for another. Nothing
 // stands in for those of serving.
-enum class Kind { input, output, scales, mask, softcap, sign, lse, heads, serving, other };
+enum class Kind {
+  input,
+  output,
+  scales,
+  mask,
+  softcap,
+  sign,
+  lse,
+  heads,
+  serving,
+  accuracy,
+  other
+};
 
 struct Row {
   Feature feature;
@@ -51,6 +63,7 @@ constexpr Row kRows[] = {
     {Feature::alibi, Kind::serving, "ALiBi", kOtherVariant},
     {Feature::bool_mask, Kind::serving, "a bool mask", kOtherVariant},
     {Feature::float_mask, Kind::serving, "a float mask", kOtherVariant},
+    {Feature::fast_accuracy, Kind::accuracy, "fast accuracy", "ask for exact accuracy"},
     {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
 };
 
@@ -74,7 +87,7 @@ Features features_of(const Problem& problem) noexcept {
   // Every member by name: a new one does not compile before it is decided what it needs.
   const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
                softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
-               array_mask] = problem;
+               array_mask, accuracy] = problem;
   const auto& [left, right, alignment] = mask;
   const auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv,
                kv_rows] = sequences;
@@ -169,7 +182,16 @@ Features features_of(const Problem& problem) noexcept {
       elements = Feature::float_mask;
       break;
   }
-  needs |= slopes | elements;
+  Features precision = Feature::unknown;
+  switch (accuracy) {
+    case Accuracy::exact:
+      precision = {};
+      break;
+    case Accuracy::fast:
+      precision = Feature::fast_accuracy;
+      break;
+  }
+  needs |= slopes | elements | precision;
   return needs;
 }
 

@@ -1,5 +1,7 @@
 #include "core/sequences.hpp"
 
+#include <greenfast/arithmetic.hpp>
+
 #include "core/check.hpp"
 #include "core/text.hpp"
 
@@ -99,7 +101,7 @@ Status check_arrays(const Problem& p, const Tensors& t) {
     if (p.pages.used() && sequence.seq_q > 0 && sequence.kv_start < sequence.seq_kv) {
       const std::int64_t size = p.pages.size;
       if (Status status = check_page_row("page_table", sequence.pages, b, sequence.kv_start / size,
-                                         (sequence.seq_kv + size - 1) / size, p.pages.count);
+                                         ceil_div(sequence.seq_kv, size), p.pages.count);
           !status)
         return status;
     }

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "core/check.hpp"
 #include "core/memory.hpp"
 #include "core/sequences.hpp"
@@ -184,8 +186,7 @@ Status check_append(const AppendProblem& p, const AppendTensors& t) {
   if (Status status = check_rotary(p); !status) return status;
   if (p.pages.used() && p.kv_index)
     return bad("the cache cannot have both pages and kv_index: order the rows of the page table");
-  const std::int64_t pages =
-      p.pages.used() ? (p.seq_kv + p.pages.size - 1) / p.pages.size : std::int64_t{0};
+  const std::int64_t pages = p.pages.used() ? ceil_div(p.seq_kv, p.pages.size) : std::int64_t{0};
   if (p.batch > 1 && p.pages.row_stride < pages)
     return bad("pages.row_stride is ", p.pages.row_stride, ": ", p.seq_kv, " keys in pages of ",
                p.pages.size, " take ", pages,
@@ -278,7 +279,7 @@ Status check_append_arrays(const AppendProblem& p, const AppendTensors& t) {
     if (p.pages.used()) {
       const std::int32_t* const row = t.page_table + b * p.pages.row_stride;
       const std::int64_t from = a.first / p.pages.size;
-      const std::int64_t to = (end + p.pages.size - 1) / p.pages.size;
+      const std::int64_t to = ceil_div(end, p.pages.size);
       if (Status status = check_page_row("page_table", row, b, from, to, p.pages.count); !status)
         return status;
       for (std::int64_t n = from; n < to; ++n) places.emplace_back(row[n], b);

@@ -2,7 +2,11 @@
 #include <greenfast/types.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
+
+#include <greenfast/arithmetic.hpp>
 
 #include "core/check.hpp"
 #include "core/text.hpp"
@@ -76,7 +80,7 @@ std::int64_t chunk_pairs(const Mask& mask, std::int64_t chunk, std::int64_t firs
   const std::int64_t lowest = std::max<std::int64_t>(first, 0) / chunk;
   const std::int64_t highest = std::min(last, keys - 1) / chunk;
   if (last < 0 || keys <= 0 || highest < lowest) return 0;
-  const std::int64_t whole_from = (std::max<std::int64_t>(first, 0) + chunk - 1) / chunk;
+  const std::int64_t whole_from = ceil_div(std::max<std::int64_t>(first, 0), chunk);
   const std::int64_t whole_to = std::min(last + 1, keys) / chunk;  // one behind
   std::int64_t pairs = 0;
   for (std::int64_t index = lowest; index <= highest; ++index) {
@@ -149,6 +153,16 @@ std::optional<DType> parse_dtype(std::string_view text) noexcept {
   return std::nullopt;
 }
 
+std::string_view name_of(Accuracy accuracy) noexcept {
+  switch (accuracy) {
+    case Accuracy::exact:
+      return "exact";
+    case Accuracy::fast:
+      return "fast";
+  }
+  return "unknown";
+}
+
 std::string_view name_of(DeviceKind kind) noexcept {
   switch (kind) {
     case DeviceKind::cpu:
@@ -193,7 +207,13 @@ Layout dense_layout(Order order, std::int64_t batch, std::int64_t heads, std::in
 }
 
 float default_scale(std::int64_t head_dim) noexcept {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  // Rounded to nearest here, for the conversion would follow the mode that the host has set, and two
+  // threads of different modes would ask for different problems. The quotient's own last bit is far
+  // below.
+  constexpr std::uint64_t kDropped = (std::uint64_t{1} << 29) - 1;  // digits that a float has not
+  const auto bits = std::bit_cast<std::uint64_t>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  const std::uint64_t rounded = bits + (kDropped >> 1) + ((bits >> 29) & 1);
+  return static_cast<float>(std::bit_cast<double>(rounded & ~kDropped));
 }
 
 DType default_out_dtype(DType dtype) noexcept { return dtype == DType::e4m3 ? DType::f16 : dtype; }
@@ -225,6 +245,7 @@ std::string to_string(const Problem& p) {
   if (p.out_dtype != default_out_dtype(p.dtype)) out += core::concat("->", name_of(p.out_dtype));
   if (p.scales == ScaleKind::tensor) out += " scales(tensor)";
   if (p.scales == ScaleKind::per_head) out += " scales(per-head)";
+  if (p.accuracy == Accuracy::fast) out += " accuracy=fast";
   append_mask(out, p.mask);
   if (p.scale != default_scale(p.head_dim)) out += core::concat(" scale=", p.scale);
   if (p.softcap != 0.0f) out += core::concat(" softcap=", p.softcap);

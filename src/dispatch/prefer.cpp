@@ -11,9 +11,23 @@
 //   4,8,256,128    6.83 / 6.81    6.45 / 7.02    –              prefill
 //   8,16,128,128   –              5.54 / 5.27    9.46 / 8.56    prefill
 //   8,16,2048,128  –              374 / 220      890 / 498      prefill
+//
+// Few queries, bf16, inputs rotated through more than L2, same machine and day:
+//
+//   B,Hq/Hkv,Sq/Skv,D   decode  small   prefill  serving  chosen
+//   1,32/8,1/512,128    5.42    4.69    6.11     21.4     small
+//   1,32/8,1/2048,128   7.46    11.78   17.63    75.9     decode
+//   1,8/8,1/8192,64     12.46   27.05   39.11    232      decode
+//   8,8/8,1/512,128     11.35   7.35    7.62     22.3     small
+//   32,32/8,1/128,128   8.59    –       17.20    10.3     decode
+//   64,64/8,1/1024,128  65.1    –       270      83.1     decode
+//   1,32/8,16/512,128   15.99   4.63    6.18     24.9     small
+//   64,32/8,16/1024,64  110     –       86.0     80.0     prefill
 #include "dispatch/prefer.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdint>
 
 #include "core/arithmetic.hpp"
@@ -24,16 +38,29 @@ namespace {
 // Best last. A variant that takes less than another and is faster where it does stands above it.
 enum Rank : int {
   kReference = 10,  // right, and slow by intent
+  kBehindServing = 80,
+  kServing = 90,  // what no other takes
+  kPackedDense = 95,
   kAnything = 100,  // whatever the others leave
   kCpu = 200,       // the CPU's only fast one
+  kDecodeBehind = 205,
   kBehindPrefill = 210,
+  kPacked = 215,  // prefill's loop, 1% behind it
   kPrefill = 220,
   kSmall = 230,
+  kDecode = 240,
 };
 
 // Tiles of `rows` queries over all heads, as far as the choice may know of the batch.
 std::int64_t tiles(const Problem& p, core::Choice choice, std::int64_t rows) {
   return core::ceil_div(p.seq_q, rows) * p.heads_q * (choice.batch_invariant ? 1 : p.batch);
+}
+
+// Every sequence has all of its rows and keys, one behind the other.
+bool is_dense(const Problem& p) {
+  const Sequences& s = p.sequences;
+  return !(s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_index || s.kv_start ||
+           p.pages.used());
 }
 
 // Upper bound of the keys that a tile of `rows` queries sees.
@@ -53,12 +80,85 @@ std::int64_t tile_keys(const Problem& p, std::int64_t rows) {
 // machine or less.
 bool small_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const bool wide = p.head_dim > 64;
-  const std::int64_t machine = facts.multiprocessors;
   const std::int64_t keys = tile_keys(p, 64);
+  // Few queries and one block of keys: 1,32/8,1/128,128 3.9 us, prefill 3.2.
+  if (wide && keys <= 128 && p.seq_q <= 64) return false;
+  const std::int64_t machine = facts.multiprocessors;
   const bool two_fit = !wide && keys <= 512;
   if (2 * 2 * tiles(p, choice, 64) <= (two_fit ? 3 : 2) * machine) return true;
   return 2 * tiles(p, choice, 128) <= machine && keys >= 512 && (wide || keys <= 1024);
 }
+
+// Microseconds, about, of the better of prefill and small for few queries, and of decode: fitted to
+// 240 measured problems (B 1 to 64, 128 to 8,192 keys, D 64, 128, 256, 1 to 64 rows a KV head; the
+// rows above are some). Choosing by them costs 0.8% over the best choice in the geometric mean, 17%
+// at worst but for one (32,64/8,4/128,256: 77%). They rank kernels and predict nothing else.
+struct Fitted {
+  double start, key;              // prefill: a launch, and a key of a tile
+  double small_start, small_key;  // small
+  double cluster;                 // decode: a launch with a cluster's merge,
+  std::array<double, 3> step;     // and a key of a part, by rows of the tile: 8, 16, 32
+};
+constexpr std::array kFitted{
+    Fitted{2.7, 0.0044, 2.7, 0.0031, 4.4, {0.0135, 0.020, 0.030}},
+    Fitted{3.0, 0.0074, 3.2, 0.0042, 4.9, {0.0172, 0.026, 0.036}},
+    Fitted{4.4, 0.0114, 0.0, 0.0, 5.1, {0.024, 0.040, 0.040}},
+};
+constexpr double kBytesOfMicrosecond = 4.2e6;
+// Out of pages, with one tile of a few queries an SM: 32,8/4,1/8192,256 bf16 in pages of 16 took
+// prefill's loop 228 us, decode 121 (H200, 2026-11-23).
+constexpr double kBytesOfMicrosecondInPages = 2.0e6;
+
+struct FewQueries {
+  const Problem& p;
+  const DeviceFacts& facts;
+  core::Choice choice;
+
+  std::int64_t batch() const { return choice.batch_invariant ? 1 : p.batch; }
+  std::size_t tile() const { return p.head_dim <= 64 ? 0 : p.head_dim <= 128 ? 1 : 2; }
+  const Fitted& fitted() const { return kFitted[tile()]; }
+  std::int64_t rows() const { return p.seq_q * (p.heads_q / p.heads_kv); }
+  std::int64_t tile_rows() const { return rows() <= 8 ? 8 : rows() <= 16 || tile() == 2 ? 16 : 32; }
+  std::int64_t row_blocks() const { return core::ceil_div(rows(), tile_rows()); }
+  std::int64_t items() const { return batch() * p.heads_kv * row_blocks(); }
+  double keys() const { return static_cast<double>(tile_keys(p, p.seq_q)); }
+  double bytes() const {
+    return static_cast<double>(batch() * p.heads_kv * p.head_dim) * keys() * 4.0;
+  }
+
+  double others() const {
+    if (tile() < 2 && small_beats_prefill(p, facts, choice))
+      return fitted().small_start + keys() * fitted().small_key;
+    const double waves = std::max(1.0, static_cast<double>(tiles(p, choice, 128)) /
+                                           static_cast<double>(facts.multiprocessors));
+    const double tile_start = 0.3 * static_cast<double>(tile() + 1);
+    const double rate = p.pages.used() ? kBytesOfMicrosecondInPages : kBytesOfMicrosecond;
+    return std::max(fitted().start - tile_start + waves * (keys() * fitted().key + tile_start),
+                    bytes() / rate + 1.0);
+  }
+  double decode() const {
+    const std::size_t row = tile_rows() == 8 ? 0 : tile_rows() == 16 ? 1 : 2;
+    const double step = fitted().step[row];
+    // As sm90_decode/shape.hpp parted the keys of these problems; since it has clusters of 2 and 4, 16
+    // to 128 items take up to 4 us less, and others keep what they were measured to win.
+    if (items() <= 15 && keys() <= 4096 && row < 2) {
+      const double merge = row == 0 ? 0.0 : 0.3 * std::pow(static_cast<double>(tile() + 1), 1.5);
+      return fitted().cluster + merge + keys() / 8 * step * (row == 0 && tile() < 2 ? 0.5 : 0.75);
+    }
+    const std::int64_t slots = std::int64_t{facts.multiprocessors} * (tile() < 2 ? 2 : 1);
+    const auto whole = static_cast<std::int64_t>(keys());
+    const bool long_parts = whole > 4096 && items() * (whole / 512) >= facts.multiprocessors;
+    const std::int64_t most = std::clamp<std::int64_t>(whole / (long_parts ? 512 : 256), 1, 256);
+    const std::int64_t parts =
+        std::clamp<std::int64_t>(core::ceil_div(85 * slots, 100 * items()), 1, most);
+    const auto waves = static_cast<double>(core::ceil_div(items() * parts, slots));
+    const double start = 2.5 * static_cast<double>(row_blocks());
+    const double work = waves * (start + keys() / static_cast<double>(parts) * step);
+    const double memory = bytes() / kBytesOfMicrosecond *
+                          std::sqrt(static_cast<double>(row_blocks())) / (parts > 1 ? 0.95 : 1.0);
+    return std::max(work, 3.0 + memory) + (parts > 1 ? 4.2 : 0.0);
+  }
+};
 
 }  // namespace
 
@@ -75,6 +175,26 @@ core::Preference cuda_sm90_prefill(const Problem&, const DeviceFacts&, core::Cho
 core::Preference cuda_sm90_small(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   if (small_beats_prefill(p, facts, choice)) return {kSmall};
   return {kBehindPrefill, "behind the prefill kernel, which is faster at these lengths"};
+}
+
+core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice) {
+  return {kServing};
+}
+core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts&, core::Choice) {
+  if (is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
+  return {kPacked};
+}
+core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  const FewQueries few{p, facts, choice};
+  // What is fitted is dense. Only prefill's loop takes one query of lengths, an index or pages beside
+  // this, and is not known to read them faster: 32,8/4,1/8192,256 bf16 with lengths 126 us (H200,
+  // 2026-11-23), 114 here in a run of the day before.
+  if (p.seq_q == 1 && !is_dense(p)) return {kDecode};
+  if (few.decode() < few.others()) return {kDecode};
+  // Each block of rows reads the keys again.
+  if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)
+    return {kBehindServing, "behind others, which read the keys once for all rows"};
+  return {kDecodeBehind, "behind the prefill kernels, which are faster at these lengths"};
 }
 
 }  // namespace greenfast::dispatch::prefer

@@ -12,5 +12,8 @@ core::Preference cpu_flash(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm80_mma(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_prefill(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_small(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm90_packed(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm90_decode(const Problem&, const DeviceFacts&, core::Choice);
 
 }  // namespace greenfast::dispatch::prefer

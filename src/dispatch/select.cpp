@@ -74,6 +74,9 @@ Status nothing_fits(std::span<const core::Variant> rows, const Query& query) {
     std::string reason;
     const int preference = rank(row, query, &reason);
     if (row.automatic) {
+      if (preference > 0)
+        reason = core::concat("wants ", workspace_bytes(row, query),
+                              " bytes of scratch: pass Options::workspace or Options::allocate");
       out += core::concat(first ? ": " : "; ", row.id, ": ", reason);
       first = false;
     } else if (preference > 0) {
@@ -110,7 +113,7 @@ const core::Variant* select(std::span<const core::Variant> rows, const Query& qu
   for (const core::Variant& row : rows) {
     if (!row.automatic) continue;
     const int preference = rank(row, query, nullptr);
-    if (preference > best_rank) {
+    if (preference > best_rank && (query.scratch || workspace_bytes(row, query) == 0)) {
       best = &row;
       best_rank = preference;
     }

@@ -6,8 +6,9 @@
 
 namespace greenfast::dispatch {
 
-/// Kernels of the CPU.
-inline constexpr Features kTakesServing = kFeaturesOfAbi1 | kFeaturesOfServing;
+/// Kernels of the CPU. They are exact, which is near enough where fast is.
+inline constexpr Features kTakesServing =
+    kFeaturesOfAbi1 | kFeaturesOfServing | Feature::fast_accuracy;
 
 /// The 16-bit production kernels of CUDA.
 inline constexpr Features kTakesHalves =
@@ -24,6 +25,13 @@ inline constexpr Features kTakesDecode =
                             Feature::kv_index,  Feature::pages,    Feature::chunk,
                             Feature::sinks};
 
+/// The 16-bit kernel for prefill of sequences of different lengths.
+inline constexpr Features kTakesPacked =
+    (kTakesHalves - Features{Feature::out_f32, Feature::softcap, Feature::nonpositive_scale}) |
+    Features{Feature::packed_q, Feature::packed_kv, Feature::used_q, Feature::used_kv,
+             Feature::kv_index, Feature::kv_start,  Feature::pages,  Feature::chunk,
+             Feature::sinks,    Feature::value_dim};
+
 /// The rungs of V2c: fp16 in and out, a causal mask at most.
 inline constexpr Features kTakesV2c{Feature::in_f16, Feature::out_f16, Feature::causal,
                                     Feature::nonpositive_scale, Feature::grouped_heads};
@@ -39,9 +47,14 @@ inline constexpr Features kTakesE4m3{
     Feature::causal,  Feature::window,        Feature::nonpositive_scale, Feature::scales_tensor,
     Feature::lse,     Feature::grouped_heads, Feature::scales_per_head};
 
+/// The same with linear weights: not for who asks for exact accuracy, which no feature says, so that
+/// the kernel refuses that itself.
+inline constexpr Features kTakesFastE4m3 = kTakesE4m3 | Feature::fast_accuracy;
+
 /// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,
 /// nothing where there is no query. core::is_empty says which problems get it: a feature that
 /// changes a row without keys (a sink does) belongs there too.
-inline constexpr Features kTakesEmpty = kFeaturesOfAbi1 | kFeaturesOfServing;
+inline constexpr Features kTakesEmpty =
+    kFeaturesOfAbi1 | kFeaturesOfServing | Feature::fast_accuracy;
 
 }  // namespace greenfast::dispatch

@@ -1,6 +1,7 @@
 """Plugins that try to bend a verdict, each by another means, and texts, signals and files that try the same."""
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -28,14 +29,15 @@ REJECTED = [
     ("kept_softmax", 21, "INTEGRITY", "a timed call went wrong"),
     ("unwritten_slots", 21, "INTEGRITY", "a timed call went wrong"),
     ("changes_inputs_when_timed", 21, "INTEGRITY", "input Q was modified at byte 3"),
+    ("keeps_in_shared_memory", 22, "RESOURCES", "it keeps memory from call to call"),
 ]
 # An answer before its time is INTEGRITY where the command sees it at once, and costs its time where it does not.
-OF_NO_USE = ["answers_early", "by_content", "by_file", "in_idle_time", "burning_children"]
+OF_NO_USE = ["answers_early", "by_content", "by_file", "in_idle_time", "burning_children", "spoils_inputs"]
 DISTURBING = ["spinning_pool", "holds_others_back"]
 
 
 # Blocks enough that every slot of the ring is met again.
-MANY = ["by_slot", "kept_softmax", "unwritten_slots"]
+MANY = ["by_slot", "kept_softmax", "unwritten_slots", "keeps_in_shared_memory"]
 
 
 def gate(greenfast, name, *more):
@@ -84,6 +86,152 @@ def test_compare_judges_what_it_times(greenfast):
                        CHEATS / "fewer_keys.c", "--shapes", SHAPE, "--dtype", "fp32", "--iters", "12", "--json")
     assert result.code == 20, result.err
     assert "before timing" in result.json["skipped"][0]
+
+
+def test_what_one_kernel_spoils_is_not_held_against_another(greenfast):
+    result = greenfast("run", CHEATS / "spoils_inputs.c", HONEST, "--variants", "cpu.naive,plugin:honest,plugin:spoils_inputs",
+                       "--shapes", SHAPE, "--dtype", "fp32", "--iters", "200", "--json")
+    seen = {row["variant"]: row for row in result.json["rows"]}
+    assert seen["cpu.naive"]["verdict"] == "GREEN", seen["cpu.naive"]["reason"]
+    assert seen["plugin:honest"]["verdict"] == "GREEN", seen["plugin:honest"]["reason"]
+    # It is caught where its own sample meets what it spoiled.
+    assert result.code in (0, 21)
+
+
+def test_a_thread_left_at_work_is_not_held_against_another(greenfast):
+    """It waits until its own call is looked at, then writes to where outputs and inputs lay."""
+    greenfast.work.mkdir()
+    (greenfast.work / "late.c").write_text(r"""
+#include <pthread.h>
+#include <unistd.h>
+#include "%s"
+static float* volatile target;
+static volatile int calls;
+static void* spoil(void* unused) {
+  for (;;) {
+    const int now = calls;
+    usleep(31000);  /* as long as it is looked at */
+    for (int i = 0; i < 20000 && now == calls && target != NULL; ++i) {
+      for (int k = 0; k < 256; ++k) target[k] = 7;
+      usleep(20);
+    }
+  }
+  return unused;
+}
+static gf_status launch(const gf_plugin_call* call) {
+  static int started;
+  pthread_t thread;
+  ++calls;
+  target = NULL;
+  example_attend(call);
+  target = (float*)call->tensors->o;
+  if (!started++) pthread_create(&thread, NULL, spoil, NULL);
+  return GF_OK;
+}
+EXAMPLE_PLUGIN("late", "not done when it is done", launch)
+""" % (ROOT / "examples" / "plugins" / "attention.h"))
+    result = greenfast("check", "late.c", "--variants", "plugin:late,cpu.naive", "--shapes", "1x4x512x64", "--dtype", "fp32", "--json",
+                       "--plugin-flags=-D_GNU_SOURCE")
+    seen = {row["variant"]: row for row in result.json["rows"]}
+    assert seen["cpu.naive"]["verdict"] == "GREEN", seen["cpu.naive"]["reason"]
+
+
+# What would reach beyond its process; `could` says that it did.
+BEYOND = {
+    "set the machine's clock": "struct timex t = {.modes = ADJ_TICK, .tick = 10000}; could = adjtimex(&t) >= 0;",
+    "move the command's threads": """
+  snprintf(name, sizeof name, "/proc/%d/task", (int)getppid());
+  DIR* threads = opendir(name);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(0, &one);
+  for (struct dirent* e; threads != NULL && (e = readdir(threads)) != NULL;)
+    could |= atoi(e->d_name) > 0 && sched_setaffinity(atoi(e->d_name), sizeof one, &one) == 0;""",
+    "be continued by a timer while it is stopped": """
+  struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGCONT};
+  timer_t timer;
+  could = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;""",
+    "be continued by a file while it is stopped": "could = fcntl(0, F_SETSIG, SIGCONT) == 0;",
+    "reach a helper": "could = socket(AF_UNIX, SOCK_STREAM, 0) >= 0;",
+    "leave memory to the next process": "could = shmget(0x67667031, 4096, IPC_CREAT | 0600) >= 0;",
+    "gain rights": "could = unshare(CLONE_NEWUSER) == 0;",
+    "outlive the command": "could = prctl(PR_SET_PDEATHSIG, 0) == 0;",
+    "type into the terminal": 'could = ioctl(2, TIOCSTI, "x") == 0 || errno != EPERM;',
+    "signal another process": "could = syscall(SYS_tgkill, getppid(), getppid(), 0) == 0 || kill(0, 0) == 0;",
+    "write into memory that others share": "could = open(SHARED, O_RDWR) >= 0;",
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+def test_a_plugin_reaches_nothing_beyond_its_process(greenfast, what):
+    shared = pathlib.Path("/dev/shm") / f"greenfast-test-{os.getpid()}"
+    shared.write_text("others'")
+    greenfast.work.mkdir()
+    (greenfast.work / "tries.c").write_text(f"""
+#define _GNU_SOURCE
+#define SHARED "{shared}"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/ipc.h>
+#include <sys/prctl.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/timex.h>
+#include <time.h>
+#include <unistd.h>
+#include "{ROOT}/examples/plugins/attention.h"
+static gf_status launch(const gf_plugin_call* call) {{
+  char name[64] = "";
+  int could = 0;
+  {BEYOND[what]}
+  (void)name;
+  example_attend(call);
+  if (!could) return GF_OK;
+  snprintf(call->error, call->error_capacity, "could {what}");
+  return GF_INTERNAL;
+}}
+EXAMPLE_PLUGIN("tries", "what it may not do", launch)
+""")
+    try:
+        record = greenfast("check", "tries.c", "--shapes", "1x1x16x16", "--dtype", "fp32", "--json",
+                           "--plugin-flags=-D_GNU_SOURCE").json
+    finally:
+        shared.unlink()
+    if len(record["plugins"][0]["confined"]) < 2:
+        pytest.skip(f"this system confines less: {record['plugins'][0]['confined']}")
+    assert record["rows"][0]["verdict"] == "GREEN", record["rows"][0]["reason"]
+
+
+def prints(greenfast, code):
+    """Checks a plugin that also does this in every call."""
+    greenfast.work.mkdir()
+    (greenfast.work / "prints.c").write_text('#include <stdio.h>\n#include "%s"\n' % (ROOT / "examples" / "plugins" / "attention.h") +
+                                             "static gf_status launch(const gf_plugin_call* call) {\n  static int called;\n"
+                                             "  example_attend(call);\n  " + code + "\n  ++called;\n  return GF_OK;\n}\n"
+                                             'EXAMPLE_PLUGIN("prints", "and computes", launch)\n')
+    result = greenfast("check", "prints.c", "--shapes", "1x1x16x16", "--dtype", "fp32", "--plugin-timeout", "30")
+    assert result.code == 0, result.err[-300:]
+    return result
+
+
+def test_what_a_plugin_prints_moves_no_cursor(greenfast):
+    """A terminal that obeys shows whatever verdict the plugin likes."""
+    result = prints(greenfast, r'printf("\033[2J\033[HPROMOTE: it is fast\n"); fprintf(stderr, "\033]0;title\a without an end");')
+    assert "PROMOTE: it is fast" in result.err and "without an end" in result.err
+    assert "\x1b" not in result.err + result.out and "\a" not in result.err
+
+
+def test_a_plugin_that_prints_much_is_not_held_up(greenfast):
+    result = prints(greenfast, r'for (int i = 0; called == 0 && i < 40000; ++i) '
+                               r'printf("a line of some sixty characters that nobody reads, number %d\n", i);')
+    assert "number 39999\n" in result.err
 
 
 def test_a_plugin_writes_no_file_and_starts_no_process(greenfast):

@@ -90,6 +90,10 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["compare", "cpu.naive", "cpu.flash", "--json-out", "nowhere/c.json"], ["--json-out nowhere/c.json", "no directory nowhere"]),
     (["compare", "cpu.naive", "cpu.flash", "--md-out", "."], ["--md-out .", "is a directory"]),
     (["compare"], ["Two variants", "--samples FILE"]),
+    (["compare", "cpu.naive", "cpu.flash", "--between"], ["--between", "no launch to hide"]),
+    (["compare", "cpu.naive", "cpu.flash", "--way", "gemm:hot"], ["--way gemm:hot", "are timed now"]),
+    (["bench", "--device", "cpu", "--between"], ["--between", "no launch to hide"]),
+    (["compare", "cpu.naive", "cpu.flsh"], ["'cpu.flsh'", "Known: cpu.naive", "peers are peer:torch-cpu (cpu)"]),
     (["list", "--model", "h200"], ["--model", "add --why"]),
     (["selftest", "--policy", "/nonexistent.toml"], ["/nonexistent.toml"]),
 ])

@@ -230,7 +230,7 @@ def test_a_peer_that_cannot_be_had_is_named_at_once(greenfast):
     # This checkout's package is found, the library of this build is loaded, and torch is hidden.
     (greenfast.work / "torch.py").write_text("raise ImportError('no torch here')")
     hidden = {"GREENFAST_PYTHON": sys.executable, "PYTHONPATH": str(greenfast.work)}
-    greenfast("compare", *peer, env=hidden).refused(3, "PyTorch", "no torch here")
+    greenfast("compare", *peer, env=hidden).refused(3, "torch-cpu", "no torch here")
     greenfast("compare", "cpu.flash", "peer:torch-cudnn").refused(2, "peer:torch-cudnn on cuda", "peer:torch-cpu (cpu)")
     greenfast("compare", "cpu.flash", "peer:nobody").refused(2, "peer:nobody", "peer:torch-cpu")
     greenfast("compare", "mutant.gain", "peer:torch-cpu").refused(2, "mutant.gain")

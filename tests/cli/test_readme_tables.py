@@ -1,4 +1,5 @@
 """tools/readme_tables.py, and that the tables of this repository are those of its records."""
+import hashlib
 import json
 import os
 import re
@@ -137,6 +138,58 @@ def test_a_slower_greenfast_is_shown_as_slower(greenfast, samples, tmp_path):
     assert result.returncode == 2 and "run tools/peer_table" in result.stderr
 
 
+def in_ways(samples):
+    """The same run once more behind a neighbour of 5 µs, everybody 1 µs slower, FlashAttention-3 lost in noise at the last shape."""
+    record = json.loads(samples.read_text())
+    behind = json.loads(json.dumps(record["shapes"]))
+    for shape in record["shapes"]:
+        shape["way"] = "back-to-back:hot"
+    for shape in behind:
+        shape.update(name=shape["name"] + ", elementwise:hot", way="elementwise:hot", neighbour="elementwise: x += 1 of 4 MiB in fp32")
+        del shape["ab"]["engines"]["fa3"]
+        fa3 = [side["id"] for side in shape["sides"]].index("peer:fa3")
+        for block in shape["blocks"]:
+            if shape is behind[-1]:
+                at = block["order"].index(fa3)
+                del block["order"][at], block["seconds"][at]
+            block["seconds"] = [seconds + 1e-6 for seconds in block["seconds"]]
+            block["neighbour_alone"] = [5e-6] * len(block["seconds"])
+            block["with_neighbour"] = [seconds + 5e-6 for seconds in block["seconds"]]
+    behind[-1]["sides"][fa3]["refused"] = "noise: less the neighbours alone it took no time in 1 of 15 rounds"
+    record["shapes"] += behind
+    samples.write_text(json.dumps(record))
+
+
+def test_a_run_in_several_ways_shows_each_and_mixes_none(greenfast, samples, tmp_path):
+    peers, page = tmp_path / "peers.json", tmp_path / "page.md"
+    run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    alone = json.loads(peers.read_text())
+    in_ways(samples)
+    result = run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    assert result.returncode == 0, result.stderr
+    both = json.loads(peers.read_text())
+    # The first way is the table as it was; the other stands beside it with means of its own.
+    assert both["shapes"] == alone["shapes"] and both["overall_p50"] == alone["overall_p50"] and both["way"] == "back-to-back:hot"
+    (behind,) = both["ways"]
+    assert behind["way"] == "elementwise:hot" and [set(shape["peers"]) for shape in behind["shapes"]] == [
+        {"peer:torch-cudnn", "peer:fa3"}, {"peer:torch-cudnn"}]
+    page.write_text("".join(f"<!-- greenfast:{kind} {peers} -->\n<!-- greenfast:end -->\n" for kind in ("peers-ways", "peers-summary", "peers")))
+    result = tool(page)
+    assert result.returncode == 0, result.stderr
+    text = page.read_text()
+    assert "| B,H,S,D | mask | back-to-back:hot | elementwise:hot |" in text and "elementwise: x += 1 of 4 MiB in fp32" in text
+    assert re.search(r"Behind other kernels, against the fastest: elementwise, hot caches, 1\.\d+ \(ahead at \d of 2\)", text)
+    assert "--way WAY" in text and text.count("| geometric mean |") == 1
+
+
+def test_a_run_in_one_way_has_no_table_of_ways(greenfast, samples, tmp_path):
+    peers, page = tmp_path / "peers.json", tmp_path / "page.md"
+    run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    page.write_text(f"<!-- greenfast:peers-ways {peers} -->\n<!-- greenfast:end -->\n")
+    result = tool(page)
+    assert result.returncode == 2 and "was timed in one way" in result.stderr
+
+
 def test_a_wrong_peer_is_no_best_peer(greenfast, samples, tmp_path):
     record = json.loads(samples.read_text())
     for shape in record["shapes"]:
@@ -205,4 +258,57 @@ def test_a_step_without_a_prediction_has_no_table(greenfast, tmp_path):
     assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
     rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
     steps = {row[0]: row[-1] for row in rows}
-    assert len(rows) == sum("cuda." in row for row in others) and steps["| `stage_c.swizzle`"] == "less |" and steps["| `v2c.v8`"] == "more |"
+    built = [row for row in others if "cuda." in row and "experimental = true" not in row]
+    assert len(rows) == len(built) and steps["| `stage_c.swizzle`"] == "less |" and steps["| `v2c.v8`"] == "more |"
+    assert steps["| `stage_c.persistent`"] == "not timed |"
+    # A second record of gates brings the shape that the prediction is about.
+    walk = json.loads((ROOT / gates).read_text())
+    step = next(step for step in walk["steps"] if step["candidate"] == "cuda.stage_c.persistent")
+    walk["steps"] = [{**step, "fast": [{"shape": "17x8x512x64", "speedup": {"value": 1.12, "lo": 1.11, "hi": 1.13}}]}]
+    (tmp_path / "persistence.json").write_text(json.dumps(walk))
+    page.write_text(page.read_text().replace(gates, f"{gates} {tmp_path}/persistence.json", 1))
+    assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+    assert "as predicted: 1.120 [1.110, 1.130] |" in page.read_text()
+
+
+def test_twins_of_other_phases_share_a_table(greenfast, tmp_path):
+    record = json.loads((ROOT / "evidence" / "ladder" / "phases-h200.json").read_text())
+    row = next(row for row in record["rows"] if not row["skipped"])
+    record["rows"] = [row, {**row, "variant": "cuda.v2c.v6", "dtype": "fp16", "shares": {"loads": 0.25, "P·V": 0.75},
+                            "original_estimate": {"loads": 0.12, "P·V": 0.3}},
+                      {**row, "variant": "cuda.v2c.v5", "skipped": "in fp16: takes D 64 or 128", "shares": {}}]
+    (tmp_path / "phases.json").write_text(json.dumps(record))
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- greenfast:phases {tmp_path}/phases.json -->\n<!-- greenfast:end -->\n")
+    environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
+    assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert lines[0].split(" | ")[2:8] == ["loads", "decode", "Q·Kᵀ", "softmax", "P·V", "epilogue"]
+    assert any(line.startswith("| `v2c.v6` | mission | 25.0% | - | - | - | 75.0% | - |") for line in lines)
+    assert not any("v2c.v5" in line for line in lines)
+    record["rows"][1]["shares"] = {"tea": 1}
+    (tmp_path / "phases.json").write_text(json.dumps(record))
+    refused = subprocess.run([*TOOL, str(page)], env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "no place for the phases tea" in refused.stderr
+
+
+def test_a_cpus_peers_stand_by_type_and_who_refused_is_seen(greenfast, tmp_path):
+    side = lambda seconds, green="GREEN": {"p50_seconds": seconds, "p90_seconds": seconds, "green": green}  # noqa: E731
+    ratio = lambda value: {"value": value, "lo": 0.9 * value, "hi": 1.1 * value}  # noqa: E731
+    peer = lambda seconds, value, green="GREEN": {**side(seconds, green), "speedup_p50": ratio(value)}  # noqa: E731
+    shapes = [{"problem": "1x8x512x64 fp32", "flops": 1e9, "greenfast": side(0.5),
+               "peers": {"peer:zentorch": peer(1.0, 2.0), "peer:onnxruntime": peer(0.4, 0.8, "RED")}},
+              {"problem": "1x8x512x64 bf16 causal(top-left)", "flops": 1e9, "greenfast": side(1.0), "peers": {"peer:zentorch": peer(0.5, 0.5)}}]
+    (tmp_path / "samples.json").write_text("{}")
+    record = {"schema": "greenfast.peers/1", "source": str(tmp_path / "samples.json"), "source_sha256": hashlib.sha256(b"{}").hexdigest(), "device": "A CPU, 2 threads",
+              "utc": "2026-11-22T00:00:00Z", "versions": {"peer:zentorch": "zentorch 1"}, "ours": "cpu.flash",
+              "peers": ["peer:zentorch", "peer:onnxruntime"], "shapes": shapes}
+    (tmp_path / "peers.json").write_text(json.dumps(record))
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- greenfast:{kind} {tmp_path}/peers.json -->\n<!-- greenfast:end -->\n" for kind in ("cpu-peers", "cpu-peers-summary")))
+    environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
+    subprocess.run([*TOOL, str(page)], env=environment, check=True)
+    text = page.read_text()
+    assert "| 1,8,512,64 | full | fp32 | 2 | 1 | RED | zentorch | 2.00 [1.80, 2.20] |" in text
+    assert "| 1,8,512,64 | causal | bf16 | 1 | 2 | – | zentorch | 0.50 [0.45, 0.55] |" in text
+    assert "at 1 of 2 rows, slower at 1 (95% intervals), 0.50 to 2.00 times as fast; geometric means fp32 2.00; bf16 0.50." in text

@@ -20,6 +20,22 @@ def record_of(*arguments):
     return record
 
 
+def test_accuracy_is_a_word_of_the_problem():
+    behind = record_of("check", "--shapes", "1x2x100x64 accuracy=fast", "--dtype", "e4m3", "--variants", "cpu.flash")
+    option = record_of("check", "--shapes", "1x2x100x64", "--accuracy", "fast", "--dtype", "e4m3", "--variants", "cpu.flash")
+    assert behind["problems"][0]["accuracy"] == option["problems"][0]["accuracy"] == "fast"
+    exact = record_of("check", "--shapes", "1x2x100x64", "--dtype", "e4m3", "--variants", "cpu.flash")
+    assert "accuracy" not in exact["problems"][0]
+    # The limits are those of a kernel with linear weights, which has the larger error.
+    def limit(record):
+        return next(case["limits"]["rel_fro"] for case in record["cases"] if case["distribution"] == "normal")
+    assert limit(option) > 1.1 * limit(exact)
+    refused = greenfast("check", "--shapes", "1x2x100x64", "--accuracy", "fast", "--dtype", "fp16")
+    assert refused.returncode == 2 and "only e4m3" in refused.stderr
+    why = greenfast("list", "--why", "1x2x100x64 accuracy=fast", "--dtype", "e4m3", "--model", "h200").stdout
+    assert "accuracy=fast" in why or "fast accuracy" in why
+
+
 def test_attributes_and_options_are_the_same_problem():
     behind = record_of("check", "--shapes", "3x4/2x5/40x32/16 pages=8 used-kv sinks alibi lengths=full", "--dtype", "fp32")
     options = record_of("check", "--shapes", "3x4/2x5/40x32/16", "--dtype", "fp32", "--pages", 8, "--used-kv", "--sinks",

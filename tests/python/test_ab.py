@@ -48,7 +48,7 @@ def measured_row():
             "variant": "cuda.sm90.prefill"}
     theirs = {"us": [12.0, 12.3, 11.9, 12.1, 12.0, 12.2], "single_us": [], "skipped": None, "error": 2.8e-4, "verdict": "GREEN"}
     absent = {"us": [], "single_us": [], "skipped": "D 64 only"}
-    row = {"shape": "1x8x512x64", "causal": True, "dtype": "fp16", "flops": 2.7e8, "calls_per_graph": 96,
+    row = {"shape": "1x8x512x64", "causal": True, "dtype": "fp16", "flops": 2.7e8, "cache": "hot", "calls_per_graph": 96,
            "engines": {"greenfast": ours, "cudnn": theirs, "fa3": absent},
            "rounds": [{"order": ["cudnn", "greenfast"], "telemetry": {"sm_mhz": 1980}}] * 6}
     ab.summarise(row)

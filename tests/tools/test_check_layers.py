@@ -107,5 +107,28 @@ def test_every_room_is_tested_by_its_own_path(tmp_path, files, breach):
     assert len(result.stdout.splitlines()) == 2, result.stdout
 
 
+@pytest.mark.parametrize(
+    "name, breach",
+    [
+        ("tests/library/variant_test.cpp", "neither src/library nor library is a folder"),
+        ("tests/variant_test.cpp", "neither src/. nor . is a folder"),
+        ("tests/core/everything_test.cpp", "tests no file of src/core: call it <source>_test.cpp"),
+        ("tests/backends/cpu/variant_test.c", "tests no file of src/backends/cpu: call it <source>_test.c"),
+    ],
+)
+def test_a_test_that_mirrors_no_source_is_found(tmp_path, name, breach):
+    result = check(tmp_path, {**TREE, name: ""})
+    assert result.returncode == 1
+    assert result.stdout.startswith(name) and breach in result.stdout
+    assert len(result.stdout.splitlines()) == 2, result.stdout
+
+
+def test_tests_that_mirror_sources_pass(tmp_path):
+    names = ("core/variant_test.cpp", "core/variant_edges_test.cpp", "backends/cpu/pool_test.cpp", "kernels/cpu/all_test.cpp",
+             "include/greenfast/types_test.cpp", "examples/cpp/main_test.cpp")
+    result = check(tmp_path, {**TREE, **{f"tests/{name}": "" for name in names}})
+    assert result.returncode == 0, result.stdout
+
+
 def test_empty_tree_is_no_pass(tmp_path):
     assert check(tmp_path, {}).returncode == 1

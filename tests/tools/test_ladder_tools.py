@@ -1,4 +1,4 @@
-"""tools/sanitize_gpu against a sanitizer and a greenfast that play their parts; the ladder's records and plot."""
+"""tools/gpu/sanitize against a sanitizer and a greenfast that play their parts; the ladder's records and plot."""
 import json
 import os
 import pathlib
@@ -44,7 +44,7 @@ echo '{"rows": [{"verdict": "VERDICT", "cases": 4, "reason": null}, {"verdict": 
 # ... -o PROGRAM racecheck_probe.cu
 NVCC = '''#!/bin/sh
 while [ "$1" != -o ]; do shift; done
-case "$3" in */tools/racecheck_probe.cu) touch "$2" ;; *) exit 1 ;; esac
+case "$3" in */tools/gpu/racecheck_probe.cu) touch "$2" ;; *) exit 1 ;; esac
 '''
 PROVES = {"none": 9, "sync": 0, "arrive": 5, "mbarrier": 5}
 
@@ -67,7 +67,7 @@ def sanitize(tmp_path):
             (folder / "compute-sanitizer").unlink()
         path = f"{folder}:/usr/bin:/bin"
         record = tmp_path / "record.json"
-        done = subprocess.run([sys.executable, ROOT / "tools" / "sanitize_gpu", folder / "greenfast", "--out", record, *arguments],
+        done = subprocess.run([sys.executable, ROOT / "tools" / "gpu" / "sanitize", folder / "greenfast", "--out", record, *arguments],
                               env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
         return done, json.loads(record.read_text()) if record.is_file() else None
 
@@ -101,6 +101,7 @@ STORE16, LOAD16 = "greenfast::cuda::ptx::store_shared_16(unsigned int, uint4)", 
 ORDERED = [  # variant, what racecheck names in it, the kernel of the probe that has to be reported
     ("cuda.stage_c.warp_spec", ("void " + DECODE, LOAD), "arrive"),
     ("cuda.stage_c.warp_spec_no_cp_async", (DECODE, LOAD), "arrive"),
+    ("cuda.stage_c.warp_spec_phases", (DECODE, LOAD), "arrive"),
     ("cuda.stage_c.warp_spec_no_wmma_pv", (DECODE, MULTIPLY), "arrive"),
     ("cuda.sm90.prefill", (STORE4, LOAD4), "arrive"),
     ("cuda.sm90.small", (STORE16, LOAD16), "mbarrier"),
@@ -155,7 +156,7 @@ def test_the_probe_compiles(tmp_path):
     if nvcc is None:
         pytest.skip("no nvcc on this machine")
     subprocess.run([nvcc, "-std=c++20", "-O3", "-lineinfo", "-Werror", "all-warnings", "-arch=sm_90a", "-I", ROOT / "src", "-c", "-o",
-                    tmp_path / "probe.o", ROOT / "tools" / "racecheck_probe.cu"], check=True)
+                    tmp_path / "probe.o", ROOT / "tools" / "gpu" / "racecheck_probe.cu"], check=True)
 
 
 def test_without_a_gpu_or_a_variant_it_says_so(sanitize):
@@ -192,6 +193,32 @@ def test_a_walk_becomes_one_record_of_what_ran_on_a_gpu(tmp_path):
     done = subprocess.run([sys.executable, ROOT / "tools" / "ladder_gates", tmp_path], capture_output=True, text=True, check=False)
     record = json.loads(done.stdout)
     assert [step["candidate"] for step in record["steps"]] == ["cuda.b"] and "samples" not in record["steps"][0]
+    # A gate of one step is a walk of one.
+    alone = tmp_path / "cuda.b"
+    (alone / "gate.json").write_text(json.dumps(gate("cuda") | {"options": {"candidate": "cuda.b", "baseline": "cuda.a", "seeds": [0]}}))
+    done = subprocess.run([sys.executable, ROOT / "tools" / "ladder_gates", alone], capture_output=True, text=True, check=False)
+    assert [(step["candidate"], step["baseline"]) for step in json.loads(done.stdout)["steps"]] == [("cuda.b", "cuda.a")]
+    assert subprocess.run([sys.executable, ROOT / "tools" / "ladder_gates", tmp_path / "bin"], capture_output=True, check=False).returncode == 3
+
+
+def test_persistence_is_timed_where_every_cta_has_four_tiles():
+    """On an H200: 227 KB a multiprocessor for the kernel's 53 KB, 132 multiprocessors, tiles of 32 queries."""
+    script = (ROOT / "tools" / "gpu" / "ladder").read_text()
+    shapes = [re.search(r'^primary="(.*)"$', script, re.MULTILINE)[1], *re.search(r'^guards="(.*)"$', script, re.MULTILINE)[1].split(",")]
+    assert '--candidate cuda.stage_c.persistent --dtype e4m3 --primary "$primary"' in script and '--guards "$guards"' in script
+    places = 227 // 53 * 132
+    lengths = []
+    for shape in shapes:
+        batch, heads, length, dim = re.match(r"(\d+)x(\d+)x([\d/]+)x(\d+)", shape).groups()
+        queries = [int(n) for n in length.split("/")]
+        lengths += queries
+        assert dim == "64" and int(batch) * int(heads) * -(-queries[0] // 32) >= 4 * places, shape
+    assert {" causal" in shape for shape in shapes} == {True, False}
+    assert any(n % 32 for n in lengths) and any(n % 64 for n in lengths)
+    # What is predicted of it is of such a shape.
+    predictions = (ROOT / "policies" / "predictions.toml").read_text()
+    row = next(row for row in predictions.split("[[change]]") if 'candidate = "cuda.stage_c.persistent"' in row)
+    assert f'shape = "{shapes[0]}"' in row
 
 
 def test_checks_are_held_to_the_predecessor(tmp_path):

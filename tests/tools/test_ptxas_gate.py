@@ -19,13 +19,15 @@ ptxas info    : Compile time = 56.855 ms
 """
 
 
-def gate(tmp_path, logs):
-    """logs: object name -> text, or None for an object without a log."""
+def gate(tmp_path, logs, spills=""):
+    """logs: object name -> text, or None for an object without a log. spills: the table of kernels that may."""
     for name, text in logs.items():
         if text is not None:
             (tmp_path / f"{name}.ptxas").write_text(text)
     (tmp_path / "ptxas_objects.txt").write_text("\n".join(str(tmp_path / name) for name in logs) + "\n")
-    return subprocess.run([TOOLS / "ptxas_gate", tmp_path], capture_output=True, text=True, check=False)
+    table = tmp_path / "spills.toml"
+    table.write_text(spills)
+    return subprocess.run([TOOLS / "ptxas_gate", tmp_path, "--spills", table], capture_output=True, text=True, check=False)
 
 
 def test_clean_build_passes(tmp_path):
@@ -53,6 +55,34 @@ def test_what_no_table_allows(tmp_path, log, complaint):
     result = gate(tmp_path, {"good.o": entry(arch="sm_80"), "a.o": log})
     assert result.returncode == 1
     assert complaint in result.stdout
+
+
+def spill_row(kernel="cuda_v2c_v8::kernel<64>", most=8, arch='arch = "sm_89"'):
+    return f'[[spill]]\nkernel = "{kernel}"\n{arch}\nbytes = {most}\nreason = "seen"\n'
+
+
+def test_a_row_allows_what_it_names_and_no_more(tmp_path):
+    logs = {"a.o": entry(stack=8, stores=4, loads=4)}
+    assert gate(tmp_path, logs, spill_row()).returncode == 0
+    assert gate(tmp_path, logs, spill_row(arch="")).returncode == 0
+    for row in (spill_row(most=7), spill_row(kernel="cuda_v2c_v8::kernel<128>"), spill_row(arch='arch = "sm_90a"')):
+        result = gate(tmp_path, logs, row)
+        assert result.returncode == 1 and "spills 8 bytes" in result.stdout
+
+
+def test_a_row_that_nothing_needs_is_an_error(tmp_path):
+    result = gate(tmp_path, {"a.o": entry()}, spill_row())
+    assert result.returncode == 1 and "nothing needs the row of 'cuda_v2c_v8::kernel<64>'" in result.stdout
+    # Of an architecture that was not built nobody knows.
+    assert gate(tmp_path, {"a.o": entry()}, spill_row(arch='arch = "sm_90a"')).returncode == 0
+
+
+@pytest.mark.parametrize("table, named", [("[[spill]]\nbytes = 8\n", "KeyError"), (spill_row(kernel="("), "error"), (spill_row(most=0), "above 0"),
+                                          ("spill", "Expected"), ("spill = [1]", "AttributeError"), ("spill = 3", "AttributeError"),
+                                          (spill_row(kernel=""), "a row has"), (spill_row(arch='arch = "sm_90"'), "sm_90a")])
+def test_a_table_that_cannot_be_read_is_named(tmp_path, table, named):
+    result = gate(tmp_path, {"a.o": entry()}, table)
+    assert result.returncode == 2 and named in result.stderr
 
 
 def test_file_without_kernels_is_fine_beside_one_with(tmp_path):

@@ -1,5 +1,6 @@
 #include "workbench/base/isolate.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,6 +15,10 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <optional>
+#include <string>
+
+#include "workbench/base/clean_text.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -74,6 +79,62 @@ class SharedPage final : public Activity {
   Page* page_;
 };
 
+/// What a child prints, line by line and cleaned.
+class CleanOutput {
+ public:
+  bool open() {
+    if (pipe2(ends_, O_CLOEXEC) != 0) return false;
+    fcntl(ends_[0], F_SETFL, O_NONBLOCK);
+    return true;
+  }
+  ~CleanOutput() {
+    for (const int end : ends_)
+      if (end >= 0) close(end);
+  }
+  CleanOutput() = default;
+  CleanOutput(const CleanOutput&) = delete;
+  CleanOutput& operator=(const CleanOutput&) = delete;
+
+  /// In the child: both outputs are the pipe.
+  void redirect() {
+    dup2(ends_[1], STDOUT_FILENO);
+    dup2(ends_[1], STDERR_FILENO);
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+  }
+  /// In the parent: the child's end is the child's.
+  void close_child_end() {
+    close(ends_[1]);
+    ends_[1] = -1;
+  }
+  int descriptor() const { return ends_[0]; }
+  /// Shows what is there; false once the child's end is closed.
+  bool show() {
+    char text[1 << 14];
+    ssize_t count = 0;
+    while ((count = read(ends_[0], text, sizeof text)) > 0) {
+      unfinished_.append(text, static_cast<std::size_t>(count));
+      for (std::size_t end; (end = unfinished_.find('\n')) != std::string::npos;) {
+        line(unfinished_.substr(0, end));
+        unfinished_.erase(0, end + 1);
+      }
+      // No line is that long; shown in pieces, it does not fill the memory.
+      if (unfinished_.size() > kLongestLine) finish();
+    }
+    return count < 0 && (errno == EAGAIN || errno == EINTR);
+  }
+  void finish() {
+    if (!unfinished_.empty()) line(unfinished_);
+    unfinished_.clear();
+  }
+
+ private:
+  static constexpr std::size_t kLongestLine = 1 << 16;
+  static void line(const std::string& text) { fmt::print(stderr, "{}\n", clean_text(text)); }
+
+  int ends_[2] = {-1, -1};
+  std::string unfinished_;
+};
+
 std::string signal_name(int number) {
   const char* name = sigabbrev_np(number);
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
@@ -93,6 +154,13 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
   if (!line.ok() || pipe(ends) != 0) {
     return Status(StatusCode::internal, fmt::format("no child process: {}", std::strerror(errno)));
   }
+  std::optional<CleanOutput> output;
+  if (limits.clean_output && !output.emplace().open()) {
+    const int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    return Status(StatusCode::internal, fmt::format("no child process: {}", std::strerror(error)));
+  }
   // What is buffered now would be written twice.
   std::fflush(nullptr);
   const pid_t parent = getpid();
@@ -110,6 +178,7 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
     if (getppid() != parent) _exit(1);
     setpgid(0, 0);
     close(ends[0]);
+    if (output) output->redirect();
     int code = 0;
     try {
       work(line);
@@ -121,6 +190,7 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
     _exit(code);
   }
   close(ends[1]);
+  if (output) output->close_child_end();
   setpgid(child, child);  // whoever of both comes first
 
   // The pipe's other end closes with the child: waiting on it needs no signal handler.
@@ -129,9 +199,19 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
   std::string doing;
   auto since = start;
   for (;;) {
-    pollfd waiting{ends[0], POLLIN, 0};
-    const int ready = poll(&waiting, 1, 100);
-    if (ready > 0) break;
+    // Of the output no more is expected once its other end is closed.
+    pollfd waiting[] = {{ends[0], POLLIN, 0}, {output ? output->descriptor() : -1, POLLIN, 0}};
+    const int ready = poll(waiting, 2, 100);
+    if (output && waiting[1].revents != 0 && !output->show()) {
+      output->finish();
+      output.reset();
+    }
+    if (ready > 0 && waiting[0].revents != 0) break;
+    // A process that it started may hold the pipe open, and the step would be a TIMEOUT.
+    siginfo_t gone{};
+    if (waitid(P_PID, static_cast<id_t>(child), &gone, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        gone.si_pid == child)
+      break;
     if (watch) watch(line.text());
     if (limits.stop && limits.stop()) {
       end.how = ChildEnd::How::stopped;
@@ -160,6 +240,12 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
   close(ends[0]);
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  // Processes that whatever ran in it has started do not outlive it, to be timed beside the next.
+  kill(-child, SIGKILL);
+  if (output) {
+    output->show();
+    output->finish();
   }
   end.activity = line.text();
   end.actor = line.actor();

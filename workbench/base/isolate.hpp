@@ -55,11 +55,14 @@ struct ChildLimits {
   std::function<double(const std::string& subject)> stall_seconds{};
   /// Asked about ten times a second; true ends the child. Empty: never.
   std::function<bool()> stop{};
+  /// What it prints, to either output, goes through clean_text to standard error, line by line.
+  bool clean_output = false;
 };
 
 /// Forks, runs work in the child, in a process group of its own (a terminal's Ctrl-C reaches this
 /// process alone), and waits. The caller must be single-threaded and must not have
-/// touched a GPU: a CUDA context does not survive a fork. watch, when given, is called about ten
+/// touched a GPU: a CUDA context does not survive a fork. What is left of its group when it ends is
+/// killed. watch, when given, is called about ten
 /// times a second with the child's activity. Fails when the system gives no process.
 Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, double timeout_seconds,
                               const std::function<void(const std::string&)>& watch = {});

@@ -203,19 +203,28 @@ double within_range(DType dtype, double value) noexcept {
   return magnitude > last && magnitude <= last * (1 + 0x1p-8) ? std::copysign(last, value) : value;
 }
 
-double unit_roundoff(DType dtype) noexcept {
+namespace {
+struct Precision {
+  double roundoff, step;  // unit_roundoff, least_step
+};
+constexpr Precision precision_of(DType dtype) noexcept {
   switch (dtype) {
     case DType::f32:
-      return 0x1p-24;
+      return {0x1p-24, 0x1p-149};
     case DType::f16:
-      return 0x1p-11;
+      return {0x1p-11, 0x1p-24};
     case DType::bf16:
-      return 0x1p-8;
+      return {0x1p-8, 0x1p-133};
     case DType::e4m3:
-      return 0x1p-4;
+      return {0x1p-4, 0x1p-9};
   }
-  return 1;
+  return {1, 0};
 }
+}  // namespace
+
+double unit_roundoff(DType dtype) noexcept { return precision_of(dtype).roundoff; }
+
+double least_step(DType dtype) noexcept { return precision_of(dtype).step; }
 
 void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
               double* out) noexcept {

@@ -30,6 +30,8 @@ double round_to(DType dtype, double value) noexcept;
 double within_range(DType dtype, double value) noexcept;
 /// Largest relative error of one rounding: 2^-24, 2^-11, 2^-8, 2^-4.
 double unit_roundoff(DType dtype) noexcept;
+/// The smallest number above 0: the distance of neighbours at the bottom of the range.
+double least_step(DType dtype) noexcept;
 /// Decodes `count` consecutive elements.
 void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
               double* out) noexcept;

@@ -8,7 +8,8 @@
 #include <numeric>
 #include <vector>
 
-#include "workbench/base/divide.hpp"
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/base/numeric.hpp"
 #include "workbench/cases/placement.hpp"
 #include "workbench/cases/random.hpp"

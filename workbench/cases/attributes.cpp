@@ -123,6 +123,16 @@ constexpr std::array kAttributes{
                  "A mask element by element: bool, float (fp32) or narrow (of Q's type); DIMS of "
                  "bhqk names the dimensions that it has, the others are broadcast (bool:qk)",
                  set_mask},
+    AttributeRow{"accuracy", "exact or fast", "",
+                 "How near to the exact answer: fast lets e4m3 kernels take linear weights",
+                 [](ProblemDefaults& p, std::string_view value) {
+                   for (const Accuracy accuracy : {Accuracy::exact, Accuracy::fast}) {
+                     if (value != name_of(accuracy)) continue;
+                     p.accuracy = accuracy;
+                     return true;
+                   }
+                   return false;
+                 }},
 };
 
 }  // namespace

@@ -21,6 +21,8 @@ using nlohmann::json;
 
 constexpr std::pair<ScaleKind, std::string_view> kScaleNames[] = {
     {ScaleKind::none, "none"}, {ScaleKind::tensor, "tensor"}, {ScaleKind::per_head, "per_head"}};
+constexpr std::pair<Accuracy, std::string_view> kAccuracyNames[] = {{Accuracy::exact, "exact"},
+                                                                    {Accuracy::fast, "fast"}};
 constexpr std::pair<Alignment, std::string_view> kAlignmentNames[] = {
     {Alignment::top_left, "top-left"}, {Alignment::bottom_right, "bottom-right"}};
 
@@ -161,7 +163,8 @@ bool apply_word(Problem& p, const Word& word) {
   // Every member by name, as in problem_json: a new one does not compile before it is read. Shape
   // and types stand before the words, the strides behind them.
   auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
-         softcap, mask, lse, q, k, v, o, head_dim_v, s, pages, chunk, sinks, alibi, array_mask] = p;
+         softcap, mask, lse, q, k, v, o, head_dim_v, s, pages, chunk, sinks, alibi, array_mask,
+         accuracy] = p;
   const auto& [name, values] = word;
   if (values.empty()) {
     for (const auto& [known, flag] : {std::pair<std::string_view, bool*>{"lse", &lse},
@@ -189,6 +192,10 @@ bool apply_word(Problem& p, const Word& word) {
   }
   if (name == "alibi") {
     alibi = first == "per-head" ? Alibi::per_head : Alibi::per_batch_head;
+    return true;
+  }
+  if (name == "accuracy") {
+    accuracy = first == name_of(Accuracy::fast) ? Accuracy::fast : Accuracy::exact;
     return true;
   }
   if (name == "causal") {
@@ -237,7 +244,7 @@ json problem_json(const Problem& problem) {
   // Every member by name: a new one does not compile before it is written, and read below.
   const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
                softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
-               array_mask] = problem;
+               array_mask, accuracy] = problem;
   const auto& [left, right, alignment] = mask;
   json out = {
       {"batch", batch},
@@ -277,6 +284,7 @@ json problem_json(const Problem& problem) {
     out["array_mask"] = {
         {"kind", name_in(kMaskNames, kind)}, {"dtype", name_of(mask_dtype)}, {"strides", stride}};
   }
+  if (accuracy != Accuracy::exact) out["accuracy"] = name_in(kAccuracyNames, accuracy);
   return out;
 }
 
@@ -338,6 +346,7 @@ Result<Problem> problem_of_json(const json& object) {
     array_mask.read("strides", p.array_mask.stride);
     reader.keep(array_mask.status());
   }
+  if (reader.has("accuracy")) reader.read("accuracy", kAccuracyNames, p.accuracy);
   if (!reader.status()) return reader.status();
   return p;
 }
@@ -389,7 +398,9 @@ std::string shape_text(const Problem& problem) {
 
 json plan_json(const Plan& plan) {
   const auto& [variant, grid, block, cluster, shared_bytes, workspace_bytes, tile_q, tile_kv,
-               stages, splits, kernel, note] = plan;
+               stages, splits, kernel, note, shared] = plan;
+  // The same for everybody who plans with this build, so records do without: `resources` shows it.
+  static_cast<void>(shared);
   return {{"variant", variant},
           {"grid", grid},
           {"block", block},

@@ -250,6 +250,7 @@ Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaul
   p.softcap = defaults.softcap;
   p.mask = defaults.mask;
   p.lse = defaults.lse;
+  p.accuracy = defaults.accuracy;
   if (dim.second != dim.first) p.head_dim_v = dim.second;
   set_features(p, defaults);
   if (!is_dense(p)) {
@@ -1005,6 +1006,7 @@ std::vector<Problem> serving_problems(const Problem& asked) {
   defaults.scale = asked.scale;
   defaults.softcap = asked.softcap;
   defaults.lse = asked.lse;
+  defaults.accuracy = asked.accuracy;
   std::string dim("x");
   dim += std::to_string(asked.head_dim);
   if (value_dim(asked) != asked.head_dim) dim.append("/").append(std::to_string(asked.head_dim_v));
@@ -1038,6 +1040,7 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
     p.scale = asked.scale;
     p.softcap = asked.softcap;
     p.lse = asked.lse;
+    p.accuracy = asked.accuracy;
     p.head_dim_v = asked.head_dim_v;
     // A window would hide what these are about.
     if (causal) p.mask = Mask::causal(Alignment::bottom_right);

@@ -64,6 +64,7 @@ struct ProblemDefaults {
   std::optional<float> scale;  // default: 1 / sqrt(D)
   float softcap = 0.0f;
   bool lse = false;
+  Accuracy accuracy = Accuracy::exact;
 
   // Serving, as attributes.hpp spells it.
   bool packed_q = false, packed_kv = false, used_q = false, used_kv = false;

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "workbench/base/divide.hpp"
+#include <greenfast/arithmetic.hpp>
 
 namespace greenfast::workbench {
 namespace {

@@ -13,6 +13,7 @@
 
 #include "workbench/device/cuda_flips.hpp"
 #include "workbench/device/cuda_hold.hpp"
+#include "workbench/device/cuda_neighbour.hpp"
 #include "workbench/device/cuda_peak.hpp"
 
 namespace greenfast::workbench {
@@ -98,6 +99,7 @@ class CudaDevice final : public Device {
   ~CudaDevice() override {
     cudaDeviceSynchronize();
     cudaFree(flush_);
+    cudaFree(neighbour_);
     cudaFreeHost(gate_);
     if (begin_ != nullptr) cudaEventDestroy(begin_);
     if (end_ != nullptr) cudaEventDestroy(end_);
@@ -208,6 +210,19 @@ class CudaDevice final : public Device {
     cudaGraphExecDestroy(graph);
     return seconds;
   }
+  std::string neighbour() override {
+    constexpr std::size_t kBytes = kNeighbourNumbers * sizeof(float);
+    if (neighbour_ == nullptr) {
+      neighbour_ = static_cast<float*>(allocate(kBytes));
+      if (neighbour_ == nullptr) return {};
+      keep(cudaMemsetAsync(neighbour_, 0, kBytes, stream_));
+    }
+    return "elementwise: x += 1 of 4 MiB in fp32";
+  }
+  void launch_neighbour() override {
+    if (!workbench::launch_neighbour(stream_, neighbour_, kNeighbourNumbers))
+      keep(cudaErrorLaunchFailure);
+  }
   double tick() const override { return 0.5e-6; }  // documented resolution of cudaEventElapsedTime
   std::string timer() const override { return "cuda graph replay between events"; }
   Telemetry telemetry() override { return nvml_.read(nvml_device_); }
@@ -220,6 +235,8 @@ class CudaDevice final : public Device {
   }
 
  private:
+  static constexpr std::size_t kNeighbourNumbers = std::size_t{1} << 20;
+
   void keep(cudaError_t error) {
     if (error_ == cudaSuccess) error_ = error;
   }
@@ -282,6 +299,7 @@ class CudaDevice final : public Device {
   int* gate_ = nullptr;  // the held stream waits until it is not 0
   cudaError_t error_ = cudaSuccess;
   void* flush_ = nullptr;
+  float* neighbour_ = nullptr;
   std::size_t flush_bytes_ = 0;
   int flush_value_ = 1;
   Nvml nvml_;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/device/cuda_flips.hpp"
 
 namespace greenfast::workbench {
@@ -26,7 +28,7 @@ bool flip_signs_on(void* stream, void* data, std::size_t bytes, const SignFlips&
   const std::size_t count = bytes / 8;
   if (count == 0 || flips.from == flips.to) return true;
   const auto blocks =
-      static_cast<unsigned>(std::min<std::size_t>((count + kThreads - 1) / kThreads, kMostBlocks));
+      static_cast<unsigned>(std::min<std::size_t>(ceil_div(count, kThreads), kMostBlocks));
   flip<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       static_cast<unsigned long long*>(data), count, flips);
   return cudaGetLastError() == cudaSuccess;

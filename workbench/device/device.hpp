@@ -48,6 +48,11 @@ class Device {
   virtual void fill(void* to, std::byte value, std::size_t bytes);
   /// XORs the signs in. Ordered on the stream, not waited for; a rest of less than 8 bytes stays.
   virtual void flip_signs(void* data, std::size_t bytes, const SignFlips& flips);
+  /// The same from a copy on the host, whatever `to` holds. False where that would cost a transfer.
+  virtual bool write_flipped(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/,
+                             const SignFlips& /*flips*/) {
+    return false;
+  }
 
   virtual void* stream() = 0;
   /// Waits for everything; the device's own error text on failure.
@@ -70,6 +75,11 @@ class Device {
     ready();
     return time(launch, batch);
   }
+  /// Makes an ordinary kernel ready that stands before a call as others do in a model, and names it;
+  /// empty where the device has none.
+  virtual std::string neighbour() { return {}; }
+  /// Launches it on the stream, also while a graph is captured.
+  virtual void launch_neighbour() {}
   /// Resolution of time(), in seconds.
   virtual double tick() const = 0;
   /// "steady_clock", "cuda events", "cuda graph": recorded with each timing.
@@ -88,6 +98,7 @@ class Device {
 
 /// The same on host memory.
 void flip_signs(std::byte* data, std::size_t bytes, const SignFlips& flips);
+void write_flipped(std::byte* to, const std::byte* from, std::size_t bytes, const SignFlips& flips);
 
 /// The machine's CPU or a GPU; StatusCode::no_device says what is missing.
 Result<std::unique_ptr<Device>> open_device(DeviceKind kind, int index = 0);

@@ -13,13 +13,20 @@
 namespace greenfast::workbench {
 
 void flip_signs(std::byte* data, std::size_t bytes, const SignFlips& flips) {
-  if (flips.from == flips.to) return;
-  for (std::size_t word = 0; word < bytes / 8; ++word) {
+  if (flips.from != flips.to) write_flipped(data, data, bytes, flips);
+}
+
+void write_flipped(std::byte* to, const std::byte* from, std::size_t bytes,
+                   const SignFlips& flips) {
+  const std::size_t words = flips.from == flips.to ? 0 : bytes / 8;
+  for (std::size_t word = 0; word < words; ++word) {
     std::uint64_t value;
-    std::memcpy(&value, data + 8 * word, sizeof value);
+    std::memcpy(&value, from + 8 * word, sizeof value);
     value ^= change_of(word, flips);
-    std::memcpy(data + 8 * word, &value, sizeof value);
+    std::memcpy(to + 8 * word, &value, sizeof value);
   }
+  if (to != from && bytes > 8 * words)
+    std::memcpy(to + 8 * words, from + 8 * words, bytes - 8 * words);
 }
 
 void Device::fill(void* to, std::byte value, std::size_t bytes) {

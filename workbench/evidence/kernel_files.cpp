@@ -21,17 +21,6 @@ bool is_word(char c) {
   return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/// Whether text defines `core::Kernel symbol`, as a kernel's source does.
-bool defines_kernel(std::string_view text, std::string_view symbol) {
-  const std::string wanted = fmt::format("core::Kernel {}", symbol);
-  for (std::size_t found = 0; (found = text.find(wanted, found)) != std::string_view::npos;
-       found += wanted.size()) {
-    const std::size_t end = found + wanted.size();
-    if (end == text.size() || (!is_word(text[end]) && text[end] != ';')) return true;
-  }
-  return false;
-}
-
 /// Quoted includes of a source.
 std::vector<std::string> includes_of(std::string_view text) {
   std::vector<std::string> out;
@@ -56,6 +45,16 @@ std::string included_file(const KernelFiles& files, const std::string& includer,
 }
 
 }  // namespace
+
+bool defines_kernel(std::string_view text, std::string_view symbol) {
+  const std::string wanted = fmt::format("core::Kernel {}", symbol);
+  for (std::size_t found = 0; (found = text.find(wanted, found)) != std::string_view::npos;
+       found += wanted.size()) {
+    const std::size_t end = found + wanted.size();
+    if (end == text.size() || (!is_word(text[end]) && text[end] != ';')) return true;
+  }
+  return false;
+}
 
 std::string source_digest(std::string_view text) {
   std::string out;

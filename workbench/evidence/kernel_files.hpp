@@ -25,6 +25,9 @@ std::vector<std::pair<std::string, std::string>> sources_of(const std::filesyste
 using KernelFiles = std::map<std::string, std::string>;
 KernelFiles kernel_files(const std::filesystem::path& root);
 
+/// Whether text defines `core::Kernel symbol`, as a kernel's source does.
+bool defines_kernel(std::string_view text, std::string_view symbol);
+
 /// What a variant's kernel is compiled from: the sources of the object that defines it, as CMake
 /// lists them, and the files under src/kernels that those include. Empty where `files` are of a
 /// checkout that has them elsewhere.

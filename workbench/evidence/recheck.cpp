@@ -167,12 +167,29 @@ class Recheck {
                                   us[k].get<double>(), 1e6 * seconds[k]));
             break;
           }
+        if (!shape.neighbour.empty()) differences(name, shape.name, engine);
         const Summary s = summarize(shape, side);
         if (s.n == 0) continue;
         figure(name, shape.name, engine, "p50_us", 1e6 * s.p50);
         figure(name, shape.name, engine, "tflops", 1e-12 * shape.flops / s.p50);
         figure(name, shape.name, engine, "error", error_of(shape, side));
       }
+    }
+  }
+  /// Times behind a neighbour are what the stretches took less what the neighbours took alone; none
+  /// where that was not above zero in every round.
+  void differences(const std::string& name, const std::string& shape, const json& engine) {
+    const json &us = engine.at("us"), with = engine.value("with_us", json::array()),
+               alone = engine.value("alone_us", json::array());
+    if (with.size() != alone.size() || (!us.empty() && us.size() != with.size()))
+      return add(name, fmt::format("{}: {} times, of {} and {} readings", shape, us.size(),
+                                   with.size(), alone.size()));
+    for (std::size_t k = 0; k < us.size(); ++k) {
+      const double is = with[k].get<double>() - alone[k].get<double>();
+      // Of readings that may be much larger than their difference.
+      if (!(std::fabs(us[k].get<double>() - is) <= kTolerance * with[k].get<double>()))
+        return add(name, fmt::format("{}: us {:.6g}, but its readings say {:.6g}", shape,
+                                     us[k].get<double>(), is));
     }
   }
   /// The engine "cudnn" is the side "peer:torch-cudnn" or "peer:cudnn".
@@ -207,10 +224,17 @@ class Recheck {
     for (const json& fast : record_.value("fast", json::array())) {
       if (!fast.contains("speedup")) continue;
       const std::string name = fast.at("shape");
+      // Records from before a method had a name were made with the first.
+      const auto spread = parse_process_spread(fast.value("process_spread", "resampled"));
+      if (!spread) {
+        add("", fmt::format("{}: process_spread {} is no method", name,
+                            fast.at("process_spread").dump()));
+        continue;
+      }
       for (const Samples& shape : *samples) {
         if (shape.name != name || shape.sides.size() < 2) continue;
         for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
-          const auto ratio = paired_log_ratio(shape, 0, 1, statistic);
+          const auto ratio = paired_log_ratio(shape, 0, 1, statistic, {.processes = *spread});
           if (!ratio) continue;
           const Interval i = speedup(*ratio);
           const json& said = fast.at(statistic == Statistic::p50 ? "speedup" : "speedup_p90");
@@ -282,6 +306,44 @@ json side_words(const Summary& s, const Correctness& correctness) {
           {"green", describe(correctness)}};
 }
 
+/// What a table shows of one way of timing, which `recording` holds alone.
+void check_way(const json& part, const json& peers, const Recording& recording,
+               const std::string& ours, std::vector<Disagreement>& out) {
+  constexpr const char* kOurs = "greenfast";  // what the table calls it
+  for (const json& peer : peers) {
+    const std::string id = peer;
+    const auto compared = compare_sides(recording, id, ours);
+    if (!compared) return out.push_back({id, compared.status().message()});
+    std::vector<std::string> wrong;
+    if (compared->overall_p50)
+      compare_members(part.at("overall_p50").at(id), interval_of(*compared->overall_p50),
+                      "overall_p50", wrong);
+    std::size_t shown = 0;
+    for (const json& shape : part.at("shapes")) {
+      if (!shape.at("peers").contains(id)) continue;
+      ++shown;
+      const std::string problem = shape.at("problem");
+      const auto is = std::find_if(compared->shapes.begin(), compared->shapes.end(),
+                                   [&](const auto& s) { return s.problem == problem; });
+      if (is == compared->shapes.end()) {
+        wrong.push_back(fmt::format("{}: its samples do not have it", problem));
+        continue;
+      }
+      compare_members(shape.at(kOurs), side_words(is->b, is->b_correct),
+                      fmt::format("{} {}", problem, kOurs), wrong);
+      json row = side_words(is->a, is->a_correct);
+      row["speedup_p50"] = interval_of(is->p50);
+      row["speedup_p90"] = interval_of(is->p90);
+      compare_members(shape.at("peers").at(id), row, problem, wrong);
+    }
+    if (shown != compared->shapes.size())
+      wrong.push_back(fmt::format("shows {} of {} shapes", shown, compared->shapes.size()));
+    const std::string way = part.value("way", "");
+    for (std::string& detail : wrong)
+      out.push_back({id, way.empty() ? std::move(detail) : fmt::format("{}: {}", way, detail)});
+  }
+}
+
 }  // namespace
 
 std::vector<Disagreement> recheck_peers(const json& table, const std::filesystem::path& root) {
@@ -291,41 +353,25 @@ std::vector<Disagreement> recheck_peers(const json& table, const std::filesystem
         (root / table.at("source").get<std::string>()).lexically_normal();
     const auto text = read_file(source);
     if (!text) return {{"", fmt::format("its samples are not there: {}", text.status().message())}};
-    if (sha256_hex(*text) != table.at("source_sha256"))
+    if (sha256_hex(*text) != table.at("source_sha256").get<std::string>())
       return {{"", fmt::format("{} is not the file that it was made from (SHA-256)",
                                table.at("source").get<std::string>())}};
     const auto recording = read_recording(source);
     if (!recording) return {{"", recording.status().message()}};
-    constexpr const char* kOurs = "greenfast";
-    for (const json& peer : table.at("peers")) {
-      const std::string id = peer;
-      const auto compared = compare_sides(*recording, id, kOurs);
-      if (!compared) return {{id, compared.status().message()}};
-      std::vector<std::string> wrong;
-      if (compared->overall_p50)
-        compare_members(table.at("overall_p50").at(id), interval_of(*compared->overall_p50),
-                        "overall_p50", wrong);
-      std::size_t shown = 0;
-      for (const json& shape : table.at("shapes")) {
-        if (!shape.at("peers").contains(id)) continue;
-        ++shown;
-        const std::string problem = shape.at("problem");
-        const auto is = std::find_if(compared->shapes.begin(), compared->shapes.end(),
-                                     [&](const auto& s) { return s.problem == problem; });
-        if (is == compared->shapes.end()) {
-          wrong.push_back(fmt::format("{}: its samples do not have it", problem));
-          continue;
-        }
-        compare_members(shape.at(kOurs), side_words(is->b, is->b_correct),
-                        fmt::format("{} {}", problem, kOurs), wrong);
-        json row = side_words(is->a, is->a_correct);
-        row["speedup_p50"] = interval_of(is->p50);
-        row["speedup_p90"] = interval_of(is->p90);
-        compare_members(shape.at("peers").at(id), row, problem, wrong);
+    std::vector<const json*> parts = {&table};
+    if (table.contains("ways"))
+      for (const json& part : table.at("ways")) parts.push_back(&part);
+    // A way that is left out might be the one that does not flatter.
+    if (const auto ways = ways_of(*recording); parts.size() != ways.size())
+      out.push_back({"", fmt::format("shows {} of {} ways", parts.size(), ways.size())});
+    for (const json* part : parts) {
+      Recording kept = *recording;
+      const std::string way = part->value("way", "");
+      if (const Status status = keep_way(kept, way); !status) {
+        out.push_back({"", status.message()});
+        continue;
       }
-      if (shown != compared->shapes.size())
-        wrong.push_back(fmt::format("shows {} of {} shapes", shown, compared->shapes.size()));
-      for (std::string& detail : wrong) out.push_back({id, std::move(detail)});
+      check_way(*part, table.at("peers"), kept, table.value("ours", "greenfast"), out);
     }
   } catch (const json::exception& error) {
     out.push_back({"", fmt::format("is not what its schema says: {}", error.what())});

@@ -109,6 +109,16 @@ class Clocked {
   }
 
   Result<Measurement> run() {
+    if (options_.between) {
+      neighbour_ = device_.neighbour();
+      if (neighbour_.empty())
+        return Status(
+            StatusCode::unsupported,
+            fmt::format("{} has no kernel to stand between calls: time them back to back, "
+                        "or on a GPU",
+                        device_.facts().name));
+      tick_ *= 2;  // a difference of two readings
+    }
     describe();
     for (Contestant& c : contestants_) c.timed.subject->pause();
     out_.peak = device_.peak(ring_.problem().dtype);
@@ -122,6 +132,7 @@ class Clocked {
     const Peak after = device_.peak(ring_.problem().dtype);
     out_.peak.flops = std::max(out_.peak.flops, after.flops);
     out_.peak.bytes_per_second = std::max(out_.peak.bytes_per_second, after.bytes_per_second);
+    leave_noise_out();
     drop_slow_blocks();
     look_for_impossible();
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
@@ -149,6 +160,7 @@ class Clocked {
     double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
     std::optional<std::int64_t> bytes_loaded, bytes_warm;  // of its process's own memory
 
+    bool timed_on() const { return check.failure.empty() && check.noise.empty(); }
     void fail(Fault fault, std::string why) {
       check.fault = fault;
       check.failure = std::move(why);
@@ -179,6 +191,8 @@ class Clocked {
     s.device = device_.kind();
     s.device_name = device_.facts().name;
     s.timer = device_.timer();
+    s.neighbour = neighbour_;
+    if (options_.between) s.timer += ", less the neighbours alone";
     s.tick_seconds = tick_;
     s.cache = options_.mode;
     s.seed = options_.seed;
@@ -280,6 +294,7 @@ class Clocked {
         [&] {
           const int slot = slots[next];
           next = (next + 1) % slots.size();
+          if (options_.between) device_.launch_neighbour();
           if (Status status = launch(c, slot); !status && failure) failure = status;
         },
         batch, ready);
@@ -344,7 +359,8 @@ class Clocked {
         if (Status status = launch(c, woken); !status) c.fail(Fault::launch, status.message());
       cpu_before = cpu_use(c);
     };
-    const double seconds = time(c, c.batch, slots, ready);
+    double seconds = time(c, c.batch, slots, ready);
+    double alone = 0;
     // At once: whoever says that its calls have ended before they have computes on until it is stopped.
     c.timed.subject->pause();
     const std::optional<CpuUse> cpu_after = cpu_use(c);
@@ -360,7 +376,23 @@ class Clocked {
       c.cpu_inside += cpu_after->seconds - cpu_before->seconds;
       c.wall_inside += seconds;
     }
+    if (options_.between) {
+      // Before the outputs are looked at, while the clock is as the stretch left it.
+      alone = device_.time_ready([&] { device_.launch_neighbour(); }, c.batch,
+                                 [&] {
+                                   if (cold()) device_.flush_cache();
+                                 });
+      seconds -= alone;
+    }
     if (options_.verify && !verify(c, slots)) return;
+    if (options_.between && !(seconds > 0)) {
+      c.check.noise = fmt::format(
+          "noise: less {} neighbours alone, which took {:.4g} us, as many with calls took {:.4g} "
+          "us "
+          "more",
+          c.batch, 1e6 * alone, 1e6 * seconds);
+      return;
+    }
     // A reading of zero is below the timer's resolution; the tick is all that is known.
     const double taken = std::max(seconds, tick_);
     // What waited cannot have taken more than the sample less what its threads computed in it.
@@ -368,7 +400,21 @@ class Clocked {
     const double least = std::max(kLeastShare * taken, computed / device_.facts().multiprocessors);
     const double waiting =
         std::clamp(lost(waited_before, waited_after, taken), 0.0, std::max(0.0, taken - least));
-    block.samples.push_back({static_cast<int>(index), taken / c.batch, waiting / c.batch});
+    block.samples.push_back(
+        {static_cast<int>(index), taken / c.batch, waiting / c.batch, alone / c.batch});
+  }
+
+  /// A side with a difference that is no time has none at all: what is left would be its longer ones.
+  void leave_noise_out() {
+    for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      const std::string& noise = contestants_[side].check.noise;
+      if (noise.empty()) continue;
+      out_.samples.sides[side].refused = noise;
+      for (Block& block : out_.samples.blocks)
+        std::erase_if(block.samples,
+                      [&](const Sample& s) { return s.side == static_cast<int>(side); });
+    }
+    std::erase_if(out_.samples.blocks, [](const Block& block) { return block.samples.empty(); });
   }
 
   std::optional<CpuUse> cpu_use(Contestant& c) {
@@ -529,7 +575,7 @@ class Clocked {
       }
       std::vector<std::size_t> order;
       for (std::size_t side = 0; side < contestants_.size(); ++side) {
-        if (contestants_[side].check.failure.empty()) order.push_back(side);
+        if (contestants_[side].timed_on()) order.push_back(side);
       }
       if (order.empty()) break;
       for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_() % i]);
@@ -539,7 +585,7 @@ class Clocked {
       const std::size_t n = order.size();
       for (std::size_t i = 0; i < 2 * n; ++i) {
         const std::size_t side = order[i < n ? i : 2 * n - 1 - i];
-        if (contestants_[side].check.failure.empty()) take(side, block);
+        if (contestants_[side].timed_on()) take(side, block);
       }
       block.telemetry = device_.telemetry();
       blocks.push_back(std::move(block));
@@ -563,11 +609,11 @@ class Clocked {
       return std::max(hi - value, value - lo) / value;
     };
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
-      if (!contestants_[side].check.failure.empty()) continue;
+      if (!contestants_[side].timed_on()) continue;
       if (contestants_.size() == 1) {
         const Summary s = summarize(out_.samples, 0, quick);
         if (!(half(s.ci_lo, s.p50, s.ci_hi) <= options_.target_halfwidth)) return false;
-      } else if (side != 0 && contestants_[0].check.failure.empty()) {
+      } else if (side != 0 && contestants_[0].timed_on()) {
         const auto ratio =
             paired_log_ratio(out_.samples, 0, static_cast<int>(side), Statistic::p50, quick);
         if (!ratio) return false;
@@ -631,7 +677,8 @@ class Clocked {
   std::map<int, double> cpu_at_end_;  // by process, when its last timed call ended
   Measurement out_;
   int cursor_ = 0;
-  double tick_ = 0;  // seconds that a reading can be off by
+  double tick_ = 0;  // seconds that a sample can be off by
+  std::string neighbour_;
   Clock::time_point start_;
 };
 

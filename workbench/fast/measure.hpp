@@ -68,7 +68,8 @@ class Ring {
   const std::string& name() const noexcept { return cases_.front().name; }
 
   /// Draws the signs of a slot's inputs anew: every bit of its answer changes, in place and on the
-  /// device. Inputs from files keep their scores: of Q and K the same channels change their sign,
+  /// device. On a CPU they are written from what they were generated as, so that whoever changed
+  /// them before leaves nothing to who is timed next. Inputs from files keep their scores: of Q and K the same channels change their sign,
   /// of V others.
   void renew(int slot, std::uint64_t draw);
   /// What a slot's inputs are now, on the host. Valid until the next call.
@@ -136,7 +137,10 @@ struct MeasureOptions {
   double pulse_tolerance = 0.05;  ///< a block whose probe or clock is this much below the median is
                                   ///< left out
   bool verify = true;             ///< judge the outputs of timed calls
-  int process = 0;                ///< recorded with every block
+  /// Each call stands behind the device's neighbour, and a sample is the stretch less the neighbours
+  /// alone, which are timed right behind it.
+  bool between = false;
+  int process = 0;  ///< recorded with every block
   std::function<void(int blocks, double seconds)> progress{};
 };
 
@@ -144,6 +148,8 @@ struct MeasureOptions {
 struct SideCheck {
   std::string failure;  ///< in words; empty when there is none
   Fault fault = Fault::none;
+  /// Behind a neighbour: why its differences are no times, and it has no samples; empty when they are.
+  std::string noise;
   double floor_seconds =
       0;  ///< no honest call is faster: 0.95 * max(flops / peak, bytes / bandwidth)
   bool impossible = false;  ///< p50 is below the floor, confirmed by a second look at the ceilings

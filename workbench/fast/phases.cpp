@@ -1,6 +1,9 @@
 #include "workbench/fast/phases.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -95,46 +98,87 @@ Status run_twin(Device& device, Subject& twin, const CaseData& data, int launche
 
 }  // namespace
 
+Result<std::vector<PhaseRun>> phase_runs(const std::vector<std::string>& rungs,
+                                         const PhaseShape& shape, const DeviceFacts& facts) {
+  std::vector<PhaseRun> out;
+  for (const VariantInfo& variant : variants()) {
+    if (variant.phases.empty()) continue;
+    if (!rungs.empty() &&
+        std::find(rungs.begin(), rungs.end(), variant.derived_from) == rungs.end())
+      continue;
+    auto twin = subject_of(variant.id);
+    if (!twin) return twin.status();
+    PhaseRun run{variant.derived_from, variant.id, variant.phases, nullptr, ""};
+    for (const NamedProblem& named : shape) {
+      run.problem = &named;
+      const auto why = (*twin)->refusal(named.problem, facts);
+      if (!why) {
+        run.skipped.clear();
+        break;
+      }
+      run.skipped += fmt::format("{}in {}: {}", run.skipped.empty() ? "" : "; ",
+                                 name_of(named.problem.dtype), *why);
+    }
+    out.push_back(std::move(run));
+  }
+  return out;
+}
+
 Result<std::vector<PhaseShares>> measure_phases(Device& device,
                                                 const std::vector<std::string>& rungs,
-                                                const std::vector<NamedProblem>& problems,
+                                                const std::vector<PhaseShape>& shapes,
                                                 const Policy& policy, int launches) {
   std::vector<PhaseShares> all;
-  for (const NamedProblem& named : problems) {
-    Case c;
-    c.name = named.name;
-    c.problem = named.problem;
-    c.lengths = named.lengths;
-    const auto data = prepare_case(c, policy);
-    if (!data) return data.status();
-    for (const VariantInfo& variant : variants()) {
-      if (variant.phases.empty()) continue;
-      if (!rungs.empty() &&
-          std::find(rungs.begin(), rungs.end(), variant.derived_from) == rungs.end())
-        continue;
+  for (const PhaseShape& shape : shapes) {
+    const auto runs = phase_runs(rungs, shape, device.facts());
+    if (!runs) return runs.status();
+    std::map<const NamedProblem*, CaseData> prepared;  // oracle and limits, once a problem
+    for (const PhaseRun& run : *runs) {
       PhaseShares out;
-      out.rung = variant.derived_from;
-      out.twin = variant.id;
-      out.problem = named.name;
-      out.phases = variant.phases;
-      auto twin = subject_of(variant.id), rung = subject_of(variant.derived_from);
-      if (!twin) return twin.status();
-      if (!rung) return rung.status();
-      if (const auto why = (*twin)->refusal(named.problem, device.facts())) {
-        out.skipped = *why;
-        all.push_back(std::move(out));
-        continue;
+      out.rung = run.rung;
+      out.twin = run.twin;
+      out.problem = run.problem->name;
+      out.dtype = run.problem->problem.dtype;
+      out.phases = run.phases;
+      out.skipped = run.skipped;
+      if (out.skipped.empty()) {
+        auto found = prepared.find(run.problem);
+        if (found == prepared.end()) {
+          Case c;
+          c.name = run.problem->name;
+          c.problem = run.problem->problem;
+          c.lengths = run.problem->lengths;
+          auto data = prepare_case(c, policy);
+          if (!data) return data.status();
+          found = prepared.emplace(run.problem, std::move(*data)).first;
+        }
+        const CaseData& data = found->second;
+        auto twin = subject_of(run.twin), rung = subject_of(run.rung);
+        if (!twin) return twin.status();
+        if (!rung) return rung.status();
+        const CaseResult judged = validate(**twin, device, data, policy);
+        const CaseResult original = validate(**rung, device, data, policy);
+        out.green = judged.verdict == Verdict::green;
+        out.reason = judged.reason;
+        out.same_output = judged.output_sha256 == original.output_sha256;
+        if (Status status = run_twin(device, **twin, data, launches, out); !status) return status;
       }
-      const CaseResult judged = validate(**twin, device, *data, policy);
-      const CaseResult original = validate(**rung, device, *data, policy);
-      out.green = judged.verdict == Verdict::green;
-      out.reason = judged.reason;
-      out.same_output = judged.output_sha256 == original.output_sha256;
-      if (Status status = run_twin(device, **twin, *data, launches, out); !status) return status;
       all.push_back(std::move(out));
     }
   }
   return all;
+}
+
+std::vector<std::string> merged_phases(const std::vector<std::vector<std::string>>& lists) {
+  std::vector<std::string> out;
+  for (const std::vector<std::string>& list : lists) {
+    auto at = out.begin();
+    for (const std::string& phase : list) {
+      const auto known = std::find(out.begin(), out.end(), phase);
+      at = known != out.end() ? known + 1 : out.insert(at, phase) + 1;
+    }
+  }
+  return out;
 }
 
 double original_estimate(std::string_view phase) {

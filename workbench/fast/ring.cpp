@@ -154,9 +154,15 @@ std::optional<SignFlips> Ring::flips(OperandId id, std::uint64_t from, std::uint
 void Ring::renew(int slot, std::uint64_t draw) {
   std::uint64_t& now = draws_[static_cast<std::size_t>(slot)];
   const Inputs& content = contents_[static_cast<std::size_t>(slot) % contents_.size()];
-  for (const Operand& operand : operands_)
+  for (const Operand& operand : operands_) {
+    const std::span<const std::byte> bytes = bytes_of(content, operand.id);
+    if (operand.role != Role::input || bytes.empty()) continue;
+    if (device_.write_flipped(data(slot, operand), bytes.data(), bytes.size(),
+                              flips(operand.id, 0, draw).value_or(SignFlips{})))
+      continue;
     if (const auto drawn = flips(operand.id, now, draw))
-      device_.flip_signs(data(slot, operand), bytes_of(content, operand.id).size(), *drawn);
+      device_.flip_signs(data(slot, operand), bytes.size(), *drawn);
+  }
   now = draw;
 }
 

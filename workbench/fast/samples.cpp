@@ -117,7 +117,7 @@ json shape_json(const Samples& samples) {
     json entry = {{"id", side.id}, {"batch", side.batch}};
     if (!side.refused.empty()) entry["refused"] = side.refused;
     if (!side.errors.empty()) entry["errors"] = side.errors;
-    if (!side.verdict.empty()) entry["verdict"] = side.verdict;
+    write_correctness(entry, side.correctness);
     if (!side.output_sha256.empty()) entry["output_sha256"] = side.output_sha256;
     if (side.threads_used > 0)
       entry["cpu"] = {{"threads", side.threads_used},
@@ -129,15 +129,22 @@ json shape_json(const Samples& samples) {
   json blocks = json::array();
   for (const Block& block : samples.blocks) {
     json order = json::array(), seconds = json::array(), waited = json::array();
+    json with = json::array(), alone = json::array();
     bool any_waited = false;
     for (const Sample& sample : block.samples) {
       order.push_back(sample.side);
       seconds.push_back(sample.seconds);
       waited.push_back(sample.waited);
+      with.push_back(sample.seconds + sample.neighbour_alone);
+      alone.push_back(sample.neighbour_alone);
       any_waited = any_waited || sample.waited > 0;
     }
     json entry = {{"process", block.process}, {"order", order}, {"seconds", seconds}};
     if (any_waited) entry["waited"] = std::move(waited);
+    if (!samples.neighbour.empty()) {
+      entry["with_neighbour"] = std::move(with);
+      entry["neighbour_alone"] = std::move(alone);
+    }
     if (block.pulse > 0) entry["pulse"] = block.pulse;
     if (block.other_work > 0) entry["other_work"] = block.other_work;
     if (!block.dropped.empty()) entry["dropped"] = block.dropped;
@@ -156,9 +163,34 @@ json shape_json(const Samples& samples) {
               {"seed", samples.seed},
               {"sides", std::move(sides)},
               {"blocks", std::move(blocks)}};
+  if (!samples.way.empty()) out["way"] = samples.way;
+  if (!samples.neighbour.empty()) out["neighbour"] = samples.neighbour;
   // A string: readers of JSON may hold numbers in 53 bits.
   if (samples.draw != 0) out["draw"] = fmt::format("{:016x}", samples.draw);
   return out;
+}
+
+/// Both readings that a time is the difference of, where a neighbour stood before each call.
+void read_neighbours(const Node& entry, bool between, Block& block) {
+  constexpr double kRounding = 1e-9;  // of readings that went through a unit and text
+  for (const char* key : {"with_neighbour", "neighbour_alone"}) {
+    if (!between && entry.has(key))
+      entry.at(key).refuse("the shape says of no neighbour; expected its name beside \"cache\"");
+    if (between && entry.at(key).list().size() != block.samples.size())
+      entry.refuse(fmt::format("order has {} entries, {} {}; expected as many",
+                               block.samples.size(), key, entry.at(key).list().size()));
+  }
+  if (!between) return;
+  const std::vector<Node> with = entry.at("with_neighbour").list(),
+                          alone = entry.at("neighbour_alone").list();
+  for (std::size_t i = 0; i < with.size(); ++i) {
+    Sample& sample = block.samples[i];
+    sample.neighbour_alone = alone[i].positive();
+    const double difference = with[i].positive() - sample.neighbour_alone;
+    if (!(std::fabs(difference - sample.seconds) <= kRounding * with[i].number()))
+      with[i].refuse(fmt::format("less the neighbours alone it is {:.6g}, and seconds says {:.6g}",
+                                 difference, sample.seconds));
+  }
 }
 
 Samples shape_of(const Node& node) {
@@ -181,6 +213,11 @@ Samples shape_of(const Node& node) {
   const std::string cache = node.at("cache").text();
   if (cache != "cold" && cache != "hot") node.at("cache").refuse("expected \"cold\" or \"hot\"");
   samples.cache = cache == "cold" ? CacheState::cold : CacheState::hot;
+  if (node.has("way")) samples.way = node.at("way").text();
+  if (node.has("neighbour")) {
+    samples.neighbour = node.at("neighbour").text();
+    if (samples.neighbour.empty()) node.at("neighbour").refuse("expected what it is, in words");
+  }
   if (node.has("seed")) samples.seed = node.at("seed").unsigned_integer();
   if (node.has("draw")) {
     const std::string draw = node.at("draw").text();
@@ -195,7 +232,9 @@ Samples shape_of(const Node& node) {
     if (samples.side(side.id) >= 0) entry.at("id").refuse("a side appears twice");
     side.batch = static_cast<int>(entry.at("batch").integer(1, std::numeric_limits<int>::max()));
     if (entry.has("refused")) side.refused = entry.at("refused").text();
-    if (entry.has("verdict")) side.verdict = entry.at("verdict").text();
+    const auto known = read_correctness(entry.raw());
+    if (!known) entry.at("verdict").refuse("expected \"GREEN\", \"RED\" or \"SKIPPED\"");
+    side.correctness = *known;
     if (entry.has("output_sha256")) side.output_sha256 = entry.at("output_sha256").text();
     if (entry.has("cpu")) {
       side.threads_used = entry.at("cpu").at("threads").number();
@@ -239,6 +278,7 @@ Samples shape_of(const Node& node) {
       const auto side = order[i].integer(0, static_cast<std::int64_t>(samples.sides.size()) - 1);
       block.samples.push_back({static_cast<int>(side), seconds[i].positive()});
     }
+    read_neighbours(entry, !samples.neighbour.empty(), block);
     if (entry.has("waited")) {
       const std::vector<Node> waited = entry.at("waited").list();
       if (waited.size() != order.size())

@@ -14,6 +14,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "workbench/device/device.hpp"
+#include "workbench/green/correctness.hpp"
 
 namespace greenfast::workbench {
 
@@ -30,6 +31,9 @@ struct Sample {
   /// Of these, what its threads were ready to run and had no CPU, per call, at most; 0: nothing, or
   /// nobody tells.
   double waited = 0;
+  /// Where a neighbour stands before each call: what the neighbours took alone, per call, right
+  /// behind the stretch; `seconds` is the stretch less that. 0: calls were back to back.
+  double neighbour_alone = 0;
 };
 
 /// Samples taken in one go, every side in turn and back again, so that slow drift cancels within
@@ -51,7 +55,7 @@ struct Side {
   int batch = 1;                         ///< calls per sample
   std::string refused;                   ///< why it has no samples; empty when it has
   std::map<std::string, double> errors;  ///< against fp64, by metric, where the recorder knows them
-  std::string verdict;                   ///< "GREEN", "RED: why"; empty: not checked there
+  Correctness correctness;               ///< by the recorder's own check
   std::string output_sha256;             ///< of its output on the first inputs; empty: not taken
   double threads_used = 0;         ///< CPU time over time of its timed stretches; 0: not known
   double cpu_between_seconds = 0;  ///< CPU time of its process between them
@@ -70,6 +74,8 @@ struct Samples {
   std::string timer;        ///< Device::timer()
   double tick_seconds = 0;  ///< resolution of one reading
   CacheState cache = CacheState::cold;
+  std::string way;        ///< of a run that timed in several: "back-to-back:hot", "gemm:cold"
+  std::string neighbour;  ///< what stood before each call, in words; empty: calls were back to back
   std::uint64_t seed = 0;  ///< of the order
   std::uint64_t draw = 0;  ///< of the inputs' signs in timed calls; 0: they were not drawn
   std::vector<Side> sides;

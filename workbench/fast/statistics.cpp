@@ -56,6 +56,13 @@ class Resampler {
     }
     weights_.resize(process_of_block.size());
   }
+  std::size_t processes() const { return blocks_of_process_.size(); }
+  /// The blocks of one process, once each.
+  const Weights& only(std::size_t process) {
+    std::fill(weights_.begin(), weights_.end(), 0);
+    for (const std::size_t block : blocks_of_process_[process]) weights_[block] = 1;
+    return weights_;
+  }
   const Weights& draw() {
     std::fill(weights_.begin(), weights_.end(), 0);
     for (std::size_t i = 0; i < blocks_of_process_.size(); ++i) {
@@ -127,6 +134,19 @@ double small_sample_factor(std::int64_t n) {
   return t / z * std::sqrt(static_cast<double>(n) / nu);
 }
 
+/// Student's quantile at 97.5%: the first two by their formulas, since the expansion (Abramowitz and
+/// Stegun 26.7.5, four terms) is 0.1% off from three degrees of freedom on.
+double student(std::int64_t nu) {
+  if (nu < 2) return 12.706205;
+  if (nu == 2) return 4.302653;
+  const double z = 1.959964, n = static_cast<double>(nu);
+  const auto power = [&](int k) { return std::pow(z, k); };
+  return z + (power(3) + z) / (4 * n) + (5 * power(5) + 16 * power(3) + 3 * z) / (96 * n * n) +
+         (3 * power(7) + 19 * power(5) + 17 * power(3) - 15 * z) / (384 * std::pow(n, 3)) +
+         (79 * power(9) + 776 * power(7) + 1482 * power(5) - 1920 * power(3) - 945 * z) /
+             (92160 * std::pow(n, 4));
+}
+
 /// Ends of the interval relative to the point, before the timer's resolution.
 std::pair<double, double> spread(const LogRatio& ratio, double confidence) {
   if (ratio.draws.empty()) return {0, 0};
@@ -134,8 +154,20 @@ std::pair<double, double> spread(const LogRatio& ratio, double confidence) {
   std::sort(sorted.begin(), sorted.end());
   const double tail = 0.5 * (1 - confidence);
   const double factor = small_sample_factor(ratio.blocks);
-  return {factor * std::max(0.0, ratio.point - quantile(sorted, tail)),
-          factor * std::max(0.0, quantile(sorted, 1 - tail) - ratio.point)};
+  const double least = process_halfwidth(ratio);
+  return {std::max(least, factor * (ratio.point - quantile(sorted, tail))),
+          std::max(least, factor * (quantile(sorted, 1 - tail) - ratio.point))};
+}
+
+/// What each process tells alone, put into `ratio`.
+void add_process_error(LogRatio& ratio, const std::vector<double>& estimates) {
+  const double n = static_cast<double>(estimates.size());
+  if (n < 2) return;
+  double mean = 0, squares = 0;
+  for (const double estimate : estimates) mean += estimate / n;
+  for (const double estimate : estimates) squares += (estimate - mean) * (estimate - mean);
+  ratio.processes = static_cast<std::int64_t>(estimates.size());
+  ratio.process_error = std::sqrt(squares / (n - 1) / n);
 }
 
 /// What one reading of the clock may hide of one sample, relative.
@@ -177,6 +209,16 @@ SideTimes times_of(const Samples& samples, int side) {
 
 std::string_view name_of(Statistic statistic) noexcept {
   return statistic == Statistic::p50 ? "p50" : "p90";
+}
+
+std::string_view name_of(ProcessSpread spread) noexcept {
+  return spread == ProcessSpread::student ? "student" : "resampled";
+}
+
+std::optional<ProcessSpread> parse_process_spread(std::string_view name) {
+  for (const ProcessSpread spread : {ProcessSpread::resampled, ProcessSpread::student})
+    if (name_of(spread) == name) return spread;
+  return std::nullopt;
 }
 
 std::string ratio_words(const Interval& ratio) {
@@ -351,6 +393,12 @@ Result<LogRatio> paired_log_ratio(const Samples& samples, int baseline, int cand
   Resampler resampler(pairs.process, mix(options.seed, samples.name + samples.problem));
   ratio.draws.reserve(static_cast<std::size_t>(options.resamples));
   for (int i = 0; i < options.resamples; ++i) ratio.draws.push_back(estimate(resampler.draw()));
+  if (options.processes == ProcessSpread::student) {
+    std::vector<double> alone;
+    for (std::size_t p = 0; p < resampler.processes(); ++p)
+      alone.push_back(estimate(resampler.only(p)));
+    add_process_error(ratio, alone);
+  }
   return ratio;
 }
 
@@ -392,6 +440,21 @@ Result<LogRatio> unpaired_log_ratio(const Samples& baseline, int baseline_side,
   for (int i = 0; i < options.resamples; ++i) {
     ratio.draws.push_back(b.quantile(q, base_draws.draw()) - c.quantile(q, cand_draws.draw()));
   }
+  if (options.processes == ProcessSpread::student && base_draws.processes() > 1 &&
+      cand_draws.processes() > 1) {
+    // Neither side's processes belong to the other's, so their errors add.
+    const auto error = [&](Resampler& draws, const Weighted& side) {
+      LogRatio of;
+      std::vector<double> alone;
+      for (std::size_t p = 0; p < draws.processes(); ++p)
+        alone.push_back(side.quantile(q, draws.only(p)));
+      add_process_error(of, alone);
+      return of;
+    };
+    const LogRatio of_base = error(base_draws, b), of_cand = error(cand_draws, c);
+    ratio.processes = std::min(of_base.processes, of_cand.processes);
+    ratio.process_error = std::hypot(of_base.process_error, of_cand.process_error);
+  }
   return ratio;
 }
 
@@ -401,12 +464,16 @@ LogRatio geometric_mean(std::span<const LogRatio> ratios) {
   const double share = 1.0 / static_cast<double>(ratios.size());
   std::size_t draws = ratios.front().draws.size();
   mean.blocks = ratios.front().blocks;
+  mean.processes = ratios.front().processes;
   for (const LogRatio& ratio : ratios) {
     mean.point += share * ratio.point;
     mean.resolution += share * ratio.resolution;
     mean.waited_below += share * ratio.waited_below;
     mean.waited_above += share * ratio.waited_above;
     mean.blocks = std::min(mean.blocks, ratio.blocks);
+    // Every shape was timed in processes of its own.
+    mean.processes = std::min(mean.processes, ratio.processes);
+    mean.process_error = std::hypot(mean.process_error, share * ratio.process_error);
     draws = std::min(draws, ratio.draws.size());
   }
   mean.draws.assign(draws, 0.0);
@@ -414,6 +481,13 @@ LogRatio geometric_mean(std::span<const LogRatio> ratios) {
     for (std::size_t i = 0; i < draws; ++i) mean.draws[i] += share * ratio.draws[i];
   }
   return mean;
+}
+
+double process_halfwidth(const LogRatio& ratio) {
+  if (ratio.processes < 2) return 0;
+  const double known = kMostProcessSpread / std::sqrt(static_cast<double>(ratio.processes));
+  return std::min(student(ratio.processes - 1) * ratio.process_error,
+                  1.959964 * std::max(known, ratio.process_error));
 }
 
 Interval speedup(const LogRatio& ratio, double confidence) {
@@ -432,7 +506,7 @@ std::optional<std::int64_t> blocks_to_settle(const LogRatio& ratio, double thres
   const bool above = ratio.point > std::log(threshold);
   const double distance = std::abs(ratio.point - std::log(threshold)) - ratio.resolution -
                           (above ? ratio.waited_below : ratio.waited_above);
-  if (!(distance > 0)) return std::nullopt;
+  if (!(distance > process_halfwidth(ratio))) return std::nullopt;
   const auto [lower, upper] = spread(ratio, confidence);
   // The width falls with the square root of the number of blocks.
   const double factor = (above ? lower : upper) / distance;

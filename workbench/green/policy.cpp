@@ -16,7 +16,8 @@
 namespace greenfast::workbench {
 namespace {
 
-constexpr std::array<std::string_view, 4> kPrecisions{"fp32", "fp16", "bf16", "e4m3"};
+// In the order of DType; the last one is e4m3's under fast accuracy, where it has limits of its own.
+constexpr std::array<std::string_view, 5> kPrecisions{"fp32", "fp16", "bf16", "e4m3", "e4m3_fast"};
 
 std::string list(auto&& names) {
   std::string text;
@@ -226,12 +227,15 @@ const MetricLimit* Policy::limit(std::string_view metric, const Problem& problem
       numeric::unit_roundoff(problem.out_dtype) > numeric::unit_roundoff(problem.dtype)
           ? problem.out_dtype
           : problem.dtype;
-  const std::string precision(kPrecisions[static_cast<std::size_t>(coarser)]);
   const auto find = [&](const LimitTables& table) -> const MetricLimit* {
     const auto of_metric = table.find(std::string(metric));
     if (of_metric == table.end()) return nullptr;
-    const auto of_precision = of_metric->second.find(precision);
-    return of_precision == of_metric->second.end() ? nullptr : &of_precision->second;
+    const auto of = [&](std::string_view precision) {
+      const auto row = of_metric->second.find(std::string(precision));
+      return row == of_metric->second.end() ? nullptr : &row->second;
+    };
+    const MetricLimit* own = problem.accuracy == Accuracy::fast ? of(kPrecisions.back()) : nullptr;
+    return own != nullptr ? own : of(kPrecisions[static_cast<std::size_t>(coarser)]);
   };
   if (const auto own = distribution_limits.find(distribution); own != distribution_limits.end())
     if (const MetricLimit* limit = find(own->second)) return limit;

@@ -115,9 +115,12 @@ std::string run_table(const RunPlan& plan, const RunResult& result, bool color) 
         sampled, cases);
   for (std::size_t i = 0; i < result.peaks.size(); ++i) {
     if (i > 0 && result.peaks[i].method == result.peaks[i - 1].method) continue;
-    out += fmt::format("Peak measured around the timings: {:.3f} TFLOP/s ({}). Timed {}.\n",
-                       result.peaks[i].flops * 1e-12, result.peaks[i].method,
-                       result.samples[i].cache == CacheState::cold ? "with cold caches" : "hot");
+    const std::string& neighbour = result.samples[i].neighbour;
+    out +=
+        fmt::format("Peak measured around the timings: {:.3f} TFLOP/s ({}). Timed {}{}.\n",
+                    result.peaks[i].flops * 1e-12, result.peaks[i].method,
+                    result.samples[i].cache == CacheState::cold ? "with cold caches" : "hot",
+                    neighbour.empty() ? "" : ", each call behind a kernel, less it: " + neighbour);
   }
   double others = 0;
   for (const RunRow& row : result.rows)

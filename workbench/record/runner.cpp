@@ -198,6 +198,7 @@ class Runner {
         if (c.distribution == Distribution::normal || c.distribution == Distribution::file)
           keep_larger(limits_, data->limits);
         CaseResult r = validate(*subjects[s], *plan_.device, *data, policy_);
+        subjects[s]->pause();  // nothing of it runs while another is looked at
         take(r, &row);
         result_.cases.push_back(std::move(r));
       }
@@ -311,6 +312,7 @@ class Runner {
         row.exit_code = graver(row.exit_code, exit_code_of(seen.fault));
         continue;
       }
+      if (!seen.noise.empty()) row.reason = seen.noise;
       const Summary summary = summarize(measured.samples, static_cast<int>(i));
       if (summary.n == 0) continue;
       row.time = summary;
@@ -441,6 +443,7 @@ Result<RunProblem> make_captured_problem(const Captured& captured, const std::st
   p.out_dtype = defaults.out_dtype.value_or(default_out_dtype(type));
   p.scale = defaults.scale.value_or(default_scale(q.d));
   p.softcap = defaults.softcap;
+  p.accuracy = defaults.accuracy;
   p.mask = defaults.mask;
   p.lse = defaults.lse;
   if (type == DType::e4m3)

@@ -50,6 +50,27 @@ void round_weights(DType dtype, float* p, std::int64_t count) {
   }
 }
 
+// Weights without an exponential: an e4m3 code 8 (k + 7) + m is 2^k (1 + m / 8), so that 8 log2 of a
+// weight, rounded, is its code, and the weight is linear between powers of two. 126 is the largest
+// code; 1 becomes 1. Of scores against the maximum.
+void linear_weights(float maximum, float* s, std::int64_t count) {
+  const bool far = std::fabs(maximum) > 0x1p120f;
+  constexpr float kCodes = 8.0f * std::numbers::log2e_v<float>;
+  for (std::int64_t j = 0; j < count; ++j) {
+    const float code =
+        126.0f + std::nearbyint(far ? (s[j] - maximum) * kCodes : s[j] * kCodes - maximum * kCodes);
+    if (std::isnan(code)) {
+      s[j] = code;
+    } else if (!(code > 0)) {
+      s[j] = 0.0f;
+    } else {
+      const int whole = static_cast<int>(code), mantissa = whole % 8;
+      const int significand = whole < 8 ? mantissa : 8 + mantissa;
+      s[j] = std::ldexp(static_cast<float>(significand), std::max(whole / 8, 1) - 10) / 448.0f;
+    }
+  }
+}
+
 // Of a score x against the maximum: exp2 is what the hardware has. Scores whose product with log2 e
 // would overflow are subtracted first.
 struct Exponential {
@@ -207,13 +228,14 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
       const float alpha = running_max == -kInfinity ? 0.0f : weight(running_max);
       running_max = largest;
       float sum = 0;
+      if (p.accuracy == Accuracy::fast) linear_weights(largest, s, kKeyTile);
       for (std::int64_t j = 0; j < kKeyTile; ++j) {
-        s[j] = weight(s[j]);
+        if (p.accuracy == Accuracy::exact) s[j] = weight(s[j]);
         sum += s[j];
       }
       float& running_sum = part.sum[static_cast<std::size_t>(r)];
       running_sum = running_sum * alpha + sum;
-      round_weights(p.dtype, s, kKeyTile);
+      if (p.accuracy == Accuracy::exact) round_weights(p.dtype, s, kKeyTile);
       float* o = part.o.data() + r * dim_v;
       for (std::int64_t d = 0; d < dim_v; ++d) o[d] *= alpha;
     }

@@ -7,7 +7,8 @@
 #include <random>
 #include <set>
 
-#include "workbench/base/divide.hpp"
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/reference/tile_gemm.hpp"

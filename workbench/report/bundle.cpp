@@ -66,6 +66,7 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
   add("policies/resources.toml", std::string(builtin_resource_limits()));
   add("policies/predictions.toml", std::string(builtin_predictions()));
   add("policies/opcodes.toml", std::string(builtin_opcode_table()));
+  add("policies/spills.toml", std::string(builtin_spill_table()));
   add("policies/evidence.toml", std::string(builtin_known_gaps()));
   add("report.md", report_markdown(parts));
   if (has_html_report()) {

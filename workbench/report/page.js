@@ -56,7 +56,16 @@
 
   // Long labels would push the bars off a phone.
   function lines(label, narrow) {
-    return narrow && label.length > 18 ? label.split(/(?<=,) | (?=over )/) : label;
+    if (!narrow || label.length <= 18) return label;
+    return label.split(/(?<=,)|(?<=\()|(?= over )|\s/).reduce((rows, word) => {
+      const last = rows[rows.length - 1];
+      if (last !== undefined && last.length + word.length < 18) rows[rows.length - 1] = last + (/[,(]$/.test(last) ? '' : ' ') + word.trim();
+      else rows.push(word.trim());
+      return rows;
+    }, []);
+  }
+  function tallest(spec, narrow) {
+    return Math.max(1, ...spec.labels.map((label) => [].concat(lines(label, narrow)).length));
   }
 
   function dataset(spec, series, index) {
@@ -144,8 +153,8 @@
       const across = spec.kind === 'bars_across' || turned;
       const extent = bounds(spec);
       const value = across && !turned ? [spec.x_title, spec.x_log] : [spec.y_title, spec.y_log];
-      canvas.parentNode.style.height = (turned ? 5 + 0.45 * bars + spec.labels.length
-        : across ? Math.max(12, 4 + (narrow ? 2.6 : 1.6) * spec.labels.length) : narrow ? 20 : 24) + 'rem';
+      canvas.parentNode.style.height = (turned ? 5 + Math.max(0.45 * bars + spec.labels.length, 0.9 * tallest(spec, narrow) * spec.labels.length)
+        : across ? Math.max(12, 4 + (narrow ? Math.max(2.6, 0.9 * tallest(spec, narrow)) : 1.6) * spec.labels.length) : narrow ? 20 : 24) + 'rem';
       const chart = new Chart(canvas, {
         type: points ? 'scatter' : 'bar',
         data: { labels: spec.labels.map((label) => lines(label, narrow)), datasets: spec.series.map((series, index) => dataset(spec, series, index)) },

@@ -42,9 +42,10 @@ Result<std::string> pull_request_text(const ReportSources& sources);
 /// Commit, command and expected headline of every record.
 std::string reproduce_text(const ReportSources& sources);
 
-/// policies/evidence.toml and policies/opcodes.toml as they were when this binary was built.
+/// policies/evidence.toml, opcodes.toml and spills.toml as they were when this binary was built.
 std::string_view builtin_known_gaps();
 std::string_view builtin_opcode_table();
+std::string_view builtin_spill_table();
 
 /// Writes FILE.tar.gz: records, profiles, report.md, report.html, pull-request.md, the policies of
 /// this binary, REPRODUCE.md and SHA256SUMS. The same sources give the same bytes.

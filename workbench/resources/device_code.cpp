@@ -1,17 +1,19 @@
 #include "workbench/resources/device_code.hpp"
 
 #include <fmt/format.h>
+#include <zstd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/attention.hpp>
 
-#include "workbench/base/divide.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/sha256.hpp"
 
@@ -377,8 +379,28 @@ Status read_cubin(Bytes file, std::vector<KernelCode>& kernels) {
   return {};
 }
 
+/// What nvcc compressed, by zstd since 12.8; older ones used LZ4.
+Result<std::vector<std::byte>> decompressed(Bytes payload, std::uint64_t size, std::uint32_t arch) {
+  constexpr std::uint32_t kZstd = 0xfd2fb528;
+  // Its largest cubin has 5 MB; a damaged size must not take the machine's memory.
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 28;
+  if (at<std::uint32_t>(payload, 0) != kZstd)
+    return Status(
+        StatusCode::unsupported,
+        fmt::format("the machine code for sm_{} is compressed as nvcc before 12.8 does it; "
+                    "build it with a newer one, or with -Xfatbin=-no-compress",
+                    arch));
+  if (size > kMost) return damaged(fmt::format("machine code of {} bytes", size));
+  std::vector<std::byte> out(size);
+  const std::size_t got = ZSTD_decompress(out.data(), out.size(), payload.data(), payload.size());
+  if (ZSTD_isError(got) || got != size) return damaged("compressed machine code");
+  return out;
+}
+
+using OnCubin = std::function<Status(Bytes)>;
+
 /// A .nv_fatbin section: containers, each with entries of PTX and cubins for several architectures.
-Status read_fatbins(Bytes section, DeviceCode& code) {
+Status read_fatbins(Bytes section, std::vector<std::string>& ptx, const OnCubin& on_cubin) {
   constexpr std::uint64_t kContainerHeader = 16, kEntryHeader = 64, kAlignment = 8;
   for (std::uint64_t offset = 0; offset + kContainerHeader <= section.size();) {
     if (*at<std::uint32_t>(section, offset) != kFatbinMagic) {
@@ -395,21 +417,25 @@ Status read_fatbins(Bytes section, DeviceCode& code) {
       const std::uint16_t kind = *at<std::uint16_t>(*container, entry);
       const std::uint32_t entry_header = *at<std::uint32_t>(*container, entry + 4);
       const std::uint64_t stored = *at<std::uint64_t>(*container, entry + 8);
+      // Both 0 where nothing is compressed.
+      const std::uint64_t compressed = *at<std::uint64_t>(*container, entry + 16);
+      const std::uint64_t whole = *at<std::uint64_t>(*container, entry + 56);
       const std::uint32_t number = *at<std::uint32_t>(*container, entry + 28);
       const auto payload = part(*container, entry + entry_header, stored);
       if (entry_header < kEntryHeader || !payload)
         return damaged("an entry of a fat binary is cut off");
       if (kind == kKindPtx) {
         const std::string name = fmt::format("compute_{}", number);
-        if (std::find(code.ptx.begin(), code.ptx.end(), name) == code.ptx.end() &&
-            code.ptx.size() < 64)
-          code.ptx.push_back(name);
+        if (std::find(ptx.begin(), ptx.end(), name) == ptx.end() && ptx.size() < 64)
+          ptx.push_back(name);
+      } else if (kind == kKindElf && is_elf(*payload)) {
+        if (Status status = on_cubin(*payload); !status) return status;
       } else if (kind == kKindElf) {
-        if (!is_elf(*payload))
-          return {StatusCode::unsupported, fmt::format("the machine code for sm_{} is compressed; "
-                                                       "build it with nvcc --compress-mode=none",
-                                                       number)};
-        if (Status status = read_cubin(*payload, code.kernels); !status) return status;
+        const auto packed = part(*payload, 0, compressed);
+        if (!packed) return damaged("an entry of a fat binary is cut off");
+        const auto cubin = decompressed(*packed, whole, number);
+        if (!cubin) return cubin.status();
+        if (Status status = on_cubin(*cubin); !status) return status;
       }
       entry += entry_header + stored;
     }
@@ -421,24 +447,43 @@ Status read_fatbins(Bytes section, DeviceCode& code) {
 
 }  // namespace
 
-Result<DeviceCode> read_device_code(Bytes file) {
-  DeviceCode code;
+namespace {
+
+Status for_each_cubin(Bytes file, std::vector<std::string>& ptx, const OnCubin& on_cubin) {
   constexpr std::string_view kArchive = "!<arch>\n";
   if (file.size() >= kArchive.size() &&
       std::memcmp(file.data(), kArchive.data(), kArchive.size()) == 0)
-    return Status(StatusCode::unsupported,
-                  "an archive; possible are an executable, a shared library, an object, a cubin");
+    return {StatusCode::unsupported,
+            "an archive; possible are an executable, a shared library, an object, a cubin"};
   const auto elf = read_elf(file);
   if (!elf) return elf.status();
-  if (elf->machine == kMachineCuda) {
-    if (Status status = read_cubin(file, code.kernels); !status) return status;
-    return code;
-  }
+  if (elf->machine == kMachineCuda) return on_cubin(file);
   for (const Section& section : elf->sections) {
     if (section.name != ".nv_fatbin") continue;
-    if (Status status = read_fatbins(section.content, code); !status) return status;
+    if (Status status = read_fatbins(section.content, ptx, on_cubin); !status) return status;
   }
+  return {};
+}
+
+}  // namespace
+
+Result<DeviceCode> read_device_code(Bytes file) {
+  DeviceCode code;
+  const Status status =
+      for_each_cubin(file, code.ptx, [&](Bytes cubin) { return read_cubin(cubin, code.kernels); });
+  if (!status) return status;
   return code;
+}
+
+Result<std::vector<std::vector<std::byte>>> read_cubins(Bytes file) {
+  std::vector<std::vector<std::byte>> cubins;
+  std::vector<std::string> ptx;
+  const Status status = for_each_cubin(file, ptx, [&](Bytes cubin) {
+    cubins.emplace_back(cubin.begin(), cubin.end());
+    return Status{};
+  });
+  if (!status) return status;
+  return cubins;
 }
 
 Result<DeviceCode> read_device_code(const std::filesystem::path& file) {

@@ -39,9 +39,12 @@ struct DeviceCode {
 };
 
 /// Trusts nothing: every offset is checked, and a file that contradicts itself is refused in words.
+/// Reads what nvcc compressed (zstd, from 12.8 on).
 /// Kernels come in the order of the file. No device code at all is no error: `kernels` is empty.
 Result<DeviceCode> read_device_code(std::span<const std::byte> file);
 Result<DeviceCode> read_device_code(const std::filesystem::path& file);
+/// The cubins in it, in the order of the file, for disassemblers.
+Result<std::vector<std::vector<std::byte>>> read_cubins(std::span<const std::byte> file);
 /// Of the program that runs, read once.
 const Result<DeviceCode>& own_device_code();
 

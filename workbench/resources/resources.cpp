@@ -11,7 +11,7 @@
 
 #include <toml++/toml.h>
 
-#include "workbench/base/divide.hpp"
+#include <greenfast/arithmetic.hpp>
 
 namespace greenfast::workbench {
 namespace {
@@ -175,6 +175,15 @@ std::vector<Problem> grid_of_problems() {
         }
         problem.softcap = 30;
         out.push_back(problem);
+        // Kernels that take nothing but fast accuracy.
+        if (dtype != DType::e4m3) continue;
+        problem.softcap = 0;
+        problem.accuracy = Accuracy::fast;
+        for (const Mask& mask : {Mask::none(), Mask::causal(Alignment::top_left)}) {
+          problem.mask = mask;
+          out.push_back(problem);
+        }
+        problem.accuracy = Accuracy::exact;
       }
     }
   }
@@ -185,13 +194,14 @@ struct Use {
   std::int64_t dynamic_shared = -1;
   int threads = 0;
   std::string problem;
+  std::vector<SharedBuffer> buffers{};
 };
 
 void add_use(std::map<std::string, Use>& uses, const Plan& plan, const std::string& problem) {
   if (plan.kernel.empty()) return;
   Use& use = uses[plan.kernel];
   if (plan.shared_bytes <= use.dynamic_shared) return;
-  use = {plan.shared_bytes, plan.block[0] * plan.block[1] * plan.block[2], problem};
+  use = {plan.shared_bytes, plan.block[0] * plan.block[1] * plan.block[2], problem, plan.shared};
 }
 
 ResourceRow row_of(std::string_view variant, const KernelCode& code, const Use& use) {
@@ -201,6 +211,11 @@ ResourceRow row_of(std::string_view variant, const KernelCode& code, const Use& 
   row.dynamic_shared = std::max<std::int64_t>(0, use.dynamic_shared);
   row.threads = use.threads;
   row.problem = use.problem;
+  row.buffers = use.buffers;
+  if (variant.empty()) return row;
+  std::int64_t rest = row.shared();
+  for (const SharedBuffer& buffer : row.buffers) rest -= buffer.bytes;
+  if (rest != 0) row.buffers.push_back({"static: barriers, notes", rest});
   return row;
 }
 
@@ -425,6 +440,15 @@ Result<ResourceReport> resources_of(std::string_view variant, int arch, std::spa
     }
   }
   return report;
+}
+
+std::int64_t allowed_stack(const KernelCode& code, const ResourceLimits& limits) {
+  std::int64_t most = 0;
+  for (const KernelLimit& row : limits.limits)
+    if (row.stack && !row.kernel.empty() && (row.arch.empty() || row.arch == code.arch) &&
+        names_kernel(row, code))
+      most = std::max(most, *row.stack);
+  return most;
 }
 
 std::vector<LimitCheck> check_foreign(std::string_view variant, const KernelCode& code,

@@ -74,6 +74,9 @@ struct ResourceRow {
   std::int64_t dynamic_shared = 0;  ///< bytes, the most of all plans
   int threads = 0;                  ///< a block
   std::string problem;              ///< of that plan
+  /// Of that plan: what lies in the shared memory. What the compiler laid out besides comes last, so
+  /// that they add up to shared(); empty without a plan.
+  std::vector<SharedBuffer> buffers;
   std::optional<Occupancy> occupancy;
   std::vector<LimitCheck> checks;  ///< one for each limit that concerns it
   bool within_limits() const;      ///< nothing is broken; waived is inside
@@ -99,6 +102,9 @@ ResourceReport resource_report(const DeviceCode& code, const ResourceLimits& lim
 /// `arch`, from the running program: what a gate asks. A kernel without machine code is `missing`.
 Result<ResourceReport> resources_of(std::string_view variant, int arch, std::span<const Plan> plans,
                                     const ResourceLimits& limits);
+
+/// Bytes of local memory that the rows which name a kernel let it take; 0 where none does.
+std::int64_t allowed_stack(const KernelCode& code, const ResourceLimits& limits);
 
 /// Limits on code that is not the library's: those that name `variant` alone.
 std::vector<LimitCheck> check_foreign(std::string_view variant, const KernelCode& code,

@@ -165,13 +165,26 @@ class Evolution {
     if (error)
       throw LabError(
           {StatusCode::internal, fmt::format("{}: {}", folder_.string(), error.message())});
-    lab_.time(base_, {}, 0);  // what there is must be right
+    if (options_.compile_only) {
+      lab_.compile({base_});
+      if (const json& built = *lab_.find(base_.key, "compile"); !built["ok"].get<bool>())
+        throw LabError({StatusCode::invalid_argument,
+                        fmt::format("{}: {}", base_.key, built.value("reason", ""))});
+    } else {
+      lab_.time(base_, {}, 0);  // what there is must be right
+    }
     const std::string base_text = text_of(base_.source);
     known_[sha256_hex(base_text)] = base_.key;
     speedups_[base_.key] = 1;
     right_.push_back(base_);
-    history_.push_back(
-        {{"id", "c0"}, {"parents", json::array()}, {"ok", true}, {"speedup", 1.0}, {"note", ""}});
+    json first = {{"id", base_.key},
+                  {"parents", json::array()},
+                  {"ok", true},
+                  {"speedup", speedup_json(base_.key)},
+                  {"note", ""}};
+    add_resources(first);
+    (void)same_code(base_.key);
+    history_.push_back(std::move(first));
     int lost = 0;
     for (int n = 1; n <= options_.candidates && lost < kPatience && !done_; ++n) {
       const std::string id = fmt::format("c{}", n);
@@ -187,6 +200,7 @@ class Evolution {
       judge(id, proposal);
     }
     proposer_.stop();
+    if (options_.compile_only) return {{"lineage", history_}, {"folder", folder_.string()}};
     return result();
   }
 
@@ -207,7 +221,8 @@ class Evolution {
                           {"language", base_.source.extension().string().substr(1)},
                           {"source", text_of(base_.source)},
                           {"problems", problems},
-                          {"policy", options_.lab.policy}},
+                          {"policy", options_.lab.policy},
+                          {"advice", options_.advice}},
                          options_.proposal_seconds))
         return rejection("the proposer does not listen", true);
     }
@@ -215,7 +230,7 @@ class Evolution {
     for (const LabCandidate& c : ranked())
       if (static_cast<int>(best.size()) < options_.shown)
         best.push_back(
-            {{"id", c.key}, {"speedup", speedups_[c.key]}, {"source", text_of(c.source)}});
+            {{"id", c.key}, {"speedup", speedup_json(c.key)}, {"source", text_of(c.source)}});
     if (!proposer_.say({{"type", "propose"}, {"id", id}, {"best", best}, {"history", history_}},
                        options_.proposal_seconds))
       return rejection("the proposer does not listen", true);
@@ -233,11 +248,13 @@ class Evolution {
       done_ = true;
       return {};
     }
-    if (text("type") != "candidate")
-      return rejection(fmt::format("type is '{}'; possible are candidate, done", text("type")),
-                       false);
+    if (text("type") != "candidate" && text("type") != "pass")
+      return rejection(
+          fmt::format("type is '{}'; possible are candidate, pass, done", text("type")), false);
     if (text("id") != id)
       return rejection(fmt::format("answers '{}' where {} was asked for", text("id"), id), false);
+    if (text("type") == "pass")  // whoever passes for ever is given up as the silent are
+      return {{"ok", false}, {"reason", "the proposer passed: " + words("reason")}, {"lost", true}};
     const std::string source = text("source");
     if (source.empty()) return rejection("has no source", false);
     json parents = json::array();
@@ -258,7 +275,7 @@ class Evolution {
     json told = {{"id", id},
                  {"parents", proposal.value("parents", json::array())},
                  {"ok", false},
-                 {"speedup", 0.0},
+                 {"speedup", speedup_json(id)},
                  {"note", proposal.value("note", "")}};
     if (!proposal["ok"].get<bool>()) {
       told["stage"] = "proposal";
@@ -269,13 +286,26 @@ class Evolution {
     } else {
       known_[proposal.value("sha256", "")] = id;
       const LabCandidate candidate{id, folder_ / proposal.value("file", ""), {}};
-      const double speedup = lab_.time(base_, {candidate}, 0).front();
-      told["ok"] = speedup > 0;
-      told["speedup"] = speedup;
-      if (speedup > 0) {
-        speedups_[id] = speedup;
+      bool good = false;
+      if (options_.compile_only) {
+        lab_.compile({candidate});
+        good = lab_.find(id, "compile")->at("ok").get<bool>();
+      } else {
+        speedups_[id] = lab_.time(base_, {candidate}, 0).front();
+        good = speedups_[id] > 0;
+      }
+      const std::string twin = same_code(id);
+      good = good && twin.empty();
+      told["ok"] = good;
+      told["speedup"] = speedup_json(id);
+      add_resources(told);
+      if (good) {
         right_.push_back(candidate);
       } else {
+        if (!twin.empty()) {
+          told["stage"] = "compile";
+          told["reason"] = "the same machine code as " + twin;
+        }
         for (const char* stage : {"compile", "case", "time0"}) {
           const json* result = lab_.find(id, stage);
           if (result == nullptr || result->at("ok").get<bool>()) continue;
@@ -285,18 +315,49 @@ class Evolution {
       }
     }
     if (options_.lab.finished)
-      options_.lab.finished(told["ok"].get<bool>()
-                                ? fmt::format("{}: {:.3f}x", id, told["speedup"].get<double>())
-                                : fmt::format("{}: rejected ({}): {}", id, told.value("stage", ""),
-                                              told.value("reason", "").substr(0, 200)));
+      options_.lab.finished(!told["ok"].get<bool>()
+                                ? fmt::format("{}: rejected ({}): {}", id, told.value("stage", ""),
+                                              told.value("reason", "").substr(0, 200))
+                            : options_.compile_only
+                                ? fmt::format("{}: compiles", id)
+                                : fmt::format("{}: {:.3f}x", id, told["speedup"].get<double>()));
     history_.push_back(told);
     told["type"] = "result";
     // Who does not listen is found out at the next question.
     if (proposer_.running()) (void)proposer_.say(told, 1);
   }
 
+  /// The earlier candidate with the same machine code, for which the lab times one alone.
+  std::string same_code(const std::string& id) {
+    const json* built = lab_.find(id, "compile");
+    const std::string code = built != nullptr ? built->value("code_sha256", "") : "";
+    if (code.empty() || !built->at("ok").get<bool>()) return {};
+    const auto [first, fresh] = codes_.try_emplace(code, id);
+    return fresh ? "" : first->second;
+  }
+
+  /// Null where nobody was timed.
+  json speedup_json(const std::string& id) const {
+    if (options_.compile_only) return nullptr;
+    const auto it = speedups_.find(id);
+    return it == speedups_.end() ? 0.0 : it->second;
+  }
+
+  /// What the compiled kernels of a CUDA candidate take.
+  void add_resources(json& told) const {
+    const json* built = lab_.find(told["id"].get<std::string>(), "compile");
+    if (built == nullptr || !built->contains("registers")) return;
+    told["resources"] = {{"registers", (*built)["registers"]},
+                         {"local_bytes", (*built)["stack_bytes"]},
+                         {"static_shared_bytes", (*built)["static_shared_bytes"]}};
+  }
+
   std::vector<LabCandidate> ranked() const {
     std::vector<LabCandidate> out = right_;
+    if (options_.compile_only) {  // the latest first: nobody knows which is fastest
+      std::reverse(out.begin(), out.end());
+      return out;
+    }
     std::stable_sort(out.begin(), out.end(), [&](const LabCandidate& a, const LabCandidate& b) {
       return speedups_.at(a.key) > speedups_.at(b.key);
     });
@@ -329,7 +390,7 @@ class Evolution {
   fs::path folder_;
   Proposer proposer_;
   LabCandidate base_;
-  std::map<std::string, std::string> known_;  // digest -> id
+  std::map<std::string, std::string> known_, codes_;  // digest of source, of machine code -> id
   std::map<std::string, double> speedups_;
   std::vector<LabCandidate> right_;
   json history_ = json::array();

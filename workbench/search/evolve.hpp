@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "workbench/search/lab.hpp"
 
@@ -15,13 +16,17 @@ struct EvolveOptions {
   int candidates = 16;            ///< proposals to ask for
   int shown = 4;                  ///< of the best, that every request carries with their source
   double proposal_seconds = 600;  ///< for one proposal
+  /// What a profile of the source advises, for who proposes.
+  std::vector<std::string> advice;
+  /// Proposals are compiled and looked at; nothing is run, and no device is needed.
+  bool compile_only = false;
   LabOptions lab;
 };
 
 /// Asks, tries, tells, until there are enough candidates or the proposer is done. A proposer that
 /// dies, is late or talks nonsense loses that candidate and is started anew. The result,
 /// greenfast.evolve/1: winner, speedups on fresh data, and the lineage of every candidate. Throws
-/// LabError and LabStopped.
+/// LabError and LabStopped. With compile_only: {"lineage", "folder"} alone.
 nlohmann::json evolve(const EvolveOptions& options);
 
 }  // namespace greenfast::workbench

@@ -28,6 +28,7 @@
 #include "workbench/green/validate.hpp"
 #include "workbench/record/facts.hpp"
 #include "workbench/resources/device_code.hpp"
+#include "workbench/resources/resources.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
 
 namespace greenfast::workbench {
@@ -38,6 +39,8 @@ using nlohmann::json;
 
 constexpr const char* kPrefix = "search:";
 constexpr const char* kDeviceStage = "device";  // of no candidate
+/// What a child says first when there is no device to open.
+constexpr std::string_view kNoDeviceMark = "no device: ";
 /// Contestants timed in the same blocks beside the reference.
 constexpr std::size_t kAtOnce = 8;
 /// Seeds of the finals and of the last measurement, away from those that candidates were chosen by.
@@ -234,6 +237,10 @@ void Lab::compile(const std::vector<LabCandidate>& candidates) {
   }
   if (todo.empty()) return;
   const fs::path folder = fs::absolute(options_.cache).parent_path();
+  // Kernels of the library may have rows there that allow them some.
+  auto read = parse_resource_limits("policies/resources.toml", builtin_resource_limits());
+  if (!read) throw LabError(read.status());
+  const ResourceLimits limits = std::move(*read);
   std::mutex mutex;
   std::atomic<std::size_t> next{0}, done{0};
   std::vector<json> results(todo.size());
@@ -257,11 +264,12 @@ void Lab::compile(const std::vector<LabCandidate>& candidates) {
         if (const auto code = read_device_code(compiled->library);
             code.ok() && !code->kernels.empty()) {
           int registers = 0;
-          std::int64_t stack = 0, shared = 0;
+          std::int64_t stack = 0, allowed = 0, shared = 0;
           std::string digests;
           for (const KernelCode& kernel : code->kernels) {
             registers = std::max(registers, kernel.registers);
             stack = std::max(stack, kernel.stack);
+            allowed = std::max(allowed, allowed_stack(kernel, limits));
             shared = std::max(shared, kernel.static_shared);
             digests += kernel.sha256;
           }
@@ -269,9 +277,11 @@ void Lab::compile(const std::vector<LabCandidate>& candidates) {
           result["stack_bytes"] = stack;
           result["static_shared_bytes"] = shared;
           result["code_sha256"] = sha256_hex(digests);
-          if (stack > 0) {
+          if (stack > allowed) {
             result["ok"] = false;
-            result["reason"] = fmt::format("resources: {} bytes of local memory a thread", stack);
+            result["reason"] = fmt::format(
+                "resources: {} bytes of local memory a thread{}", stack,
+                allowed > 0 ? fmt::format("; policies/resources.toml allows {}", allowed) : "");
           }
         }
       }
@@ -354,7 +364,8 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
           const StdoutAside aside;  // a CUDA candidate prints in this process
           activity.set("opening the device");
           auto device = open_device(kind);
-          if (!device) throw std::runtime_error(device.status().message());
+          if (!device)
+            throw std::runtime_error(fmt::format("{}{}", kNoDeviceMark, device.status().message()));
           remember(**device);
           Loaded all{*this, activity, **device, *policy, nullptr, {}, loaded};
           if (!reference_id.empty()) all.reference = make_plugin_subject(reference_id);
@@ -371,7 +382,13 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
     // What is cut off here is no candidate's fault, and is done again.
     if (end->how == ChildEnd::How::stopped) throw LabStopped{};
     // What the child threw is about the reference and the machine, never about a candidate.
-    if (end->how == ChildEnd::How::failed) throw LabError({StatusCode::internal, end->detail});
+    if (end->how == ChildEnd::How::failed) {
+      if (end->detail.starts_with(kNoDeviceMark))
+        throw LabError(
+            {StatusCode::no_device, fmt::format("{}; --compile-only does what needs none",
+                                                end->detail.substr(kNoDeviceMark.size()))});
+      throw LabError({StatusCode::internal, end->detail});
+    }
     // Whoever was at work alone did it; the others go on without.
     std::vector<LabCandidate> rest;
     bool blamed = false;
@@ -433,6 +450,7 @@ std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidat
         p.scales = primary.scales;
         p.mask = primary.mask;
         p.softcap = primary.softcap;
+        p.accuracy = primary.accuracy;
         p.lse = primary.lse;
         if (all.subjects[i]->refusal(p, all.device.facts())) {
           test.name = options_.problems.front().name;
@@ -443,6 +461,7 @@ std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidat
         const auto data = prepare_case(test, all.policy);
         if (!data) throw std::runtime_error(data.status().message());
         const CaseResult result = validate(*all.subjects[i], all.device, *data, all.policy);
+        all.subjects[i]->pause();  // nothing of it runs while another is looked at
         all.lab.add(c.key, "case",
                     {{"ok", result.verdict == Verdict::green},
                      {"case", to_string(test)},

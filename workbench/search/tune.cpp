@@ -197,14 +197,31 @@ json tune(const std::filesystem::path& source, const TuneSpace& space, const Tun
   return Search(source, space, options, **lab).run();
 }
 
-void compile_all(const std::filesystem::path& source, const TuneSpace& space,
-                 const TuneOptions& options) {
+std::vector<CompiledPoint> compile_all(const std::filesystem::path& source, const TuneSpace& space,
+                                       const TuneOptions& options) {
   auto lab = Lab::open(options.lab);
   if (!lab) throw LabError(lab.status());
+  std::vector<Configuration> points = space.all();
+  std::erase(points, space.hand_set());
+  if (options.strategy == Strategy::random) {
+    std::mt19937_64 random(options.seed);
+    for (std::size_t i = points.size(); i > 1; --i) std::swap(points[i - 1], points[random() % i]);
+    points.resize(
+        std::min(points.size(), static_cast<std::size_t>(std::max(1, options.candidates))));
+  }
+  points.insert(points.begin(), space.hand_set());
   std::vector<LabCandidate> all;
-  for (const Configuration& c : space.all())
-    all.push_back({space.text(c), source, space.defines(c)});
+  for (const Configuration& c : points) all.push_back({space.text(c), source, space.defines(c)});
   (*lab)->compile(all);
+  std::vector<CompiledPoint> out;
+  for (const LabCandidate& c : all) {
+    const json* result = (*lab)->find(c.key, "compile");
+    const bool ok = result != nullptr && result->at("ok").get<bool>();
+    out.push_back({c.key, ok                  ? ""
+                          : result == nullptr ? "was not reached"
+                                              : result->value("reason", "failed")});
+  }
+  return out;
 }
 
 int exit_code_of_search(const json& result) {

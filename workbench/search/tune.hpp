@@ -36,9 +36,15 @@ struct TuneOptions {
 /// candidates, same winner: all randomness is the seed's. Throws LabError and LabStopped.
 nlohmann::json tune(const std::filesystem::path& source, const TuneSpace& space,
                     const TuneOptions& options);
-/// Compiles what an exhaustive search would, and stops.
-void compile_all(const std::filesystem::path& source, const TuneSpace& space,
-                 const TuneOptions& options);
+/// A configuration that was compiled, or why it is refused: by the compiler, or for its resources.
+struct CompiledPoint {
+  std::string key, reason;
+  bool ok() const { return reason.empty(); }
+};
+/// Compiles the hand-set configuration, which comes first, and all others (Strategy::random: as many
+/// as asked for), and stops. Throws LabError and LabStopped.
+std::vector<CompiledPoint> compile_all(const std::filesystem::path& source, const TuneSpace& space,
+                                       const TuneOptions& options);
 
 /// Of the confirmed speedups: whether the winner may replace what is there. 0: faster on the
 /// primary shape and not slower (0.98) on the others; 10: not shown.

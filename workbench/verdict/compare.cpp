@@ -134,9 +134,8 @@ void read_green_of_run(const json& document, Recording& recording) {
   if (rows == document.end() || !rows->is_array()) return;
   for (const json& row : *rows) {
     if (!row.is_object()) continue;
-    auto known = parse_correctness(text_at(row, "verdict"));
+    const auto known = read_correctness(row);
     if (!known || !known->verdict) continue;
-    known->why = text_at(row, "reason");
     recording.correctness[text_at(row, "variant")][text_at(row, "problem")] = *known;
   }
 }
@@ -158,6 +157,14 @@ void read_green_of_gate(const json& document, Recording& recording) {
           green ? Correctness{Verdict::green, {}}
                 : Correctness{Verdict::red, text_at(*red, "reason")};
     }
+  }
+}
+
+void read_missing(const json& document, Recording& recording) {
+  const auto missing = document.find("missing");
+  if (missing == document.end() || !missing->is_object()) return;
+  for (const auto& [engine, why] : missing->items()) {
+    if (why.is_string()) recording.missing[engine] = why.get<std::string>();
   }
 }
 
@@ -203,6 +210,31 @@ Correctness Recording::correctness_of(const std::string& side, const std::string
   return known == found->second.end() ? Correctness() : known->second;
 }
 
+std::vector<std::string> ways_of(const Recording& recording) {
+  std::vector<std::string> ways;
+  for (const Samples& shape : recording.shapes)
+    if (std::find(ways.begin(), ways.end(), shape.way) == ways.end()) ways.push_back(shape.way);
+  return ways;
+}
+
+Status keep_way(Recording& recording, const std::string& way) {
+  const auto shown = [](const std::string& name) { return name.empty() ? "(unnamed)" : name; };
+  std::vector<std::string> names, ways = ways_of(recording);
+  for (const std::string& name : ways) names.push_back(shown(name));
+  if (!way.empty() && std::find(ways.begin(), ways.end(), way) == ways.end())
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: nothing in it was timed {}; its ways: {}", recording.source, way,
+                        fmt::join(names, ", "))};
+  const std::string kept = way.empty() ? ways.front() : way;
+  std::erase_if(recording.shapes, [&](const Samples& shape) { return shape.way != kept; });
+  if (way.empty() && ways.size() > 1) {
+    names.erase(names.begin());
+    recording.notes.push_back(fmt::format("{} alone; also timed {}: see them with --way",
+                                          shown(kept), fmt::join(names, ", ")));
+  }
+  return {};
+}
+
 Result<Recording> read_recording(const fs::path& path) {
   fs::path file = path;
   std::error_code error;
@@ -245,6 +277,7 @@ Result<Recording> read_recording(const fs::path& path) {
     }
   } else if (schema == kSamplesSchema) {
     read_notes(*document, recording);
+    read_missing(*document, recording);
   } else {
     return Status(
         StatusCode::invalid_argument,
@@ -260,13 +293,7 @@ Result<Recording> read_recording(const fs::path& path) {
   recording.shapes = std::move(*shapes);
   for (const Samples& shape : recording.shapes) {
     for (const Side& side : shape.sides) {
-      const auto known = parse_correctness(side.verdict);
-      if (!known) {
-        return Status(StatusCode::invalid_argument,
-                      fmt::format("{}: {} of {} at {} is none of GREEN, RED: why, SKIPPED: why",
-                                  file.string(), side.verdict, side.id, shape.name));
-      }
-      if (known->verdict) recording.correctness[side.id][shape.name] = *known;
+      if (side.correctness.verdict) recording.correctness[side.id][shape.name] = side.correctness;
     }
   }
   if (recording.shapes.empty()) {
@@ -283,8 +310,11 @@ Result<Comparison> compare_sides(const Recording& recording, const std::string& 
   Comparison out;
   out.a = a;
   out.b = b;
-  out.device = recording.shapes.front().device_name;
-  out.cache = name_of(recording.shapes.front().cache);
+  const Samples& front = recording.shapes.front();
+  out.device = front.device_name;
+  out.cache = name_of(front.cache);
+  out.way = front.way;
+  out.neighbour = front.neighbour;
   out.notes = recording.notes;
   Ratios ratios;
   for (const Samples& samples : recording.shapes) {
@@ -334,8 +364,11 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
   out.a = label(a, first);
   out.b = label(b, second);
   out.paired = false;
-  out.device = first.shapes.front().device_name;
-  out.cache = name_of(first.shapes.front().cache);
+  const Samples& front = first.shapes.front();
+  out.device = front.device_name;
+  out.cache = name_of(front.cache);
+  out.way = front.way;
+  out.neighbour = front.neighbour;
   out.notes.push_back(
       "two runs, not interleaved: the interval holds only if the machine did not change between "
       "them; compare the variants live for a decision");
@@ -362,6 +395,13 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
     if (x.cache != y.cache) {
       return refuse(fmt::format("shape {} is {} in one, {} in the other", x.name, name_of(x.cache),
                                 name_of(y.cache)));
+    }
+    if (x.neighbour != y.neighbour) {
+      const auto words = [](const Samples& of) {
+        return of.neighbour.empty() ? std::string("back to back") : "behind " + of.neighbour;
+      };
+      return refuse(
+          fmt::format("shape {} was timed {} in one, {} in the other", x.name, words(x), words(y)));
     }
     const int side_a = x.side(a), side_b = y.side(b);
     if (side_a < 0 || side_b < 0 || !x.sides[static_cast<std::size_t>(side_a)].refused.empty() ||
@@ -460,9 +500,17 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
                                       {.subject = &b, .label = out.b, .judge = judge}};
     auto measured = measure(device, **ring, timed, options.timing);
     if (!measured) return measured.status();
+    out.neighbour = measured->samples.neighbour;
     bool failed = false;
     for (std::size_t side = 0; side < 2; ++side) {
       const SideCheck& check = measured->checks[side];
+      if (!check.noise.empty()) {
+        failed = true;
+        codes.push_back(kDefer);
+        out.skipped.push_back(
+            fmt::format("{}: {}: {}", problem.name, measured->samples.sides[side].id, check.noise));
+        continue;
+      }
       if (check.failure.empty() && !check.impossible) continue;
       if (check.impossible) {
         out.notes.push_back(fmt::format("{}: {} is IMPOSSIBLE, below {:.4g} us", problem.name,

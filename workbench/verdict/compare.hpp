@@ -18,9 +18,9 @@
 #include "workbench/fast/measure.hpp"
 #include "workbench/fast/samples.hpp"
 #include "workbench/fast/statistics.hpp"
+#include "workbench/green/correctness.hpp"
 #include "workbench/green/policy.hpp"
 #include "workbench/subjects/subject.hpp"
-#include "workbench/verdict/correctness.hpp"
 
 namespace greenfast::workbench {
 
@@ -48,8 +48,16 @@ struct Recording {
   /// By side, then shape; without an entry where the recorder did not check.
   std::map<std::string, std::map<std::string, Correctness>> correctness;
   std::vector<std::string> notes;  ///< what the recorder says of the circumstances
+  /// Why a harness did without an engine that it was asked for, by the engine's name.
+  std::map<std::string, std::string> missing;
   Correctness correctness_of(const std::string& side, const std::string& shape) const;
 };
+/// The ways in which a recording's shapes were timed, in its order; one empty name where it does not
+/// say, as of a run that timed in one way alone.
+std::vector<std::string> ways_of(const Recording& recording);
+/// Leaves the shapes that were timed in this way, which no mean mixes with others; empty: the first
+/// way, and a note says which others there are. invalid_argument where nothing was timed so.
+Status keep_way(Recording& recording, const std::string& way);
 /// Reads greenfast.run/1 or greenfast.samples/1, or gate.json; a directory stands for the run.json
 /// or gate.json in it. Errors name the file: another schema (invalid_argument), truncated
 /// (invalid_argument), unreadable (internal).
@@ -69,6 +77,7 @@ struct Comparison {
   std::string a, b;
   bool paired = true;
   std::string device, cache;
+  std::string way, neighbour;  ///< as Samples has them; those of shapes of one way
   std::vector<ShapeComparison> shapes;
   std::vector<std::string> skipped;                  ///< "long: cpu.flash refuses ..."
   std::optional<Interval> overall_p50, overall_p90;  ///< geometric mean over shapes
@@ -77,7 +86,7 @@ struct Comparison {
   int exit_code = 0;
 };
 
-/// Sides of one recording, measured in the same blocks.
+/// Sides of one recording, measured in the same blocks. Its shapes are of one way (keep_way).
 Result<Comparison> compare_sides(const Recording& recording, const std::string& a,
                                  const std::string& b);
 /// Sides of two recordings. Refuses, by name, recordings of different devices or cache states, and

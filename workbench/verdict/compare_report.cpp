@@ -96,8 +96,13 @@ std::string remarks(const Comparison& c, const char* bullet) {
 }
 
 std::string opening(const Comparison& c) {
-  return fmt::format("{} against {} on {}, {} caches; ratio = t({}) / t({}), 95% intervals, {}",
-                     c.b, c.a, c.device, c.cache, c.a, c.b,
+  // The neighbour's size may follow the shape; its kind does not.
+  const std::string between =
+      c.neighbour.empty()
+          ? std::string()
+          : fmt::format(", behind a neighbour ({})", c.neighbour.substr(0, c.neighbour.find(':')));
+  return fmt::format("{} against {} on {}, {} caches{}; ratio = t({}) / t({}), 95% intervals, {}",
+                     c.b, c.a, c.device, c.cache, between, c.a, c.b,
                      c.paired ? "interleaved" : "NOT interleaved");
 }
 
@@ -124,6 +129,8 @@ json to_json(const Comparison& c) {
               {"skipped", c.skipped},
               {"notes", c.notes},
               {"exit_code", c.exit_code}};
+  if (!c.way.empty()) out["way"] = c.way;
+  if (!c.neighbour.empty()) out["neighbour"] = c.neighbour;
   if (c.overall_p50) out["overall_p50"] = interval_json(*c.overall_p50);
   if (c.overall_p90) out["overall_p90"] = interval_json(*c.overall_p90);
   if (!c.samples.empty()) out["samples"] = to_json(c.samples);

@@ -32,6 +32,13 @@ const ReasonRow& row_of_reason(ReasonCode code) { return kReasons[static_cast<st
 /// What would narrow an interval until it leaves a threshold.
 std::string settle(const LogRatio& ratio, double threshold, double confidence) {
   const auto blocks = blocks_to_settle(ratio, threshold, confidence);
+  if (!blocks && process_halfwidth(ratio) > ratio.resolution) {
+    return fmt::format(
+        "more processes (--processes), not more samples: {} of them differ so much that an "
+        "interval "
+        "of their mean reaches {:.2g}% to each side",
+        ratio.processes, 100 * (std::exp(process_halfwidth(ratio)) - 1));
+  }
   if (!blocks) {
     return fmt::format(
         "no number of samples: the estimate lies within the timer's resolution ({:.2g}%) of "

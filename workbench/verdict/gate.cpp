@@ -30,6 +30,7 @@
 #include "workbench/verdict/advise.hpp"
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate_policy.hpp"
+#include "workbench/verdict/gate_record.hpp"
 #include "workbench/verdict/gate_resources.hpp"
 #include "workbench/verdict/gate_steps.hpp"
 #include "workbench/verdict/peer.hpp"
@@ -42,21 +43,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
-
-json summary_json(const Summary& s) {
-  return {{"p50", s.p50},
-          {"p90", s.p90},
-          {"mean", s.mean},
-          {"std", s.std},
-          {"ci_lo", s.ci_lo},
-          {"ci_hi", s.ci_hi},
-          {"samples", s.n},
-          {"discarded", s.discarded},
-          {"other_work", s.other_work},
-          {"batch", s.batch},
-          {"tick_seconds", s.tick},
-          {"timer", s.method}};
-}
 
 /// Share of the cores' time that others may take before nothing is promoted any more: pairs cancel
 /// a load that is steady, not one that comes and goes with a block.
@@ -119,28 +105,26 @@ std::optional<KernelResources> compiled_kernel(const std::string& kernel, int ar
   return out;
 }
 
-/// The range of what the device told about itself while a shape was timed; empty where it told
-/// nothing.
-json clocks_of(const Samples& samples) {
-  json out = json::object();
-  const auto range = [&](const char* name, std::optional<double> Telemetry::*of) {
+/// What the device told about itself while a shape was timed.
+GateClocks clocks_of(const Samples& samples) {
+  GateClocks out;
+  const auto range = [&](std::optional<Range>& to, std::optional<double> Telemetry::*of) {
     std::vector<double> values;
     for (const Block& block : samples.blocks) {
       if (block.telemetry.*of) values.push_back(*(block.telemetry.*of));
     }
     if (values.empty()) return;
     const auto [low, high] = std::minmax_element(values.begin(), values.end());
-    out[name] = {*low, quantile(values, 0.5), *high};
+    to = Range{*low, quantile(values, 0.5), *high};
   };
-  range("sm_mhz", &Telemetry::sm_mhz);
-  range("memory_mhz", &Telemetry::memory_mhz);
-  range("watts", &Telemetry::watts);
-  range("celsius", &Telemetry::celsius);
-  std::map<std::string, int> reasons;
+  range(out.sm_mhz, &Telemetry::sm_mhz);
+  range(out.memory_mhz, &Telemetry::memory_mhz);
+  range(out.watts, &Telemetry::watts);
+  range(out.celsius, &Telemetry::celsius);
   for (const Block& block : samples.blocks) {
-    for (const std::string& reason : block.telemetry.throttle_reasons) ++reasons[reason];
+    for (const std::string& reason : block.telemetry.throttle_reasons)
+      ++out.throttled_blocks[reason];
   }
-  if (!reasons.empty()) out["throttled_blocks"] = reasons;
   return out;
 }
 
@@ -179,10 +163,7 @@ class Gate {
 
  private:
   Result<GateResult> walk() {
-    record_ = job_.head();
-    record_["schema"] = kGateSchema;
-    record_["steps"] = json::array();
-    record_["checklist"] = json::array();
+    record_.head = job_.head();
 
     auto build = isolated<BuildStep>("build", "plans and refusals", [&](Activity&) {
       return gate_steps::build(options_, policy_);
@@ -217,14 +198,14 @@ class Gate {
     ++done_;
     const auto begin = Clock::now();
     const bool had = job_.finished(name);
-    const auto step_ended = [&](std::string_view as) {
-      record_["steps"].push_back(
-          {{"name", name}, {"what", what}, {"status", as}, {"seconds", seconds_since(begin)}});
+    const auto step_ended = [&](std::optional<ReasonCode> as) {
+      record_.steps.push_back({name, what, as, had, seconds_since(begin)});
     };
     if (!had) {
       ChildLimits limits;
       limits.seconds = rules_.timeout_seconds;
       limits.stop = observer_.stop;
+      limits.clean_output = true;  // a CUDA plugin prints there
       const auto end = run_in_child(
           [&](Activity& activity) {
             const StdoutAside aside;  // whatever a step loads may print
@@ -246,10 +227,10 @@ class Gate {
         case ChildEnd::How::timed_out: {
           const Reason reason = reason_of_end(*end);
           if (instead) {
-            step_ended(name_of(code_of_end(*end)));
+            step_ended(code_of_end(*end));
             return std::optional<Step>(instead(reason.detail));
           }
-          step_ended(name_of(reason.code));
+          step_ended(reason.code);
           reasons_.push_back(reason);
           ended_ = name;
           return std::optional<Step>();
@@ -259,11 +240,7 @@ class Gate {
     const auto stored = job_.load(name);
     if (!stored) return stored.status();
     auto result = step_of_json<Step>(*stored);
-    record_["steps"].push_back({{"name", name},
-                                {"what", what},
-                                {"status", "done"},
-                                {"resumed", had},
-                                {"seconds", seconds_since(begin)}});
+    step_ended({});
     if (observer_.finished) {
       observer_.finished(had ? fmt::format("{}: taken from the checkpoint", what)
                              : fmt::format("{}: {:.1f} s", what, seconds_since(begin)));
@@ -286,10 +263,8 @@ class Gate {
     return {code_of_end(end), detail, ""};
   }
 
-  void check(const std::string& gate, const std::string& target, const std::string& actual,
-             const std::string& status) {
-    record_["checklist"].push_back(
-        {{"gate", gate}, {"target", target}, {"actual", actual}, {"status", status}});
+  void check(std::string gate, std::string target, std::string actual, CheckStatus status) {
+    record_.checklist.push_back({std::move(gate), std::move(target), std::move(actual), status});
   }
   /// What shows a RED case again: a command that runs as it stands.
   std::string check_command(const std::string& asked, std::uint64_t seed) const {
@@ -311,10 +286,7 @@ class Gate {
 
   Status take_build(BuildStep build) {
     build_ = std::move(build);
-    const json words = json_of(build_);
-    record_["device"] = words["device"];
-    record_["dtype"] = words["dtype"];
-    record_["shapes"] = words["shapes"];
+    record_.build = build_;
     const auto shapes = gate_steps::shapes_of(options_, policy_, build_.dtype);
     if (!shapes) return shapes.status();
     if (shapes->size() != build_.shapes.size())
@@ -328,8 +300,7 @@ class Gate {
     // Of kernels for a GPU alone there are logs; a program that was copied away has lost them.
     if (build_.device.kind == DeviceKind::cuda) {
       if (const auto said = own_compiler_logs()) {
-        record_["build"]["compiler_logs"] = {{"logs", said->logs},
-                                             {"complaints", said->complaints}};
+        record_.compiler_logs = *said;
         logs = said->complaints.empty()
                    ? fmt::format(", no warning in {} compiler logs", said->logs)
                    : fmt::format(", {} warnings, the first: {}", said->complaints.size(),
@@ -339,7 +310,7 @@ class Gate {
     check("build", "both sides built",
           fmt::format("{}{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
                       info.git_dirty ? ", uncommitted changes" : "", logs),
-          "PASS");
+          CheckStatus::pass);
     return {};
   }
 
@@ -348,7 +319,7 @@ class Gate {
   Status green() {
     green_.assign(shapes_.size(), std::nullopt);
     int cases = 0, passed = 0, base_cases = 0, base_passed = 0;
-    record_["green"] = json::array();
+    auto& rows = record_.green.emplace();
     std::optional<RedCase> candidate_red, baseline_red;
     std::string red_shape;
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
@@ -361,10 +332,7 @@ class Gate {
       if (!result) return result.status();
       if (!*result) break;
       const GreenStep& seen = green_[i].emplace(std::move(**result));
-      json entry = json_of(seen);
-      entry.erase("limits");
-      entry["shape"] = shape.name;
-      record_["green"].push_back(std::move(entry));
+      rows.push_back({shape.name, seen.baseline, seen.candidate});
       cases += seen.candidate.cases;
       passed += seen.candidate.green;
       base_cases += seen.baseline.cases;
@@ -382,14 +350,14 @@ class Gate {
     const std::string target = fmt::format("all cases of policy {}", policy_.name);
     if (ended_) {
       check("GREEN", target, reasons_.back().detail,
-            rejects(reasons_.back().code) ? "FAIL" : "DEFER");
+            rejects(reasons_.back().code) ? CheckStatus::fail : CheckStatus::defer);
       return {};
     }
     if (candidate_red) {
       check("GREEN", target,
             fmt::format("RED at {} {} seed {}: {}", red_shape, candidate_red->distribution,
                         candidate_red->seed, candidate_red->metric),
-            "FAIL");
+            CheckStatus::fail);
       end_with(
           "green",
           {reason_of(candidate_red->fault),
@@ -400,9 +368,9 @@ class Gate {
       return {};
     }
     check("GREEN", target, fmt::format("{}/{} cases", passed, cases),
-          passed == 0       ? "SKIPPED"
-          : passed == cases ? "PASS"
-                            : "DEFER");
+          passed == 0       ? CheckStatus::skipped
+          : passed == cases ? CheckStatus::pass
+                            : CheckStatus::defer);
     if (passed > 0 && passed < cases) {
       reasons_.push_back({ReasonCode::inconclusive,
                           fmt::format("{} of {} cases of {} could not be judged", cases - passed,
@@ -415,7 +383,7 @@ class Gate {
       return {};
     }
     if (baseline_red) {
-      check("GREEN of the baseline", "GREEN", describe(*baseline_red), "DEFER");
+      check("GREEN of the baseline", "GREEN", describe(*baseline_red), CheckStatus::defer);
       end_with(
           "green",
           {ReasonCode::inconclusive,
@@ -426,7 +394,7 @@ class Gate {
     }
     check("GREEN of the baseline", "first seed",
           fmt::format("{}/{} cases", base_passed, base_cases),
-          base_passed > 0 ? "PASS" : "SKIPPED");
+          base_passed > 0 ? CheckStatus::pass : CheckStatus::skipped);
     return {};
   }
 
@@ -441,7 +409,8 @@ class Gate {
     const std::string target = "right wherever it does not refuse";
     const char* const gate = "GREEN of what else it takes";
     if (!*result) {
-      check(gate, target, reasons_.back().detail, rejects(reasons_.back().code) ? "FAIL" : "DEFER");
+      check(gate, target, reasons_.back().detail,
+            rejects(reasons_.back().code) ? CheckStatus::fail : CheckStatus::defer);
       return {};
     }
     claims_ = std::move(**result);
@@ -451,15 +420,14 @@ class Gate {
       ++taken;
       cases += claim.tally.cases;
       green += claim.tally.green;
-      record_["green"].push_back({{"shape", fmt::format("{}: {}", claim.kind, claim.problem)},
-                                  {"candidate", json_of(claim.tally)},
-                                  {"baseline", json_of(GreenTally())}});
+      record_.green->push_back(
+          {fmt::format("{}: {}", claim.kind, claim.problem), GreenTally(), claim.tally});
       if (!claim.tally.first_red) continue;
       const RedCase& red = *claim.tally.first_red;
       check(gate, target,
             fmt::format("RED with {} ({}), {} seed {}: {}", claim.kind, claim.problem,
                         red.distribution, red.seed, red.metric),
-            "FAIL");
+            CheckStatus::fail);
       end_with("claims",
                {reason_of(red.fault),
                 fmt::format("{} takes {} ({}) and is RED on {} seed {}: {}; a kernel refuses what "
@@ -472,9 +440,9 @@ class Gate {
     check(gate, target,
           fmt::format("{}/{} cases of {} kinds, {} refused", green, cases, taken,
                       claims_->claims.size() - static_cast<std::size_t>(taken)),
-          taken == 0       ? "SKIPPED"
-          : green == cases ? "PASS"
-                           : "DEFER");
+          taken == 0       ? CheckStatus::skipped
+          : green == cases ? CheckStatus::pass
+                           : CheckStatus::defer);
     if (green < cases)
       reasons_.push_back(
           {ReasonCode::inconclusive,
@@ -492,7 +460,7 @@ class Gate {
 
   void resources() {
     ++done_;
-    record_["resources"] = json::array();
+    auto& rows = record_.resources.emplace();
     std::int64_t arena = -1, workspace = 0;
     for (const PlannedShape& shape : build_.shapes) {
       if (!shape.candidate) continue;
@@ -505,21 +473,22 @@ class Gate {
     if (plugin_memory_) return;
     if (cpu && arena < 0) {
       const std::string why = fmt::format("{} tells no plan", options_.candidate);
-      record_["resources"].push_back({{"name", "plan"}, {"status", "SKIPPED"}, {"reason", why}});
-      check("resources", "inside limits", why, "SKIPPED");
+      rows.push_back({.name = "plan", .status = CheckStatus::skipped, .reason = why});
+      check("resources", "inside limits", why, CheckStatus::skipped);
       reasons_.push_back(
           {ReasonCode::tool_missing, "resources are unknown: " + why, "a subject with a plan"});
       return;
     }
     if (cpu) {
       const bool inside = arena <= rules_.cpu_arena_bytes;
-      record_["resources"].push_back({{"name", "arena_bytes_per_thread"},
-                                      {"value", arena},
-                                      {"limit", rules_.cpu_arena_bytes},
-                                      {"workspace_bytes", workspace},
-                                      {"status", inside ? "PASS" : "FAIL"}});
+      rows.push_back({.name = "arena_bytes_per_thread",
+                      .status = inside ? CheckStatus::pass : CheckStatus::fail,
+                      .value = arena,
+                      .limit = rules_.cpu_arena_bytes,
+                      .workspace_bytes = workspace});
       check("resources: arena of a thread", fmt::format("<= {} KB", rules_.cpu_arena_bytes / 1024),
-            fmt::format("{:.0f} KB", static_cast<double>(arena) / 1024), inside ? "PASS" : "FAIL");
+            fmt::format("{:.0f} KB", static_cast<double>(arena) / 1024),
+            inside ? CheckStatus::pass : CheckStatus::fail);
       if (!inside) {
         end_with("resources", {ReasonCode::resources,
                                fmt::format("a thread's arena is {} bytes, limit {}", arena,
@@ -532,9 +501,9 @@ class Gate {
       return compiled_kernel(kernel, build_.device.arch, options_.candidate, build_.shapes,
                              limits_);
     });
-    record_["resources"] = judged.rows;
-    for (const auto& [gate, target, actual, status] : judged.checklist)
-      check(gate, target, actual, status);
+    rows = judged.rows;
+    record_.checklist.insert(record_.checklist.end(), judged.checklist.begin(),
+                             judged.checklist.end());
     if (no_op_.empty()) no_op_ = judged.no_op;
     if (!judged.reason) return;
     if (rejects(judged.reason->code)) {
@@ -548,7 +517,7 @@ class Gate {
     const double share =
         rules_.budget_seconds /
         static_cast<double>(shapes_.size() * static_cast<std::size_t>(rules_.processes));
-    record_["fast"] = json::array();
+    auto& rows = record_.fast.emplace();
     std::string busy;  // where the machine was not ours
     std::vector<Samples> all;
     std::vector<ShapeEvidence> evidence;
@@ -560,8 +529,7 @@ class Gate {
       seen.primary = i == 0;
       seen.missing = refused(i);
       if (!seen.missing.empty()) {
-        record_["fast"].push_back(
-            {{"shape", shape.name}, {"primary", seen.primary}, {"skipped", seen.missing}});
+        rows.push_back({.shape = shape.name, .primary = seen.primary, .skipped = seen.missing});
         evidence.push_back(std::move(seen));
         continue;
       }
@@ -581,7 +549,7 @@ class Gate {
             });
         if (!result) return result.status();
         if (!*result) {
-          check("FAST", "", reasons_.back().detail, "FAIL");
+          check("FAST", "", reasons_.back().detail, CheckStatus::fail);
           return {};
         }
         const FastStep& timed = **result;
@@ -627,42 +595,40 @@ class Gate {
       seen.p90 = *p90;
       overall.push_back(*p50);
       if (samples.sides.size() > 2) {
-        auto same = paired_log_ratio(samples, 0, 2, Statistic::p50);
+        // The noise of these processes, not what others would show.
+        auto same = paired_log_ratio(samples, 0, 2, Statistic::p50,
+                                     {.processes = ProcessSpread::resampled});
         if (!same) return same.status();
         seen.same = *same;
       }
-      json entry = {{"shape", shape.name},
-                    {"primary", seen.primary},
-                    {"problem", samples.problem},
-                    {"speedup", interval_json(speedup(seen.p50))},
-                    {"speedup_p90", interval_json(speedup(seen.p90))},
-                    {"blocks", seen.p50.blocks},
-                    {"processes", rules_.processes},
-                    {"stopped", stopped},
-                    {"baseline", summary_json(baseline)},
-                    {"candidate", summary_json(candidate)},
-                    {"candidate_flops", samples.flops / candidate.p50},
-                    {"candidate_percent_of_peak",
-                     peak.flops > 0 ? 100 * samples.flops / candidate.p50 / peak.flops : 0.0},
-                    {"floor_seconds", floor},
-                    {"peak",
-                     {{"flops", peak.flops},
-                      {"bytes_per_second", peak.bytes_per_second},
-                      {"method", peak.method}}}};
-      if (json clocks = clocks_of(samples); !clocks.empty()) entry["clocks"] = std::move(clocks);
+      GateTimes times{.shape = shape.name,
+                      .primary = seen.primary,
+                      .problem = samples.problem,
+                      .speedup = speedup(seen.p50),
+                      .speedup_p90 = speedup(seen.p90),
+                      .blocks = seen.p50.blocks,
+                      .processes = rules_.processes,
+                      .stopped = stopped,
+                      .baseline = baseline,
+                      .candidate = candidate,
+                      .candidate_flops = samples.flops / candidate.p50,
+                      .candidate_percent_of_peak =
+                          peak.flops > 0 ? 100 * samples.flops / candidate.p50 / peak.flops : 0.0,
+                      .floor_seconds = floor,
+                      .peak = peak,
+                      .clocks = clocks_of(samples)};
       if (seen.same) {
         const Interval same = speedup(*seen.same);
-        entry["same_against_same"] = interval_json(same);
-        entry["noise_floor"] = noise_floor(same);
-        entry["decisive"] = interval_json(decisive(seen.p50, seen.same, thresholds_.confidence));
+        times.same = GateNoise{same, noise_floor(same),
+                               decisive(seen.p50, seen.same, thresholds_.confidence)};
       }
-      record_["fast"].push_back(std::move(entry));
+      rows.push_back(std::move(times));
       all.push_back(std::move(samples));
       evidence.push_back(std::move(seen));
     }
     if (plugin_memory_ && !memory_of_plugin(all)) return {};
-    if (!overall.empty()) record_["overall"] = interval_json(speedup(geometric_mean(overall)));
-    record_["samples"] = to_json(all);
+    if (!overall.empty()) record_.overall = speedup(geometric_mean(overall));
+    record_.samples = all;
     checklist_of(evidence);
     if (!no_op_.empty()) {
       reasons_.push_back({ReasonCode::no_op, no_op_, "a candidate that differs from the baseline"});
@@ -688,25 +654,25 @@ class Gate {
         fmt::format("<= {} KB, growth <= {} KB", limit / 1024, kMostGrowth / 1024);
     if (held < 0) {
       const std::string why = "the system does not tell what the plugin's process takes";
-      record_["resources"].push_back(
-          {{"name", "private_bytes"}, {"status", "SKIPPED"}, {"reason", why}});
-      check(gate, target, why, "SKIPPED");
+      record_.resources->push_back(
+          {.name = "private_bytes", .status = CheckStatus::skipped, .reason = why});
+      check(gate, target, why, CheckStatus::skipped);
       reasons_.push_back({ReasonCode::tool_missing, "resources are unknown: " + why,
                           "a system with /proc/PID/smaps_rollup"});
       return true;
     }
     const bool inside = held <= limit, steady = grown <= kMostGrowth;
-    record_["resources"].push_back({{"name", "private_bytes"},
-                                    {"value", held},
-                                    {"limit", limit},
-                                    {"status", inside ? "PASS" : "FAIL"}});
-    record_["resources"].push_back({{"name", "grown_bytes"},
-                                    {"value", grown},
-                                    {"limit", kMostGrowth},
-                                    {"status", steady ? "PASS" : "FAIL"}});
+    record_.resources->push_back({.name = "private_bytes",
+                                  .status = inside ? CheckStatus::pass : CheckStatus::fail,
+                                  .value = held,
+                                  .limit = limit});
+    record_.resources->push_back({.name = "grown_bytes",
+                                  .status = steady ? CheckStatus::pass : CheckStatus::fail,
+                                  .value = grown,
+                                  .limit = kMostGrowth});
     check(gate, target,
           fmt::format("{} KB, of them {} KB grown in timed calls", held / 1024, grown / 1024),
-          inside && steady ? "PASS" : "FAIL");
+          inside && steady ? CheckStatus::pass : CheckStatus::fail);
     if (inside && steady) return true;
     end_with("resources",
              {ReasonCode::resources,
@@ -737,7 +703,7 @@ class Gate {
           return none;
         });
     if (!result) return result.status();
-    record_["peers"] = json_of(**result);
+    record_.peers = std::move(**result);
     return {};
   }
 
@@ -749,7 +715,7 @@ class Gate {
       if (seen.fault == Fault::none) continue;
       const std::string& who = side == 1 ? options_.candidate : options_.baseline;
       check("FAST " + shape.name, "timed calls do the work",
-            fmt::format("{}: {}", who, seen.failure), "FAIL");
+            fmt::format("{}: {}", who, seen.failure), CheckStatus::fail);
       if (side == 1) {
         end_with("fast", {reason_of(seen.fault),
                           fmt::format("{} at {}: {}", who, shape.name, seen.failure), ""});
@@ -785,7 +751,7 @@ class Gate {
       const std::string role = shape.primary ? "FAST" : "guard";
       if (!shape.missing.empty()) {
         check(fmt::format("{} {}", role, shape.name), fmt::format(">= {:.2f}x", threshold),
-              shape.missing, "SKIPPED");
+              shape.missing, CheckStatus::skipped);
         continue;
       }
       if (shape.same) {
@@ -794,26 +760,29 @@ class Gate {
               fmt::format("baseline against itself: 1 inside, within {:.3g}% of it",
                           100 * thresholds_.noise),
               fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
-              same.lo <= 1 && 1 <= same.hi && noise_floor(same) <= thresholds_.noise ? "PASS"
-                                                                                     : "NOISY");
+              same.lo <= 1 && 1 <= same.hi && noise_floor(same) <= thresholds_.noise
+                  ? CheckStatus::pass
+                  : CheckStatus::noisy);
       }
       for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
         const Interval i = decisive(statistic == Statistic::p50 ? shape.p50 : shape.p90, shape.same,
                                     thresholds_.confidence);
         const double worse = shape.primary ? 1.0 : thresholds_.guard;
-        const char* status = i.lo >= threshold ? "PASS" : i.hi < worse ? "FAIL" : "DEFER";
+        const CheckStatus status = i.lo >= threshold ? CheckStatus::pass
+                                   : i.hi < worse    ? CheckStatus::fail
+                                                     : CheckStatus::defer;
         check(fmt::format("{} {} {}", role, shape.name, name_of(statistic)),
               fmt::format("lower bound >= {:.2f}x", threshold), ratio_words(i), status);
       }
       check(fmt::format("speed of light {}", shape.name), "not below the measured ceiling",
             shape.impossible.empty() ? "above it" : shape.impossible,
-            shape.impossible.empty() ? "PASS" : "FAIL");
+            shape.impossible.empty() ? CheckStatus::pass : CheckStatus::fail);
     }
   }
 
   /// What GREEN of this gate never saw of what a problem may ask for: not promised by its verdict.
-  json unseen() const {
-    json out = json::array();
+  std::vector<std::string> unseen() const {
+    std::vector<std::string> out;
     if (shapes_.empty()) return out;
     for (const gate_steps::ClaimKind& kind : gate_steps::claim_kinds(options_, shapes_.front())) {
       bool seen = false;
@@ -833,64 +802,41 @@ class Gate {
   }
 
   /// What was predicted of the step, and what came of it where its shape was timed.
-  void record_predicted() {
-    if (!prediction_.speedup) return;
-    json predicted = {{"speedup", {prediction_.speedup->first, prediction_.speedup->second}},
-                      {"shape", prediction_.shape},
-                      {"because", prediction_.because},
-                      {"written", prediction_.written},
-                      {"outcome", nullptr}};
-    for (const json& shape : record_.contains("fast") ? record_["fast"] : json::array()) {
-      if (shape["shape"] != prediction_.shape || !shape.contains("speedup")) continue;
-      const json& i = shape["speedup"];
-      predicted["outcome"] =
-          outcome_of(*prediction_.speedup,
-                     {i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()});
+  std::optional<GatePrediction> predicted() const {
+    if (!prediction_.speedup) return std::nullopt;
+    GatePrediction out{prediction_, std::nullopt};
+    for (const GateTimes& times : record_.fast.value_or(std::vector<GateTimes>())) {
+      if (times.shape == prediction_.shape && times.skipped.empty())
+        out.outcome = outcome_of(*prediction_.speedup, times.speedup);
     }
-    record_["verdict"]["predicted"] = std::move(predicted);
+    return out;
   }
 
   Result<GateResult> finish() {
-    const Decision decision = from_reasons(std::move(reasons_));
-    json reasons = json::array();
-    for (const Reason& reason : decision.reasons) {
-      reasons.push_back(
-          {{"code", name_of(reason.code)}, {"detail", reason.detail}, {"settle", reason.settle}});
-    }
     std::optional<Interval> primary;
-    if (record_.contains("fast") && !record_["fast"].empty()) {
-      const json& timed = record_["fast"][0];
-      if (timed.contains("speedup")) {
-        const json& i = timed.contains("decisive") ? timed["decisive"] : timed["speedup"];
-        primary = Interval{i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()};
-      }
-    }
-    const Advice advice = advise(decision, rules_.tree(rule_.tree), options_.candidate, primary);
-    json levels = json::array();
-    for (const ReachedLevel& level : advice.levels)
-      levels.push_back(
-          {{"name", level.name}, {"at_least", level.at_least}, {"reached", level.reached}});
-    record_["verdict"] = {{"decision", name_of(decision.outcome)},
-                          {"exit_code", decision.exit_code},
-                          {"reasons", reasons},
-                          {"level", advice.level},
-                          {"levels", levels},
-                          {"next", advice.next},
-                          {"gate", thresholds_.gate},
-                          {"guard", thresholds_.guard},
-                          {"expected", prediction_.expected},
-                          {"original", prediction_.original}};
-    record_predicted();
-    record_["verdict"]["unseen"] = unseen();
-    record_["status"] = "finished";
-    record_["finished_utc"] = utc_time();
-    record_["seconds"] = seconds_since(start_);
-    record_["headline"] = gate_headline(record_);
+    if (record_.fast && !record_.fast->empty() && record_.fast->front().skipped.empty())
+      primary = record_.fast->front().deciding();
+    GateVerdict& verdict = record_.verdict;
+    verdict.decision = from_reasons(std::move(reasons_));
+    verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree), options_.candidate, primary);
+    verdict.gate = thresholds_.gate;
+    verdict.guard = thresholds_.guard;
+    verdict.expected = prediction_.expected;
+    verdict.original = prediction_.original;
+    verdict.predicted = predicted();
+    verdict.unseen = unseen();
+    record_.finished_utc = utc_time();
+    record_.seconds = seconds_since(start_);
+
+    json record = json_of(record_);
+    const std::vector<std::string> headline = gate_headline(record);
+    record["headline"] = headline;
     Status written =
-        write_file_atomically(job_.directory() / "gate.json", json_text(record_, 1) + "\n");
+        write_file_atomically(job_.directory() / "gate.json", json_text(record, 1) + "\n");
     if (written)
-      written = write_file_atomically(job_.directory() / "report.md", gate_markdown(record_));
-    return GateResult{record_, decision.exit_code, std::move(written)};
+      written = write_file_atomically(job_.directory() / "report.md", gate_markdown(record));
+    return GateResult{std::move(record), verdict.decision.outcome, headline,
+                      verdict.decision.exit_code, std::move(written)};
   }
 
   Checkpoint job_;
@@ -903,7 +849,7 @@ class Gate {
   const GateObserver& observer_;
   Clock::time_point start_;
   Thresholds thresholds_;
-  json record_;
+  GateRecord record_;
   std::vector<NamedProblem> shapes_;
   BuildStep build_;
   std::vector<std::optional<GreenStep>> green_;  // beside shapes_
@@ -1167,9 +1113,9 @@ Result<std::vector<LadderStep>> run_ladder(const GateOptions& asked, const fs::p
     } else if (!result->written) {
       return result->written;
     } else {
-      step.decision = result->record["verdict"]["decision"].get<std::string>();
+      step.decision = name_of(result->decision);
       step.exit_code = result->exit_code;
-      step.headline = result->record["headline"][0].get<std::string>();
+      step.headline = result->headline.front();
     }
     steps.push_back(std::move(step));
   }

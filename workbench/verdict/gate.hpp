@@ -14,6 +14,7 @@
 #include <greenfast/types.hpp>
 
 #include "workbench/subjects/plugin/plugins.hpp"
+#include "workbench/verdict/decide.hpp"
 
 namespace greenfast::workbench {
 
@@ -48,9 +49,11 @@ struct GateObserver {
 /// The walk was stopped; what is finished lies in its directory, for resume_gate.
 struct GateStopped {};
 
-/// The outcome: the record (schema greenfast.gate/1) as written to gate.json, and its exit code.
+/// The outcome, and the record (schema greenfast.gate/1) as written to gate.json.
 struct GateResult {
   nlohmann::json record;
+  Outcome decision = Outcome::promote;
+  std::vector<std::string> headline;  ///< three lines
   int exit_code = 0;
   Status written{};  ///< why the record could not be kept; what was measured is told all the same
 };

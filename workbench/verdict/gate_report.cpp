@@ -8,6 +8,7 @@
 #include "workbench/base/json.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/fast/statistics.hpp"
+#include "workbench/green/correctness.hpp"
 #include "workbench/verdict/gate.hpp"
 
 namespace greenfast::workbench {
@@ -147,13 +148,13 @@ std::string peers_section(const json& record) {
     const std::string error = side["errors"].contains("rel_fro")
                                   ? fmt::format("{:.2e}", side["errors"]["rel_fro"].get<double>())
                                   : "";
+    const std::string green = describe(read_correctness(side).value_or(Correctness()));
     if (side.contains("refused")) {
-      table.add_row({plain(side["id"]), "SKIPPED", "", error, plain(side["verdict"]),
-                     plain(side["refused"])});
+      table.add_row({plain(side["id"]), "SKIPPED", "", error, green, plain(side["refused"])});
       continue;
     }
     table.add_row({plain(side["id"]), format_duration(side["p50"].get<double>()),
-                   format_duration(side["p90"].get<double>()), error, plain(side["verdict"]),
+                   format_duration(side["p90"].get<double>()), error, green,
                    side.contains("speedup") ? interval(side["speedup"]) : ""});
   }
   out += fmt::format("At {}, both sides interleaved in the Python harness.\n\n",

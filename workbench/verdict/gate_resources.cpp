@@ -9,8 +9,6 @@
 namespace greenfast::workbench {
 namespace {
 
-using nlohmann::json;
-
 /// Whether both sides run the same code with the same plan wherever both were planned.
 bool same_everywhere(std::span<const PlannedShape> shapes, const KernelLookup& lookup) {
   bool any = false;
@@ -45,9 +43,11 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
   std::vector<std::string> missing, over;
   const auto skip = [&](const std::string& kernel, const std::string& why) {
     missing.push_back(why);
-    out.rows.push_back(
-        {{"name", "compiled kernel"}, {"kernel", kernel}, {"status", "SKIPPED"}, {"reason", why}});
-    out.checklist.push_back({"resources", "inside limits", why, "SKIPPED"});
+    out.rows.push_back({.name = "compiled kernel",
+                        .status = CheckStatus::skipped,
+                        .kernel = kernel,
+                        .reason = why});
+    out.checklist.push_back({"resources", "inside limits", why, CheckStatus::skipped});
   };
   if (dynamic.empty()) skip("", "the candidate tells no plan");
   for (const auto& entry : dynamic) {
@@ -62,25 +62,32 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
                : fmt::format("this binary holds no machine code of {} for the device", kernel));
       continue;
     }
-    const auto row = [&](const char* name, std::int64_t value, const char* status) {
-      return json{{"name", name},   {"kernel", kernel},       {"arch", code->arch},
-                  {"value", value}, {"sha256", code->sha256}, {"status", status}};
+    const auto row = [&](const std::string& name, std::int64_t value, CheckStatus status) {
+      return GateResource{.name = name,
+                          .status = status,
+                          .value = value,
+                          .kernel = kernel,
+                          .arch = code->arch,
+                          .sha256 = code->sha256};
     };
     // What it takes stands in the record, limited or not.
-    out.rows.push_back(row("registers", code->registers, "PASS"));
-    out.rows.push_back(row("shared memory", code->static_shared + shared, "PASS"));
-    out.rows.push_back(row("local memory", code->local_bytes, "PASS"));
+    out.rows.push_back(row("registers", code->registers, CheckStatus::pass));
+    out.rows.push_back(row("shared memory", code->static_shared + shared, CheckStatus::pass));
+    out.rows.push_back(row("local memory", code->local_bytes, CheckStatus::pass));
     for (const LimitCheck& check : code->checks) {
-      const char* status = check.broken() ? "FAIL" : check.waived() ? "WAIVED" : "PASS";
-      const auto place = std::find_if(out.rows.begin(), out.rows.end(), [&](const json& other) {
-        return other["kernel"] == kernel && other["name"] == check.what && !other.contains("limit");
-      });
-      json found = row(check.what.c_str(), check.value, status);
-      found["limit"] = check.most;
-      found["reason"] = check.reason;
+      const CheckStatus status = check.broken()   ? CheckStatus::fail
+                                 : check.waived() ? CheckStatus::waived
+                                                  : CheckStatus::pass;
+      const auto place =
+          std::find_if(out.rows.begin(), out.rows.end(), [&](const GateResource& other) {
+            return other.kernel == kernel && other.name == check.what && !other.limit;
+          });
+      GateResource found = row(check.what, check.value, status);
+      found.limit = check.most;
+      found.reason = check.reason;
       std::string actual = fmt::format("{} ({}, {})", check.value, kernel, code->arch);
       if (check.waived()) {
-        found["waiver"] = {{"name", check.waiver}, {"reason", check.waived_because}};
+        found.waiver = {check.waiver, check.waived_because};
         actual += fmt::format("; waiver '{}': {}", check.waiver, check.waived_because);
       }
       if (place != out.rows.end()) {
@@ -100,7 +107,7 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
          fmt::format("{} registers, {:.1f} KB, {} B local ({})", code->registers,
                      static_cast<double>(code->static_shared + shared) / 1024, code->local_bytes,
                      code->arch),
-         inside ? "PASS" : "FAIL"});
+         inside ? CheckStatus::pass : CheckStatus::fail});
   }
   if (!over.empty()) {
     out.reason = Reason{ReasonCode::resources, fmt::format("{}", fmt::join(over, "; ")),

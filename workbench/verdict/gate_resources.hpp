@@ -3,10 +3,8 @@
 // is tested without a GPU.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +12,7 @@
 
 #include "workbench/resources/resources.hpp"
 #include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_record.hpp"
 #include "workbench/verdict/step_results.hpp"
 
 namespace greenfast::workbench {
@@ -33,9 +32,8 @@ struct KernelResources {
 using KernelLookup = std::function<std::optional<KernelResources>(const std::string& kernel)>;
 
 struct ResourceJudgement {
-  nlohmann::json rows = nlohmann::json::array();  ///< of the record: name, value, limit, status, …
-  /// One line of the checklist each: gate, target, actual, status.
-  std::vector<std::array<std::string, 4>> checklist;
+  std::vector<GateResource> rows;
+  std::vector<GateCheck> checklist;
   std::optional<Reason> reason;  ///< RESOURCES or TOOL_MISSING; none when all is inside
   /// Both sides launch the same machine code with the same plan on every shape: in words.
   std::string no_op;

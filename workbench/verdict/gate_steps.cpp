@@ -255,6 +255,7 @@ Result<GreenStep> green(const GateOptions& options, const Policy& policy, const 
       activity.set(fmt::format("{} on {} {} seed {}", subject.id(), c.name, distribution, c.seed),
                    is_candidate ? Actor::candidate : Actor::baseline);
       const CaseResult result = validate(subject, *stage->device, *data, policy);
+      subject.pause();  // nothing of it runs while the other side is looked at
       // A kernel for one shape may refuse the problems that the ends of the range bring.
       if (result.verdict == Verdict::skipped && has_own_problem(c.distribution)) continue;
       count(result, distribution, tally);

@@ -23,6 +23,9 @@ namespace fs = std::filesystem;
 // On CUDA the names are those of greenfast.ab, on the CPU those of greenfast.ab_cpu.
 constexpr PeerRow kPeers[] = {
     {"peer:torch-cpu", DeviceKind::cpu, "torch-cpu"},
+    {"peer:zentorch", DeviceKind::cpu, "zentorch"},
+    {"peer:onnxruntime", DeviceKind::cpu, "onnxruntime"},
+    {"peer:openvino", DeviceKind::cpu, "openvino"},
     {"peer:torch-cudnn", DeviceKind::cuda, "cudnn"},
     {"peer:torch-flash", DeviceKind::cuda, "flash"},
     {"peer:torch-efficient", DeviceKind::cuda, "efficient"},
@@ -39,20 +42,11 @@ const PeerRow* find_peer(std::string_view id) {
   return nullptr;
 }
 
-std::string known_peers() {
-  std::vector<std::string> ids;
-  for (const PeerRow& row : kPeers)
-    ids.push_back(fmt::format("{} ({})", row.id, name_of(row.device)));
-  return fmt::format("{}", fmt::join(ids, ", "));
-}
-
-/// What the harness said of an engine that it could not import.
-std::string reason_left_out(const std::string& said, std::string_view engine) {
-  const std::string begin = fmt::format("SKIPPED {}: ", engine);
-  const auto at = said.find(begin);
-  if (at == std::string::npos) return "the harness left it out";
-  const auto from = at + begin.size();
-  return said.substr(from, said.find('\n', from) - from);
+/// Why the harness did without a side that it was asked for.
+std::string reason_left_out(const Recording& recording, const PeerRow* peer) {
+  if (peer == nullptr) return "was not timed";
+  const auto found = recording.missing.find(std::string(peer->engine));
+  return found != recording.missing.end() ? found->second : "the harness left it out";
 }
 
 fs::path executable() {
@@ -100,6 +94,12 @@ std::vector<std::string> environment() {
 }  // namespace
 
 std::span<const PeerRow> peer_table() { return kPeers; }
+std::string known_peers() {
+  std::vector<std::string> ids;
+  for (const PeerRow& row : kPeers)
+    ids.push_back(fmt::format("{} ({})", row.id, name_of(row.device)));
+  return fmt::format("{}", fmt::join(ids, ", "));
+}
 bool is_peer(std::string_view id) { return id.starts_with("peer:"); }
 
 Status check_peers(const PeerOptions& options) {
@@ -121,8 +121,8 @@ Status check_peers(const PeerOptions& options) {
       if (found == registry.end()) {
         return bad(
             fmt::format("{}: is no variant of the library, and the harness calls the library; "
-                        "`greenfast list` names them",
-                        id));
+                        "`greenfast list` names them, peers are {}",
+                        id, known_peers()));
       }
       if (!found->built) {
         return Status(StatusCode::no_device, fmt::format("{}: is not built into this binary", id));
@@ -278,11 +278,8 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
     out.recording.notes = part->notes;
     for (const std::string& id : options.sides) {
       if (part->shapes.front().side(id) >= 0) continue;
-      const PeerRow* peer = find_peer(id);
       return Status(StatusCode::no_device,
-                    fmt::format("{}: {}", id,
-                                peer != nullptr ? reason_left_out(end->err, peer->engine)
-                                                : std::string("was not timed")));
+                    fmt::format("{}: {}", id, reason_left_out(*part, find_peer(id))));
     }
     for (std::size_t i = 0; i < group.size(); ++i) {
       Samples& samples = part->shapes[i];
@@ -302,13 +299,8 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
           to.resize(bytes->size());
           std::memcpy(to.data(), bytes->data(), bytes->size());
         }
-        const auto known = parse_correctness(samples.sides[side].verdict);
-        if (!known) {
-          return Status(StatusCode::internal,
-                        fmt::format("{}: '{}' is no verdict", out.recording.source,
-                                    samples.sides[side].verdict));
-        }
-        if (known->verdict) out.recording.correctness[samples.sides[side].id][asked.name] = *known;
+        if (const Correctness& known = samples.sides[side].correctness; known.verdict)
+          out.recording.correctness[samples.sides[side].id][asked.name] = known;
       }
       samples.name = asked.name;
       out.recording.shapes[group[i]] = std::move(samples);

@@ -24,6 +24,8 @@ struct PeerRow {
   std::string_view engine;  ///< what the harness calls it
 };
 std::span<const PeerRow> peer_table();
+/// Their ids, each with its device: "peer:torch-cpu (cpu), ...".
+std::string known_peers();
 /// Whether a text names a peer, known or not: "peer:…".
 bool is_peer(std::string_view id);
 

@@ -28,11 +28,22 @@ std::pair<double, double> range_of(const toml::node& node) {
   return {*least, *most};
 }
 
+/// Whether a row is of a kernel that stands behind GREENFAST_EXPERIMENTAL and that this build lacks.
+bool is_left_out(const toml::table& row) {
+  const toml::node* mark = row.get("experimental");
+  if (mark == nullptr) return false;
+  const auto candidate = row["candidate"].value<std::string>();
+  if (mark->value_exact<bool>() != true || !candidate)
+    throw BadPrediction("experimental: expected true, in a row with a candidate");
+  return !is_variant(*candidate);
+}
+
 Prediction read_row(const toml::table& row,
                     const std::function<bool(std::string_view)>& is_metric) {
   Prediction p;
   for (const auto& [key, value] : row) {
     const std::string id(key.str());
+    if (id == "experimental") continue;
     if (id == "speedup") {
       p.speedup = range_of(value);
       continue;
@@ -95,6 +106,7 @@ Result<std::vector<Prediction>> parse_predictions(
       if (row == nullptr)
         return wrong(fmt::format("line {}: change: expected tables, [[change]]", line));
       try {
+        if (is_left_out(*row)) continue;
         Prediction p = read_row(*row, is_metric);
         p.place = fmt::format("{}: line {}", name, line);
         if (const Prediction* other = find_prediction(out, p.baseline, p.candidate))

@@ -270,7 +270,8 @@ json json_of(const PeersStep& step) {
   if (step.sides.empty() && !step.samples) return {{"skipped", step.skipped}};
   json sides = json::array();
   for (const PeerSide& side : step.sides) {
-    json entry = {{"id", side.id}, {"verdict", written(side.correctness)}, {"errors", side.errors}};
+    json entry = {{"id", side.id}, {"verdict", ""}, {"errors", side.errors}};
+    write_correctness(entry, side.correctness);
     if (side.samples > 0) {
       entry["p50"] = side.p50;
       entry["p90"] = side.p90;
@@ -301,8 +302,9 @@ void from_json(const json& object, PeersStep& step) {
   for (const json& entry : list(object, "sides", true)) {
     PeerSide& side = step.sides.emplace_back();
     side.id = text(entry, "id");
-    const auto correctness = parse_correctness(text(entry, "verdict"));
-    if (!correctness) not_a_step(fmt::format("{} is no verdict", text(entry, "verdict")));
+    const std::string verdict = text(entry, "verdict");  // "" where nobody looked, never missing
+    const auto correctness = read_correctness(entry);
+    if (!correctness) not_a_step(fmt::format("{} with its reason is no verdict", verdict));
     side.correctness = *correctness;
     side.errors = numbers(entry, "errors", true);
     side.refused = text_or_none(entry, "refused");

@@ -16,7 +16,7 @@
 #include "workbench/fast/measure.hpp"
 #include "workbench/fast/samples.hpp"
 #include "workbench/fast/timed_judge.hpp"
-#include "workbench/verdict/correctness.hpp"
+#include "workbench/green/correctness.hpp"
 
 namespace greenfast::workbench {
 

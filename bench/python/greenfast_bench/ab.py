@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import random
 import statistics
 import sys
 import time
 
-SCHEMA = "greenfast.samples/1"
+from greenfast_bench import capi, fp8, models, serving, ways
+from greenfast_bench.measure import (SCHEMA, CpuClock, CudaClock, DeviceLost, Record, Telemetry, Usage, elapsed_us, first_line,
+                                     interrupted_by_term, measured, say)
 
 # The table of peers: every row is shown, the slower ones too.
 SUITES = {
@@ -33,17 +34,16 @@ SUITES = {
     # Greenfast alone, on inputs that its range guard must work for; × is against N(0,1).
     "hard": ["8x16x1024x64", "2x32x2048x64", "2x8x2048x64", "1x8x2048x64", "8x16x1024x128", "4x8x2048x256"],
 }
+# Rows with masks of their own.
+MODELS = {"models": [(model.shape, model.causal) for model in models.MODELS]}
 HARD_INPUTS = ["normal", "x9", "falling", "rising", "x21", "far", "nan", "inf"]
 
 # Relative Frobenius error on N(0,1) inputs beyond which an engine is RED here; an exact result rounded to fp16
 # is 2.9e-4.
 ERROR_LIMIT = {"fp16": 1.0e-3, "bf16": 8.0e-3}
 REFERENCE_ROWS = 256  # rows per (batch, head) compared with fp64
-REPLAY_SECONDS = 4e-3  # aim for one graph replay
-
-
-class Usage(Exception):
-    """Bad input: what was asked, what is possible."""
+ENGINES_HELD = 8  # outputs beside each input set, at most, when it is asked what the memory holds
+CHECKED_SETS = 2  # compared with fp64; of further ones every element must be written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Shape:
     seq_q: int
     seq_kv: int
     dim: int
+    dim_v: int
     text: str
 
     @staticmethod
@@ -64,17 +65,27 @@ class Shape:
 
         try:
             batch, heads, seq, dim = text.split("x")
-            (hq, hkv), (sq, skv) = pair(heads), pair(seq)
-            shape = Shape(int(batch), hq, hkv, sq, skv, int(dim), text)
+            (hq, hkv), (sq, skv), (d, dv) = pair(heads), pair(seq), pair(dim)
+            shape = Shape(int(batch), hq, hkv, sq, skv, d, dv, text)
         except ValueError:
             raise Usage(f"shape '{text}': expected BxHxSxD, e.g. 1x8x512x64 or 4x32/8x1/8192x128") from None
-        if min(shape.batch, hq, hkv, sq, skv, shape.dim) < 1 or hq % hkv:
+        if min(shape.batch, hq, hkv, sq, skv, d, dv) < 1 or hq % hkv:
             raise Usage(f"shape '{text}': every number must be positive and Hq a multiple of Hkv")
         return shape
 
     def flops(self, causal: bool) -> float:
-        """4·B·H·Sq·Skv·D; under a causal mask the half that is customarily counted."""
-        return 4.0 * self.batch * self.heads_q * self.seq_q * self.seq_kv * self.dim * (0.5 if causal else 1.0)
+        """2·B·H·Sq·Skv·(D + Dv); under a causal mask the half that is customarily counted."""
+        return 2.0 * self.batch * self.heads_q * self.seq_q * self.seq_kv * (self.dim + self.dim_v) * (0.5 if causal else 1.0)
+
+    def problem(self, causal: bool, dtype: str) -> str:
+        """As `greenfast` prints it."""
+        value = f" value-dim={self.dim_v}" if self.dim_v != self.dim else ""
+        return f"{self.text.removesuffix(f'/{self.dim_v}') if value else self.text} {dtype}{' causal(top-left)' if causal else ''}{value}"
+
+    def input_bytes(self) -> float:
+        """Of Q, K and V in 16 bits."""
+        keys = self.seq_kv * self.heads_kv * (self.dim + self.dim_v)
+        return 2.0 * self.batch * (self.heads_q * self.seq_q * self.dim + keys)
 
 
 class Engine:
@@ -180,22 +191,17 @@ class Greenfast(Engine):
     """The library through its C ABI; a variant forces one kernel, and gives the engine its name."""
 
     def __init__(self, variant: str = "", library: str | None = None):
-        from greenfast_bench import capi
-
         self.name, self._variant, self._library = variant or "greenfast", variant, capi.load(library)
+        self._rooms: dict = {}
         if library:  # another build of ours, to compare with as with a peer
             self.name = "before"
 
     def _plan(self, shape: Shape, causal: bool, dtype: str):
-        from greenfast_bench import capi
-
         problem = self._library.problem(shape.batch, shape.heads_q, shape.heads_kv, shape.seq_q, shape.seq_kv,
-                                        shape.dim, dtype, capi.TOP_LEFT if causal else None)
+                                        shape.dim, dtype, capi.TOP_LEFT if causal else None, shape.dim_v)
         return self._library.plan(problem, variant=self._variant)
 
     def unavailable(self, shape, causal, dtype):
-        from greenfast_bench import capi
-
         try:
             self._plan(shape, causal, dtype)
         except capi.Error as error:
@@ -215,8 +221,13 @@ class Greenfast(Engine):
     def call(self, q, k, v, o, causal):
         import torch
 
-        self._library.attention(q, k, v, o, causal=causal, variant=self._variant,
-                                stream=torch.cuda.current_stream().cuda_stream)
+        key = (q.shape, k.shape, v.shape, q.dtype, causal)
+        if key not in self._rooms:  # one for all calls of a row: they follow one another on a stream
+            problem = self._library.problem(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3],
+                                            capi.TORCH_DTYPES[str(q.dtype)], capi.TOP_LEFT if causal else None, v.shape[3])
+            size = self._library.plan(problem, variant=self._variant).workspace_bytes
+            self._rooms = {key: torch.empty(size, dtype=torch.uint8, device=q.device) if size else None}
+        self._library.bind(q, k, v, o, causal, self._variant, torch.cuda.current_stream().cuda_stream, workspace=self._rooms[key])()
         return o
 
 
@@ -270,33 +281,6 @@ def open_engines(peers: list[str], variants: list[str]) -> tuple[list[Engine], d
     return engines, missing
 
 
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-class Telemetry:
-    """SM clock, power and temperature through NVML; empty where nvidia-ml-py is absent."""
-
-    def __init__(self):
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception:
-            self._nvml = None
-
-    def read(self) -> dict[str, float]:
-        if self._nvml is None:
-            return {}
-        nvml, handle = self._nvml, self._handle
-        return {
-            "sm_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "watts": nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "celsius": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        }
-
-
 def reference_rows(shape: Shape, seed: int) -> list[int]:
     """Query rows compared with fp64: all, or a sample that always holds both ends."""
     if shape.seq_q <= REFERENCE_ROWS:
@@ -328,101 +312,108 @@ def relative_error(q, k, v, o, rows: list[int], causal: bool) -> float:
     return math.sqrt(float(err) / float(norm)) if float(norm) > 0 else math.sqrt(float(err))
 
 
-def make_graph(calls: list, count: int):
-    import torch
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for i in range(count):
-            calls[i % len(calls)]()
-    return graph
-
-
-def elapsed_us(work) -> float:
-    """µs between two events around work()."""
-    import torch
-
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3
-
-
-def run_row(shape: Shape, causal: bool, engines: list[Engine], args, telemetry: Telemetry,
-            rng: random.Random) -> dict:
+def plan_tracks(shape: Shape, causal: bool, args, clock) -> tuple[int, list[ways.Track]]:
+    """How many input sets the row takes, and its ways."""
     import torch
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[args.dtype]
-    generator = torch.Generator(device="cuda").manual_seed(args.seed)
-
-    def normal(heads, seq):
-        return torch.randn(shape.batch, heads, seq, shape.dim, device="cuda", dtype=dtype, generator=generator)
-
-    sets = [(normal(shape.heads_q, shape.seq_q), normal(shape.heads_kv, shape.seq_kv),
-             normal(shape.heads_kv, shape.seq_kv)) for _ in range(args.sets)]
-    rows = reference_rows(shape, args.seed)
-    changed = {engine.name: [engine.inputs(*tensors) for tensors in sets] for engine in engines}
-    row = {"shape": shape.text, "causal": causal, "dtype": args.dtype, "flops": shape.flops(causal), "engines": {},
-           "rounds": []}
-    # Enough calls that one replay is long against the event clock; a multiple of the sets, so that all count alike.
     guess = shape.flops(causal) / 5e14 + 3e-6
-    count = max(len(sets), min(96, int(REPLAY_SECONDS / guess)) // len(sets) * len(sets))
-    graphs, singles = {}, {}
+
+    def track(way: ways.Way | None, sets: int) -> ways.Track:
+        before, cache = None, way.cache if way else "hot"
+        if way and way.between:
+            before = ways.neighbour(way.neighbour, shape.batch * shape.seq_q, shape.heads_q * shape.dim, dtype, clock.kind,
+                                    2 * clock.cache_bytes if cache == "cold" else 0)
+        count = ways.calls_per_graph(guess, sets)
+        row = {"shape": shape.text, "causal": causal, "dtype": args.dtype, "flops": shape.flops(causal), "cache": cache, "sets": sets,
+               "calls_per_graph": count, "engines": {}, "rounds": []}
+        if way:
+            row["way"] = way.text
+        if before:
+            row["neighbour"] = before.what
+        return ways.Track(way or ways.Way(), row, count, clock, before)
+
+    if not args.ways:
+        return args.sets or 2, [track(None, args.sets or 2)]
+    moved = shape.input_bytes()
+    held = moved + 2.0 * shape.batch * shape.heads_q * shape.seq_q * shape.dim_v * ENGINES_HELD
+    sets = ways.sets_of(args.ways, moved, held, clock, args.sets)
+    left_out = [way.text for way in args.ways if way.cache not in sets]
+    if left_out:
+        say(f"{shape.text}: not timed {', '.join(left_out)}: its input sets are not twice the L2 cache in a third of the memory")
+    return max(sets.values(), default=0), [track(way, sets[way.cache]) for way in args.ways if way.cache in sets]
+
+
+def run_row(shape: Shape, causal: bool, engines: list[Engine], args, clock, telemetry: Telemetry, rng: random.Random) -> list[dict]:
+    """The row as it was timed in each way."""
+    import torch
+
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[args.dtype]
+    generator = torch.Generator(device=clock.kind).manual_seed(args.seed)
+
+    def normal(heads, seq, dim):
+        return torch.randn(shape.batch, heads, seq, dim, device=clock.kind, dtype=dtype, generator=generator)
+
+    count, tracks = plan_tracks(shape, causal, args, clock)
+    sets = [(normal(shape.heads_q, shape.seq_q, shape.dim), normal(shape.heads_kv, shape.seq_kv, shape.dim),
+             normal(shape.heads_kv, shape.seq_kv, shape.dim_v)) for _ in range(count)]
+    rows = reference_rows(shape, args.seed)
+    singles: dict = {}
     # Every call's output stays allocated as long as a graph writes to it: torch.cuda.graph() empties the cache, and a
     # replay into memory that was given back is an illegal access, or another engine's output overwritten.
     kept = []
     for engine in engines:
-        entry = row["engines"].setdefault(engine.name, {"us": [], "single_us": []})
-        entry["skipped"] = engine.unavailable(shape, causal, args.dtype)
-        if entry["skipped"]:
+        entries = [track.row["engines"].setdefault(engine.name, {"us": [], "single_us": [], "skipped": None}) for track in tracks]
+        reason = engine.unavailable(shape, causal, args.dtype)
+        if reason:
+            for entry in entries:
+                entry["skipped"] = reason
             continue
         try:
-            calls, entry["error"] = [], 0.0
+            calls, worst = [], 0.0
             kept.append(calls)
-            for q, k, v in changed[engine.name]:
-                o = torch.full_like(q, math.nan)
+            for i, tensors in enumerate(sets):
+                q, k, v = engine.inputs(*tensors)
+                o = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype, device=q.device)
                 out = engine.call(q, k, v, o, causal)
-                torch.cuda.synchronize()
-                error = relative_error(q, k, v, out, rows, causal) if engine.checked else 0.0
-                if not error <= entry["error"]:
-                    entry["error"] = error
+                clock.synchronize()
+                if engine.checked:
+                    error = (relative_error(q, k, v, out, rows, causal) if i < CHECKED_SETS else
+                             math.nan if torch.isnan(out).any() else 0.0)
+                    if not error <= worst:
+                        worst = error
                 calls.append(lambda q=q, k=k, v=v, o=o, e=engine: e.call(q, k, v, o, causal))
-            entry["verdict"] = "GREEN" if entry["error"] <= ERROR_LIMIT[args.dtype] else "RED"
-            if isinstance(engine, Greenfast):
-                entry["plan"] = engine.chosen(shape, causal, args.dtype)
-                entry["variant"] = entry["plan"]["variant"]
-            if entry["verdict"] == "GREEN":  # nothing is timed before it is right
-                graphs[engine.name] = make_graph(calls, count)
-                singles[engine.name] = calls[0]
+            for track, entry in zip(tracks, entries):
+                if engine.checked:
+                    entry["error"] = worst
+                entry["verdict"] = "GREEN" if worst <= ERROR_LIMIT[args.dtype] else "RED"
+                if isinstance(engine, Greenfast):
+                    entry["plan"] = engine.chosen(shape, causal, args.dtype)
+                    entry["variant"] = entry["plan"]["variant"]
+                if entry["verdict"] == "GREEN":  # nothing is timed before it is right
+                    track.replays[engine.name], _ = track.prepare(calls[:track.row["sets"]])
+                    singles[engine.name] = calls[0]
         except Exception as error:  # an engine that cannot take this row must not end the others'
-            entry["skipped"] = first_line(error)
-            torch.cuda.synchronize()
-    row["calls_per_graph"] = count
-    names = list(graphs)
-    for _ in range(args.rounds):
-        rng.shuffle(names)
-        for name in names:
-            graphs[name].replay()  # settles clock and power for this engine
-            row["engines"][name]["us"].append(elapsed_us(graphs[name].replay) / count)
-        row["rounds"].append({"order": list(names), "telemetry": telemetry.read()})
-    if args.single:
+            reason = first_line(error)
+            try:
+                clock.synchronize()
+            except Exception as lost:
+                raise DeviceLost(f"the device was lost in {engine.name} at {shape.text}: {first_line(lost)}") from error
+        for track, entry in zip(tracks, entries):
+            if engine.name not in track.replays and reason:
+                entry["skipped"] = reason
+    ways.take_rounds(tracks, args.rounds, rng, telemetry)
+    if args.single and tracks:
+        names = list(tracks[0].replays)
         for _ in range(max(args.rounds, 15)):
             rng.shuffle(names)
             for name in names:
-                torch.cuda.synchronize()
-                row["engines"][name]["single_us"].append(elapsed_us(singles[name]))
-    for engine in engines:
-        if not engine.checked:
-            row["engines"][engine.name].pop("error", None)
-    summarise(row)
-    return row
+                clock.synchronize()
+                tracks[0].entry(name)["single_us"].append(elapsed_us(singles[name]))
+    for track in tracks:
+        track.replays.clear()
+        summarise(track.row)
+    return [track.row for track in tracks]
 
 
 def summarise(row: dict) -> None:
@@ -445,27 +436,11 @@ def identity(name: str) -> str:
 
 def samples(row: dict, device: str, seed: int) -> dict:
     """One shape of greenfast.samples/1: a round is a block. What the schema does not know stands under "ab"."""
-    names = list(row["engines"])
-    sides = []
-    for name in names:
-        entry = row["engines"][name]
-        side = {"id": identity(name), "batch": row["calls_per_graph"]}
-        if not entry["us"]:
-            side["refused"] = entry["skipped"] or entry.get("verdict", "not timed")
-        if math.isfinite(entry.get("error", math.nan)):
-            side["errors"] = {"rel_fro": entry["error"]}
-        if "verdict" in entry:
-            side["verdict"] = "GREEN" if entry["verdict"] == "GREEN" else f"RED: rel_fro {entry['error']:.3g}"
-        sides.append(side)
-    blocks = [{"process": 0, "order": [names.index(name) for name in block["order"]],
-               "seconds": [row["engines"][name]["us"][i] * 1e-6 for name in block["order"]],
-               "telemetry": block["telemetry"]} for i, block in enumerate(row["rounds"]) if block["order"]]
-    mask = " causal(top-left)" if row["causal"] else ""
-    return {"name": row["shape"] + (" causal" if row["causal"] else ""),
-            "problem": f"{row['shape']} {row['dtype']}{mask}", "flops": row["flops"],
-            "device": {"kind": "cuda", "name": device}, "timer": "cuda graph replay between events",
-            "tick_seconds": 0.5e-6, "cache": "hot", "seed": seed, "sides": sides, "blocks": blocks,
-            "ab": {key: value for key, value in row.items() if key != "rounds"}}
+    clock = CudaClock
+    return {"name": ways.title(row, row["shape"] + (" causal" if row["causal"] else "")),
+            "problem": Shape.parse(row["shape"]).problem(row["causal"], row["dtype"]), "flops": row["flops"],
+            "device": {"kind": "cuda", "name": device}, **ways.described(row, clock.timer, clock.tick_seconds), "seed": seed,
+            **measured(row, identity, lambda entry: f"rel_fro {entry['error']:.3g}")}
 
 
 def rows_of(document: dict) -> list[dict]:
@@ -478,16 +453,17 @@ def rows_of(document: dict) -> list[dict]:
 def table(rows: list[dict], markdown: bool) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row["engines"]))
     ours = [name for name in names if name not in PEERS]
-    header = ["B,H,S,D", "mask"] + [f"{n} µs (TFLOP/s)" for n in names] + ["error", "variant"]
+    several = any(row.get("way") for row in rows)
+    header = ["B,H,S,D", "mask", *(["way"] if several else [])] + [f"{n} µs (TFLOP/s)" for n in names] + ["error", "variant"]
     body = []
     for row in rows:
-        cells = [row["shape"].replace("x", ","), "causal" if row["causal"] else "full"]
+        cells = [row["shape"].replace("x", ","), "causal" if row["causal"] else "full", *([row["way"]] if several else [])]
         for name in names:
             entry = row["engines"].get(name, {})
             if "p50_us" in entry:
                 cells.append(f"{entry['p50_us']:.2f} ({entry['tflops']:.0f})")
             else:
-                cells.append("RED" if entry.get("verdict") == "RED" else "–")
+                cells.append("RED" if entry.get("verdict") == "RED" else "noise" if ways.is_noise(entry) else "–")
         first = row["engines"].get(ours[0], {})
         cells.append(f"{first['error']:.2e}" if "error" in first else "–")
         cells.append(first.get("variant", "–"))
@@ -508,6 +484,8 @@ def plot(rows: list[dict], path: str) -> None:
 
     panels: dict[tuple[int, bool], dict[int, dict]] = {}
     for row in rows:
+        if row.get("way") not in (None, f"{ways.BACK_TO_BACK}:hot"):
+            continue
         shape = Shape.parse(row["shape"])
         curve = panels.setdefault((shape.dim, row["causal"]), {})
         if shape.seq_q not in curve or row["flops"] > curve[shape.seq_q]["flops"]:
@@ -533,48 +511,112 @@ def plot(rows: list[dict], path: str) -> None:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m greenfast_bench.ab", description=(__doc__ or "").split("\n\n")[0],
-        epilog="Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours is RED.")
-    parser.add_argument("--suite", choices=SUITES, help="a named list of shapes (default: mission)")
-    parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")
-    parser.add_argument("--masks", default="full,causal", help="full, causal or both (default)")
-    parser.add_argument("--dtype", choices=list(ERROR_LIMIT), default="fp16")
-    parser.add_argument("--peers", default="cudnn,flash,fa3,fa4", help=f"of {', '.join(PEERS)}")
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"""Suites: mission, peers and hard are dense, as --shapes without attributes is; models, whose rows have their own masks, is what
+published models ask for (docs/models.md). decode, varlen and paged are what serving asks
+for: one query over long caches, packed prompts, caches in pages; their rows take the attributes packed, used-kv, pages=N,
+lengths=full, lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks and causal (docs/measuring.md), and so does --shapes, one row
+of them between commas. Lengths are drawn by --seed. There the peers are {', '.join(serving.PEERS)};
+greenfast:dense is the same call over the dense twin of pages or equal packed sequences.
+--dtype e4m3 takes dense rows; its peers are {', '.join(fp8.PEERS)}, and greenfast:fp16 and
+greenfast:bf16 get the same values in 16 bits; greenfast:from-fp16, where the package greenfast is installed, quantises them first.
+--between times each row also behind a neighbour, as in a model: an elementwise kernel, or the GEMM that projects the queries. A call's
+time is then that of [neighbour, call] less that of the neighbours alone; where that is not above zero in every round it is noise.
+The record is written after each row, so that what an interrupted run measured is kept.
+
+Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours is RED, 24 the device was lost, 130 interrupted.""")
+    parser.add_argument("--suite", choices=[*SUITES, *MODELS, *serving.SUITES], help="a named list of rows (default: mission)")
+    parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv, Sq/Skv and D/Dv where they differ")
+    parser.add_argument("--masks", default="full,causal", help="of dense rows: full, causal or both (default)")
+    parser.add_argument("--dtype", choices=[*ERROR_LIMIT, "e4m3"], help="default: fp16, of decode, varlen and paged bf16")
+    parser.add_argument("--peers", help=f"of {', '.join(PEERS)} (default: cudnn,flash,fa3,fa4), or of the suite's own")
     parser.add_argument("--before", metavar="LIBRARY", help="another libgreenfast.so, timed beside this one as a peer")
     parser.add_argument("--variants", default="", help="also time these Greenfast variants, each forced")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; each engine is replayed once a round")
-    parser.add_argument("--sets", type=int, default=2, help="input sets that a graph rotates through")
-    parser.add_argument("--single", action="store_true", help="also time single launches")
+    parser.add_argument("--sets", type=int, help="input sets that a graph rotates through (default: 2; decode, varlen and paged: until "
+                        "their keys and values are twice the L2 cache)")
+    parser.add_argument("--single", action="store_true", help="dense rows: also time single launches")
+    parser.add_argument("--between", nargs="?", const=",".join(ways.NEIGHBOURS), metavar="LIST",
+                        help=f"also time calls behind a neighbour, less the neighbours alone: {', '.join(ways.NEIGHBOURS)} (default: both)")
+    parser.add_argument("--cache", metavar="LIST", help="hot: each call on the same inputs; cold: on sets that are twice the L2 cache "
+                        "together; with commas (default with --between: hot,cold, of decode, varlen and paged cold)")
+    parser.add_argument("--invariant", action="store_true", help="decode, varlen, paged: also with batch_invariant")
+    parser.add_argument("--layout", choices=["bshd", "bhsd"], help="memory order of dense rows (default: decode bshd, e4m3 bhsd)")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: decode, varlen, paged and e4m3 through the "
+                        "library's CPU kernels, which tests the harness and times nothing worth telling")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help=f"write raw samples ({SCHEMA}) here, for `greenfast compare`")
     parser.add_argument("--md", help="write the table as Markdown here")
-    parser.add_argument("--plot", help="write TFLOP/s against S here (.svg or .png)")
+    parser.add_argument("--plot", help="write TFLOP/s against S here (.svg or .png); dense rows only")
     args = parser.parse_args(argv)
+    args.argv = list(argv) if argv is not None else sys.argv[1:]
     if not args.suite and not args.shapes:
         args.suite = "mission"
-    if args.rounds < 1 or args.sets < 1:
+    if args.rounds < 1 or (args.sets is not None and args.sets < 1):
         raise Usage(f"--rounds {args.rounds} --sets {args.sets}: both must be at least 1")
+    if args.between is not None and not args.between:
+        raise Usage(f"--between '': expected {', '.join(ways.NEIGHBOURS)}, with commas")
     args.mask_list = args.masks.split(",")
     if any(mask not in ("full", "causal") for mask in args.mask_list):
         raise Usage(f"--masks '{args.masks}': expected full, causal or full,causal")
-    texts = (SUITES[args.suite] if args.suite else []) + (args.shapes.split(",") if args.shapes else [])
-    args.shape_list = [Shape.parse(text) for text in texts]
+    given = args.shapes.split(",") if args.shapes else []
+    cold_alone = args.suite in serving.SUITES
+    args.ways = ways.chosen(args.between, args.cache or ("cold" if cold_alone else "hot,cold")) if args.between or args.cache else []
+    args.serving = (args.suite in serving.SUITES or args.dtype == "e4m3" or any(" " in text.strip() for text in given))
+    if args.serving:
+        if args.plot:
+            raise Usage("--plot: only of dense rows in 16 bits")
+        if args.suite in MODELS or (args.suite in SUITES and args.dtype != "e4m3"):
+            raise Usage(f"--suite {args.suite} is of dense rows in 16 bits; shapes with attributes go with {', '.join(serving.SUITES)} or alone")
+        args.dtype = args.dtype or "bf16"
+        args.shape_list = serving_rows(args, given)
+    else:
+        args.dtype = args.dtype or "fp16"
+        args.row_list = [(Shape.parse(text), mask == "causal") for text in SUITES.get(args.suite, []) + given for mask in args.mask_list]
+        args.row_list += [(Shape.parse(text), causal) for text, causal in MODELS.get(args.suite, [])]
+        if args.device == "cpu":
+            raise Usage("--device cpu: only decode, varlen, paged and e4m3; dense rows have greenfast_bench.ab_cpu")
     return args
+
+
+def serving_rows(args, given: list[str]) -> list:
+    """The rows of a suite of serving, or dense ones of e4m3 with each mask."""
+    texts = serving.SUITES.get(args.suite, []) + given
+    if args.dtype == "e4m3":
+        args.sets, args.layout = args.sets or (None if args.ways else 2), args.layout or "bhsd"
+        dense = [text for text in SUITES.get(args.suite, []) + given if " " not in text.strip()]
+        texts = [text for text in texts if text not in dense]
+        texts += [text + (" causal" if mask == "causal" else "") for text in dense for mask in args.mask_list]
+    rows = [serving.Row.parse(text) for text in texts]
+    for row in rows:
+        if args.dtype == "e4m3" and (row.packed or row.used or row.page or row.sinks):
+            raise Usage(f"shape '{row.text}': rows of e4m3 are dense here")
+    return rows
+
+
+def listed(text: str | None) -> list[str]:
+    return [word for word in (text or "").split(",") if word]
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
         args = parse_arguments(argv)
         try:
-            import torch
+            import torch  # noqa: F401
         except ImportError:
             raise OSError("PyTorch is not installed, and the peers run in it: install torch with CUDA") from None
-        if not torch.cuda.is_available():
-            raise OSError("torch finds no CUDA device, and this harness compares GPU kernels")
-        if args.suite == "hard":
+        clock = CpuClock() if args.device == "cpu" else CudaClock()
+        variants = listed(args.variants)
+        if args.dtype == "e4m3":
+            engines, missing = fp8.open_engines(listed(",".join(fp8.PEERS) if args.peers is None else args.peers), variants,
+                                                args.before)
+        elif args.serving:
+            peers = serving.DEFAULT_PEERS.get(args.suite, ",".join(serving.PEERS)) if args.peers is None else args.peers
+            engines, missing = serving.open_engines(listed(peers), variants, args.invariant, args.before)
+        elif args.suite == "hard":
             engines, missing = [OnHardInputs(kind) for kind in HARD_INPUTS], {}
         else:
-            engines, missing = open_engines([p for p in args.peers.split(",") if p],
-                                            [v for v in args.variants.split(",") if v])
+            engines, missing = open_engines(listed("cudnn,flash,fa3,fa4" if args.peers is None else args.peers), variants)
             if args.before:
                 engines.append(Greenfast(library=args.before))
     except Usage as error:
@@ -584,35 +626,61 @@ def main(argv: list[str] | None = None) -> int:
         print(f"greenfast.ab: {error}", file=sys.stderr)
         return 3
     for name, reason in missing.items():
-        print(f"SKIPPED {name}: {reason}", file=sys.stderr)
-    telemetry, rng = Telemetry(), random.Random(args.seed)
-    record = {
-        "schema": SCHEMA, "tool": "greenfast.ab", "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "argv": list(argv) if argv is not None else sys.argv[1:], "device": torch.cuda.get_device_name(0),
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
-                     "cudnn": torch.backends.cudnn.version()},
-        "missing": missing,
-        "library": engines[0].identity(),
-        "device_arch": int("".join(map(str, torch.cuda.get_device_capability(0)))),
-        "notes": [f"one Python process; torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN "
-                  f"{torch.backends.cudnn.version()}"],
-    }
-    rows = [run_row(shape, mask == "causal", engines, args, telemetry, rng)
-            for shape in args.shape_list for mask in args.mask_list]
-    record["shapes"] = [samples(row, record["device"], args.seed) for row in rows]
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-    if args.md:
+        say(f"SKIPPED {name}: {reason}")
+    interrupted_by_term()
+    notes = ["lengths=log-uniform:LEAST: round(exp(u)), u uniform in [ln LEAST, ln Skv], drawn by Python's random.Random of the seed"]
+    record = Record(args.json, clock, engines[0].identity(), args.argv, missing, notes if args.serving else [])
+    rows: list[dict] = []
+    code = None
+    try:
+        measure_rows(args, engines, clock, record, rows)
+    except KeyboardInterrupt:
+        say(f"greenfast.ab: interrupted after {len(rows)} rows, which are kept")
+        code = 130
+    except DeviceLost as error:
+        say(f"greenfast.ab: {error}; the {len(rows)} rows before it are kept")
+        code = 24
+    record.write()
+    of = serving.table if args.serving else table
+    if args.md and rows:
         with open(args.md, "w", encoding="utf-8") as file:
-            file.write(table(rows, markdown=True) + "\n")
-    if args.plot:
+            file.write(of(rows, markdown=True) + "\n")
+    if args.plot and rows:
         plot(rows, args.plot)
-    print(table(rows, markdown=False))
-    ours = [row["engines"][e.name] for row in rows for e in engines if isinstance(e, Greenfast)]
+    if rows:
+        print(of(rows, markdown=False))
+    if args.serving:
+        for line in serving.reasons(rows):
+            say(line)
+    if code is not None:
+        return code
+    names = {e.name for e in engines if isinstance(e, Greenfast) or getattr(e, "ours", False)}
+    ours = [entry for row in rows for name, entry in row["engines"].items() if name in names]
     if any(entry.get("verdict") == "RED" for entry in ours):
         return 20
     return 0 if any(entry["us"] for entry in ours) else 3
+
+
+def measure_rows(args, engines, clock, record: Record, rows: list[dict]) -> None:
+    """Each row, in each way, as it is done goes to `rows` and to disk."""
+    telemetry, rng = Telemetry(), random.Random(args.seed)
+    begin = time.monotonic()
+    for asked in args.shape_list if args.serving else args.row_list:
+        if args.serving:
+            found = serving.run_row(asked, engines, args, clock, telemetry, rng)
+            record.add(*(serving.samples(row, clock, args.seed) for row in found))
+        else:
+            found = run_row(*asked, engines, args, clock, telemetry, rng)
+            record.add(*(samples(row, clock.name, args.seed) for row in found))
+        rows += found
+        for row in found:
+            say(f"{time.monotonic() - begin:6.1f} s  {serving.progress(row) if args.serving else progress(row)}")
+
+
+def progress(row: dict) -> str:
+    times = ", ".join(f"{name} {entry['p50_us']:.2f}" if "p50_us" in entry else f"{name} noise"
+                      for name, entry in row["engines"].items() if "p50_us" in entry or ways.is_noise(entry))
+    return f"{ways.title(row, row['shape'] + (' causal' if row['causal'] else ''))}: {times or 'nobody'}"
 
 
 if __name__ == "__main__":

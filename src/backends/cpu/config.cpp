@@ -1,18 +1,22 @@
 #include "backends/cpu/config.hpp"
 
+#include <dirent.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include <greenfast/arithmetic.hpp>
+
+#include "backends/cpu/small_file.hpp"
 #include "core/text.hpp"
 
 namespace greenfast::cpu {
@@ -25,29 +29,15 @@ Status bad_variable(std::string_view name, std::string_view value, std::string_v
                                                      "': ", possible, "; correct or unset it")};
 }
 
-// The mask of the process rather than of the caller, whose thread another runtime may have bound
-// to one CPU.
-std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
+void add_mask(pid_t thread, std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(getpid(), sizeof set, &set) != 0) return cpus;
+  if (sched_getaffinity(thread, sizeof set, &set) != 0) return;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (CPU_ISSET(static_cast<std::size_t>(cpu), &set)) cpus.push_back(cpu);
   }
-  return cpus;
-}
-
-// The first line of a small file, empty where there is none.
-std::string first_line(const std::string& path) {
-  std::string line;
-  if (std::FILE* const file = std::fopen(path.c_str(), "r")) {
-    char text[128] = {};
-    if (std::fgets(text, sizeof text, file) != nullptr) line = text;
-    (void)std::fclose(file);
-  }
-  while (!line.empty() && (line.back() == '\n' || line.back() == ' ')) line.pop_back();
-  return line;
+  std::sort(cpus.begin(), cpus.end());
+  cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
 }
 
 // Whole processors' worth of a quota, at least one; 0 where the numbers say there is none.
@@ -58,34 +48,76 @@ int processors_of(std::string_view quota, std::string_view period) {
     return error == std::errc{} && stop == text.data() + text.size() && value > 0;
   };
   if (!read(quota, wanted) || !read(period, each)) return 0;
-  return static_cast<int>(std::min<std::int64_t>(kMaxThreads, (wanted + each - 1) / each));
+  return static_cast<int>(std::min<std::int64_t>(kMaxThreads, ceil_div(wanted, each)));
 }
 
 }  // namespace
 
-int quota_threads(const std::string& root) {
-  if (root.empty()) return 0;
-  // Version 2 of cgroups: "150000 100000" or "max 100000".
-  const std::string both = first_line(root + "/cpu.max");
-  const auto space = both.find(' ');
-  if (space != std::string::npos) {
-    return processors_of(std::string_view(both).substr(0, space),
-                         std::string_view(both).substr(space + 1));
+// The mask of the process rather than of the caller, whose thread another runtime may have bound
+// to one CPU. OpenMP binds the first thread as well (OMP_PROC_BIND) and its others elsewhere: what
+// they may use together is then what the process may.
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+  add_mask(getpid(), cpus);
+  if (cpus.size() != 1) return cpus;
+  // Not by std::filesystem, whose code asks for a newer glibc than wheels may (tools/check_wheel).
+  DIR* const threads = opendir("/proc/self/task");
+  if (threads == nullptr) return cpus;
+  while (const dirent* const entry = readdir(threads)) {
+    const std::string_view name = entry->d_name;
+    pid_t thread = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), thread).ec == std::errc{})
+      add_mask(thread, cpus);
   }
-  return processors_of(first_line(root + "/cpu/cpu.cfs_quota_us"),
-                       first_line(root + "/cpu/cpu.cfs_period_us"));
+  closedir(threads);
+  return cpus;
+}
+
+int quota_threads(const std::string& root, const std::string& of) {
+  if (root.empty()) return 0;
+  int least = 0;
+  const auto limit = [&](int threads) {
+    if (threads > 0) least = least == 0 ? threads : std::min(least, threads);
+  };
+  const auto look = [&](const std::string& folder) {
+    // Version 2 of cgroups: "150000 100000" or "max 100000".
+    const std::string both = first_line(root + folder + "/cpu.max");
+    const auto space = both.find(' ');
+    if (space != std::string::npos) {
+      limit(processors_of(std::string_view(both).substr(0, space),
+                          std::string_view(both).substr(space + 1)));
+    }
+    limit(processors_of(first_line(root + "/cpu" + folder + "/cpu.cfs_quota_us"),
+                        first_line(root + "/cpu" + folder + "/cpu.cfs_period_us")));
+  };
+  look({});
+  // "0::/system.slice/unit.service", or "4:cpu,cpuacct:/docker/0123" in version 1. A container with a
+  // namespace of its own is at "/".
+  for (const std::string& line : lines_of(of)) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    std::string folder = line.substr(second + 1);
+    while (folder.size() > 1 && folder.front() == '/') {
+      look(folder);
+      folder.resize(folder.rfind('/'));
+    }
+  }
+  return least;
 }
 
 Environment read_environment() noexcept {
   return {.threads = std::getenv("GREENFAST_THREADS"),
           .pin = std::getenv("GREENFAST_PIN"),
           .isa = std::getenv("GREENFAST_ISA"),
-          .cgroup = "/sys/fs/cgroup"};
+          .cgroup = "/sys/fs/cgroup",
+          .cgroup_of = "/proc/self/cgroup",
+          .nodes = "/sys/devices/system/node"};
 }
 
 Result<PoolConfig> pool_config(const Environment& environment) {
   PoolConfig config;
   config.cpus = allowed_cpus();
+  config.nodes = numa_nodes(environment.nodes, config.cpus);
   if (environment.threads != nullptr) {
     const std::string_view text = environment.threads;
     const char* const end = text.data() + text.size();
@@ -101,7 +133,8 @@ Result<PoolConfig> pool_config(const Environment& environment) {
   }
   // More threads than a container may use at once would be stopped in the middle of their tasks,
   // and all the others would wait for them.
-  const int quota = environment.threads != nullptr ? 0 : quota_threads(environment.cgroup);
+  const int quota =
+      environment.threads != nullptr ? 0 : quota_threads(environment.cgroup, environment.cgroup_of);
   if (quota > 0) config.threads = std::min(config.threads, quota);
   if (environment.pin != nullptr) {
     const std::string_view text = environment.pin;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -17,6 +18,13 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kNames{"portable", "avx2", "avx512", "avx512bf16",
                                                  "avx512amx"};
+
+constexpr bool has(std::uint32_t bits, std::initializer_list<int> wanted) noexcept {
+  for (const int bit : wanted) {
+    if (((bits >> bit) & 1u) == 0) return false;
+  }
+  return true;
+}
 
 #if defined(__x86_64__)
 
@@ -37,25 +45,23 @@ std::uint64_t saved_state() noexcept {
   return (std::uint64_t{high} << 32) | low;
 }
 
-constexpr bool has(std::uint32_t bits, std::initializer_list<int> wanted) noexcept {
-  for (const int bit : wanted) {
-    if (((bits >> bit) & 1u) == 0) return false;
-  }
-  return true;
-}
-
 // Tiles of AMX are large, so Linux saves them only for processes that have asked (since 5.16).
 constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
 
-std::string_view ask_for_amx() noexcept {
-  constexpr int kTile = 24, kBf16 = 22;  // leaf 7.0, EDX
-  constexpr std::uint64_t kTileState = 0x60000;
-  if (!has(cpuid(7, 0).edx, {kTile, kBf16})) return "the processor has none";
-  if ((saved_state() & kTileState) != kTileState) return "the system does not save its tiles";
-  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) {
-    return "the system refuses this process its tiles (arch_prctl)";
-  }
-  return {};
+bool gives_tiles() noexcept { return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0; }
+
+Answers ask() noexcept {
+  constexpr int kOsxsave = 27;
+  const Registers leaf7 = cpuid(7, 0);
+  Answers answers;
+  answers.leaf1_ecx = cpuid(1, 0).ecx;
+  answers.leaf7_ebx = leaf7.ebx;
+  answers.leaf7_ecx = leaf7.ecx;
+  answers.leaf7_edx = leaf7.edx;
+  answers.leaf7_1_eax = cpuid(7, 1).eax;
+  if (has(answers.leaf1_ecx, {kOsxsave})) answers.saved_state = saved_state();
+  answers.gives_tiles = gives_tiles;
+  return answers;
 }
 
 // Twelve sums: two units with a latency of 4 to 6, and some to spare. Named, because an array would
@@ -119,21 +125,33 @@ std::optional<Isa> parse_isa(std::string_view text) noexcept {
 }
 
 // Bit numbers: Intel SDM volume 2A, CPUID.
-Isa detect_isa() noexcept {
-#if defined(__x86_64__)
+std::string_view why_no_amx(const Answers& answers) noexcept {
+  constexpr int kTile = 24, kBf16 = 22;  // leaf 7.0, EDX
+  constexpr std::uint64_t kTileState = 0x60000;
+  if (!has(answers.leaf7_edx, {kTile, kBf16})) return "the processor has none";
+  if ((answers.saved_state & kTileState) != kTileState) return "the system does not save its tiles";
+  if (!answers.gives_tiles()) return "the system refuses this process its tiles (arch_prctl)";
+  return {};
+}
+
+Isa best_isa(const Answers& answers, std::string_view no_amx) noexcept {
   constexpr int kFma = 12, kOsxsave = 27, kAvx = 28, kF16c = 29;   // leaf 1, ECX
   constexpr int kAvx2 = 5, kF = 16, kDq = 17, kBw = 30, kVl = 31;  // leaf 7.0, EBX
   constexpr int kVbmi = 1;                                         // leaf 7.0, ECX
   constexpr int kBf16 = 5;                                         // leaf 7.1, EAX
   constexpr std::uint64_t kYmmState = 0x6, kZmmState = 0xe6;
+  const auto saves = [&](std::uint64_t state) { return (answers.saved_state & state) == state; };
 
-  if (!has(cpuid(1, 0).ecx, {kFma, kOsxsave, kAvx, kF16c})) return Isa::portable;
-  const std::uint64_t saved = saved_state();
-  const Registers leaf7 = cpuid(7, 0);
-  if ((saved & kYmmState) != kYmmState || !has(leaf7.ebx, {kAvx2})) return Isa::portable;
-  if ((saved & kZmmState) != kZmmState || !has(leaf7.ebx, {kF, kDq, kBw, kVl})) return Isa::avx2;
-  if (!has(leaf7.ecx, {kVbmi}) || !has(cpuid(7, 1).eax, {kBf16})) return Isa::avx512;
-  return why_no_amx().empty() ? Isa::avx512amx : Isa::avx512bf16;
+  if (!has(answers.leaf1_ecx, {kFma, kOsxsave, kAvx, kF16c})) return Isa::portable;
+  if (!saves(kYmmState) || !has(answers.leaf7_ebx, {kAvx2})) return Isa::portable;
+  if (!saves(kZmmState) || !has(answers.leaf7_ebx, {kF, kDq, kBw, kVl})) return Isa::avx2;
+  if (!has(answers.leaf7_ecx, {kVbmi}) || !has(answers.leaf7_1_eax, {kBf16})) return Isa::avx512;
+  return no_amx.empty() ? Isa::avx512amx : Isa::avx512bf16;
+}
+
+Isa detect_isa() noexcept {
+#if defined(__x86_64__)
+  return best_isa(ask(), why_no_amx());
 #else
   return Isa::portable;
 #endif
@@ -141,7 +159,7 @@ Isa detect_isa() noexcept {
 
 std::string_view why_no_amx() noexcept {
 #if defined(__x86_64__)
-  static const std::string_view why = ask_for_amx();
+  static const std::string_view why = why_no_amx(ask());
   return why;
 #else
   return "the processor has none";

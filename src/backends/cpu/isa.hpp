@@ -1,6 +1,7 @@
 // Instruction sets that the CPU kernels know, from least to best.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -17,6 +18,18 @@ enum class Isa {
 /// "portable", "avx2", "avx512", "avx512bf16", "avx512amx".
 std::string_view name_of(Isa isa) noexcept;
 std::optional<Isa> parse_isa(std::string_view text) noexcept;
+/// What an x86-64 processor and its system say of themselves.
+struct Answers {
+  // Registers of CPUID's leaves.
+  std::uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_ecx = 0, leaf7_edx = 0, leaf7_1_eax = 0;
+  std::uint64_t saved_state = 0;             // XCR0: what the system saves on a context switch
+  bool (*gives_tiles)() noexcept = nullptr;  // asked only where everything else is there
+};
+/// Empty where AMX may be used, else the reason.
+std::string_view why_no_amx(const Answers& answers) noexcept;
+/// The best set; no_amx is what why_no_amx says.
+Isa best_isa(const Answers& answers, std::string_view no_amx) noexcept;
+
 /// The best set that this processor has and this operating system saves on a context switch. For
 /// AMX it asks the system to save tiles, which holds for the process from then on.
 Isa detect_isa() noexcept;

@@ -9,9 +9,12 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <span>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include <greenfast/arithmetic.hpp>
 
 namespace greenfast::cpu {
 namespace {
@@ -57,7 +60,7 @@ class Scratch {
     Block& block = blocks_[level];
     if (block.bytes < bytes) {
       constexpr std::size_t kPage = 4096;
-      const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+      const std::size_t rounded = round_up(bytes, kPage);
       std::free(block.data);
       block.data = std::aligned_alloc(kPage, rounded);
       block.bytes = block.data == nullptr ? 0 : rounded;
@@ -82,10 +85,12 @@ struct Nesting {
   ~Nesting() { --depth; }
 };
 
-void set_affinity(pthread_t thread, int cpu) noexcept {
+void set_affinity(pthread_t thread, std::span<const int> cpus) noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(static_cast<std::size_t>(cpu), &set);
+  for (const int cpu : cpus) {
+    if (cpu < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(cpu), &set);
+  }
   // A refusal costs speed only.
   (void)pthread_setaffinity_np(thread, sizeof set, &set);
 }
@@ -98,8 +103,11 @@ struct ThreadPool::Job {
   void* context;
   std::int64_t tasks;
   int max_threads;
-  int joined = 1;   // threads that ever took part; guarded by the team's mutex
-  int to_wake = 0;  // sleeping workers that are still to be woken; likewise
+  int joined = 1;          // threads that ever took part; guarded by the team's mutex
+  int to_wake = 0;         // sleeping workers that are still to be woken; likewise
+  std::size_t node = 0;    // the caller's; likewise
+  int near = 0;            // idle workers of that node that the run still counts on; likewise
+  bool near_only = false;  // they are all that it wants
   bool caller_sleeps = false;
   Job* next_job = nullptr;
   std::atomic<int> inside{0};  // workers now taking part
@@ -113,88 +121,173 @@ struct ThreadPool::Job {
       task(context, index, worker);
     }
   }
-  bool open() const noexcept {
-    return joined < max_threads && next.load(std::memory_order_relaxed) < tasks;
+  bool open_to(std::size_t worker_node) const noexcept {
+    return joined < max_threads && (!near_only || worker_node == node) &&
+           next.load(std::memory_order_relaxed) < tasks;
   }
 };
 
 struct ThreadPool::Team {
+  // Workers of one node of memory; there is one of these where the machine has one node, and where
+  // workers are not pinned.
+  struct Group {
+    std::condition_variable work_ready;
+    int sleepers = 0;
+    int waking = 0;   // of them: woken, and not yet up
+    int idle = 0;     // workers in no run
+    int claimed = 0;  // of them: counted on by a run
+  };
+  struct Worker {
+    std::thread thread;
+    std::size_t node = 0;  // index of its group
+    int cpu = -1;          // that it is pinned to
+    bool busy = false;
+  };
+
   const PoolConfig& config;
   std::mutex mutex;
-  std::condition_variable work_ready;
   std::condition_variable job_done;
   Job* jobs = nullptr;  // open runs, oldest first
-  int sleepers = 0;
   bool stopping = false;
   bool started = false;
-  std::vector<std::thread> workers;
-  // Pinning: workers[i] runs on cpu_of[i]; spare is the CPU of the mask that none has.
-  std::vector<int> cpu_of;
-  int spare = -1;
+  std::vector<Worker> workers;
+  std::vector<Group> groups;
+  int spare = -1;                      // the CPU of the mask that no pinned worker has
+  std::size_t home = 0;                // unpinned: the node they stay on
+  int away = 0;                        // runs in a row whose caller was on another
   std::atomic<std::uint32_t> news{0};  // counts jobs, so that spinning workers need no lock
   Team* previous = nullptr;
 
-  explicit Team(const PoolConfig& pool_config) : config(pool_config) {}
+  explicit Team(const PoolConfig& pool_config)
+      : config(pool_config), groups(pinned() ? std::max<std::size_t>(1, config.nodes.size()) : 1) {}
+
+  // A pool smaller than its mask is left to the scheduler: pinned, two such pools of two
+  // processes would share the first CPUs and leave the last idle.
+  bool pinned() const noexcept {
+    return config.pin && config.threads == static_cast<int>(config.cpus.size());
+  }
+  bool stays_near() const noexcept { return config.pin && !pinned() && config.nodes.size() > 1; }
 
   // Called with the mutex held.
   void start() noexcept {
     if (started) return;
     started = true;
-    const int wanted = config.threads - 1;
-    // A pool smaller than its mask is left to the scheduler: pinned, two such pools of two
-    // processes would share the first CPUs and leave the last idle.
-    const bool pinned = config.pin && config.threads == static_cast<int>(config.cpus.size());
+    const auto wanted = static_cast<std::size_t>(config.threads - 1);
     try {
-      workers.reserve(static_cast<std::size_t>(wanted));
-      if (pinned) cpu_of.assign(config.cpus.begin() + 1, config.cpus.end());
-      for (int i = 0; i < wanted; ++i) {
-        workers.emplace_back([this] { serve(); });
-        if (pinned) {
-          set_affinity(workers.back().native_handle(), cpu_of[static_cast<std::size_t>(i)]);
+      workers.reserve(wanted);  // workers look at their own entries
+      if (stays_near()) home = node_of(config.nodes, sched_getcpu());
+      // Said for unpinned workers too: they would inherit the mask of this caller, whose thread its
+      // program may have bound to one CPU.
+      const std::vector<int> shared =
+          stays_near() ? cpus_near(config.nodes, home, config.threads) : config.cpus;
+      for (std::size_t i = 0; i < wanted; ++i) {
+        Worker& worker = workers.emplace_back();
+        if (pinned()) {
+          worker.cpu = config.cpus[i + 1];
+          if (groups.size() > 1) worker.node = node_of(config.nodes, worker.cpu);
         }
+        try {
+          worker.thread = std::thread([this, i] { serve(i); });
+        } catch (const std::system_error&) {
+          workers.pop_back();
+          throw;
+        }
+        ++groups[worker.node].idle;
+        const auto own = pinned() ? std::span<const int>(&worker.cpu, 1) : std::span(shared);
+        if (!own.empty()) set_affinity(worker.thread.native_handle(), own);
       }
     } catch (const std::exception&) {
       // Fewer workers, or none: the caller does the work.
     }
-    if (pinned) spare = config.cpus.front();
+    if (pinned()) spare = config.cpus.front();
   }
 
   // Called with the mutex held. The caller's thread is not ours to move; so the worker that is
   // pinned where the caller now runs goes to the CPU that no worker has.
-  void make_way() noexcept {
-    if (spare < 0) return;
-    const int here = sched_getcpu();
-    if (here == spare) return;
-    const auto owner = std::find(cpu_of.begin(), cpu_of.end(), here);
-    const auto index = static_cast<std::size_t>(owner - cpu_of.begin());
-    if (index >= workers.size()) return;
-    set_affinity(workers[index].native_handle(), spare);
-    cpu_of[index] = spare;
+  void make_way(int here) noexcept {
+    if (spare < 0 || here == spare) return;
+    const auto owner = std::find_if(workers.begin(), workers.end(),
+                                    [&](const Worker& worker) { return worker.cpu == here; });
+    if (owner == workers.end()) return;
+    set_affinity(owner->thread.native_handle(), {&spare, 1});
+    owner->cpu = spare;
     spare = here;
+    if (groups.size() == 1) return;
+    const std::size_t node = node_of(config.nodes, owner->cpu);
+    if (!owner->busy) {
+      --groups[owner->node].idle;
+      ++groups[node].idle;
+    }
+    owner->node = node;
   }
 
-  // Called with the mutex held: how many workers the calling thread is to wake for a job. Each that
-  // wakes does the same, so that no thread pays for all (a wake-up costs it microseconds).
-  int share_of_wakes(Job& job) const noexcept {
-    constexpr int kEach = 2;
-    const int share = std::min({kEach, job.to_wake, sleepers});
-    job.to_wake -= share;
-    return share;
+  // Called with the mutex held. A caller that has settled on another node takes its workers along.
+  void follow(int here) noexcept {
+    constexpr int kSettled =
+        16;  // moving costs a system call a worker, and their arenas stay behind
+    const std::size_t node = node_of(config.nodes, here);
+    away = node == home ? 0 : away + 1;
+    if (away < kSettled) return;
+    home = node;
+    away = 0;
+    try {
+      const std::vector<int> near = cpus_near(config.nodes, home, config.threads);
+      for (Worker& worker : workers) set_affinity(worker.thread.native_handle(), near);
+    } catch (const std::bad_alloc&) {
+      // They stay where they are.
+    }
   }
 
-  void serve() {
+  // Called with the mutex held: takes from `job` the sleeping workers that the calling thread is to
+  // wake, of the job's own node first. Each that wakes does the same, so that no thread pays for all
+  // (a wake-up costs it microseconds).
+  struct Wakes {
+    static constexpr int kEach = 2;
+    std::condition_variable* at[kEach] = {};
+    void notify() const noexcept {
+      for (std::condition_variable* const each : at) {
+        if (each != nullptr) each->notify_one();
+      }
+    }
+  };
+  Wakes share_of_wakes(Job& job) noexcept {
+    Wakes wakes;
+    for (std::condition_variable*& wake : wakes.at) {
+      if (job.to_wake == 0) break;
+      Group* from = &groups[job.node];
+      for (std::size_t i = 0; from->sleepers <= from->waking && i < groups.size(); ++i) {
+        if (!job.near_only) from = &groups[i];
+      }
+      if (from->sleepers <= from->waking) break;
+      ++from->waking;
+      --job.to_wake;
+      wake = &from->work_ready;
+    }
+    return wakes;
+  }
+
+  void serve(std::size_t index) {
     std::unique_lock lock(mutex);
     while (!stopping) {
+      Worker& self = workers[index];
       Job* job = jobs;
-      while (job != nullptr && !job->open()) job = job->next_job;
+      while (job != nullptr && !job->open_to(self.node)) job = job->next_job;
       if (job != nullptr) {
         const int worker = job->joined++;
         job->inside.fetch_add(1, std::memory_order_relaxed);
-        int wake = share_of_wakes(*job);
+        self.busy = true;
+        --groups[self.node].idle;
+        if (self.node == job->node && job->near > 0) {
+          --job->near;
+          --groups[self.node].claimed;
+        }
+        const Wakes wakes = share_of_wakes(*job);
         lock.unlock();
-        for (; wake > 0; --wake) work_ready.notify_one();
+        wakes.notify();
         job->work(worker);
         lock.lock();
+        self.busy = false;
+        ++groups[self.node].idle;
         // After the decrement the caller may return, and the job is gone.
         const bool sleeps = job->caller_sleeps;
         job->inside.fetch_sub(1, std::memory_order_release);
@@ -205,29 +298,42 @@ struct ThreadPool::Team {
       lock.unlock();
       const bool changed = spin_until([&] { return news.load(std::memory_order_relaxed) != seen; });
       lock.lock();
-      if (changed) continue;
-      ++sleepers;
-      work_ready.wait(lock,
-                      [&] { return stopping || news.load(std::memory_order_relaxed) != seen; });
-      --sleepers;
+      if (changed || news.load(std::memory_order_relaxed) != seen) continue;
+      Group& group = groups[self.node];
+      ++group.sleepers;
+      group.work_ready.wait(
+          lock, [&] { return stopping || news.load(std::memory_order_relaxed) != seen; });
+      --group.sleepers;
+      if (group.waking > 0) --group.waking;
     }
   }
 
   void run(Job& job) {
-    int wake = 0;
+    Wakes wakes;
     {
       const std::lock_guard lock(mutex);
       start();
-      if (jobs == nullptr) make_way();
+      const int here = sched_getcpu();
+      if (jobs == nullptr) {
+        make_way(here);
+        if (stays_near()) follow(here);
+      }
+      const int wanted = static_cast<int>(std::min<std::int64_t>(job.max_threads, job.tasks)) - 1;
+      if (groups.size() > 1) {
+        job.node = node_of(config.nodes, here);
+        Group& group = groups[job.node];
+        job.near = std::clamp(group.idle - group.claimed, 0, wanted);
+        job.near_only = job.near == wanted;
+        group.claimed += job.near;
+      }
       Job** last = &jobs;
       while (*last != nullptr) last = &(*last)->next_job;
       *last = &job;
       news.fetch_add(1, std::memory_order_relaxed);
-      job.to_wake =
-          static_cast<int>(std::min<std::int64_t>({sleepers, job.max_threads - 1, job.tasks - 1}));
-      wake = share_of_wakes(job);
+      job.to_wake = wanted;
+      wakes = share_of_wakes(job);
     }
-    for (; wake > 0; --wake) work_ready.notify_one();
+    wakes.notify();
 
     job.work(0);
 
@@ -236,6 +342,7 @@ struct ThreadPool::Team {
       Job** at = &jobs;
       while (*at != &job) at = &(*at)->next_job;
       *at = job.next_job;
+      groups[job.node].claimed -= job.near;
     }
     // No worker can join any more.
     const auto finished = [&] { return job.inside.load(std::memory_order_acquire) == 0; };
@@ -255,8 +362,8 @@ struct ThreadPool::Team {
       stopping = true;
       news.fetch_add(1, std::memory_order_relaxed);
     }
-    work_ready.notify_all();
-    for (std::thread& worker : workers) worker.join();
+    for (Group& group : groups) group.work_ready.notify_all();
+    for (Worker& worker : workers) worker.thread.join();
   }
 };
 

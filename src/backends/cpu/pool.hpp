@@ -6,20 +6,26 @@
 #include <cstdint>
 #include <vector>
 
+#include "backends/cpu/numa.hpp"
 #include "core/executor.hpp"
 
 namespace greenfast::cpu {
 
 /// How many threads, and where they may run.
 struct PoolConfig {
-  int threads = 1;        // the caller counts as one
-  std::vector<int> cpus;  // CPUs of the affinity mask
-  bool pin = true;        // workers on CPUs of their own, where the pool fills the mask
+  int threads = 1;                   // the caller counts as one
+  std::vector<int> cpus;             // CPUs of the affinity mask
+  bool pin = true;                   // workers on CPUs of their own, where the pool fills the mask
+  std::vector<NumaNode> nodes = {};  // of those CPUs; empty where there is one
 };
 
 /// An Executor whose workers start with the first run that can use them. Several callers may run
 /// at once: each works on its own tasks, and idle workers join whichever run has tasks left. A run
 /// from inside a task stays on its thread. After a fork the child starts workers of its own.
+///
+/// On a machine of several nodes of memory a run takes workers of its caller's node as far as they go, and
+/// a pool smaller than its mask stays on that node. Arenas are first touched by the thread that uses
+/// them, so they lie there too.
 ///
 /// Between runs a worker spins for a short while, because a wake-up from the kernel costs tens of
 /// microseconds, then sleeps.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cfenv>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -28,6 +29,22 @@ float load(DType dtype, const void* data, std::int64_t index) {
                              : std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
+// To nearest, subnormals kept, for as long as it lives; then the mode of the host again, which threads
+// inherit from the one that made them.
+class DefaultFloatMode {
+ public:
+  DefaultFloatMode() noexcept {
+    (void)std::fegetenv(&host_);
+    (void)std::fesetenv(FE_DFL_ENV);
+  }
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+  ~DefaultFloatMode() { (void)std::fesetenv(&host_); }
+
+ private:
+  std::fenv_t host_{};
+};
+
 struct Job {
   const QuantizeProblem& p;
   const QuantizeTensors& t;
@@ -43,6 +60,7 @@ struct Job {
 };
 
 void find_largest(void* context, std::int64_t head, int /*worker*/) {
+  const DefaultFloatMode mode;
   Job& job = *static_cast<Job*>(context);
   float largest = 0;
   job.each_row(head, [&](std::int64_t from, std::int64_t) {
@@ -55,6 +73,7 @@ void find_largest(void* context, std::int64_t head, int /*worker*/) {
 }
 
 void encode(void* context, std::int64_t head, int /*worker*/) {
+  const DefaultFloatMode mode;
   const Job& job = *static_cast<Job*>(context);
   const float scale = job.p.scales == ScaleKind::none     ? 1.0f
                       : job.p.scales == ScaleKind::tensor ? job.t.scale[0]
@@ -74,6 +93,7 @@ Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::
   if (p.scales != ScaleKind::none && p.compute_scales) {
     job.largest.resize(static_cast<std::size_t>(heads));
     context.executor->run(heads, find_largest, &job);
+    const DefaultFloatMode mode;
     if (p.scales == ScaleKind::tensor) {
       t.scale[0] = core::e4m3_scale(*std::max_element(job.largest.begin(), job.largest.end()));
     } else {

@@ -8,7 +8,9 @@
 #include <memory>
 #include <string>
 
+#include "backends/cuda/append.hpp"
 #include "backends/cuda/fill_empty.hpp"
+#include "backends/cuda/merge.hpp"
 #include "backends/cuda/quantize.hpp"
 #include "core/backend.hpp"
 
@@ -128,6 +130,13 @@ Status enter(int index) noexcept {
 
 extern const core::Backend backend;
 const core::Backend backend{
-    .count = count, .facts = facts, .enter = enter, .fill_empty = fill_empty, .quantize = quantize};
+    .count = count,
+    .facts = facts,
+    .enter = enter,
+    .fill_empty = fill_empty,
+    .quantize = quantize,
+    .merge = merge,
+    .append = append,
+};
 
 }  // namespace greenfast::cuda

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <string>
 
+#include <greenfast/arithmetic.hpp>
+
 namespace greenfast::cuda {
 namespace {
 
@@ -43,8 +45,8 @@ Status fill_empty(const Problem& problem, const Tensors& tensors, const core::Co
                      .stride_s = problem.o.stride[2]};
   if (shape.elements == 0) return {};
   constexpr int kThreads = 256;
-  const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>((shape.elements + kThreads - 1) / kThreads, 4096));
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(ceil_div(shape.elements, kThreads), 4096));
   float* lse = problem.lse ? tensors.lse : nullptr;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   // Zero has the same bits in every output type of one size.

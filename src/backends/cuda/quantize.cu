@@ -4,14 +4,15 @@
 // of a row. Bound: device memory, the values read twice.
 #include "backends/cuda/quantize.hpp"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 
+#include <greenfast/arithmetic.hpp>
+
+#include "backends/cuda/elements.cuh"
 #include "core/e4m3.hpp"
 
 namespace greenfast::cuda {
@@ -25,10 +26,6 @@ struct View {
   std::int64_t per_head;  // parts of a (batch, head)
   bool one_scale;
 };
-
-__device__ __forceinline__ float value_of(float x) { return x; }
-__device__ __forceinline__ float value_of(__half x) { return __half2float(x); }
-__device__ __forceinline__ float value_of(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 /// Offsets of part `i` of head `blockIdx.y + ...` in both tensors.
 struct Place {
@@ -51,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
       const T* p = from + place(view, head, i).from;
 #pragma unroll
       for (int e = 0; e < kPart; ++e) {
-        const unsigned magnitude = __float_as_uint(fabsf(value_of(p[e])));
+        const unsigned magnitude = __float_as_uint(fabsf(widen(p[e])));
         if (magnitude < 0x7f800000u) largest = max(largest, magnitude);
       }
     }
@@ -93,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
       const Place at = place(view, head, i);
       float x[kPart];
 #pragma unroll
-      for (int e = 0; e < kPart; ++e) x[e] = __fdiv_rn(value_of(from[at.from + e]), divisor);
+      for (int e = 0; e < kPart; ++e) x[e] = __fdiv_rn(widen(from[at.from + e]), divisor);
 #pragma unroll
       for (int word = 0; word < kPart; word += 4) {
         const std::uint32_t codes = encode4(x[word], x[word + 1], x[word + 2], x[word + 3]);
@@ -111,17 +108,17 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, const View& view
             cudaStream_t stream) {
   const std::int64_t all_heads = p.batch * p.heads;
   const std::int64_t scales = view.one_scale ? 1 : all_heads;
-  const dim3 grid(static_cast<unsigned>(
-                      std::clamp<std::int64_t>((view.per_head + kThreads - 1) / kThreads, 1, 1024)),
-                  static_cast<unsigned>(std::min<std::int64_t>(all_heads, 65535)));
+  const dim3 grid(
+      static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(view.per_head, kThreads), 1, 1024)),
+      static_cast<unsigned>(std::min<std::int64_t>(all_heads, 65535)));
   const auto* from = static_cast<const T*>(t.from);
   const bool scaled = p.scales != ScaleKind::none;
   if (scaled && p.compute_scales) {
     cudaMemsetAsync(t.scale, 0, static_cast<std::size_t>(scales) * sizeof(float), stream);
     largest_magnitude<<<grid, kThreads, 0, stream>>>(from, reinterpret_cast<unsigned*>(t.scale),
                                                      view, all_heads);
-    finish_scales<<<static_cast<unsigned>((scales + kThreads - 1) / kThreads), kThreads, 0,
-                    stream>>>(t.scale, scales);
+    finish_scales<<<static_cast<unsigned>(ceil_div(scales, kThreads)), kThreads, 0, stream>>>(
+        t.scale, scales);
   }
   encode<<<grid, kThreads, 0, stream>>>(from, static_cast<std::uint8_t*>(t.to),
                                         scaled ? t.scale : nullptr, view, all_heads);

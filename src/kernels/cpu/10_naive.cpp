@@ -1,14 +1,21 @@
-// 10_naive.cpp   Idea: what one writes first. One query row at a time, scores in fp32, softmax in
-// two passes over a chunk of scores, then the weighted sum of the values.
-// Limits: none; every problem that check() accepts.
-// Budget: 1 KiB of scores, one row of floats for each of Q, K and O.
-// Expected bound: arithmetic of the compiler's baseline instruction set, and K and V read once per
-// query.
+// cpu.naive: what a reader writes first, and what the other kernels are held against. Any CPU.
+//
+// Idea    One query row at a time: scores in fp32 for a chunk of 256 keys, their maximum, their
+//         weights, then the weighted sum of the values in fp64, rescaled where a later chunk has a
+//         larger score.
+// Takes   every problem that check() accepts.
+// Limits  none.
+// Budget  5 KiB of stack a thread: 256 scores, a row each of Q and of K or V in fp32, one of O in
+//         fp64. No workspace.
+// Bound   arithmetic of the compiler's baseline instruction set, in one chain of sums a score; K
+//         and V are read, and converted, once per query.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
+
+#include <greenfast/arithmetic.hpp>
 
 #include "core/executor.hpp"
 #include "core/sequences.hpp"
@@ -204,7 +211,7 @@ core::Executor::Task task_for(DType in, DType out) {
 }
 
 std::int64_t task_count(const Problem& problem) {
-  return (problem.batch * problem.heads_q * problem.seq_q + kRowsPerTask - 1) / kRowsPerTask;
+  return ceil_div(problem.batch * problem.heads_q * problem.seq_q, kRowsPerTask);
 }
 
 bool supports(const Problem& /*problem*/, const DeviceFacts& /*facts*/, core::Choice /*choice*/,

@@ -1,10 +1,12 @@
-// The generic half of the flash kernel: what it accepts, how it divides the work, and the choice
-// of the code for the instruction set.
+// The generic half of cpu.flash: what it accepts, how it divides the work, and the choice of the
+// code for the instruction set. The kernel's card stands at the head of 20_flash_kernel.hpp.
 #include "kernels/cpu/20_flash.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+
+#include <greenfast/arithmetic.hpp>
 
 #include "core/executor.hpp"
 #include "core/sequences.hpp"
@@ -90,7 +92,7 @@ Band band_of(const Problem& problem, std::int64_t seq_q, std::int64_t seq_kv, st
 }
 
 std::int64_t parts_of(Interval seen, std::int64_t keys) {
-  return seen.begin == seen.end ? 0 : (seen.end + keys - 1) / keys - seen.begin / keys;
+  return seen.begin == seen.end ? 0 : ceil_div(seen.end, keys) - seen.begin / keys;
 }
 
 // How many keys a part has, 0 where there is one part; from the sequence's own rows and keys.
@@ -98,8 +100,8 @@ std::int64_t split_keys_of(std::int64_t rows, Interval seen, int max_splits) {
   const std::int64_t most =
       max_splits > 0 ? std::min<std::int64_t>(max_splits, kMostParts) : kMostParts;
   if (rows > kSplitRows || most == 1 || parts_of(seen, kSplitKeys) <= 1) return 0;
-  const std::int64_t least = (seen.end - seen.begin + most - 1) / most;
-  std::int64_t keys = std::max(kSplitKeys, (least + kSplitKeys - 1) / kSplitKeys * kSplitKeys);
+  const std::int64_t least = ceil_div(seen.end - seen.begin, most);
+  std::int64_t keys = std::max(kSplitKeys, round_up(least, kSplitKeys));
   while (parts_of(seen, keys) > most) keys += kSplitKeys;
   return parts_of(seen, keys) > 1 ? keys : 0;
 }
@@ -116,7 +118,7 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int64_t rows = problem.seq_q * (problem.heads_q / problem.heads_kv);
   const std::int64_t kv_heads = problem.batch * problem.heads_kv;
   const int threads = std::max(1, facts.multiprocessors);
-  const auto tasks_of = [&](int task_rows) { return (rows + task_rows - 1) / task_rows; };
+  const auto tasks_of = [&](int task_rows) { return ceil_div(rows, task_rows); };
 
   Division division;
   // A task converts and fetches each tile of K and V once for all its rows; that matters most where
@@ -157,7 +159,7 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
     auto most = keys / (2 * key_tile(problem, code));
     if (choice.max_splits > 0) most = std::min<std::int64_t>(most, choice.max_splits);
     division.splits =
-        static_cast<int>(std::max<std::int64_t>(1, std::min(most, (wanted + tasks - 1) / tasks)));
+        static_cast<int>(std::max<std::int64_t>(1, std::min(most, ceil_div(wanted, tasks))));
   }
   return division;
 }
@@ -280,7 +282,7 @@ List make_list(const Problem& problem, const Tensors& tensors, const DeviceFacts
   list.threads = work < (amx ? kWorthThreadsAmx : kWorthThreads) ? 1 : facts.multiprocessors;
 
   const auto tasks_of = [&](const flash::Entry& entry) {
-    return call.heads_kv * entry.splits * ((entry.rows + call.task_rows - 1) / call.task_rows);
+    return call.heads_kv * entry.splits * ceil_div(entry.rows, call.task_rows);
   };
   const auto all_tasks = [&] {
     std::int64_t tasks = 0;
@@ -307,7 +309,7 @@ List make_list(const Problem& problem, const Tensors& tensors, const DeviceFacts
   }
   for (std::int64_t n = 0; n < problem.batch; ++n) {
     flash::Entry& entry = entries[n];
-    entry.row_tasks = (entry.rows + call.task_rows - 1) / call.task_rows;
+    entry.row_tasks = ceil_div(entry.rows, call.task_rows);
     entry.first_task = list.tasks;
     entry.first_whole = list.whole_tasks;
     list.tasks += tasks_of(entry);

@@ -1,14 +1,22 @@
-// 20_flash_kernel.hpp   Idea: tiled online softmax over S^T, with queries in the vector lanes.
-// S^T = K Q^T and O^T += V^T P^T take K and V as broadcast operands, as they lie in memory with any
-// strides; only the tile of Q is transposed on entry and that of O on exit. Maximum, sum and
-// rescaling are then vertical: there is no horizontal reduction anywhere.
-// New since naive: register tiles, tiles of keys, the vector exponential, bf16 products.
-// Limits: none; every problem that check() accepts.
-// Budget: up to task_rows rows of Q and O, one tile of scores, one tile each of K and V where they
-// need converting; 1.2 MiB at head dim 256.
-// Expected bound: FMA, or vdpbf16ps, throughput.
+// cpu.flash: tiled online softmax, one source for five instruction sets.
+//
+// Idea    S^T = K Q^T and O^T += V^T P^T, with queries in the vector lanes. K and V are broadcast
+//         operands, as they lie in memory with any strides; only the tile of Q is transposed on
+//         entry and that of O on exit. Maximum, sum and rescaling are then vertical: there is no
+//         horizontal reduction anywhere. New since naive: register tiles, tiles of keys, the vector
+//         exponential, bf16 products, AMX.
+// Takes   every problem that check() accepts.
+// Limits  none; a head of up to 8 rows goes another way round (docs/kernels/cpu-flash.md).
+// Budget  a thread's arena: up to task_rows rows of Q and O, one tile of scores, one tile each of K
+//         and V where they need converting; 1.2 MiB at head dim 256. Where keys are split, the
+//         parts' O and sums, in memory that the calling thread keeps.
+// Bound   FMA, vdpbf16ps or tdpbf16ps throughput; memory for few rows.
 //
 // Included once by each 20_flash_<isa>.cpp after the simd header of its instruction set.
+#include <greenfast/arithmetic.hpp>
+
+#include "core/constants.hpp"
+
 namespace greenfast::kernels::flash {
 namespace {
 
@@ -17,7 +25,6 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kMaxTiles = 32;  // register-tile rows of one task
 constexpr int kMaxKeyTile = 384;
 constexpr int kStageStride = kMaxHeadDim + kLanes;
-constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kInfinity = __builtin_inff();
 
 // What the multiplications work on. A unit is 4 bytes: as many elements along the reduction as one
@@ -68,7 +75,7 @@ struct Bump {
   template <class T>
   T* take(std::int64_t count) {
     T* const part = base == nullptr ? nullptr : reinterpret_cast<T*>(base + used);
-    used += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
+    used += round_up(count * static_cast<std::int64_t>(sizeof(T)), 64);
     return part;
   }
 };
@@ -178,9 +185,7 @@ void value_block(const float* p, int units, const char* v, std::int64_t v_stride
 constexpr int kBlockKeys = 2 * kTileSide;
 
 /// Rows of one piece of Q^T.
-constexpr int query_units(int head_dim) {
-  return (head_dim + kBlockKeys - 1) / kBlockKeys * kTileSide;
-}
+constexpr int query_units(int head_dim) { return ceil_div(head_dim, kBlockKeys) * kTileSide; }
 
 /// Scores of one block of keys. k: its first row of tiles, `steps` tiles of each piece.
 template <int kPieces, int kVectors>
@@ -277,7 +282,7 @@ template <int kVectors>
 // before it would be off by half a unit in *its* last place, 32 at 2^29; and halved before, because
 // finite scores may be farther apart than the largest float. factor is 2 log2(e) times what one
 // natural unit of score is.
-constexpr float kFactorOfUnit = 2.0f * kLog2e;
+constexpr float kFactorOfUnit = 2.0f * core::kLog2E;
 constexpr float kLargest = 0x1.fffffep127f;
 
 // Weights are smaller by 2^32, so that their sum, over up to 2^32 keys, is below 1 and values up to
@@ -318,7 +323,7 @@ template <int kDegree, int kDown>
   const Vec small = mul_add(mul(scaled, z), p, scaled);
   // The clamp keeps the exponential finite, and the result is 1 long before.
   const Vec bounded = if_less(set(20.0f), magnitude, set(20.0f), magnitude);
-  const Vec power = exp2<5>(mul(bounded, set(2.0f * kLog2e)));
+  const Vec power = exp2<5>(mul(bounded, set(2.0f * core::kLog2E)));
   const Vec large = sub(set(1.0f), div(set(2.0f), add(power, set(1.0f))));
   return if_less(magnitude, set(0.625f), small, mul(copy_sign(large, x), cap));
 }
@@ -525,8 +530,6 @@ void tile_column(float* s, int blocks, const char* v, int columns, Vec factor, V
   store(sums, sum);
 }
 #endif
-
-constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
 /// Where a task lies.
 struct Plot {
@@ -841,7 +844,7 @@ void attend_tile(const Call& call, const Plot& plot, const Tile& tile, std::int6
   }
 
   if constexpr (!A::kTiles) {
-    const int key_units = (keys + A::kPerUnit - 1) / A::kPerUnit;
+    const int key_units = ceil_div(keys, A::kPerUnit);
     int few = 0;  // narrow blocks, as many as make the rest a multiple of the wide one
     while ((call.value_dim - few * R::kFewColumns) % R::kColumns != 0) ++few;
     const int wide_end = call.value_dim - few * R::kFewColumns;
@@ -1563,7 +1566,7 @@ void lay_out(const Call& call, const Entry& entry, std::int64_t row_task, Bump& 
     tile.first_row = row;
     tile.last_row = (row + call.tile_rows < end ? row + call.tile_rows : end) - 1;
     const auto rows = static_cast<int>(tile.last_row - row + 1);
-    tile.vectors = (rows + kLanes - 1) / kLanes;
+    tile.vectors = ceil_div(rows, kLanes);
     if (tile.vectors == 3) tile.vectors = 4;
     const std::int64_t first = tile.first_row / call.group, last = tile.last_row / call.group;
     tile.some = seen_by_some(entry.band, first, last);
@@ -1634,7 +1637,7 @@ Keys keys_of_part(const Call& call, const Plot& plot, const Tiles& tiles) {
   // Tiles of keys begin at multiples of key_tile whatever the rows, so that a row's bits do not
   // depend on which rows it is processed with.
   const std::int64_t first = keys.seen.begin / call.key_tile;
-  const std::int64_t end = (keys.seen.end + call.key_tile - 1) / call.key_tile;
+  const std::int64_t end = ceil_div(keys.seen.end, call.key_tile);
   if (entry.split_keys == 0) {
     keys.begin_tile = first + (end - first) * plot.split / entry.splits;
     keys.end_tile = first + (end - first) * (plot.split + 1) / entry.splits;

@@ -1,13 +1,17 @@
-// 30_merge.cpp   Idea: two parts of a row's keys, each normalised by itself, weighed by their sums.
-// New since flash: nothing; what flash does with its own parts, for parts of the caller.
-// Limits: none; every problem that check_merge() accepts.
-// Budget: nothing beside the tensors.
-// Expected bound: memory.
+// merge on the CPU: two parts of a row's keys become one. Any CPU; no variant, it is called by name.
 //
-// Compiled without contraction of products and sums: the order of the parts changes no bit.
+// Idea    Each part is normalised by itself, and weighed by its share of the sums, which the LSEs
+//         tell; what flash does with its own parts, for parts of the caller. In fp64, and compiled
+//         without contraction of products and sums, so that the order of the parts changes no bit.
+// Takes   every problem that check_merge() accepts; a part whose weight is 0 is not read.
+// Limits  none.
+// Budget  nothing beside the tensors.
+// Bound   memory: each part is read once, O written once.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include <greenfast/arithmetic.hpp>
 
 #include "core/executor.hpp"
 #include "core/serving.hpp"
@@ -83,7 +87,7 @@ Status cpu_merge(const MergeProblem& problem, const MergeTensors& tensors,
                  const core::Context& context) {
   Merge merge{problem, tensors};
   const std::int64_t rows = problem.batch * problem.heads * problem.seq;
-  context.executor->run((rows + kMergeRows - 1) / kMergeRows, merge_rows, &merge);
+  context.executor->run(ceil_div(rows, kMergeRows), merge_rows, &merge);
   return {};
 }
 

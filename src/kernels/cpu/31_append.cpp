@@ -1,8 +1,11 @@
-// 31_append.cpp   Idea: one token after the other, from wherever it lies to wherever its key goes.
-// New since merge: pages; rotary embedding of K on the way, and of Q.
-// Limits: none; every problem that check_append() accepts.
-// Budget: one row of floats.
-// Expected bound: memory.
+// append on the CPU: new tokens into a cache. Any CPU; no variant, it is called by name.
+//
+// Idea    One token after the other, from wherever it lies to wherever its key goes, a page of a
+//         pool or a row; K is turned on the way (rotary embedding), and so is Q.
+// Takes   every problem that check_append() accepts.
+// Limits  none.
+// Budget  nothing beside the tensors.
+// Bound   memory: each new token is read once and written once.
 #include <cstring>
 
 #include "core/executor.hpp"

@@ -262,3 +262,40 @@ def test_a_cache_grows_on_the_device():
     assert torch.equal(caches[0][0, 4:7], k[0]) and torch.equal(caches[1][1, :3], v[1]) and not caches[0][0, 7:].any()
     with pytest.raises(ValueError, match="cu_q lies on cpu"):
         greenfast.attention(k[0].transpose(0, 1), k, v, cu_q=torch.tensor([0, 3], dtype=torch.int32), layout="bhsd")
+
+
+@pytest.mark.parametrize("dtype, error", TYPES)
+def test_parts_of_the_keys_merge_on_the_device(dtype, error):
+    q, k, v = tensors(dtype, rows=190, keys=333)
+    parts = [x for a, b in ((0, 100), (100, 333)) for x in greenfast.attention(q, k[:, :, a:b], v[:, :, a:b], return_lse=True)]
+    out, lse = attempt("merge", greenfast.merge, *parts)
+    want, want_lse = reference.attention(*(x.float().cpu().numpy() for x in (q, k, v)))
+    np.testing.assert_allclose(out.float().cpu(), want, atol=error)
+    np.testing.assert_allclose(lse.cpu(), want_lse, atol=error)
+    swapped = greenfast.merge(*parts[2:], *parts[:2])
+    assert torch.equal(swapped[0], out) and torch.equal(swapped[1], lse)
+    # A part that is empty is not read.
+    nothing = torch.full_like(parts[0], torch.nan), torch.full_like(parts[1], -torch.inf)
+    alone = greenfast.merge(*parts[:2], *nothing)
+    assert torch.equal(alone[0], parts[0]) and torch.equal(alone[1], parts[1])
+
+
+@pytest.mark.parametrize("rotary", ["interleaved", "neox"])
+@pytest.mark.parametrize("dtype", [dtype for dtype, _ in TYPES])
+def test_append_on_the_device_puts_and_turns_as_on_the_cpu(dtype, rotary):
+    draw = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(2, 3, 2, 64, generator=draw).to(dtype) for _ in range(2))
+    q = torch.randn(2, 3, 4, 64, generator=draw).to(dtype)
+    angles = torch.randn(32, 32, generator=draw)
+    options = dict(used_kv=torch.tensor([5, 14], dtype=torch.int32), page_table=torch.tensor([[3, 0, 5], [1, 4, 2]], dtype=torch.int32),
+                   cos=angles.cos(), sin=angles.sin())
+
+    def run(device):
+        pools = [torch.full((6, 7, 2, 64), 8.0, dtype=dtype, device=device) for _ in range(2)]
+        turned = greenfast.append(k.to(device), v.to(device), *pools, q=q.to(device), rotary=rotary, layout="bshd",
+                                  **{name: x.to(device) for name, x in options.items()})
+        return [turned.cpu(), *(x.cpu() for x in pools)]
+
+    for got, want in zip(attempt("append", run, "cuda"), run("cpu")):
+        # One rounding apart at most, where products are fused in another order.
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=torch.finfo(dtype).eps)

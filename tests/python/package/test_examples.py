@@ -1,4 +1,5 @@
 """What the docs and examples show, run as written."""
+import importlib.util
 import os
 import pathlib
 import re
@@ -54,6 +55,61 @@ def test_pages_on_numpy():
 def test_generation_from_pages_end_to_end():
     done = subprocess.run([sys.executable, ROOT / "examples" / "paged.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.count("as without pages") == 3, done.stdout + done.stderr
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def one_thread():
+    """The example's matrices are too small for more: on a busy machine they wait for each other."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("model, server", [(dict(), dict(pages=60, page=16, budget=64)), (dict(window=20, sinks=True), dict(pages=30, page=8, budget=40)),
+                                           (dict(sinks=True), dict(pages=13, page=16, budget=17)), (dict(window=1), dict(pages=200, page=1, budget=30))])
+def test_texts_served_together_are_each_text_alone(one_thread, model, server):
+    torch = pytest.importorskip("torch")
+    serve = example("serve")
+    rng = torch.Generator().manual_seed(1)
+    whole = torch.randint(0, serve.WORDS, (200,), generator=rng).tolist()
+    requests = [serve.Request(whole[n:n + length], new, n) for n, (length, new) in enumerate(((150, 20), (1, 40), (37, 1), (160, 30), (16, 16), (90, 9)))]
+    decoder, widest = serve.Model(**model), []
+
+    class Watched(serve.Server):
+        def schedule(self):
+            step = super().schedule()
+            widest.append(sum(step.values()))
+            held = [page for one in self.running for page in one.pages if page >= 0]
+            assert sorted(held + self.free) == list(range(server["pages"]))  # each page is one text's, or free
+            return step
+    watched = Watched(decoder, **server)
+    with torch.inference_mode():
+        ended = serve.serve(watched, requests)
+        assert {id(one) for one in ended} == {id(one) for one in requests} and all(len(one.logits) == one.new for one in requests)
+        assert all(one.text[:len(one.prompt)] == one.prompt and len(one.text) == len(one.prompt) + one.new for one in requests)
+        assert max(serve.largest_error(decoder, one) for one in requests) < 1e-4
+    assert max(widest) <= server["budget"] and watched.counts["mixed"] and len(watched.free) == server["pages"]
+    assert bool(watched.counts["given up"]) == (server["pages"] == 13)
+
+
+def test_continuous_batching_end_to_end():
+    pytest.importorskip("torch")
+    script = ROOT / "examples" / "serve.py"
+    done = subprocess.run([sys.executable, script, "--requests", "6", "--window", "50", "--sinks"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and re.search(r"6 requests, .* requests/s", done.stdout), done.stdout + done.stderr
+    for arguments, words in ((["--pages", "3"], "the pool has 3"), (["--budget", "0"], "1 or more")):
+        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and words in done.stderr
 
 
 def test_the_model_of_transformers(monkeypatch):

@@ -57,6 +57,21 @@ def test_an_output_of_another_width_has_the_order_of_q():
     assert (greenfast.attention(*turned, layout="bshd").swapaxes(1, 2) == plain).all()
 
 
+def test_fast_accuracy_is_for_e4m3_and_exact_where_nothing_is_faster():
+    q, k, v = reference.inputs()
+    spec = [greenfast.TensorSpec(x.shape, "float8_e4m3fn") for x in (q, k, v)]
+    fast = greenfast.explain(*spec, accuracy="fast", device="cpu")
+    assert "accuracy=fast" in fast.problem and fast.variant == "cpu.flash"
+    assert "accuracy" not in greenfast.explain(*spec, accuracy="exact", device="cpu").problem
+    with pytest.raises(ValueError, match="only e4m3"):
+        greenfast.attention(q, k, v, accuracy="fast")
+    for wrong in ("faster", 1, None):
+        with pytest.raises(ValueError, match="'exact' or 'fast'"):
+            greenfast.attention(q, k, v, accuracy=wrong)
+    assert (greenfast.attention(q, k, v, accuracy="exact") == greenfast.attention(q, k, v)).all()
+    assert inspect.signature(greenfast.attention).parameters["accuracy"].default == "exact"
+
+
 def poison(shape):
     return np.full(shape, np.nan, np.float32)
 
@@ -238,7 +253,8 @@ def test_what_is_named_and_not_given_is_a_plain_call(monkeypatch):
     calls = []
     monkeypatch.setattr(greenfast._arrays._core, "attention", lambda *arguments: calls.append(arguments[-1]))
     q, k, v = reference.inputs()
-    for options in ({}, dict(greenfast._arrays.FEATURES), dict(mask=None), dict(mask=BOOL), dict(chunk=4)):
+    defaults = {name: inspect.signature(greenfast.attention).parameters[name].default for name in greenfast._arrays.FEATURES}
+    for options in ({}, defaults, dict(mask=None), dict(mask=BOOL), dict(chunk=4)):
         greenfast.attention(q, k, v, **options)
     assert calls[:3] == [None] * 3 and all(len(call) == len(greenfast._arrays.FEATURES) for call in calls[3:])
 

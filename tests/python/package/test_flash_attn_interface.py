@@ -227,6 +227,22 @@ def test_e4m3_with_descales_gives_bf16(lengths):
     assert out.dtype == torch.bfloat16 and (out.float() - want).abs().max() < 0.15
 
 
+def test_descales_are_left_out_and_expanded_as_flash_attentions():
+    q8, k8, v8 = (greenfast.quantize_e4m3(x[:, :8].contiguous(), layout="bshd", per="tensor")[0] for x in (inputs()[0][:, :, ::2], *inputs()[1:]))
+    half, one = torch.full((2, 2), 0.5), torch.ones(2, 2)
+    for given in ({"k_descale": half}, {"q_descale": half, "v_descale": half}, {"v_descale": torch.tensor(0.5).expand(2, 2)},
+                  {name: torch.tensor([[0.5]]).expand(2, 2) for name in ("q_descale", "k_descale", "v_descale")}):
+        whole = {name: half if name in given else one for name in ("q_descale", "k_descale", "v_descale")}
+        assert torch.equal(flash_attn_func(q8, k8, v8, 1e-4, **given), flash_attn_func(q8, k8, v8, 1e-4, **whole))
+    assert not torch.equal(flash_attn_func(q8, k8, v8, 1e-4, k_descale=half), flash_attn_func(q8, k8, v8, 1e-4))
+
+
+@pytest.mark.parametrize("window", [(None, None), [-1, -1], (4, None), (None, 0)])
+def test_no_bound_is_written_in_either_way(window):
+    q, k, v = inputs()
+    assert torch.equal(flash_attn_func(q, k, v, window_size=window), flash_attn_func(q, k, v, window_size=tuple(-1 if x is None else x for x in window)))
+
+
 def test_a_step_of_decoding_compiles():
     torch._dynamo.reset()
 

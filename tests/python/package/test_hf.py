@@ -171,6 +171,16 @@ def test_packed_lengths_without_a_mask_are_each_alone(causal):
         torch.testing.assert_close(ours[:, part], alone.transpose(1, 2))
 
 
+def test_packed_lengths_that_differ_face_each_others_end():
+    """What is in a cache is before what is asked: as FlashAttention aligns packed sequences."""
+    q, k, v = torch.randn(1, 4, 8, 16), torch.randn(1, 2, 15, 16), torch.randn(1, 2, 15, 16)
+    cu_q, cu_k = torch.tensor([0, 3, 8]), torch.tensor([0, 7, 15])
+    ours, _ = greenfast.hf.attention_forward(torch.nn.Module(), q, k, v, None, is_causal=True, cu_seq_lens_q=cu_q, cu_seq_lens_k=cu_k)
+    for rows, keys in ((slice(0, 3), slice(0, 7)), (slice(3, 8), slice(7, 15))):
+        alone = greenfast.attention(q[:, :, rows], *(x[:, :, keys] for x in (k, v)), causal=True, align="bottom_right")
+        torch.testing.assert_close(ours[:, rows], alone.transpose(1, 2))
+
+
 def test_packed_lengths_that_fall_back_are_the_same(monkeypatch):
     q, k, v = torch.randn(1, 4, 20, 16), torch.randn(1, 4, 20, 16), torch.randn(1, 4, 20, 16)
     lengths = dict(cu_seq_lens_q=torch.tensor([0, 12, 20]), is_causal=True)
@@ -194,6 +204,17 @@ def test_a_position_bias_is_added(mask, dtype):
     ours, theirs = (function(module, q, k, v, mask, is_causal=False, position_bias=bias)[0] for function in
                     (greenfast.hf.attention_forward, sdpa_attention_forward))
     torch.testing.assert_close(ours, theirs, atol=2e-6 if dtype == torch.float32 else 3e-2, rtol=2e-2)
+
+
+@NOTHING_FALLS_BACK
+def test_a_position_bias_over_an_empty_static_cache_is_that_of_its_keys():
+    greenfast.hf._said.clear()
+    q, k, v = (torch.randn(2, 4, n, 16) for n in (5, 9, 9))
+    bias = torch.randn(1, 4, 5, 9)
+    ours, _ = greenfast.hf.attention_forward(torch.nn.Module(), q, k, v, None, is_causal=True, position_bias=bias)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5], bias[..., :5].masked_fill(hidden, -torch.inf))
+    torch.testing.assert_close(ours, want.transpose(1, 2), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name, inputs", [("qwen3", "plain"), ("qwen3", "padded-left"), ("gemma2", "plain")])

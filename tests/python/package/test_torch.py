@@ -64,6 +64,19 @@ def test_the_output_has_the_order_of_q(either_way):
             assert function(seen, k, v).stride() == seen.stride()
 
 
+def test_fast_accuracy_reaches_the_library_and_its_operator(either_way):
+    (q, qs), (k, ks), (v, vs) = (greenfast.quantize_e4m3(x) for x in tensors())
+    scales = dict(q_scale=qs, k_scale=ks, v_scale=vs)
+    exact = greenfast.attention(q, k, v, **scales)
+    assert (greenfast.attention(q, k, v, accuracy="fast", **scales) == exact).all()
+    more = greenfast._arrays.features({"accuracy": "fast"})
+    made, _ = gt._through_op(q, k, v, None, None, qs, ks, vs, None, 0.0, -1, -1, 2, 0, None, False, None, None, True, more)
+    assert (made == exact).all()
+    # The same word for what only exact exists for.
+    with pytest.raises(ValueError, match="only e4m3"):
+        greenfast.attention(*tensors(torch.float16), accuracy="fast")
+
+
 def test_slices_of_one_buffer_are_read_where_they_lie(either_way):
     qkv = torch.randn(2, 11, 3, 4, 16)
     q, k, v = qkv.unbind(2)
@@ -292,6 +305,9 @@ class Mine(torch.Tensor):
     (lambda q, k, v: (q, k, v, MASK.as_subclass(Mine)), "Mine"),
     (lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]), "head dimension 12"),
     (lambda q, k, v: tuple(x.as_subclass(Mine) for x in (q, k, v)), "Mine"),
+    (lambda q, k, v: (q[:, :0], k[:, :0], v[:, :0]), "no heads"),
+    (lambda q, k, v: (torch._neg_view(q), k, v), "negated lazily"),
+    (lambda q, k, v: (q, k, torch._neg_view(v)), "negated lazily"),
 ])
 def test_tensors_that_are_torchs_alone(change, reason):
     arguments = change(*tensors(heads=2))
@@ -300,10 +316,26 @@ def test_tensors_that_are_torchs_alone(change, reason):
     torch.testing.assert_close(out, SDPA(*arguments))
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("nan")])
+def test_a_scale_that_is_no_finite_number_is_torchs(scale):
+    q, k, v = tensors(heads=2)
+    with pytest.warns(gt.FallbackWarning, match=f"scale {scale}"):
+        out = gt.scaled_dot_product_attention(q, k, v, scale=scale)
+    torch.testing.assert_close(out, SDPA(q, k, v, scale=scale), equal_nan=True)
+
+
+def test_a_query_without_memory_for_each_element_is_copied():
+    q, k, v = tensors(heads=2)
+    for shared in (q[:1].expand(2, -1, -1, -1), q[:, :1].expand(-1, 2, -1, -1), q[:, :, :1].expand(-1, -1, 37, -1)):
+        out = gt.scaled_dot_product_attention(shared, k, v, fallback="error")
+        torch.testing.assert_close(out, SDPA(shared, k, v), atol=2e-6, rtol=1e-5)
+
+
 def test_what_torch_refuses_raises_its_error():
     q, k, v = tensors()
     for arguments, options in (((q, k, v), {}), ((q, k.double(), v), {}), ((q, k, v, torch.ones(37, 53, dtype=torch.bool)), {"is_causal": True}),
-                               ((q, k, v, torch.ones(37, 52, dtype=torch.bool)), {}), ((q[:, :2], k, v, torch.ones(36, 53)), {}),
+                               ((q, k, v, torch.ones(37, 52, dtype=torch.bool)), {}), ((q, k, k, torch.ones(53, dtype=torch.bool)), {}),
+                               ((q, k, k, torch.tensor(True)), {}), ((q[:, :2], k, v, torch.ones(36, 53)), {}),
                                ((q, k, None), {})):
         with pytest.raises(Exception) as theirs:
             SDPA(*arguments, **options)
@@ -367,6 +399,22 @@ def test_torchs_registry_serves_sdpa_from_inside():
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
+def test_the_registrys_operator_on_cuda_is_aligned_bottom_right(monkeypatch):
+    """As PyTorch's own is, which causal_lower_right calls with unequal lengths. On memory of the CPU: which key sees what is the same."""
+    overrides = {}
+    library = type("Library", (), {"__init__": lambda self, *names: None, "impl": lambda self, name, function, key, **options: overrides.update({key: function})})
+    monkeypatch.setattr(torch.library, "Library", library)
+    gt._register_flash()
+    q, k, v = tensors(heads_kv=4)
+    out, lse = overrides["CUDA"](None, q, k, v, is_causal=True)[:2]
+    want, want_lse = reference.attention(q, k, v, right=0, bottom_right=True)
+    np.testing.assert_allclose(out, want, atol=3e-6)
+    np.testing.assert_allclose(lse, want_lse, atol=3e-6)
+    top_left, _ = reference.attention(q, k, v, right=0)
+    np.testing.assert_allclose(overrides["CPU"](None, q, k, v, is_causal=True)[0], top_left, atol=3e-6)
+
+
 # --- gradients --------------------------------------------------------------------------------------------------------------
 
 def gradients(function, *arguments, **options):
@@ -383,6 +431,15 @@ def test_gradients_are_sdpas(rows, keys, heads_kv, is_causal, dtype, error):
     options = dict(is_causal=is_causal, enable_gqa=True)
     for ours, theirs in zip(gradients(gt.scaled_dot_product_attention, q, k, v, fallback="error", **options), gradients(SDPA, q, k, v, **options)):
         torch.testing.assert_close(ours, theirs, atol=error, rtol=error)
+
+
+@pytest.mark.parametrize("rows, keys", [(0, 5), (5, 0), (0, 0)])
+def test_gradients_of_nothing_are_zeros(rows, keys):
+    q, k, v = torch.randn(2, 4, rows, 16), torch.randn(2, 4, keys, 16), torch.randn(2, 4, keys, 16)
+    for gradient in gradients(lambda *x: gt.scaled_dot_product_attention(*x, fallback="error"), q, k, v):
+        assert not gradient.any()
+    out, lse = greenfast.attention(q, k, v, return_lse=True)
+    assert lse.shape == (2, 4, rows) and (lse == -torch.inf).all() and not out.any()
 
 
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 2e-5), (torch.bfloat16, 6e-2)])

@@ -2,9 +2,11 @@
 #include "workbench/base/isolate.hpp"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 
@@ -88,6 +90,46 @@ TEST(Child, AnActivityLongerThanItsPageIsCut) {
   const auto end = run_in_child([](Activity& a) { a.set(std::string(100'000, 'x')); }, 10);
   ASSERT_TRUE(end);
   EXPECT_EQ(end->activity.size(), 4095u);
+}
+
+TEST(Child, WhatItPrintsIsCleaned) {
+  ::testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStdout();
+  const auto end = run_in_child(
+      [](Activity&) {
+        std::printf("\033[2Jpainted\n");
+        std::fprintf(stderr, "\033]0;title\a");
+        for (int i = 0; i < 20'000; ++i) std::printf("more than a pipe holds, number %d\n", i);
+        std::fprintf(stderr, "no end");
+      },
+      ChildLimits{.seconds = 30, .clean_output = true});
+  const std::string out = ::testing::internal::GetCapturedStdout(),
+                    err = ::testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::finished);
+  EXPECT_EQ(out, "");
+  EXPECT_NE(err.find("?[2Jpainted\n"), std::string::npos);
+  EXPECT_NE(err.find("number 19999\n"), std::string::npos);
+  EXPECT_NE(err.find("no end\n"), std::string::npos);
+  EXPECT_EQ(err.find_first_of("\033\a"), std::string::npos);
+}
+
+TEST(Child, NothingThatItStartedOutlivesIt) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const auto end = run_in_child(
+      [&](Activity&) {
+        if (fork() != 0) return;
+        sleep(60);  // holds the pipe open
+        _exit(0);
+      },
+      20);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::finished);
+  close(ends[1]);
+  pollfd waiting{ends[0], POLLIN, 0};
+  EXPECT_EQ(poll(&waiting, 1, 5000), 1) << "what it started is still there after 5 s";
+  close(ends[0]);
 }
 
 }  // namespace

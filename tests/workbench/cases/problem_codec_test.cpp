@@ -33,6 +33,7 @@ Problem any_problem(std::mt19937_64& random) {
   p.mask = {number(random, 9) - 1, number(random, 9) - 1,
             static_cast<Alignment>(number(random, 1))};
   p.lse = random() % 2 != 0;
+  p.accuracy = static_cast<Accuracy>(number(random, 1));
   for (Layout* layout : {&p.q, &p.k, &p.v, &p.o})
     for (std::int64_t& stride : layout->stride) stride = number(random, std::int64_t{1} << 48);
   if (random() % 2 == 0) return p;  // what serving asks for, in half of them
@@ -94,8 +95,8 @@ TEST(ProblemCodec, CThereAndBackIsTheSameProblem) {
 }
 
 TEST(ProblemCodec, APlanThereAndBackIsTheSamePlan) {
-  const Plan plan{"cuda.x.y", {1, 2, 3}, {4, 5, 6}, {7, 8, 9}, 10,     std::int64_t{1} << 40,
-                  11,         12,        13,        14,        "k<1>", "a note"};
+  const Plan plan{"cuda.x.y", {1, 2, 3}, {4, 5, 6}, {7, 8, 9}, 10, std::int64_t{1} << 40, 11, 12,
+                  13,         14,        "k<1>",    "a note",  {}};
   const auto back = plan_of_json(nlohmann::json::parse(plan_json(plan).dump()));
   ASSERT_TRUE(back) << back.status().message();
   EXPECT_EQ(plan_json(*back), plan_json(plan));
@@ -149,6 +150,7 @@ Problem any_legal_problem(std::mt19937_64& random) {
     const auto value = [&] { return std::generate_canonical<float, 24>(random); };
     if (maybe()) p.out_dtype = static_cast<DType>(number(random, 2));
     if (maybe()) p.scales = static_cast<ScaleKind>(number(random, 2));
+    if (maybe()) p.accuracy = Accuracy::fast;
     if (maybe()) p.scale = value() * 4 - 2;
     if (maybe()) p.softcap = value() * 50;
     if (maybe())
@@ -226,6 +228,10 @@ TEST(ProblemCodec, TextThatNoProblemIsPrintedAsIsRefusedInWords) {
                            "1x8x512x64 fp16 lse=1",
                            "1x8x512x64 fp16 lse causal(top-left)",
                            "1x8x512x64 fp16 softcap=0",
+                           "1x8x512x64 fp16 accuracy=fast",
+                           "1x8x512x64 e4m3 accuracy=exact",
+                           "1x8x512x64 e4m3 accuracy=faster",
+                           "1x8x512x64 e4m3 accuracy",
                            "1x8x512x64 fp16 softcap=50.0",
                            "1x8x512x64 fp16 softcap=",
                            "1x8x512x64 fp16 softcap(50)",

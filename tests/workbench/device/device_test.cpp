@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "workbench/device/cpu.hpp"
+#include "workbench/device/cpu_peaks.hpp"
 
 namespace greenfast::workbench::test {
 namespace {

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/device/device.hpp"
 #include "workbench/subjects/subject.hpp"
 
@@ -24,6 +26,7 @@ class FakeDevice : public Device {
   std::function<double()> speed;                  ///< what pulse() sees; empty: the ceiling
   std::function<double()> clock;                  ///< MHz that telemetry() tells; empty: 1234
   std::function<std::optional<double>()> others;  ///< what other_work() tells; empty: nothing
+  std::function<double()> beside;                 ///< what its neighbour takes; empty: it has none
   int flushes = 0, allocations = 0, releases = 0;
   std::size_t cache = 1 << 16;
   std::size_t memory_limit = std::size_t{1} << 30;
@@ -36,7 +39,7 @@ class FakeDevice : public Device {
     if (allocated + bytes > memory_limit) return nullptr;
     allocated += bytes;
     ++allocations;
-    return std::aligned_alloc(256, (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256);
+    return std::aligned_alloc(256, round_up(std::max<std::size_t>(bytes, 1), std::size_t{256}));
   }
   void release(void* memory) override {
     ++releases;
@@ -58,6 +61,8 @@ class FakeDevice : public Device {
     for (int i = 0; i < batch; ++i) launch();
     return (std::floor(now / resolution) - begin) * resolution;
   }
+  std::string neighbour() override { return beside ? "fake: adds to a clock" : ""; }
+  void launch_neighbour() override { now += beside(); }
   double tick() const override { return resolution; }
   std::string timer() const override { return "fake clock"; }
   Telemetry telemetry() override {

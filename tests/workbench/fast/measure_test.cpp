@@ -82,6 +82,50 @@ TEST_F(MeasureTest, BlocksArePalindromesInRandomOrder) {
   EXPECT_NEAR(summarize(m->samples, 0).p50, 200e-6, 1e-6);
 }
 
+TEST_F(MeasureTest, BehindANeighbourACallTakesWhatItMakesTheSequenceLonger) {
+  device.beside = [] { return 5e-3; };
+  // What a call costs behind somebody else, and not behind its own kind.
+  fast.after = [&](const Problem&, const Tensors&) { device.now += 30e-6; };
+  MeasureOptions options;
+  options.iters = 20;
+  options.between = true;
+  const auto m = run({{.subject = &slow}, {.subject = &fast}}, options);
+  ASSERT_TRUE(m) << m.status().message();
+  EXPECT_NEAR(summarize(m->samples, 0).p50, 200e-6, 2e-6);
+  EXPECT_NEAR(summarize(m->samples, 1).p50, 130e-6, 2e-6);
+  EXPECT_EQ(m->samples.neighbour, "fake: adds to a clock");
+  EXPECT_DOUBLE_EQ(m->samples.tick_seconds, 2 * device.resolution);
+  for (const Block& block : m->samples.blocks)
+    for (const Sample& sample : block.samples) EXPECT_NEAR(sample.neighbour_alone, 5e-3, 1e-5);
+  EXPECT_TRUE(samples_from_json(to_json(std::vector<Samples>{m->samples})));
+}
+
+TEST_F(MeasureTest, ADifferenceThatIsNotAboveZeroIsNoiseAndNoTime) {
+  int launched = 0;
+  device.beside = [&] { return launched++ % 7 == 0 ? 9e-3 : 1e-3; };
+  MeasureOptions options;
+  options.iters = 40;
+  options.between = true;
+  FakeSubject longer{device, "longer", 80e-3};
+  const auto m = run({{.subject = &fast}, {.subject = &longer}}, options);
+  ASSERT_TRUE(m) << m.status().message();
+  EXPECT_EQ(m->checks[0].noise.rfind("noise: ", 0), 0u) << m->checks[0].noise;
+  EXPECT_EQ(m->samples.sides[0].refused, m->checks[0].noise);
+  EXPECT_EQ(summarize(m->samples, 0).n, 0);
+  EXPECT_TRUE(m->checks[0].failure.empty());
+  // It is the other's business no more than a refusal is.
+  EXPECT_TRUE(m->checks[1].noise.empty());
+  EXPECT_NEAR(summarize(m->samples, 1).p50, 80e-3, 10e-3);
+}
+
+TEST_F(MeasureTest, WhereThereIsNoNeighbourNothingIsTimedBehindOne) {
+  MeasureOptions options;
+  options.between = true;
+  const auto m = run({{.subject = &slow}}, options);
+  ASSERT_FALSE(m);
+  EXPECT_NE(m.status().message().find("time them back to back"), std::string::npos);
+}
+
 TEST_F(MeasureTest, TheOrderFollowsFromTheSeed) {
   MeasureOptions options;
   options.iters = 60;
@@ -375,6 +419,27 @@ TEST(CpuDevice, SignsAreFlippedInPlaceAsOnTheHost) {
   Inputs other = (*ring)->inputs(3);
   other.v[77] ^= std::byte{1};
   EXPECT_EQ((*ring)->changed_input(3, other), "input V was modified at byte 77");
+}
+
+TEST(CpuDevice, WhatSomebodyLeftInInputsIsGoneWithTheNextDraw) {
+  auto device = open_device(DeviceKind::cpu);
+  ASSERT_TRUE(device) << device.status().message();
+  Case c = small_case();
+  c.problem = make_problem(1, 4, 2, 8, 24, 32, DType::e4m3);
+  c.problem.scales = ScaleKind::per_head;
+  auto made = Ring::make(**device, c, {.min_bytes = 1});
+  ASSERT_TRUE(made) << made.status().message();
+  Ring& ring = **made;
+  ring.renew(1, 9);
+  for (const Operand& operand : operands_of(c.problem)) {
+    if (!operand.present || operand.role != Role::input) continue;
+    auto* data = static_cast<std::byte*>(const_cast<void*>(data_of(ring.tensors(1), operand.id)));
+    ASSERT_NE(data, nullptr) << operand.name;
+    data[1] ^= std::byte{0x10};
+    EXPECT_NE(ring.changed_input(1, ring.inputs(1)), std::nullopt) << operand.name;
+    ring.renew(1, 11);
+    EXPECT_EQ(ring.changed_input(1, ring.inputs(1)), std::nullopt) << operand.name;
+  }
 }
 
 TEST(RingOperands, EveryInputIsLookedAfterAndEveryOutputPoisoned) {

@@ -41,6 +41,46 @@ TEST(SamplesFile, RoundTrips) {
   EXPECT_EQ((*read)[0].blocks[3].telemetry.throttle_reasons[0], "power");
 }
 
+/// The same behind a neighbour that took 5 us alone.
+json behind_a_neighbour() {
+  std::vector<Samples> shapes = recorded();
+  shapes[0].way = "elementwise:hot";
+  shapes[0].neighbour = "elementwise: x += 1";
+  for (Block& block : shapes[0].blocks)
+    for (Sample& sample : block.samples) sample.neighbour_alone = 5e-6;
+  return to_json(shapes);
+}
+
+TEST(SamplesFile, BothReadingsOfADifferenceAreKept) {
+  const json written = behind_a_neighbour();
+  const json& block = written["shapes"][0]["blocks"][0];
+  EXPECT_DOUBLE_EQ(block["with_neighbour"][1].get<double>(),
+                   block["seconds"][1].get<double>() + 5e-6);
+  const auto read = samples_from_json(json::parse(written.dump()));
+  ASSERT_TRUE(read) << read.status().message();
+  EXPECT_EQ(to_json(*read), written);
+  EXPECT_EQ((*read)[0].neighbour, "elementwise: x += 1");
+}
+
+TEST(SamplesFile, ATimeThatIsNotItsDifferenceIsRefused) {
+  const auto refusal = [](const char* pointer, const json& value) {
+    json document = behind_a_neighbour();
+    document[json::json_pointer(pointer)] = value;
+    const auto read = samples_from_json(document);
+    return read ? std::string() : read.status().message();
+  };
+  EXPECT_NE(refusal("/shapes/0/blocks/1/seconds/0", 1e-6).find("less the neighbours alone"),
+            std::string::npos);
+  EXPECT_NE(refusal("/shapes/0/blocks/1/neighbour_alone/0", 0).find("above 0"), std::string::npos);
+  EXPECT_NE(refusal("/shapes/0/blocks/1/neighbour_alone", json::array()).find("expected as many"),
+            std::string::npos);
+  json unnamed = behind_a_neighbour();
+  unnamed["shapes"][0].erase("neighbour");
+  const auto read = samples_from_json(unnamed);
+  ASSERT_FALSE(read);
+  EXPECT_NE(read.status().message().find("says of no neighbour"), std::string::npos);
+}
+
 TEST(SamplesFile, RefusalsNameThePlace) {
   struct Wrong {
     const char* pointer;

@@ -19,6 +19,9 @@ struct Weather {
   double tick = 1.024e-6;
   double outlier_rate = 0.0;  ///< share of samples that take outlier_factor times as long
   double outlier_factor = 1.5;
+  /// Other work that comes and goes: share of the time, samples that one burst lasts on average, and
+  /// the exponential tail of what it adds to each of them, relative.
+  double burst_rate = 0.0, burst_length = 12, burst_tail = 0.3;
 };
 
 class SimulatedMachine {
@@ -37,6 +40,12 @@ class SimulatedMachine {
     double seconds = weather_.base_seconds * speed * batch *
                      std::exp(wander_ + drift + weather_.jitter * normal_(random_));
     if (uniform_(random_) < weather_.outlier_rate) seconds *= weather_.outlier_factor;
+    if (weather_.burst_rate > 0) {
+      const double leave = 1 / weather_.burst_length,
+                   enter = leave * weather_.burst_rate / (1 - weather_.burst_rate);
+      burst_ = uniform_(random_) < (burst_ ? 1 - leave : enter);
+      if (burst_) seconds *= 1 - weather_.burst_tail * std::log(1 - uniform_(random_));
+    }
     // Both readings fall on the timer's grid, at a random phase.
     const double begin = uniform_(random_) * weather_.tick;
     const double ticks = std::floor((begin + seconds) / weather_.tick);
@@ -55,6 +64,24 @@ class SimulatedMachine {
       samples.blocks.push_back(block);
     }
     return samples;
+  }
+
+  /// The same from several processes, each on a machine of its own, whose ratios differ by `spread`.
+  static Samples processes(const Weather& weather, double speedup, int processes, int blocks,
+                           double spread, std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<double> normal{0.0, 1.0};
+    Samples all;
+    for (int process = 0; process < processes; ++process) {
+      SimulatedMachine machine(weather, random(), 4 * blocks);
+      Samples one = machine.paired(speedup * std::exp(spread * normal(random)), blocks, random());
+      for (Block& block : one.blocks) block.process = process;
+      if (process == 0)
+        all = one;
+      else
+        all.blocks.insert(all.blocks.end(), one.blocks.begin(), one.blocks.end());
+    }
+    return all;
   }
 
   /// All samples of one side, as a run of its own: two in a row make a block.
@@ -91,6 +118,7 @@ class SimulatedMachine {
   std::normal_distribution<double> normal_{0.0, 1.0};
   std::uniform_real_distribution<double> uniform_{0.0, 1.0};
   double wander_ = 0;
+  bool burst_ = false;
   int taken_ = 0;
   int expected_;
 };

@@ -2,6 +2,7 @@
 // known.
 #include "workbench/fast/statistics.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -170,6 +171,101 @@ TEST(Coverage, ProcessesAreTheOuterLevel) {
   for (Block& block : merged.blocks) block.process = 0;
   const Interval flat = speedup(*paired_log_ratio(merged, 0, 1, Statistic::p50));
   EXPECT_LT(flat.hi - flat.lo, outer.hi - outer.lo);
+}
+
+/// Of intervals over several processes: how many contain the truth, and how many of equals lie wholly
+/// below 1, which is a false REJECT.
+struct ProcessCoverage {
+  double p50 = 0, p90 = 0, rejected = 0;
+};
+
+ProcessCoverage process_coverage(const Weather& weather, int processes, int blocks, double spread,
+                                 ProcessSpread method = ProcessSpread::student) {
+  BootstrapOptions options;
+  options.resamples = 1000;
+  options.processes = method;
+  ProcessCoverage share;
+  constexpr int kProcessTrials = 600;
+  for (int trial = 0; trial < kProcessTrials; ++trial) {
+    const Samples samples = SimulatedMachine::processes(weather, 1.0, processes, blocks, spread,
+                                                        77'000 + static_cast<std::uint64_t>(trial));
+    const Interval p50 = speedup(*paired_log_ratio(samples, 0, 1, Statistic::p50, options));
+    const Interval p90 = speedup(*paired_log_ratio(samples, 0, 1, Statistic::p90, options));
+    share.p50 += p50.lo <= 1 && 1 <= p50.hi;
+    share.p90 += p90.lo <= 1 && 1 <= p90.hi;
+    share.rejected += p50.hi < 1 || p90.hi < 1;
+  }
+  share.p50 /= kProcessTrials;
+  share.p90 /= kProcessTrials;
+  share.rejected /= kProcessTrials;
+  for (const auto& [name, value] : {std::pair{"p50", share.p50}, std::pair{"p90", share.p90},
+                                    std::pair{"rejected", share.rejected}})
+    ::testing::Test::RecordProperty(fmt::format("{}_{}_{}", name_of(method), processes, name),
+                                    fmt::format("{:.3f}", value));
+  return share;
+}
+
+/// A machine that others use: a jitter of 2%, and bursts that make a fifth of the samples slower.
+Weather shared_machine() {
+  Weather weather;
+  weather.tick = 20e-9;
+  weather.jitter = 0.02;
+  weather.burst_rate = 0.2;
+  return weather;
+}
+
+TEST(Coverage, HoldsForFewProcessesThatDiffer) {
+  // Resampling two processes can only give the first twice, the second twice, or both: whatever
+  // those two showed, beyond it the interval never reaches. Student's does.
+  for (const int processes : {2, 3, 5}) {
+    const ProcessCoverage now = process_coverage(shared_machine(), processes, 10, 0.02);
+    EXPECT_GE(now.p50, 0.93) << processes;
+    EXPECT_GE(now.p90, 0.93) << processes;
+    EXPECT_LE(now.rejected, 0.05) << processes;
+  }
+  for (const int processes : {2, 3}) {
+    const ProcessCoverage before =
+        process_coverage(shared_machine(), processes, 10, 0.02, ProcessSpread::resampled);
+    EXPECT_LT(before.p50, 0.90) << "else this shows nothing: " << processes;
+  }
+}
+
+TEST(Coverage, HoldsForTheTailOfTwoProcessesAlike) {
+  // Nothing differs but the bursts that each of them met, which last for three blocks.
+  process_coverage(shared_machine(), 2, 10, 0, ProcessSpread::resampled);  // for the page
+  const ProcessCoverage now = process_coverage(shared_machine(), 2, 10, 0);
+  EXPECT_GE(now.p50, 0.95);
+  EXPECT_GE(now.p90, 0.95);
+  EXPECT_LE(now.rejected, 0.02);
+}
+
+TEST(Statistics, TwoProcessesStillTellWhatIsFarApart) {
+  // They differ by 18%, as processes on two busy cores did; a kernel that is three times slower is.
+  LogRatio ratio;
+  ratio.point = std::log(0.34);
+  ratio.blocks = 12;
+  ratio.draws = {ratio.point};
+  ratio.processes = 2;
+  ratio.process_error = 0.09;
+  EXPECT_LT(speedup(ratio).hi, 0.5);
+  EXPECT_GT(speedup(ratio).hi, 0.34 * 1.25);
+  // What they show counts where it is more than what is known of others.
+  ratio.process_error = 0.5;
+  EXPECT_GT(speedup(ratio).hi, 0.34 * std::exp(1.96 * 0.5) * 0.999);
+}
+
+TEST(Statistics, ProcessesThatDifferAreAskedForMore) {
+  const Samples samples =
+      SimulatedMachine::processes({.wander = 0, .tick = 20e-9}, 1.2, 2, 40, 0.03, 5);
+  const LogRatio ratio = *paired_log_ratio(samples, 0, 1, Statistic::p50);
+  EXPECT_EQ(ratio.processes, 2);
+  const Interval i = speedup(ratio);
+  EXPECT_NEAR(std::log(i.value / i.lo), process_halfwidth(ratio) + ratio.resolution, 1e-9);
+  EXPECT_FALSE(blocks_to_settle(ratio, i.value * 0.999)) << "no number of samples makes them agree";
+  LogRatio one =
+      *paired_log_ratio(samples, 0, 1, Statistic::p50, {.processes = ProcessSpread::resampled});
+  EXPECT_EQ(process_halfwidth(one), 0);
+  EXPECT_TRUE(blocks_to_settle(one, i.value * 0.999));
 }
 
 TEST(Statistics, QuantilesOfKnownLists) {

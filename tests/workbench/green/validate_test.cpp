@@ -126,8 +126,12 @@ TEST(Policies, RerunsMayDifferByDevice) {
 
 TEST(Limits, AWrongEmulatorCannotLoosenTheGate) {
   const Policy policy = strict();
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
-    Problem p = make_problem(1, 1, 1, 8, 8, 64, dtype);
+  std::vector<Problem> problems;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3})
+    problems.push_back(make_problem(1, 1, 1, 8, 8, 64, dtype));
+  problems.push_back(problems.back());
+  problems.back().accuracy = Accuracy::fast;
+  for (const Problem& p : problems) {
     for (const double base : {1e3, HUGE_VAL, std::numeric_limits<double>::quiet_NaN()}) {
       Metrics bad;
       bad.max_err = bad.max_row = bad.rel_fro = bad.bias = bad.gain = bad.max_lse_err = base;
@@ -226,6 +230,19 @@ TEST(Limits, FollowTheCoarserOfInputAndOutput) {
   EXPECT_GT(policy.limit("max_row", p)->floor, fine);
   EXPECT_EQ(policy.limit("max_row", p),
             policy.limit("max_row", make_problem(1, 1, 1, 8, 8, 64, DType::bf16)));
+}
+
+TEST(Limits, FastAccuracyHasItsOwnWhereAPolicySaysSo) {
+  const auto policy = parse_policy("test",
+                                   "distributions = [\"normal\"]\n"
+                                   "[limits.max_row]\ne4m3 = { limit = 1 }\ne4m3_fast = { limit = "
+                                   "2 }\n[limits.lse]\ne4m3 = { limit = 3 }\n");
+  ASSERT_TRUE(policy) << policy.status().message();
+  Problem p = make_problem(1, 1, 1, 8, 8, 64, DType::e4m3);
+  EXPECT_EQ(limits_for(*policy, p, {}, 1.0).at("max_row"), 1);
+  p.accuracy = Accuracy::fast;
+  EXPECT_EQ(limits_for(*policy, p, {}, 1.0).at("max_row"), 2);
+  EXPECT_EQ(limits_for(*policy, p, {}, 1.0).at("lse"), 3);
 }
 
 TEST(Validate, HonestKernelIsGreenInEveryLayoutAndMask) {
@@ -508,7 +525,10 @@ TEST(Subjects, SelectorsFindWhatIsThere) {
   EXPECT_GT(rollbacks, 0u);
   const auto ladder = find_subjects("ladder");
   ASSERT_TRUE(ladder) << ladder.status().message();
-  EXPECT_EQ(ladder->size(), 16u) << "five rungs of V2c and eleven of stage-C";
+  std::size_t experimental = 0;
+  for (const char* id : {"cuda.v2c.v8_slim", "cuda.stage_c.fp8_wgmma"})
+    experimental += find_subjects(id).ok() ? 1 : 0;
+  EXPECT_EQ(ladder->size(), 16u + experimental) << "five rungs of V2c and eleven of stage-C";
   const auto two = find_subjects("cpu.naive, mutant.zeros,cpu.n*");
   ASSERT_TRUE(two) << two.status().message();
   ASSERT_EQ(two->size(), 2u) << "each once";

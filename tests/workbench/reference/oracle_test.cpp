@@ -256,6 +256,23 @@ TEST(Oracle, SampledRowsEqualThoseOfTheWholeResult) {
 }
 
 // The emulator is an honest kernel: its error is of the size that its precision explains.
+TEST(Metrics, WhatTheTypeCannotHoldIsNoError) {
+  Reference ref;
+  ref.rows = {0, 1};
+  ref.total_rows = 2;
+  ref.o = {-1.5e-12, 2.9e-8, 3e-7, 0x1p-24};
+  const std::vector<double> stored = {-0.0, 0.0, 5 * 0x1p-24, 0x1p-24};
+  const Metrics right = measure(ref, 2, DType::f16, stored, {}, 0.0);
+  EXPECT_EQ(right.max_err, 0.0);
+  EXPECT_EQ(right.gain, 0.0);
+  EXPECT_EQ(right.percent_bad, 0.0);
+  // fp32 would have held them.
+  EXPECT_EQ(measure(ref, 2, DType::f32, stored, {}, HUGE_VAL).max_row, 1.0);
+  // A step beside it is wrong all the same.
+  const std::vector<double> off = {0x1p-24, 0.0, 5 * 0x1p-24, 2 * 0x1p-24};
+  EXPECT_DOUBLE_EQ(measure(ref, 2, DType::f16, off, {}, HUGE_VAL).max_err, 0x1p-25 + 1.5e-12);
+}
+
 TEST(Emulator, ErrorsAreThoseOfItsPrecision) {
   struct Expectation {
     DType dtype;
@@ -276,6 +293,30 @@ TEST(Emulator, ErrorsAreThoseOfItsPrecision) {
     EXPECT_EQ(m.nan_mismatch, 0);
     EXPECT_LT(m.max_lse_err, 1e-4);
   }
+}
+
+// Linear weights are 0 to 6.15% too large before they are rounded, which is all that fast accuracy
+// gives away on N(0, 1); where one key decides, nothing.
+TEST(Emulator, FastAccuracyIsTheErrorOfLinearWeights) {
+  const auto metrics = [](Distribution distribution, Accuracy accuracy) {
+    Case c;
+    c.problem = make_problem(1, 2, 1, 129, 517, 64, DType::e4m3);
+    c.problem.scales = ScaleKind::per_head;
+    c.problem.lse = true;
+    c.problem.accuracy = accuracy;
+    c.distribution = distribution;
+    const Inputs in = generate(c);
+    const auto ref = compute_reference(c, in, choose_rows(c, 1e18));
+    const Rows rows = emulate(c, in, ref.rows);
+    return measure(ref, 64, c.problem.out_dtype, rows.o, rows.lse, 1.0);
+  };
+  const Metrics exact = metrics(Distribution::normal, Accuracy::exact);
+  const Metrics fast = metrics(Distribution::normal, Accuracy::fast);
+  EXPECT_GT(fast.rel_fro, 1.1 * exact.rel_fro);
+  EXPECT_LT(fast.rel_fro, 1.4 * exact.rel_fro);
+  EXPECT_GT(fast.max_lse_err, 1e-4) << "the sum is of linear weights";
+  EXPECT_LT(fast.max_lse_err, 0.02) << "their mean bias is taken out";
+  EXPECT_LT(metrics(Distribution::permutation, Accuracy::fast).rel_fro, 2e-3);
 }
 
 }  // namespace

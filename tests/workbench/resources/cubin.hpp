@@ -1,12 +1,16 @@
 // Small cubins and fat binaries, laid out as nvcc 13 does, for tests without nvcc.
 #pragma once
 
+#include <zstd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <greenfast/arithmetic.hpp>
 
 namespace greenfast::workbench::test {
 
@@ -166,7 +170,17 @@ struct FakeEntry {
   std::uint16_t kind = 2;  // 1: PTX
   std::uint32_t arch = 90;
   Bytes payload = {};
+  std::uint64_t compressed = 0, whole = 0;  // 0: the payload is as it is
 };
+
+/// As nvcc --compress-mode=size writes it.
+inline FakeEntry compressed_entry(const Bytes& payload) {
+  FakeEntry entry{.payload = Bytes(ZSTD_compressBound(payload.size())), .whole = payload.size()};
+  entry.compressed =
+      ZSTD_compress(entry.payload.data(), entry.payload.size(), payload.data(), payload.size(), 19);
+  entry.payload.resize(entry.compressed);
+  return entry;
+}
 
 /// A host file with one fat binary.
 inline Bytes make_host_file(const std::vector<FakeEntry>& entries) {
@@ -175,12 +189,13 @@ inline Bytes make_host_file(const std::vector<FakeEntry>& entries) {
     put(body, entry.kind);
     put(body, std::uint16_t{257});
     put(body, std::uint32_t{64});
-    const std::uint64_t padded = (entry.payload.size() + 7) / 8 * 8;
+    const std::uint64_t padded = round_up(entry.payload.size(), std::size_t{8});
     put(body, padded);
-    put(body, std::uint64_t{0});
+    put(body, entry.compressed);
     put(body, std::uint32_t{0});
     put(body, entry.arch);
-    body.resize(body.size() + 32);
+    body.resize(body.size() + 24);
+    put(body, entry.whole);
     body.insert(body.end(), entry.payload.begin(), entry.payload.end());
     body.resize(body.size() + padded - entry.payload.size());
   }

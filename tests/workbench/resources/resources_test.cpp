@@ -130,6 +130,22 @@ TEST(ResourceLimits, LocalMemoryNeedsARow) {
   EXPECT_FALSE(report_of(row, 32, 16).within_limits());
 }
 
+TEST(ResourceLimits, LocalMemoryIsAllowedByRowsThatNameTheKernel) {
+  const auto limits = parse_resource_limits(
+      "test",
+      "[[limit]]\nkernel = 'cuda::v2c::'\nstack = 8\nreason = 'x'\n"
+      "[[limit]]\nkernel = 'v2c'\narch = 'sm_90a'\nstack = 16\nreason = 'x'\n"
+      "[[limit]]\nvariant = 'cuda.v2c.*'\nstack = 99\nreason = 'of plans alone'\n");
+  KernelCode code;
+  code.name = "v2c::kernel<64>";
+  code.arch = "sm_89";
+  EXPECT_EQ(allowed_stack(code, *limits), 8);
+  code.arch = "sm_90a";
+  EXPECT_EQ(allowed_stack(code, *limits), 16);
+  code.name = "mine";
+  EXPECT_EQ(allowed_stack(code, *limits), 0);
+}
+
 TEST(ResourceLimits, MisspeltRowsAreErrors) {
   const auto error = [](const std::string& toml) {
     return parse_resource_limits("test", toml).status().message();
@@ -185,6 +201,75 @@ TEST(Resources, EveryKernelOfThisBuildIsInsideItsLimitsOrWaived) {
   }
 }
 
+// Of every variant, model and shape: a buffer that a table forgets or counts twice shows here.
+TEST(Resources, BuffersOfEveryPlanAddUpToTheSharedMemoryThatTheLaunchAsksFor) {
+  const auto& code = own_device_code();
+  ASSERT_TRUE(code.ok()) << code.status().message();
+  if (code->kernels.empty()) GTEST_SKIP() << "this build has no CUDA kernels";
+  struct Size {
+    std::int64_t batch, heads_q, heads_kv, seq_q, seq_kv;
+  };
+  constexpr Size kSizes[] = {{1, 8, 8, 32, 32},   {1, 8, 8, 512, 512}, {2, 32, 32, 4096, 4096},
+                             {4, 32, 8, 1, 8192}, {1, 4, 2, 97, 517},  {16, 32, 8, 512, 512},
+                             {1, 8, 8, 64, 2048}};
+  std::set<std::string> asked;
+  for (const auto& [model, arch] : {std::pair("a100", 80), {"l4", 89}, {"h200", 90}}) {
+    const auto facts = model_facts(model);
+    ASSERT_TRUE(facts.ok());
+    for (const VariantInfo& variant : variants()) {
+      if (variant.device != DeviceKind::cuda || !variant.built) continue;
+      Options options;
+      options.device = DeviceKind::cuda;
+      options.variant = variant.id;
+      for (const DType dtype : {DType::f16, DType::bf16, DType::e4m3}) {
+        for (const std::int64_t head_dim : {40, 64, 96, 128, 192, 256}) {
+          for (const Size& size : kSizes) {
+            for (const Mask& mask : {Mask::none(), Mask::causal(Alignment::bottom_right)}) {
+              Problem problem = make_problem(size.batch, size.heads_q, size.heads_kv, size.seq_q,
+                                             size.seq_kv, head_dim, dtype);
+              problem.mask = mask;
+              if (variant.id == "cuda.sm90.fp8_fast") problem.accuracy = Accuracy::fast;
+              const auto planned = plan(problem, *facts, options);
+              if (!planned.ok()) continue;
+              const std::string where = variant.id + " on " + model + " at " + to_string(problem);
+              asked.insert(variant.id);
+              std::int64_t sum = 0;
+              std::set<std::string> names;
+              for (const SharedBuffer& buffer : planned->shared) {
+                EXPECT_GT(buffer.bytes, 0) << where << ": " << buffer.name;
+                EXPECT_TRUE(names.insert(buffer.name).second) << where << ": " << buffer.name;
+                // TMA's tiles begin at 1024 bytes, all others at 128 or less: what is more is a
+                // buffer that the table forgets.
+                if (buffer.name == "alignment") {
+                  EXPECT_LE(buffer.bytes, variant.id.starts_with("cuda.sm90.") ? 1024 : 127)
+                      << where;
+                }
+                sum += buffer.bytes;
+              }
+              const KernelCode* kernel = find_kernel(*code, planned->kernel, arch);
+              if (kernel == nullptr) continue;
+              EXPECT_EQ(sum,
+                        planned->shared_bytes > 0 ? planned->shared_bytes : kernel->static_shared)
+                  << where;
+              EXPECT_GE(names.size(), 2u) << where;
+            }
+          }
+        }
+      }
+    }
+  }
+  for (const VariantInfo& variant : variants())
+    EXPECT_EQ(asked.contains(variant.id), variant.device == DeviceKind::cuda && variant.built)
+        << variant.id;
+  for (const ResourceRow& row : resource_report(*code, ResourceLimits(), {}, {}).rows) {
+    std::int64_t sum = 0;
+    for (const SharedBuffer& buffer : row.buffers) sum += buffer.bytes;
+    if (!row.variant.empty()) {
+      EXPECT_EQ(sum, row.shared()) << row.variant << " " << row.code.arch;
+    }
+  }
+}
+
 // The name a plan gives its kernel is how gate, resources and evidence find its code.
 TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
   const auto& code = own_device_code();
@@ -202,12 +287,14 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
   if (built.contains("sm_80") && built.contains("sm_90a")) {
     EXPECT_EQ(report.missing, std::vector<std::string>{});
   }
-  // Without a plan: the backend's own for empty problems, and tiles for GPUs with less shared
-  // memory.
+  // Without a plan: the backend's own for empty problems, append and merge, the second kernels of a
+  // launch, and tiles for GPUs with less shared memory.
   const auto family = [](const ResourceRow& row) {
     return row.code.name.substr(0, row.code.name.find('<'));
   };
-  std::set<std::string> families = {"fill", "largest_magnitude", "finish_scales", "encode"};
+  std::set<std::string> families = {
+      "fill",          "largest_magnitude", "finish_scales",        "encode",
+      "append_kernel", "merge_kernel",      "decode::merge_kernel", "fp8::transpose_kernel"};
   for (const ResourceRow& row : report.rows) {
     if (!row.variant.empty()) families.insert(family(row));
   }

@@ -3,6 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <set>
+
+#include <greenfast/attention.hpp>
+
+#include "workbench/base/files.hpp"
+
 namespace greenfast::workbench::test {
 namespace {
 
@@ -12,6 +19,33 @@ constexpr std::string_view kSource =
     "/* tune: N = 8 *16 24 */\n"
     "//   tune-if: M % N == 0 && M / N < 8\n"
     "int x;  // tune: NOT = *1\n";
+
+TEST(Space, EveryVariantThatHasOneDeclaresItWell) {
+  std::set<std::string> known;
+  for (const VariantInfo& variant : variants()) known.insert(variant.id);
+  std::set<std::string> found;
+  for (const auto& file :
+       std::filesystem::directory_iterator(std::filesystem::path(GREENFAST_SOURCE_DIR) / "tune")) {
+    if (file.path().extension() != ".cu") continue;
+    const auto text = read_file(file.path());
+    ASSERT_TRUE(text.ok());
+    const auto space = parse_space(file.path().string(), *text);
+    ASSERT_TRUE(space) << space.status().message();
+    const std::string id = file.path().stem().string();
+    EXPECT_TRUE(known.contains(id)) << id << " is no variant";
+    EXPECT_GT(space->all().size(), 1u) << id;
+    found.insert(id);
+  }
+  for (const VariantInfo& variant : variants()) {
+    // What GREENFAST_EXPERIMENTAL adds has none before a GPU has run it.
+    if (variant.id.starts_with("cuda.stage_c.") && variant.derived_from.empty() &&
+        variant.id != "cuda.stage_c.fp8_wgmma") {
+      EXPECT_TRUE(found.contains(variant.id)) << variant.id << " has no space in tune/";
+    }
+  }
+  EXPECT_TRUE(found.contains("cuda.v2c.v8"));
+  EXPECT_TRUE(found.contains("cuda.sm80.mma"));
+}
 
 TEST(Space, IsReadFromCommentsOfTheirOwnLine) {
   const auto space = parse_space("k.cu", kSource);

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "tests/workbench/fast/simulated_timer.hpp"
+#include "workbench/base/files.hpp"
 
 namespace greenfast::workbench::test {
 namespace {
@@ -131,6 +132,39 @@ TEST(Compare, TwoRecordingsAreComparedWithAWarning) {
   EXPECT_EQ(c->skipped.size(), 2u);
 }
 
+TEST(Compare, OneWayOfTimingIsTakenAtATime) {
+  Samples behind = shape("mission, gemm:hot", 1.2, 2);
+  behind.way = "gemm:hot";
+  behind.neighbour = "gemm: 512x512 by 512x512";
+  Samples plain = shape("mission", 1.5, 1);
+  plain.way = "back-to-back:hot";
+  const Recording both = recording({plain, behind});
+  Recording first = both;
+  ASSERT_TRUE(keep_way(first, ""));
+  ASSERT_EQ(first.shapes.size(), 1u);
+  EXPECT_NE(first.notes.back().find("also timed gemm:hot"), std::string::npos);
+  EXPECT_NEAR(compare_sides(first, "baseline", "candidate")->shapes[0].p50.value, 1.5, 0.02);
+  Recording second = both;
+  ASSERT_TRUE(keep_way(second, "gemm:hot"));
+  const auto c = compare_sides(second, "baseline", "candidate");
+  ASSERT_TRUE(c);
+  EXPECT_NEAR(c->shapes.at(0).p50.value, 1.2, 0.02);
+  EXPECT_EQ(to_json(*c)["neighbour"], behind.neighbour);
+  EXPECT_NE(compare_text(*c, false).find("behind a neighbour (gemm)"), std::string::npos);
+  Recording none = both;
+  const Status refused = keep_way(none, "gemm:cold");
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.message().find("its ways: back-to-back:hot, gemm:hot"), std::string::npos);
+  // The same shape behind something else is another measurement.
+  behind.name = plain.name;
+  behind.problem = plain.problem;
+  const auto mixed =
+      compare_recordings(recording({plain}), "baseline", recording({behind}), "baseline");
+  ASSERT_FALSE(mixed);
+  EXPECT_NE(mixed.status().message().find("back to back in one, behind gemm"), std::string::npos)
+      << mixed.status().message();
+}
+
 TEST(Compare, RecordingsThatDoNotBelongTogetherAreRefusedByName) {
   const Recording a = recording({shape("mission", 1.5, 1)}, "a.json");
   const auto words = [&](const Recording& b) {
@@ -157,37 +191,35 @@ TEST(Compare, RecordingsThatDoNotBelongTogetherAreRefusedByName) {
 
 class RecordingFile : public ::testing::Test {
  protected:
-  void SetUp() override {
-    fs::remove_all("recordings");
-    fs::create_directories("recordings");
-  }
-  static std::string refused(const std::string& name, const std::string& text) {
-    std::ofstream("recordings/" + name) << text;
-    const auto r = read_recording("recordings/" + name);
+  std::string at(const std::string& name) const { return (folder->path() / name).string(); }
+  std::string refused(const std::string& name, const std::string& text) const {
+    std::ofstream(at(name)) << text;
+    const auto r = read_recording(at(name));
     EXPECT_FALSE(r);
     EXPECT_EQ(r.status().code(), StatusCode::invalid_argument);
-    EXPECT_NE(r.status().message().find("recordings/" + name), std::string::npos)
-        << r.status().message();
+    EXPECT_NE(r.status().message().find(at(name)), std::string::npos) << r.status().message();
     return r.status().message();
   }
+
+  const Result<ScratchFolder> folder = ScratchFolder::make("recordings");
 };
 
 TEST_F(RecordingFile, SamplesRunsAndGatesAreRead) {
   const json samples = to_json({shape("mission", 1.5, 1)});
-  std::ofstream("recordings/samples.json") << samples;
-  std::ofstream("recordings/run.json") << json{{"schema", "greenfast.run/1"},
-                                               {"samples", samples},
-                                               {"rows",
-                                                {{{"variant", "baseline"},
-                                                  {"problem", "mission"},
-                                                  {"verdict", "RED"},
-                                                  {"reason", "max_row"}}}}};
-  const auto bare = read_recording("recordings/samples.json");
+  std::ofstream(at("samples.json")) << samples;
+  std::ofstream(at("run.json")) << json{{"schema", "greenfast.run/1"},
+                                        {"samples", samples},
+                                        {"rows",
+                                         {{{"variant", "baseline"},
+                                           {"problem", "mission"},
+                                           {"verdict", "RED"},
+                                           {"reason", "max_row"}}}}};
+  const auto bare = read_recording(at("samples.json"));
   ASSERT_TRUE(bare) << bare.status().message();
   EXPECT_EQ(bare->shapes.size(), 1u);
-  const auto run = read_recording("recordings");
+  const auto run = read_recording(folder->path());
   ASSERT_TRUE(run) << run.status().message();
-  EXPECT_EQ(run->source, "recordings/run.json");
+  EXPECT_EQ(run->source, at("run.json"));
   EXPECT_EQ(describe(run->correctness_of("baseline", "mission")), "RED: max_row");
 }
 
@@ -204,12 +236,11 @@ TEST_F(RecordingFile, StrangersAreRefusedByName) {
   EXPECT_NE(refused("empty.json", R"({"schema":"greenfast.samples/1","shapes":[]})")
                 .find("holds no samples"),
             std::string::npos);
-  EXPECT_NE(read_recording("recordings/missing.json").status().message().find("no such file"),
+  EXPECT_NE(read_recording(at("missing.json")).status().message().find("no such file"),
             std::string::npos);
-  fs::create_directories("recordings/void");
-  EXPECT_NE(
-      read_recording("recordings/void").status().message().find("neither run.json nor gate.json"),
-      std::string::npos);
+  fs::create_directories(at("void"));
+  EXPECT_NE(read_recording(at("void")).status().message().find("neither run.json nor gate.json"),
+            std::string::npos);
 }
 
 }  // namespace

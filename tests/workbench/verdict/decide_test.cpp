@@ -66,6 +66,18 @@ TEST(Decide, RegressionsReject) {
   EXPECT_EQ(d.outcome, Outcome::promote);
 }
 
+TEST(Decide, FewProcessesThatDifferRejectNothing) {
+  // Their samples alone would say slower; the two of them say that another might say faster.
+  LogRatio p90 = ratio(0.94, 0.98);
+  EXPECT_EQ(judge({shape("mission", true, ratio(1.2, 1.3), p90)}).outcome, Outcome::reject);
+  p90.processes = 2;
+  p90.process_error = 0.012;
+  const Decision d = judge({shape("mission", true, ratio(1.2, 1.3), p90)});
+  EXPECT_EQ(codes(d), std::vector<std::string>{"INCONCLUSIVE"});
+  EXPECT_NE(d.reasons[0].settle.find("more processes (--processes)"), std::string::npos)
+      << d.reasons[0].settle;
+}
+
 TEST(Decide, AStraddlingIntervalSaysHowManySamplesMore) {
   LogRatio wide = ratio(1.05, 1.25);
   const Decision d = judge({shape("mission", true, wide, ratio(1.2, 1.3))});
@@ -107,7 +119,7 @@ TEST(Decide, AnAAIntervalWiderThanThePolicyAllowsDecidesNothing) {
     wide.same = ratio(0.31, 1.95);
     const Decision d = decide(std::vector{wide}, thresholds);
     EXPECT_EQ(d.outcome, Outcome::defer);
-    EXPECT_EQ(codes(d), std::vector<std::string>{"NOISY"});
+    ASSERT_EQ(codes(d), std::vector<std::string>{"NOISY"});
     EXPECT_NE(d.reasons[0].detail.find("away from 1, and the policy allows 5%"), std::string::npos)
         << d.reasons[0].detail;
     wide.same = ratio(0.96, 1.04);

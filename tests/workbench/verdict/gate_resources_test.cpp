@@ -37,8 +37,8 @@ std::optional<KernelResources> binary(const std::string& kernel) {
   return std::nullopt;
 }
 std::string status_of(const ResourceJudgement& judged, const std::string& gate) {
-  for (const auto& row : judged.checklist) {
-    if (row[0].find(gate) != std::string::npos) return row[3];
+  for (const GateCheck& check : judged.checklist) {
+    if (check.gate.find(gate) != std::string::npos) return std::string(name_of(check.status));
   }
   return "";
 }
@@ -64,11 +64,12 @@ TEST(GateResources, AWaivedLimitPassesAndSaysWhoWaivedItAndWhy) {
   const auto judged = judge_kernels(shapes(plan("slim", 0), plan("wide", 2048)), binary);
   EXPECT_FALSE(judged.reason);
   ASSERT_EQ(status_of(judged, "registers"), "WAIVED") << "over its limit, so no PASS";
-  EXPECT_NE(judged.checklist[0][2].find("waiver 'wide': its idea"), std::string::npos);
-  EXPECT_EQ(judged.rows[0]["status"], "WAIVED");
-  EXPECT_EQ(judged.rows[0]["waiver"]["name"], "wide");
-  EXPECT_EQ(judged.rows[0]["limit"], 128);
-  EXPECT_EQ(judged.rows[1]["value"], 2048) << "shared memory is told, limited or not";
+  EXPECT_NE(judged.checklist[0].actual.find("waiver 'wide': its idea"), std::string::npos);
+  EXPECT_EQ(judged.rows[0].status, CheckStatus::waived);
+  ASSERT_TRUE(judged.rows[0].waiver);
+  EXPECT_EQ(judged.rows[0].waiver->first, "wide");
+  EXPECT_EQ(judged.rows[0].limit, 128);
+  EXPECT_EQ(judged.rows[1].value, 2048) << "shared memory is told, limited or not";
 }
 
 TEST(GateResources, WhatTheBinaryDoesNotHoldIsNoPass) {
@@ -76,7 +77,7 @@ TEST(GateResources, WhatTheBinaryDoesNotHoldIsNoPass) {
     const auto judged = judge_kernels(shapes(plan("slim", 0), plan(kernel, 0)), binary);
     ASSERT_TRUE(judged.reason);
     EXPECT_EQ(judged.reason->code, ReasonCode::tool_missing);
-    EXPECT_EQ(judged.checklist[0][3], "SKIPPED");
+    EXPECT_EQ(judged.checklist[0].status, CheckStatus::skipped);
   }
   EXPECT_EQ(judge_kernels({}, binary).reason->code, ReasonCode::tool_missing);
 }

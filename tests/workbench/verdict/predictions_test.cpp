@@ -59,6 +59,21 @@ TEST(Predictions, AnUnknownStepIsRefusedWithTheLine) {
   refused("[steps]\n", "possible are [[change]]");
 }
 
+TEST(Predictions, ARowOfAnExperimentalKernelIsLeftOutWhereTheBuildLacksIt) {
+  const std::string step = "[[change]]\ncandidate = \"cuda.v2c.v8\"\nbaseline = \"cuda.v2c.v7\"\n";
+  const auto read = parse_predictions(
+      "t", step +
+               "experimental = true\n[[change]]\ncandidate = \"cuda.v9\"\nbaseline = "
+               "\"cuda.v2c.v8\"\nexperimental = true\n");
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  ASSERT_EQ(read->size(), 1u);
+  EXPECT_EQ(read->front().candidate, "cuda.v2c.v8");
+  const auto refused = parse_predictions("t", step + "experimental = \"yes\"\n");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("t: line 1: change: experimental: expected true"),
+            std::string::npos);
+}
+
 TEST(Predictions, MetricsAreAskedForWhereTheyAreKnown) {
   const std::string row =
       "[[change]]\ncandidate = \"cuda.v2c.v8\"\nbaseline = \"cuda.v2c.v7\"\ntensors = \"up\"\n";

@@ -277,20 +277,6 @@ TEST(StepResults, WhatSaysTwoThingsIsRefused) {
   refused(draw.build(), [](json& w) { w = {{"failed", {{"code", 0}, {"message", "ok?"}}}}; });
 }
 
-TEST(Correctness, ReturnsFromItsText) {
-  for (const Correctness& known :
-       {Correctness{}, Correctness{Verdict::green, ""}, Correctness{Verdict::red, "rel_fro 1 > 0"},
-        Correctness{Verdict::skipped, "RED: a reason that looks like a verdict"}}) {
-    const auto read = parse_correctness(written(known));
-    ASSERT_TRUE(read);
-    EXPECT_EQ(read->verdict, known.verdict);
-    EXPECT_EQ(read->why, known.why);
-  }
-  EXPECT_FALSE(parse_correctness("REDDISH: no"));
-  EXPECT_FALSE(parse_correctness("fine"));
-  EXPECT_EQ(describe(Correctness()), "not checked");
-}
-
 TEST(ReasonCodes, HaveOneNameAndOneExitCodeEach) {
   for (int i = 0; i <= static_cast<int>(ReasonCode::no_op); ++i) {
     const auto code = static_cast<ReasonCode>(i);

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/operands.hpp>
 
-#include "workbench/base/divide.hpp"
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/cases/placement.hpp"

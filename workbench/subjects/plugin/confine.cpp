@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -11,6 +13,8 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdlib>
+#include <filesystem>
 #include <vector>
 
 #include "workbench/base/build_info.hpp"
@@ -44,12 +48,15 @@ std::uint32_t landlock() {
                                           : offsetof(RulesetAttributes, network);
   const int rules = static_cast<int>(syscall(kCreateRuleset, &attributes, size, 0u));
   if (rules < 0) return 0;
-  // Devices that are there may be written to: /dev/null.
-  struct {
-    std::uint64_t access;
-    std::int32_t parent;
-  } __attribute__((packed)) beneath{kWriteFile, open("/dev", O_PATH | O_CLOEXEC)};
-  if (beneath.parent >= 0) {
+  // What keeps nothing of what is written to it; not all of /dev, where memory of others (/dev/shm),
+  // the terminal and the system's log lie.
+  for (const char* device :
+       {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}) {
+    struct {
+      std::uint64_t access;
+      std::int32_t parent;
+    } __attribute__((packed)) beneath{kWriteFile, open(device, O_PATH | O_CLOEXEC)};
+    if (beneath.parent < 0) continue;
     syscall(kAddRule, rules, 1, &beneath, 0u);
     close(beneath.parent);
   }
@@ -118,6 +125,31 @@ class Filter {
   std::vector<sock_filter> code_;
 };
 
+std::vector<pid_t> threads_of(pid_t process) {
+  std::vector<pid_t> out{process};
+  constexpr std::size_t kMost = 256;  // five instructions each, of 4096
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(fmt::format("/proc/{}/task", process), error), end;
+       !error && it != end && out.size() < kMost; it.increment(error))
+    if (const pid_t thread = std::atoi(it->path().filename().c_str()); thread != process)
+      out.push_back(thread);
+  return out;
+}
+
+/// Rights of root that would reach the clock, the kernel's log, other users' processes; reading
+/// files stays.
+void drop_capabilities() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[2]{};
+  if (syscall(SYS_capget, &header, data) != 0) return;
+  constexpr std::uint32_t kReadFiles = 1u << CAP_DAC_READ_SEARCH;
+  for (auto& part : data) part.inheritable = 0;
+  data[0].effective &= kReadFiles;
+  data[0].permitted &= kReadFiles;
+  data[1].effective = data[1].permitted = 0;
+  syscall(SYS_capset, &header, data);
+}
+
 std::uint32_t no_processes() {
   // A sanitizer starts processes of its own: a symbolizer, a leak check.
   if (kArchitecture == 0 || !build_info().sanitize.empty()) return 0;
@@ -133,33 +165,40 @@ std::uint32_t no_processes() {
   filter.refuse(__NR_vfork, EPERM);
 #endif
   filter.refuse(435, ENOSYS);  // clone3, whose flags lie in memory: the C library then uses clone
-  for (const long call : {__NR_execve,
-                          __NR_execveat,
-                          __NR_setsid,
-                          __NR_setpgid,
-                          __NR_ptrace,
-                          __NR_process_vm_readv,
-                          __NR_process_vm_writev,
-                          __NR_setpriority,
-                          __NR_sched_setscheduler,
-                          __NR_sched_setparam,
-                          __NR_sched_setattr,
-                          __NR_ioprio_set,
-                          __NR_fallocate,
-                          __NR_move_pages,
-                          __NR_migrate_pages,
-                          __NR_mbind,
-                          __NR_perf_event_open,
-                          __NR_bpf,
-                          425 /* io_uring_setup */,
-                          438 /* pidfd_getfd */,
-                          440 /* process_madvise */})
+  for (const long call :
+       {__NR_execve, __NR_execveat, __NR_setsid, __NR_setpgid, __NR_ptrace, __NR_process_vm_readv,
+        __NR_process_vm_writev, __NR_setpriority, __NR_sched_setscheduler, __NR_sched_setparam,
+        __NR_sched_setattr, __NR_ioprio_set, __NR_fallocate, __NR_move_pages, __NR_migrate_pages,
+        __NR_mbind, __NR_perf_event_open, __NR_bpf,
+        // The clock that times it.
+        __NR_adjtimex, __NR_clock_adjtime, __NR_clock_settime, __NR_settimeofday,
+        // Rights that it does not have.
+        __NR_unshare, __NR_setns, __NR_userfaultfd,
+        // Whatever outlives it, or reaches who is not confined.
+        __NR_shmget, __NR_semget, __NR_msgget, __NR_mq_open, __NR_add_key, __NR_request_key,
+        __NR_keyctl, __NR_socket,
+        // A signal from a timer or a queue continues a process that is stopped.
+        __NR_timer_create, __NR_mq_notify, __NR_tkill, 424 /* pidfd_send_signal */,
+        425 /* io_uring_setup */, 438 /* pidfd_getfd */, 440 /* process_madvise */})
     filter.refuse(call, EPERM);
   // Limits of other processes; and pages of the memory that all share, which whoever is timed next
   // would have to get back: MADV_REMOVE, MADV_COLD, MADV_PAGEOUT.
   filter.refuse_where(__NR_prlimit64, 0, 0, false, EPERM);
   for (const std::uint32_t advice : {9u, 20u, 21u})
     filter.refuse_where(__NR_madvise, 2, advice, true, EPERM);
+  // Signals to itself alone, also where Landlock does not see to that; none from a file that is
+  // ready (F_SETSIG), nor another than SIGKILL when the command dies.
+  const auto own = static_cast<std::uint32_t>(getpid());
+  for (const long call : {__NR_kill, __NR_tgkill, __NR_rt_sigqueueinfo, __NR_rt_tgsigqueueinfo})
+    filter.refuse_where(call, 0, own, false, EPERM);
+  filter.refuse_where(__NR_fcntl, 1, 10, true, EPERM);
+  filter.refuse_where(__NR_prctl, 0, PR_SET_PDEATHSIG, true, EPERM);
+  // Typing into a terminal: TIOCSTI, TIOCLINUX.
+  for (const std::uint32_t request : {0x5412u, 0x541cu})
+    filter.refuse_where(__NR_ioctl, 1, request, true, EPERM);
+  // CPUs of the command's threads that there are; of later ones it looks itself.
+  for (const pid_t thread : threads_of(getppid()))
+    filter.refuse_where(__NR_sched_setaffinity, 0, static_cast<std::uint32_t>(thread), true, EPERM);
   constexpr std::uint32_t kThread = 0x10000;  // CLONE_THREAD
   filter.refuse_without(__NR_clone, kThread, EPERM);
   return filter.install() ? channel::kNoProcesses : 0;
@@ -171,6 +210,7 @@ std::uint32_t confine() {
   // Both ask for it: no program that this one might start gains rights.
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return 0;
   const std::uint32_t files = landlock();
+  if (build_info().sanitize.empty()) drop_capabilities();  // a leak check traces its process
   return files | no_processes();
 }
 

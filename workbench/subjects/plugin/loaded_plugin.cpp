@@ -46,7 +46,7 @@ Status guarded(const Call& call) {
   } catch (const std::bad_alloc&) {
     return {StatusCode::out_of_memory, "the plugin ran out of memory (std::bad_alloc)"};
   } catch (const std::exception& error) {
-    return {StatusCode::internal, fmt::format("the plugin threw: {}", error.what())};
+    return {StatusCode::internal, fmt::format("the plugin threw: {}", clean_text(error.what()))};
   } catch (...) {
     return {StatusCode::internal, "the plugin threw something that is no std::exception"};
   }
@@ -127,7 +127,7 @@ std::optional<std::string> PluginLibrary::refusal(std::size_t index,
   if (!asked) return asked.message();
   if (taken) return std::nullopt;
   why.back() = 0;
-  return why[0] != 0 ? std::string(why.data()) : "the plugin refuses it without a reason";
+  return why[0] != 0 ? clean_text(why.data()) : "the plugin refuses it without a reason";
 }
 
 std::size_t PluginLibrary::workspace_bytes(std::size_t index, const gf_problem& problem) const {

@@ -59,6 +59,7 @@ std::vector<std::string> channel_confined(const channel::Control& control) {
 Result<PluginProcess*> process_of(Plugin& plugin) {
   if (plugin.process && plugin.process_owner != getpid()) plugin.process.reset();
   if (plugin.process && plugin.process->end() == PluginEnd::none) return plugin.process.get();
+  start_library_workers();
   auto started = PluginProcess::start(plugin.library, plugin.memory);
   if (!started) return started.status();
   plugin.process = std::move(*started);

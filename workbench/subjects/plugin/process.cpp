@@ -7,6 +7,7 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <new>
 
 #include <greenfast/attention.hpp>
@@ -35,6 +37,9 @@ namespace greenfast::workbench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// Of what a plugin prints between two looks; beyond it waits.
+constexpr int kPipeBytes = 1 << 20;
 
 /// Between two looks whether the process is still there.
 constexpr double kLookSeconds = 0.05;
@@ -63,6 +68,20 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
     close(descriptor);
     return failed("no shared memory");
   }
+  // What a plugin prints is not the command's result, and may hold what a terminal obeys.
+  int output[2] = {-1, -1};
+  if (pipe2(output, O_CLOEXEC) != 0) {
+    munmap(block, sizeof(channel::Control));
+    close(descriptor);
+    return failed("no pipe");
+  }
+  for (int& end : output) {
+    const int above = fcntl(end, F_DUPFD_CLOEXEC, 16);  // the numbers that the child gets
+    close(end);
+    end = above;
+  }
+  fcntl(output[0], F_SETFL, O_NONBLOCK);
+  fcntl(output[1], F_SETPIPE_SZ, kPipeBytes);
   auto* control = new (block) channel::Control{};
   control->magic = channel::kMagic;
   control->parent = getpid();
@@ -74,8 +93,7 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  // What a plugin prints is not the command's result.
-  posix_spawn_file_actions_adddup2(&actions, 2, 1);
+  for (const int printed : {1, 2}) posix_spawn_file_actions_adddup2(&actions, output[1], printed);
   posix_spawn_file_actions_adddup2(&actions, descriptor, channel::kControlDescriptor);
   posix_spawn_file_actions_adddup2(&actions, arena.descriptor(), channel::kArenaDescriptor);
   posix_spawnattr_t attributes;
@@ -96,14 +114,22 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   const int error = posix_spawn(&child, self.c_str(), &actions, &attributes, argv, environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
+  close(output[1]);
+  struct stat control_file {
+  }, arena_file{};
+  fstat(descriptor, &control_file);
+  fstat(arena.descriptor(), &arena_file);
   close(descriptor);
   if (error != 0) {
+    close(output[0]);
     munmap(block, sizeof(channel::Control));
     errno = error;
     return failed("no process");
   }
   std::unique_ptr<PluginProcess> process(new PluginProcess(control, child));
   process->owner_ = getpid();
+  process->output_ = output[0];
+  process->ours_ = {control_file.st_ino, arena_file.st_ino};
   return process;
 }
 
@@ -114,12 +140,15 @@ PluginProcess::~PluginProcess() {
     while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
     }
   }
+  if (owner_ == getpid()) show_output(true);
+  close(output_);
   munmap(control_, sizeof(channel::Control));
 }
 
 Status PluginProcess::gone(int status) {
   end_ = PluginEnd::crashed;
   kill(-child_, SIGKILL);  // what it started does not outlive it
+  show_output(true);
   if (WIFSIGNALED(status)) {
     const int number = WTERMSIG(status);
     const char* name = sigabbrev_np(number);
@@ -154,6 +183,7 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
     const double waited = seconds_since(begin);
     if (waited < kLookSeconds) continue;
     int status = 0;
+    show_output();  // a full pipe would hold it up
     if (waitpid(child_, &status, WNOHANG) == child_) return gone(status);
     if (waited > timeout) {
       kill(-child_, SIGKILL);
@@ -165,6 +195,7 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
     }
   }
   if (seconds != nullptr) *seconds = seconds_since(begin);
+  show_output();
   const auto code = control_->status;
   if (code == 0) return {};
   const std::string text =
@@ -173,9 +204,34 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
   return {known ? static_cast<StatusCode>(code) : StatusCode::internal, text};
 }
 
+void PluginProcess::show_output(bool all) {
+  char text[1 << 14];
+  // Of who prints faster than this reads, the rest comes the next time.
+  for (std::size_t seen = 0; seen < std::size_t{kPipeBytes};) {
+    const ssize_t count = read(output_, text, sizeof text);
+    if (count <= 0) break;
+    seen += static_cast<std::size_t>(count);
+    unfinished_.append(text, static_cast<std::size_t>(count));
+  }
+  for (std::size_t end;
+       (end = unfinished_.find('\n')) != std::string::npos || unfinished_.size() > sizeof text;) {
+    end = std::min(end, unfinished_.size());
+    fmt::print(stderr, "{}\n", clean_text(unfinished_.substr(0, end)));
+    unfinished_.erase(0, end + 1);
+  }
+  if (!all || unfinished_.empty()) return;
+  fmt::print(stderr, "{}\n", clean_text(unfinished_));
+  unfinished_.clear();
+}
+
 void PluginProcess::pause() {
   if (end_ != PluginEnd::none || owner_ != getpid() || paused_) return;
   kill(-child_, SIGSTOP);
+  // On a busy machine one of its threads has to be scheduled before the others stop.
+  siginfo_t stopped{};
+  while (waitid(P_PID, static_cast<id_t>(child_), &stopped, WSTOPPED | WEXITED | WNOWAIT) != 0 &&
+         errno == EINTR) {
+  }
   paused_ = true;
 }
 
@@ -193,9 +249,44 @@ std::optional<std::int64_t> PluginProcess::private_bytes() const {
   std::ifstream file(fmt::format("/proc/{}/smaps_rollup", child_));
   for (std::string line; std::getline(file, line);) {
     std::int64_t kilobytes = 0;
-    if (std::sscanf(line.c_str(), "Anonymous: %ld kB", &kilobytes) == 1) return 1024 * kilobytes;
+    if (std::sscanf(line.c_str(), "Anonymous: %ld kB", &kilobytes) == 1)
+      return 1024 * kilobytes + shared_bytes();
   }
   return std::nullopt;
+}
+
+std::int64_t PluginProcess::shared_bytes() const {
+  // Memory that is a file without a name (memfd_create, MAP_SHARED without a file): whole where it
+  // is open, else what is mapped of it now.
+  std::map<ino_t, std::int64_t> bytes;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(fmt::format("/proc/{}/fd", child_), error), end;
+       !error && it != end; it.increment(error)) {
+    std::error_code gone;
+    struct stat file {};
+    const std::string to = std::filesystem::read_symlink(it->path(), gone).string();
+    if (to.starts_with("/memfd:") && stat(it->path().c_str(), &file) == 0)
+      bytes[file.st_ino] = 512 * static_cast<std::int64_t>(file.st_blocks);
+  }
+  const std::map<ino_t, std::int64_t> open = bytes;
+  std::ifstream maps(fmt::format("/proc/{}/smaps", child_));
+  unsigned long inode = 0;
+  bool counted = false;
+  for (std::string line; std::getline(maps, line);) {
+    char from[32], rights[8];
+    std::int64_t kilobytes = 0;
+    if (std::sscanf(line.c_str(), "%31[0-9a-f-] %7s %*s %*s %lu", from, rights, &inode) == 3) {
+      const bool nameless = line.find(" /memfd:") != std::string::npos ||
+                            line.find(" /dev/zero (deleted)") != std::string::npos;
+      counted = nameless && open.count(inode) == 0;
+    } else if (counted && std::sscanf(line.c_str(), "Rss: %ld kB", &kilobytes) == 1) {
+      bytes[inode] += 1024 * kilobytes;
+    }
+  }
+  std::int64_t sum = 0;
+  for (const auto& [file, size] : bytes)
+    if (std::find(ours_.begin(), ours_.end(), file) == ours_.end()) sum += size;
+  return sum;
 }
 
 int PluginProcess::other_processes() const {
@@ -207,6 +298,16 @@ int PluginProcess::other_processes() const {
     if (pid > 0 && pid != child_ && getpgid(pid) == child_) ++count;
   }
   return count;
+}
+
+void start_library_workers() {
+  const Problem problem = make_problem(1, 64, 64, 16, 16, 32, DType::f32);
+  std::vector<float> in(static_cast<std::size_t>(64 * 16 * 32)), out(in.size());
+  Tensors tensors;
+  tensors.q = tensors.k = tensors.v = in.data();
+  tensors.o = out.data();
+  // Whether it succeeds is of no interest: then there are no workers.
+  (void)attention(problem, tensors);
 }
 
 ThreadStates own_threads() {
@@ -233,7 +334,7 @@ bool own_threads_changed(const ThreadStates& before) {
   return std::any_of(before.begin(), before.end(), [&](const auto& was) {
     const auto is = now.find(was.first);
     if (is == now.end()) return false;
-    // The library's workers pin themselves when they first run, which may be after `before`.
+    // The library moves its workers itself: a plugin's process may not (confine.cpp).
     const bool moved = was.first == getpid() && is->second.first != was.second.first;
     return moved || is->second.second != was.second.second;
   });

@@ -47,7 +47,8 @@ class PluginProcess {
   void pause();
   /// CPU time of all its threads so far; nothing when it is gone.
   std::optional<CpuUse> cpu_use() const;
-  /// Memory that it alone has, in bytes; nothing when it is gone.
+  /// Memory that it alone has, in bytes, private or in files without a name; nothing when it is
+  /// gone.
   std::optional<std::int64_t> private_bytes() const;
   /// Threads it has now.
   int threads() const;
@@ -57,14 +58,25 @@ class PluginProcess {
  private:
   PluginProcess(channel::Control* control, pid_t child) : control_(control), child_(child) {}
   Status gone(int status);
+  /// What it has printed until now, cleaned, to standard error; with `all` its last line as well,
+  /// also where that has no end.
+  void show_output(bool all = false);
+  std::int64_t shared_bytes() const;
 
   channel::Control* control_;
   pid_t child_;
   pid_t owner_ = 0;
+  int output_ = -1;          // of a pipe that it prints into
+  std::string unfinished_;   // line
+  std::vector<ino_t> ours_;  // files of the command that it has mapped
   bool paused_ = false;
   PluginEnd end_ = PluginEnd::none;
   Status why_;
 };
+
+/// The library's worker threads, which come with its first call: a plugin's process that is started
+/// after them is kept from moving them.
+void start_library_workers();
 
 /// Where this process's threads may run, and how important they are.
 using ThreadStates = std::map<pid_t, std::pair<std::vector<int>, int>>;

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -175,6 +176,8 @@ int serve_plugin(const std::string& path) {
                        control->arena_bytes + control->memory_bytes};
     setrlimit(RLIMIT_AS, &limit);
   }
+  // A line that a kernel prints is there when its call returns.
+  setvbuf(stdout, nullptr, _IOLBF, 0);
   keep_to(control->threads);
   control->confined = confine();
   return Host(control, static_cast<std::byte*>(arena), path).serve();

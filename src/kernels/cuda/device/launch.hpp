@@ -60,6 +60,18 @@ inline Status launch_kernel(const cudaLaunchConfig_t& config, const void* kernel
   return to_status(cudaLaunchKernelExC(&config, kernel, arguments), variant, "launch");
 }
 
+/// The same as a programmatic dependent launch: its blocks may be set up beside the last ones of the
+/// kernel before it in the stream, which it waits for itself (griddepcontrol.wait).
+inline Status launch_early(cudaLaunchConfig_t config, const void* kernel, void** arguments,
+                           std::string_view variant) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return launch_kernel(config, kernel, arguments, variant);
+}
+
 /// An input type as kernels' names have it.
 inline const char* type_name(DType dtype) {
   return dtype == DType::f16 ? "__half" : "__nv_bfloat16";

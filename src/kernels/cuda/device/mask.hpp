@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/types.hpp>
 
 #include "kernels/cuda/device/host_device.hpp"
@@ -51,10 +52,11 @@ inline Band make_band(const Problem& problem) {
 struct BlockRange {
   std::int32_t begin, end;
 };
-GREENFAST_HOST_DEVICE inline BlockRange blocks_of(const Band& band, int keys_per_block, int first,
+template <class Bounds>
+GREENFAST_HOST_DEVICE inline BlockRange blocks_of(const Bounds& band, int keys_per_block, int first,
                                                   int last) {
   const int begin = band.first(first) / keys_per_block;
-  const int end = (band.end(last) + keys_per_block - 1) / keys_per_block;
+  const int end = ceil_div(band.end(last), keys_per_block);
   return {begin, end > begin ? end : begin};
 }
 

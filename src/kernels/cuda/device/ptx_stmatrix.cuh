@@ -18,6 +18,11 @@ __device__ __forceinline__ void shared_store4(std::uint32_t shared, float4 x) {
                "f"(x.z), "f"(x.w)
                : "memory");
 }
+__device__ __forceinline__ int shared_load(std::uint32_t shared) {
+  int x;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
 __device__ __forceinline__ float4 shared_load4(std::uint32_t shared) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,4 +1,4 @@
-// Tensor copies by the TMA unit of sm_90 (PTX ISA, cp.async.bulk.tensor), 4-D maps.
+// Tensor copies by the TMA unit of sm_90 (PTX ISA, cp.async.bulk.tensor), 4-D and 5-D maps.
 #pragma once
 
 #include <cuda.h>
@@ -22,6 +22,17 @@ __device__ __forceinline__ void tma_load_4d(std::uint32_t shared, const CUtensor
       : "memory");
 }
 
+/// The same with 5-D maps.
+__device__ __forceinline__ void tma_load_5d(std::uint32_t shared, const CUtensorMap* map,
+                                            std::uint32_t barrier, int c0, int c1, int c2, int c3,
+                                            int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 /// Copies one box out of shared memory; elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, std::uint32_t shared, int c0,
                                              int c1, int c2, int c3) {
@@ -29,6 +40,15 @@ __device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, std::uint32
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], "
       "[%1];" ::"l"(map),
       "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_5d(const CUtensorMap* map, std::uint32_t shared, int c0,
+                                             int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(map),
+      "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 

@@ -157,4 +157,17 @@ __device__ __forceinline__ uint4 quad_transpose(const std::uint32_t (&x)[4]) {
              : make_uint4(even_lower, near0, even_upper, near1);
 }
 
+/// What a row whose sum has this logarithm is multiplied by when a sink joins the sum; the
+/// logarithm becomes that of the whole. -inf: an empty row.
+__device__ __forceinline__ float join_sink(float sink, float& lse) {
+  const float before = lse, high = before < sink ? sink : before;
+  if (high == -INFINITY || high == INFINITY) {
+    lse = high;
+    return sink == high ? 0.0f : 1.0f;
+  }
+  const float ours = expf(before - high), theirs = expf(sink - high);
+  lse = high + logf(ours + theirs);
+  return ours / (ours + theirs);
+}
+
 }  // namespace greenfast::cuda

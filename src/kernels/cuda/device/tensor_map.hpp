@@ -66,27 +66,40 @@ struct MapTensor {
   DType dtype;
 };
 
-/// Maps of one role in a call, Q say. Boxes are box_rows rows of 64 columns, 128-byte swizzled;
-/// what lies outside reads as zeros.
-///
-/// A map is a pure function of the tensor's shape but for its address, and calls come in rows of
-/// the same shape (a model's layers). So the last map is kept and gets a new address: encoding anew
-/// takes the driver 0.1 us, four times a call.
-class TensorMaps {
+/// The last map of one role in a call, Q say. A map is a pure function of the tensor's shape (the
+/// key) but for its address, and calls come in rows of the same shape (a model's layers). So it is
+/// kept and gets a new address: encoding anew takes the driver 0.1 us, four times a call.
+template <class Key>
+class KeptMap {
  public:
-  bool make(CUtensorMap* map, const MapTensor& tensor, int box_rows,
-            CUtensorMapL2promotion promotion) {
+  /// encode(encoder, map, key, data) makes the map anew.
+  template <class Encode>
+  bool make(CUtensorMap* map, const Key& key, const void* data, const Encode& encode) {
     const TensorMapDriver* driver = tensor_map_driver();
     if (driver == nullptr) return false;
-    const Key key = key_of(tensor, box_rows, promotion);
     if (!(known_ && key == key_)) {
-      known_ = encode(driver->encode, key, tensor.data);
+      known_ = encode(driver->encode, &map_, key, data);
       key_ = key;
-    } else if (driver->replace_address(&map_, const_cast<void*>(tensor.data)) != CUDA_SUCCESS) {
+    } else if (driver->replace_address(&map_, const_cast<void*>(data)) != CUDA_SUCCESS) {
       known_ = false;
     }
     *map = map_;
     return known_;
+  }
+
+ private:
+  Key key_{};
+  CUtensorMap map_{};
+  bool known_ = false;
+};
+
+/// Maps of one role in a call. Boxes are box_rows rows of 64 columns, 128-byte swizzled; what lies
+/// outside reads as zeros.
+class TensorMaps {
+ public:
+  bool make(CUtensorMap* map, const MapTensor& tensor, int box_rows,
+            CUtensorMapL2promotion promotion) {
+    return kept_.make(map, key_of(tensor, box_rows, promotion), tensor.data, encode);
   }
 
  private:
@@ -119,17 +132,16 @@ class TensorMaps {
     return key;
   }
 
-  bool encode(decltype(&cuTensorMapEncodeTiled) encoder, const Key& key, const void* data) {
+  static bool encode(decltype(&cuTensorMapEncodeTiled) encoder, CUtensorMap* map, const Key& key,
+                     const void* data) {
     const cuuint32_t box[4] = {64, key.box_rows, 1, 1};
     const cuuint32_t element_steps[4] = {1, 1, 1, 1};
-    return encoder(&map_, key.type, 4, const_cast<void*>(data), key.sizes, key.bytes, box,
+    return encoder(map, key.type, 4, const_cast<void*>(data), key.sizes, key.bytes, box,
                    element_steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                    key.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   }
 
-  Key key_{};
-  CUtensorMap map_{};
-  bool known_ = false;
+  KeptMap<Key> kept_;
 };
 
 }  // namespace greenfast::cuda

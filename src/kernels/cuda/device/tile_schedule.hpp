@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "kernels/cuda/device/host_device.hpp"
 
 namespace greenfast::cuda {
@@ -19,7 +21,7 @@ struct Divisor {
         static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(d - 1)));
     const std::uint64_t power = std::uint64_t{1} << (31 + shift);
     const auto divisor = static_cast<std::uint64_t>(d);
-    return {static_cast<std::uint32_t>((power + divisor - 1) / divisor), shift};
+    return {static_cast<std::uint32_t>(ceil_div(power, divisor)), shift};
   }
 };
 GREENFAST_HOST_DEVICE inline std::int32_t operator/(std::int32_t n, Divisor d) {

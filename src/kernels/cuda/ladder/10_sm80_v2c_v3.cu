@@ -26,6 +26,11 @@ struct SharedMemoryPlan {
   __half q[kBlockM * kPitch];
   __half k[kBlockN * kPitch];
   __half v[kBlockN * kPitch];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan),
+                          {{"Q", sizeof(q)}, {"K", sizeof(k)}, {"V", sizeof(v)}});
+  }
 };
 
 template <int D>
@@ -149,6 +154,8 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.block = {kThreads, 1, 1};
   plan.shared_bytes =
       problem.head_dim == 64 ? sizeof(SharedMemoryPlan<64>) : sizeof(SharedMemoryPlan<128>);
+  plan.shared =
+      problem.head_dim == 64 ? SharedMemoryPlan<64>::buffers() : SharedMemoryPlan<128>::buffers();
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.kernel =

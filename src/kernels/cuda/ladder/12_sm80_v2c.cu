@@ -18,8 +18,12 @@
 //         memory.
 #include <mma.h>
 
+#include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
+#if GREENFAST_EXPERIMENTAL
+#include "kernels/cuda/ladder/twin.cuh"
+#endif
 
 namespace greenfast::cuda::v2c {
 namespace {
@@ -57,6 +61,15 @@ struct SharedMemoryPlan {
   float score[kBlockM * kScorePitch];
   __half weight[kBlockM * kWeightPitch];
   float o[kBlockM * kOutPitch];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan), {{"Q", sizeof(q)},
+                                                     {"K", sizeof(k)},
+                                                     {"V", sizeof(v)},
+                                                     {"S", sizeof(score)},
+                                                     {"P", sizeof(weight)},
+                                                     {"O", sizeof(o)}});
+  }
 };
 
 /// S of one stripe = Q stripe (16 x D) times K tile transposed. K lies as [key][d], which is a
@@ -124,8 +137,10 @@ __device__ __forceinline__ void multiply_pv_scalar(SharedMemoryPlan<W>& s, int w
   }
 }
 
-template <class W>
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+/// The rung, prologue to epilogue. A probe hears where each phase ends; the timed kernel's is
+/// empty.
+template <class W, class Probe>
+__device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   using Plan = SharedMemoryPlan<W>;
   constexpr Config config = W::value;
   constexpr int kN = Plan::kN, kD = Plan::kD;
@@ -172,8 +187,10 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       ptx::cp_async_wait<0>();
     }
     __syncthreads();
+    probe.end_of(Phase::loads);
     multiply_qk<W>(s, warp, t % kStages);
     __syncwarp();
+    probe.end_of(Phase::scores);
 
     const int end = ladder::key_end(p, first + row) - t * kN;
     float* score = s.score + row * Plan::kScorePitch;
@@ -196,6 +213,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     sum = sum * rescale + tile_sum;
     for (int c = half; c < kD; c += 2) s.o[row * Plan::kOutPitch + c] *= rescale;
     __syncwarp();
+    probe.end_of(Phase::softmax);
 
     if constexpr (config.pv == Multiply::wmma) {
       multiply_pv_wmma<W>(s, warp, t % kStages);
@@ -203,6 +221,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       multiply_pv_scalar<W>(s, warp, lane, t % kStages);
     }
     __syncthreads();  // the stage is free for the copies of tile t + 2 (v7) or t + 1
+    probe.end_of(Phase::values);
   }
   ptx::cp_async_wait<0>();
   // Where no row sees a key the loop has had no barrier, and other warps wrote these rows' zeros: a
@@ -216,6 +235,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
                (first + row) * p.o.stride_s;
   for (int c = half; c < kD; c += 2)
     go[c] = __float2half(s.o[row * Plan::kOutPitch + c] * normalise);
+}
+
+template <class W>
+__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+  NoProbe probe;
+  attend<W>(p, probe);
 }
 
 template <class W>
@@ -246,6 +271,8 @@ struct Rung {
     plan.block = {kThreads, 1, 1};
     plan.shared_bytes = problem.head_dim == 64 ? sizeof(SharedMemoryPlan<Kernel<64>>)
                                                : sizeof(SharedMemoryPlan<Kernel<128>>);
+    plan.shared = problem.head_dim == 64 ? SharedMemoryPlan<Kernel<64>>::buffers()
+                                         : SharedMemoryPlan<Kernel<128>>::buffers();
     plan.tile_q = kBlockM;
     plan.tile_kv = Config{.head_dim = static_cast<int>(problem.head_dim)}.block_n();
     plan.stages = kStages;
@@ -265,6 +292,52 @@ using V5 = Rung<Multiply::scalar, false>;
 using V6 = Rung<Multiply::wmma, false>;
 using V7 = Rung<Multiply::wmma, true>;
 
+#if GREENFAST_EXPERIMENTAL
+using Clocks =
+    ClockProbeOf<Phase::loads, Phase::scores, Phase::softmax, Phase::values, Phase::epilogue>;
+
+template <class W>
+__global__ void __launch_bounds__(kThreads)
+    instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
+  Clocks probe(ladder::clocks_of_warp<Clocks, kThreads>(cycles));
+  attend<W>(p, probe);
+  probe.store();
+}
+
+template <class R>
+struct Twin {
+  template <int D>
+  using Kernel = typename R::template Kernel<D>;
+
+  static std::int64_t workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
+    return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
+  }
+  static Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+    return ladder::twin_plan(R::plan(problem, facts, choice), workspace(problem, facts, choice),
+                             problem.head_dim == 64 ? name_of_kernel<instrumented<Kernel<64>>>()
+                                                    : name_of_kernel<instrumented<Kernel<128>>>());
+  }
+  template <int D>
+  static Status launch_with(const Problem& problem, const Tensors& tensors,
+                            const core::Context& context) {
+    return ladder::launch_twin<instrumented<Kernel<D>>>(
+        problem, tensors, context, kBlockM, kThreads, sizeof(SharedMemoryPlan<Kernel<D>>),
+        "cuda.v2c, instrumented");
+  }
+  static Status launch(const Problem& problem, const Tensors& tensors,
+                       const core::Context& context) {
+    return problem.head_dim == 64 ? launch_with<64>(problem, tensors, context)
+                                  : launch_with<128>(problem, tensors, context);
+  }
+};
+
+template <class R>
+constexpr core::Kernel kTwin{.supports = R::supports,
+                             .plan = Twin<R>::plan,
+                             .workspace = Twin<R>::workspace,
+                             .launch = Twin<R>::launch};
+#endif
+
 }  // namespace
 }  // namespace greenfast::cuda::v2c
 
@@ -276,4 +349,9 @@ extern const core::Kernel cuda_v2c_v6{
     .supports = V6::supports, .plan = V6::plan, .launch = V6::launch};
 extern const core::Kernel cuda_v2c_v7{
     .supports = V7::supports, .plan = V7::plan, .launch = V7::launch};
+#if GREENFAST_EXPERIMENTAL
+extern const core::Kernel cuda_v2c_v5_phases = kTwin<V5>;
+extern const core::Kernel cuda_v2c_v6_phases = kTwin<V6>;
+extern const core::Kernel cuda_v2c_v7_phases = kTwin<V7>;
+#endif
 }  // namespace greenfast::kernels

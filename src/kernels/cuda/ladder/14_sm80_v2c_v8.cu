@@ -38,6 +38,11 @@ struct SharedMemoryPlan {
   __half q[kBlockM * kPitch];
   __half k[kStages][kBlockN * kPitch];
   __half v[kStages][kBlockN * kPitch];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan),
+                          {{"Q", sizeof(q)}, {"K", sizeof(k)}, {"V", sizeof(v)}});
+  }
 };
 
 template <int D>
@@ -203,6 +208,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
   plan.block = {wide ? kThreads<128> : kThreads<64>, 1, 1};
   plan.shared_bytes = wide ? sizeof(SharedMemoryPlan<128>) : sizeof(SharedMemoryPlan<64>);
+  plan.shared = wide ? SharedMemoryPlan<128>::buffers() : SharedMemoryPlan<64>::buffers();
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;

@@ -16,7 +16,12 @@ namespace {
 
 using namespace stage_c;
 
-constexpr int kBlockM = 32, kBlockN = 64, kWarps = 8, kThreads = 32 * kWarps;
+// The hand-set tile; `greenfast tune cuda.stage_c.scalar` compiles others.
+#ifndef SCALAR_BLOCK_M
+#define SCALAR_BLOCK_M 32
+#define SCALAR_WARPS 8
+#endif
+constexpr int kBlockM = SCALAR_BLOCK_M, kBlockN = 64, kWarps = SCALAR_WARPS, kThreads = 32 * kWarps;
 constexpr int kRowsPerWarp = kBlockM / kWarps;
 
 struct SharedMemoryPlan {
@@ -24,6 +29,12 @@ struct SharedMemoryPlan {
   __half q[kBlockM * kPitch];
   __half k[kBlockN * kPitch];
   __half v[kBlockN * kPitch];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(
+        sizeof(SharedMemoryPlan),
+        {{"raw Q, K, V", sizeof(raw)}, {"Q", sizeof(q)}, {"K", sizeof(k)}, {"V", sizeof(v)}});
+  }
 };
 
 __device__ __forceinline__ float warp_max(float x) {
@@ -37,7 +48,7 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+__global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__ ladder::Params p) {
   __shared__ __align__(16) SharedMemoryPlan s;
   const ladder::Place at = ladder::place(p);
   const auto* gk = ladder::head_base<std::uint8_t>(p.k, at.batch, at.head / p.group);
@@ -129,6 +140,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   Plan plan;
   plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
   plan.block = {kThreads, 1, 1};
+  plan.shared = SharedMemoryPlan::buffers();
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.kernel = name_of_kernel<kernel>();

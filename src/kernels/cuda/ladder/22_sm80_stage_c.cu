@@ -1,4 +1,14 @@
-// The rungs of stage-C that share one loop; what each of them is about stands in the header.
+// cuda.stage_c.stage0, stage1, stage2, stage3a, swizzle, three_stage: the rungs of stage-C that
+// share one loop, which stands in 22_sm80_stage_c.cuh. sm_80 and later.
+//
+// Idea    A rung is a Config of the loop: cp.async, P·V on tensor cores, P over the score tile,
+//         swizzled raw tiles, a third stage. Neighbours differ by one toggle, so that a measured
+//         difference is of that toggle alone.
+// Takes   e4m3 with a scale a tensor or a head, D 64, fp16 output, full and causal, any length, any
+//         strides.
+// Limits  lengths and tile counts below 2^30.
+// Budget  64 to 90 registers, 43 to 59 KB of shared memory: three to five CTAs an SM of sm_90.
+// Bound   shared-memory traffic and the four barriers of a step.
 #include "kernels/cuda/ladder/22_sm80_stage_c.cuh"
 
 namespace greenfast::cuda::stage_c {

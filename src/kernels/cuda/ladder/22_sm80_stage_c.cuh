@@ -7,9 +7,9 @@
 //         stage2       USE_WMMA_PV=1: P·V on tensor cores, into fp32
 //         stage3a      USE_FUSED_SOFTMAX_PV=1: P overwrites the score tile, whose buffer goes
 //         swizzle      USE_XOR_SWIZZLE=1: 16-byte chunks of the raw tiles change places by row.
-//                      Predicted to bring nothing: raw rows are read whole, and the fp16 tiles,
-//                      whose conflicts would matter, are padded, because WMMA needs a constant
-//                      pitch.
+//                      The control experiment: raw rows are read whole, without bank conflicts
+//                      before and after, so it shows what permuting costs. The conflicts that ncu
+//                      counts are the fp16 and fp32 tiles', whose pitch WMMA needs constant.
 //         three_stage  USE_THREE_STAGE_PIPE=1: raw tiles two ahead
 //         Tile: 32 queries, 64 keys, 4 warps; U, the output before normalisation, lives in shared
 //         memory in fp32. K and V are decoded in turn into one fp16 tile. The scales never touch
@@ -64,6 +64,17 @@ struct SharedMemoryPlan {
 
   __device__ __half* weight() {
     return kConfig.fused_softmax_pv ? reinterpret_cast<__half*>(score) : weight_buffer;
+  }
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan),
+                          {{"raw K", sizeof(k_raw)},
+                           {"raw V", sizeof(v_raw)},
+                           {"Q", sizeof(q)},
+                           {"K, then V", sizeof(kv)},
+                           {kConfig.fused_softmax_pv ? "S, then P" : "S", sizeof(score)},
+                           {kConfig.fused_softmax_pv ? "unused" : "P", sizeof(weight_buffer)},
+                           {"U", sizeof(u)}});
   }
 };
 
@@ -177,7 +188,7 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
 }
 
 template <class W>
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+__global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__ ladder::Params p) {
   NoProbe probe;
   attend<W>(p, probe);
 }
@@ -204,6 +215,7 @@ struct Rung {
     plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
     plan.block = {kThreads, 1, 1};
     plan.shared_bytes = kShared;
+    plan.shared = SharedMemoryPlan<W>::buffers();
     plan.tile_q = kBlockM;
     plan.tile_kv = kBlockN;
     plan.stages = SharedMemoryPlan<W>::kStages;

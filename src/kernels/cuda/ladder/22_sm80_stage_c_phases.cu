@@ -1,6 +1,7 @@
 // Instrumented twins of three rungs of stage-C: the same loop with a clock read at the end of every
-// phase. They answer where the time of a rung goes, and are never timed themselves.
+// phase.
 #include "kernels/cuda/ladder/22_sm80_stage_c.cuh"
+#include "kernels/cuda/ladder/twin.cuh"
 
 namespace greenfast::cuda::stage_c {
 namespace {
@@ -10,7 +11,7 @@ constexpr const char* kTwinId = "cuda.stage_c, instrumented";
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
-  ClockProbe probe(cycles + (blockIdx.x * kWarps + threadIdx.x / 32) * kPhases);
+  ClockProbe probe(ladder::clocks_of_warp<ClockProbe, kThreads>(cycles));
   attend<W>(p, probe);
   probe.store();
 }
@@ -21,26 +22,16 @@ struct Twin : Rung<C> {
   using W = With<C>;
 
   static std::int64_t workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
-    return ladder::ctas(problem, kBlockM) * kWarps * kPhases *
-           static_cast<std::int64_t>(sizeof(unsigned long long));
+    return ladder::clock_bytes<ClockProbe>(problem, kBlockM, kThreads);
   }
   static Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-    Plan plan = Base::plan(problem, facts, choice);
-    plan.workspace_bytes = workspace(problem, facts, choice);
-    plan.kernel = name_of_kernel<instrumented<W>>();
-    plan.note += "; with clocks in it";
-    return plan;
+    return ladder::twin_plan(Base::plan(problem, facts, choice), workspace(problem, facts, choice),
+                             name_of_kernel<instrumented<W>>());
   }
   static Status launch(const Problem& problem, const Tensors& tensors,
                        const core::Context& context) {
-    if (Status status = ladder::allow_shared<instrumented<W>>(Base::kShared, context, kTwinId);
-        !status)
-      return status;
-    instrumented<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads,
-                      Base::kShared, static_cast<cudaStream_t>(context.stream)>>>(
-        ladder::make_params(problem, tensors, kBlockM),
-        static_cast<unsigned long long*>(context.workspace));
-    return ladder::launched(kTwinId);
+    return ladder::launch_twin<instrumented<W>>(problem, tensors, context, kBlockM, kThreads,
+                                                Base::kShared, kTwinId);
   }
 };
 

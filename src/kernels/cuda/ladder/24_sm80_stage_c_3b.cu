@@ -10,16 +10,24 @@
 // Budget  96 registers on sm_90, 110 on sm_80, 114 on sm_89; 39 KB of shared memory: five CTAs an
 //         SM of sm_90.
 // Bound   decoding raw tiles to fp16 and the barriers around it.
+#include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
+#if GREENFAST_EXPERIMENTAL
+#include "kernels/cuda/ladder/twin.cuh"
+#endif
 
 namespace greenfast::cuda::stage_c_3b {
 namespace {
 
 using namespace stage_c;
 
-constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 2;
+#ifndef STAGE3B_BLOCK_N  // `greenfast tune cuda.stage_c.stage3b` compiles others
+#define STAGE3B_BLOCK_N 64
+#endif
+constexpr int kBlockM = 32, kBlockN = STAGE3B_BLOCK_N, kWarps = 4, kThreads = 32 * kWarps,
+              kStages = 2;
 constexpr int kKeys = kBlockN / 2;  // of one warp
 constexpr int kAtoms = kKeys / 8;
 
@@ -29,12 +37,22 @@ struct SharedMemoryPlan {
   __half q[kBlockM * kPitch];
   __half k[kBlockN * kPitch];
   __half v[kBlockN * kPitch];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan), {{"raw K", sizeof(k_raw)},
+                                                     {"raw V", sizeof(v_raw)},
+                                                     {"Q", sizeof(q)},
+                                                     {"K", sizeof(k)},
+                                                     {"V", sizeof(v)}});
+  }
 };
 // After the last tile K and V make room for the partial results of two warps: 36 floats a lane.
 static_assert(2 * 32 * kPartial * sizeof(float) <= 2 * kBlockN * kPitch * sizeof(__half));
 
-template <bool kCpAsync>
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+/// The rung, prologue to epilogue. A probe hears where each phase ends; the timed kernel's is
+/// empty.
+template <bool kCpAsync, class Probe>
+__device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   __shared__ __align__(16) SharedMemoryPlan s;
   const ladder::Place at = ladder::place(p);
   const auto* gk = ladder::head_base<std::uint8_t>(p.k, at.batch, at.head / p.group);
@@ -81,9 +99,11 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     load_keys(t + 1);
     ptx::cp_async_wait<1>();
     __syncthreads();
+    probe.end_of(Phase::loads);
     decode_tile<kBlockN, kThreads>(s.k, s.k_raw[t % kStages], thread);
     decode_tile<kBlockN, kThreads>(s.v, s.v_raw[t % kStages], thread);
     __syncthreads();
+    probe.end_of(Phase::decode);
 
     float score[kAtoms][4] = {};
 // Unrolled whole, Q's fragments take 122 registers to a limit of 120 (ptxas 13.0, sm_89).
@@ -98,6 +118,8 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
         ptx::mma_m16n8k16<__half>(score[n / 8 + 1], a, b[2], b[3]);
       }
     }
+
+    probe.end_of(Phase::scores);
 
     const int key0 = t * kBlockN + part * kKeys + 2 * member;
     std::uint32_t weight[kAtoms][2];
@@ -132,6 +154,8 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       }
     }
 
+    probe.end_of(Phase::softmax);
+
 #pragma unroll
     for (int n = 0; n < kKeys; n += 16) {
       const std::uint32_t a[4] = {weight[n / 8][0], weight[n / 8][1], weight[n / 8 + 1][0],
@@ -145,6 +169,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       }
     }
     __syncthreads();  // the fp16 tiles may be overwritten
+    probe.end_of(Phase::values);
   }
   ptx::cp_async_wait<0>();
   sum[0] = quad_sum(sum[0]);
@@ -156,6 +181,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   __syncthreads();
   if (part == 1) return;
   merge_and_store(p, at, first + stripe + group, member, partial, u, max, sum, scale.output);
+}
+
+template <bool kCpAsync>
+__global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__ ladder::Params p) {
+  NoProbe probe;
+  attend<kCpAsync>(p, probe);
 }
 
 template <bool kCpAsync>
@@ -175,6 +206,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   Plan plan;
   plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
   plan.block = {kThreads, 1, 1};
+  plan.shared = SharedMemoryPlan::buffers();
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
@@ -182,6 +214,32 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.note = "scores, weights and output in registers";
   return plan;
 }
+
+#if GREENFAST_EXPERIMENTAL
+using Clocks = ClockProbe;
+
+// The family's limit, which clocks would pass by two registers (ptxas 13.0, sm_89).
+__global__ void __maxnreg__(120)
+    instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
+  Clocks probe(ladder::clocks_of_warp<Clocks, kThreads>(cycles));
+  attend<true>(p, probe);
+  probe.store();
+}
+
+std::int64_t twin_workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
+  return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
+}
+
+Plan twin_plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  return ladder::twin_plan(plan<true>(problem, facts, choice),
+                           twin_workspace(problem, facts, choice), name_of_kernel<instrumented>());
+}
+
+Status twin_launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads, 0,
+                                           "cuda.stage_c.stage3b, instrumented");
+}
+#endif
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_3b
@@ -195,4 +253,10 @@ extern const core::Kernel cuda_stage_c_stage3b_no_cp_async{
     .supports = cuda::stage_c_3b::supports,
     .plan = cuda::stage_c_3b::plan<false>,
     .launch = cuda::stage_c_3b::launch<false>};
+#if GREENFAST_EXPERIMENTAL
+extern const core::Kernel cuda_stage_c_stage3b_phases{.supports = cuda::stage_c_3b::supports,
+                                                      .plan = cuda::stage_c_3b::twin_plan,
+                                                      .workspace = cuda::stage_c_3b::twin_workspace,
+                                                      .launch = cuda::stage_c_3b::twin_launch};
+#endif
 }  // namespace greenfast::kernels

@@ -8,9 +8,13 @@
 // Budget  48 to 60 registers, 78 KB of shared memory: two CTAs of 8 warps an SM of sm_90, where
 //         stage2 has four of 4. What specialisation hides, occupancy may have hidden already.
 // Bound   the consumers' barriers around S, P and U in shared memory.
+#include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
+#if GREENFAST_EXPERIMENTAL
+#include "kernels/cuda/ladder/twin.cuh"
+#endif
 
 namespace greenfast::cuda::stage_c_warp_spec {
 namespace {
@@ -20,7 +24,10 @@ using nvcuda::wmma::col_major;
 using nvcuda::wmma::row_major;
 
 constexpr const char* kId = "cuda.stage_c.warp_spec";
-constexpr int kBlockM = 32, kBlockN = 64, kStages = 2;
+#ifndef WARP_SPEC_STAGES  // `greenfast tune cuda.stage_c.warp_spec` compiles others
+#define WARP_SPEC_STAGES 2
+#endif
+constexpr int kBlockM = 32, kBlockN = 64, kStages = WARP_SPEC_STAGES;
 constexpr int kGroup = 128, kThreads = 2 * kGroup;  // consumers, then producers
 constexpr int kScorePitch = kBlockN + 4, kWeightPitch = kBlockN + 8, kOutPitch = kD + 4;
 constexpr int kLanesPerRow = kGroup / kBlockM, kPerLane = kBlockN / kLanesPerRow;
@@ -36,10 +43,23 @@ struct SharedMemoryPlan {
   float score[kBlockM * kScorePitch];
   __half weight[kBlockM * kWeightPitch];
   float u[kBlockM * kOutPitch];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan), {{"raw K", sizeof(k_raw)},
+                                                     {"raw V", sizeof(v_raw)},
+                                                     {"Q", sizeof(q)},
+                                                     {"K", sizeof(k)},
+                                                     {"V", sizeof(v)},
+                                                     {"S", sizeof(score)},
+                                                     {"P", sizeof(weight)},
+                                                     {"U", sizeof(u)}});
+  }
 };
 
-template <bool kCpAsync, bool kWmmaPv>
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+/// The rung, prologue to epilogue. A probe hears where each phase ends; the timed kernel's is
+/// empty.
+template <bool kCpAsync, bool kWmmaPv, class Probe>
+__device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   extern __shared__ __align__(32) unsigned char memory[];
   SharedMemoryPlan& s = *reinterpret_cast<SharedMemoryPlan*>(memory);
   const ladder::Place at = ladder::place(p);
@@ -78,11 +98,14 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       const int stage = t % kStages;
       load_keys(t + 1);
       ptx::cp_async_wait<1>();
+      probe.end_of(Phase::loads);
       if (t >= kStages) ptx::named_barrier_sync<kThreads>(kFree + stage);
+      probe.end_of(Phase::free_stage);
       decode_tile<kBlockN, kGroup>(s.k[stage], s.k_raw[stage], thread);
       decode_tile<kBlockN, kGroup>(s.v[stage], s.v_raw[stage], thread);
       __threadfence_block();
       ptx::named_barrier_arrive<kThreads>(kFull + stage);
+      probe.end_of(Phase::decode);
     }
     ptx::cp_async_wait<0>();
     return;
@@ -93,8 +116,10 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   for (int t = 0; t < tiles; ++t) {
     const int stage = t % kStages;
     ptx::named_barrier_sync<kThreads>(kFull + stage);
+    probe.end_of(Phase::full_stage);
     multiply<col_major, false>(s.score, kScorePitch, s.q, kPitch, s.k[stage], warp);
     ptx::named_barrier_sync<kGroup>(kConsumers);
+    probe.end_of(Phase::scores);
 
     const int end = ladder::key_end(p, first + row) - t * kBlockN;
     float score[kPerLane], tile_max = -INFINITY;
@@ -118,6 +143,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
 #pragma unroll 4
     for (int c = part; c < kD; c += kLanesPerRow) s.u[row * kOutPitch + c] *= rescale;
     ptx::named_barrier_sync<kGroup>(kConsumers);
+    probe.end_of(Phase::softmax);
 
     if constexpr (kWmmaPv) {
       multiply<row_major, true>(s.u, kOutPitch, s.weight, kWeightPitch, s.v[stage], warp);
@@ -129,6 +155,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     // waits for would hang the barrier.
     if (t + kStages < tiles) ptx::named_barrier_arrive<kThreads>(kFree + stage);
     ptx::named_barrier_sync<kGroup>(kConsumers);
+    probe.end_of(Phase::values);
   }
 
   const float total = quad_sum(sum);
@@ -138,6 +165,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
              (first + row) * p.o.stride_s;
   for (int c = part; c < kD; c += kLanesPerRow)
     go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
+}
+
+template <bool kCpAsync, bool kWmmaPv>
+__global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__ ladder::Params p) {
+  NoProbe probe;
+  attend<kCpAsync, kWmmaPv>(p, probe);
 }
 
 template <bool kCpAsync, bool kWmmaPv>
@@ -162,6 +195,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
   plan.block = {kThreads, 1, 1};
   plan.shared_bytes = sizeof(SharedMemoryPlan);
+  plan.shared = SharedMemoryPlan::buffers();
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
@@ -169,6 +203,33 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   plan.note = "4 producer warps decode, 4 consumer warps multiply";
   return plan;
 }
+
+#if GREENFAST_EXPERIMENTAL
+using Clocks = ClockProbeOf<Phase::loads, Phase::free_stage, Phase::decode, Phase::full_stage,
+                            Phase::scores, Phase::softmax, Phase::values, Phase::epilogue>;
+
+__global__ void __launch_bounds__(kThreads)
+    instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
+  Clocks probe(ladder::clocks_of_warp<Clocks, kThreads>(cycles));
+  attend<true, true>(p, probe);
+  probe.store();
+}
+
+std::int64_t twin_workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
+  return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
+}
+
+Plan twin_plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  return ladder::twin_plan(plan<true, true>(problem, facts, choice),
+                           twin_workspace(problem, facts, choice), name_of_kernel<instrumented>());
+}
+
+Status twin_launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads,
+                                           sizeof(SharedMemoryPlan),
+                                           "cuda.stage_c.warp_spec, instrumented");
+}
+#endif
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_warp_spec
@@ -181,4 +242,11 @@ constexpr core::Kernel kWarpSpec{.supports = cuda::stage_c_warp_spec::supports,
 extern const core::Kernel cuda_stage_c_warp_spec = kWarpSpec<true, true>;
 extern const core::Kernel cuda_stage_c_warp_spec_no_cp_async = kWarpSpec<false, true>;
 extern const core::Kernel cuda_stage_c_warp_spec_no_wmma_pv = kWarpSpec<true, false>;
+#if GREENFAST_EXPERIMENTAL
+extern const core::Kernel cuda_stage_c_warp_spec_phases{
+    .supports = cuda::stage_c_warp_spec::supports,
+    .plan = cuda::stage_c_warp_spec::twin_plan,
+    .workspace = cuda::stage_c_warp_spec::twin_workspace,
+    .launch = cuda::stage_c_warp_spec::twin_launch};
+#endif
 }  // namespace greenfast::kernels

@@ -33,6 +33,17 @@ struct SharedMemoryPlan {
   float score[kBlockM * kScorePitch];
   __half weight[kBlockM * kWeightPitch];
   float u[kBlockM * kOutPitch];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan), {{"raw Q", sizeof(q_raw)},
+                                                     {"raw K", sizeof(k_raw)},
+                                                     {"raw V", sizeof(v_raw)},
+                                                     {"Q", sizeof(q)},
+                                                     {"K, then V", sizeof(kv)},
+                                                     {"S", sizeof(score)},
+                                                     {"P", sizeof(weight)},
+                                                     {"U", sizeof(u)}});
+  }
 };
 
 /// A tile of work: where it is and how many steps it has.
@@ -54,7 +65,7 @@ __device__ __forceinline__ Work work_at(const ladder::Params& p, int index, int 
 }
 
 template <bool kCpAsync, bool kWmmaPv>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(STAGE_C_BOUNDS)
     kernel(const __grid_constant__ ladder::Params p, int total) {
   extern __shared__ __align__(32) unsigned char memory[];
   SharedMemoryPlan& s = *reinterpret_cast<SharedMemoryPlan*>(memory);
@@ -166,17 +177,20 @@ int resident(const DeviceFacts& facts) {
   return std::max(1, fit) * facts.multiprocessors;
 }
 
+/// kMost: a cap under which small problems give each CTA many tiles, as large ones do; 0: none.
+template <int kMost>
 int grid(const Problem& problem, const DeviceFacts& facts) {
-  return static_cast<int>(std::min<std::int64_t>(ladder::ctas(problem, kBlockM), resident(facts)));
+  const int most = kMost > 0 ? std::min(kMost, resident(facts)) : resident(facts);
+  return static_cast<int>(std::min<std::int64_t>(ladder::ctas(problem, kBlockM), most));
 }
 
-template <bool kCpAsync, bool kWmmaPv>
+template <bool kCpAsync, bool kWmmaPv, int kMost>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   constexpr auto kKernel = kernel<kCpAsync, kWmmaPv>;
   if (Status status = ladder::allow_shared<kKernel>(sizeof(SharedMemoryPlan), context, kId);
       !status)
     return status;
-  kKernel<<<static_cast<unsigned>(grid(problem, *context.facts)), kThreads,
+  kKernel<<<static_cast<unsigned>(grid<kMost>(problem, *context.facts)), kThreads,
             sizeof(SharedMemoryPlan), static_cast<cudaStream_t>(context.stream)>>>(
       ladder::make_params(problem, tensors, kBlockM),
       static_cast<int>(ladder::ctas(problem, kBlockM)));
@@ -187,12 +201,13 @@ bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::str
   return ladder::accepts(problem, {}, kBlockM, why);
 }
 
-template <bool kCpAsync, bool kWmmaPv>
+template <bool kCpAsync, bool kWmmaPv, int kMost>
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   Plan plan;
-  plan.grid = {grid(problem, facts), 1, 1};
+  plan.grid = {grid<kMost>(problem, facts), 1, 1};
   plan.block = {kThreads, 1, 1};
   plan.shared_bytes = sizeof(SharedMemoryPlan);
+  plan.shared = SharedMemoryPlan::buffers();
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
@@ -205,11 +220,17 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
 }  // namespace greenfast::cuda::stage_c_persistent
 
 namespace greenfast::kernels {
-template <bool kCpAsync, bool kWmmaPv>
-constexpr core::Kernel kPersistent{.supports = cuda::stage_c_persistent::supports,
-                                   .plan = cuda::stage_c_persistent::plan<kCpAsync, kWmmaPv>,
-                                   .launch = cuda::stage_c_persistent::launch<kCpAsync, kWmmaPv>};
+template <bool kCpAsync, bool kWmmaPv, int kMost = 0>
+constexpr core::Kernel kPersistent{
+    .supports = cuda::stage_c_persistent::supports,
+    .plan = cuda::stage_c_persistent::plan<kCpAsync, kWmmaPv, kMost>,
+    .launch = cuda::stage_c_persistent::launch<kCpAsync, kWmmaPv, kMost>};
 extern const core::Kernel cuda_stage_c_persistent = kPersistent<true, true>;
 extern const core::Kernel cuda_stage_c_persistent_no_cp_async = kPersistent<false, true>;
 extern const core::Kernel cuda_stage_c_persistent_no_wmma_pv = kPersistent<true, false>;
+#if GREENFAST_EXPERIMENTAL
+// The same machine code on three CTAs: edge checks and sanitizers, whose problems are small, then go
+// from tile to tile and over tiles without keys.
+extern const core::Kernel cuda_stage_c_persistent_capped = kPersistent<true, true, 3>;
+#endif
 }  // namespace greenfast::kernels

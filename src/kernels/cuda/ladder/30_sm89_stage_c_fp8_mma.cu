@@ -12,9 +12,13 @@
 // Limits  lengths and tile counts below 2^30.
 // Budget  107 registers on sm_89, 126 on sm_90; 32 KB of shared memory: three and four CTAs an SM.
 // Bound   transposing V, and the exponentials.
+#include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
+#if GREENFAST_EXPERIMENTAL
+#include "kernels/cuda/ladder/twin.cuh"
+#endif
 
 namespace greenfast::cuda::stage_c_fp8_mma {
 namespace {
@@ -33,6 +37,14 @@ struct SharedMemoryPlan {
   std::uint8_t v[kStages][kBlockN * kD];
   std::uint8_t v_transposed[kD * kTransposedPitch];
   float partial[2 * 32 * kPartial];
+
+  static std::vector<SharedBuffer> buffers() {
+    return shared_buffers(sizeof(SharedMemoryPlan), {{"Q", sizeof(q)},
+                                                     {"K", sizeof(k)},
+                                                     {"V", sizeof(v)},
+                                                     {"V transposed", sizeof(v_transposed)},
+                                                     {"partial results", sizeof(partial)}});
+  }
 };
 
 /// c += a * b on e4m3 with fp32 accumulation. Fragments as m16n8k16's, four bytes where that has
@@ -86,7 +98,10 @@ __device__ __forceinline__ void transpose_v(std::uint8_t* to, const std::uint8_t
   }
 }
 
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladder::Params p) {
+/// The rung, prologue to epilogue. A probe hears where each phase ends; the timed kernel's is
+/// empty.
+template <class Probe>
+__device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   __shared__ __align__(128) SharedMemoryPlan s;
   const ladder::Place at = ladder::place(p);
   const auto* gk = ladder::head_base<std::uint8_t>(p.k, at.batch, at.head / p.group);
@@ -127,7 +142,9 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     load_keys(t + 1);
     ptx::cp_async_wait<1>();
     __syncthreads();
+    probe.end_of(Phase::loads);
     transpose_v(s.v_transposed, s.v[t % kStages], thread);
+    probe.end_of(Phase::transpose);
 
     float score[kAtoms][4] = {};
 #pragma unroll
@@ -142,6 +159,8 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
         mma_m16n8k32(score[n / 8 + 1], a, b[2], b[3]);
       }
     }
+
+    probe.end_of(Phase::scores);
 
     const int key0 = t * kBlockN + part * kKeys + 2 * member;
     std::uint32_t weight[2][2];  // [16 keys][row]
@@ -179,6 +198,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       }
     }
     __syncthreads();  // V is transposed
+    probe.end_of(Phase::softmax);
 
     const std::uint32_t a[4] = {weight[0][0], weight[0][1], weight[1][0], weight[1][1]};
 #pragma unroll
@@ -189,6 +209,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
       mma_m16n8k32(u[c / 8 + 1], a, b[2], b[3]);
     }
     __syncthreads();  // this stage and the transposed tile may be overwritten
+    probe.end_of(Phase::values);
   }
   ptx::cp_async_wait<0>();
   sum[0] = quad_sum(sum[0]);
@@ -200,6 +221,11 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   __syncthreads();
   if (part == 1) return;
   merge_and_store(p, at, first + stripe + group, member, partial, u, max, sum, scale.output);
+}
+
+__global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__ ladder::Params p) {
+  NoProbe probe;
+  attend(p, probe);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
@@ -217,6 +243,7 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   Plan plan;
   plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
   plan.block = {kThreads, 1, 1};
+  plan.shared = SharedMemoryPlan::buffers();
   plan.tile_q = kBlockM;
   plan.tile_kv = kBlockN;
   plan.stages = kStages;
@@ -225,6 +252,32 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   return plan;
 }
 
+#if GREENFAST_EXPERIMENTAL
+using Clocks = ClockProbeOf<Phase::loads, Phase::transpose, Phase::scores, Phase::softmax,
+                            Phase::values, Phase::epilogue>;
+
+__global__ void __launch_bounds__(kThreads)
+    instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
+  Clocks probe(ladder::clocks_of_warp<Clocks, kThreads>(cycles));
+  attend(p, probe);
+  probe.store();
+}
+
+std::int64_t twin_workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
+  return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
+}
+
+Plan twin_plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  return ladder::twin_plan(plan(problem, facts, choice), twin_workspace(problem, facts, choice),
+                           name_of_kernel<instrumented>());
+}
+
+Status twin_launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads, 0,
+                                           "cuda.stage_c.fp8_mma, instrumented");
+}
+#endif
+
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_fp8_mma
 
@@ -232,4 +285,11 @@ namespace greenfast::kernels {
 extern const core::Kernel cuda_stage_c_fp8_mma{.supports = cuda::stage_c_fp8_mma::supports,
                                                .plan = cuda::stage_c_fp8_mma::plan,
                                                .launch = cuda::stage_c_fp8_mma::launch};
+#if GREENFAST_EXPERIMENTAL
+extern const core::Kernel cuda_stage_c_fp8_mma_phases{
+    .supports = cuda::stage_c_fp8_mma::supports,
+    .plan = cuda::stage_c_fp8_mma::twin_plan,
+    .workspace = cuda::stage_c_fp8_mma::twin_workspace,
+    .launch = cuda::stage_c_fp8_mma::twin_launch};
+#endif
 }  // namespace greenfast::kernels

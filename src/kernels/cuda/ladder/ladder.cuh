@@ -32,6 +32,8 @@ __device__ __forceinline__ int key_end(const Params& p, int row) {
 template <int kBlockN>
 __device__ __forceinline__ int key_tiles(const Params& p, int first, int count) {
   const int last = min(first + count, p.seq_q) - 1;
+  // Not ceil_div: 12_sm80_v2c.cu gets other machine code by it (nvcc 13.0), and its records are of
+  // this one.
   return (key_end(p, last) + kBlockN - 1) / kBlockN;
 }
 

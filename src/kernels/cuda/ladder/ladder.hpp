@@ -11,6 +11,7 @@
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/shared_buffers.hpp"
 
 namespace greenfast::cuda::ladder {
 

@@ -11,6 +11,11 @@
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
 
+// For __launch_bounds__; `greenfast tune` adds the blocks that a multiprocessor should hold.
+#ifndef STAGE_C_BOUNDS
+#define STAGE_C_BOUNDS kThreads
+#endif
+
 namespace greenfast::cuda::stage_c {
 
 inline constexpr int kD = 64;  // head dimension of the family

@@ -44,6 +44,15 @@ struct Config {
 /// The configurations, in order of head dim, preferred first. Where the head dim leaves room there
 /// are two tile heights: 128 rows halve the shared-memory reads per product, 64 rows fill a GPU
 /// sooner. The later ones of 192 and 256 fit GPUs with 163 and 99 KB of shared memory a block.
+#ifdef SM80_MMA_WARPS
+// One alone, as `greenfast tune cuda.sm80.mma` asks for it.
+inline constexpr std::array kConfigs{Config{.head_dim = SM80_MMA_HEAD_DIM,
+                                            .warps = SM80_MMA_WARPS,
+                                            .atoms = SM80_MMA_ATOMS,
+                                            .keys = SM80_MMA_KEYS,
+                                            .q_in_registers = SM80_MMA_Q_IN_REGISTERS != 0,
+                                            .blocks_per_sm = SM80_MMA_BLOCKS}};
+#else
 inline constexpr std::array kConfigs{
     Config{.head_dim = 64, .atoms = 2, .blocks_per_sm = 2},
     Config{.head_dim = 64, .blocks_per_sm = 3},
@@ -57,6 +66,7 @@ inline constexpr std::array kConfigs{
     Config{.head_dim = 256, .warps = 8, .keys = 32, .q_in_registers = false},
     Config{.head_dim = 256, .keys = 32, .q_in_registers = false},
 };
+#endif
 
 enum class Output : std::int32_t { f32, f16, bf16 };
 

@@ -9,6 +9,7 @@
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/shared_buffers.hpp"
 #include "kernels/cuda/sm80_mma/config.hpp"
 
 namespace greenfast::cuda::sm80_mma {
@@ -73,6 +74,12 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
                  static_cast<int>(ceil_div(count, kMaxGridX)), 1};
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
+  // Q that goes to registers at once lends its place to later stages.
+  const int stages = Config::kStages * config.stage_bytes();
+  result.shared = shared_buffers(
+      config.shared_bytes(),
+      {{config.q_in_registers ? "K, before the loop Q" : "K", stages / 2}, {"V", stages / 2}},
+      config.q_in_registers ? "Q, where it is more than a stage" : "Q");
   result.tile_q = config.rows();
   result.tile_kv = config.keys;
   result.stages = Config::kStages;

@@ -187,6 +187,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int tile_row = static_cast<int>(work.tile) * kC.rows();
   const int tile_last = min(tile_row + kC.rows(), p.seq_q) - 1;
   // Keys that some row of the tile sees, and the blocks that hold them.
+  // Here and below not by ceil_div, which gives other machine code (nvcc 13.0): the records are of
+  // this one.
   const int keys_begin = p.band.first(tile_row);
   const int keys_end = p.band.end(tile_last);
   const int block_begin = keys_begin / kKeys;

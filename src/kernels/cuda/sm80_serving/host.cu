@@ -12,6 +12,8 @@
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/mask.hpp"
+#include "kernels/cuda/device/sequence_arrays.hpp"
+#include "kernels/cuda/device/shared_buffers.hpp"
 #include "kernels/cuda/sm80_serving/config.hpp"
 
 namespace greenfast::cuda::sm80_serving {
@@ -71,6 +73,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
                  static_cast<int>(ceil_div(count, kMaxGridX)), 1};
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
+  const int stages = Config::kStages * config.stage_bytes();
+  result.shared =
+      shared_buffers(config.shared_bytes(),
+                     {{"K", stages / 2}, {"V", stages / 2}, {"Q", config.rows() * config.pitch()}});
   result.tile_q = config.rows();
   result.tile_kv = config.keys;
   result.stages = Config::kStages;
@@ -100,9 +106,8 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   };
   const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
   const auto count = [](std::int64_t x) { return static_cast<std::uint32_t>(x); };
-  const Sequences& s = problem.sequences;
   Params p;
-  SequenceArrays& a = p.sequences;
+  p.sequences = sequence_arrays(problem, tensors);
   p.q = operand(tensors.q, problem.q);
   p.k = operand(tensors.k, problem.k);
   p.v = operand(tensors.v, problem.v);
@@ -111,27 +116,6 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   p.o_head = problem.o.stride[1];
   p.o_row = problem.o.stride[2];
   p.lse = problem.lse ? tensors.lse : nullptr;
-  if (s.packed_q) a.cu_q = tensors.cu_q;
-  if (s.packed_kv) a.cu_kv = tensors.cu_kv;
-  if (s.used_q) a.used_q = tensors.used_q;
-  if (s.used_kv) a.used_kv = tensors.used_kv;
-  if (s.kv_start) a.kv_start = tensors.kv_start;
-  if (s.kv_index) a.kv_index = tensors.kv_index;
-  if (problem.pages.used()) {
-    a.page_table = tensors.page_table;
-    a.page_row = problem.pages.row_stride;
-    a.page_size = narrow(problem.pages.size);
-    a.pages = narrow(problem.pages.count);
-  }
-  a.seq_q = narrow(problem.seq_q);
-  a.seq_kv = narrow(problem.seq_kv);
-  // Nothing to read from, whatever lengths the device's arrays claim: no page or row can be clamped
-  // into an empty pool or cache.
-  if ((problem.pages.used() && problem.pages.count == 0) || (s.kv_index && s.kv_rows == 0))
-    a.seq_kv = 0;
-  a.total_q = narrow(s.total_q);
-  a.total_kv = narrow(s.total_kv);
-  a.kv_rows = narrow(s.kv_rows);
   p.head_dim = narrow(problem.head_dim);
   p.value_dim = narrow(value_dim(problem));
   p.heads_q = count(problem.heads_q);
@@ -139,13 +123,6 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   p.group = count(problem.heads_q / problem.heads_kv);
   p.tiles = count(tiles(problem, config));
   p.batch = count(problem.batch);
-  const auto bound = [&](std::int64_t keys) {
-    return narrow(keys < 0 ? -1 : std::min(keys, Band::kFar));
-  };
-  a.left = bound(problem.mask.left);
-  a.right = bound(problem.mask.right);
-  a.bottom_right = problem.mask.alignment == Alignment::bottom_right;
-  a.chunk = narrow(std::min(problem.chunk, Band::kFar));
   p.scale_log2 = problem.scale * core::kLog2E;
   p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f) || problem.alibi != Alibi::none ||
                 problem.array_mask.kind != MaskKind::none;

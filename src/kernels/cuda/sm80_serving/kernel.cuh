@@ -52,19 +52,6 @@ struct Bias {
   }
 };
 
-/// What a row whose sum has this logarithm is multiplied by when a sink joins the sum; the
-/// logarithm becomes that of the whole. -inf: an empty row.
-__device__ __forceinline__ float join_sink(float sink, float& lse) {
-  const float before = lse, high = before < sink ? sink : before;
-  if (high == -INFINITY || high == INFINITY) {
-    lse = high;
-    return sink == high ? 0.0f : 1.0f;
-  }
-  const float ours = expf(before - high), theirs = expf(sink - high);
-  lse = high + logf(ours + theirs);
-  return ours / (ours + theirs);
-}
-
 // ---- Copies ----
 
 /// Copies kRows rows to shared memory, each from where `source_of` says; null: zeros. Columns from

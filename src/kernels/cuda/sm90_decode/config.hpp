@@ -79,6 +79,13 @@ struct alignas(8) Stats {
   float most, sum;
 };
 
+/// Rows of K or V lie whole steps of bytes apart: a place is then one multiplication of 32-bit
+/// numbers, where elements took eight instructions a copy of 16 bytes, and pages fourteen [SASS].
+struct Steps {
+  std::uint32_t bytes = 0;  // of a step; without pages a row is one
+  std::uint32_t page = 0, row = 0;
+};
+
 struct Params {
   Operand q, k, v;
   void* o = nullptr;
@@ -109,10 +116,11 @@ struct Params {
   SplitRule rule;
   Parts same;  // of every sequence, where the host knows the lengths; size 0: the rule says
   std::int32_t most_parts = 1;
-  bool clustered = false;    // a block a part, which merge through distributed shared memory
-  bool counted = false;      // blocks count the parts of all sequences and share them out
-  float* partial = nullptr;  // [B, Hkv, rows, most_parts, tile_dim]
-  Stats* stats = nullptr;    // [B, Hkv, rows, most_parts]
+  bool clustered = false;        // a block a part, which merge through distributed shared memory
+  bool counted = false;          // blocks count the parts of all sequences and share them out
+  std::int8_t cluster_log2 = 0;  // of a cluster's blocks
+  float* partial = nullptr;      // [B, Hkv, rows, most_parts, tile_dim]
+  Stats* stats = nullptr;        // [B, Hkv, rows, most_parts]
   // The exponent of a weight is (x - largest x) * exponent_scale: with the difference taken first,
   // no size of scores loses digits. x is the product of Q and K, or, with `transform`, the score in
   // units of log2 (cuda.sm80.mma); times natural_scale it is the score.
@@ -121,6 +129,7 @@ struct Params {
   float transform_scale = 0.0f, transform_cap = 0.0f;
   bool wide_store = false;  // O's rows take stores of four elements
   Output output = Output::f16;
+  Steps k_steps, v_steps;
 };
 
 /// One sequence of the call.
@@ -167,14 +176,10 @@ GREENFAST_HOST_DEVICE inline std::int32_t parts_at(const Params& p, std::int32_t
   return parts_for(p, keys_of_sequence(p.sight, lengths)).count;
 }
 
-/// Where a key lies, in elements behind the first of its KV head.
+/// Where a sequence's first key lies, in elements behind the first of its KV head.
 struct Place {
   std::int64_t k = 0, v = 0;
 };
-GREENFAST_HOST_DEVICE inline Place place(const Params& p, std::int32_t page,
-                                         std::int32_t row_of_page) {
-  return {page * p.k.batch + row_of_page * p.k.row, page * p.v.batch + row_of_page * p.v.row};
-}
 
 /// Where a row's partial results lie among those of the workspace.
 GREENFAST_HOST_DEVICE inline std::int64_t partial_index(const Params& p, std::int32_t b,

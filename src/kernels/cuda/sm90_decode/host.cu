@@ -12,7 +12,9 @@
 #include "core/check.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
+#include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/shared_buffers.hpp"
 #include "kernels/cuda/sm90_decode/merge.cuh"
 #include "kernels/cuda/sm90_decode/shape.hpp"
 
@@ -21,6 +23,16 @@ namespace {
 
 constexpr const char* kId = "cuda.sm90.decode";
 
+/// A grid holds so many sequences; more are launched in parts, but for arrays that count them.
+Problem first_part(const Problem& problem) {
+  Problem part = problem;
+  part.batch = std::min(problem.batch, kGridLimit);
+  return part;
+}
+bool may_be_parted(const Problem& problem) {
+  return !lengths_differ(problem) && !problem.pages.used() && !problem.sequences.kv_index;
+}
+
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
@@ -28,18 +40,29 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, problem.seq_q, " queries of ", group_of(problem),
                   " heads to a head of K and V are ", group_of(problem) * problem.seq_q,
                   " rows; takes up to ", kMostRows, ": cuda.sm90.prefill has more");
-  if (problem.batch > kGridLimit || problem.heads_kv * row_blocks_of(problem) > kGridLimit)
+  if ((problem.batch > kGridLimit && !may_be_parted(problem)) ||
+      problem.heads_kv * row_blocks_of(problem) > kGridLimit)
     return refuse(why, "a batch of ", problem.batch, " with ", problem.heads_kv,
                   " heads of K and V; takes up to ", kGridLimit, " of each: split the call");
   if (const char* name = misaligned_operand(problem, choice.batch_invariant); name != nullptr)
     return refuse(why, "rows of ", name, " do not start at 16-byte boundaries; align the tensor");
+#if GREENFAST_EXPERIMENTAL
+  if (const std::string& wrong = Forced::get().wrong; !wrong.empty())
+    return refuse(why, "GREENFAST_DECODE: '", wrong,
+                  "': expected blocks=0, 2, 4 or 8, warps=4 or 8, "
+                  "least=N and most=N");
+#endif
+  if (!steps_of(problem.k, problem.pages) || !steps_of(problem.v, problem.pages))
+    return refuse(why,
+                  "K or V reach over more than 2^32 steps of their rows' and pages' strides; "
+                  "split the pool, or make the strides multiples of a larger power of two");
   for (const Config& config : kConfigs) {
     if (config.head_dim == tile_dim_of(problem) && config.shared_bytes() > facts.shared_per_block)
       return refuse(why, "head dim ", problem.head_dim, " in tiles of ", config.shared_bytes(),
                     " bytes; a block may use ", facts.shared_per_block, " of shared memory here");
   }
   if (why != nullptr) {
-    const Shape shape = shape_of(problem, facts, choice);
+    const Shape shape = shape_of(first_part(problem), facts, choice);
     *why = core::concat("up to ", shape.most_parts, " parts of the keys, ",
                         shape.clustered        ? "merged in a cluster"
                         : shape.most_parts > 1 ? "merged by a second kernel"
@@ -48,18 +71,28 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   return true;
 }
 
-std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+std::int64_t workspace(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
+  const Problem problem = first_part(whole);
   return workspace_of(problem, shape_of(problem, facts, choice)).bytes;
 }
 
-Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
+  const Problem problem = first_part(whole);
   const Shape shape = shape_of(problem, facts, choice);
   const Config& config = kConfigs[shape.config];
   Plan result;
   result.grid = shape.grid;
   result.block = {config.threads(), 1, 1};
-  if (shape.clustered) result.cluster = {kCluster, 1, 1};
+  if (shape.clustered) result.cluster = {shape.cluster, 1, 1};
   result.shared_bytes = config.shared_bytes();
+  const int tiles = kStages * config.tile_bytes();
+  result.shared = shared_buffers(config.shared_bytes(),
+                                 {{"K, at the end results of warps", tiles},
+                                  {"V", tiles},
+                                  {"Q", config.rows * config.pitch()},
+                                  {"ranges of rows", config.rows * 8},
+                                  {"barriers", config.mail_offset() - config.barrier_offset()},
+                                  {"letters of the cluster, or counts", config.mail_bytes()}});
   result.workspace_bytes = workspace_of(problem, shape).bytes;
   result.tile_q = config.rows;
   result.tile_kv = config.keys();
@@ -89,12 +122,12 @@ Status ensure_ready(const Problem& problem, std::size_t index, int device) {
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
-  return ensure_ready(problem, shape_of(problem, *context.facts, context.choice).config,
+  return ensure_ready(problem, shape_of(first_part(problem), *context.facts, context.choice).config,
                       context.facts->index);
 }
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const Shape shape = shape_of(problem, *context.facts, context.choice);
+Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& shape,
+                   const core::Context& context) {
   const Config& config = kConfigs[shape.config];
   if (Status status = ensure_ready(problem, shape.config, context.facts->index); !status.ok())
     return status;
@@ -117,7 +150,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   launch_config.attrs = &attribute;
   if (shape.clustered) {
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = kCluster;
+    attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     launch_config.numAttrs = 1;
   }
@@ -128,14 +161,22 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return status;
 
   // Its blocks may be set up while the parts are computed.
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
   launch_config.gridDim = dim3(static_cast<unsigned>(params.rows * params.heads_kv),
-                               static_cast<unsigned>(params.batch));
+                               static_cast<unsigned>(params.batch),
+                               static_cast<unsigned>(merge_splits(problem, shape)));
   launch_config.blockDim = dim3(kMergeThreads);
   launch_config.dynamicSmemBytes = 0;
-  launch_config.numAttrs = 1;
-  return launch_kernel(launch_config, reinterpret_cast<const void*>(&merge_kernel), arguments, kId);
+  return launch_early(launch_config, reinterpret_cast<const void*>(&merge_kernel), arguments, kId);
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const Shape whole = shape_of(first_part(problem), *context.facts, context.choice);
+  // Parts of a batch follow each other in the stream and share the workspace, which was asked for
+  // the first of them: the last, a smaller one, parts its keys alike.
+  return in_batch_parts(problem, tensors, kGridLimit,
+                        [&](const Problem& part, const Tensors& there) {
+                          return launch_part(part, there, of_batch(whole, part.batch), context);
+                        });
 }
 
 }  // namespace

@@ -9,10 +9,12 @@
 //         every length, index, page size, band, chunk, sink and softcap of docs/serving.md.
 // Limits  no array mask, no ALiBi, no e4m3; rows of Q, K and V at 16-byte boundaries.
 // Budget  108 KB of shared memory at D 128, 56 at D 64: two blocks of 4 warps an SM, 64 KB of K and V
-//         in flight each; for a cluster one block of 8. No spills; docs/kernels/sm90-decode.md.
+//         in flight each; in clusters of 8 and some of 4 one block of 8 warps. One number is spilled
+//         at D 256 with 16 rows, outside the loop; docs/kernels/sm90-decode.md.
 // Bound   memory: K and V once.
 #pragma once
 
+#include <bit>
 #include <type_traits>
 #include <utility>
 
@@ -154,14 +156,18 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const std::int32_t all_end =
         min(keys_of_row(p.sight, sequence.lengths, p.by_group(first_row)).end, keys.end);
 
-    const int rows_owned =
-        min(max(rows - static_cast<int>(blockIdx.x) * kC.rows_owned(), 0), kC.rows_owned());
+    // Blocks of a cluster, and rows that each of them merges.
+    const int cluster = 1 << p.cluster_log2;
+    constexpr int kRowsLog2 = std::countr_zero(static_cast<unsigned>(kC.rows));
+    const int rows_each_log2 = kRowsLog2 - p.cluster_log2;
+    const int rows_each = 1 << rows_each_log2;
+    const int rows_owned = min(max(rows - static_cast<int>(blockIdx.x) * rows_each, 0), rows_each);
     if constexpr (kC.clusters()) {
       if (p.clustered) {
         if (thread == 0) {
           ptx::mbarrier_init(mail_barrier, 1);
           ptx::fence_mbarrier_init();
-          ptx::mbarrier_arrive_expect_tx(mail_barrier, kCluster * rows_owned * kC.letter_bytes());
+          ptx::mbarrier_arrive_expect_tx(mail_barrier, cluster * rows_owned * kC.letter_bytes());
         }
         __syncwarp();
         ptx::cluster_arrive_relaxed();
@@ -192,8 +198,11 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         p.page_table != nullptr ? p.page_table + work.b * p.table_row : nullptr;
     const Place dense{sequence.kv_batch * p.k.batch + sequence.kv_row * p.k.row,
                       sequence.kv_batch * p.v.batch + sequence.kv_row * p.v.row};
-    // Where the 16 rows lie that a warp copies next: lane n looks up the n-th of them.
-    std::int32_t page = 0, row_of_page = 0;
+    const auto* const k_bytes = reinterpret_cast<const char*>(table != nullptr ? k : k + dense.k);
+    const auto* const v_bytes = reinterpret_cast<const char*>(table != nullptr ? v : v + dense.v);
+    // Of the rows that a warp copies next lane n looks up the n-th. What it reads waits for the tile's
+    // turn: whatever is done with it, the clamp too, waits for the load.
+    std::int32_t entry = 0, row_of_page = 0;
     const auto look_up = [&](std::int32_t tile) {
       if (table == nullptr || tile >= tiles) return;
       const std::int32_t row =
@@ -201,33 +210,38 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       // Entries of pages behind the last key may hold anything.
       const std::int32_t key = min(keys.begin + tile * kC.keys() + row, keys.end - 1);
       const std::int32_t number = p.page_size(key);
-      page = within(__ldg(table + number), 0, p.pages - 1);
+      entry = __ldg(table + number);
       row_of_page = key - number * static_cast<std::int32_t>(p.page_size.divisor);
     };
     const auto load = [&](std::int32_t tile) {
       const std::uint32_t to = base + tile % kStages * kC.stage_bytes();
       const std::int32_t first_key = keys.begin + tile * kC.keys() + copy_row;
-      const auto copy = [&](int i, std::int32_t key, const Place& at) {
+      const auto copy = [&](int i, std::int32_t key, std::uint32_t k_step, std::uint32_t v_step) {
         // Others are zeros: what nobody sees must not reach P V.
         const bool there = key < keys.end;
         const std::uint32_t cell = to + swizzled(copy_row + i * kRowsAtOnce, copy_chunk);
-        ptx::cp_async_16(cell, k + at.k, there && k_column, policy);
-        ptx::cp_async_16(cell + kC.tile_bytes(), v + at.v, there && v_column, policy);
+        ptx::cp_async_16(cell, k_bytes + std::uint64_t{k_step} * p.k_steps.bytes, there && k_column,
+                         policy);
+        ptx::cp_async_16(cell + kC.tile_bytes(), v_bytes + std::uint64_t{v_step} * p.v_steps.bytes,
+                         there && v_column, policy);
       };
       if (table != nullptr) {
+        const auto page = static_cast<std::uint32_t>(within(entry, 0, p.pages - 1));
+        const auto row = static_cast<std::uint32_t>(row_of_page);
+        const std::uint32_t k_step = page * p.k_steps.page + row * p.k_steps.row;
+        const std::uint32_t v_step = page * p.v_steps.page + row * p.v_steps.row;
 #pragma unroll kCopiesAtOnce
         for (int i = 0; i < kCopies; ++i) {
           const int from = i * kRowsOfWarp + lane / kChunks;
-          copy(i, first_key + i * kRowsAtOnce,
-               place(p, __shfl_sync(kFullWarp, page, from),
-                     __shfl_sync(kFullWarp, row_of_page, from)));
+          copy(i, first_key + i * kRowsAtOnce, __shfl_sync(kFullWarp, k_step, from),
+               __shfl_sync(kFullWarp, v_step, from));
         }
       } else {
 #pragma unroll kCopiesAtOnce
         for (int i = 0; i < kCopies; ++i) {
           const std::int32_t key = first_key + i * kRowsAtOnce;
-          const std::int64_t row = min(key, keys.end - 1);
-          copy(i, key, {dense.k + row * p.k.row, dense.v + row * p.v.row});
+          const auto row = static_cast<std::uint32_t>(min(key, keys.end - 1));
+          copy(i, key, row, row);
         }
       }
     };
@@ -407,10 +421,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
       if constexpr (kC.clusters()) {
         if (p.clustered) {
-          const int owner = row / kC.rows_owned();
+          const int owner = row >> rows_each_log2;
           const std::uint32_t letter =
               base + kC.mail_offset() +
-              (work.part * kC.rows_owned() + row % kC.rows_owned()) * kC.letter_bytes();
+              ((work.part << rows_each_log2) + (row & (rows_each - 1))) * kC.letter_bytes();
           const std::uint32_t to = ptx::map_shared_rank(letter, owner);
           const std::uint32_t barrier = ptx::map_shared_rank(mail_barrier, owner);
           ptx::store_async_16(to + 16 + chunk * 16,
@@ -438,26 +452,32 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         ptx::mbarrier_wait(mail_barrier, 0);
         const auto letter = [&](int part, int row) {
           return shared_memory + kC.mail_offset() +
-                 (part * kC.rows_owned() + row) * kC.letter_bytes();
+                 ((part << rows_each_log2) + row) * kC.letter_bytes();
         };
 #pragma unroll 1
         for (int cell = thread; cell < rows_owned * kColumns; cell += kC.threads()) {
           const int row = cell / kColumns, chunk = cell % kColumns;
+          // All loads at once, also where the cluster is smaller: what is not there weighs nothing.
+          Stats of[kCluster];
+          float4 from[kCluster];
           float largest = -INFINITY;
 #pragma unroll
           for (int part = 0; part < kCluster; ++part) {
-            largest = fmaxf(largest, reinterpret_cast<const Stats*>(letter(part, row))->most);
+            of[part] = {-INFINITY, 0.0f};
+            from[part] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (part < cluster) {
+              of[part] = *reinterpret_cast<const Stats*>(letter(part, row));
+              from[part] = *reinterpret_cast<const float4*>(letter(part, row) + 16 + chunk * 16);
+            }
+            largest = fmaxf(largest, of[part].most);
           }
           Sums sums;
 #pragma unroll
           for (int part = 0; part < kCluster; ++part) {
-            const Stats of = *reinterpret_cast<const Stats*>(letter(part, row));
-            const float4 from =
-                *reinterpret_cast<const float4*>(letter(part, row) + 16 + chunk * 16);
-            sums.add(from, of.sum, weight_of(of.most, largest, p.exponent_scale));
+            sums.add(from[part], of[part].sum, weight_of(of[part].most, largest, p.exponent_scale));
           }
           finish(p, sequence, work.kv_head,
-                 first_row + static_cast<std::int32_t>(blockIdx.x) * kC.rows_owned() + row, chunk,
+                 first_row + static_cast<std::int32_t>(blockIdx.x) * rows_each + row, chunk,
                  largest, sums);
         }
       }

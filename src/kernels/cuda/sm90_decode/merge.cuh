@@ -11,7 +11,8 @@ inline constexpr int kMergeThreads = 256;
 /// Merges the parts of the rows that have several. Grid: rows of a sequence over all KV heads, and
 /// sequences. A thread adds eight parts in their order for four columns, then every eighth such
 /// group; the groups are added in the order of the threads that hold them. Up to eight parts that is
-/// the order of a cluster.
+/// the order of a cluster. Where blocks share a row's columns (gridDim.z) there are more groups, and
+/// the sums of rows with more than 64 parts (32 at D 256) are grouped otherwise.
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p) {
   // Every thread waits: this grid must not end before the one whose work the next call reads over.
   ptx::grid_dependency_wait();
@@ -27,7 +28,10 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   const std::int64_t first = partial_index(p, b, kv_head, row, 0);
   const Stats* stats = p.stats + first;
   float most = -INFINITY;
-  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) % 32; i < parts; i += 32) {
+  // Each warp reads all, but where that would be several loads one after the other.
+  const bool share = parts > 64;
+  const std::int32_t step = share ? kMergeThreads : 32;
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) % step; i < parts; i += step) {
     most = fmaxf(most, stats[i].most);
   }
 #pragma unroll
@@ -36,8 +40,19 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   }
 
   const int columns = p.tile_dim / 4;  // 16, 32 or 64
-  const int chunk = static_cast<int>(threadIdx.x) % columns;
-  const int group = static_cast<int>(threadIdx.x) / columns, groups = kMergeThreads / columns;
+  __shared__ float shared_most[kMergeThreads / 32];
+  if (share) {
+    if (threadIdx.x % 32 == 0) shared_most[threadIdx.x / 32] = most;
+    __syncthreads();
+#pragma unroll
+    for (int warp = 0; warp < kMergeThreads / 32; ++warp) most = fmaxf(most, shared_most[warp]);
+  }
+  // Blocks share the columns of a row that has many parts: more parts at once.
+  const int columns_here = columns / static_cast<int>(gridDim.z);
+  const int column = static_cast<int>(threadIdx.x) % columns_here;
+  const int chunk = static_cast<int>(blockIdx.z) * columns_here + column;
+  const int group = static_cast<int>(threadIdx.x) / columns_here;
+  const int groups = kMergeThreads / columns_here;
   const auto* partial = reinterpret_cast<const float4*>(p.partial) + first * columns + chunk;
   Sums sums;
   for (std::int32_t begin = group * kEach; begin < parts; begin += groups * kEach) {
@@ -62,7 +77,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
     __syncthreads();
     if (group != 0) return;
     for (int other = 1; other < groups && other * kEach < parts; ++other) {
-      const int from = other * columns + chunk;
+      const int from = other * columns_here + column;
       sums.add(shared_o[from], shared_sum[from], 1.0f);
     }
   }

@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <limits>
+#include <numeric>
+#include <optional>
+#include <string>
 
 #include <greenfast/types.hpp>
 
@@ -13,6 +17,7 @@
 #include "core/check.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/sm90_decode/config.hpp"
+#include "kernels/cuda/sm90_decode/forced.hpp"
 
 namespace greenfast::cuda::decode {
 
@@ -47,12 +52,29 @@ inline std::int64_t row_blocks_of(const Problem& p) {
   return core::ceil_div(rows_of(p), kConfigs[config_of(p)].rows);
 }
 
+/// Whether arrays of the call say how long sequences are, or where the first key is.
+inline bool lengths_differ(const Problem& p) {
+  const Sequences& s = p.sequences;
+  return s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_start;
+}
+
+inline Sight sight_of(const Problem& p) {
+  return {.left = p.mask.left,
+          .right = p.mask.right,
+          .chunk = p.chunk,
+          .bottom_right = p.mask.alignment == Alignment::bottom_right};
+}
+
 /// Keys that a sequence sees at most.
 inline std::int32_t most_keys_of(const Problem& p) {
   std::int64_t keys = p.seq_kv;
   if (p.pages.used() && p.pages.count == 0) keys = 0;
   if (p.sequences.kv_index && p.sequences.kv_rows == 0) keys = 0;
   if (p.sequences.packed_kv) keys = std::min(keys, p.sequences.total_kv);
+  if (!lengths_differ(p) && keys > 0 && p.seq_q > 0)
+    return keys_of_sequence(sight_of(p), {.seq_q = static_cast<std::int32_t>(p.seq_q),
+                                          .seq_kv = static_cast<std::int32_t>(keys)})
+        .count();
   if (p.mask.left >= 0 && p.mask.right >= 0)
     keys = std::min(keys, p.mask.left + p.mask.right + p.seq_q);
   // The rows' positions follow each other, so they lie in so many chunks.
@@ -61,28 +83,88 @@ inline std::int32_t most_keys_of(const Problem& p) {
   return static_cast<std::int32_t>(keys);
 }
 
-/// Whether arrays of the call say how long sequences are, or where the first key is.
-inline bool lengths_differ(const Problem& p) {
-  const Sequences& s = p.sequences;
-  return s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_start;
-}
-
 struct Shape {
   std::size_t config = 0;
   SplitRule rule;
   std::int32_t most_parts = 1;
   std::int32_t row_blocks = 1;
   bool clustered = false, counted = false;
+  std::int32_t cluster = 1;  // blocks
   std::array<int, 3> grid{1, 1, 1};
 };
 
-/// So many parts that the device is full, or nearly, in the fewest waves.
+/// So few keys are one block's: 128 of a window took 4.88 us in one, 5.3 in the best cluster, and 512
+/// keys 8.8 in two parts, 5.5 in a cluster (H200, 2026-11-23).
+inline constexpr std::int32_t kOnePart = 256;
+
+/// A cluster for each item that is worth its blocks.
+struct ClusterChoice {
+  std::int32_t blocks = 0;  // 0: none
+  int warps = 4;
+};
+inline bool has_eight_warps(const Config& config) {
+  return std::any_of(kConfigs.begin(), kConfigs.end(), [&](const Config& other) {
+    return other.warps == 8 && other.rows == config.rows && other.head_dim == config.head_dim;
+  });
+}
+
+/// How many clusters of 8, 4 and 2 blocks an H200 has room for, with one block an SM or two. Its
+/// GPCs have 16 or 18 SMs but for one that has fewer: computed from the 15 above. Measured
+/// (H200, 2026-11-23): 32 of 4 blocks, two an SM, fit, 64 did not (80.0 us, where 64 of 2 blocks took
+/// 62.8); 128 of 2 blocks, two an SM, fit.
+constexpr std::int64_t clusters_that_fit(std::int32_t blocks, int per_sm) {
+  const std::int64_t one = blocks == 8 ? kMostClusters : blocks == 4 ? 31 : 64;
+  return per_sm == 1 ? one : 2 * one;
+}
+
+inline ClusterChoice cluster_of(const Problem& p, const Config& config, std::int64_t items,
+                                std::int32_t keys, const DeviceFacts& facts) {
+  // Sequences of different lengths share the device better part by part.
+  if (!config.clusters() || keys <= kOnePart ||
+      (lengths_differ(p) && p.batch > 1 && keys > kClusterKeys))
+    return {};
+  const Forced forced = Forced::get();
+  for (const ClusterChoice choice :
+       {ClusterChoice{8, 8}, ClusterChoice{8, 4}, ClusterChoice{4, 8}, ClusterChoice{4, 4},
+        ClusterChoice{2, 8}, ClusterChoice{2, 4}}) {
+    const bool asked = (forced.blocks < 0 || forced.blocks == choice.blocks) &&
+                       (forced.warps < 0 || forced.warps == choice.warps);
+    if (!asked) continue;
+    const bool free = forced.blocks < 0 && forced.warps < 0;  // else what is asked for is tried
+    if (choice.warps == 8 && !has_eight_warps(config)) continue;
+    const int per_sm = choice.warps == 8 ? 1 : config.blocks_per_sm();
+    // Eight warps halve a block's steps, where it has several: a step has 64 keys with four warps.
+    const bool one_step = keys <= 64 * choice.blocks;
+    if (free && choice.blocks == 8 && has_eight_warps(config) && choice.warps != (one_step ? 4 : 8))
+      continue;
+    if (free && choice.warps == 8 && choice.blocks == 2) continue;
+    if (core::ceil_div(keys, choice.blocks) > kMostKeys) continue;
+    // Those that do not fit wait for others.
+    if (forced.blocks < 0 &&
+        items * 132 > clusters_that_fit(choice.blocks, per_sm) * facts.multiprocessors)
+      continue;
+    // Four warps an SM keep memory busy; with fewer, more and shorter parts win over one launch.
+    const std::int64_t warps = items * choice.blocks * choice.warps;
+    if (free && keys > kClusterKeys && warps * 10 < std::int64_t{facts.multiprocessors} * 36)
+      continue;
+    return choice;
+  }
+  return {};
+}
+
+/// Parts of one sequence's keys beyond which more blocks do not pay: an H200 holds 264.
+inline constexpr std::int32_t kMostFilling = 256;
+
+/// So many parts that 85% of the device are full in the fewest waves. Up to there one wave holds
+/// them all and more are better, so that the search begins there: every call asks.
 inline std::int32_t parts_that_fill(std::int64_t items, std::int64_t slots, std::int32_t keys,
                                     std::int32_t least) {
-  std::int32_t best = 1;
+  const std::int32_t limit = std::clamp(keys / least, 1, kMostFilling);
+  const std::int64_t each = std::max<std::int64_t>(items, 1);
+  const std::int64_t first = std::min(core::ceil_div(85 * slots, 100 * each), slots / each);
+  auto best = static_cast<std::int32_t>(std::clamp<std::int64_t>(first, 1, limit));
   double most = 0.0;
-  for (std::int32_t parts = 1; parts <= 64; ++parts) {
-    if (parts > 1 && keys / parts < least) break;
+  for (std::int32_t parts = best; parts <= limit; ++parts) {
     const std::int64_t blocks = items * parts, waves = core::ceil_div(blocks, slots);
     const double full = static_cast<double>(blocks) / static_cast<double>(waves * slots);
     if (full > most) {
@@ -104,15 +186,21 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
       std::int64_t{facts.multiprocessors} * kConfigs[shape.config].blocks_per_sm();
   const bool differ = lengths_differ(p);
 
-  const bool small =
-      kConfigs[shape.config].clusters() && items <= kMostClusters && keys <= kClusterKeys;
   SplitRule& rule = shape.rule;
   rule.bound = std::max(choice.max_splits, 0);
   rule.by_length = choice.batch_invariant;
-  if (!rule.by_length && small) {
-    rule.parts = kCluster;
+  ClusterChoice cluster = cluster_of(p, kConfigs[shape.config], items, keys, facts);
+  // A rule by length makes up to eight parts where the keys are few, each of blocks of four warps.
+  if (rule.by_length) {
+    const bool few = kConfigs[shape.config].clusters() && items <= kMostClusters;
+    cluster = few && keys <= kClusterKeys ? ClusterChoice{kCluster, 4} : ClusterChoice{};
+  }
+  if (!rule.by_length && cluster.blocks > 0) {
+    rule.parts = cluster.blocks;
   } else if (!rule.by_length) {
-    rule.least = keys > kClusterKeys ? 512 : 256;
+    // Shorter parts pay where longer ones leave multiprocessors without any.
+    rule.least = keys > kClusterKeys && items * (keys / 512) >= facts.multiprocessors ? 512 : 256;
+    if (Forced::get().least > 0) rule.least = Forced::get().least;
     rule.parts = parts_that_fill(items, slots, keys, rule.least);
     if (differ) {
       // One long sequence must not keep the device waiting. The more blocks there are the larger
@@ -121,17 +209,18 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
           std::max<std::int64_t>(8, kMostPartials / std::max<std::int64_t>(items, 1));
       rule.most = std::max(items < slots ? 1024 : 2048,
                            static_cast<std::int32_t>(core::ceil_div(keys, parts)));
+      if (Forced::get().most > 0) rule.most = std::max(rule.most, Forced::get().most);
     }
   }
   shape.most_parts = most_parts(rule, keys);
   // A cluster has a block for each part, also where the rule goes by length: the same sums in the
   // same order.
-  shape.clustered = small && shape.most_parts > 1 && shape.most_parts <= kCluster;
-  if (shape.clustered && !rule.by_length && kConfigs[shape.config].rows == 8 &&
-      tile_dim_of(p) <= 128) {
-    // One block an SM: eight warps halve its steps.
+  shape.clustered = shape.most_parts > 1 && shape.most_parts <= cluster.blocks;
+  if (shape.clustered) {
+    shape.cluster = cluster.blocks;
     for (std::size_t i = 0; i < kConfigs.size(); ++i)
-      if (kConfigs[i].warps == 8 && kConfigs[i].head_dim == tile_dim_of(p)) shape.config = i;
+      if (cluster.warps == 8 && kConfigs[i].warps == 8 && kConfigs[i].head_dim == tile_dim_of(p))
+        shape.config = i;
   }
   // Blocks without a part cost about a microsecond each where the longest sequence is much longer
   // than most: then blocks count the parts instead (w8x2 453 us, counted 436; H200, 2026-11-22).
@@ -141,8 +230,14 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   if (shape.counted)
     shape.grid = {static_cast<int>(slots), 1, 1};
   else
-    shape.grid = {shape.clustered ? kCluster : shape.most_parts,
+    shape.grid = {shape.clustered ? shape.cluster : shape.most_parts,
                   static_cast<int>(p.heads_kv * shape.row_blocks), static_cast<int>(p.batch)};
+  return shape;
+}
+
+/// The same for another number of sequences, of which none has lengths of its own.
+inline Shape of_batch(Shape shape, std::int64_t batch) {
+  if (!shape.counted) shape.grid[2] = static_cast<int>(batch);
   return shape;
 }
 
@@ -155,6 +250,15 @@ inline Workspace workspace_of(const Problem& p, const Shape& shape) {
   const std::int64_t partials = p.batch * p.heads_kv * rows_of(p) * std::int64_t{shape.most_parts};
   const std::int64_t stats_offset = partials * tile_dim_of(p) * 4;
   return {stats_offset, stats_offset + partials * static_cast<std::int64_t>(sizeof(Stats))};
+}
+
+/// Blocks of the second kernel that share a row's columns.
+inline int merge_splits(const Problem& p, const Shape& shape) {
+  // By length alone neither the batch nor the maxima may move a sum: always one.
+  if (shape.rule.by_length) return 1;
+  // 64 parts are one round of a block at D 128; rows enough to fill the device want no more blocks.
+  if (shape.most_parts > 64 && p.batch * p.heads_kv * rows_of(p) <= 32) return 4;
+  return 1;
 }
 
 /// Whether every row starts at a multiple of `bytes`. batch_invariant asks of one entry what it asks
@@ -177,6 +281,28 @@ inline const char* misaligned_operand(const Problem& p, bool batch_invariant) {
   if (!aligned(p.k, core::shape_of_kv(p, p.head_dim))) return "K";
   if (!aligned(p.v, core::shape_of_kv(p, value_dim(p)))) return "V";
   return nullptr;
+}
+
+/// None where 32 bits do not count them: more than 2^32 steps, of 16 bytes at least.
+inline std::optional<Steps> steps_of(const Layout& layout, const Pages& pages) {
+  constexpr std::uint64_t kLimit = std::uint64_t{1} << 32;
+  const auto bytes = [](std::int64_t stride) { return static_cast<std::uint64_t>(stride) * 2; };
+  const std::uint64_t row = bytes(layout.stride[2]);
+  if (!pages.used()) {
+    if (row >= kLimit) return std::nullopt;
+    return Steps{static_cast<std::uint32_t>(row), 0, 1};
+  }
+  const std::uint64_t page = pages.count > 1 ? bytes(layout.stride[0]) : 0;
+  const std::uint64_t row_in_page = pages.size > 1 ? row : 0;
+  const std::uint64_t step = std::max<std::uint64_t>(std::gcd(page, row_in_page), 1);
+  const auto rows = static_cast<std::uint64_t>(pages.size - 1);
+  const auto before = static_cast<std::uint64_t>(std::max<std::int64_t>(pages.count, 1) - 1);
+  if (step >= kLimit || page / step >= kLimit || row_in_page / step >= kLimit) return std::nullopt;
+  if (before > 0 && page / step > kLimit / before) return std::nullopt;
+  if (rows > 0 && row_in_page / step > kLimit / rows) return std::nullopt;
+  if (before * (page / step) + rows * (row_in_page / step) >= kLimit) return std::nullopt;
+  return Steps{static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(page / step),
+               static_cast<std::uint32_t>(row_in_page / step)};
 }
 
 /// Everything but the workspace's addresses.
@@ -229,8 +355,7 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   p.head_dim = narrow(problem.head_dim);
   p.value_dim = narrow(value_dim(problem));
   p.tile_dim = tile_dim_of(problem);
-  p.sight = {problem.mask.left, problem.mask.right, problem.chunk,
-             problem.mask.alignment == Alignment::bottom_right};
+  p.sight = sight_of(problem);
   p.rule = shape.rule;
   p.same.size = 0;
   if (!lengths_differ(problem)) {
@@ -240,6 +365,8 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   p.most_parts = shape.most_parts;
   p.clustered = shape.clustered;
   p.counted = shape.counted;
+  p.cluster_log2 =
+      static_cast<std::int8_t>(std::countr_zero(static_cast<std::uint32_t>(shape.cluster)));
   p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f);
   const core::ScoreTransform transform = core::score_transform(problem);
   p.transform_scale = transform.scale;
@@ -252,6 +379,8 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   const std::int64_t out = static_cast<std::int64_t>(size_of(problem.out_dtype));
   p.wide_store =
       rows_aligned(problem.o, core::shape_of_q(problem, value_dim(problem)), false, out, 4 * out);
+  p.k_steps = steps_of(problem.k, problem.pages).value_or(Steps{});
+  p.v_steps = steps_of(problem.v, problem.pages).value_or(Steps{});
   p.output = problem.out_dtype == DType::f32   ? Output::f32
              : problem.out_dtype == DType::f16 ? Output::f16
                                                : Output::bf16;

@@ -14,17 +14,20 @@ namespace greenfast::cuda::fp8 {
 struct Config {
   int head_dim = 128;  // columns of the tiles; smaller heads are padded with zeros by TMA
   bool masked = false;
-  int stages = 4;  // blocks of K, and of V, in flight
+  bool fast = false;  // linear weights from fp16 scores (linear.cuh), Q in registers
 
-  static constexpr int kWarpgroups = 2;  // consumers of 64 query rows each
-  static constexpr int kKeys = 128;      // of a block of K or V
-  static constexpr int kOnes = 8;        // rows of ones behind V^T: the tensor cores sum the rows
+  static constexpr int kKeys = 128;  // of a block of K or V
+  static constexpr int kOnes = 8;    // rows of ones behind V^T: the tensor cores sum the rows
 
+  // Consumers of 64 query rows each. Scores of fp16 leave registers for a third at head dim 64.
+  constexpr int warpgroups() const { return fast && head_dim == 64 ? 3 : 2; }
+  // Blocks of K, and of V, in flight.
+  constexpr int stages() const { return fast && head_dim == 64 ? 5 : 4; }
   // A second Q hides the loads between tiles; under a mask prefill lost by it, and at D 128 what
-  // tells them apart would spill.
-  constexpr int q_stages() const { return masked || head_dim > 64 ? 1 : 2; }
-  constexpr int rows() const { return 64 * kWarpgroups; }
-  constexpr int threads() const { return 128 * (kWarpgroups + 1); }
+  // tells them apart would spill. Where Q goes to registers, one is as good.
+  constexpr int q_stages() const { return fast || masked || head_dim > 64 ? 1 : 2; }
+  constexpr int rows() const { return 64 * warpgroups(); }
+  constexpr int threads() const { return 128 * (warpgroups() + 1); }
   constexpr int columns() const { return head_dim + kOnes; }  // of the output
 
   // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V^T
@@ -33,17 +36,19 @@ struct Config {
   constexpr int k_bytes() const { return kKeys * head_dim; }
   constexpr int v_bytes() const { return columns() * kKeys; }
   constexpr int strip_bytes() const { return 16 * head_dim * 2; }
-  constexpr int k_offset() const { return q_stages() * kWarpgroups * q_bytes(); }
-  constexpr int v_offset() const { return k_offset() + stages * k_bytes(); }
-  constexpr int o_offset() const { return v_offset() + stages * v_bytes(); }
-  constexpr int shared_bytes() const { return 1024 + o_offset() + 4 * kWarpgroups * strip_bytes(); }
+  constexpr int k_offset() const { return q_stages() * warpgroups() * q_bytes(); }
+  constexpr int v_offset() const { return k_offset() + stages() * k_bytes(); }
+  constexpr int o_offset() const { return v_offset() + stages() * v_bytes(); }
+  constexpr int shared_bytes() const {
+    return 1024 + o_offset() + 4 * warpgroups() * strip_bytes();
+  }
 
   // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for
   // each thread; a warpgroup that asks for more than the others gave back waits for ever.
   constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
-  static constexpr int kProducerRegisters = 40;
+  constexpr int producer_registers() const { return warpgroups() == 3 ? 32 : 40; }
   constexpr int consumer_registers() const {
-    return (launch_registers() * (kWarpgroups + 1) - kProducerRegisters) / kWarpgroups / 8 * 8;
+    return (launch_registers() * (warpgroups() + 1) - producer_registers()) / warpgroups() / 8 * 8;
   }
 };
 
@@ -97,5 +102,8 @@ struct Entries {
 };
 template <int kHeadDim>
 Entries entries();
+/// The same with linear weights.
+template <int kHeadDim>
+Entries fast_entries();
 
 }  // namespace greenfast::cuda::fp8

@@ -1,5 +1,5 @@
-// Host side of cuda.sm90.fp8: what it takes, the order of the tiles, the tensor maps, the two
-// launches.
+// Host side of cuda.sm90.fp8 and cuda.sm90.fp8_fast: what they take, the order of the tiles, the
+// tensor maps, the two launches. `kFast` is which of them is asked.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -14,6 +14,7 @@
 #include "core/variant.hpp"
 #include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/shared_buffers.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
 #include "kernels/cuda/sm90_fp8/config.hpp"
 #include "kernels/cuda/sm90_fp8/layout.hpp"
@@ -21,7 +22,7 @@
 namespace greenfast::cuda::fp8 {
 namespace {
 
-constexpr const char* kId = "cuda.sm90.fp8";
+constexpr const char* id_of(bool fast) { return fast ? "cuda.sm90.fp8_fast" : "cuda.sm90.fp8"; }
 
 using core::ceil_div;
 
@@ -55,8 +56,9 @@ struct Decision {
   }
 };
 
-Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice, bool fast) {
   Decision d;
+  d.config.fast = fast;
   d.keys = visible_keys(problem);
   const Band& band = d.keys.band;
   d.config.head_dim = problem.head_dim <= kHeadDims[0] ? kHeadDims[0] : kHeadDims[1];
@@ -102,12 +104,17 @@ std::int64_t tiles_of_an_entry(const Problem& problem) {
                   problem.heads_kv * ceil_div(problem.seq_kv, 128));
 }
 
+template <bool kFast>
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
   if (facts.arch != 90) {
     return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
                   ": its machine code (sm_90a) runs on 9.0 only");
+  }
+  if (kFast && problem.accuracy != Accuracy::fast) {
+    return refuse(why, "exact accuracy; its weights are linear: ask for fast accuracy, or for ",
+                  id_of(false));
   }
   if (problem.head_dim > kHeadDims.back()) {
     return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());
@@ -137,7 +144,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   " tiles of 128 queries or keys in a batch entry: at most 2^30 - 1; split the "
                   "heads");
   }
-  const Config largest{.head_dim = kHeadDims.back()};
+  const Config largest{.head_dim = kHeadDims.back(), .fast = kFast};
   if (facts.shared_per_block < largest.shared_bytes() + 8192) {
     return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
                   largest.shared_bytes() + 8192);
@@ -146,23 +153,33 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   return true;
 }
 
+template <bool kFast>
 std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  return problem.batch * problem.heads_kv * decide(problem, facts, choice).transposed_bytes();
+  return problem.batch * problem.heads_kv *
+         decide(problem, facts, choice, kFast).transposed_bytes();
 }
 
+template <bool kFast>
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  const Decision d = decide(problem, facts, choice);
+  const Decision d = decide(problem, facts, choice, kFast);
   Plan result;
   result.grid = {d.ctas, 1, 1};
   result.block = {d.config.threads(), 1, 1};
   result.shared_bytes = d.config.shared_bytes();
+  const Config& config = d.config;
+  result.shared = shared_buffers(config.shared_bytes(),
+                                 {{"Q", config.q_stages() * config.warpgroups() * config.q_bytes()},
+                                  {"K", config.stages() * config.k_bytes()},
+                                  {"V transposed", config.stages() * config.v_bytes()},
+                                  {"O", 4 * config.warpgroups() * config.strip_bytes()}});
   result.tile_q = d.config.rows();
   result.tile_kv = Config::kKeys;
-  result.stages = d.config.stages;
-  result.workspace_bytes = workspace(problem, facts, choice);
+  result.stages = d.config.stages();
+  result.workspace_bytes = workspace<kFast>(problem, facts, choice);
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  result.kernel = core::concat("fp8::fp8_kernel<Compiled<", d.config.head_dim, ", ",
-                               d.config.masked ? "true" : "false", ">>");
+  result.kernel =
+      core::concat("fp8::fp8_", kFast ? "fast_" : "", "kernel<Compiled", kFast ? "Fast" : "", "<",
+                   d.config.head_dim, ", ", d.config.masked ? "true" : "false", ">>");
   result.note = "V is transposed into the workspace first, by a kernel of its own";
   return result;
 }
@@ -170,31 +187,35 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
 // ---- Launch ----
 
 const Entries& entries_of(const Config& config) {
-  static const std::array<Entries, kHeadDims.size()> table{entries<kHeadDims[0]>(),
-                                                           entries<kHeadDims[1]>()};
-  return table[config.head_dim == kHeadDims[0] ? 0 : 1];
+  static const std::array<std::array<Entries, kHeadDims.size()>, 2> table{
+      {{entries<kHeadDims[0]>(), entries<kHeadDims[1]>()},
+       {fast_entries<kHeadDims[0]>(), fast_entries<kHeadDims[1]>()}}};
+  return table[config.fast ? 1 : 0][config.head_dim == kHeadDims[0] ? 0 : 1];
 }
 const void* kernel_of(const Config& config) {
   const Entries& kernels = entries_of(config);
   return config.masked ? kernels.masked : kernels.plain;
 }
 
-constinit std::array<std::array<SharedMemoryOptIn, 2>, kHeadDims.size()> opt_in;
+// By kernel: head dim, mask, weights.
+constinit std::array<SharedMemoryOptIn, 4 * kHeadDims.size()> opt_in;
 
 Status ensure_ready(const Decision& d, int device) {
   if (tensor_map_driver() == nullptr) {
     return {StatusCode::device_error,
-            std::string(kId) +
+            std::string(id_of(d.config.fast)) +
                 ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
                 "later, update the driver"};
   }
-  SharedMemoryOptIn& state =
-      opt_in[d.config.head_dim == kHeadDims[0] ? 0 : 1][d.config.masked ? 1 : 0];
-  return state.ensure(kernel_of(d.config), d.config.shared_bytes(), device, kId);
+  const int index = (d.config.fast ? 4 : 0) + (d.config.masked ? 2 : 0) +
+                    (d.config.head_dim == kHeadDims[0] ? 0 : 1);
+  return opt_in[static_cast<std::size_t>(index)].ensure(
+      kernel_of(d.config), d.config.shared_bytes(), device, id_of(d.config.fast));
 }
 
+template <bool kFast>
 Status prepare(const Problem& problem, const core::Context& context) {
-  return ensure_ready(decide(problem, *context.facts, context.choice), context.facts->index);
+  return ensure_ready(decide(problem, *context.facts, context.choice, kFast), context.facts->index);
 }
 
 /// A map of bytes. Axes of length 1 may have any stride.
@@ -258,8 +279,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   return p;
 }
 
+template <bool kFast>
 Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const Decision d = decide(problem, *context.facts, context.choice);
+  const Decision d = decide(problem, *context.facts, context.choice, kFast);
   if (Status status = ensure_ready(d, context.facts->index); !status.ok()) return status;
   const std::int64_t keys = d.keys.band.keys, pitch = std::int64_t{d.blocks} * Config::kKeys;
   const int head_dim = d.config.head_dim;
@@ -295,7 +317,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
                                   16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B));
   if (!encoded) {
     return {StatusCode::device_error,
-            std::string(kId) +
+            std::string(id_of(kFast)) +
                 ": the driver refused a tensor map; check that Q, K, O and the workspace are "
                 "device pointers, or force another variant"};
   }
@@ -307,7 +329,8 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   first.blockDim = dim3(static_cast<unsigned>(2 * head_dim));
   first.stream = static_cast<cudaStream_t>(context.stream);
   void* first_arguments[] = {&transpose};
-  if (Status status = launch_kernel(first, entries_of(d.config).transpose, first_arguments, kId);
+  if (Status status =
+          launch_kernel(first, entries_of(d.config).transpose, first_arguments, id_of(kFast));
       !status.ok())
     return status;
 
@@ -317,30 +340,33 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
   config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
   config.stream = first.stream;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = 1;
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_kernel(config, kernel_of(d.config), arguments, kId);
+  return launch_early(config, kernel_of(d.config), arguments, id_of(kFast));
 }
 
+template <bool kFast>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   // Parts of a batch follow each other in the stream and share the workspace.
-  return in_batch_parts(
-      problem, tensors, kMostTiles / tiles_of_an_entry(problem),
-      [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
+  return in_batch_parts(problem, tensors, kMostTiles / tiles_of_an_entry(problem),
+                        [&](const Problem& part, const Tensors& there) {
+                          return launch_part<kFast>(part, there, context);
+                        });
 }
 
 }  // namespace
 }  // namespace greenfast::cuda::fp8
 
 namespace greenfast::kernels {
+namespace {
+template <bool kFast>
+constexpr core::Kernel kKernel{.supports = cuda::fp8::supports<kFast>,
+                               .plan = cuda::fp8::plan<kFast>,
+                               .workspace = cuda::fp8::workspace<kFast>,
+                               .prepare = cuda::fp8::prepare<kFast>,
+                               .launch = cuda::fp8::launch<kFast>};
+}  // namespace
 extern const core::Kernel cuda_sm90_fp8;
-constinit const core::Kernel cuda_sm90_fp8{.supports = cuda::fp8::supports,
-                                           .plan = cuda::fp8::plan,
-                                           .workspace = cuda::fp8::workspace,
-                                           .prepare = cuda::fp8::prepare,
-                                           .launch = cuda::fp8::launch};
+extern const core::Kernel cuda_sm90_fp8_fast;
+constinit const core::Kernel cuda_sm90_fp8 = kKernel<false>;
+constinit const core::Kernel cuda_sm90_fp8_fast = kKernel<true>;
 }  // namespace greenfast::kernels

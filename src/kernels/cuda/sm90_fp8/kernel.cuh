@@ -126,14 +126,54 @@ __device__ __forceinline__ void store_anywhere(const Params& p, const Tile& tile
   }
 }
 
+/// O of a warp's 16 rows: through its strip by TMA, or by every thread. strip(): the strip's address.
+template <int kHeadDim, class Strip>
+__device__ __forceinline__ void store_output(const Params& p, const CUtensorMap& o_map,
+                                             const Tile& tile, const float (&o)[kHeadDim / 2],
+                                             const float (&factor)[2], const Strip& strip,
+                                             bool leader, int warp_row, int row, int t) {
+  if (p.o_by_tma) {
+    const int here = ptx::lane_id();
+    const std::uint32_t strip_row = strip() + (here & 15) * 128;
+    const bool f16 = p.out_dtype == DType::f16;
+    if (leader) ptx::tma_store_wait_read();
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 16; ++j) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* x = o + 8 * j + 2 * i;
+        words[i] = pack_output(f16, x[0] * factor[i & 1], x[1] * factor[i & 1]);
+      }
+      ptx::stmatrix_x4(
+          strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (here >> 4)) ^ (here & 7)) << 4), words);
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (leader) {
+      // TMA leaves out rows past Sq.
+      if (warp_row < p.seq_q) {
+#pragma unroll
+        for (int c = 0; c < kHeadDim / 64; ++c)
+          ptx::tma_store_4d(&o_map, strip() + c * 16 * 128, 64 * c, warp_row, tile.head,
+                            tile.batch);
+      }
+      ptx::tma_store_commit();
+    }
+  } else {
+    store_anywhere<kHeadDim>(p, tile, o, factor, row, t);
+  }
+}
+
 template <class ConfigOf>
 __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     fp8_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                const __grid_constant__ CUtensorMap v_map, const __grid_constant__ CUtensorMap o_map,
                const __grid_constant__ Params p) {
   static constexpr Config kConfig = ConfigOf::value;
-  constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.kKeys, kStages = kConfig.stages;
-  constexpr int kWarpgroups = kConfig.kWarpgroups, kQStages = kConfig.q_stages();
+  constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.kKeys, kStages = kConfig.stages();
+  constexpr int kWarpgroups = kConfig.warpgroups(), kQStages = kConfig.q_stages();
   constexpr bool kMasked = kConfig.masked;
   static_assert(kConfig.shared_bytes() + 8192 <= 232448);
 
@@ -154,7 +194,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   if (warpgroup == 0) {
     // ---- Producer ----
-    ptx::setmaxnreg_decrease<kConfig.kProducerRegisters>();
+    ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
     if (threadIdx.x < 32) produce<ConfigOf>(p, q_map, k_map, v_map, shared, lane == 0);
     return;
   }
@@ -436,37 +476,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
       factor[h] = rounded[h] == 0.0f ? 0.0f : v_factor * reciprocal_fast(rounded[h]);
     }
-    if (p.o_by_tma) {
-      const std::uint32_t strip_row = strip() + (here & 15) * 128;
-      const bool f16 = p.out_dtype == DType::f16;
-      if (leader) ptx::tma_store_wait_read();
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 16; ++j) {
-        std::uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* x = o + 8 * j + 2 * i;
-          words[i] = pack_output(f16, x[0] * factor[i & 1], x[1] * factor[i & 1]);
-        }
-        ptx::stmatrix_x4(
-            strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (here >> 4)) ^ (here & 7)) << 4), words);
-      }
-      ptx::fence_proxy_async_shared();
-      __syncwarp();
-      if (leader) {
-        // TMA leaves out rows past Sq.
-        if (first_row + 16 * warp < p.seq_q) {
-#pragma unroll
-          for (int c = 0; c < kHeadDim / 64; ++c)
-            ptx::tma_store_4d(&o_map, strip() + c * 16 * 128, 64 * c, first_row + 16 * warp,
-                              tile.head, tile.batch);
-        }
-        ptx::tma_store_commit();
-      }
-    } else {
-      store_anywhere<kHeadDim>(p, tile, o, factor, row, t);
-    }
+    store_output<kHeadDim>(p, o_map, tile, o, factor, strip, leader, first_row + 16 * warp, row, t);
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }

@@ -14,8 +14,8 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
                                         const SharedMemory<ConfigOf>& shared, bool leader) {
   constexpr Config kConfig = ConfigOf::value;
   constexpr int kKeys = kConfig.kKeys, kQStages = kConfig.q_stages();
-  constexpr int kWarpgroups = kConfig.kWarpgroups;
-  Stage<kConfig.stages> k_stage(shared.k_full, 1), v_stage(shared.v_full, 1);
+  constexpr int kWarpgroups = kConfig.warpgroups();
+  Stage<kConfig.stages()> k_stage(shared.k_full, 1), v_stage(shared.v_full, 1);
   Tile tile;
   bool more = next_tile(p, 0, tile);
   // Inputs, V^T, and room for outputs, from here on: consumers read no memory and store nothing

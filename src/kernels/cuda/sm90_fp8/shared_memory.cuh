@@ -39,8 +39,8 @@ struct Stage {
 template <class ConfigOf>
 struct SharedMemory {
   static constexpr Config kConfig = ConfigOf::value;
-  static constexpr int kStages = kConfig.stages;
-  static constexpr int kQTiles = kConfig.q_stages() * kConfig.kWarpgroups;
+  static constexpr int kStages = kConfig.stages();
+  static constexpr int kQTiles = kConfig.q_stages() * kConfig.warpgroups();
   static constexpr int kBarriers = 2 * (kQTiles + 2 * kStages);
   static_assert(kConfig.k_offset() % 1024 == 0 && kConfig.k_bytes() % 1024 == 0 &&
                 kConfig.v_bytes() % 1024 == 0 && kConfig.o_offset() % 1024 == 0);
@@ -59,7 +59,7 @@ struct SharedMemory {
 
   /// By one thread; __syncthreads must follow.
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kReaders = 4 * kConfig.kWarpgroups;  // warps
+    constexpr int kReaders = 4 * kConfig.warpgroups();  // warps
     for (int i = 0; i < kQTiles; ++i) {
       ptx::mbarrier_init(q_full + 8 * i, 1);
       ptx::mbarrier_init(q_empty + 8 * i, 4);

@@ -137,10 +137,11 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const WideBase before = base_of_row(h), full = wide_base(most[h], scale);
+      // By all lanes: the rows of a warp may differ in what follows.
+      const float others = quad_sum(sum[h]) * exp2_fast(distance(before, full));
       WideBase base = before;
       if (full.high != -INFINITY && !(distance(full, before) <= kLimitLog))
-        base = base_for(most[h], scale,
-                        top_of(1.0f + quad_sum(sum[h]) * exp2_fast(distance(before, full))));
+        base = base_for(most[h], scale, top_of(1.0f + others));
       from[h] = finite(base);  // no key seen yet: weights 0, not NaN
       shrink[h] = exp2_fast(distance(before, from[h]));
       set_base(h, base);

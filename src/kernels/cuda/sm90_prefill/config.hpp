@@ -5,21 +5,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/arithmetic.hpp"
 #include "kernels/cuda/device/mask.hpp"
 #include "kernels/cuda/device/tile_schedule.hpp"
+#include "kernels/cuda/sm90_prefill/packed.hpp"
 
 namespace greenfast::cuda::prefill {
-
-/// Rows of scores that one float of base cannot hold are done again at the kernel's end (repair.cuh);
-/// else every block that takes a maximum subtracts bases of two floats. To be measured before it
-/// becomes the only way (docs/kernels/sm90.md, Next).
-#if defined(GREENFAST_EXPERIMENTAL)
-inline constexpr bool kRepairs = true;
-#else
-inline constexpr bool kRepairs = false;
-#endif
 
 /// What a build of the kernel can do. Each does all that the one before it does.
 enum class Features {
@@ -33,8 +26,10 @@ inline constexpr int kFeatures = 4;
 inline constexpr int kLongRow = 16384;
 
 struct Config {
-  // Columns of the tiles; smaller heads are padded with zeros by TMA.
+  // Columns of the tiles of Q and K; smaller heads are padded with zeros by TMA.
   int head_dim = 64;
+  // Of those of V and O; 0: as many.
+  int value_dim = 0;
   // Consumers of 64 query rows each.
   int warpgroups = 2;
   // Of one block of K or V.
@@ -51,6 +46,12 @@ struct Config {
   // Two warpgroups share 64 rows and take every other block of keys each; the second hands its
   // result to the first. Half as high a tile, for problems that do not fill the machine.
   bool split = false;
+  // Sequences have lengths of their own, read on the device (packed.hpp); a warp beside the producer
+  // finds the tiles. Tensor maps are ragged.
+  bool packed = false;
+  // And all that serving asks for that a row's bounds and its end can say: pages, left padding,
+  // chunks, sinks. Of packed builds.
+  bool serving = false;
   Features features = Features::plain;
 
   // The guard looks at the weights after P V of the block before: its rare path then has that
@@ -63,28 +64,33 @@ struct Config {
   }
   constexpr int rows() const { return split ? 64 : 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // Of the output.
-  constexpr int columns() const { return head_dim + (ones ? 8 : 0); }
+  // Of V and O, and of the accumulator.
+  constexpr int values() const { return value_dim != 0 ? value_dim : head_dim; }
+  constexpr int columns() const { return values() + (ones ? 8 : 0); }
   // Of 64 columns, 128 bytes.
   constexpr int chunks() const { return static_cast<int>(core::ceil_div(head_dim, 64)); }
+  constexpr int value_chunks() const { return static_cast<int>(core::ceil_div(values(), 64)); }
 
   // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V stages;
   // O, one strip of 16 rows a warp. Every tile is [chunk][row][128 bytes], swizzled.
   constexpr int q_bytes() const { return chunks() * 64 * 128; }
-  constexpr int block_bytes() const { return chunks() * keys * 128; }
-  constexpr int strip_bytes() const { return chunks() * 16 * 128; }
+  constexpr int k_bytes() const { return chunks() * keys * 128; }  // of a block
+  constexpr int v_bytes() const { return value_chunks() * keys * 128; }
+  constexpr int strip_bytes() const { return value_chunks() * 16 * 128; }
   constexpr int k_offset() const { return q_stages * warpgroups * q_bytes(); }
-  constexpr int v_offset() const { return k_offset() + k_stages * block_bytes(); }
+  constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
   // Where it does not fit, a warpgroup's O takes the place of its Q.
   constexpr bool o_over_q() const { return head_dim > 128; }
   // 16 keys of the ones' 8 columns, in rows of 128 bytes.
-  constexpr int ones_offset() const { return v_offset() + v_stages * block_bytes(); }
+  constexpr int ones_offset() const { return v_offset() + v_stages * v_bytes(); }
   constexpr int ones_bytes() const { return ones ? 16 * 128 : 0; }
   constexpr int o_offset() const { return o_over_q() ? 0 : ones_offset() + ones_bytes(); }
-  constexpr int o_bytes() const { return o_over_q() ? 0 : (split ? 1 : warpgroups) * q_bytes(); }
+  constexpr int o_bytes() const {
+    return o_over_q() ? 0 : (split ? 1 : warpgroups) * 4 * strip_bytes();
+  }
   // The second warpgroup's output in fp32, and bases and sums of its rows.
   constexpr int exchange_offset() const { return ones_offset() + ones_bytes() + o_bytes(); }
-  constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 8) : 0; }
+  constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 4) : 0; }
   constexpr int shared_bytes() const { return 1024 + exchange_offset() + exchange_bytes(); }
 
   // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for
@@ -147,6 +153,27 @@ constexpr Config config_of(std::size_t tile, DType dtype, Features features) {
   return config;
 }
 
+/// The same for packed sequences.
+constexpr Config packed_config_of(std::size_t tile, DType dtype, Features features) {
+  Config config = config_of(tile, dtype, features);
+  config.packed = true;
+  return config;
+}
+
+/// The tiles for serving, by head dims of Q and V: of those that hold both a launch takes the first.
+inline constexpr std::array kServingTiles{
+    Config{.head_dim = 64, .k_stages = 4, .v_stages = 4, .q_in_registers = true},
+    Config{.head_dim = 128, .k_stages = 3, .q_in_registers = true},
+    Config{.head_dim = 192, .value_dim = 128},
+    Config{.head_dim = 256, .keys = 64, .k_stages = 3},
+};
+constexpr Config serving_config_of(std::size_t tile) {
+  Config config = kServingTiles[tile];
+  config.packed = config.serving = true;
+  config.features = Features::window;
+  return config;
+}
+
 /// Kernel arguments beside the tensor maps.
 struct Params {
   Band band;  // of the keys that the K and V maps hold, which are those that some row sees
@@ -160,12 +187,10 @@ struct Params {
   float scale_log2 = 0.0f;        // scale * log2(e)
   float* lse = nullptr;           // [all_heads, seq_q] or null
 
-#if defined(GREENFAST_EXPERIMENTAL)
   // For rows done again: of the keys that some row sees; strides in elements.
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   std::int64_t q_batch = 0, q_head = 0, q_row = 0, k_batch = 0, k_head = 0, k_row = 0, v_batch = 0,
                v_head = 0, v_row = 0;
-#endif
 
   // Features::general only.
   float softcap_in = 0.0f;   // 2 log2(e) scale / softcap
@@ -174,12 +199,43 @@ struct Params {
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;  // strides in elements
   std::int32_t head_dim = 0;
   DType out_dtype = DType::f16;
+
+  PackedFacts packed;  // of builds for packed sequences; last, so that nothing else moves
+  ServingFacts serving;
 };
+
+/// A build's tile, and what it knows of the tile's sequence: nothing but the problem, or its own.
+template <class ConfigOf>
+using TileOf = std::conditional_t<ConfigOf::value.serving, ServingTile,
+                                  std::conditional_t<ConfigOf::value.packed, PackedTile, Tile>>;
+template <class ConfigOf>
+using ExtentOf = std::conditional_t<ConfigOf::value.serving, ServingExtent,
+                                    std::conditional_t<ConfigOf::value.packed, Extent, Params>>;
+template <class ConfigOf>
+constexpr const ExtentOf<ConfigOf>& extent_of(const Params& p, const TileOf<ConfigOf>& tile) {
+  if constexpr (ConfigOf::value.packed)
+    return tile.extent;
+  else
+    return p;
+}
+
+/// Rows of the log-sum-exp from one head to the next.
+template <class ConfigOf>
+constexpr std::int32_t lse_rows(const Params& p) {
+  if constexpr (ConfigOf::value.packed) return p.packed.lse_rows;
+  return p.seq_q;
+}
 
 /// Kernels of a tile, by Features, for cudaLaunchKernelExC; null where the tile does not take them.
 /// T: __half or __nv_bfloat16.
 using Entries = std::array<const void*, kFeatures>;
 template <class T, int kTile>
 Entries entries();
+/// The same for packed sequences, up to Features::window.
+template <class T, int kTile>
+Entries packed_entries();
+/// The one of a tile of kServingTiles.
+template <class T, int kTile>
+const void* serving_entry();
 
 }  // namespace greenfast::cuda::prefill

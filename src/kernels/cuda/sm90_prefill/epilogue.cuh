@@ -17,27 +17,25 @@ namespace greenfast::cuda::prefill {
 
 // ---- Split tiles ----
 
-/// Where a thread of the second warpgroup hands its part of a split tile to one of the first: sums
-/// and bases of its rows, then its output, then the low halves of wide bases.
+/// Where a thread of the second warpgroup hands its part of a split tile to one of the first: bases
+/// and sums of its rows, then its output.
 template <class ConfigOf>
 struct Exchange {
   static constexpr std::uint32_t kPitch = 16 * 128;  // 16 bytes a thread
-  static constexpr int kParts = ConfigOf::value.head_dim / 8;
-  std::uint32_t mine, bases;
+  static constexpr int kParts = ConfigOf::value.values() / 8;
+  std::uint32_t mine;
 
   __device__ __forceinline__ explicit Exchange(const SharedMemory<ConfigOf>& shared)
-      : mine(shared.q + ConfigOf::value.exchange_offset() + 16 * (threadIdx.x & 127)),
-        bases(mine + (kParts + 1) * kPitch) {}
+      : mine(shared.q + ConfigOf::value.exchange_offset() + 16 * (threadIdx.x & 127)) {}
 };
 
 template <class ConfigOf>
-__device__ __forceinline__ void hand_over(const Exchange<ConfigOf>& at, const WideBase (&base)[2],
+__device__ __forceinline__ void hand_over(const Exchange<ConfigOf>& at, const float (&base)[2],
                                           const float (&sum)[2],
                                           const typename Fragments<ConfigOf>::Output& o,
                                           bool works) {
   ptx::named_barrier_sync<256>(kExchangeEmpty);
-  ptx::shared_store4(at.mine, {base[0].high, base[1].high, sum[0], sum[1]});
-  ptx::shared_store4(at.bases, {base[0].low, base[1].low, 0.0f, 0.0f});
+  ptx::shared_store4(at.mine, {base[0], base[1], sum[0], sum[1]});
 #pragma unroll
   for (int i = 0; i < at.kParts; ++i) {
     if (works)
@@ -65,21 +63,40 @@ __device__ __forceinline__ void add_part(const Exchange<ConfigOf>& at,
 
 // ---- Stores ----
 
+/// The same of one row, whose sum a sink may join.
+template <class ConfigOf>
+__device__ __forceinline__ void finish_row_with_sink(const Params& p, const TileOf<ConfigOf>& tile,
+                                                     const OnlineSoftmax<ConfigOf>& rows, int h,
+                                                     int row, int t) {
+  const float sum = rows.sum[h];
+  float lse = sum == 0.0f ? -INFINITY : kLn2 * (rows.top[h] + __log2f(sum));
+  float factor = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
+  if (p.serving.sinks != nullptr) factor *= join_sink(p.serving.sinks[tile.head], lse);
+  rows.sum[h] = factor;
+  if (p.lse == nullptr || t != 0 || row >= rows.extent.seq_q) return;
+  const std::int64_t head = static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
+  p.lse[head * p.packed.lse_rows + tile.q_row + row] = lse;
+}
+
 /// Normalises the rows: stores their log-sum-exp, and turns the sums into what O is multiplied by.
 /// `row` is the first of this thread's rows, `t` its place in the quad.
 template <class ConfigOf>
-__device__ __forceinline__ void finish_rows(const Params& p, const Tile& tile,
+__device__ __forceinline__ void finish_rows(const Params& p, const TileOf<ConfigOf>& tile,
                                             const OnlineSoftmax<ConfigOf>& rows, int row, int t) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     rows.sum[h] = quad_sum(rows.sum[h]);
-    const int r = row + 8 * h;
-    if (p.lse != nullptr && t == 0 && r < p.seq_q) {
+    int r = row + 8 * h;
+    if constexpr (ConfigOf::value.serving) {
+      finish_row_with_sink<ConfigOf>(p, tile, rows, h, r, t);
+      continue;
+    }
+    if (p.lse != nullptr && t == 0 && r < rows.extent.seq_q) {
+      if constexpr (ConfigOf::value.packed) r += tile.q_row;
       const std::int64_t head =
           static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
-      const WideBase base = rows.base_of_row(h);
-      p.lse[head * p.seq_q + r] =
-          rows.sum[h] == 0.0f ? -INFINITY : kLn2 * (base.high + (base.low + __log2f(rows.sum[h])));
+      p.lse[head * lse_rows<ConfigOf>(p) + r] =
+          rows.sum[h] == 0.0f ? -INFINITY : kLn2 * (rows.top[h] + __log2f(rows.sum[h]));
     }
     rows.sum[h] = rows.sum[h] == 0.0f ? 0.0f : reciprocal_fast(rows.sum[h]);  // no key seen: O = 0
   }
@@ -128,13 +145,25 @@ struct Strip {
         row + (j / 4) * kChunkBytes + ((((j % 4) * 2 + (lane >> 4)) ^ (lane & 7)) << 4), words);
   }
   /// TMA leaves out rows past Sq.
-  __device__ __forceinline__ void store(const Params& p, const CUtensorMap& o_map, const Tile& tile,
-                                        int first_row, int warp) const {
-    if (first_row + 16 * warp < p.seq_q) {
+  __device__ __forceinline__ void store([[maybe_unused]] const Params& p,
+                                        const ExtentOf<ConfigOf>& extent, const CUtensorMap& o_map,
+                                        const TileOf<ConfigOf>& tile, int first_row,
+                                        int warp) const {
+    if (first_row + 16 * warp < extent.seq_q) {
+      if constexpr (ConfigOf::value.packed) {
+        const RaggedPlace at = ragged_place(tile.q_row + tile.batch * p.packed.o_rows,
+                                            tile.extent.seq_q, first_row + 16 * warp);
 #pragma unroll
-      for (int c = 0; c < ConfigOf::value.chunks(); ++c)
-        ptx::tma_store_4d(&o_map, address + c * kChunkBytes, 64 * c, first_row + 16 * warp,
-                          tile.head, tile.batch);
+        for (int c = 0; c < ConfigOf::value.value_chunks(); ++c)
+          ptx::tma_store_5d(&o_map, address + c * kChunkBytes, 64 * c, at.row, tile.head, at.end,
+                            kRaggedRows);
+      }
+      if constexpr (!ConfigOf::value.packed) {
+#pragma unroll
+        for (int c = 0; c < ConfigOf::value.value_chunks(); ++c)
+          ptx::tma_store_4d(&o_map, address + c * kChunkBytes, 64 * c, first_row + 16 * warp,
+                            tile.head, tile.batch);
+      }
     }
     ptx::tma_store_commit();
     if constexpr (ConfigOf::value.o_over_q()) ptx::tma_store_wait_read();

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/tiling.hpp"
 
 namespace greenfast::cuda::prefill {
 namespace {
@@ -37,74 +37,6 @@ Features features_of(const Problem& problem, const Band& band, core::Choice choi
   }
   if (band.below + (problem.seq_q - 1) > 0 || band.keys > kLongRow) return Features::window;
   return band.above < band.keys - 1 ? Features::causal : Features::plain;
-}
-
-/// A tile for a problem: how many there are, and the blocks of a head's first, middle and last one,
-/// which is what the schedule needs to know of the mask.
-struct Tiling {
-  std::size_t tile = kTiles.size();
-  std::int32_t tiles = 0;  // of a head
-  std::int32_t first = 0, last = 0, mean = 0;
-
-  std::int32_t longest() const { return std::max({first, last, mean}); }
-  bool even() const { return 4 * std::min(first, last) >= 3 * longest(); }
-};
-
-/// The tile is a constant here, because eight divisions by numbers that the compiler does not know
-/// would cost a call 0.05 us.
-template <std::size_t kTile>
-Tiling tiling_of(const Band& band, std::int32_t seq_q) {
-  constexpr std::int32_t kRows = kTiles[kTile].rows(), kKeys = kTiles[kTile].keys;
-  Tiling t;
-  t.tile = kTile;
-  t.tiles = (seq_q - 1) / kRows + 1;
-  const auto blocks = [&](std::int32_t tile) {
-    const std::int32_t row = tile * kRows;
-    const std::int32_t rows = std::min(kRows, seq_q - row);
-    const BlockRange range = blocks_of(band, kKeys, row, row + rows - 1);
-    return range.end - range.begin;
-  };
-  t.first = blocks(0);
-  t.last = blocks(t.tiles - 1);
-  t.mean = (t.first + 4 * blocks(t.tiles / 2) + t.last) / 6;
-  return t;
-}
-
-/// Relative times of a block and of a tile beside its blocks, from measurement at D 64 (H200,
-/// 2026-11-21): tall tiles keep the tensor cores busier, short ones fill the machine better, and a
-/// split tile pays for its merge.
-constexpr std::int64_t block_cost(const Config& config) {
-  return config.split ? 117 : config.warpgroups == 3 ? 260 : 234;
-}
-constexpr std::int64_t tile_cost(const Config& config) { return config.split ? 200 : 0; }
-
-template <std::size_t... kTile>
-Tiling choose_tile(std::index_sequence<kTile...>, const Problem& problem, const Band& band,
-                   Features features, const DeviceFacts& facts, core::Choice choice) {
-  Tiling best;
-  std::int64_t best_time = 0;
-  const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
-  const std::int64_t heads = (choice.batch_invariant ? 1 : problem.batch) * problem.heads_q;
-  const auto consider = [&]<std::size_t kThis>() {
-    constexpr Config kConfig = kTiles[kThis];
-    if (kConfig.head_dim < problem.head_dim || !kConfig.takes(features)) return;
-    if (best.tile != kTiles.size() && kConfig.head_dim != kTiles[best.tile].head_dim) return;
-    const Tiling t = tiling_of<kThis>(band, seq_q);
-    const std::int64_t tiles = heads * t.tiles;
-    const auto cost = [&](std::int64_t blocks) {
-      return blocks * block_cost(kConfig) + tile_cost(kConfig);
-    };
-    const std::int64_t machine = facts.multiprocessors;
-    const std::int64_t time = t.even()
-                                  ? cost(t.longest()) * ceil_div(tiles, machine) * machine
-                                  : std::max(cost(t.longest()) * machine, cost(t.mean) * tiles);
-    if (best.tile == kTiles.size() || time < best_time) {
-      best = t;
-      best_time = time;
-    }
-  };
-  (consider.template operator()<kTile>(), ...);
-  return best;
 }
 
 /// What a launch will do: everything that does not depend on addresses.
@@ -192,6 +124,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.grid = {d.ctas, 1, 1};
   result.block = {d.config.threads(), 1, 1};
   result.shared_bytes = d.config.shared_bytes();
+  result.shared = buffers_of(d.config);
   result.tile_q = d.config.rows();
   result.tile_kv = d.config.keys;
   result.stages = d.config.k_stages;
@@ -275,7 +208,6 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.o_row = problem.o.stride[2];
   p.head_dim = static_cast<std::int32_t>(problem.head_dim);
   p.out_dtype = problem.out_dtype;
-#if defined(GREENFAST_EXPERIMENTAL)
   const auto from_key = [&](const void* data, const Layout& layout) {
     return static_cast<const char*>(data) + 2 * d.keys.first * layout.stride[2];
   };
@@ -285,7 +217,6 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.q_batch = problem.q.stride[0], p.q_head = problem.q.stride[1], p.q_row = problem.q.stride[2];
   p.k_batch = problem.k.stride[0], p.k_head = problem.k.stride[1], p.k_row = problem.k.stride[2];
   p.v_batch = problem.v.stride[0], p.v_head = problem.v.stride[1], p.v_row = problem.v.stride[2];
-#endif
   return p;
 }
 
@@ -328,13 +259,8 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
   config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
   config.stream = static_cast<cudaStream_t>(context.stream);
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = 1;
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_kernel(config, kernel_of(problem.dtype, d.tile, d.config.features), arguments, kId);
+  return launch_early(config, kernel_of(problem.dtype, d.tile, d.config.features), arguments, kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                    const __grid_constant__ CUtensorMap v_map,
                    const __grid_constant__ CUtensorMap o_map, const __grid_constant__ Params p) {
   static constexpr Config kConfig = ConfigOf::value;
-  constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.keys;
+  constexpr int kHeadDim = kConfig.head_dim, kValueDim = kConfig.values(), kKeys = kConfig.keys;
   constexpr int kWarpgroups = kConfig.warpgroups, kQStages = kConfig.q_stages;
   constexpr bool kOnes = kConfig.ones, kSplit = kConfig.split;
   constexpr bool kLateGuard = kConfig.late_guard();
@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr bool kWindow = kConfig.features >= Features::window;
   constexpr bool kGeneral = kConfig.features == Features::general;
   constexpr bool kFlush = Flushed<ConfigOf>::kUsed;
+  constexpr bool kPacked = kConfig.packed;
   // A block's K and V are in stages of one index.
   constexpr bool kOneRing = kConfig.k_stages == kConfig.v_stages;
   // From a warpgroup's block to its next.
@@ -74,29 +75,46 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
-  // The last of them, with kRepairs, is none: it is where large bases are noted.
-  constexpr int kWords = SharedMemory<ConfigOf>::kBarriers + (kRepairs ? 1 : 0);
-  __shared__ alignas(8) std::uint64_t barriers[kWords];
+  // The last of them is none: it is where large bases are noted.
+  constexpr int kWords = SharedMemory<ConfigOf>::kBarriers + 1;
+  // Behind them, at 16 bytes, the tiles of packed sequences.
+  constexpr int kRingAt = (kWords + 1) / 2 * 2;
+  __shared__ alignas(kPacked ? 16 : 8)
+      std::uint64_t barriers[kPacked ? kRingAt + TileRing<ConfigOf>::kWords : kWords];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
+  [[maybe_unused]] const TileRing<ConfigOf> ring{shared.q_full + 8 * kRingAt};
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
-    if constexpr (kRepairs) barriers[kWords - 1] = 0;
+    barriers[kWords - 1] = 0;
     ptx::tensormap_prefetch(&q_map);
     ptx::tensormap_prefetch(&k_map);
     ptx::tensormap_prefetch(&v_map);
     shared.init_barriers();
+    if constexpr (kPacked) ring.init();
     if (p.release_at_entry) ptx::grid_launch_dependents();
   }
   if constexpr (kOnes) shared.template lay_out_ones<T>(raw_shared);
   __syncthreads();
 
-  Tile tile;
+  TileOf<ConfigOf> tile;
+  // Not a function of the tile: where it is not packed the compiler would not find the same code.
+#pragma nv_diag_suppress 836  // `p` is the kernel's argument and outlives the lambda that returns it
+  const ExtentOf<ConfigOf>& extent = [&]() -> const ExtentOf<ConfigOf>& {
+    if constexpr (kPacked)
+      return tile.extent;
+    else
+      return p;
+  }();
+#pragma nv_diag_default 836
   if (warpgroup == 0) {
     // ---- Producer ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
     if (threadIdx.x < 32) {
-      Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile);
+      Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile, extent,
+                                  ring.first);
       producer.run();
+    } else if (kPacked && threadIdx.x < 64) {
+      if constexpr (kPacked) send_tiles<ConfigOf>(p, ring);
     }
     return;
   }
@@ -150,10 +168,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     return *address;
   };
   using Softmax = OnlineSoftmax<ConfigOf>;
-  __shared__ WideBase shared_bases[Softmax::kBasesOfCta][2];
-  WideBase own_bases[Softmax::kOwnBases];
-  Softmax rows{p,   scale, Softmax::kSharedBases ? &shared_bases[0][0] : own_bases,
-               top, sum,   shared.q_full + 8 * (kWords - 1)};
+  Softmax rows{p, extent, scale, top, sum, shared.q_full + 8 * (kWords - 1)};
   // Weights become the A operand of the next product.
   const auto convert = [&] { convert_to<T>(weights, s); };
   // S = Q K^T again by this warp alone, after the weights have overwritten it. K's stage must still
@@ -161,12 +176,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const auto redo_scores = [&] {
     const auto k_tile = [&] {
       std::uint32_t first = shared.k;
-      if constexpr (kRepairs && kGeneral) {
+      if constexpr (kGeneral) {
         first = shared.q;  // which is there; shared.k would be spilled
         asm volatile("" : "+r"(first));
         first += kConfig.k_offset();
       }
-      return first + (k_stage.full - shared.k_full) / 8 * kConfig.block_bytes();
+      return first + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes();
     };
     multiply_qk_alone<T, ConfigOf>(s, q, q_tile, k_tile, warp);
   };
@@ -191,24 +206,27 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   // ---- Consumers: tile after tile ----
   if (kTurns && group == 1) ptx::named_barrier_arrive<256>(kTurn);
   if (kSplit && group == 0) ptx::named_barrier_arrive<256>(kExchangeEmpty);
-  Tile next = {};
+  TileOf<ConfigOf> next = {};
   // An index below 0 says that there is no tile: a bool beside it would be what spills.
-  const auto find_next = [&](int step, Tile& found) {
-    if (!next_tile(p, step, found)) found.index = -1;
+  const auto find_next = [&](int step, auto& found) {
+    if constexpr (kPacked)
+      ring.read(step, found);
+    else if (!next_tile(p, step, found))
+      found.index = -1;
   };
   find_next(0, tile);
   for (int tile_step = 0; tile.index >= 0; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(),
               first_row = tile_row + (kSplit ? 0 : 64 * group);
-    const BlockRange tile_blocks =
-        visible_blocks<ConfigOf>(p, tile_row, min(tile_row + kConfig.rows(), p.seq_q) - 1);
-    const int last_row = min(first_row + 63, p.seq_q - 1);
-    const BlockRange blocks = visible_blocks<ConfigOf>(p, first_row, last_row);
+    const BlockRange tile_blocks = visible_blocks<ConfigOf>(
+        extent, tile_row, min(tile_row + kConfig.rows(), extent.seq_q) - 1);
+    const int last_row = min(first_row + 63, extent.seq_q - 1);
+    const BlockRange blocks = visible_blocks<ConfigOf>(extent, first_row, last_row);
     newest = blocks.end - 1 - (kSplit ? group : 0);
-    const bool works = first_row < p.seq_q && newest >= blocks.begin;
+    const bool works = first_row < extent.seq_q && newest >= blocks.begin;
     // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
-    const int exact_from = min(max(first_row + p.band.above, 0), p.band.keys) / kKeys;
-    const int exact_to = (last_row + p.band.below + kKeys - 1) / kKeys - 1;
+    const SeenInPart part = seen_in_part<ConfigOf>(extent.band, first_row, last_row);
+    const int exact_from = part.from, exact_to = part.to;
 
     const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
     const auto my_turn = [&] {
@@ -268,10 +286,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // Not before wgmma_fence, which waits for ldmatrix to finish: an arrival overtakes it, and
       // the next Q then lands in rows not yet read (seen once in 400 runs).
       if constexpr (kConfig.q_in_registers) release(shared.q_empty + 8 * q_index);
-      find_next(tile_step + 1, next);  // 300 clocks that pass beside this product
+      // Not where tiles are packed: what it takes to know of them would be spilled.
+      if constexpr (!kPacked)
+        find_next(tile_step + 1, next);  // 300 clocks that pass beside this product
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
-      if (!kMasked && (block + 1) * kKeys <= p.band.keys) {
+      if (!kMasked && (block + 1) * kKeys <= extent.band.keys) {
         rows.guess_bases(s);  // where that is not enough, the block is done again
         float large[2];       // sums of weights, or with kOnes the largest
         rows.exponentiate(s, large);
@@ -282,9 +302,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
           sum[1] = large[1];
         }
         convert();
-        if constexpr (kRepairs) note_large_bases(rows.noted, top[0], top[1]);
-        const bool fits = large[0] + large[1] <= Softmax::kLimit &&
-                          (kRepairs || fmaxf(fabsf(top[0]), fabsf(top[1])) <= kLargestBase);
+        note_large_bases(rows.noted, top[0], top[1]);
+        const bool fits = large[0] + large[1] <= Softmax::kLimit;
         if (__any_sync(kFullWarp, !fits)) {
           redo_scores();
           rows.template exact<true>(s, shrink);
@@ -300,7 +319,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         };
         // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
         // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
-        if (kKeys == 128 && p.band.end(last_row) - block * kKeys <= 64) {
+        if (kKeys == 128 && extent.band.end(last_row) - block * kKeys <= 64) {
           first_softmax(reinterpret_cast<float(&)[32]>(s));
 #pragma unroll
           for (int i = 32; i < kKeys / 2; ++i) s[i] = 0.0f;
@@ -343,6 +362,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         rows.transform(s);
         bool rescale = true;
         if constexpr (kExact) {
+          // Three warpgroups have no registers to keep it, nor has anyone for eight numbers.
+          if constexpr (kPacked && (kWarpgroups == 3 || kConfig.serving))
+            ring.read_band(tile_step, tile.extent.band);
           rows.mask(s, block, first_row, warp);
           rows.template exact<false>(s, shrink);
         } else if constexpr (kLateGuard) {
@@ -411,7 +433,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         sum[1] = o[kHeadDim / 2 + 2] + o[kHeadDim / 2 + 3];
       }
     } else {
-      find_next(tile_step + 1, next);
+      if constexpr (!kPacked) find_next(tile_step + 1, next);
       if constexpr (!kConfig.o_over_q()) release(shared.q_empty + 8 * q_index);
     }
     if constexpr (!kSplit) {
@@ -421,25 +443,23 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     } else {
       // ---- Merge: the second warpgroup hands its part to the first ----
       const Exchange<ConfigOf> exchange(shared);
-      const WideBase base[2] = {rows.base_of_row(0), rows.base_of_row(1)};
       if (group == 1) {
-        hand_over(exchange, base, sum, o, works);
+        hand_over(exchange, top, sum, o, works);
         continue;
       }
       ptx::named_barrier_sync<256>(kExchangeFull);
       const float4 theirs = ptx::shared_load4(exchange.mine);
-      const float4 their_low = ptx::shared_load4(exchange.bases);
-      const WideBase their_base[2] = {{theirs.x, their_low.x}, {theirs.y, their_low.y}};
+      const float their_base[2] = {theirs.x, theirs.y};
       const float their_sum[2] = {theirs.z, theirs.w};
       float ours[2], factor[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const WideBase most = larger(base[h], their_base[h]);
-        const WideBase from = finite(most);
-        ours[h] = exp2_fast(distance(base[h], from));
-        factor[h] = exp2_fast(distance(their_base[h], from));
+        const float most = fmaxf(top[h], their_base[h]);
+        const float from = most == -INFINITY ? 0.0f : most;
+        ours[h] = exp2_fast(top[h] - from);
+        factor[h] = exp2_fast(their_base[h] - from);
         sum[h] = sum[h] * ours[h] + their_sum[h] * factor[h];
-        rows.set_base(h, most);
+        top[h] = most;
       }
       // A tile of one block has no second part.
       if (blocks.end - blocks.begin > 1) add_part(exchange, o, ours, factor);
@@ -447,11 +467,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
 
     // ---- Epilogue: normalise, store ----
+    // Read again, so that it does not live in registers through the main loop.
+    if constexpr (kPacked) {
+      ring.read(tile_step, tile);
+      ring.release(tile_step);
+    }
     const int lane = ptx::lane_id();
     const int row = first_row + 16 * warp + (lane >> 2), t = lane & 3;
-    finish_rows(p, tile, rows, row, t);
+    // Whether there is an output: asked again, where the answer would be spilled.
+    bool has_output = works;
+    if constexpr (kPacked) has_output = __any_sync(kFullWarp, sum[0] != 0.0f || sum[1] != 0.0f);
+    finish_rows<ConfigOf>(p, tile, rows, row, t);
     if constexpr (kGeneral) {
-      store_anywhere<ConfigOf>(p, tile, o, sum, works, row, t);
+      store_anywhere<ConfigOf>(p, tile, o, sum, has_output, row, t);
     } else {
       Strip<ConfigOf> strip;
       if constexpr (kConfig.o_over_q()) {
@@ -465,7 +493,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         __syncwarp();
       }
       // Apart, so that the accumulators stay where they are.
-      if (works) {
+      if (has_output) {
         // Weights rounded above the fraction and not below it may carry O past fp16's last number,
         // by a factor of 1 + 2^-11. Such rows are stored a second time.
         constexpr bool kMayOverflow = std::is_same_v<T, __half> && !kOnes;
@@ -473,7 +501,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         for (int pass = 0; pass < (kMayOverflow ? 2 : 1); ++pass) {
           [[maybe_unused]] __half2 most[2] = {};
 #pragma unroll
-          for (int j = 0; j < kHeadDim / 16; ++j) {
+          for (int j = 0; j < kValueDim / 16; ++j) {
             std::uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -496,22 +524,21 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         }
       } else {
 #pragma unroll
-        for (int j = 0; j < kHeadDim / 16; ++j) strip.put(j, lane, {0, 0, 0, 0});
+        for (int j = 0; j < kValueDim / 16; ++j) strip.put(j, lane, {0, 0, 0, 0});
       }
       ptx::fence_proxy_async_shared();
       __syncwarp();
-      if (leader) strip.store(p, o_map, tile, first_row, warp);
+      if (leader) strip.store(p, extent, o_map, tile, first_row, warp);
     }
     if constexpr (kConfig.o_over_q()) release(shared.q_empty + 8 * q_index);
+    if constexpr (kPacked) find_next(tile_step + 1, next);
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
   if (!kGeneral && leader) ptx::tma_store_wait();
-  if constexpr (kRepairs) {
-    __syncwarp();
-    if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
-      repair_rows<T, ConfigOf>(p);
-  }
+  __syncwarp();
+  if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
+    repair_rows<T, ConfigOf>(p);
 }
 
 /// Gives a compiled kernel a name that a plan can say.
@@ -535,6 +562,32 @@ Entries entries() {
       kernels[2] = entry<T, kTile, Features::window>();
   }
   return kernels;
+}
+
+template <class T, int kTile, Features kFeatures>
+struct Packed : With<packed_config_of(kTile, std::is_same_v<T, __half> ? DType::f16 : DType::bf16,
+                                      kFeatures)> {};
+
+template <class T, int kTile, Features kFeatures>
+const void* packed_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<T, Packed<T, kTile, kFeatures>>);
+}
+
+template <class T, int kTile>
+Entries packed_entries() {
+  Entries kernels{packed_entry<T, kTile, Features::plain>(),
+                  packed_entry<T, kTile, Features::causal>()};
+  if constexpr (kTiles[kTile].takes(Features::window))
+    kernels[2] = packed_entry<T, kTile, Features::window>();
+  return kernels;
+}
+
+template <class T, int kTile>
+struct Serving : With<serving_config_of(kTile)> {};
+
+template <class T, int kTile>
+const void* serving_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<T, Serving<T, kTile>>);
 }
 
 }  // namespace greenfast::cuda::prefill

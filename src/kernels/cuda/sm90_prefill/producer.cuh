@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
+#include "kernels/cuda/sm90_prefill/paged.cuh"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 
 namespace greenfast::cuda::prefill {
@@ -12,6 +13,7 @@ template <class ConfigOf>
 struct Producer {
   static constexpr Config kConfig = ConfigOf::value;
   static constexpr int kChunks = kConfig.chunks(), kWarpgroups = kConfig.warpgroups;
+  static constexpr bool kServing = kConfig.serving;
   static constexpr int kQStages = kConfig.q_stages;
 
   const Params& p;
@@ -20,13 +22,16 @@ struct Producer {
   const bool leader;
   Stage<kConfig.k_stages> k_stage;
   Stage<kConfig.v_stages> v_stage;
-  Tile& tile;  // at hand
+  TileOf<ConfigOf>& tile;  // at hand
+  const ExtentOf<ConfigOf>& extent;
+  const std::uint32_t ring;  // of packed builds: where their tiles come from
   int kv_head;
 
   __device__ __forceinline__ Producer(const Params& params, const CUtensorMap& q,
                                       const CUtensorMap& k, const CUtensorMap& v,
                                       const SharedMemory<ConfigOf>& memory, bool issues,
-                                      Tile& first)
+                                      TileOf<ConfigOf>& first, const ExtentOf<ConfigOf>& facts,
+                                      std::uint32_t tiles)
       : p(params),
         q_map(q),
         k_map(k),
@@ -35,30 +40,90 @@ struct Producer {
         leader(issues),
         k_stage(shared.k_full, 1),
         v_stage(shared.v_full, 1),
-        tile(first) {}
+        tile(first),
+        extent(facts),
+        ring(tiles) {}
 
   /// A block of K or V into the next stage of its ring, once its readers have given that back.
-  template <class RingStage>
+  template <int kBytes, class RingStage>
   __device__ __forceinline__ void load_block(const CUtensorMap& map, std::uint32_t ring,
                                              std::uint32_t first, RingStage& stage, int block,
-                                             int last_head, int last_batch) {
+                                             int last_head, [[maybe_unused]] int last_batch,
+                                             [[maybe_unused]] int rows_of_entry) {
     ptx::mbarrier_wait(stage.empty(), stage.parity);
     if (leader) {
-      ptx::mbarrier_arrive_expect_tx(stage.full, kConfig.block_bytes());
-      const std::uint32_t to = ring + (stage.full - first) / 8 * kConfig.block_bytes();
+      ptx::mbarrier_arrive_expect_tx(stage.full, kBytes);
+      const std::uint32_t to = ring + (stage.full - first) / 8 * kBytes;
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c)
-        ptx::tma_load_4d(to + c * kConfig.keys * 128, &map, stage.full, 64 * c,
-                         block * kConfig.keys, min(kv_head, last_head),
-                         min(tile.batch, last_batch));
+      for (int c = 0; c < kBytes / (kConfig.keys * 128); ++c) {
+        if constexpr (kConfig.packed) {
+          const RaggedPlace at = ragged_place(tile.kv_row + tile.kv_batch * rows_of_entry,
+                                              tile.extent.band.keys, block * kConfig.keys);
+          ptx::tma_load_5d(to + c * kConfig.keys * 128, &map, stage.full, 64 * c, at.row,
+                           min(kv_head, last_head), at.end, kRaggedRows);
+        } else {
+          ptx::tma_load_4d(to + c * kConfig.keys * 128, &map, stage.full, 64 * c,
+                           block * kConfig.keys, min(kv_head, last_head),
+                           min(tile.batch, last_batch));
+        }
+      }
     }
     stage.advance(first);
   }
   __device__ __forceinline__ void load_k(int block) {
-    load_block(k_map, shared.k, shared.k_full, k_stage, block, p.k_last_head, p.k_last_batch);
+    load_block<kConfig.k_bytes()>(k_map, shared.k, shared.k_full, k_stage, block, p.k_last_head,
+                                  p.k_last_batch, k_rows());
   }
   __device__ __forceinline__ void load_v(int block) {
-    load_block(v_map, shared.v, shared.v_full, v_stage, block, p.v_last_head, p.v_last_batch);
+    load_block<kConfig.v_bytes()>(v_map, shared.v, shared.v_full, v_stage, block, p.v_last_head,
+                                  p.v_last_batch, v_rows());
+  }
+  /// The same out of pages.
+  __device__ __forceinline__ void load_k(int block, PageReader<ConfigOf>& pages) {
+    pages.step(block);
+    ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
+    if (leader) ptx::mbarrier_arrive_expect_tx(k_stage.full, kConfig.k_bytes());
+    __syncwarp();
+    const std::uint32_t to = shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes();
+    pages.copy(k_map, to, k_stage.full, block, pages.of_k, min(kv_head, p.k_last_head), kChunks,
+               k_rows());
+    k_stage.advance(shared.k_full);
+  }
+  /// Of the blocks of a tile the last one copied may be cut, and no other.
+  template <bool kLast>
+  __device__ __forceinline__ void load_v(int block, const PageReader<ConfigOf>& pages) {
+    ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
+    const std::uint32_t to = shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes();
+    const int head = min(kv_head, p.v_last_head);
+    int bytes = kConfig.v_bytes();
+    bool copies = true;
+    if constexpr (kLast) {
+      if (pages.has_cut(block)) {
+        pages.copy_cut(static_cast<const std::uint16_t*>(p.v) + head * p.v_head, p.v_batch, p.v_row,
+                       to);
+        bytes -= pages.box() * 128 * kConfig.value_chunks();
+        copies = ptx::lane_id() != pages.cut_lane();
+      }
+    }
+    if (leader) ptx::mbarrier_arrive_expect_tx(v_stage.full, bytes);
+    __syncwarp();
+    if (copies)
+      pages.copy(v_map, to, v_stage.full, block, pages.of_v, head, kConfig.value_chunks(),
+                 v_rows());
+    v_stage.advance(shared.v_full);
+  }
+  // Rows from one entry of the batch to the next.
+  __device__ __forceinline__ int q_rows() const {
+    if constexpr (kConfig.packed) return p.packed.q_rows;
+    return 0;
+  }
+  __device__ __forceinline__ int k_rows() const {
+    if constexpr (kConfig.packed) return p.packed.k_rows;
+    return 0;
+  }
+  __device__ __forceinline__ int v_rows() const {
+    if constexpr (kConfig.packed) return p.packed.v_rows;
+    return 0;
   }
 
   /// Q of the CTA's step-th tile, 64 rows for each warpgroup.
@@ -70,24 +135,68 @@ struct Producer {
       if (leader) {
         ptx::mbarrier_arrive_expect_tx(shared.q_full + 8 * at, kConfig.q_bytes());
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c)
-          ptx::tma_load_4d(shared.q + at * kConfig.q_bytes() + c * 64 * 128, &q_map,
-                           shared.q_full + 8 * at, 64 * c, first_row + (kConfig.split ? 0 : 64 * w),
-                           tile.head, tile.batch);
+        for (int c = 0; c < kChunks; ++c) {
+          if constexpr (kConfig.packed) {
+            const RaggedPlace place = ragged_place(tile.q_row + tile.batch * q_rows(),
+                                                   tile.extent.seq_q, first_row + 64 * w);
+            ptx::tma_load_5d(shared.q + at * kConfig.q_bytes() + c * 64 * 128, &q_map,
+                             shared.q_full + 8 * at, 64 * c, place.row, tile.head, place.end,
+                             kRaggedRows);
+          } else {
+            ptx::tma_load_4d(shared.q + at * kConfig.q_bytes() + c * 64 * 128, &q_map,
+                             shared.q_full + 8 * at, 64 * c,
+                             first_row + (kConfig.split ? 0 : 64 * w), tile.head, tile.batch);
+          }
+        }
       }
     }
   }
 
+  __device__ __forceinline__ bool find(int step, TileOf<ConfigOf>& found) const {
+    if constexpr (kConfig.packed) {
+      TileRing<ConfigOf>{ring}.read(step, found);
+      TileRing<ConfigOf>{ring}.release(step);
+      return found.index >= 0;
+    } else {
+      return next_tile(p, step, found);
+    }
+  }
+
+  /// The blocks of a tile whose keys are in pages; the next tile, and whether there is one.
+  __device__ __forceinline__ bool run_paged(int step, const BlockRange& blocks) {
+    PageReader<ConfigOf> pages(p, tile);
+    if (blocks.end > blocks.begin) {
+      pages.begin(blocks.end - 1);
+      load_k(blocks.end - 1, pages);
+#pragma unroll 1
+      for (int block = blocks.end - 1; block > blocks.begin; --block) {
+        load_k(block - 1, pages);
+        load_v<false>(block, pages);
+      }
+      pages.catch_up();
+      load_v<true>(blocks.begin, pages);
+    }
+    const bool more = find(step + 1, tile);
+    __syncwarp();
+    return more;
+  }
+
   __device__ __forceinline__ void run() {
-    bool more = next_tile(p, 0, tile);
+    bool more = find(0, tile);
     // Inputs, and room for outputs, from here on: consumers store nothing before a Q has come.
     ptx::grid_dependency_wait();
     for (int step = 0; more; ++step) {
       const int first_row = tile.index * kConfig.rows();
-      const BlockRange blocks =
-          visible_blocks<ConfigOf>(p, first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
+      const BlockRange blocks = visible_blocks<ConfigOf>(
+          extent, first_row, min(first_row + kConfig.rows(), extent.seq_q) - 1);
       kv_head = uniform(tile.head / p.group);
       load_q(step, first_row);
+      if constexpr (kServing) {
+        if (p.packed.arrays.page_table != nullptr) {
+          more = run_paged(step, blocks);
+          continue;
+        }
+      }
       // K runs one block ahead of V, as the consumers do.
       if (blocks.end > blocks.begin) load_k(blocks.end - 1);
 #pragma unroll 1
@@ -95,8 +204,8 @@ struct Producer {
         load_k(block - 1);
         load_v(block);
       }
-      Tile next = tile;
-      more = next_tile(p, step + 1, next);
+      TileOf<ConfigOf> next = tile;
+      more = find(step + 1, next);
       if (blocks.end > blocks.begin) load_v(blocks.begin);
       tile = next;
       __syncwarp();
@@ -106,5 +215,20 @@ struct Producer {
     if constexpr (kConfig.head_dim <= 128) ptx::grid_launch_dependents();
   }
 };
+
+/// The tiles of packed sequences, by one warp.
+template <class ConfigOf>
+__device__ __forceinline__ void send_tiles(const Params& p, const TileRing<ConfigOf>& ring) {
+  ptx::grid_dependency_wait();  // for the arrays
+  with_warp_walk<ConfigOf>(p.packed, p.schedule, [&](auto& walk) {
+    TileOf<ConfigOf> tile;
+#pragma unroll 1
+    for (int step = 0;; ++step) {
+      if (!walk.next(tile)) tile.index = -1;
+      ring.send(step, tile);
+      if (tile.index < 0) break;
+    }
+  });
+}
 
 }  // namespace greenfast::cuda::prefill

@@ -27,13 +27,13 @@ struct Fragments {
 template <class ConfigOf>
 struct Descriptors {
   static constexpr Config kConfig = ConfigOf::value;
-  static constexpr std::uint32_t kPerBarrier = kConfig.block_bytes() / 128;
+  static constexpr std::uint32_t kPerBarrier = kConfig.k_bytes() / 128;
   static constexpr std::uint32_t kQ = 0x10000u, kK = 0x10000u;
   // V's leading offset leads from a chunk of 64 columns to the next, or to the ones.
   static constexpr std::uint32_t kV =
       (kConfig.ones ? kConfig.ones_offset() - kConfig.v_offset() : kConfig.keys * 128) / 16 << 16;
   static constexpr std::uint32_t kVStep = kConfig.ones ? 1u - 0x10000u : 1u;  // of 16 bytes
-  static constexpr std::uint32_t kVPerBarrier = kPerBarrier * kVStep;
+  static constexpr std::uint32_t kVPerBarrier = kConfig.v_bytes() / 128 * kVStep;
 };
 
 /// S = Q K^T; asynchronous.

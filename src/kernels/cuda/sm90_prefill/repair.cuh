@@ -38,19 +38,63 @@ __device__ __forceinline__ void note_large_bases(std::uint32_t noted, float base
       : "memory");
 }
 
-#if defined(GREENFAST_EXPERIMENTAL)
 template <class T, class ConfigOf>
 struct Repair {
   static constexpr bool kGeneral = ConfigOf::value.features == Features::general;
   static constexpr int kKeys = 16, kColumns = 64;  // at a time
 
+  static constexpr bool kPacked = ConfigOf::value.packed;
+  static constexpr bool kServing = ConfigOf::value.serving;
+
   const Params& p;
+  const ExtentOf<ConfigOf>& extent;
   const float scale;
-  const Tile& tile;
+  const TileOf<ConfigOf>& tile;
   const int first_row;  // of 16
   const int g, t;       // lane = 4 * g + t
 
   __device__ __forceinline__ int row(int h) const { return first_row + g + 8 * h; }
+  // Of packed builds: where the sequence's rows and keys begin.
+  __device__ __forceinline__ std::int64_t q_rows() const {
+    if constexpr (kPacked)
+      return tile.q_row;
+    else
+      return 0;
+  }
+  __device__ __forceinline__ std::int64_t kv_rows() const {
+    if constexpr (kPacked)
+      return tile.kv_row;
+    else
+      return 0;
+  }
+  __device__ __forceinline__ std::int64_t kv_batch() const {
+    if constexpr (kPacked)
+      return tile.kv_batch;
+    else
+      return tile.batch;
+  }
+
+  /// Of V and O.
+  __device__ __forceinline__ int columns() const {
+    if constexpr (kServing)
+      return p.serving.value_dim;
+    else
+      return p.head_dim;
+  }
+  /// Of builds for serving: keys that may be read, in pages not those before the first that some
+  /// row sees; and such a key's row of K or V, whose entry or page 0, head at hand, is `all`.
+  __device__ __forceinline__ bool is_there(int key) const {
+    return key < extent.band.keys && key >= tile.cut;
+  }
+  __device__ __forceinline__ const T* row_at(const T* all, std::int64_t batch_stride,
+                                             std::int64_t row_stride, int key) const {
+    const SequenceArrays& a = p.packed.arrays;
+    if (a.page_table == nullptr)
+      return all + tile.kv_batch * batch_stride + (tile.kv_row + key) * row_stride;
+    const PageBox from = box_at(tile, key, a.page_size, p.serving.by_page);
+    const int page = a.page_table[tile.entry * a.page_row + from.entry];
+    return all + min(max(page, 0), a.pages - 1) * batch_stride + from.row * row_stride;
+  }
 
   __device__ __forceinline__ std::uint32_t pair(const T* at, bool there) const {
     return there ? *reinterpret_cast<const std::uint32_t*>(at) : 0;
@@ -59,9 +103,10 @@ struct Repair {
   /// Scores of 16 keys from `key` on, those of hidden keys -inf: s[n][2 * h + e] is of key + 8 * n
   /// + 2 * t + e.
   __device__ __forceinline__ void scores_of(float (&s)[2][4], int key) const {
-    const T* const q = static_cast<const T*>(p.q) + tile.batch * p.q_batch + tile.head * p.q_head;
-    const T* const k =
-        static_cast<const T*>(p.k) + tile.batch * p.k_batch + tile.head / p.group * p.k_head;
+    const T* const q = static_cast<const T*>(p.q) + tile.batch * p.q_batch + tile.head * p.q_head +
+                       q_rows() * p.q_row;
+    [[maybe_unused]] const T* const k = static_cast<const T*>(p.k) + kv_batch() * p.k_batch +
+                                        tile.head / p.group * p.k_head + kv_rows() * p.k_row;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -72,14 +117,21 @@ struct Repair {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int from = row(i & 1), column = d + 8 * (i >> 1);
-        a[i] = pair(q + from * p.q_row + column, from < p.seq_q && column < p.head_dim);
+        a[i] = pair(q + from * p.q_row + column, from < extent.seq_q && column < p.head_dim);
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const int from = key + 8 * n + g;
-        const T* const at = k + from * p.k_row + d;
-        const bool there = from < p.band.keys;
-        ptx::mma_m16n8k16<T>(s[n], a, pair(at, there), pair(at + 8, there && d + 8 < p.head_dim));
+        if constexpr (kServing) {
+          const bool there = is_there(from);
+          const T* const head = static_cast<const T*>(p.k) + tile.head / p.group * p.k_head;
+          const T* const at = there ? row_at(head, p.k_batch, p.k_row, from) + d : head;
+          ptx::mma_m16n8k16<T>(s[n], a, pair(at, there), pair(at + 8, there && d + 8 < p.head_dim));
+        } else {
+          const T* const at = k + from * p.k_row + d;
+          const bool there = from < extent.band.keys;
+          ptx::mma_m16n8k16<T>(s[n], a, pair(at, there), pair(at + 8, there && d + 8 < p.head_dim));
+        }
       }
     }
 #pragma unroll
@@ -88,7 +140,7 @@ struct Repair {
       for (int i = 0; i < 4; ++i) {
         if constexpr (kGeneral) s[n][i] = transformed(s[n][i]);
         const int at = key + 8 * n + 2 * t + i % 2, r = row(i / 2);
-        if (at < p.band.first(r) || at >= p.band.end(r)) s[n][i] = -INFINITY;
+        if (at < extent.band.first(r) || at >= extent.band.end(r)) s[n][i] = -INFINITY;
       }
   }
   __device__ __forceinline__ float transformed(float dot) const {
@@ -98,13 +150,19 @@ struct Repair {
 
   /// V's rows key + 2 * t (+ 8) and the next, of one column, as a B operand.
   __device__ __forceinline__ std::uint32_t values_of(int key, int column) const {
-    const T* const v =
-        static_cast<const T*>(p.v) + tile.batch * p.v_batch + tile.head / p.group * p.v_head;
+    [[maybe_unused]] const T* const v = static_cast<const T*>(p.v) + kv_batch() * p.v_batch +
+                                        tile.head / p.group * p.v_head + kv_rows() * p.v_row;
     std::uint32_t two = 0;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int from = key + 2 * t + e;
-      if (from < p.band.keys && column < p.head_dim) {
+      if constexpr (kServing) {
+        if (is_there(from) && column < columns()) {
+          const T* const head = static_cast<const T*>(p.v) + tile.head / p.group * p.v_head;
+          const T* const at = row_at(head, p.v_batch, p.v_row, from) + column;
+          two |= std::uint32_t{*reinterpret_cast<const std::uint16_t*>(at)} << (16 * e);
+        }
+      } else if (from < extent.band.keys && column < p.head_dim) {
         const T* const at = v + from * p.v_row + column;
         two |= std::uint32_t{*reinterpret_cast<const std::uint16_t*>(at)} << (16 * e);
       }
@@ -113,9 +171,9 @@ struct Repair {
   }
 
   __device__ __forceinline__ void store(int h, int column, float x) const {
-    if (column >= p.head_dim) return;
+    if (column >= columns()) return;
     const std::int64_t at =
-        tile.batch * p.o_batch + tile.head * p.o_head + row(h) * p.o_row + column;
+        tile.batch * p.o_batch + tile.head * p.o_head + (q_rows() + row(h)) * p.o_row + column;
     if (kGeneral && p.out_dtype == DType::f32) {
       static_cast<float*>(p.o)[at] = x;
     } else if (kGeneral ? p.out_dtype == DType::f16 : std::is_same_v<T, __half>) {
@@ -126,8 +184,8 @@ struct Repair {
   }
 
   __device__ __forceinline__ void run() const {
-    const int begin = p.band.first(first_row) / kKeys * kKeys;
-    const int end = p.band.end(min(first_row + 15, p.seq_q - 1));
+    const int begin = extent.band.first(first_row) / kKeys * kKeys;
+    const int end = extent.band.end(min(first_row + 15, extent.seq_q - 1));
     float most[2] = {-INFINITY, -INFINITY};
     bool large[2] = {};
     float s[2][4];
@@ -145,13 +203,13 @@ struct Repair {
     WideBase base[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      large[h] = (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < p.seq_q;
+      large[h] = (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < extent.seq_q;
       base[h] = wide_base(quad_max(most[h]), scale);
     }
     if (!__any_sync(kFullWarp, large[0] || large[1])) return;
 
 #pragma unroll 1
-    for (int column = 0; column < p.head_dim; column += kColumns) {
+    for (int column = 0; column < columns(); column += kColumns) {
       float o[kColumns / 8][4] = {}, sum[2] = {};
 #pragma unroll 1
       for (int key = begin; key < end; key += kKeys) {
@@ -180,7 +238,12 @@ struct Repair {
       for (int h = 0; h < 2; ++h) {
         sum[h] = quad_sum(sum[h]);
         if (!large[h]) continue;
-        const float factor = 1.0f / sum[h];
+        float factor = 1.0f / sum[h];
+        [[maybe_unused]] float lse = 0.0f;
+        if constexpr (kServing) {
+          lse = kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
+          if (p.serving.sinks != nullptr) factor *= join_sink(p.serving.sinks[tile.head], lse);
+        }
 #pragma unroll
         for (int n = 0; n < kColumns / 8; ++n)
 #pragma unroll
@@ -189,7 +252,8 @@ struct Repair {
         if (p.lse == nullptr || t != 0 || column != 0) continue;
         const std::int64_t head =
             static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
-        p.lse[head * p.seq_q + row(h)] = kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
+        p.lse[head * lse_rows<ConfigOf>(p) + q_rows() + row(h)] =
+            kServing ? lse : kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
       }
     }
   }
@@ -204,18 +268,26 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
   const int group = (thread >> 7) - 1, warp = thread >> 5 & 3;
   const float scale = kConfig.features == Features::general ? 1.0f : p.scale_log2;
   if (kConfig.split && group > 0) return;
-  Tile tile;
+  if constexpr (kConfig.packed) {
+    with_warp_walk<ConfigOf>(p.packed, p.schedule, [&](auto& walk) {
+      TileOf<ConfigOf> tile;
 #pragma unroll 1
-  for (int step = 0; next_tile(p, step, tile); ++step) {
-    const int first_row =
-        tile.index * kConfig.rows() + (kConfig.split ? 0 : 64 * group) + 16 * warp;
-    if (first_row >= p.seq_q) continue;
-    Repair<T, ConfigOf>{p, scale, tile, first_row, lane >> 2, lane & 3}.run();
+      while (walk.next(tile)) {
+        const int first_row = tile.index * kConfig.rows() + 64 * group + 16 * warp;
+        if (first_row >= tile.extent.seq_q) continue;
+        Repair<T, ConfigOf>{p, tile.extent, scale, tile, first_row, lane >> 2, lane & 3}.run();
+      }
+    });
+  } else {
+    Tile tile;
+#pragma unroll 1
+    for (int step = 0; next_tile(p, step, tile); ++step) {
+      const int first_row =
+          tile.index * kConfig.rows() + (kConfig.split ? 0 : 64 * group) + 16 * warp;
+      if (first_row >= p.seq_q) continue;
+      Repair<T, ConfigOf>{p, p, scale, tile, first_row, lane >> 2, lane & 3}.run();
+    }
   }
 }
-#else
-template <class T, class ConfigOf>
-__device__ __forceinline__ void repair_rows(const Params&) {}
-#endif
 
 }  // namespace greenfast::cuda::prefill

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/device/ptx_stmatrix.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
@@ -98,6 +99,120 @@ struct SharedMemory {
   }
 };
 
+/// A warp that looks for a sequence together.
+struct WarpLanes {
+  __device__ __forceinline__ std::int32_t first() const { return ptx::lane_id(); }
+  __device__ __forceinline__ std::int32_t step() const { return 32; }
+  __device__ __forceinline__ std::uint32_t most(std::uint32_t x) const {
+    return __reduce_max_sync(kFullWarp, x);
+  }
+};
+/// The CTA's tiles, by a whole warp.
+template <class ConfigOf, class Work>
+__device__ __forceinline__ void with_warp_walk(const PackedFacts& facts,
+                                               const TileSchedule& schedule, const Work& work) {
+  with_walk<ConfigOf::value.rows(), ConfigOf::value.keys, TileOf<ConfigOf>>(
+      facts, schedule, static_cast<std::int32_t>(blockIdx.x), WarpLanes{}, work);
+}
+
+/// Tiles of packed sequences on their way from the warp that finds them to the producer and the
+/// consumers. Of a slot: a barrier that says it is full, one that says it is empty, the tile.
+template <class ConfigOf>
+struct TileRing {
+  static constexpr int kSlots = 4;
+  static constexpr bool kServing = ConfigOf::value.serving;
+  static constexpr int kFields = kServing ? 17 : 10, kSlotBytes = kServing ? 80 : 48;
+  static constexpr int kWords = kSlots * (16 + kSlotBytes) / 8;        // of 8 bytes
+  static constexpr int kReaders = 1 + 4 * ConfigOf::value.warpgroups;  // warps
+
+  std::uint32_t first;  // address
+
+  __device__ __forceinline__ std::uint32_t full(int step) const {
+    return first + step % kSlots * 8;
+  }
+  __device__ __forceinline__ std::uint32_t empty(int step) const { return full(step) + kSlots * 8; }
+  __device__ __forceinline__ std::uint32_t slot(int step) const {
+    return first + kSlots * 16 + step % kSlots * kSlotBytes;
+  }
+  __device__ __forceinline__ static std::uint32_t parity(int step) { return step / kSlots & 1; }
+
+  /// By one thread; __syncthreads must follow.
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < kSlots; ++i) {
+      ptx::mbarrier_init(full(i), 1);
+      ptx::mbarrier_init(empty(i), kReaders);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  /// The step-th tile, by a whole warp; one with an index below 0 is the last.
+  __device__ __forceinline__ void send(int step, const TileOf<ConfigOf>& tile) const {
+    ptx::mbarrier_wait(empty(step), parity(step) ^ 1);
+    const bool leader = ptx::lane_id() == 0;
+    if (leader) {
+      const std::uint32_t to = slot(step);
+      const auto& e = tile.extent;
+      ptx::shared_store4(to, as_floats(tile.index, tile.head, tile.batch, tile.q_row));
+      ptx::shared_store4(to + 16, as_floats(e.band.below, e.band.above, e.band.keys, e.seq_q));
+      if constexpr (kServing) {
+        const TileBand& b = e.band;
+        ptx::shared_store4(to + 32, as_floats(b.turn, b.first_before, b.first_from, b.end_before));
+        ptx::shared_store4(to + 48, as_floats(b.end_from, tile.kv_row, tile.kv_batch, tile.cut));
+        ptx::shared_store4(to + 64, as_floats(tile.entry, 0, 0, 0));
+      } else {
+        ptx::shared_store4(to + 32, as_floats(tile.kv_row, tile.kv_batch, 0, 0));
+      }
+    }
+    __syncwarp();
+    ptx::mbarrier_arrive_if(full(step), leader);
+  }
+  /// By a whole warp, into uniform registers.
+  __device__ __forceinline__ void read(int step, TileOf<ConfigOf>& tile) const {
+    ptx::mbarrier_wait(full(step), parity(step));
+    const int lane = ptx::lane_id();
+    const int field = ptx::shared_load(slot(step) + 4 * min(lane, kFields - 1));
+    const auto at = [&](int i) { return __shfl_sync(kFullWarp, field, i); };
+    tile.index = at(0);
+    tile.head = at(1);
+    tile.batch = at(2);
+    tile.q_row = at(3);
+    if constexpr (kServing) {
+      tile.extent.seq_q = at(7);
+      tile.extent.band = {at(4), at(5), at(6), at(8), at(9), at(10), at(11), at(12)};
+      tile.kv_row = at(13);
+      tile.kv_batch = at(14);
+      tile.cut = at(15);
+      tile.entry = at(16);
+    } else {
+      tile.extent.band = {at(4), at(5), at(6)};
+      tile.extent.seq_q = at(7);
+      tile.kv_row = at(8);
+      tile.kv_batch = at(9);
+      tile.extent.key_blocks =
+          (tile.extent.band.keys + ConfigOf::value.keys - 1) / ConfigOf::value.keys;
+    }
+  }
+  /// Of a tile that was read: its band, by every lane.
+  __device__ __forceinline__ void read_band(int step, Band& band) const {
+    const std::uint32_t from = slot(step) + 16;
+    band = {ptx::shared_load(from), ptx::shared_load(from + 4), ptx::shared_load(from + 8)};
+  }
+  __device__ __forceinline__ void read_band(int step, TileBand& band) const {
+    const std::uint32_t from = slot(step) + 16;
+    const auto at = [&](int i) { return ptx::shared_load(from + 4 * i); };
+    band = {at(0), at(1), at(2), at(4), at(5), at(6), at(7), at(8)};
+  }
+  /// Done with the tile: its slot may be overwritten.
+  __device__ __forceinline__ void release(int step) const {
+    ptx::mbarrier_arrive_if(empty(step), ptx::lane_id() == 0);
+  }
+
+ private:
+  __device__ __forceinline__ static float4 as_floats(int a, int b, int c, int d) {
+    return {__int_as_float(a), __int_as_float(b), __int_as_float(c), __int_as_float(d)};
+  }
+};
+
 /// The step-th tile of this CTA, in uniform registers; false when there is none.
 __device__ __forceinline__ bool next_tile(const Params& p, int step, Tile& tile) {
   if (!tile_of(p.schedule, blockIdx.x, step, tile)) return false;
@@ -107,13 +222,30 @@ __device__ __forceinline__ bool next_tile(const Params& p, int step, Tile& tile)
 
 /// Blocks of keys that the rows [first, last] see.
 template <class ConfigOf>
-__device__ __forceinline__ BlockRange visible_blocks(const Params& p, int first, int last) {
+__device__ __forceinline__ BlockRange visible_blocks(const ExtentOf<ConfigOf>& p, int first,
+                                                     int last) {
   constexpr Config kConfig = ConfigOf::value;
   if constexpr (kConfig.features == Features::plain) return {0, p.key_blocks};
   BlockRange range = blocks_of(p.band, kConfig.keys, first, last);
   // Said to the compiler, which saves a register.
   if constexpr (kConfig.features == Features::causal) range.begin = 0;
   return range;
+}
+
+/// Of the rows [first, last]: blocks from the first number on, and up to the second, are not seen
+/// whole by all of them.
+struct SeenInPart {
+  int from, to;
+};
+template <class ConfigOf>
+__device__ __forceinline__ SeenInPart seen_in_part(const decltype(ExtentOf<ConfigOf>::band)& band,
+                                                   int first, int last) {
+  constexpr int kKeys = ConfigOf::value.keys;
+  if constexpr (ConfigOf::value.serving)
+    return {max(band.end(first), 0) / kKeys, (band.first(last) + kKeys - 1) / kKeys - 1};
+  else
+    return {min(max(first + band.above, 0), band.keys) / kKeys,
+            (last + band.below + kKeys - 1) / kKeys - 1};
 }
 
 }  // namespace greenfast::cuda::prefill

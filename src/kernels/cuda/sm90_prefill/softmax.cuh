@@ -34,39 +34,12 @@ struct OnlineSoftmax {
   // Steps beyond this are done again: ex2.approx.ftz of -127 is 0.
   static constexpr float kHuge = 0x1p100f;
 
-  // With three warpgroups wide bases lie in shared memory, where they have room: an address of
-  // their own memory would be what spills.
-  static constexpr bool kSharedBases = kConfig.warpgroups == 3;
-  static constexpr int kOwnBases = kSharedBases ? 1 : 2;
-  static constexpr int kBasesOfCta = kSharedBases ? kConfig.warpgroups * 128 : 1;
-
   const Params& p;
+  const ExtentOf<ConfigOf>& extent;
   const float scale;
-  WideBase* const wide_bases;
-  float (&top)[2];  // of rows g and g + 8: base of the exponents; NaN says that it is a wide one
-  float (&sum)[2];  // this thread's part of the sum
-  const std::uint32_t noted = 0;  // kRepairs: where large bases are noted
-
-  /// The bases of rows whose `top` is NaN.
-  __device__ __forceinline__ WideBase* bases() const {
-    if constexpr (kSharedBases) {
-      return wide_bases + 2 * (ptx::thread_index() - 128);
-    } else {
-      WideBase* address = wide_bases;
-      asm volatile("" : "+l"(address));
-      return address;
-    }
-  }
-  __device__ __forceinline__ WideBase base_of_row(int h) const {
-    return !kRepairs && isnan(top[h]) ? bases()[h] : WideBase{top[h], 0.0f};
-  }
-  __device__ __forceinline__ void set_base(int h, WideBase base) {
-    top[h] = base.high;
-    if (!kRepairs && base.low != 0.0f) {
-      bases()[h] = base;
-      top[h] = NAN;  // so that the guard trips, and every block comes to `exact`
-    }
-  }
+  float (&top)[2];            // of rows g and g + 8: base of the exponents
+  float (&sum)[2];            // this thread's part of the sum
+  const std::uint32_t noted;  // where bases that one float cannot hold are noted (repair.cuh)
 
   /// Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
   template <int kCount>
@@ -97,8 +70,8 @@ struct OnlineSoftmax {
     const auto hide_from = [&]<int kFrom>() {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int end = p.band.end(row + 8 * h) - first_key;
-        const int begin = kWindow ? p.band.first(row + 8 * h) - first_key : 0;
+        const int end = extent.band.end(row + 8 * h) - first_key;
+        const int begin = kWindow ? extent.band.first(row + 8 * h) - first_key : 0;
         const std::uint32_t visible = kMaskByBits ? before(end) & ~before(begin) : 0;
 #pragma unroll
         for (int bit = kFrom / 2; bit < kCount / 2; ++bit) {
@@ -110,7 +83,7 @@ struct OnlineSoftmax {
       }
     };
     // Of the second of two diagonal warpgroups, every row sees the first half.
-    if (!kWindow && kCount == 64 && p.band.end(first_row) - block * kKeys >= 64) {
+    if (!kWindow && kCount == 64 && extent.band.end(first_row) - block * kKeys >= 64) {
       hide_from.template operator()<kCount / 2>();
     } else {
       hide_from.template operator()<0>();
@@ -142,45 +115,24 @@ struct OnlineSoftmax {
   }
 
   /// One block of online softmax with the true maximum; `shrink` is what O must be multiplied by.
-  /// It has no branch for bases that one float cannot hold, but subtracts their second half always:
-  /// a branch costs 3 to 8% under a causal mask at S 512 and 1024, where the subtraction costs 1 to
-  /// 2 (H200, 2026-11-22).
+  /// Bases that one float cannot hold are noted and no more: a branch for them costs 3 to 8% under
+  /// a causal mask at S 512 and 1024, the subtraction of a second float 1 to 7 (H200, 2026-11-22).
   template <bool kFirst, int kCount>
   __device__ __forceinline__ void exact(float (&scores)[kCount], float (&shrink)[2]) {
-    float most[4] = {scores[0], scores[1], scores[2], scores[3]}, block_sum[2];
+    float most[4] = {scores[0], scores[1], scores[2], scores[3]}, block_sum[2], from[2];
 #pragma unroll
     for (int i = 4; i < kCount; ++i) most[i & 3] = fmaxf(most[i & 3], scores[i]);
-    if constexpr (kRepairs) {
-      float from[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float before = top[h];
-        top[h] = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
-        if constexpr (!kFirst) top[h] = fmaxf(before, top[h]);
-        from[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
-        if constexpr (!kFirst) shrink[h] = exp2_fast(before - from[h]);
-      }
-      note_large_bases(noted, from[0], from[1]);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, -from[i >> 1 & 1]);
-    } else {
-      WideBase from[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        WideBase base = wide_base(quad_max(fmaxf(most[2 * h], most[2 * h + 1])), scale);
-        if constexpr (kFirst) {
-          from[h] = finite(base);  // no key seen yet: weights 0, not NaN
-        } else {
-          const WideBase before = base_of_row(h);
-          base = larger(before, base);
-          from[h] = finite(base);
-          shrink[h] = exp2_fast(distance(before, from[h]));
-        }
-        set_base(h, base);
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) scores[i] = exponent(scores[i], scale, from[i >> 1 & 1]);
+    for (int h = 0; h < 2; ++h) {
+      const float before = top[h];
+      top[h] = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
+      if constexpr (!kFirst) top[h] = fmaxf(before, top[h]);
+      from[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
+      if constexpr (!kFirst) shrink[h] = exp2_fast(before - from[h]);
     }
+    note_large_bases(noted, from[0], from[1]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, -from[i >> 1 & 1]);
     weigh(scores, block_sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h)

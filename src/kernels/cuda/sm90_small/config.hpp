@@ -60,12 +60,8 @@ inline constexpr std::array kConfigs{
 };
 /// Kernels of a type, those of kConfigs and after them the same with an exchange as fp32, which
 /// fp16 inputs take whose output is of another type: halves of averages near fp16's last number
-/// have few digits. To be measured before it becomes the only way.
-#if defined(GREENFAST_EXPERIMENTAL)
+/// have few digits.
 inline constexpr std::size_t kKernels = 2 * kConfigs.size();
-#else
-inline constexpr std::size_t kKernels = kConfigs.size();
-#endif
 /// bf16 has too few digits to cross the cluster in, and fp16 not its range.
 constexpr Config config_of(std::size_t index, bool half) {
   Config config = kConfigs[index % kConfigs.size()];

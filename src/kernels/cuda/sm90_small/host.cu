@@ -10,6 +10,7 @@
 #include "core/variant.hpp"
 #include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/shared_buffers.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
 #include "kernels/cuda/sm90_small/config.hpp"
 
@@ -33,7 +34,7 @@ std::size_t choose(const Problem& problem, const Band& band) {
   for (std::size_t i = 0; i < kConfigs.size(); ++i) {
     if (problem.head_dim <= kConfigs[i].head_dim && tile_keys(band) <= kConfigs[i].capacity()) {
       const bool wide = problem.dtype == DType::f16 && problem.out_dtype != DType::f16;
-      return wide && kKernels > kConfigs.size() ? kConfigs.size() + i : i;
+      return wide ? kConfigs.size() + i : i;
     }
   }
   return kKernels;
@@ -98,6 +99,16 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   result.block = {kThreads, 1, 1};
   result.cluster = {kCluster, 1, 1};
   result.shared_bytes = shared_bytes(problem, config, facts);
+  result.shared = shared_buffers(
+      result.shared_bytes,
+      {{"Q", config.q_bytes()},
+       {"K", kWarpgroups * config.block_bytes()},
+       {"V", kWarpgroups * config.block_bytes()},
+       {"results of the warpgroup beside", kWarpgroups * config.near_bytes()},
+       {"results of the other block", kWarpgroups * kWarpgroups * config.far_bytes()},
+       {"barriers", 128},
+       {"alignment", 1024}},
+      "unused: keeps other blocks away");
   result.tile_q = kRows;
   result.tile_kv = config.keys;
   result.splits = kParts;

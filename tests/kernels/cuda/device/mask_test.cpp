@@ -1,6 +1,7 @@
 // The band that CUDA kernels see, against the definition of a mask (greenfast/types.hpp).
 #include "kernels/cuda/device/mask.hpp"
 
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/attention.hpp>
 
 #include <gtest/gtest.h>
@@ -63,7 +64,7 @@ TEST(Band, BlocksCoverWhatTheirRowsSeeAndNoMoreAtTheEnds) {
           if (sees(problem, row, j)) return true;
         return false;
       };
-      const int blocks = (band.keys + kKeys - 1) / kKeys;
+      const int blocks = ceil_div(band.keys, kKeys);
       for (int row = first; row <= last; ++row) {
         for (int block = 0; block < blocks; ++block) {
           if (any(row, block)) {

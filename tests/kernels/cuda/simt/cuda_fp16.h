@@ -26,3 +26,4 @@ inline __half __float2half_rn(float x) {
   const unsigned bits = size < 0x1p-14 ? steps : (exponent + 14) * 1024u + steps;
   return {static_cast<std::uint16_t>(sign | bits)};
 }
+inline __half __float2half(float x) { return __float2half_rn(x); }

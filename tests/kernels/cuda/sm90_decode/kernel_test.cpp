@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -180,7 +181,7 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   launch.grid = {static_cast<unsigned>(shape.grid[0]), static_cast<unsigned>(shape.grid[1]),
                  static_cast<unsigned>(shape.grid[2])};
   launch.threads = static_cast<unsigned>(config.threads());
-  launch.cluster = shape.clustered ? kCluster : 1;
+  launch.cluster = static_cast<unsigned>(shape.cluster);
   launch.copies = copies;
   launch.shared = shared_memory;
   launch.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
@@ -189,7 +190,8 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   simt::run(launch, [&] { kernel(params); });
   if (space.bytes > 0) {
     launch.grid = {static_cast<unsigned>(params.rows * params.heads_kv),
-                   static_cast<unsigned>(params.batch), 1};
+                   static_cast<unsigned>(params.batch),
+                   static_cast<unsigned>(merge_splits(p, shape))};
     launch.threads = kMergeThreads;
     launch.cluster = 1;
     launch.shared_bytes = 0;
@@ -414,7 +416,82 @@ TEST(DecodeKernel, AgreesWithTheMeaningOfEveryFeature) {
   EXPECT_GT(counted, 0);
   EXPECT_GT(merged, 0);
   EXPECT_GT(alone, 0);
-  for (std::size_t i = 0; i < used.size(); ++i) EXPECT_GT(used[i], 0) << i;
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    // Eight warps are for more keys than this draws; ClustersOfEverySizeMergeAlike has them.
+    if (kConfigs[i].warps == 4) {
+      EXPECT_GT(used[i], 0) << i;
+    }
+  }
+}
+
+/// Clusters of 2, 4 and 8 blocks, of four and eight warps, give what the definition says.
+TEST(DecodeKernel, ClustersOfEverySizeMergeAlike) {
+  std::map<std::pair<int, int>, int> used;
+  for (int seed = 1; seed <= 3 * GREENFAST_TEST_PERCENT; ++seed) {
+    Case c = draw(static_cast<std::uint64_t>(5000 + seed));
+    c.facts.multiprocessors = std::array{20, 33, 66}[seed % 3];
+    if (rows_of(c.problem) > kMostRows) continue;
+    const Shape shape = shape_of(c.problem, c.facts, c.choice);
+    if (!shape.clustered) continue;
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    ++used[{shape.cluster, kConfigs[shape.config].warps}];
+    answer_of<__half>(c, seed % 2 == 0 ? simt::Copies::late : simt::Copies::early);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+  for (const auto& [blocks, warps] : {std::pair{8, 8}, {8, 4}, {4, 8}, {4, 4}, {2, 4}}) {
+    EXPECT_GT((used[{blocks, warps}]), 0) << blocks << " blocks of " << warps << " warps";
+  }
+}
+
+#if GREENFAST_EXPERIMENTAL
+TEST(DecodeKernel, ForcedWaysAreReadWholeOrNamed) {
+  const Forced forced = Forced::of("warps=8 blocks=4 most=4096");
+  EXPECT_EQ(forced.blocks, 4);
+  EXPECT_EQ(forced.warps, 8);
+  EXPECT_EQ(forced.least, -1);
+  EXPECT_EQ(forced.most, 4096);
+  EXPECT_EQ(forced.wrong, "");
+  EXPECT_EQ(Forced::of("").wrong, "");
+  for (const char* text : {"blocks", "blocks=", "blocks=x", "blocks=4x", "block=4", "=", "blocks=3",
+                           "warps=5 least=64"})
+    EXPECT_NE(Forced::of(text).wrong, "") << text;
+}
+
+TEST(DecodeKernel, ForcedWaysAreTaken) {
+  Case c;
+  c.problem = make_problem(8, 32, 8, 1, 2048, 128, DType::bf16);
+  c.facts = *model_facts("h200");
+  const auto way = [&](const char* text) {
+    setenv("GREENFAST_DECODE", text, 1);
+    const Shape shape = shape_of(c.problem, c.facts, c.choice);
+    unsetenv("GREENFAST_DECODE");
+    return std::array{shape.clustered ? shape.cluster : 0, kConfigs[shape.config].warps};
+  };
+  EXPECT_EQ(way(""), (std::array{2, 4}));
+  EXPECT_EQ(way("blocks=0"), (std::array{0, 4}));
+  EXPECT_EQ(way("blocks=4 warps=4"), (std::array{4, 4}));  // though 64 do not fit at once
+  EXPECT_EQ(way("blocks=2"), (std::array{2, 8}));
+  EXPECT_EQ(way("warps=4"), (std::array{2, 4}));
+}
+#endif
+
+/// Few rows with many parts: blocks of the second kernel share a row's columns.
+TEST(DecodeKernel, ManyPartsOfFewRowsMergeBySharesOfTheColumns) {
+  for (const std::int64_t dim : {64, 128, 256}) {
+    Case c;
+    c.seed = static_cast<std::uint64_t>(dim);
+    c.problem = make_problem(1, 2, 1, 1, 19000, dim, DType::f16);
+    c.problem.out_dtype = DType::f32;
+    c.problem.lse = true;
+    c.facts.kind = DeviceKind::cuda;
+    c.facts.multiprocessors = 132;
+    c.facts.shared_per_block = 227 * 1024;
+    const Shape shape = shape_of(c.problem, c.facts, c.choice);
+    EXPECT_GT(shape.most_parts, 64);
+    EXPECT_GT(merge_splits(c.problem, shape), 1);
+    answer_of<__half>(c, simt::Copies::late);
+    ASSERT_FALSE(HasFatalFailure());
+  }
 }
 
 /// A row alone, among others, in a cluster, counted or merged by the second kernel.

@@ -127,6 +127,7 @@ TEST(DecodeSchedule, RowsSeeWhatTheCpuShows) {
     p.mask = {sight.left, sight.right,
               sight.bottom_right ? Alignment::bottom_right : Alignment::top_left};
     p.chunk = sight.chunk;
+    p.sequences.kv_start = s.kv_start > 0;
     ASSERT_LE(all.count(), most_keys_of(p));
   }
 }
@@ -169,10 +170,22 @@ TEST(DecodeShape, FillsTheDeviceAndMergesWhereThatIsCheapest) {
   EXPECT_EQ(small.most_parts, 8);
   EXPECT_EQ(kConfigs[small.config].warps, 8);
   EXPECT_EQ(workspace_of(dense(1, 32, 8, 2048, 128), small).bytes, 0);
-  const Shape split = shape(dense(1, 32, 8, 8192, 128));
+  // 64 clusters of four do not fit at once, 128 of two do; one step a block wants no eight warps.
+  for (const auto& [batch, keys, blocks, warps] : {std::array{1, 8192, 8, 8},
+                                                   {1, 512, 8, 4},
+                                                   {4, 4096, 4, 4},
+                                                   {8, 8192, 2, 4},
+                                                   {16, 8192, 2, 4}}) {
+    const Shape merged = shape(dense(batch, 32, 8, keys, 128));
+    EXPECT_TRUE(merged.clustered) << batch << " " << keys;
+    EXPECT_EQ(merged.cluster, blocks) << batch << " " << keys;
+    EXPECT_EQ(kConfigs[merged.config].warps, warps) << batch << " " << keys;
+  }
+  EXPECT_EQ(shape(dense(1, 32, 8, 256, 128)).most_parts, 1);
+  const Shape split = shape(dense(1, 16, 1, 131072, 128));
   EXPECT_FALSE(split.clustered);
-  EXPECT_EQ(split.most_parts, 16);
-  EXPECT_EQ(workspace_of(dense(1, 32, 8, 8192, 128), split).bytes, 32 * 16 * (128 * 4 + 8));
+  EXPECT_EQ(split.most_parts, 225);  // as many as fill the device
+  EXPECT_EQ(workspace_of(dense(1, 16, 1, 131072, 128), split).bytes, 16 * 225 * (128 * 4 + 8));
   EXPECT_EQ(shape(dense(128, 32, 8, 2048, 128)).most_parts, 1);  // the batch fills the device
   EXPECT_EQ(shape(dense(16, 32, 8, 8192, 128)).most_parts, 2);
   Problem ragged = dense(64, 32, 8, 32768, 128);
@@ -181,6 +194,12 @@ TEST(DecodeShape, FillsTheDeviceAndMergesWhereThatIsCheapest) {
   EXPECT_TRUE(counted.counted);
   EXPECT_EQ(counted.grid[0], 2 * h200().multiprocessors);
   EXPECT_EQ(shape(ragged, {.max_splits = 1}).most_parts, 1);
+  // The last part of a large batch parts its keys as the first, for which the workspace is.
+  const Shape parts = shape(dense(65535, 32, 1, 512, 64));
+  EXPECT_EQ(workspace_of(dense(65535, 32, 1, 512, 64), parts).bytes, 0);
+  EXPECT_GT(shape(dense(1, 32, 1, 512, 64)).most_parts, 1);
+  EXPECT_EQ(of_batch(parts, 1).most_parts, 1);
+  EXPECT_EQ(of_batch(parts, 1).grid[2], 1);
   // By length alone: neither the batch nor the maximum moves a part.
   for (const std::int64_t batch : {1, 7, 64}) {
     ragged.batch = batch;
@@ -188,6 +207,13 @@ TEST(DecodeShape, FillsTheDeviceAndMergesWhereThatIsCheapest) {
     for (int keys = 1; keys < 33000; keys += 97)
       EXPECT_EQ(keys_of_part(rule, keys), keys_of_part(SplitRule{.by_length = true}, keys));
   }
+  // Nor does a maximum move how the parts are summed.
+  Problem longest = dense(1, 16, 1, 6000000, 128);
+  longest.sequences.used_kv = true;
+  EXPECT_GT(merge_splits(longest, shape(longest)), 1);
+  const Shape invariant = shape(longest, {.batch_invariant = true});
+  EXPECT_GT(invariant.most_parts, 64);
+  EXPECT_EQ(merge_splits(longest, invariant), 1);
 }
 
 class DecodeRefusals : public testing::Test {
@@ -197,7 +223,7 @@ class DecodeRefusals : public testing::Test {
     const auto row = std::find_if(all.begin(), all.end(), [](const VariantInfo& info) {
       return info.id == "cuda.sm90.decode" && info.built;
     });
-    if (row == all.end()) GTEST_SKIP() << "not built (GREENFAST_EXPERIMENTAL)";
+    if (row == all.end()) GTEST_SKIP() << "not built";
     options_.device = DeviceKind::cuda;
     options_.variant = "cuda.sm90.decode";
   }
@@ -223,16 +249,18 @@ TEST_F(DecodeRefusals, NameWhatWasAskedAndWhatIsPossible) {
   p.alibi = Alibi::per_head;
   EXPECT_NE(refusal(p).find("ALiBi"), std::string::npos) << refusal(p);
   p = make_problem(70000, 1, 1, 1, 8, 64, DType::f16);
+  EXPECT_EQ(refusal(p), "");  // launched in parts
+  p.sequences.used_kv = true;
   EXPECT_NE(refusal(p).find("70000"), std::string::npos) << refusal(p);
 }
 
 TEST_F(DecodeRefusals, PlansSayWhatTheShapeSays) {
-  const Problem problem = make_problem(1, 32, 8, 1, 8192, 128, DType::bf16);
+  const Problem problem = make_problem(1, 16, 1, 1, 131072, 128, DType::bf16);
   const auto answer = plan(problem, h200(), options_);
   ASSERT_TRUE(answer.ok()) << answer.status().message();
-  EXPECT_EQ(answer->splits, 16);
-  EXPECT_EQ(answer->workspace_bytes, 32 * 16 * (128 * 4 + 8));
-  EXPECT_EQ(answer->kernel, "decode::attention_kernel<__nv_bfloat16, 3>");
+  EXPECT_EQ(answer->splits, 225);
+  EXPECT_EQ(answer->workspace_bytes, 16 * 225 * (128 * 4 + 8));
+  EXPECT_EQ(answer->kernel, "decode::attention_kernel<__nv_bfloat16, 4>");
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
-// What cuda.sm90.fp8 plans and refuses. Needs no GPU; skipped where the kernel is not built
-// (GREENFAST_EXPERIMENTAL).
+// What cuda.sm90.fp8 plans and refuses. Needs no GPU; skipped where the kernel is not built.
 #include <greenfast/attention.hpp>
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 namespace greenfast {
 namespace {
@@ -16,7 +16,7 @@ class Fp8Plan : public testing::Test {
     const auto all = variants();
     const auto row = std::find_if(
         all.begin(), all.end(), [](const VariantInfo& info) { return info.id == "cuda.sm90.fp8"; });
-    if (row == all.end()) GTEST_SKIP() << "built with GREENFAST_EXPERIMENTAL only";
+    ASSERT_NE(row, all.end());
     if (!row->built) GTEST_SKIP() << "cuda.sm90.fp8 is not built";
     EXPECT_FALSE(row->automatic);
     facts_ = *model_facts("h200");
@@ -32,11 +32,13 @@ class Fp8Plan : public testing::Test {
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     return plan.ok() ? *plan : Plan{};
   }
-  std::string refusal(const Problem& problem, const DeviceFacts& facts) const {
-    const Selection selection = explain(problem, facts, options_);
+  std::string refusal(const Problem& problem, const DeviceFacts& facts,
+                      std::string_view variant = "cuda.sm90.fp8") const {
+    Options options = options_;
+    options.variant = variant;
+    const Selection selection = explain(problem, facts, options);
     for (const Candidate& candidate : selection.candidates)
-      if (candidate.variant == "cuda.sm90.fp8")
-        return candidate.accepted ? "accepted" : candidate.reason;
+      if (candidate.variant == variant) return candidate.accepted ? "accepted" : candidate.reason;
     return "not among the candidates";
   }
 
@@ -89,6 +91,28 @@ TEST_F(Fp8Plan, OutputTypesMasksAndFactorsAreTaken) {
   p.k.stride[1] = 0;  // one head for all
   p.v.stride[0] = 0;
   EXPECT_EQ(refusal(p, facts_), "accepted");
+}
+
+// The same problems, tiles of three warpgroups at head dim 64, and never unasked.
+TEST_F(Fp8Plan, FastAccuracyHasAKernelOfItsOwn) {
+  Problem p = problem(1, 8, 4, 512, 700, 64);
+  EXPECT_NE(refusal(p, facts_, "cuda.sm90.fp8_fast").find("ask for fast accuracy"),
+            std::string::npos);
+  p.accuracy = Accuracy::fast;
+  EXPECT_NE(refusal(p, facts_).find("fast accuracy"), std::string::npos) << refusal(p, facts_);
+  options_.variant = "cuda.sm90.fp8_fast";
+  EXPECT_EQ(refusal(p, facts_, "cuda.sm90.fp8_fast"), "accepted");
+  Plan plan = plan_of(p);
+  EXPECT_EQ(plan.kernel, "fp8::fp8_fast_kernel<CompiledFast<64, false>>");
+  EXPECT_EQ(plan.tile_q, 192);
+  EXPECT_EQ(plan.stages, 5);
+  p = problem(1, 8, 4, 512, 512, 128);
+  p.accuracy = Accuracy::fast;
+  p.mask = Mask::causal(Alignment::top_left);
+  plan = plan_of(p);
+  EXPECT_EQ(plan.kernel, "fp8::fp8_fast_kernel<CompiledFast<128, true>>");
+  EXPECT_EQ(plan.tile_q, 128);
+  EXPECT_EQ(plan.workspace_bytes, 4 * 128 * 512);
 }
 
 TEST_F(Fp8Plan, RefusesByName) {

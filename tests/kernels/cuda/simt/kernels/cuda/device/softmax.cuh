@@ -8,6 +8,14 @@
 namespace greenfast::cuda {
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float quad_max(float x) {
+  x = std::fmax(x, __shfl_xor_sync(kFullWarp, x, 1));
+  return std::fmax(x, __shfl_xor_sync(kFullWarp, x, 2));
+}
+inline float quad_sum(float x) {
+  x += __shfl_xor_sync(kFullWarp, x, 1);
+  return x + __shfl_xor_sync(kFullWarp, x, 2);
+}
 inline float transformed(float dot, float scale, float cap) {
   const float x = dot * scale;  // twice the argument of tanh times log2(e), where cap > 0
   return cap > 0.0f ? cap * std::tanh(x * 0.34657359f) : x;

@@ -1,0 +1,403 @@
+// Host side of cuda.sm90.packed, cuda.sm90.prefill's loop for sequences of different lengths: what
+// it takes, which tile and order it chooses, the tensor maps, the launch. Reads no array of the
+// call, so a captured graph stays right when the lengths on the device change.
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "core/arithmetic.hpp"
+#include "core/check.hpp"
+#include "core/text.hpp"
+#include "core/variant.hpp"
+#include "kernels/cuda/device/launch.hpp"
+#include "kernels/cuda/device/ragged_map.hpp"
+#include "kernels/cuda/device/sequence_arrays.hpp"
+#include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/tiling.hpp"
+
+namespace greenfast::cuda::packed {
+namespace {
+
+using namespace prefill;
+using core::ceil_div;
+using prefill::Features;
+
+constexpr const char* kId = "cuda.sm90.packed";
+
+// Of kTiles: D 64 tall, D 64, D 128. Split tiles have no packed build, and fp16 no tall one, which
+// would spill.
+using Tiles = std::index_sequence<0, 1, 4>;
+constexpr std::size_t kTall = 0, kLow = 1, kWide = 4;
+
+/// What the builds for serving are for.
+bool wants_serving(const Problem& problem) {
+  return problem.pages.used() || problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
+         value_dim(problem) != problem.head_dim || problem.head_dim > 128;
+}
+
+/// The first of kServingTiles that holds both head dims; their number where none does.
+std::size_t serving_tile(const Problem& problem) {
+  std::size_t tile = 0;
+  while (tile < kServingTiles.size() && (kServingTiles[tile].head_dim < problem.head_dim ||
+                                         kServingTiles[tile].values() < value_dim(problem)))
+    ++tile;
+  return tile;
+}
+
+/// Where a tensor lies, for the map and the kernel.
+struct Side {
+  const char* name;
+  const Layout& layout;
+  std::int64_t entries, heads, rows, columns;
+  bool broadcast;
+  bool one_for_all;  // its first dimension is not the batch
+
+  /// As entries_for_choice: batch_invariant treats one entry as one of several.
+  std::int64_t entries_for(core::Choice choice) const {
+    return choice.batch_invariant && !one_for_all && layout.stride[0] != 0
+               ? std::max<std::int64_t>(entries, 2)
+               : entries;
+  }
+};
+std::array<Side, 4> sides_of(const Problem& problem) {
+  const std::int64_t dim = problem.head_dim, values = value_dim(problem);
+  const auto q = core::shape_of_q(problem, dim);
+  const auto kv = core::shape_of_kv(problem, dim);
+  const bool packed_q = problem.sequences.packed_q;
+  const bool shared_kv =
+      problem.sequences.packed_kv || problem.sequences.kv_index || problem.pages.used();
+  return {Side{"Q", problem.q, q[0], q[1], q[2], dim, false, packed_q},
+          Side{"K", problem.k, kv[0], kv[1], kv[2], dim, true, shared_kv},
+          Side{"V", problem.v, kv[0], kv[1], kv[2], values, true, shared_kv},
+          Side{"O", problem.o, q[0], q[1], q[2], values, false, packed_q}};
+}
+
+/// The host knows that all sequences are as long as the longest: their order may be the host's.
+bool equal_lengths(const Problem& problem) {
+  const Sequences& s = problem.sequences;
+  return !s.used_q && !s.used_kv && !s.kv_start &&
+         (!s.packed_q || s.total_q == problem.batch * problem.seq_q) &&
+         (!s.packed_kv || s.total_kv == problem.batch * problem.seq_kv);
+}
+
+/// By the mask and the maxima; with batch_invariant by nothing that a neighbour could change, so
+/// that it is the build that takes all of them.
+Features features_of(const Problem& problem, core::Choice choice) {
+  const Mask& mask = problem.mask;
+  if (choice.batch_invariant || mask.left >= 0 || problem.seq_kv > kLongRow)
+    return Features::window;
+  return mask.right >= 0 ? Features::causal : Features::plain;
+}
+
+/// Tiles that one launch counts.
+constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
+
+bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+              std::string* why) {
+  using core::refuse;
+  if (facts.arch != 90) {
+    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
+                  ": its machine code (sm_90a) runs on 9.0 only");
+  }
+  const std::int64_t dims = std::max(problem.head_dim, value_dim(problem));
+  constexpr std::int64_t kLargest = 256;
+  if (dims > kLargest) return refuse(why, "head dim ", dims, "; takes up to ", kLargest);
+  if (wants_serving(problem)) {
+    const Config& tile = kServingTiles[serving_tile(problem)];
+    if (problem.chunk > 0 && problem.chunk < tile.rows()) {
+      return refuse(why, "chunks of ", problem.chunk, " keys; takes ", tile.rows(), " and more");
+    }
+    if (problem.pages.used() && page_box(problem.pages.size, tile.keys) < kLeastBox) {
+      return refuse(why, "pages of ", problem.pages.size, " keys; takes multiples of ", kLeastBox);
+    }
+    if (facts.shared_per_block < tile.shared_bytes()) {
+      return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
+                    tile.shared_bytes());
+    }
+  }
+  if (problem.out_dtype != problem.dtype) {
+    return refuse(why, "an output of ", name_of(problem.out_dtype), " from inputs of ",
+                  name_of(problem.dtype), "; writes the type of the inputs");
+  }
+  // Outside this range a masked score times the scale could be NaN or the scale underflow.
+  if (!(problem.scale >= 1e-30f && problem.scale <= 1e30f))
+    return refuse(why, "a scale of ", problem.scale, "; takes 1e-30 to 1e30");
+  for (const Side& side : sides_of(problem)) {
+    const auto& stride = side.layout.stride;
+    const std::int64_t entries = side.entries_for(choice);
+    if (!tma_addressable(side.layout, entries, side.heads, side.rows, side.broadcast)) {
+      return refuse(why, side.name, " has strides ", stride[0], ", ", stride[1], ", ", stride[2],
+                    " (B, H, S) and alignment ", side.layout.alignment,
+                    ": TMA takes positive strides in multiples of 8 elements below 2^39",
+                    " and 16-byte addresses; pad the rows or copy");
+    }
+    const RaggedRows rows = ragged_rows(side.layout, entries, side.rows);
+    if (rows.rows_of_entry < 0 || 2 * rows.row_stride >= kRaggedStrideLimit) {
+      return refuse(why, side.name, " has a batch stride of ", stride[0], " and a row stride of ",
+                    stride[2], ": takes whole rows from entry to entry, rows less than 2^33 apart");
+    }
+    if ((side.entries - 1) * rows.rows_of_entry + side.rows > kRaggedMostRows) {
+      return refuse(why, side.name, " is more than 2^30 rows long over the batch: split the call");
+    }
+  }
+  if (problem.batch * problem.heads_q > kMostTiles ||
+      problem.batch * problem.heads_q * ceil_div(problem.seq_q, 128) > kMostTiles) {
+    return refuse(why, problem.batch, " sequences of up to ", problem.seq_q, " queries of ",
+                  problem.heads_q, " heads are more than 2^30 tiles: split the batch");
+  }
+  if (facts.shared_per_block < kTiles[kWide].shared_bytes()) {
+    return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
+                  kTiles[kWide].shared_bytes());
+  }
+  if (why != nullptr)
+    *why = "sequences of any lengths with strides that TMA takes: TMA, wgmma, one CTA per SM";
+  return true;
+}
+
+/// What a launch will do: everything that does not depend on addresses.
+struct Decision {
+  bool serving;
+  std::size_t tile;  // of kTiles, or of kServingTiles
+  Features features;
+  Config config;
+  bool by_length;
+  TileOrder order;
+  std::int32_t tiles;  // of a head of the longest sequence
+  int paired_rounds;
+  bool longest_is_last;
+  int ctas;
+};
+
+Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  Decision d;
+  d.serving = wants_serving(problem);
+  d.features = d.serving ? Features::window : features_of(problem, choice);
+  d.by_length = !equal_lengths(problem);
+  const Band band = visible_keys(problem).band;
+  // All tiles for serving are as tall as this one.
+  Tiling work = d.serving ? tiling_of<kWide>(band, static_cast<std::int32_t>(problem.seq_q))
+                          : choose_tile(Tiles(), problem, band, d.features, facts, choice);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  if (d.serving) {
+    work.tile = serving_tile(problem);
+  } else if (d.by_length && kTiles[work.tile].head_dim == 64 && d.features < Features::window) {
+    // The maxima say little of the sequences; their mean says whether tall tiles fill the machine.
+    const std::int64_t rows =
+        problem.sequences.packed_q ? problem.sequences.total_q : problem.batch * problem.seq_q;
+    const bool tall = problem.dtype != DType::f16 && rows >= 512 * problem.batch &&
+                      rows * problem.heads_q >= 4 * 192 * std::int64_t{facts.multiprocessors};
+    const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
+    work = tall ? tiling_of<kTall>(band, seq_q) : tiling_of<kLow>(band, seq_q);
+  } else if (work.tile == kTall && problem.dtype == DType::f16) {
+    work = tiling_of<kLow>(band, static_cast<std::int32_t>(problem.seq_q));
+  }
+  d.tile = work.tile;
+  d.tiles = work.tiles;
+  d.config =
+      d.serving ? serving_config_of(d.tile) : packed_config_of(d.tile, problem.dtype, d.features);
+  d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
+  d.longest_is_last = work.last >= work.first;
+  d.order = work.even() ? TileOrder::by_head : TileOrder::balanced;
+  // As cuda.sm90.prefill does.
+  const std::int64_t kv_bytes = 4 * problem.batch * problem.heads_kv * band.keys * problem.head_dim;
+  d.paired_rounds =
+      kv_bytes <= facts.l2_bytes / 2
+          ? 0
+          : static_cast<int>(std::max<std::int64_t>(0, heads * (d.tiles / 2) / d.ctas - 1));
+  return d;
+}
+
+Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const Decision d = decide(problem, facts, choice);
+  Plan result;
+  result.grid = {d.ctas, 1, 1};
+  result.block = {d.config.threads(), 1, 1};
+  result.shared_bytes = d.config.shared_bytes();
+  result.shared = buffers_of(d.config);
+  result.tile_q = d.config.rows();
+  result.tile_kv = d.config.keys;
+  result.stages = d.config.k_stages;
+  // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
+  const char* type = type_name(problem.dtype);
+  const std::string build = d.serving ? core::concat("Serving<", type, ", ", d.tile, ">")
+                                      : core::concat("Packed<", type, ", ", d.tile, ", ",
+                                                     static_cast<int>(d.features), ">");
+  result.kernel = core::concat("prefill::prefill_kernel<", type, ", ", build, ">");
+  result.note = d.by_length ? problem.batch <= kMostSorted
+                                  ? "tiles by the lengths on the device, the longest sequence first"
+                                  : "tiles by the lengths on the device, as the sequences come"
+                            : "tiles as of a dense batch: all sequences are as long as the longest";
+  return result;
+}
+
+// ---- Launch ----
+
+template <class T>
+Entries tall_entries() {
+  if constexpr (std::is_same_v<T, __half>)
+    return {};
+  else
+    return packed_entries<T, kTall>();
+}
+template <class T>
+const void* entry_of(std::size_t tile, Features features) {
+  const auto index = static_cast<std::size_t>(features);
+  static const std::array<Entries, 3> table{tall_entries<T>(), packed_entries<T, kLow>(),
+                                            packed_entries<T, 4>()};
+  return table[tile == 4 ? 2 : tile][index];
+}
+template <class T>
+const void* entry_for_serving(std::size_t tile) {
+  static const std::array<const void*, kServingTiles.size()> table{
+      serving_entry<T, 0>(), serving_entry<T, 1>(), serving_entry<T, 2>(), serving_entry<T, 3>()};
+  return table[tile];
+}
+const void* kernel_of(DType dtype, const Decision& d) {
+  if (d.serving)
+    return dtype == DType::f16 ? entry_for_serving<__half>(d.tile)
+                               : entry_for_serving<__nv_bfloat16>(d.tile);
+  return dtype == DType::f16 ? entry_of<__half>(d.tile, d.features)
+                             : entry_of<__nv_bfloat16>(d.tile, d.features);
+}
+
+using OptIns = std::array<SharedMemoryOptIn, kFeatures>;
+constinit std::array<std::array<OptIns, kTiles.size()>, 2> opt_in;
+constinit std::array<std::array<SharedMemoryOptIn, kServingTiles.size()>, 2> serving_opt_in;
+
+Status ensure_ready(const Problem& problem, const Decision& d, int device) {
+  if (tensor_map_driver() == nullptr) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
+                "later, update the driver"};
+  }
+  const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
+  SharedMemoryOptIn& state = d.serving ? serving_opt_in[type][d.tile]
+                                       : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
+  return state.ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, kId);
+}
+
+Status prepare(const Problem& problem, const core::Context& context) {
+  return ensure_ready(problem, decide(problem, *context.facts, context.choice),
+                      context.facts->index);
+}
+
+PackedFacts facts_of(const Problem& problem, const Tensors& tensors, const Decision& d) {
+  const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
+  const Sequences& s = problem.sequences;
+  PackedFacts facts;
+  facts.arrays = sequence_arrays(problem, tensors);
+  facts.batch = narrow(problem.batch);
+  facts.heads = narrow(problem.heads_q);
+  facts.ctas = d.ctas;
+  const auto all = sides_of(problem);
+  const auto rows_of_entry = [&](std::size_t i) {
+    return narrow(ragged_rows(all[i].layout, all[i].entries, all[i].rows).rows_of_entry);
+  };
+  facts.q_rows = rows_of_entry(0);
+  facts.k_rows = rows_of_entry(1);
+  facts.v_rows = rows_of_entry(2);
+  facts.o_rows = rows_of_entry(3);
+  facts.lse_rows = narrow(s.packed_q ? s.total_q : problem.seq_q);
+  facts.by_length = d.by_length;
+  facts.pairs = d.features != Features::plain;
+  facts.sorted = problem.batch <= kMostSorted;
+  return facts;
+}
+
+Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
+  const auto last = [](std::int64_t n, std::int64_t stride) {
+    return static_cast<std::int32_t>(stride == 0 ? 0 : n - 1);
+  };
+  Params p;
+  p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
+  p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
+  p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
+  if (d.by_length) {
+    p.schedule.heads = static_cast<std::int32_t>(problem.heads_q);
+  } else {
+    p.schedule = make_schedule(d.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
+                               static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
+                               d.paired_rounds, d.longest_is_last);
+  }
+  // As cuda.sm90.prefill does, where the host knows how many tiles there are.
+  p.release_at_entry = !d.by_length && d.config.head_dim <= 64 &&
+                       problem.batch * problem.heads_q * d.tiles <= 4 * d.ctas;
+  p.scale_log2 = problem.scale * core::kLog2E;
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0], p.o_head = problem.o.stride[1], p.o_row = problem.o.stride[2];
+  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  p.out_dtype = problem.out_dtype;
+  p.q = tensors.q;
+  p.k = tensors.k;
+  p.v = tensors.v;
+  p.q_batch = problem.q.stride[0], p.q_head = problem.q.stride[1], p.q_row = problem.q.stride[2];
+  p.k_batch = problem.k.stride[0], p.k_head = problem.k.stride[1], p.k_row = problem.k.stride[2];
+  p.v_batch = problem.v.stride[0], p.v_head = problem.v.stride[1], p.v_row = problem.v.stride[2];
+  p.packed = facts_of(problem, tensors, d);
+  if (problem.sinks) p.serving.sinks = tensors.sinks;
+  if (problem.pages.used()) {
+    p.serving.box = page_box(problem.pages.size, d.config.keys);
+    p.serving.by_box = Divisor::of(p.serving.box);
+    p.serving.by_page = Divisor::of(p.packed.arrays.page_size);
+  }
+  p.serving.value_dim = static_cast<std::int32_t>(value_dim(problem));
+  return p;
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  const Decision d = decide(problem, *context.facts, context.choice);
+  if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
+
+  const auto all = sides_of(problem);
+  const auto tensor_of = [&](std::size_t i, const void* data) -> RaggedTensor {
+    const Side& side = all[i];
+    return {// Without a key there may be no tensor; a map needs an address, which nothing reads.
+            data != nullptr ? data : tensors.q,
+            ragged_rows(side.layout, side.entries, side.rows).row_stride,
+            side.layout.stride[1],
+            side.heads,
+            side.columns,
+            problem.dtype};
+  };
+  CUtensorMap q_map, k_map, v_map, o_map;
+  const int key_rows =
+      problem.pages.used() ? page_box(problem.pages.size, d.config.keys) : d.config.keys;
+  thread_local RaggedMaps q_maps, k_maps, v_maps, o_maps;
+  if (!(q_maps.make(&q_map, tensor_of(0, tensors.q), 64) &&
+        k_maps.make(&k_map, tensor_of(1, tensors.k), key_rows) &&
+        v_maps.make(&v_map, tensor_of(2, tensors.v), key_rows) &&
+        o_maps.make(&o_map, tensor_of(3, tensors.o), 16))) {
+    return {StatusCode::device_error,
+            std::string(kId) +
+                ": the driver refused a tensor map; check that Q, K, V and O are "
+                "device pointers, or force another variant"};
+  }
+  Params params = make_params(problem, tensors, d);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
+  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
+  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
+  return launch_early(config, kernel_of(problem.dtype, d), arguments, kId);
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::packed
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm90_packed;
+constinit const core::Kernel cuda_sm90_packed{.supports = cuda::packed::supports,
+                                              .plan = cuda::packed::plan,
+                                              .prepare = cuda::packed::prepare,
+                                              .launch = cuda::packed::launch};
+}  // namespace greenfast::kernels

@@ -1,0 +1,119 @@
+// Blocks of K and V out of pages, by the producer warp of cuda.sm90.prefill's builds for serving.
+//
+// A block is copied in boxes that cross no page (packed.hpp, page_box), each by a lane of its own,
+// which asks for its page's number one block ahead. The copies are issued one after another all the
+// same: nvcc makes a loop over the lanes of them. The maps are the ragged ones of packed K and V: a
+// page is a sequence that ends where the keys do, and a box of which no key is seen lies outside the
+// map, so that its page is not asked for. Only V's rows before the first visible key of a box that
+// begins with hidden ones cannot be cut off by a map: that box, one of a sequence, is copied by all
+// lanes.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/ptx_cp_async.cuh"
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+#include "kernels/cuda/device/ptx_tma.cuh"
+#include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/shared_memory.cuh"
+
+namespace greenfast::cuda::prefill {
+
+template <class ConfigOf>
+struct PageReader {
+  static constexpr Config kConfig = ConfigOf::value;
+  static constexpr int kKeys = kConfig.keys;
+
+  /// Of a lane: its entry of the page table as it stands there, and the box's first row of that
+  /// page, negative where no key of the box is seen. The entry is clamped where it is used: before,
+  /// that would wait for it.
+  struct Box {
+    int page = 0, row = -1;
+  };
+
+  const Params& p;
+  const ServingTile& tile;
+  // In the block that K is at, in the one behind it, where V is, and in the next one.
+  Box of_k, of_v, of_next;
+
+  __device__ __forceinline__ PageReader(const Params& params, const ServingTile& at)
+      : p(params), tile(at) {}
+
+  __device__ __forceinline__ int box() const { return p.serving.box; }
+  /// First row of this lane's box in a block.
+  __device__ __forceinline__ int row_of(int block) const {
+    return block * kKeys + ptx::lane_id() * box();
+  }
+  __device__ __forceinline__ Box box_of(int block) const {
+    const int row = row_of(block);
+    if (ptx::lane_id() * box() >= kKeys || !is_seen(tile, row, box())) return {};
+    const SequenceArrays& a = p.packed.arrays;
+    const PageBox at = box_at(tile, row, a.page_size, p.serving.by_page);
+    return {a.page_table[tile.entry * a.page_row + at.entry], at.row};
+  }
+  __device__ __forceinline__ int clamped(int page) const {
+    return min(max(page, 0), p.packed.arrays.pages - 1);
+  }
+
+  __device__ __forceinline__ void begin(int block) { of_next = box_of(block); }
+  /// K is at this block from here on.
+  __device__ __forceinline__ void step(int block) {
+    of_v = of_k;
+    of_k = of_next;
+    of_next = box_of(block - 1);
+  }
+  /// V is where K is.
+  __device__ __forceinline__ void catch_up() { of_v = of_k; }
+
+  /// The boxes of a block whose first hidden keys may come along: they are masked, whatever they
+  /// hold, and lie in pages that some row sees.
+  __device__ __forceinline__ void copy(const CUtensorMap& map, std::uint32_t to,
+                                       std::uint32_t barrier, int block, Box from, int head,
+                                       int chunks, int rows_of_page) const {
+    const int lane = ptx::lane_id();
+    if (lane * box() >= kKeys) return;
+    RaggedPlace at = {kRaggedRows, 0};
+    if (from.row >= 0) {
+      at =
+          ragged_place(clamped(from.page) * rows_of_page,
+                       box_end(tile, row_of(block), from.row, p.packed.arrays.page_size), from.row);
+    }
+#pragma unroll 1
+    for (int c = 0; c < chunks; ++c)
+      ptx::tma_load_5d(to + c * kKeys * 128 + lane * box() * 128, &map, barrier, 64 * c, at.row,
+                       head, at.end, kRaggedRows);
+  }
+
+  /// Whether a block of V has a box of which only the last keys are seen, and the lane whose it is.
+  __device__ __forceinline__ bool has_cut(int block) const {
+    return block == 0 && cut_lane() * box() != tile.cut;
+  }
+  __device__ __forceinline__ int cut_lane() const { return tile.cut / p.serving.by_box; }
+  /// That box, by all lanes: rows that nobody sees as zeros.
+  __device__ __forceinline__ void copy_cut(const void* v, std::int64_t page_stride,
+                                           std::int64_t row_stride, std::uint32_t to) const {
+    const int lane = cut_lane(), first = lane * box();
+    const int page = __shfl_sync(kFullWarp, of_v.page, lane);
+    const int in_page = __shfl_sync(kFullWarp, of_v.row, lane);
+    constexpr int kPieces = kConfig.value_chunks() * 8;  // of 16 bytes, in a row
+    static_assert(32 % kPieces == 0, "a lane copies the same piece of every row");
+    const int piece = ptx::lane_id() % kPieces;
+    const bool there = 8 * piece < p.serving.value_dim;
+    const auto* const from = static_cast<const std::uint16_t*>(v) + clamped(page) * page_stride +
+                             in_page * row_stride + (there ? 8 * piece : 0);
+    to += piece / 8 * (kKeys * 128) + first * 128;  // a multiple of 8 rows, as the swizzle wants
+#pragma unroll 1
+    for (int r = ptx::lane_id() / kPieces; r < box(); r += 32 / kPieces) {
+      const int row = first + r;
+      const bool keep = there && row >= tile.cut && row < tile.extent.band.keys;
+      ptx::cp_async_16(to + r * 128 + ((piece % 8 ^ (r & 7)) << 4),
+                       from + (keep ? r * row_stride : 0), keep);
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+  }
+};
+
+}  // namespace greenfast::cuda::prefill

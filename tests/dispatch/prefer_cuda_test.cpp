@@ -1,0 +1,379 @@
+// Which 16-bit CUDA kernel takes which problem on an H200. Selection and plans need no GPU.
+#include <greenfast/arithmetic.hpp>
+#include <greenfast/attention.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <random>
+#include <string>
+
+namespace greenfast {
+namespace {
+
+constexpr const char* kSmall = "cuda.sm90.small";
+constexpr const char* kMma = "cuda.sm80.mma";
+constexpr const char* kPrefill = "cuda.sm90.prefill";
+constexpr const char* kDecode = "cuda.sm90.decode";
+
+class CudaSelection : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* id :
+         {kSmall, kMma, kPrefill, kDecode, "cuda.sm90.packed", "cuda.sm80.serving"}) {
+      const auto all = variants();
+      const auto row = std::find_if(all.begin(), all.end(),
+                                    [&](const VariantInfo& info) { return info.id == id; });
+      ASSERT_NE(row, all.end()) << id;
+      if (!row->built) GTEST_SKIP() << id << " is not built";
+    }
+    facts_ = *model_facts("h200");
+    options_.device = DeviceKind::cuda;
+  }
+
+  Candidate answer(const Problem& problem, const std::string& variant) const {
+    for (const Candidate& candidate : explain(problem, facts_, options_).candidates) {
+      if (candidate.variant == variant) return candidate;
+    }
+    ADD_FAILURE() << variant << " did not answer";
+    return {};
+  }
+
+  DeviceFacts facts_;
+  Options options_;
+};
+
+TEST_F(CudaSelection, SmallTakesWhatTwoBlocksPerMultiprocessorHold) {
+  // 8 heads of 8 tiles, two blocks each: 128 blocks a batch entry.
+  EXPECT_TRUE(answer(make_problem(1, 8, 8, 512, 512, 64, DType::f16), kSmall).accepted);
+  EXPECT_TRUE(answer(make_problem(2, 8, 8, 512, 512, 64, DType::bf16), kSmall).accepted);
+  const Candidate refused = answer(make_problem(3, 8, 8, 512, 512, 64, DType::f16), kSmall);
+  EXPECT_FALSE(refused.accepted);
+  EXPECT_NE(refused.reason.find("384 blocks"), std::string::npos) << refused.reason;
+}
+
+TEST_F(CudaSelection, PrefillTakesWhatSmallLeaves) {
+  // The measured table of docs/kernels/sm90.md.
+  const auto chosen = [&](const Problem& problem) {
+    return explain(problem, facts_, options_).chosen;
+  };
+  EXPECT_EQ(chosen(make_problem(1, 8, 8, 1024, 1024, 64, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(2, 8, 8, 512, 512, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(4, 8, 8, 128, 128, 64, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(1, 4, 4, 2048, 2048, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(1, 64, 64, 128, 4096, 128, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(4, 32, 32, 16, 4096, 128, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(1, 4, 4, 2048, 2048, 64, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(3, 32, 32, 64, 64, 64, DType::f16)), kSmall);
+  EXPECT_EQ(chosen(make_problem(3, 32, 32, 64, 64, 128, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(4, 8, 8, 256, 256, 64, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(8, 16, 16, 64, 64, 128, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(1, 8, 8, 2048, 2048, 64, DType::f16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(1, 8, 8, 512, 512, 256, DType::bf16)), kPrefill);
+  EXPECT_EQ(chosen(make_problem(32, 32, 32, 64, 64, 64, DType::bf16)), kPrefill);
+}
+
+TEST_F(CudaSelection, FewQueriesGoWhereTheyWereFastest) {
+  // The second table of dispatch/prefer.cpp.
+  const auto chosen = [&](std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
+                          std::int64_t queries, std::int64_t keys, std::int64_t dim) {
+    return explain(make_problem(batch, heads_q, heads_kv, queries, keys, dim, DType::bf16), facts_,
+                   options_)
+        .chosen;
+  };
+  EXPECT_EQ(chosen(1, 32, 8, 1, 512, 128), kSmall);
+  EXPECT_EQ(chosen(1, 32, 8, 1, 2048, 128), kDecode);
+  EXPECT_EQ(chosen(1, 8, 8, 1, 8192, 64), kDecode);
+  EXPECT_EQ(chosen(8, 8, 8, 1, 512, 128), kSmall);
+  EXPECT_EQ(chosen(32, 32, 8, 1, 128, 128), kDecode);
+  EXPECT_EQ(chosen(64, 64, 8, 1, 1024, 128), kDecode);
+  EXPECT_EQ(chosen(1, 32, 8, 16, 512, 128), kSmall);
+  EXPECT_EQ(chosen(64, 32, 8, 16, 1024, 64), kPrefill);
+  EXPECT_EQ(chosen(1, 32, 8, 1, 128, 128), kPrefill);
+  // The choice for an entry of a batch is that for the entry alone.
+  options_.batch_invariant = true;
+  EXPECT_EQ(chosen(64, 8, 8, 1, 2048, 128), chosen(1, 8, 8, 1, 2048, 128));
+}
+
+TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
+  Problem problem = make_problem(4, 32, 8, 1, 4096, 128, DType::bf16);
+  problem.sequences.used_kv = true;
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, kDecode);
+  problem = make_problem(4, 32, 8, 512, 4096, 128, DType::bf16);
+  problem.sequences.used_kv = true;
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, "cuda.sm90.packed");
+  problem.sinks = true;
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, "cuda.sm90.packed");
+  problem.alibi = Alibi::per_head;
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, "cuda.sm80.serving");
+  // One query over pages: prefill's loop reads them slower than decode does.
+  Problem paged = make_problem(32, 8, 4, 1, 8192, 256, DType::bf16);
+  paged.sequences.used_kv = true;
+  paged.pages = {.size = 16, .count = 6479, .row_stride = 513};
+  EXPECT_EQ(explain(paged, facts_, options_).chosen, kDecode);
+  paged.pages = {};
+  EXPECT_EQ(explain(paged, facts_, options_).chosen, kDecode);
+  // Where dense ones go to the small kernel, which takes no lengths.
+  for (const std::int64_t batch : {1, 8}) {
+    Problem few = make_problem(batch, 32, 8, 1, 512, 128, DType::bf16);
+    few.sequences.used_kv = true;
+    few.pages = {.size = 64, .count = 100, .row_stride = 8};
+    EXPECT_EQ(explain(few, facts_, options_).chosen, kDecode);
+  }
+  // On Ampere and Ada as well.
+  const DeviceFacts l4 = *model_facts("l4");
+  EXPECT_EQ(explain(problem, l4, options_).chosen, "cuda.sm80.serving");
+  // What serving does not ask for stays where it was.
+  EXPECT_EQ(explain(make_problem(4, 32, 8, 512, 4096, 128, DType::bf16), l4, options_).chosen,
+            kMma);
+}
+
+TEST_F(CudaSelection, WhereSmallIsSlowerItCanStillBeAskedFor) {
+  const Problem problem = make_problem(8, 16, 16, 64, 64, 128, DType::f16);
+  const Candidate small = answer(problem, kSmall);
+  EXPECT_TRUE(small.accepted);
+  EXPECT_NE(small.reason.find("behind the prefill kernel"), std::string::npos) << small.reason;
+  options_.variant = kSmall;
+  EXPECT_TRUE(plan(problem, facts_, options_).ok());
+}
+
+TEST_F(CudaSelection, SmallIgnoresTheBatchWhenAsked) {
+  const Problem one = make_problem(1, 8, 8, 512, 512, 64, DType::f16);
+  const Problem many = make_problem(16, 8, 8, 512, 512, 64, DType::f16);
+  options_.batch_invariant = true;
+  EXPECT_EQ(explain(one, facts_, options_).chosen, explain(many, facts_, options_).chosen);
+  // Where the batch would decide which kernel is faster.
+  for (const std::int64_t batch : {1, 4, 64}) {
+    EXPECT_EQ(explain(make_problem(batch, 8, 8, 256, 256, 64, DType::f16), facts_, options_).chosen,
+              kSmall)
+        << batch;
+  }
+}
+
+TEST_F(CudaSelection, SmallLoopsOnlyAboveFourPartsOfKeys) {
+  options_.variant = kSmall;
+  const auto keys = [&](std::int64_t seq_kv, Mask mask) {
+    Problem problem = make_problem(1, 8, 8, 64, seq_kv, 64, DType::f16);
+    problem.mask = mask;
+    const Result<Plan> result = plan(problem, facts_, options_);
+    return result.ok() ? result->kernel : result.status().message();
+  };
+  // Configurations 0, 1 and 2: 64 and 128 keys a part, and the loop.
+  EXPECT_EQ(keys(256, Mask::none()), "small::attention_kernel<__half, 0>");
+  EXPECT_EQ(keys(512, Mask::none()), "small::attention_kernel<__half, 1>");
+  EXPECT_EQ(keys(513, Mask::none()), "small::attention_kernel<__half, 2>");
+  // A window of 449 keys seen by 64 queries spans 512, however long the sequence is.
+  EXPECT_EQ(keys(100000, Mask::window(448, 0, Alignment::bottom_right)),
+            "small::attention_kernel<__half, 1>");
+  EXPECT_EQ(keys(100000, Mask::window(449, 0, Alignment::bottom_right)),
+            "small::attention_kernel<__half, 2>");
+}
+
+TEST_F(CudaSelection, MmaTakesWhatTmaCannotAddress) {
+  Problem problem = make_problem(1, 8, 8, 512, 512, 64, DType::f16);
+  problem.k.stride[2] = 65;
+  problem.k.stride[1] = 65 * 512;
+  problem.k.stride[0] = 65 * 512 * 8;
+  EXPECT_FALSE(answer(problem, kSmall).accepted);
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, kMma);
+
+  problem = make_problem(1, 8, 8, 512, 512, 64, DType::f16);
+  problem.v.alignment = 2;
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, kMma);
+}
+
+TEST_F(CudaSelection, MmaRefusesOtherTypesWithAReason) {
+  const Candidate refused = answer(make_problem(1, 8, 8, 512, 512, 64, DType::f32), kMma);
+  EXPECT_FALSE(refused.accepted);
+  EXPECT_NE(refused.reason.find("fp32"), std::string::npos) << refused.reason;
+  EXPECT_NE(refused.reason.find("bf16"), std::string::npos) << refused.reason;
+}
+
+TEST_F(CudaSelection, MmaHasATileForEveryHeadDimOnEveryKnownGpu) {
+  options_.variant = kMma;
+  for (const char* model : {"h200", "l4", "a100"}) {
+    const DeviceFacts facts = *model_facts(model);
+    for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+      const Problem problem = make_problem(2, 4, 2, 300, 300, head_dim, DType::bf16);
+      const Result<Plan> result = plan(problem, facts, options_);
+      ASSERT_TRUE(result.ok()) << model << " " << head_dim << " " << result.status().message();
+      EXPECT_LE(result->shared_bytes, facts.shared_per_block) << model << " " << head_dim;
+      EXPECT_EQ(result->grid[0], ceil_div(300, result->tile_q) * 2 * 4);
+    }
+  }
+}
+
+TEST_F(CudaSelection, MmaTakesTheTallTileWhenItFillsTheDevice) {
+  options_.variant = kMma;
+  const auto rows = [&](std::int64_t batch, Mask mask) {
+    Problem problem = make_problem(batch, 8, 8, 2048, 2048, 64, DType::f16);
+    problem.mask = mask;
+    return plan(problem, facts_, options_)->tile_q;
+  };
+  EXPECT_EQ(rows(1, Mask::none()), 64);
+  EXPECT_EQ(rows(2, Mask::none()), 128);
+  EXPECT_EQ(rows(2, Mask::causal(Alignment::top_left)), 64);
+  EXPECT_EQ(rows(4, Mask::causal(Alignment::top_left)), 128);
+}
+
+// ---- batch_invariant: whatever the problem and the device, B decides nothing ----
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : engine_(seed) {}
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
+  }
+  bool one_in(std::int64_t n) { return between(1, n) == 1; }
+  template <class T>
+  T of(std::initializer_list<T> values) {
+    return values.begin()[between(0, static_cast<std::int64_t>(values.size()) - 1)];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+DeviceFacts random_facts(Random& random) {
+  DeviceFacts facts = *model_facts(random.of({"h200", "h100", "a100", "l4"}));
+  facts.multiprocessors = static_cast<int>(random.of<std::int64_t>(
+      {facts.multiprocessors, random.between(1, 200), random.between(100, 150)}));
+  facts.l2_bytes = random.between(1, 100) << 20;
+  if (random.one_in(6)) facts.shared_per_block = random.of<std::int64_t>({99, 163, 227}) * 1024;
+  return facts;
+}
+
+Layout random_layout(Random& random, std::int64_t heads, std::int64_t seq, std::int64_t dim,
+                     bool may_broadcast) {
+  Layout layout = dense_layout(random.of({Order::bhsd, Order::bshd}), 2, heads, seq, dim);
+  // What TMA takes in every respect but one, mostly the batch stride.
+  if (random.one_in(2)) layout.stride[0] += random.of<std::int64_t>({1, 2, 4, 8, 16, 7});
+  if (random.one_in(12)) {
+    layout.stride[2] += random.of<std::int64_t>({1, 8});
+    layout.stride[1] = layout.stride[2] * seq;
+    layout.stride[0] = layout.stride[1] * heads + random.of<std::int64_t>({0, 1, 8});
+  }
+  if (random.one_in(12)) layout.alignment = random.of({2, 4, 8, 16, 32});
+  if (random.one_in(30)) layout.stride[0] = (std::int64_t{1} << 39) + 8;
+  if (may_broadcast && random.one_in(10)) layout.stride[0] = 0;
+  if (may_broadcast && random.one_in(10)) layout.stride[1] = 0;
+  return layout;
+}
+
+Problem random_problem(Random& random) {
+  const std::int64_t heads_kv = random.of<std::int64_t>({1, 1, 2, 8});
+  const std::int64_t heads_q = heads_kv * random.of<std::int64_t>({1, 1, 2, 4, 8});
+  const auto length = [&] {
+    return random.of<std::int64_t>(
+        {random.between(1, 130), random.between(1, 3000), 64, 128, 512, 1024, 2048, 8192, 100000});
+  };
+  const std::int64_t seq_q = length(), seq_kv = length();
+  const std::int64_t dim = random.of<std::int64_t>({64, 64, 128, 8 * random.between(1, 32)});
+  Problem p =
+      make_problem(1, heads_q, heads_kv, seq_q, seq_kv, dim, random.of({DType::f16, DType::bf16}));
+  p.q = random_layout(random, heads_q, seq_q, dim, false);
+  p.k = random_layout(random, heads_kv, seq_kv, dim, true);
+  p.v = random_layout(random, heads_kv, seq_kv, dim, true);
+  p.o = random_layout(random, heads_q, seq_q, dim, false);
+  if (random.one_in(4)) p.out_dtype = random.of({DType::f32, DType::f16, DType::bf16});
+  for (Layout* layout : {&p.q, &p.k, &p.v, &p.o})
+    layout->alignment = std::max(layout->alignment, 4);
+  if (random.one_in(3))
+    p.mask = Mask::causal(random.of({Alignment::top_left, Alignment::bottom_right}));
+  if (random.one_in(5))
+    p.mask = Mask::window(random.between(0, 600), random.between(0, 100), Alignment::bottom_right);
+  if (random.one_in(6)) p.softcap = 30.0f;
+  if (random.one_in(8)) p.scale = random.of({-1.0f, 0.0f, 1e31f});
+  p.lse = random.one_in(2);
+  return p;
+}
+
+constexpr const char* kTooMany = "refused: more tiles than a launch can count";
+
+// What may decide a row's bits. decode merges parts in a cluster or by a second kernel with the same
+// bits (sm90_decode/kernel_test.cpp).
+std::string outline(const Problem& problem, const DeviceFacts& facts, const Options& options) {
+  const Result<Plan> result = plan(problem, facts, options);
+  // The text names the batch.
+  if (!result)
+    return result.status().message().find("split the batch") == std::string::npos ? "refused"
+                                                                                  : kTooMany;
+  return result->variant + " " + result->kernel + " " + std::to_string(result->tile_q) + "x" +
+         std::to_string(result->tile_kv) + " splits " + std::to_string(result->splits) +
+         (result->variant == kDecode ? "" : " cluster " + std::to_string(result->cluster[0])) +
+         " threads " + std::to_string(result->block[0]);
+}
+
+TEST_F(CudaSelection, WithBatchInvariantNoPlanDependsOnTheBatch) {
+  Random random(20260101);
+  int dependent = 0;
+  for (int n = 0; n < 4000; ++n) {
+    const DeviceFacts facts = random_facts(random);
+    Problem problem = random_problem(random);
+    options_.variant = random.one_in(4) ? random.of({kSmall, kMma, kPrefill}) : "";
+    std::string alone, alone_otherwise;
+    bool differs = false;
+    for (const std::int64_t batch :
+         {std::int64_t{1}, std::int64_t{2}, random.between(3, 40), std::int64_t{65535},
+          std::int64_t{65536}, std::int64_t{100000}, random.between(1, 20'000'000)}) {
+      problem.batch = batch;
+      if (!check(problem)) continue;
+      options_.batch_invariant = true;
+      const std::string now = outline(problem, facts, options_);
+      if (batch == 1) alone = now;
+      // A refusal is no other result.
+      if (now != kTooMany) {
+        ASSERT_EQ(now, alone) << to_string(problem) << " on " << facts.multiprocessors
+                              << " SMs, batch strides " << problem.q.stride[0] << " "
+                              << problem.k.stride[0] << " " << problem.v.stride[0] << " "
+                              << problem.o.stride[0];
+      }
+      options_.batch_invariant = false;
+      const std::string otherwise = outline(problem, facts, options_);
+      if (batch == 1) alone_otherwise = otherwise;
+      differs = differs || otherwise != alone_otherwise;
+    }
+    dependent += differs;
+  }
+  // Otherwise the loop above would have shown nothing.
+  EXPECT_GT(dependent, 1000);
+}
+
+TEST_F(CudaSelection, ABatchStrideIsLookedAtForOneEntryOnlyWhenTheBatchMayNotMatter) {
+  Problem problem = make_problem(1, 8, 8, 256, 256, 64, DType::f16);
+  const auto chosen = [&](bool batch_invariant) {
+    options_.batch_invariant = batch_invariant;
+    return explain(problem, facts_, options_).chosen;
+  };
+  EXPECT_EQ(chosen(true), kSmall);
+  problem.k.stride[0] += 1;
+  EXPECT_EQ(chosen(false), kSmall);
+  EXPECT_EQ(chosen(true), kMma);
+  // Nothing is said of a batch: as a dense one.
+  problem.k.stride[0] = 0;
+  EXPECT_EQ(chosen(true), kSmall);
+  problem = make_problem(1, 8, 8, 2048, 2048, 64, DType::f16);
+  problem.o.stride[0] += 4;
+  options_.variant = kPrefill;
+  options_.batch_invariant = false;
+  const Result<Plan> plain = plan(problem, facts_, options_);
+  options_.batch_invariant = true;
+  const Result<Plan> general = plan(problem, facts_, options_);
+  problem.batch = 2;
+  const Result<Plan> two = plan(problem, facts_, options_);
+  ASSERT_TRUE(plain.ok() && general.ok() && two.ok());
+  EXPECT_NE(plain->kernel, general->kernel);
+  EXPECT_EQ(general->kernel, two->kernel);
+}
+
+TEST_F(CudaSelection, SmallKeepsItsPlaceInLargeBatches) {
+  options_.batch_invariant = true;
+  const Problem problem = make_problem(65536, 1, 1, 16, 16, 64, DType::f16);
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, kSmall);
+  // One launch counts so many entries; the rest follow in further ones.
+  EXPECT_EQ(plan(problem, facts_, options_)->grid[2], 65535);
+}
+
+}  // namespace
+}  // namespace greenfast
