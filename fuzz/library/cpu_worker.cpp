@@ -203,7 +203,10 @@ class CpuWorker final : public Worker {
       sum += std::exp(s.value - top);
       sum_moved += std::exp(s.value + s.slack - top_moved);
     }
-    lse = top + std::log(sum);
+    // Apart from `top`, in which it vanishes where scores are large: two equal ones of 1e25 would
+    // then weigh 1 each.
+    const double log_sum = std::log(sum);
+    lse = top + log_sum;
     const double shift = std::max(0.0, top_moved + std::log(sum_moved) - lse);
     const double keys = static_cast<double>(end - begin), top_weight = 1.0 / sum;
     const double least = weight_quantum(view.in) * top_weight;
@@ -215,7 +218,7 @@ class CpuWorker final : public Worker {
         line_[d] = load(view.in, view.v, at + static_cast<std::int64_t>(d));
     };
     for (std::int64_t j = begin; j < end; ++j) {
-      const double p = std::exp(scores_[static_cast<std::size_t>(j - begin)].value - lse);
+      const double p = std::exp(scores_[static_cast<std::size_t>(j - begin)].value - top) / sum;
       const double small = std::min(p, least);
       squares += p * p;
       values_of(j);
@@ -228,7 +231,8 @@ class CpuWorker final : public Worker {
     }
     for (std::int64_t j = begin; j < end; ++j) {
       const Score& s = scores_[static_cast<std::size_t>(j - begin)];
-      const double moved = moved_by(s.value - lse, std::exp(s.value - lse), s.slack + shift);
+      const double weight = std::exp(s.value - top) / sum;
+      const double moved = moved_by(s.value - top - log_sum, weight, s.slack + shift);
       if (moved == 0.0) continue;
       values_of(j);
       for (std::size_t d = 0; d < dim; ++d)

@@ -144,14 +144,15 @@ __global__ void __launch_bounds__(kThreads)
     }
     sum = sum_of(sum, partial[0]);
     sum_moved = sum_of(sum_moved, partial[0]);
-    const double lse = top + log(sum);
+    // Apart from `top`, in which it vanishes where scores are large.
+    const double log_sum = log(sum), lse = top + log_sum;
     const double shift = fmax(0.0, top_moved + log(sum_moved) - lse);
     double squares = 0.0;
     for (std::int64_t j = begin + thread; j < end; j += kThreads) {
       const double2 s = mine[j - begin];
-      const double p = exp(s.x - lse);
+      const double p = exp(s.x - top) / sum;
       squares += p * p;
-      mine[j - begin] = {p, moved_by(s.x - lse, p, s.y + shift)};
+      mine[j - begin] = {p, moved_by(s.x - top - log_sum, p, s.y + shift)};
     }
     squares = sum_of(squares, partial[0]);
     __syncthreads();

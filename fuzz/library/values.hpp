@@ -291,8 +291,13 @@ FUZZ_HD double largest(DType type) {
   return type == DType::f16 ? 65504.0 : type == DType::bf16 ? 3.3895313892515355e38 : kLargestFloat;
 }
 
-/// fp32 sums over `keys` keys: rounding errors that are independent, and a few that are not.
-FUZZ_HD double summing(double keys) { return 0x1p-23 * (8.0 + 2.0 * sqrt(keys)); }
+/// fp32 sums over `keys` keys: rounding errors that are independent, and those of one tile of keys
+/// that are not: equal weights added to a sum of nearly one size all round the same way (one key
+/// 7.5 nats above 95 equal ones, fp32: O off by 4.6e-6, the same on every instruction set).
+FUZZ_HD double summing(double keys) {
+  const double tile = keys < 256.0 ? keys : 256.0;
+  return 0x1p-23 * (8.0 + 2.0 * sqrt(keys)) + 0x1p-24 * tile;
+}
 
 inline constexpr double kAnything = -1.0;  // as a limit: any value will do
 inline constexpr double kNan = -2.0;       // NaN alone

@@ -105,6 +105,28 @@ TEST(FuzzLibrary, TheReferenceAgreesWithAHonestKernel) {
   EXPECT_GT(finding.worst_o, 0.0f);
 }
 
+// Problems of random seeds at which the fuzzer was wrong, not the kernel.
+TEST(FuzzLibrary, AHonestKernelIsRightWhereTheReferenceWasNot) {
+  const char* const specs[] = {
+      // Two equal scores of 1e25: their log-sum-exp is the score itself, and they weigh 1/2 each.
+      "b=13,hq=16,hkv=4,sq=83,skv=2,d=16,dtype=2,out=2,scale=0.25,seed=17466330977666095982,"
+      "qmag=3.7644515e+25,weighted=1",
+      // 95 equal weights beside a large one: roundings of a sum that agree.
+      "sq=9,skv=96,d=8,dtype=0,out=0,scale=0.35355338,seed=15899782746771597733,qmag=0,kmag=0,"
+      "scores=1,gap=7.5,lead=1.6817929,nat=1.6817929,count=1,weighted=2",
+      "sq=9,skv=71,d=8,dtype=0,out=0,seed=1213009640853521261,qmag=0,kmag=0,scores=1,gap=16.75,"
+      "lead=2.828427,nat=2.828427,count=1",
+  };
+  for (const char* const text : specs) {
+    std::string why;
+    const auto spec = parse_spec(text, &why);
+    ASSERT_TRUE(spec) << why;
+    const Finding finding = judged(
+        *spec, [](const auto& p, const auto& t, const auto& o) { return attention(p, t, o); });
+    EXPECT_FALSE(finding.wrong()) << text << ": " << finding.kind << " " << finding.detail;
+  }
+}
+
 TEST(FuzzLibrary, PlantedFaultsAreSeen) {
   const struct {
     const char* kind;
