@@ -219,14 +219,13 @@ class CpuWorker final : public Worker {
     };
     for (std::int64_t j = begin; j < end; ++j) {
       const double p = std::exp(scores_[static_cast<std::size_t>(j - begin)].value - top) / sum;
-      const double small = std::min(p, least);
       squares += p * p;
       values_of(j);
       for (std::size_t d = 0; d < dim; ++d) {
         const double value = static_cast<double>(line_[d]) * v_factor;
         sums_[d].o += p * value;
         sums_[d].magnitude += p * std::fabs(value);
-        sums_[d].least += small * std::fabs(value);
+        sums_[d].least += lost(view.in, p, least, value);
       }
     }
     for (std::int64_t j = begin; j < end; ++j) {

@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
             static_cast<double>(load(view.in, view.v, v_at + j * view.v_stride[2])) * v_factor;
         o += p * value;
         magnitude += p * fabs(value);
-        smallest += (p < least ? p : least) * fabs(value);
+        smallest += lost(view.in, p, least, value);
       }
     }
     partial[0][thread] = o;

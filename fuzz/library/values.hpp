@@ -308,7 +308,7 @@ struct Sums {
   double top;        // the largest weight
   double o;          // sum of weight * value: the reference
   double magnitude;  // ... |value|
-  double least;      // ... of at most one quantum of weight
+  double least;      // ... that may be left out
   double moved;      // sum of what scores' slack may move each weight * |value - o|
 };
 /// Weights are rounded once to 16 bits (fp32 inputs: an exponential of fp32), and so may partial
@@ -328,6 +328,15 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
 /// Of a weight that small nothing need be left, relative to the largest: half of fp16's last place,
 /// or where an exponential of fp32 is flushed to zero, its largest being less than 1.
 FUZZ_HD double weight_quantum(DType in) { return in == DType::f16 ? 0x1p-25 : 0x1p-80; }
+
+/// What of a weight times a value may be left out.
+FUZZ_HD double lost(DType in, double p, double least, double value) {
+  const double size = fabs(value), product = p * size;
+  // Products of bf16 below 2^-126 are flushed, and weights may be smaller by 2^32.
+  const double flushed = in == DType::bf16 ? 0x1p-94 : 0.0;
+  const double most = least * size > flushed ? least * size : flushed;
+  return product < most ? product : most;
+}
 
 /// Of a weight p = exp(distance), as far as scores that are off by `slack` may move it.
 FUZZ_HD double moved_by(double distance, double p, double slack) {

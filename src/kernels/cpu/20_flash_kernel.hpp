@@ -898,7 +898,7 @@ void stage_row(const In* row, int head_dim, float factor, float* stage) {
     const auto sign = static_cast<short>(factor < 0.0f ? 0x8000 : 0);
     for (int d = 0; d < head_dim; d += kHalfLanes) {
       __m512i x = load_bf16_n(row + d, head_dim - d);
-      if (factor == 0.0f) x = _mm512_setzero_si512();
+      if (factor == 0.0f) x = nan_or_zero(x);
       _mm512_store_si512(stage + d / 2, _mm512_xor_si512(x, _mm512_set1_epi16(sign)));
     }
 #endif
@@ -938,7 +938,9 @@ bool stage_pieces(const F16* row, int head_dim, float factor, float* high, float
   const auto sign = _mm512_set1_epi16(static_cast<short>(factor < 0.0f ? 0x8000 : 0));
   bool finite = true;
   for (int d = 0; d < head_dim; d += kHalfLanes) {
-    const Pieces x = load_pieces(row + d, factor == 0.0f ? 0 : head_dim - d, finite);
+    // Looked at where the scale is 0 as well: 0 times a NaN is one.
+    Pieces x = load_pieces(row + d, head_dim - d, finite);
+    if (factor == 0.0f) x = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     _mm512_store_si512(high + d / 2, _mm512_xor_si512(x.high, sign));
     _mm512_store_si512(low + d / 2, _mm512_xor_si512(x.low, sign));
   }

@@ -56,6 +56,13 @@ GREENFAST_OP __m512i load_bf16_n(const E4m3* p, int n) {
   return _mm512_or_si512(magnitude, sign);
 }
 
+/// bf16 times 0: NaN for what is not finite.
+GREENFAST_OP __m512i nan_or_zero(__m512i x) {
+  const __m512i top = _mm512_set1_epi16(0x7f80);
+  const __mmask32 special = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, top), top);
+  return _mm512_maskz_set1_epi16(special, 0x7fc0);
+}
+
 /// Lanes {first, second} rounded to bf16 as pairs.
 GREENFAST_OP Vec pack_pair(Vec first, Vec second) {
   alignas(64) static constexpr std::uint16_t kOrder[32] = {
