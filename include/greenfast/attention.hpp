@@ -32,6 +32,7 @@ struct Options {
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
   /// Most parts that the keys of a row are divided into; 0: as many as pay, 1: none.
+  /// Less than 0 is an invalid_argument.
   int max_splits = 0;
   /// Checks arrays of lengths and indices on any device before the launch and names the entry that
   /// is wrong, at the price of a synchronisation. On the CPU they are always checked; elsewhere a

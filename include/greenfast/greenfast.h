@@ -218,7 +218,7 @@ typedef struct gf_options {
   size_t workspace_bytes;
   /* Here version 0.1.0 ended. */
   int32_t max_splits; /**< most parts that the keys of a row are divided into; 0: as many as pay,
-                         1: none */
+                         1: none; not less than 0 */
   int32_t validate;   /**< not 0: arrays of lengths and indices are checked on any device before the
                          launch, and the entry that is wrong is named, at the price of a
                          synchronisation. On the CPU they are always checked; elsewhere a kernel

@@ -35,6 +35,16 @@ core::Choice choice_of(const Options& options) {
   return {.batch_invariant = options.batch_invariant, .max_splits = options.max_splits};
 }
 
+// The problem, and what the options say of it without a device.
+Status check_call(const Problem& problem, const Options& options) {
+  if (Status status = check(problem); !status) return status;
+  if (options.max_splits < 0)
+    return {StatusCode::invalid_argument,
+            core::concat("max_splits is ", options.max_splits,
+                         ": it may be 0, for as many parts as pay, or more; correct it")};
+  return {};
+}
+
 // A failure to allocate must reach the caller as a Status too. Its text fits a std::string without
 // memory.
 template <class Call>
@@ -88,7 +98,7 @@ core::Context context_of(const Machine& machine, const Options& options) {
 }
 
 Status run(const Problem& asked, const Tensors& tensors, const Options& options) {
-  if (Status status = check(asked); !status) return status;
+  if (Status status = check_call(asked, options); !status) return status;
   if (Status status = core::check_tensors(asked, tensors); !status) return status;
   const std::string_view forced = forced_variant(options);
   if (core::writes_nothing(asked)) {
@@ -284,7 +294,7 @@ Status attention(const TensorView& q, const TensorView& k, const TensorView& v, 
 
 Status prepare(const Problem& problem, const Options& options) {
   return guarded([&]() -> Status {
-    if (Status status = check(problem); !status) return status;
+    if (Status status = check_call(problem, options); !status) return status;
     Machine machine;
     if (Status status = find_machine(options, machine); !status) return status;
     const dispatch::Query query = query_of(problem, machine, options);
@@ -343,7 +353,7 @@ Status append(const AppendProblem& problem, const AppendTensors& tensors, const 
 
 Result<Plan> plan(const Problem& problem, const DeviceFacts& facts, const Options& options) {
   return guarded([&]() -> Result<Plan> {
-    if (Status status = check(problem); !status) return status;
+    if (Status status = check_call(problem, options); !status) return status;
     return dispatch::plan(dispatch::registry(),
                           {problem, facts, choice_of(options), forced_variant(options)});
   });
@@ -351,7 +361,7 @@ Result<Plan> plan(const Problem& problem, const DeviceFacts& facts, const Option
 
 Selection explain(const Problem& problem, const DeviceFacts& facts, const Options& options) {
   const std::string_view forced = forced_variant(options);
-  if (Status status = check(problem); !status) {
+  if (Status status = check_call(problem, options); !status) {
     Selection selection;
     selection.forced = !forced.empty();
     selection.refusal = status.message();

@@ -279,6 +279,20 @@ TEST(Attention, RefusalsLeaveTheOutputAlone) {
   for (const float value : data.o) ASSERT_EQ(value, 7.0f);
 }
 
+TEST(Attention, NegativeSplitsAreRefusedByEveryCall) {
+  const Problem p = make_problem(1, 1, 1, 1, 64, 16, DType::f32);
+  Data data(p);
+  const Options options{.max_splits = -3};
+  const DeviceFacts facts = *device_facts(DeviceKind::cpu);
+  for (const std::string& message :
+       {attention(p, data.tensors(), options).message(), prepare(p, options).message(),
+        plan(p, facts, options).status().message(), explain(p, facts, options).refusal})
+    EXPECT_EQ(message,
+              "max_splits is -3: it may be 0, for as many parts as pay, or more; correct it");
+  for (const float value : data.o) ASSERT_TRUE(std::isnan(value));
+  EXPECT_TRUE(explain(p, facts, options).chosen.empty());
+}
+
 TEST(Devices, TheCpuIsAlwaysThere) {
   const Result<DeviceFacts> facts = device_facts(DeviceKind::cpu);
   ASSERT_TRUE(facts);

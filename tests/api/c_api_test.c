@@ -111,6 +111,9 @@ static void heads_of_structs(void) {
   problem.k.reserved = 0;
   options.reserved = -1;
   EXPECT(gf_prepare(&problem, &options) == GF_INVALID_ARGUMENT && says("reserved"));
+  options.reserved = 0;
+  options.max_splits = -3;
+  EXPECT(gf_prepare(&problem, &options) == GF_INVALID_ARGUMENT && says("max_splits is -3"));
   /* A newer caller's longer struct passes as long as it asks for nothing new. */
   memset(&newer, 0, sizeof newer);
   newer.options.struct_size = (uint32_t)sizeof newer;
