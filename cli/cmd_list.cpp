@@ -138,6 +138,12 @@ int list_variants(const ListOptions& options) {
   return workbench::kPassed;
 }
 
+bool any_built(DeviceKind kind) {
+  const auto all = variants();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const VariantInfo& v) { return v.device == kind && v.built; });
+}
+
 int explain_shapes(const ListOptions& options) {
   const DeviceFacts facts = facts_for(options);
   greenfast::Options call;
@@ -149,6 +155,7 @@ int explain_shapes(const ListOptions& options) {
   const bool color = workbench::wants_color(stdout);
   json answers = json::array();
   bool all_chosen = true;
+  const bool built = any_built(facts.kind);
   for (const auto& [name, problem, lengths] : problems) {
     const Selection selection = explain(problem, facts, call);
     all_chosen = all_chosen && !selection.chosen.empty();
@@ -173,12 +180,13 @@ int explain_shapes(const ListOptions& options) {
                          {"candidates", candidates}});
       continue;
     }
-    if (&name != &problems.front().name) fmt::print("\n");
+    if (&name != &problems.front().name && built) fmt::print("\n");
     fmt::print("{} on {}: {}{}\n", to_string(problem), facts.name,
                selection.chosen.empty() ? "nothing fits" : selection.chosen,
                selection.forced ? " (forced by GREENFAST_VARIANT)" : "");
     // Without force the table's last column says it.
     if (selection.forced && !selection.refusal.empty()) fmt::print("{}\n", selection.refusal);
+    if (!built) continue;  // every row would say so; the last line says it once
     Table table({{"", Table::Align::left},
                  {"variant", Table::Align::left},
                  {"rank", Table::Align::right},
@@ -204,6 +212,12 @@ int explain_shapes(const ListOptions& options) {
     fmt::print(
         "{}\n",
         json{{"schema", "greenfast.why/1"}, {"device", facts.name}, {"problems", answers}}.dump(2));
+  else if (!built)
+    fmt::print(
+        "This build has no {} kernels, so that it cannot say who would take {}. Build with "
+        "GREENFAST_CUDA=on (make build CUDA=on), which needs nvcc 13.0 and no GPU.\n",
+        facts.kind == DeviceKind::cuda ? "CUDA" : name_of(facts.kind),
+        problems.size() > 1 ? "them" : "it");
   return all_chosen ? workbench::kPassed : workbench::kNoDevice;
 }
 

@@ -1,5 +1,6 @@
 #include "dispatch/select.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "core/check.hpp"
@@ -65,7 +66,20 @@ std::string problem_on_device(const Query& query) {
   return core::concat(to_string(query.problem), " on ", query.facts.name);
 }
 
+// For a build without any kernel of the device: what each row would say alike.
+std::string nothing_built(DeviceKind kind) {
+  return kind == DeviceKind::cuda ? "this build has no CUDA kernels: build with GREENFAST_CUDA=on, "
+                                    "which needs nvcc 13.0 "
+                                    "and no GPU"
+                                  : core::concat("none for ", name_of(kind), " is in this build");
+}
+
 Status nothing_fits(std::span<const core::Variant> rows, const Query& query) {
+  if (std::none_of(rows.begin(), rows.end(), [&](const core::Variant& row) {
+        return row.device == query.facts.kind && row.kernel != nullptr;
+      }))
+    return {StatusCode::unsupported, core::concat("no variant takes ", problem_on_device(query),
+                                                  ": ", nothing_built(query.facts.kind))};
   std::string out = core::concat("no variant takes ", problem_on_device(query));
   std::string by_name;
   bool first = true;
@@ -83,7 +97,7 @@ Status nothing_fits(std::span<const core::Variant> rows, const Query& query) {
       by_name += core::concat(by_name.empty() ? "" : ", ", row.id);
     }
   }
-  if (first) out += core::concat(": none for ", name_of(query.facts.kind), " is in this build");
+  if (first) out += ": none is chosen automatically";
   if (!by_name.empty()) out += core::concat("; by name these take it: ", by_name);
   return {StatusCode::unsupported, std::move(out)};
 }

@@ -220,6 +220,19 @@ def test_list_shows_every_variant_and_why(greenfast):
     assert unfit.code == 3 and "cuda.sm80.mma cannot take" in unfit.out
 
 
+def test_why_on_a_gpu_without_cuda_kernels_says_so_and_what_to_do(greenfast):
+    why = greenfast("list", "--why", "mission", "small", "--model", "h200", "--dtype", "fp16")
+    if any(row["built"] for row in greenfast("list", "--json").json["variants"] if row["device"] == "cuda"):
+        assert why.code == 0 and "-> " in why.out and "no CUDA kernels" not in why.out
+        return
+    assert why.code == 3
+    lines = why.out.splitlines()
+    assert len(lines) == 3 and all("on NVIDIA H200: nothing fits" in line for line in lines[:2]), why.out
+    assert "This build has no CUDA kernels" in lines[2] and "GREENFAST_CUDA=on" in lines[2] and "make build CUDA=on" in lines[2]
+    record = greenfast("list", "--why", "mission", "--model", "h200", "--json")
+    assert record.code == 3 and "this build has no CUDA kernels" in record.json["problems"][0]["refusal"]
+
+
 def test_doctor_describes_this_machine(greenfast):
     record = greenfast("doctor", "--json").json
     cpu = record["devices"]["cpu"]

@@ -134,6 +134,20 @@ TEST(Select, AnUnknownIdNamesTheNearest) {
   EXPECT_LT(unknown_variant(kCpu, std::string(100000, 'x')).size(), 300u);
 }
 
+TEST(Select, ABuildWithoutCudaSaysSoOnceAndWhatToDo) {
+  // The rows of a build without CUDA: they stand there, and none has a kernel.
+  Variant other = kCpu.back();
+  other.kernel = nullptr;
+  Variant another = other;
+  another.id = "cuda.another";
+  DeviceFacts facts = cpu_facts();
+  facts.kind = DeviceKind::cuda;
+  facts.name = "test GPU";
+  EXPECT_EQ(chosen({kGeneralRow, other, another}, with_head_dim(32), facts),
+            "no variant takes 1x2/1x8x32 fp16 on test GPU: this build has no CUDA kernels: build "
+            "with GREENFAST_CUDA=on, which needs nvcc 13.0 and no GPU");
+}
+
 TEST(Select, WhenNothingFitsEverybodySaysWhy) {
   const std::vector<Variant> rows = {kSpecialRow, kRungRow};
   EXPECT_EQ(chosen(rows, with_head_dim(32), cpu_facts()),
@@ -387,7 +401,7 @@ TEST(Registry, RowsExistInEveryBuild) {
     const Result<DeviceFacts> h200 = model_facts("h200");
     Status why;
     EXPECT_EQ(select(registry(), {p, *h200, {}, {}}, &why), nullptr);
-    EXPECT_NE(why.message().find("not built: needs GREENFAST_CUDA=on"), std::string::npos);
+    EXPECT_NE(why.message().find("this build has no CUDA kernels"), std::string::npos);
   }
 }
 
