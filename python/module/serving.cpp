@@ -98,7 +98,10 @@ bool shapes_belong(const Appending& a) {
 }
 
 bool read_rotary(PyObject* cos, PyObject* sin, std::int64_t kind, Appending& a) {
-  if (!given(cos) && !given(sin)) return true;
+  if (!given(cos) && !given(sin))
+    return a.problem.heads_q == 0 ||
+           fail(PyExc_ValueError,
+                "q is given without cos and sin: append only turns it; pass them, or leave q out");
   if (!given(cos) || !given(sin))
     return fail(PyExc_ValueError, "cos and sin are given together, or neither");
   View tables[2];

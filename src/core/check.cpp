@@ -66,19 +66,6 @@ Status check_shape(const Problem& p) {
   return {};
 }
 
-// A count that is a fact of something: there with it, 0 without.
-Status check_fact(std::string_view name, std::int64_t value, bool used, std::int64_t least,
-                  std::int64_t most, std::string_view of) {
-  if (!used) {
-    if (value == 0) return {};
-    return invalid(name, " is ", value, " although the problem has no ", of,
-                   ": set it to 0, or ask for ", of);
-  }
-  if (value >= least && value <= most) return {};
-  return invalid(name, " is ", value, ": with ", of, " it may be ", least, " to ", most,
-                 "; correct it");
-}
-
 Status check_sequences(const Problem& p) {
   const Sequences& s = p.sequences;
   const Pages& pages = p.pages;
@@ -105,9 +92,11 @@ Status check_sequences(const Problem& p) {
     if (!status) return status;
   }
   if (paged && p.batch > 1 && pages.row_stride < pages_of_row(p))
-    return invalid("pages.row_stride is ", pages.row_stride, ": ", p.seq_kv, " keys in pages of ",
-                   pages.size, " take ", pages_of_row(p),
-                   " entries of the page table; widen its rows, or lower seq_kv");
+    return invalid(
+        "pages.row_stride is ", pages.row_stride, ": ", p.seq_kv, " keys in pages of ", pages.size,
+        " take ", pages_of_row(p),
+        " entries of the page table; widen its rows, or lower seq_kv (max_kv where that was "
+        "given)");
   const struct {
     bool both;
     std::string_view first, second, remedy;
@@ -294,9 +283,25 @@ std::string_view why_needed(OperandId id) noexcept {
 
 }  // namespace
 
+Status check_fact(std::string_view name, std::int64_t value, bool used, std::int64_t least,
+                  std::int64_t most, std::string_view of) {
+  if (!used) {
+    if (value == 0) return {};
+    return invalid(name, " is ", value, " although the problem has no ", of,
+                   ": set it to 0, or ask for ", of);
+  }
+  if (value >= least && value <= most) return {};
+  return invalid(name, " is ", value, ": with ", of, " it may be ", least, " to ", most,
+                 "; correct it");
+}
+
 Status check_layout(std::string_view name, const Layout& layout,
                     const std::array<std::int64_t, 4>& shape, DType dtype, Sharing sharing) {
   const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+  if (layout.stride == std::array<std::int64_t, 4>{})
+    return invalid(name, "'s strides are all 0: the last must be 1; set ", name,
+                   "'s layout, as dense_layout() does for a dense tensor, or copy what was "
+                   "broadcast from one element");
   if (layout.stride[3] != 1)
     return invalid(name, "'s last stride is ", layout.stride[3],
                    ": the head dimension must be contiguous (stride 1); copy ", name,

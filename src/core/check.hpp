@@ -67,6 +67,10 @@ constexpr bool has_arrays(const Problem& p) noexcept {
          p.pages.used() || p.sinks || p.alibi != Alibi::none || p.array_mask.kind != MaskKind::none;
 }
 
+/// A count that is a fact of something: there with it, 0 without.
+Status check_fact(std::string_view name, std::int64_t value, bool used, std::int64_t least,
+                  std::int64_t most, std::string_view of);
+
 /// Pointers that are needed are there and aligned to their elements; the output shares no memory
 /// with an input or with the LSE. For a problem that passed check().
 Status check_tensors(const Problem& problem, const Tensors& tensors);

@@ -13,6 +13,12 @@ Status wrong(const Pieces&... pieces) {
   return Status(StatusCode::invalid_argument, concat(pieces...));
 }
 
+// What an index into `count` things may be.
+std::string index_below(std::int64_t count) {
+  if (count <= 0) return "no entry can be right: give it some";
+  return count == 1 ? std::string("it must be 0") : concat("it may be 0 to ", count - 1);
+}
+
 }  // namespace
 
 Status check_cumulative(std::string_view name, const std::int32_t* values, std::int64_t count,
@@ -26,10 +32,8 @@ Status check_cumulative(std::string_view name, const std::int32_t* values, std::
                    " lies between them");
   }
   if (values[count] > total)
-    return wrong(name, "[", count, "] is ", values[count], ": ", total_name,
-                 " says that there "
-                 "are ",
-                 total, " rows; correct one of them");
+    return wrong(name, "[", count, "] is ", values[count], ": there are ", total, " rows (",
+                 total_name, "); correct one of them");
   return {};
 }
 
@@ -37,8 +41,7 @@ Status check_range(std::string_view name, const std::int32_t* values, std::int64
                    std::int64_t end, std::string_view of) {
   for (std::int64_t n = 0; n < count; ++n) {
     if (values[n] < 0 || values[n] >= end)
-      return wrong(name, "[", n, "] is ", values[n], ": ", of, " ", end, ", so it may be 0 to ",
-                   end - 1);
+      return wrong(name, "[", n, "] is ", values[n], ": ", of, " ", end, ", so ", index_below(end));
   }
   return {};
 }
@@ -47,8 +50,8 @@ Status check_page_row(std::string_view name, const std::int32_t* row, std::int64
                       std::int64_t first, std::int64_t end, std::int64_t pages) {
   for (std::int64_t n = first; n < end; ++n) {
     if (row[n] < 0 || row[n] >= pages)
-      return wrong(name, "[", b, "][", n, "] is ", row[n], ": the pool has ", pages,
-                   " pages, so it may be 0 to ", pages - 1);
+      return wrong(name, "[", b, "][", n, "] is ", row[n], ": the pool has ", pages, " pages, so ",
+                   index_below(pages));
   }
   return {};
 }
@@ -64,7 +67,8 @@ Status check_arrays(const Problem& p, const Tensors& t) {
         !status)
       return status;
   if (s.kv_index && p.seq_kv > 0)
-    if (Status status = check_range("kv_index", t.kv_index, p.batch, s.kv_rows, "kv_rows is");
+    if (Status status = check_range("kv_index", t.kv_index, p.batch, s.kv_rows,
+                                    "the first dimension of K and V (kv_rows) is");
         !status)
       return status;
   if (!s.packed_q && !s.packed_kv && !s.used_q && !s.used_kv && !s.kv_start && !p.pages.used())
@@ -73,15 +77,15 @@ Status check_arrays(const Problem& p, const Tensors& t) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const Sequence sequence = sequence_of(p, t, b);
     const struct {
-      std::string_view used_name, cu_name, most_name;
+      std::string_view used_name, cu_name, most_names;
       bool used;
       const std::int32_t* cu;
       std::int64_t length, most;
     } sides[] = {
-        {"used_q", "cu_q", "seq_q", s.used_q, s.packed_q ? t.cu_q : nullptr, sequence.seq_q,
-         p.seq_q},
-        {"used_kv", "cu_kv", "seq_kv", s.used_kv, s.packed_kv ? t.cu_kv : nullptr, sequence.seq_kv,
-         p.seq_kv},
+        {"used_q", "cu_q", "seq_q, or max_q where that was given", s.used_q,
+         s.packed_q ? t.cu_q : nullptr, sequence.seq_q, p.seq_q},
+        {"used_kv", "cu_kv", "seq_kv, or max_kv where that was given", s.used_kv,
+         s.packed_kv ? t.cu_kv : nullptr, sequence.seq_kv, p.seq_kv},
     };
     for (const auto& side : sides) {
       if (side.used && side.cu != nullptr && side.length > side.cu[b + 1] - side.cu[b])
@@ -91,12 +95,12 @@ Status check_arrays(const Problem& p, const Tensors& t) {
         return wrong(side.used_name, "[", b, "] is ", side.length, ": a length is 0 or more");
       if (side.length > side.most)
         return wrong("sequence ", b, " has ", side.length, " rows by ",
-                     side.used ? side.used_name : side.cu_name, ": ", side.most_name, " is ",
-                     side.most, ", the most that any may have; raise it");
+                     side.used ? side.used_name : side.cu_name, ": ", side.most,
+                     " is the most that any may have (", side.most_names, "); raise it");
     }
     if (sequence.kv_start < 0 || sequence.kv_start > p.seq_kv)
-      return wrong("kv_start[", b, "] is ", sequence.kv_start, ": it may be 0 to seq_kv, ",
-                   p.seq_kv);
+      return wrong("kv_start[", b, "] is ", sequence.kv_start, ": it may be 0 to ", p.seq_kv,
+                   ", the most keys that a sequence may have");
     // Without a row nothing of the cache is read.
     if (p.pages.used() && sequence.seq_q > 0 && sequence.kv_start < sequence.seq_kv) {
       const std::int64_t size = p.pages.size;

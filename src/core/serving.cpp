@@ -136,8 +136,9 @@ Status check_rotary(const AppendProblem& p) {
                " does not exist: use none, interleaved or neox");
   if (p.rotary == Rotary::none) {
     if (p.heads_q != 0)
-      return bad("heads_q is ", p.heads_q,
-                 " without rotary: Q is only turned here; set it to 0, or ask for rotary");
+      return bad("Q is given, with heads_q ", p.heads_q,
+                 ", and no rotary: append only turns it; leave Q out (heads_q 0), or ask for "
+                 "rotary");
     return {};
   }
   if (p.dtype == DType::e4m3)
@@ -163,19 +164,28 @@ Shape cache_shape(const AppendProblem& p, std::int64_t dim) {
 }  // namespace
 
 Status check_append(const AppendProblem& p, const AppendTensors& t) {
-  if (Status status = check_sizes(
-          {{"batch", p.batch, 0, kMaxBatchHeads},
-           {"heads_q", p.heads_q, 0, kMaxBatchHeads},
-           {"heads_kv", p.heads_kv, 1, kMaxBatchHeads},
-           {"seq_new", p.seq_new, 0, kMaxLength},
-           {"seq_kv", p.seq_kv, 0, kMaxLength},
-           {"total_new", p.total_new, 0, p.packed ? kMaxTotal : 0},
-           {"kv_rows", p.kv_rows, 0, p.kv_index ? kMaxTotal : 0},
-           {"pages.size", p.pages.size, 0, kMaxLength},
-           {"pages.count", p.pages.count, 0, p.pages.used() ? kMaxTotal : 0},
-           {"pages.row_stride", p.pages.row_stride, 0, p.pages.used() ? kMaxTotal : 0}});
+  if (Status status = check_sizes({{"batch", p.batch, 0, kMaxBatchHeads},
+                                   {"heads_q", p.heads_q, 0, kMaxBatchHeads},
+                                   {"heads_kv", p.heads_kv, 1, kMaxBatchHeads},
+                                   {"seq_new", p.seq_new, 0, kMaxLength},
+                                   {"seq_kv", p.seq_kv, 0, kMaxLength},
+                                   {"pages.size", p.pages.size, 0, kMaxLength}});
       !status)
     return status;
+  const bool paged = p.pages.used();
+  const struct {
+    std::string_view name;
+    std::int64_t value;
+    bool used;
+    std::string_view of;
+  } facts[] = {{"total_new", p.total_new, p.packed, "packed new tensors"},
+               {"kv_rows", p.kv_rows, p.kv_index, "kv_index"},
+               {"pages.count", p.pages.count, paged, "pages"},
+               {"pages.row_stride", p.pages.row_stride, paged, "pages"}};
+  for (const auto& fact : facts)
+    if (Status status = check_fact(fact.name, fact.value, fact.used, 0, kMaxTotal, fact.of);
+        !status)
+      return status;
   if (p.batch * std::max(p.heads_kv, p.heads_q) > kMaxBatchHeads)
     return bad("batch ", p.batch, " times the heads exceeds ", kMaxBatchHeads);
   if (Status status = check_head_dim("head_dim", p.head_dim); !status) return status;
@@ -250,7 +260,8 @@ Status check_append_arrays(const AppendProblem& p, const AppendTensors& t) {
         !status)
       return status;
   if (p.kv_index)
-    if (Status status = check_range("kv_index", t.kv_index, p.batch, p.kv_rows, "kv_rows is");
+    if (Status status = check_range("kv_index", t.kv_index, p.batch, p.kv_rows,
+                                    "the cache's first dimension (kv_rows) is");
         !status)
       return status;
   std::vector<std::pair<std::int64_t, std::int64_t>> places;  // a page or row, and who writes it
@@ -259,20 +270,21 @@ Status check_append_arrays(const AppendProblem& p, const AppendTensors& t) {
     const std::int64_t slot = p.packed ? t.cu_new[b + 1] - t.cu_new[b] : p.seq_new;
     if (a.count < 0 || a.count > slot)
       return bad("used_new[", b, "] is ", a.count, ": that sequence has ", slot,
-                 " new rows, so it may be 0 to ", slot);
+                 " new rows, the most that it may be");
     if (a.count > p.seq_new)
-      return bad("sequence ", b, " has ", a.count, " new tokens: seq_new is ", p.seq_new,
-                 ", the most that any may have; raise it");
+      return bad("sequence ", b, " has ", a.count, " new tokens: ", p.seq_new,
+                 " is the most that any may have (seq_new, or max_new where that was given); raise "
+                 "it");
     if (a.first < 0) return bad("used_kv[", b, "] is ", a.first, ": a length is 0 or more");
     if (a.count == 0) continue;
     const std::int64_t end = a.first + a.count;
     if (end > p.seq_kv)
       return bad("sequence ", b, " would have ", end, " keys, ", a.first, " by used_kv and ",
-                 a.count, " new ones: seq_kv is ", p.seq_kv,
+                 a.count, " new ones: the cache has room for ", p.seq_kv, " (seq_kv)",
                  p.pages.used() ? "; give it more pages" : "; give it a larger cache");
     if (p.kv_start && (t.kv_start[b] < 0 || t.kv_start[b] > a.first))
-      return bad("kv_start[", b, "] is ", t.kv_start[b], ": it may be 0 to used_kv[", b, "], ",
-                 a.first, ", so that no new token stands before it");
+      return bad("kv_start[", b, "] is ", t.kv_start[b], ": used_kv[", b, "], ", a.first,
+                 ", is the most that it may be, so that no new token stands before it");
     if (p.rotary != Rotary::none && a.position + a.count > p.positions)
       return bad("sequence ", b, " reaches position ", a.position + a.count - 1,
                  ": the rotary tables have ", p.positions, " rows");

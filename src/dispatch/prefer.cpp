@@ -174,7 +174,7 @@ core::Preference cuda_sm90_prefill(const Problem&, const DeviceFacts&, core::Cho
 }
 core::Preference cuda_sm90_small(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   if (small_beats_prefill(p, facts, choice)) return {kSmall};
-  return {kBehindPrefill, "behind the prefill kernel, which is faster at these lengths"};
+  return {kBehindPrefill, "behind cuda.sm90.prefill, which is faster at these lengths"};
 }
 
 core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice) {
@@ -194,7 +194,13 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // Each block of rows reads the keys again.
   if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)
     return {kBehindServing, "behind others, which read the keys once for all rows"};
-  return {kDecodeBehind, "behind the prefill kernels, which are faster at these lengths"};
+  if (!is_dense(p))
+    return {kDecodeBehind,
+            "behind cuda.sm90.packed where that takes the problem: it is faster "
+            "at these lengths"};
+  return {kDecodeBehind,
+          "behind cuda.sm90.prefill and cuda.sm90.small where they take the "
+          "problem: they are faster at these lengths"};
 }
 
 }  // namespace greenfast::dispatch::prefer

@@ -133,9 +133,26 @@ TEST_F(CudaSelection, WhereSmallIsSlowerItCanStillBeAskedFor) {
   const Problem problem = make_problem(8, 16, 16, 64, 64, 128, DType::f16);
   const Candidate small = answer(problem, kSmall);
   EXPECT_TRUE(small.accepted);
-  EXPECT_NE(small.reason.find("behind the prefill kernel"), std::string::npos) << small.reason;
+  EXPECT_NE(small.reason.find("behind cuda.sm90.prefill"), std::string::npos) << small.reason;
   options_.variant = kSmall;
   EXPECT_TRUE(plan(problem, facts_, options_).ok());
+}
+
+// It names kernels that may take the problem, and counts parts as people do.
+TEST_F(CudaSelection, DecodeSaysWhatItWouldDoAndWhoIsBeforeIt) {
+  Problem p = make_problem(1, 32, 8, 64, 128, 128, DType::bf16);
+  EXPECT_EQ(answer(p, kDecode).reason,
+            "seq_q 64 times 4 query heads to a KV head makes 256 rows; takes up to 64: leave the "
+            "choice of the variant to the library, which has others for more");
+  p = make_problem(1, 8, 8, 1, 128, 64, DType::f16);
+  const std::string alone = answer(p, kDecode).reason;
+  EXPECT_EQ(alone.find("the keys in one part: its block writes the output"), 0u) << alone;
+  EXPECT_NE(alone.find("behind cuda.sm90.prefill and cuda.sm90.small"), std::string::npos) << alone;
+  p = make_problem(8, 16, 2, 4, 128, 64, DType::bf16);
+  p.sequences.used_kv = true;
+  const std::string lengths = answer(p, kDecode).reason;
+  EXPECT_EQ(lengths.find("cuda.sm90.prefill"), std::string::npos) << lengths;
+  EXPECT_NE(lengths.find("behind cuda.sm90.packed"), std::string::npos) << lengths;
 }
 
 TEST_F(CudaSelection, SmallIgnoresTheBatchWhenAsked) {

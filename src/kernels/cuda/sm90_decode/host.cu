@@ -37,9 +37,10 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
               std::string* why) {
   using core::refuse;
   if (problem.seq_q > kMostRows || group_of(problem) * problem.seq_q > kMostRows)
-    return refuse(why, problem.seq_q, " queries of ", group_of(problem),
-                  " heads to a head of K and V are ", group_of(problem) * problem.seq_q,
-                  " rows; takes up to ", kMostRows, ": cuda.sm90.prefill has more");
+    return refuse(why, "seq_q ", problem.seq_q, " times ", group_of(problem),
+                  " query heads to a KV head makes ", group_of(problem) * problem.seq_q,
+                  " rows; takes up to ", kMostRows,
+                  ": leave the choice of the variant to the library, which has others for more");
   if ((problem.batch > kGridLimit && !may_be_parted(problem)) ||
       problem.heads_kv * row_blocks_of(problem) > kGridLimit)
     return refuse(why, "a batch of ", problem.batch, " with ", problem.heads_kv,
@@ -63,10 +64,10 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   }
   if (why != nullptr) {
     const Shape shape = shape_of(first_part(problem), facts, choice);
-    *why = core::concat("up to ", shape.most_parts, " parts of the keys, ",
-                        shape.clustered        ? "merged in a cluster"
-                        : shape.most_parts > 1 ? "merged by a second kernel"
-                                               : "written by their only block");
+    *why = shape.most_parts == 1 ? "the keys in one part: its block writes the output"
+                                 : core::concat("up to ", shape.most_parts, " parts of the keys, ",
+                                                shape.clustered ? "merged in a cluster"
+                                                                : "merged by a second kernel");
   }
   return true;
 }
