@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
+#include <string_view>
 
 namespace greenfast::workbench::test {
 namespace {
@@ -199,6 +202,68 @@ TEST(Resources, EveryKernelOfThisBuildIsInsideItsLimitsOrWaived) {
       EXPECT_FALSE(check.broken())
           << row.variant << " on " << row.code.arch << ": " << check.words();
   }
+}
+
+// A kernel without a plan has no problem, no shared memory and no occupancy in the report, and its
+// limits are held to half of what it takes: the grid of problems must reach all that a variant can
+// choose.
+TEST(Resources, EveryKernelIsReachedByAPlanOrNamedHere) {
+  const auto& code = own_device_code();
+  ASSERT_TRUE(code.ok()) << code.status().message();
+  if (code->kernels.empty()) GTEST_SKIP() << "this build has no CUDA kernels";
+  struct Unreached {
+    const char* kernel;  // its name begins so
+    const char* arch;    // empty: any
+  };
+  constexpr Unreached kNamed[] = {
+      // Calls beside attention, which no variant plans.
+      {"fill", ""},
+      {"encode<", ""},
+      {"largest_magnitude<", ""},
+      {"finish_scales", ""},
+      {"append_kernel<", ""},
+      {"merge_kernel<", ""},
+      // Launched before or behind the kernel that the plan names.
+      {"decode::merge_kernel", "sm_90a"},
+      {"fp8::transpose_kernel<", "sm_90a"},
+      // Tiles for devices of another architecture: those with more or with less shared memory, or,
+      // of sm_80's code, those of compute capability 8.6.
+      {"sm80_mma::attention_kernel<__half, 7>", "sm_80"},
+      {"sm80_mma::attention_kernel<__half, 8>", "sm_80"},
+      {"sm80_mma::attention_kernel<__half, 10>", "sm_80"},
+      {"sm80_mma::attention_kernel<__half, 6>", "sm_89"},
+      {"sm80_mma::attention_kernel<__half, 8>", "sm_89"},
+      {"sm80_mma::attention_kernel<__half, 9>", "sm_89"},
+      {"sm80_mma::attention_kernel<__half, 7>", "sm_90a"},
+      {"sm80_mma::attention_kernel<__half, 9>", "sm_90a"},
+      {"sm80_mma::attention_kernel<__half, 10>", "sm_90a"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 7>", "sm_80"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 8>", "sm_80"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 10>", "sm_80"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 6>", "sm_89"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 8>", "sm_89"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 9>", "sm_89"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 7>", "sm_90a"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 9>", "sm_90a"},
+      {"sm80_mma::attention_kernel<__nv_bfloat16, 10>", "sm_90a"},
+  };
+  std::set<std::string> archs;
+  for (const KernelCode& kernel : code->kernels) archs.insert(kernel.arch);
+  std::set<const Unreached*> seen;
+  for (const ResourceRow& row : resource_report(*code, {}, {}, {}).rows) {
+    if (!row.variant.empty()) continue;
+    const auto* const named =
+        std::find_if(std::begin(kNamed), std::end(kNamed), [&](const Unreached& other) {
+          return row.code.name.starts_with(other.kernel) &&
+                 (other.arch[0] == '\0' || row.code.arch == other.arch);
+        });
+    EXPECT_NE(named, std::end(kNamed))
+        << row.code.name << " on " << row.code.arch << ": no problem of the grid reaches it";
+    if (named != std::end(kNamed)) seen.insert(named);
+  }
+  for (const Unreached& other : kNamed)
+    EXPECT_TRUE(seen.contains(&other) || (other.arch[0] != '\0' && !archs.contains(other.arch)))
+        << other.kernel << " " << other.arch << " is reached, and need not be named";
 }
 
 // Of every variant, model and shape: a buffer that a table forgets or counts twice shows here.
