@@ -15,6 +15,7 @@ sys.path[:0] = [str(ROOT / "bench" / "python"), str(ROOT / "tests" / "cli"), str
 
 from cli_paths import GREENFAST  # noqa: E402
 from greenfast_bench import ab, capi, fp8, serving, ways  # noqa: E402
+from greenfast_bench.measure import Usage  # noqa: E402
 from greenfast_bench.serving import Row  # noqa: E402
 
 LIBRARY = pathlib.Path(GREENFAST).resolve().parents[1] / "src" / "libgreenfast.so"
@@ -35,6 +36,12 @@ def test_a_row_is_parsed_as_the_command_does():
     assert (row.batch, row.heads_q, row.heads_kv, row.seq_q, row.seq_kv, row.dim, row.dim_v) == (64, 64, 8, 1, 8192, 128, 64)
     assert (row.page, row.used, row.least, row.window, row.sinks, row.packed, row.chunk) == (16, True, 512, (127, 0), True, False, 0)
     assert Row.parse("1x8x512x64 causal").band == (-1, 0) and Row.parse("1x8x512x64").band == (-1, -1)
+
+
+def test_an_attribute_that_is_repeated_is_refused_and_both_are_named():
+    for text, first, second in (("1x8x512x64 used-kv pages=16 pages=32", "pages=16", "pages=32"), ("1x8x512x64 causal causal", "causal", "causal")):
+        with pytest.raises(Usage, match=f"'{second}' stands behind '{first}'.*keep one of them"):
+            Row.parse(text)
 
 
 @pytest.mark.parametrize("suite", serving.SUITES)

@@ -1,5 +1,6 @@
 #include "workbench/cases/attributes.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <optional>
@@ -62,6 +63,8 @@ bool set_window(ProblemDefaults& p, std::string_view value) {
   return true;
 }
 
+constexpr std::string_view kMask = "which keys a query sees";
+
 constexpr std::array kAttributes{
     AttributeRow{"causal", "bottom-right or top-left", "bottom-right",
                  "a causal mask, aligned with the last key or with the first",
@@ -71,12 +74,12 @@ constexpr std::array kAttributes{
                                                              : Alignment::bottom_right);
                    return true;
                  },
-                 true},
+                 true, kMask},
     AttributeRow{
         "window", "L or L:R", "",
         "a sliding window, aligned with the last key: L keys before a query's own, R after "
         "it, -1 is no bound",
-        set_window, true},
+        set_window, true, kMask},
     AttributeRow{"lse", "", "", "the log-sum-exp too",
                  [](ProblemDefaults& p, std::string_view) { return p.lse = true; }, true},
     AttributeRow{
@@ -154,12 +157,37 @@ Status apply_attribute(ProblemDefaults& problem, std::string_view attribute) {
     if (!row.value.empty() && value.empty())
       return refuse("needs a value: " + std::string(name) + "= " + std::string(row.value));
     if (row.apply(problem, value)) return {};
+    if (row.value == "N")
+      return refuse(std::string(name) + " is " + std::string(value.substr(0, 40)) +
+                    ": it may be a whole number from 1 to 2^30; leave " + std::string(name) +
+                    " out for none");
     return refuse("possible behind " + std::string(name) + "= is " + std::string(row.value));
   }
   std::string names;
   for (const AttributeRow& row : kAttributes)
     names += (names.empty() ? "" : ", ") + std::string(row.name);
   return refuse("there is none of that name; possible are " + names);
+}
+
+Status check_beside(std::string_view attribute, std::span<const std::string_view> before) {
+  const auto row_of = [](std::string_view text) {
+    const std::string_view name = text.substr(0, text.find('='));
+    return std::find_if(kAttributes.begin(), kAttributes.end(),
+                        [&](const AttributeRow& row) { return row.name == name; });
+  };
+  const auto* const row = row_of(attribute);
+  if (row == kAttributes.end()) return {};  // refused as unknown
+  for (const std::string_view other : before) {
+    const auto* const earlier = row_of(other);
+    const bool same = earlier == row;
+    if (!same && (row->says.empty() || earlier->says != row->says)) continue;
+    return {StatusCode::invalid_argument,
+            "attribute '" + std::string(attribute.substr(0, 60)) + "' stands behind '" +
+                std::string(other.substr(0, 60)) + "', and " +
+                (same ? "each may stand there once" : "both say " + std::string(row->says)) +
+                ": keep one of them"};
+  }
+  return {};
 }
 
 }  // namespace greenfast::workbench

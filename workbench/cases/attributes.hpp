@@ -18,10 +18,16 @@ struct AttributeRow {
   bool (*apply)(ProblemDefaults& problem, std::string_view value) = nullptr;
   /// The command has an option of that name and its own meaning (--causal); this is for shapes alone.
   bool shape_only = false;
+  /// What several attributes say, of which a shape may have one; empty: nobody else says it.
+  std::string_view says = {};
 };
 std::span<const AttributeRow> attribute_table();
 
 /// Sets one attribute, "name" or "name=value". Errors name it and what is possible.
 Status apply_attribute(ProblemDefaults& problem, std::string_view attribute);
+
+/// Whether an attribute may stand behind those before it: none of them says the same thing. Errors
+/// name both.
+Status check_beside(std::string_view attribute, std::span<const std::string_view> before);
 
 }  // namespace greenfast::workbench

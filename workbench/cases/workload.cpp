@@ -951,13 +951,18 @@ Result<std::vector<NamedProblem>> parse_shapes(std::string_view text,
       shape = named->shape.substr(0, named->shape.find(' '));
       of_name = named->shape.substr(shape.size());
     }
-    for (std::string_view list : {of_name, attributes})
+    for (std::string_view list : {of_name, attributes}) {
+      std::vector<std::string_view> before;
       for (list = trim(list); !list.empty(); list = trim(list)) {
         const std::string_view attribute = list.substr(0, list.find(' '));
         list.remove_prefix(attribute.size());
-        if (const Status status = apply_attribute(own, attribute); !status)
+        Status status = check_beside(attribute, before);
+        if (status) status = apply_attribute(own, attribute);
+        if (!status)
           return Status(status.code(), "shape " + quoted(item) + ": " + status.message());
+        before.push_back(attribute);
       }
+    }
     auto problem = parse_shape(shape, own);
     if (!problem) return problem.status();
     problems.push_back({std::string(item), std::move(*problem), own.lengths});

@@ -102,8 +102,12 @@ class Row:
         if min(row.batch, hq, hkv, sq, skv, d, dv) < 1 or hq % hkv:
             raise Usage(f"shape '{text}': every number must be positive and Hq a multiple of Hkv")
         fields: dict = {}
+        given: dict[str, str] = {}
         for attribute in attributes:
             name, _, value = attribute.partition("=")
+            if name in given:
+                raise Usage(f"shape '{text}': '{attribute}' stands behind '{given[name]}', and each may stand there once: keep one of them")
+            given[name] = attribute
             try:
                 if attribute in ("packed", "causal", "sinks"):
                     fields[name] = True

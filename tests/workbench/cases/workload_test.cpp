@@ -73,6 +73,11 @@ TEST(Shapes, ErrorsNameTheItemAndWhatIsPossible) {
                                    {"1x8xabcx64", "field S is 'abc'"},
                                    {"1x8x-3x64", "field S is '-3'"},
                                    {"1x8x x64", "attribute 'x64'"},
+                                   {"1x8x16x64 chunk=0",
+                                    "chunk is 0: it may be a whole number "
+                                    "from 1 to 2^30; leave chunk out"},
+                                   {"1x8x16x64 pages=0", "pages is 0: it may be a whole number"},
+                                   {"1x8x16x64 pages=-16", "pages is -16: it may be"},
                                    {"1x8x1e9x64", "field S is '1e9'"},
                                    {"1x8x99999999999999999999x64", "field S is"},
                                    {"1x8/3x16x64", "'1x8/3x16x64'"},
@@ -90,6 +95,23 @@ TEST(Shapes, ErrorsNameTheItemAndWhatIsPossible) {
   }
   EXPECT_NE(error_of("huge").find("mission"), std::string::npos);
   EXPECT_NE(error_of("huge").find("v2c"), std::string::npos);
+}
+
+TEST(Shapes, AttributesThatSayTheSameAreRefusedAndBothNamed) {
+  for (const auto& [text, part] :
+       {std::pair{"1x8x16x64 pages=16 pages=32",
+                  "attribute 'pages=32' stands behind 'pages=16', and each may stand there once"},
+        {"1x8x16x64 causal=top-left causal", "'causal' stands behind 'causal=top-left'"},
+        {"1x8x16x64 lse used-kv lse", "'lse' stands behind 'lse'"},
+        {"1x8x16x64 causal window=3",
+         "'window=3' stands behind 'causal', and both say which keys a query sees: keep one"},
+        {"1x8x16x64 window=3:0 lse causal=top-left", "stands behind 'window=3:0'"}}) {
+    const std::string message = error_of(text);
+    EXPECT_NE(message.find(part), std::string::npos) << text << " -> " << message;
+  }
+  // Behind a name they go after what the name stands for: llama4 has chunks of 8192.
+  EXPECT_EQ((*parse_shapes("llama4 chunk=16 window=3", {}))[0].problem.chunk, 16);
+  EXPECT_EQ(error_of("1x8x16x64 packed-q used-q causal, 1x8x16x64 causal"), "accepted");
 }
 
 TEST(Shapes, ManyItemsAreRefusedNotExpanded) {
