@@ -239,7 +239,8 @@ typedef struct gf_options {
   }
 
 /** Two parts of the same attention over disjoint keys made into one. A part whose LSE is -inf or
- * +inf is empty. */
+ * +inf is empty, and its O is not read; both empty: O = 0, LSE = -inf. One whose LSE is NaN is not:
+ * the row's LSE is NaN, and its O as well unless the other part is empty. */
 typedef struct gf_merge_problem {
   uint32_t struct_size;
   uint32_t abi_version;

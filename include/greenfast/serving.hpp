@@ -8,7 +8,9 @@ namespace greenfast {
 
 /// Two parts of the same attention, over disjoint keys, made into one: with w = exp(lse) a part's
 /// weight, O = (w_a a + w_b b) / (w_a + w_b) and LSE = log(w_a + w_b). A part whose LSE is -inf or
-/// +inf is empty: its O is not read. Both empty: O = 0, LSE = -inf. Sinks belong into one part only.
+/// +inf is empty: its O is not read. Both empty: O = 0, LSE = -inf. NaN is not empty: the row's LSE is
+/// NaN, and its O is NaN as well, or, where the other part is empty, what this one's is. Sinks belong
+/// into one part only.
 struct MergeProblem {
   std::int64_t batch = 1, heads = 1, seq = 0, head_dim = 64;  ///< head_dim: that of O
   DType dtype = DType::f32;                                   ///< of a and b: fp32, fp16, bf16

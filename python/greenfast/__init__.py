@@ -167,7 +167,8 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, out: Any = None, lse: Any =
     """(out, lse) of two parts of the same attention over disjoint keys, as attention(..., return_lse=True) gives them.
 
     o1, o2      [B, H, S, D] ([B, S, H, D] with layout="bshd"), packed [H, total, D] ([total, H, D]); float32, float16, bfloat16.
-    lse1, lse2  float32, contiguous [B, H, S], packed [H, total]. -inf or +inf: that part is empty, and not read. Sinks
+    lse1, lse2  float32, contiguous [B, H, S], packed [H, total]. -inf or +inf: that part is empty, and not read; both:
+                out is 0, lse -inf. NaN is not empty: the row's lse is NaN, and its out too unless the other part is empty. Sinks
                 belong into one part only.
     out, lse    where to write; those of a part, if they have its type and strides, or None: allocated.
     On the CPU and on CUDA. The order of the parts changes no bit. Errors as attention's. No gradients.

@@ -123,7 +123,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
 def flash_attn_combine(out_partial: torch.Tensor, lse_partial: torch.Tensor, out: torch.Tensor | None = None,
                        out_dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Parts of one attention over disjoint keys, made into one: out_partial [parts, B, S, H, D], lse_partial [parts, B, S, H] ->
-    (out [B, S, H, D], lse [B, S, H]). A part whose lse is -inf or +inf is empty. out_dtype None: the parts'."""
+    (out [B, S, H, D], lse [B, S, H]). A part whose lse is -inf or +inf is empty; NaN is not, and makes the row's lse NaN. out_dtype None: the parts'."""
     if out_partial.dim() != 5 or out_partial.shape[0] < 1 or lse_partial.shape != out_partial.shape[:-1]:
         raise ValueError(f"out_partial has shape {list(out_partial.shape)} and lse_partial {list(lse_partial.shape)}: [parts, B, S, H, D] and "
                          "[parts, B, S, H] are expected, one part or more")

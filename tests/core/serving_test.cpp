@@ -376,6 +376,48 @@ TEST(Merge, OfTwoHalvesIsTheWhole) {
   EXPECT_EQ(lse_a, lse);
 }
 
+// What the header promises of LSEs that are no numbers: a NaN is not hidden, and what is empty stays
+// unread whatever the other part is.
+TEST(Merge, ANanIsNoEmptyPart) {
+  const float nan = std::nanf("");
+  const struct {
+    float lse_a, lse_b;
+    bool reads_a, reads_b;  // one alone: O is its O
+    float lse;
+  } rows[] = {
+      {nan, 1.0f, true, true, nan},
+      {nan, nan, true, true, nan},
+      {nan, kNothing, true, false, nan},
+      {nan, -kNothing, true, false, nan},
+      {1.5f, kNothing, true, false, 1.5f},
+      {kNothing, kNothing, false, false, kNothing},
+      {-kNothing, kNothing, false, false, kNothing},
+  };
+  for (const auto& row : rows)
+    for (const bool swapped : {false, true}) {
+      SCOPED_TRACE(testing::Message() << row.lse_a << " and " << row.lse_b);
+      MergeProblem p{.batch = 1, .heads = 1, .seq = 1, .head_dim = 8};
+      p.a = p.b = p.o = dense_layout(Order::bhsd, 1, 1, 1, 8);
+      // What must not be read would show.
+      std::vector<float> a(8, row.reads_a ? 2.0f : nan), b(8, row.reads_b ? 3.0f : nan);
+      std::vector<float> o(8, kPoison);
+      float lse = kPoison;
+      MergeTensors t{a.data(), &row.lse_a, b.data(), &row.lse_b, o.data(), &lse};
+      if (swapped) {
+        std::swap(t.a, t.b);
+        std::swap(t.lse_a, t.lse_b);
+      }
+      ASSERT_TRUE(merge(p, t).ok());
+      EXPECT_TRUE(lse == row.lse || (std::isnan(lse) && std::isnan(row.lse))) << lse;
+      for (const float x : o) {
+        if (row.reads_a && row.reads_b)
+          EXPECT_TRUE(std::isnan(x)) << x;
+        else
+          EXPECT_EQ(x, row.reads_a ? 2.0f : 0.0f);
+      }
+    }
+}
+
 TEST(Merge, SaysWhatIsWrong) {
   std::vector<float> data(64, 1.0f);
   MergeProblem p{.batch = 1, .heads = 1, .seq = 2, .head_dim = 8};

@@ -40,10 +40,10 @@ class MergeOn : public test::OnDevices {
     };
     const auto lses = [&] {
       std::vector<float> values(static_cast<std::size_t>(p.batch * p.heads * p.seq));
-      // Gaps that fp32 weights hold, that only fp64 ones do, that none does; and empty parts.
+      // Gaps that fp32 weights hold, that only fp64 ones do, that none does; empty parts, and NaN.
       for (float& x : values)
         x = dice.one_of(
-            {0.0f, 0.5f, -1.25f, 7.0f, -60.0f, 60.0f, -90.0f, 800.0f, -kInfinity, kInfinity});
+            {0.0f, 0.5f, -1.25f, 7.0f, -60.0f, 60.0f, -90.0f, 800.0f, -kInfinity, kInfinity, kNan});
       return values;
     };
     Both a(*device, part(p.a)), b(*device, part(p.b));
