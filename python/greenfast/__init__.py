@@ -234,13 +234,12 @@ def explain(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = No
     """
     left, right, alignment = _mask(causal, window, align)
     _find_torch()
-    if isinstance(device, tuple):
-        device = (_arrays.DEVICES.index(device[0]), device[1])  # type: ignore[assignment]
+    place = _arrays.device_of(device)
     tensors = [_arrays.describe(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("q_scale", q_scale),
                                                          ("k_scale", k_scale), ("v_scale", v_scale))]
     return Explanation(*_core.explain(*tensors, scale, softcap, left, right, alignment, _bshd(layout), variant, int(batch_invariant),
                                       None, None, _arrays.describe_features(_arrays.features(features, "explain")),  # type: ignore[arg-type]
-                                      device, None if out_dtype is None else _arrays.dtype_code(out_dtype)))
+                                      place, None if out_dtype is None else _arrays.dtype_code(out_dtype)))
 
 
 # Keywords of their own would cost every call 0.4 us, more than all of the extension module; so they are one dictionary to
@@ -272,9 +271,7 @@ def variants() -> list[Variant]:
 
 def device_facts(device: str | tuple[str, int] = "cpu") -> dict[str, Any]:
     """What selection knows of a device: ("cuda", 0), ("cpu", 0), or of a model by name ("h200", "h100", "a100", "l4")."""
-    if device == "cpu":
-        device = ("cpu", 0)
-    return _core.device_facts((_arrays.DEVICES.index(device[0]), device[1]) if isinstance(device, tuple) else device)
+    return _core.device_facts(_arrays.device_of(("cpu", 0) if device is None or device == "cpu" else device))
 
 
 def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str = "head", layout: str = "bhsd",

@@ -73,6 +73,15 @@ def element_code(argument: str, dtype: Any) -> int:
     return code
 
 
+def device_of(device: Any) -> Any:
+    """A device as _core reads it: None, the name of a model, or (kind, index) by number."""
+    if device is None or isinstance(device, str):
+        return device
+    if isinstance(device, tuple) and len(device) == 2 and device[0] in DEVICES and isinstance(device[1], int) and 0 <= device[1] < 2 ** 31:
+        return DEVICES.index(device[0]), device[1]
+    raise ValueError(f"device is {device!r}: ('cpu', 0) or ('cuda', index) is possible, or the name of a model, such as 'h200'")
+
+
 class TensorSpec:
     """A tensor without memory, for explain(): shape, element type and strides (in elements; None: contiguous)."""
 
@@ -98,7 +107,7 @@ def describe(name: str, x: Any) -> Any:
     if x is None:
         return None
     if isinstance(x, TensorSpec):
-        return (0, x.shape, x.strides, element_code(name, x.dtype), DEVICES.index(x.device), x.index, False, x)
+        return (0, x.shape, x.strides, element_code(name, x.dtype), *device_of((x.device, x.index)), False, x)
     for kind, read in READERS:
         if isinstance(x, kind):
             return read(name, x)

@@ -78,6 +78,17 @@ def test_plans_for_machines_that_are_not_here():
         greenfast.explain(q, q, q, device="h2000")
 
 
+@pytest.mark.parametrize("device", [("tpu", 0), ("cuda",), ("cuda", "0"), ("cuda", -1), (["cuda"], 0), ["cpu", 0], 3])
+def test_a_device_that_cannot_be_meant_is_named_with_what_is_possible(device):
+    q = greenfast.TensorSpec((1, 8, 512, 64), "float16")
+    for call in (lambda: greenfast.explain(q, q, q, device=device), lambda: greenfast.device_facts(device)):
+        with pytest.raises(ValueError, match=r"device is .*: \('cpu', 0\) or \('cuda', index\) is possible, or the name of a model") as raised:
+            call()
+        assert repr(device) in str(raised.value)
+    with pytest.raises(ValueError, match=r"device is \('tpu', 0\)"):
+        greenfast.explain(q, q, greenfast.TensorSpec((1, 8, 512, 64), "float16", device="tpu"))
+
+
 def test_the_list_of_variants_is_the_librarys():
     rows = {row.id: row for row in greenfast.variants()}
     assert rows["cpu.flash"].built and rows["cpu.flash"].automatic and rows["cpu.flash"].device == "cpu"
