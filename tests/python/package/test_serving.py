@@ -73,6 +73,17 @@ def test_bad_merges_are_named(change, error, words):
         greenfast.merge(**{**arguments, **change})
 
 
+def test_a_nan_among_the_sums_is_no_empty_part(array):
+    two, three, nothing = (np.full((1, 1, 4, 8), x, np.float32) for x in (2, 3, np.nan))
+    sums = np.array([[[np.nan, 1, -np.inf, np.inf]]], np.float32), np.array([[[1, np.nan, -np.inf, -np.inf]]], np.float32)
+    out, lse = greenfast.merge(*(array(x) for x in (two, sums[0], three, sums[1])))
+    np.testing.assert_equal(np.asarray(lse)[0, 0], np.array([np.nan, np.nan, -np.inf, -np.inf], np.float32))
+    assert np.isnan(np.asarray(out)[0, 0, :2]).all() and (np.asarray(out)[0, 0, 2:] == 0).all()
+    # Beside an empty part, which is not read, the other is what it is.
+    alone, lse = greenfast.merge(*(array(x) for x in (two, np.full((1, 1, 4), np.nan, np.float32), nothing, np.full((1, 1, 4), -np.inf, np.float32))))
+    assert (np.asarray(alone) == 2).all() and np.isnan(np.asarray(lse)).all()
+
+
 TABLE = np.outer(np.arange(64), 10.0 ** -np.linspace(0, 2, 8))
 COS, SIN = np.cos(TABLE).astype(np.float32), np.sin(TABLE).astype(np.float32)
 
@@ -126,7 +137,7 @@ def test_new_tokens_land_where_their_sequence_ends(array, rotary, where, packed,
     (dict(cos=COS, sin=SIN[:, :4]), ValueError, "sin has shape"),
     (dict(cos=COS[:9], sin=SIN[:9]), ValueError, "sequence 2 reaches position"),
     (dict(cos=COS, sin=SIN, rotary="gptj"), ValueError, "rotary is 'gptj'"),
-    (dict(q=np.ones((3, 4, 4, 24), np.float32)), ValueError, "rotary"),
+    (dict(q=np.ones((3, 4, 4, 24), np.float32)), ValueError, "q is given without cos and sin"),
     (dict(q=np.ones((3, 4, 3, 24), np.float32), cos=COS, sin=SIN), ValueError, "q's"),
     (dict(max_new=2), ValueError, "max_new is for packed"),
     (dict(cu_new=np.array([0, 4], I32)), ValueError, "k has batch 3"),
@@ -188,3 +199,22 @@ def test_operators_of_merge_and_append():
         greenfast.merge(a.clone().requires_grad_(), lse_a, a, lse_a)
     with pytest.raises(NotImplementedError, match="gradients through greenfast.append"):
         greenfast.append(k.clone().requires_grad_(), v, *caches)
+
+
+def test_refusals_have_the_words_of_the_call():
+    """Members of the library's problem that a caller of Python never named are not all that a message says."""
+    q, kv, cu = np.ones((2, 4, 32), np.float32), np.ones((2, 20, 32), np.float32), np.array([0, 4], I32)
+    options = dict(cu_q=cu, cu_kv=np.array([0, 20], I32), max_q=4)
+    with pytest.raises(ValueError, match="sequence 0 has 20 rows by cu_kv: 10 is the most that any may have .*max_kv"):
+        greenfast.attention(q, kv, kv, **options, max_kv=10)
+    with pytest.raises(ValueError, match="cu_q\\[1\\] is 4: there are 3 rows"):
+        greenfast.attention(np.ones((2, 3, 32), np.float32), kv, kv, **{**options, "max_q": 3})
+    with pytest.raises(ValueError, match="max_splits is -3"):
+        greenfast.attention(q, kv, kv, **options, max_splits=-3)
+    new, cache = np.ones((1, 2, 3, 32), np.float32), np.ones((1, 2, 8, 32), np.float32)
+    with pytest.raises(ValueError, match="q is given without cos and sin: append only turns it; pass them, or leave q out"):
+        greenfast.append(new, new, cache, cache.copy(), q=new)
+    with pytest.raises(ValueError, match="sequence 0 would have 9 keys, 6 by used_kv and 3 new ones: the cache has room for 8"):
+        greenfast.append(new, new, cache, cache.copy(), used_kv=np.array([6], I32))
+    with pytest.raises(ValueError, match="sequence 0 has 3 new tokens: 2 is the most that any may have .*max_new"):
+        greenfast.append(new[0], new[0], cache, cache.copy(), cu_new=np.array([0, 3], I32), max_new=2)
