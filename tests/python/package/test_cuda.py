@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 import greenfast  # noqa: E402
 import greenfast.torch as gt  # noqa: E402
 import reference  # noqa: E402
+from greenfast import flash_attn_interface as fa  # noqa: E402
 from test_torch import gradients  # noqa: E402
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -299,3 +300,89 @@ def test_append_on_the_device_puts_and_turns_as_on_the_cpu(dtype, rotary):
     for got, want in zip(attempt("append", run, "cuda"), run("cpu")):
         # One rounding apart at most, where products are fused in another order.
         torch.testing.assert_close(got, want, atol=1e-6, rtol=torch.finfo(dtype).eps)
+
+
+# --- FlashAttention-3's names on the device -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype, error", TYPES)
+@pytest.mark.parametrize("rotary", [None, True, False])
+@pytest.mark.parametrize("where", ["dense", "index", "pages"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_flash_attentions_cache_grows_and_is_attended_to_as_on_the_cpu(dtype, error, rotary, where, packed):
+    draw = torch.Generator().manual_seed(0)
+    counts = [3, 4, 1] if packed else [3, 3, 3]
+    q, k, v = (torch.randn(sum(counts), heads, 64, generator=draw).to(dtype) for heads in (8, 2, 2))
+    lead = {"dense": (3, 24), "index": (4, 24), "pages": (10, 8)}[where]
+    caches = [torch.randn(*lead, 2, 64, generator=draw).to(dtype) for _ in range(2)]
+    angles = torch.outer(torch.arange(32.0), 10.0 ** -torch.linspace(0, 2, 16))
+    starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+    given = dict(cache_seqlens=torch.tensor([5, 0, 13], dtype=torch.int32), cache_leftpad=torch.tensor([2, 0, 1], dtype=torch.int32))
+    given |= {"pages": dict(page_table=torch.randperm(10, generator=draw)[:9].view(3, 3).int()),
+              "index": dict(cache_batch_idx=torch.tensor([3, 0, 2], dtype=torch.int32)), "dense": {}}[where]
+    given |= dict(rotary_cos=angles.cos(), rotary_sin=angles.sin()) if rotary is not None else {}
+    given |= dict(cu_seqlens_q=starts, cu_seqlens_k_new=starts.clone()) if packed else {}
+    options = dict(causal=True, return_softmax_lse=True) | (dict(max_seqlen_q=4) if packed else {})
+    options |= dict(rotary_interleaved=rotary) if rotary is not None else {}
+    shape = (lambda x: x) if packed else lambda x: x.unflatten(0, (3, 3))
+
+    def run(device):
+        own = [x.to(device, copy=True) for x in caches]
+        out, lse = fa.flash_attn_with_kvcache(shape(q).to(device), *own, shape(k).to(device), shape(v).to(device), **options,
+                                              **{name: x.to(device) for name, x in given.items()})
+        assert out.device.type == device and out.dtype == dtype
+        return [x.cpu() for x in (out, lse, *own)]
+
+    (out, lse, *grown), (want, want_lse, *expected) = attempt("", run, "cuda"), run("cpu")
+    assert any(not torch.equal(x, y) for x, y in zip(grown, caches))
+    for got, cache in zip(grown, expected):
+        # One rounding apart at most, where products are fused in another order.
+        torch.testing.assert_close(got, cache, atol=1e-6, rtol=torch.finfo(dtype).eps)
+    torch.testing.assert_close(out, want, atol=error, rtol=0)
+    torch.testing.assert_close(lse, want_lse, atol=error, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *(dtype for dtype, _ in TYPES)])
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_flash_attentions_parts_combine_on_the_device(parts, dtype):
+    draw = torch.Generator().manual_seed(parts)
+    out_partial = torch.randn(parts, 2, 9, 4, 64, generator=draw).to(dtype)
+    lse_partial = torch.randn(parts, 2, 9, 4, generator=draw)
+    lse_partial[0, 0, 3] = -torch.inf
+    lse_partial[:, 1, 5] = -torch.inf
+    out_partial[0, 0, 3] = torch.nan  # empty, so not read
+    out, lse = attempt("merge", fa.flash_attn_combine, out_partial.cuda(), lse_partial.cuda())
+    want_lse = lse_partial.double().logsumexp(0)
+    weights = (lse_partial.double() - want_lse).exp().nan_to_num(0.0)
+    want = (weights[..., None] * out_partial.double().nan_to_num(0.0)).sum(0)
+    assert out.is_cuda and out.dtype == dtype and not out[1, 5].any() and (lse[1, 5] == -torch.inf).all()
+    torch.testing.assert_close(out.cpu().double(), want, atol=2e-6, rtol=2 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, atol=2e-6, rtol=2e-6)
+
+
+def test_flash_attentions_halves_of_the_keys_combine_to_the_whole():
+    q, k, v = (x.transpose(1, 2).contiguous() for x in tensors(rows=190, keys=333))
+    halves = [fa.flash_attn_func(q, k[:, keys], v[:, keys], return_attn_probs=True) for keys in (slice(0, 100), slice(100, 333))]
+    out, lse = attempt("merge", fa.flash_attn_combine, torch.stack([out for out, _ in halves]), torch.stack([lse.transpose(1, 2) for _, lse in halves]))
+    want, want_lse = fa.flash_attn_func(q, k, v, return_attn_probs=True)
+    torch.testing.assert_close(out, want, atol=2e-3, rtol=0)
+    torch.testing.assert_close(lse.transpose(1, 2), want_lse, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype, error", TYPES)
+@pytest.mark.parametrize("paged", [False, True])
+def test_flash_attentions_packed_sequences_are_the_cpus(dtype, error, paged):
+    draw = torch.Generator().manual_seed(0)
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 40, 40, 190], [0, 150, 153, 333]))
+    q = torch.randn(190, 8, 64, generator=draw).to(dtype)
+    k, v = (torch.randn(*((24, 16) if paged else (333,)), 2, 64, generator=draw).to(dtype) for _ in range(2))
+    used, table = torch.tensor([128, 3, 77], dtype=torch.int32), torch.randperm(24, generator=draw).view(3, 8).int()
+
+    def run(device):
+        keys = dict(page_table=table.to(device), seqused_k=used.to(device)) if paged else {}
+        out, lse = fa.flash_attn_varlen_func(q.to(device), k.to(device), v.to(device), cu_q.to(device), None if paged else cu_k.to(device), 150,
+                                             128 if paged else 180, causal=True, return_attn_probs=True, **keys)
+        return out.cpu(), lse.cpu()
+
+    (out, lse), (want, want_lse) = attempt("", run, "cuda"), run("cpu")
+    torch.testing.assert_close(out, want, atol=error, rtol=0)
+    torch.testing.assert_close(lse, want_lse, atol=error, rtol=0)
