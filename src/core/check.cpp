@@ -283,6 +283,10 @@ std::string_view why_needed(OperandId id) noexcept {
 
 }  // namespace
 
+std::string counted(std::int64_t count, std::string_view thing) {
+  return concat(count, " ", thing, count == 1 ? "" : "s");
+}
+
 Status check_fact(std::string_view name, std::int64_t value, bool used, std::int64_t least,
                   std::int64_t most, std::string_view of) {
   if (!used) {

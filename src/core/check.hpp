@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include <greenfast/operands.hpp>
 #include <greenfast/quantize.hpp>
@@ -66,6 +68,9 @@ constexpr bool has_arrays(const Problem& p) noexcept {
   return s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_start || s.kv_index ||
          p.pages.used() || p.sinks || p.alibi != Alibi::none || p.array_mask.kind != MaskKind::none;
 }
+
+/// "1 row", "2 rows".
+std::string counted(std::int64_t count, std::string_view thing);
 
 /// A count that is a fact of something: there with it, 0 without.
 Status check_fact(std::string_view name, std::int64_t value, bool used, std::int64_t least,

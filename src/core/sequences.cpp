@@ -32,8 +32,8 @@ Status check_cumulative(std::string_view name, const std::int32_t* values, std::
                    " lies between them");
   }
   if (values[count] > total)
-    return wrong(name, "[", count, "] is ", values[count], ": there are ", total, " rows (",
-                 total_name, "); correct one of them");
+    return wrong(name, "[", count, "] is ", values[count], ": ", counted(total, "row"),
+                 total == 1 ? " is" : " are", " there (", total_name, "); correct one of them");
   return {};
 }
 
@@ -50,8 +50,8 @@ Status check_page_row(std::string_view name, const std::int32_t* row, std::int64
                       std::int64_t first, std::int64_t end, std::int64_t pages) {
   for (std::int64_t n = first; n < end; ++n) {
     if (row[n] < 0 || row[n] >= pages)
-      return wrong(name, "[", b, "][", n, "] is ", row[n], ": the pool has ", pages, " pages, so ",
-                   index_below(pages));
+      return wrong(name, "[", b, "][", n, "] is ", row[n], ": the pool has ",
+                   counted(pages, "page"), ", so ", index_below(pages));
   }
   return {};
 }
@@ -90,11 +90,11 @@ Status check_arrays(const Problem& p, const Tensors& t) {
     for (const auto& side : sides) {
       if (side.used && side.cu != nullptr && side.length > side.cu[b + 1] - side.cu[b])
         return wrong(side.used_name, "[", b, "] is ", side.length, ": ", side.cu_name,
-                     " gives that sequence ", side.cu[b + 1] - side.cu[b], " rows");
+                     " gives that sequence ", counted(side.cu[b + 1] - side.cu[b], "row"));
       if (side.length < 0)
         return wrong(side.used_name, "[", b, "] is ", side.length, ": a length is 0 or more");
       if (side.length > side.most)
-        return wrong("sequence ", b, " has ", side.length, " rows by ",
+        return wrong("sequence ", b, " has ", counted(side.length, "row"), " by ",
                      side.used ? side.used_name : side.cu_name, ": ", side.most,
                      " is the most that any may have (", side.most_names, "); raise it");
     }

@@ -269,19 +269,19 @@ Status check_append_arrays(const AppendProblem& p, const AppendTensors& t) {
     const Appended a = appended(p, t, b);
     const std::int64_t slot = p.packed ? t.cu_new[b + 1] - t.cu_new[b] : p.seq_new;
     if (a.count < 0 || a.count > slot)
-      return bad("used_new[", b, "] is ", a.count, ": that sequence has ", slot,
-                 " new rows, the most that it may be");
+      return bad("used_new[", b, "] is ", a.count, ": that sequence has ", counted(slot, "new row"),
+                 ", the most that it may be");
     if (a.count > p.seq_new)
-      return bad("sequence ", b, " has ", a.count, " new tokens: ", p.seq_new,
+      return bad("sequence ", b, " has ", counted(a.count, "new token"), ": ", p.seq_new,
                  " is the most that any may have (seq_new, or max_new where that was given); raise "
                  "it");
     if (a.first < 0) return bad("used_kv[", b, "] is ", a.first, ": a length is 0 or more");
     if (a.count == 0) continue;
     const std::int64_t end = a.first + a.count;
     if (end > p.seq_kv)
-      return bad("sequence ", b, " would have ", end, " keys, ", a.first, " by used_kv and ",
-                 a.count, " new ones: the cache has room for ", p.seq_kv, " (seq_kv)",
-                 p.pages.used() ? "; give it more pages" : "; give it a larger cache");
+      return bad("sequence ", b, " would have ", counted(end, "key"), ", ", a.first,
+                 " by used_kv and ", a.count, " new ones: the cache has room for ", p.seq_kv,
+                 " (seq_kv)", p.pages.used() ? "; give it more pages" : "; give it a larger cache");
     if (p.kv_start && (t.kv_start[b] < 0 || t.kv_start[b] > a.first))
       return bad("kv_start[", b, "] is ", t.kv_start[b], ": used_kv[", b, "], ", a.first,
                  ", is the most that it may be, so that no new token stands before it");

@@ -163,7 +163,7 @@ TEST(ServingCall, RefusesBadArraysBeforeItWritesAnything) {
       {"cu below 0", [](Serving& c) { c.cu_q[0] = -1; }, "cu_q[0] is -1"},
       {"cu decreases", [](Serving& c) { c.cu_q[2] = 1; }, "cu_q[2] is 1, less than cu_q[1]"},
       {"cu past total", [](Serving& c) { c.cu_q[3] = 6; },
-       "cu_q[3] is 6: there are 5 rows (total_q)"},
+       "cu_q[3] is 6: 5 rows are there (total_q)"},
       {"longer than the most", [](Serving& c) { c.p.seq_q = 2; },
        "sequence 2 has 3 rows by cu_q: 2 is the most that any may have (seq_q, or max_q"},
       {"used below 0", [](Serving& c) { c.used_kv[1] = -1; }, "used_kv[1] is -1"},
@@ -176,8 +176,7 @@ TEST(ServingCall, RefusesBadArraysBeforeItWritesAnything) {
        "page_table[0][1] is 5: the pool has 5 pages, so it may be 0 to 4"},
       {"no page", [](Serving& c) { c.p.pages.count = 0; },
        "the pool has 0 pages, so no entry can be right"},
-      {"one page", [](Serving& c) { c.p.pages.count = 1; },
-       "the pool has 1 pages, so it must be 0"},
+      {"one page", [](Serving& c) { c.p.pages.count = 1; }, "the pool has 1 page, so it must be 0"},
       {"page below 0", [](Serving& c) { c.table[8] = -1; }, "page_table[2][2] is -1"},
   };
   for (const Bad& bad : all) expect_refused(bad);
@@ -556,7 +555,7 @@ TEST(Append, WritesNothingWhenSomethingIsWrong) {
        "page 1 of the cache would be written for sequence 0 and again for sequence 1"},
       {"cu decreases", [](Appending& c) { c.cu[1] = 4; }, "cu_new[2] is 3, less than cu_new[1]"},
       {"cu past total", [](Appending& c) { c.cu[2] = 4; },
-       "cu_new[2] is 4: there are 3 rows (total_new)"},
+       "cu_new[2] is 4: 3 rows are there (total_new)"},
       {"more than seq_new", [](Appending& c) { c.p.seq_new = 1; },
        "sequence 0 has 2 new tokens: 1 is the most that any may have (seq_new, or max_new"},
       {"past the tables", [](Appending& c) { c.p.positions = 6; }, "sequence 1 reaches position 6"},

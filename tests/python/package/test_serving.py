@@ -207,7 +207,7 @@ def test_refusals_have_the_words_of_the_call():
     options = dict(cu_q=cu, cu_kv=np.array([0, 20], I32), max_q=4)
     with pytest.raises(ValueError, match="sequence 0 has 20 rows by cu_kv: 10 is the most that any may have .*max_kv"):
         greenfast.attention(q, kv, kv, **options, max_kv=10)
-    with pytest.raises(ValueError, match="cu_q\\[1\\] is 4: there are 3 rows"):
+    with pytest.raises(ValueError, match="cu_q\\[1\\] is 4: 3 rows are there"):
         greenfast.attention(np.ones((2, 3, 32), np.float32), kv, kv, **{**options, "max_q": 3})
     with pytest.raises(ValueError, match="max_splits is -3"):
         greenfast.attention(q, kv, kv, **options, max_splits=-3)
