@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <functional>
-#include <random>
 #include <set>
 
 namespace greenfast::fuzz {
@@ -225,8 +224,7 @@ TEST(FuzzLibrary, NanAndInfinityAreAskedForWhereTheyBelong) {
 }
 
 TEST(FuzzLibrary, BatchInvarianceOnTheCpu) {
-  const std::uint64_t fresh = std::random_device{}();
-  for (const std::uint64_t seed : {std::uint64_t{20260101}, fresh}) {
+  for (const std::uint64_t seed : {20260101u, 20260102u}) {
     auto machine = Machine::open(DeviceKind::cpu);
     ASSERT_TRUE(machine) << machine.status().message();
     const Profile profile = profile_of(DeviceKind::cpu, Property::batch_invariant);
