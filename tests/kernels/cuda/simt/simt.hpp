@@ -34,6 +34,31 @@ inline unsigned __float_as_uint(float x) {
   std::memcpy(&bits, &x, 4);
   return bits;
 }
+inline float __uint_as_float(unsigned bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+/// Four bytes of eight, those of x before those of y, each by a hexadecimal digit of `pick`.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned pick) {
+  const std::uint64_t both = std::uint64_t{y} << 32 | x;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i)
+    out |= static_cast<unsigned>(both >> 8 * (pick >> 4 * i & 7) & 0xff) << 8 * i;
+  return out;
+}
+/// Of two signed halfwords each.
+inline unsigned __vmaxs2(unsigned x, unsigned y) {
+  const auto larger = [](unsigned a, unsigned b) {
+    return static_cast<std::int16_t>(a) < static_cast<std::int16_t>(b) ? b & 0xffff : a & 0xffff;
+  };
+  return larger(x, y) | larger(x >> 16, y >> 16) << 16;
+}
+inline unsigned __vimax3_s16x2(unsigned x, unsigned y, unsigned z) {
+  return __vmaxs2(__vmaxs2(x, y), z);
+}
+inline float __log2f(float x) { return std::log2(x); }
+using std::fabs, std::floor, std::ceil;
 template <class A>
 A min(A a, A b) {
   return b < a ? b : a;
@@ -129,3 +154,4 @@ inline bool __any_sync(unsigned, bool value) {
     if (all[i].word[0] != 0) return true;
   return false;
 }
+inline bool __all_sync(unsigned warp, bool value) { return !__any_sync(warp, !value); }

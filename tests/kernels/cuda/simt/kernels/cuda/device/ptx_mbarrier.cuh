@@ -3,6 +3,8 @@
 #include "simt.hpp"
 
 namespace greenfast::cuda::ptx {
+inline int thread_index() { return static_cast<int>(threadIdx.x); }
+inline int lane_id() { return static_cast<int>(simt::lane()); }
 inline void mbarrier_init(std::uint32_t barrier, int arrivals) {
   simt::barrier_init(barrier, arrivals);
 }

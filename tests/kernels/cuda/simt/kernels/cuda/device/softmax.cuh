@@ -16,6 +16,25 @@ inline float quad_sum(float x) {
   x += __shfl_xor_sync(kFullWarp, x, 1);
   return x + __shfl_xor_sync(kFullWarp, x, 2);
 }
+inline constexpr float kLn2 = 0.693147181f;
+struct WideBase {
+  float high, low;
+};
+inline WideBase wide_base(float score, float scale) {
+  return {score * scale, std::fma(score, scale, -(score * scale))};
+}
+inline float distance(WideBase a, WideBase b) { return (a.high - b.high) + (a.low - b.low); }
+inline WideBase finite(WideBase base) {
+  return base.high == -INFINITY ? WideBase{0.0f, 0.0f} : base;
+}
+inline float exponent(float score, float scale, WideBase base) {
+  return std::fma(score, scale, -base.high) - base.low;
+}
+inline std::uint32_t columns_below(int limit) {
+  std::uint32_t below = 0;
+  for (int bit = 0; bit < 32; ++bit) below |= (bit / 2 * 8 + bit % 2 < limit ? 1u : 0u) << bit;
+  return below;
+}
 inline float transformed(float dot, float scale, float cap) {
   const float x = dot * scale;  // twice the argument of tanh times log2(e), where cap > 0
   return cap > 0.0f ? cap * std::tanh(x * 0.34657359f) : x;

@@ -1,0 +1,239 @@
+// The linear softmax of cuda.sm90.fp8_fast as it stands, run on the CPU by simt.hpp: one warp, its 16
+// rows, blocks of scores that leap up and down, against the softmax in fp64. It shows that bases move
+// as they must, with sums that are a block late as in the kernel; products are the device's.
+//
+// With GREENFAST_PLANTED the same of a header in which a base may move down by any number of codes:
+// then some row must come out wrong, as it did under windows on an H200 (2026-11-22).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "simt.hpp"
+
+#define __shared__
+#include "kernels/cuda/sm90_fp8/linear.cuh"
+
+namespace greenfast::cuda::fp8 {
+namespace {
+
+constexpr Config kConfig{.head_dim = 64, .masked = true, .fast = true};
+using Softmax = LinearSoftmax<With<kConfig>>;
+constexpr int kRows = 16, kKeys = Config::kKeys;
+
+/// Scores of one warp's rows, block by block in the order that the kernel takes them, as halves.
+struct Scene {
+  int blocks = 0;
+  float scale = 1.0f;         // of scores to log2
+  std::vector<float> scores;  // [block][row][key]
+  std::vector<float> values;  // [block][row][key], 0 to 1
+  float& score(int block, int row, int key) {
+    return scores[static_cast<std::size_t>((block * kRows + row) * kKeys + key)];
+  }
+  float& value(int block, int row, int key) {
+    return values[static_cast<std::size_t>((block * kRows + row) * kKeys + key)];
+  }
+};
+
+struct Outcome {
+  float mean = NAN, lse = NAN;
+};
+
+float rounded(float x) { return to_float(__float2half_rn(x)); }
+
+Scene scene_of(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto between = [&](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  Scene scene;
+  scene.blocks = 1 + static_cast<int>(random() % 7);
+  scene.scale = static_cast<float>(between(0.05, 2.0));
+  const std::size_t count = static_cast<std::size_t>(scene.blocks) * kRows * kKeys;
+  scene.scores.assign(count, 0.0f);
+  scene.values.assign(count, 0.0f);
+  for (int row = 0; row < kRows; ++row) {
+    // In octaves, at most 100 from 0: such rows are easy. 113 up at once are more than halves hold.
+    double level = between(-100.0, 100.0), highest = level;
+    const bool late = random() % 8 == 0;  // sees nothing of the first block
+    for (int block = 0; block < scene.blocks; ++block) {
+      const double spread = random() % 2 == 0 ? 0.0 : between(0.0, 30.0);
+      const double share = between(0.0, 1.0);
+      for (int key = 0; key < kKeys; ++key) {
+        const double octaves = level - spread * between(0.0, 1.0);
+        scene.score(block, row, key) = late && block == 0 && scene.blocks > 1
+                                           ? -INFINITY
+                                           : rounded(static_cast<float>(octaves) / scene.scale);
+        scene.value(block, row, key) = static_cast<float>(share);
+      }
+      const double leap = random() % 3 == 0 ? between(-200.0, 90.0) : between(-12.0, 6.0);
+      level = std::min(std::max(level + leap, -100.0), std::min(100.0, highest + 90.0));
+      highest = std::max(highest, level);
+    }
+  }
+  return scene;
+}
+
+/// One key, and a flat tail of 25,600 that lies 8 to 17.4 octaves lower, by row: together it weighs from a hundred times
+/// as much as the key to a seventh.
+[[maybe_unused]] Scene tail_scene() {
+  Scene scene;
+  scene.blocks = 201;
+  scene.scale = 0.25f;
+  const std::size_t count = static_cast<std::size_t>(scene.blocks) * kRows * kKeys;
+  scene.scores.assign(count, -INFINITY);
+  scene.values.assign(count, 0.0f);
+  for (int row = 0; row < kRows; ++row) {
+    scene.score(0, row, row) = 0.0f;
+    scene.value(0, row, row) = 1.0f;
+    for (int block = 1; block < scene.blocks; ++block)
+      for (int key = 0; key < kKeys; ++key)
+        scene.score(block, row, key) = -(8.0f + 0.625f * static_cast<float>(row)) / scene.scale;
+  }
+  return scene;
+}
+
+float weight_of(std::uint32_t code) {
+  return code < 8 ? std::ldexp(static_cast<float>(code), -9)
+                  : std::ldexp(1.0f + static_cast<float>(code % 8) / 8.0f,
+                               static_cast<int>(code / 8) - 7);
+}
+
+/// What a thread of the warp does, as fast.cuh has it: sums and outputs are added a block late.
+void attend(Scene& scene, bool guards, LinearRow* shared, Outcome (&out)[kRows]) {
+  const int g = ptx::lane_id() / 4, t = ptx::lane_id() % 4;
+  Softmax rows;
+  rows.shared = shared;
+  for (int h = 0; h < 2; ++h) {
+    rows.scale8[h] = twice(8.0f * scene.scale);
+    rows.offset[h] = kNoKeyYet;
+    rows.sum[h] = 0.0f;
+    rows.row_of(h).scale = scene.scale;
+  }
+  float o[2] = {}, part[2] = {}, part_sum[2] = {};
+  std::uint32_t s[Softmax::kWords];
+  const auto load = [&](int block) {
+    for (int i = 0; i < Softmax::kWords; ++i) {
+      const int row = g + 8 * (i % 2), key = 8 * (i / 2) + 2 * t;
+      s[i] = __float2half_rn(scene.score(block, row, key)).bits |
+             std::uint32_t{__float2half_rn(scene.score(block, row, key + 1)).bits} << 16;
+    }
+  };
+  const auto multiply = [&](int block, const std::uint32_t(&codes)[Softmax::kWords]) {
+    for (int h = 0; h < 2; ++h) {
+      float sum = 0.0f, mean = 0.0f;
+      for (int i = h; i < Softmax::kWords; i += 2)
+        for (int e = 0; e < 2; ++e) {
+          const float weight = weight_of(codes[i] >> 16 * e & 0xff);
+          sum += weight;
+          mean += weight * scene.value(block, g + 8 * h, 8 * (i / 2) + 2 * t + e);
+        }
+      part_sum[h] += quad_sum(sum);
+      part[h] += quad_sum(mean);
+    }
+  };
+  const auto add_part = [&] {
+    for (int h = 0; h < 2; ++h) {
+      o[h] += part[h];
+      rows.sum[h] += part_sum[h];
+    }
+  };
+  float shrink[2] = {1.0f, 1.0f};
+  const auto left = [&](int block) { return static_cast<float>(scene.blocks - block); };
+  const auto exact = [&](int block) {
+    load(block);
+    if (!rows.exact(s, left(block), shrink)) throw std::runtime_error("halves hold these scores");
+  };
+  exact(0);
+  std::uint32_t codes[Softmax::kWords];
+  for (int block = 1; block < scene.blocks; ++block) {
+    std::copy(std::begin(s), std::end(s), codes);
+    add_part();
+    part[0] = part[1] = part_sum[0] = part_sum[1] = 0.0f;
+    multiply(block - 1, codes);
+    bool moved = true;
+    if (guards) {
+      load(block);
+      // Rows without a base and leaps that codes do not hold are done again, from true maxima.
+      if (!rows.guarded(s, left(block), moved, shrink)) {
+        moved = true;
+        exact(block);
+      }
+    } else {
+      exact(block);
+    }
+    if (!moved) continue;
+    for (int h = 0; h < 2; ++h) {
+      o[h] *= shrink[h];
+      part[h] *= shrink[h];
+      part_sum[h] *= shrink[h];
+      rows.sum[h] *= shrink[h];
+    }
+  }
+  multiply(scene.blocks - 1, s);
+  add_part();
+  for (int h = 0; h < 2; ++h)
+    if (t == 0) out[g + 8 * h] = {o[h] / rows.sum[h], rows.log_sum_exp(h)};
+}
+
+Outcome expected(Scene& scene, int row) {
+  double top = -INFINITY, sum = 0.0, mean = 0.0;
+  for (int block = 0; block < scene.blocks; ++block)
+    for (int key = 0; key < kKeys; ++key) top = std::max(top, double{scene.score(block, row, key)});
+  for (int block = 0; block < scene.blocks; ++block)
+    for (int key = 0; key < kKeys; ++key) {
+      const double p =
+          std::exp2((double{scene.score(block, row, key)} - top) * double{scene.scale});
+      sum += p;
+      mean += p * double{scene.value(block, row, key)};
+    }
+  return {static_cast<float>(mean / sum),
+          static_cast<float>(std::log(2.0) * (top * double{scene.scale} + std::log2(sum)))};
+}
+
+/// Rows that are wrong, in words.
+std::string wrong_rows(Scene scene, bool guards) {
+  LinearRow storage[2 * 128 + 2 * 32] = {};  // row_of() counts from the first consumer, thread 128
+  Outcome got[kRows];
+  simt::run({.grid = {}, .threads = 32}, [&] { attend(scene, guards, storage + 2 * 128, got); });
+  std::string wrong;
+  for (int row = 0; row < kRows; ++row) {
+    const Outcome right = expected(scene, row);
+    // A weight is off by up to 4.1% either way, and by half a code, 4.4%; the scale by 2^-11.
+    const float lse_limit = 0.09f + 7e-4f * std::fabs(right.lse);
+    if (std::fabs(got[row].mean - right.mean) <= 0.09f &&
+        std::fabs(got[row].lse - right.lse) <= lse_limit)
+      continue;
+    wrong += "row " + std::to_string(row) + ": mean " + std::to_string(got[row].mean) + " for " +
+             std::to_string(right.mean) + ", log-sum-exp " + std::to_string(got[row].lse) +
+             " for " + std::to_string(right.lse) + "\n";
+  }
+  return wrong;
+}
+
+#if defined(GREENFAST_PLANTED)
+TEST(LinearSoftmaxPlanted, ABaseThatMayMoveDownByAnyNumberOfCodesIsSeen) {
+  int wrong = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed)
+    wrong += wrong_rows(scene_of(seed), false).empty() ? 0 : 1;
+  EXPECT_GT(wrong, 0);
+}
+#else
+TEST(LinearSoftmax, LeapsOfScoresUnderAMask) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed)
+    EXPECT_EQ(wrong_rows(scene_of(seed), false), "") << "seed " << seed;
+}
+TEST(LinearSoftmax, LeapsOfScoresUnderTheGuard) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed)
+    EXPECT_EQ(wrong_rows(scene_of(seed), true), "") << "seed " << seed;
+}
+TEST(LinearSoftmax, ATailOfSmallWeights) {
+  EXPECT_EQ(wrong_rows(tail_scene(), false), "");
+  EXPECT_EQ(wrong_rows(tail_scene(), true), "");
+}
+#endif
+
+}  // namespace
+}  // namespace greenfast::cuda::fp8
