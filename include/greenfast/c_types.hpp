@@ -79,35 +79,55 @@ inline gf_problem to_c(const Problem& problem) {
 /// A problem of the C interface, all of this version's fields: of a shorter struct a copy.
 inline Problem from_c(const gf_problem& c) {
   Problem p;
-  p.batch = c.batch;
-  p.heads_q = c.heads_q;
-  p.heads_kv = c.heads_kv;
-  p.seq_q = c.seq_q;
-  p.seq_kv = c.seq_kv;
-  p.head_dim = c.head_dim;
-  p.dtype = static_cast<DType>(c.dtype);
-  p.out_dtype = static_cast<DType>(c.out_dtype);
-  p.scales = static_cast<ScaleKind>(c.scales);
-  p.scale = c.scale;
-  p.softcap = c.softcap;
-  p.mask = {c.mask_left, c.mask_right, static_cast<Alignment>(c.mask_alignment)};
-  p.lse = c.lse != 0;
-  p.q = from_c(c.q);
-  p.k = from_c(c.k);
-  p.v = from_c(c.v);
-  p.o = from_c(c.o);
-  p.head_dim_v = c.head_dim_v;
-  p.sequences = {c.packed_q != 0, c.packed_kv != 0, c.used_q != 0, c.used_kv != 0, c.kv_start != 0,
-                 c.kv_index != 0, c.total_q,        c.total_kv,    c.kv_rows};
-  p.pages = {c.page_size, c.page_count, c.page_row_stride};
-  p.chunk = c.chunk;
-  p.sinks = c.sinks != 0;
-  p.alibi = static_cast<Alibi>(c.alibi);
-  const std::int64_t(&mask)[4] = c.array_mask_stride;
-  p.array_mask = {static_cast<MaskKind>(c.array_mask_kind),
-                  static_cast<DType>(c.array_mask_dtype),
-                  {mask[0], mask[1], mask[2], mask[3]}};
-  p.accuracy = static_cast<Accuracy>(c.accuracy);
+  // Every member by name here as well: a new one does not compile before it is read.
+  auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
+         softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
+         array_mask, accuracy] = p;
+  auto& [left, right, alignment] = mask;
+  auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv, kv_rows] =
+      sequences;
+  auto& [page_size, page_count, page_row_stride] = pages;
+  auto& [mask_kind, mask_dtype, mask_stride] = array_mask;
+  batch = c.batch;
+  heads_q = c.heads_q;
+  heads_kv = c.heads_kv;
+  seq_q = c.seq_q;
+  seq_kv = c.seq_kv;
+  head_dim = c.head_dim;
+  dtype = static_cast<DType>(c.dtype);
+  out_dtype = static_cast<DType>(c.out_dtype);
+  scales = static_cast<ScaleKind>(c.scales);
+  scale = c.scale;
+  softcap = c.softcap;
+  left = c.mask_left;
+  right = c.mask_right;
+  alignment = static_cast<Alignment>(c.mask_alignment);
+  lse = c.lse != 0;
+  q = from_c(c.q);
+  k = from_c(c.k);
+  v = from_c(c.v);
+  o = from_c(c.o);
+  head_dim_v = c.head_dim_v;
+  packed_q = c.packed_q != 0;
+  packed_kv = c.packed_kv != 0;
+  used_q = c.used_q != 0;
+  used_kv = c.used_kv != 0;
+  kv_start = c.kv_start != 0;
+  kv_index = c.kv_index != 0;
+  total_q = c.total_q;
+  total_kv = c.total_kv;
+  kv_rows = c.kv_rows;
+  page_size = c.page_size;
+  page_count = c.page_count;
+  page_row_stride = c.page_row_stride;
+  chunk = c.chunk;
+  sinks = c.sinks != 0;
+  alibi = static_cast<Alibi>(c.alibi);
+  mask_kind = static_cast<MaskKind>(c.array_mask_kind);
+  mask_dtype = static_cast<DType>(c.array_mask_dtype);
+  for (std::size_t axis = 0; axis < mask_stride.size(); ++axis)
+    mask_stride[axis] = c.array_mask_stride[axis];
+  accuracy = static_cast<Accuracy>(c.accuracy);
   return p;
 }
 

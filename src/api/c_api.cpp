@@ -220,35 +220,79 @@ Status check_index(std::size_t index) {
 constexpr bool names(gf_feature_value c, greenfast::Feature feature) {
   return static_cast<std::int32_t>(c) == static_cast<std::int32_t>(feature);
 }
-static_assert(names(GF_FEATURE_IN_FP32, greenfast::Feature::in_f32) &&
-              names(GF_FEATURE_IN_FP16, greenfast::Feature::in_f16) &&
-              names(GF_FEATURE_IN_BF16, greenfast::Feature::in_bf16) &&
-              names(GF_FEATURE_IN_E4M3, greenfast::Feature::in_e4m3) &&
-              names(GF_FEATURE_OUT_FP32, greenfast::Feature::out_f32) &&
-              names(GF_FEATURE_OUT_FP16, greenfast::Feature::out_f16) &&
-              names(GF_FEATURE_OUT_BF16, greenfast::Feature::out_bf16) &&
-              names(GF_FEATURE_SCALES_TENSOR, greenfast::Feature::scales_tensor) &&
-              names(GF_FEATURE_SCALES_PER_HEAD, greenfast::Feature::scales_per_head) &&
-              names(GF_FEATURE_CAUSAL, greenfast::Feature::causal) &&
-              names(GF_FEATURE_WINDOW, greenfast::Feature::window) &&
-              names(GF_FEATURE_SOFTCAP, greenfast::Feature::softcap) &&
-              names(GF_FEATURE_NONPOSITIVE_SCALE, greenfast::Feature::nonpositive_scale) &&
-              names(GF_FEATURE_LSE, greenfast::Feature::lse) &&
-              names(GF_FEATURE_GROUPED_HEADS, greenfast::Feature::grouped_heads) &&
-              names(GF_FEATURE_VALUE_DIM, greenfast::Feature::value_dim) &&
-              names(GF_FEATURE_PACKED_Q, greenfast::Feature::packed_q) &&
-              names(GF_FEATURE_PACKED_KV, greenfast::Feature::packed_kv) &&
-              names(GF_FEATURE_USED_Q, greenfast::Feature::used_q) &&
-              names(GF_FEATURE_USED_KV, greenfast::Feature::used_kv) &&
-              names(GF_FEATURE_KV_START, greenfast::Feature::kv_start) &&
-              names(GF_FEATURE_KV_INDEX, greenfast::Feature::kv_index) &&
-              names(GF_FEATURE_PAGES, greenfast::Feature::pages) &&
-              names(GF_FEATURE_CHUNK, greenfast::Feature::chunk) &&
-              names(GF_FEATURE_SINKS, greenfast::Feature::sinks) &&
-              names(GF_FEATURE_ALIBI, greenfast::Feature::alibi) &&
-              names(GF_FEATURE_BOOL_MASK, greenfast::Feature::bool_mask) &&
-              names(GF_FEATURE_FLOAT_MASK, greenfast::Feature::float_mask) &&
-              names(GF_FEATURE_FAST_ACCURACY, greenfast::Feature::fast_accuracy));
+// Without a default: a feature without a C name does not compile.
+constexpr bool has_its_c_name(greenfast::Feature feature) {
+  using greenfast::Feature;
+  switch (feature) {
+    case Feature::in_f32:
+      return names(GF_FEATURE_IN_FP32, feature);
+    case Feature::in_f16:
+      return names(GF_FEATURE_IN_FP16, feature);
+    case Feature::in_bf16:
+      return names(GF_FEATURE_IN_BF16, feature);
+    case Feature::in_e4m3:
+      return names(GF_FEATURE_IN_E4M3, feature);
+    case Feature::out_f32:
+      return names(GF_FEATURE_OUT_FP32, feature);
+    case Feature::out_f16:
+      return names(GF_FEATURE_OUT_FP16, feature);
+    case Feature::out_bf16:
+      return names(GF_FEATURE_OUT_BF16, feature);
+    case Feature::scales_tensor:
+      return names(GF_FEATURE_SCALES_TENSOR, feature);
+    case Feature::scales_per_head:
+      return names(GF_FEATURE_SCALES_PER_HEAD, feature);
+    case Feature::causal:
+      return names(GF_FEATURE_CAUSAL, feature);
+    case Feature::window:
+      return names(GF_FEATURE_WINDOW, feature);
+    case Feature::softcap:
+      return names(GF_FEATURE_SOFTCAP, feature);
+    case Feature::nonpositive_scale:
+      return names(GF_FEATURE_NONPOSITIVE_SCALE, feature);
+    case Feature::lse:
+      return names(GF_FEATURE_LSE, feature);
+    case Feature::grouped_heads:
+      return names(GF_FEATURE_GROUPED_HEADS, feature);
+    case Feature::value_dim:
+      return names(GF_FEATURE_VALUE_DIM, feature);
+    case Feature::packed_q:
+      return names(GF_FEATURE_PACKED_Q, feature);
+    case Feature::packed_kv:
+      return names(GF_FEATURE_PACKED_KV, feature);
+    case Feature::used_q:
+      return names(GF_FEATURE_USED_Q, feature);
+    case Feature::used_kv:
+      return names(GF_FEATURE_USED_KV, feature);
+    case Feature::kv_start:
+      return names(GF_FEATURE_KV_START, feature);
+    case Feature::kv_index:
+      return names(GF_FEATURE_KV_INDEX, feature);
+    case Feature::pages:
+      return names(GF_FEATURE_PAGES, feature);
+    case Feature::chunk:
+      return names(GF_FEATURE_CHUNK, feature);
+    case Feature::sinks:
+      return names(GF_FEATURE_SINKS, feature);
+    case Feature::alibi:
+      return names(GF_FEATURE_ALIBI, feature);
+    case Feature::bool_mask:
+      return names(GF_FEATURE_BOOL_MASK, feature);
+    case Feature::float_mask:
+      return names(GF_FEATURE_FLOAT_MASK, feature);
+    case Feature::fast_accuracy:
+      return names(GF_FEATURE_FAST_ACCURACY, feature);
+    case Feature::example:
+    case Feature::unknown:
+      return true;
+  }
+  return true;  // a bit that is no feature's yet
+}
+static_assert([] {
+  for (std::int32_t bit = 0; bit < 64; ++bit)
+    if (!has_its_c_name(static_cast<greenfast::Feature>(bit))) return false;
+  return true;
+}());
 
 // Ids and ideas come from string literals, so they end with a null character.
 const char* literal(std::string_view text) { return text.empty() ? "" : text.data(); }

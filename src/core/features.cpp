@@ -7,20 +7,8 @@ namespace greenfast {
 namespace {
 
 // Features of one kind stand in for each other: whoever lacks one is asked for another. Nothing
-// stands in for those of serving.
-enum class Kind {
-  input,
-  output,
-  scales,
-  mask,
-  softcap,
-  sign,
-  lse,
-  heads,
-  serving,
-  accuracy,
-  other
-};
+// stands in for one that is alone.
+enum class Kind { input, output, scales, mask, softcap, sign, lse, heads, alone, accuracy, other };
 
 struct Row {
   Feature feature;
@@ -49,20 +37,20 @@ constexpr Row kRows[] = {
     {Feature::nonpositive_scale, Kind::sign, "a scale that is not positive", "negate Q instead"},
     {Feature::lse, Kind::lse, "the LSE", kOtherVariant},
     {Feature::grouped_heads, Kind::heads, "grouped heads", "repeat the heads of K and V"},
-    {Feature::value_dim, Kind::serving, "V with a head dimension of its own",
+    {Feature::value_dim, Kind::alone, "V with a head dimension of its own",
      "pad V with zero columns to Q's head dimension"},
-    {Feature::packed_q, Kind::serving, "packed sequences of Q", kOneByOne},
-    {Feature::packed_kv, Kind::serving, "packed sequences of K and V", kOneByOne},
-    {Feature::used_q, Kind::serving, "used lengths of Q", kOneByOne},
-    {Feature::used_kv, Kind::serving, "used lengths of K and V", kOneByOne},
-    {Feature::kv_start, Kind::serving, "left padding", kOneByOne},
-    {Feature::kv_index, Kind::serving, "an index of the cache's rows", kOneByOne},
-    {Feature::pages, Kind::serving, "pages of K and V", "gather each sequence's pages into rows"},
-    {Feature::chunk, Kind::serving, "attention in chunks", "call once for each chunk"},
-    {Feature::sinks, Kind::serving, "sinks", "fold them into O and the LSE afterwards"},
-    {Feature::alibi, Kind::serving, "ALiBi", kOtherVariant},
-    {Feature::bool_mask, Kind::serving, "a bool mask", kOtherVariant},
-    {Feature::float_mask, Kind::serving, "a float mask", kOtherVariant},
+    {Feature::packed_q, Kind::alone, "packed sequences of Q", kOneByOne},
+    {Feature::packed_kv, Kind::alone, "packed sequences of K and V", kOneByOne},
+    {Feature::used_q, Kind::alone, "used lengths of Q", kOneByOne},
+    {Feature::used_kv, Kind::alone, "used lengths of K and V", kOneByOne},
+    {Feature::kv_start, Kind::alone, "left padding", kOneByOne},
+    {Feature::kv_index, Kind::alone, "an index of the cache's rows", kOneByOne},
+    {Feature::pages, Kind::alone, "pages of K and V", "gather each sequence's pages into rows"},
+    {Feature::chunk, Kind::alone, "attention in chunks", "call once for each chunk"},
+    {Feature::sinks, Kind::alone, "sinks", "fold them into O and the LSE afterwards"},
+    {Feature::alibi, Kind::alone, "ALiBi", kOtherVariant},
+    {Feature::bool_mask, Kind::alone, "a bool mask", kOtherVariant},
+    {Feature::float_mask, Kind::alone, "a float mask", kOtherVariant},
     {Feature::fast_accuracy, Kind::accuracy, "fast accuracy", "ask for exact accuracy"},
     {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
 };
@@ -214,7 +202,7 @@ std::string missing_features(Features needs, Features takes) {
     const Row* row = row_of(feature);
     std::string instead;
     for (const Row& other : kRows)
-      if (row != nullptr && row->kind != Kind::serving && other.kind == row->kind &&
+      if (row != nullptr && row->kind != Kind::alone && other.kind == row->kind &&
           takes.hold(other.feature))
         instead += core::concat(instead.empty() ? "; takes " : " or ", other.name);
     out += core::concat(out.empty() ? "" : "; ", name_of(feature),

@@ -60,8 +60,10 @@ std::int64_t band_pairs(const Mask& mask, std::int64_t first, std::int64_t last,
   const auto keys_up_to = [&](std::int64_t offset) {
     return staircase(last + offset, keys) - staircase(first + offset - 1, keys);
   };
-  const std::int64_t right = std::min(mask.right, core::kMaxLength);
-  const std::int64_t left = std::min(mask.left, core::kMaxLength);
+  // Every member by name: what else hides keys must be counted here.
+  const auto& [behind, ahead, alignment] = mask;
+  const std::int64_t right = std::min(ahead, core::kMaxLength);
+  const std::int64_t left = std::min(behind, core::kMaxLength);
   std::int64_t pairs = right < 0 ? (last - first + 1) * keys : keys_up_to(right);
   if (left >= 0) pairs -= keys_up_to(-left - 1);
   return pairs;

@@ -59,7 +59,10 @@ bool set_window(ProblemDefaults& p, std::string_view value) {
   const auto right = colon == std::string_view::npos ? std::optional<std::int64_t>(0)
                                                      : whole_number(value.substr(colon + 1), -1);
   if (!left || !right) return false;
-  p.mask = Mask::window(*left, *right, Alignment::bottom_right);
+  // Not the whole mask: what else it may hide has an attribute of its own.
+  p.mask.left = *left;
+  p.mask.right = *right;
+  p.mask.alignment = Alignment::bottom_right;
   return true;
 }
 
@@ -70,8 +73,10 @@ constexpr std::array kAttributes{
                  "a causal mask, aligned with the last key or with the first",
                  [](ProblemDefaults& p, std::string_view value) {
                    if (value != "bottom-right" && value != "top-left") return false;
-                   p.mask = Mask::causal(value == "top-left" ? Alignment::top_left
-                                                             : Alignment::bottom_right);
+                   p.mask.left = Mask::kUnbounded;
+                   p.mask.right = 0;
+                   p.mask.alignment =
+                       value == "top-left" ? Alignment::top_left : Alignment::bottom_right;
                    return true;
                  },
                  true, kMask},

@@ -15,9 +15,11 @@ KeyRange visible_keys(const Problem& p, const Sequence& sequence, std::int64_t q
   const std::int64_t far = sequence.rows + sequence.keys;
   const std::int64_t face = query + shift_of(p, sequence);
   KeyRange range{sequence.start, sequence.keys};
-  if (p.mask.left >= 0) range.first = std::max(range.first, face - std::min(p.mask.left, far));
-  if (p.mask.right >= 0)
-    range.last = std::clamp<std::int64_t>(face + std::min(p.mask.right, far) + 1, 0, sequence.keys);
+  // Every member by name: what else narrows the band belongs here.
+  const auto& [left, right, alignment] = p.mask;
+  if (left >= 0) range.first = std::max(range.first, face - std::min(left, far));
+  if (right >= 0)
+    range.last = std::clamp<std::int64_t>(face + std::min(right, far) + 1, 0, sequence.keys);
   if (p.chunk > 0) {
     const std::int64_t position = face - sequence.start;
     // Rounded down: a row before the first key has a chunk that holds none.

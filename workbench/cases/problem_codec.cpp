@@ -165,6 +165,7 @@ bool apply_word(Problem& p, const Word& word) {
   auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
          softcap, mask, lse, q, k, v, o, head_dim_v, s, pages, chunk, sinks, alibi, array_mask,
          accuracy] = p;
+  auto& [left, right, alignment] = mask;
   const auto& [name, values] = word;
   if (values.empty()) {
     for (const auto& [known, flag] : {std::pair<std::string_view, bool*>{"lse", &lse},
@@ -176,7 +177,7 @@ bool apply_word(Problem& p, const Word& word) {
     return name == "bshd";
   }
   const std::string_view first = values.front();
-  const auto alignment = [&to = mask.alignment](std::string_view corner) {
+  const auto align = [&to = alignment](std::string_view corner) {
     to = corner == "top-left" ? Alignment::top_left : Alignment::bottom_right;
   };
   if (name == "scale") return read_number(first, scale);
@@ -199,13 +200,13 @@ bool apply_word(Problem& p, const Word& word) {
     return true;
   }
   if (name == "causal") {
-    mask.right = 0;
-    alignment(first);
+    right = 0;
+    align(first);
     return true;
   }
   if (name == "window" && values.size() == 3) {
-    alignment(values[2]);
-    return read_bound(first, mask.left) && read_bound(values[1], mask.right);
+    align(values[2]);
+    return read_bound(first, left) && read_bound(values[1], right);
   }
   if (name == "pages" && values.size() == 2) {
     const std::size_t x = first.find('x');
@@ -241,7 +242,7 @@ bool storage_fits(const Problem& p) {
 }  // namespace
 
 json problem_json(const Problem& problem) {
-  // Every member by name: a new one does not compile before it is written, and read below.
+  // Every member by name, here and where it is read: a new one does not compile before it has both.
   const auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
                softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
                array_mask, accuracy] = problem;
@@ -290,63 +291,70 @@ json problem_json(const Problem& problem) {
 
 Result<Problem> problem_of_json(const json& object) {
   Problem p;
+  auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
+         softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
+         array_mask, accuracy] = p;
+  auto& [left, right, alignment] = mask;
   JsonReader reader(object, "problem");
-  reader.read("batch", p.batch);
-  reader.read("heads_q", p.heads_q);
-  reader.read("heads_kv", p.heads_kv);
-  reader.read("seq_q", p.seq_q);
-  reader.read("seq_kv", p.seq_kv);
-  reader.read("head_dim", p.head_dim);
-  reader.read("dtype", p.dtype);
-  reader.read("out_dtype", p.out_dtype);
-  reader.read("scales", kScaleNames, p.scales);
-  reader.read("scale", p.scale);
-  reader.read("softcap", p.softcap);
-  reader.read("lse", p.lse);
-  JsonReader mask(reader.object("mask"), "mask");
-  mask.read("left", p.mask.left);
-  mask.read("right", p.mask.right);
-  mask.read("alignment", kAlignmentNames, p.mask.alignment);
-  reader.keep(mask.status());
+  reader.read("batch", batch);
+  reader.read("heads_q", heads_q);
+  reader.read("heads_kv", heads_kv);
+  reader.read("seq_q", seq_q);
+  reader.read("seq_kv", seq_kv);
+  reader.read("head_dim", head_dim);
+  reader.read("dtype", dtype);
+  reader.read("out_dtype", out_dtype);
+  reader.read("scales", kScaleNames, scales);
+  reader.read("scale", scale);
+  reader.read("softcap", softcap);
+  reader.read("lse", lse);
+  JsonReader of_mask(reader.object("mask"), "mask");
+  of_mask.read("left", left);
+  of_mask.read("right", right);
+  of_mask.read("alignment", kAlignmentNames, alignment);
+  reader.keep(of_mask.status());
   JsonReader strides(reader.object("strides"), "strides");
-  strides.read("q", p.q.stride);
-  strides.read("k", p.k.stride);
-  strides.read("v", p.v.stride);
-  strides.read("o", p.o.stride);
+  strides.read("q", q.stride);
+  strides.read("k", k.stride);
+  strides.read("v", v.stride);
+  strides.read("o", o.stride);
   reader.keep(strides.status());
-  if (reader.has("head_dim_v")) reader.read("head_dim_v", p.head_dim_v);
+  if (reader.has("head_dim_v")) reader.read("head_dim_v", head_dim_v);
   if (reader.has("sequences")) {
-    Sequences& s = p.sequences;
-    JsonReader sequences(reader.object("sequences"), "sequences");
-    sequences.read("packed_q", s.packed_q);
-    sequences.read("packed_kv", s.packed_kv);
-    sequences.read("used_q", s.used_q);
-    sequences.read("used_kv", s.used_kv);
-    sequences.read("kv_start", s.kv_start);
-    sequences.read("kv_index", s.kv_index);
-    sequences.read("total_q", s.total_q);
-    sequences.read("total_kv", s.total_kv);
-    sequences.read("kv_rows", s.kv_rows);
-    reader.keep(sequences.status());
+    auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv, kv_rows] =
+        sequences;
+    JsonReader lengths(reader.object("sequences"), "sequences");
+    lengths.read("packed_q", packed_q);
+    lengths.read("packed_kv", packed_kv);
+    lengths.read("used_q", used_q);
+    lengths.read("used_kv", used_kv);
+    lengths.read("kv_start", kv_start);
+    lengths.read("kv_index", kv_index);
+    lengths.read("total_q", total_q);
+    lengths.read("total_kv", total_kv);
+    lengths.read("kv_rows", kv_rows);
+    reader.keep(lengths.status());
   }
   if (reader.has("pages")) {
-    JsonReader pages(reader.object("pages"), "pages");
-    pages.read("size", p.pages.size);
-    pages.read("count", p.pages.count);
-    pages.read("row_stride", p.pages.row_stride);
-    reader.keep(pages.status());
+    auto& [size, count, row_stride] = pages;
+    JsonReader of_pages(reader.object("pages"), "pages");
+    of_pages.read("size", size);
+    of_pages.read("count", count);
+    of_pages.read("row_stride", row_stride);
+    reader.keep(of_pages.status());
   }
-  if (reader.has("chunk")) reader.read("chunk", p.chunk);
-  if (reader.has("sinks")) reader.read("sinks", p.sinks);
-  if (reader.has("alibi")) reader.read("alibi", kAlibiNames, p.alibi);
+  if (reader.has("chunk")) reader.read("chunk", chunk);
+  if (reader.has("sinks")) reader.read("sinks", sinks);
+  if (reader.has("alibi")) reader.read("alibi", kAlibiNames, alibi);
   if (reader.has("array_mask")) {
-    JsonReader array_mask(reader.object("array_mask"), "array_mask");
-    array_mask.read("kind", kMaskNames, p.array_mask.kind);
-    array_mask.read("dtype", p.array_mask.dtype);
-    array_mask.read("strides", p.array_mask.stride);
-    reader.keep(array_mask.status());
+    auto& [kind, mask_dtype, stride] = array_mask;
+    JsonReader of_mask_array(reader.object("array_mask"), "array_mask");
+    of_mask_array.read("kind", kMaskNames, kind);
+    of_mask_array.read("dtype", mask_dtype);
+    of_mask_array.read("strides", stride);
+    reader.keep(of_mask_array.status());
   }
-  if (reader.has("accuracy")) reader.read("accuracy", kAccuracyNames, p.accuracy);
+  if (reader.has("accuracy")) reader.read("accuracy", kAccuracyNames, accuracy);
   if (!reader.status()) return reader.status();
   return p;
 }
