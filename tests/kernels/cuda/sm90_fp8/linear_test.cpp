@@ -6,6 +6,7 @@
 // then some row must come out wrong, as it did under windows on an H200 (2026-11-22).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <string>
