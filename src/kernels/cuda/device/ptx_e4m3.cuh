@@ -99,6 +99,14 @@ __device__ __forceinline__ void wgmma_rs_e4m3_half(std::uint32_t (&d)[32],
 #undef GF_D_68
 #undef GF_D_64
 
+/// (x & mask) | bits, as one instruction: with two constants ptxas makes two of it.
+__device__ __forceinline__ std::uint32_t masked_or(std::uint32_t x, std::uint32_t mask,
+                                                   std::uint32_t bits) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(x), "r"(mask), "r"(bits));
+  return r;
+}
+
 /// Four floats to four e4m3 bytes, rounded to nearest even and saturating; x0 in the lowest byte.
 /// Volatile: it stands behind the wait for the product that reads the register it writes.
 __device__ __forceinline__ std::uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {

@@ -14,7 +14,8 @@ namespace greenfast::cuda::fp8 {
 struct Config {
   int head_dim = 128;  // columns of the tiles; smaller heads are padded with zeros by TMA
   bool masked = false;
-  bool fast = false;  // linear weights from fp16 scores (linear.cuh), Q in registers
+  bool fast = false;  // scores in fp16 (linear.cuh), Q in registers
+  bool curved = false;  // of those: weights that follow 2^x (curve in linear.cuh), not its chords
 
   static constexpr int kKeys = 128;  // of a block of K or V
   static constexpr int kOnes = 8;    // rows of ones behind V^T: the tensor cores sum the rows
@@ -105,5 +106,8 @@ Entries entries();
 /// The same with linear weights.
 template <int kHeadDim>
 Entries fast_entries();
+/// The same with curved ones.
+template <int kHeadDim>
+Entries curved_entries();
 
 }  // namespace greenfast::cuda::fp8

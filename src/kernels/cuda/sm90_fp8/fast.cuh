@@ -289,10 +289,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (p.lse != nullptr && t == 0 && row + 8 * h < p.seq_q) {
-        const std::int64_t head =
-            static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
-        p.lse[head * p.seq_q + row + 8 * h] = rows.sum[h] == 0.0f ? -INFINITY : rows.log_sum_exp(h);
+      if constexpr (!kConfig.curved) {
+        if (p.lse != nullptr && t == 0 && row + 8 * h < p.seq_q) {
+          const std::int64_t head =
+              static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
+          p.lse[head * p.seq_q + row + 8 * h] =
+              rows.sum[h] == 0.0f ? -INFINITY : rows.log_sum_exp(h);
+        }
       }
       factor[h] = rows.sum[h] == 0.0f ? 0.0f : v_factor * reciprocal_fast(rows.sum[h]);
     }
@@ -306,5 +309,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 /// Gives a compiled kernel a name that a plan can say.
 template <int kHeadDim, bool kMasked>
 struct CompiledFast : With<Config{.head_dim = kHeadDim, .masked = kMasked, .fast = true}> {};
+template <int kHeadDim, bool kMasked>
+struct CompiledCurved
+    : With<Config{.head_dim = kHeadDim, .masked = kMasked, .fast = true, .curved = true}> {};
 
 }  // namespace greenfast::cuda::fp8

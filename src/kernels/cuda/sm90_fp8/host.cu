@@ -1,5 +1,5 @@
-// Host side of cuda.sm90.fp8 and cuda.sm90.fp8_fast: what they take, the order of the tiles, the
-// tensor maps, the two launches. `kFast` is which of them is asked.
+// Host side of cuda.sm90.fp8, cuda.sm90.fp8_curved and cuda.sm90.fp8_fast: what they take, the order
+// of the tiles, the tensor maps, the two launches. They differ in how weights are made.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -22,7 +22,22 @@
 namespace greenfast::cuda::fp8 {
 namespace {
 
-constexpr const char* id_of(bool fast) { return fast ? "cuda.sm90.fp8_fast" : "cuda.sm90.fp8"; }
+enum class Weights : std::uint8_t { exponentials, curved, linear };
+
+constexpr const char* id_of(Weights weights) {
+  switch (weights) {
+    case Weights::exponentials:
+      return "cuda.sm90.fp8";
+    case Weights::curved:
+      return "cuda.sm90.fp8_curved";
+    case Weights::linear:
+      return "cuda.sm90.fp8_fast";
+  }
+  return "";
+}
+constexpr Weights weights_of(const Config& config) {
+  return !config.fast ? Weights::exponentials : config.curved ? Weights::curved : Weights::linear;
+}
 
 using core::ceil_div;
 
@@ -56,9 +71,11 @@ struct Decision {
   }
 };
 
-Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice, bool fast) {
+Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+                Weights weights) {
   Decision d;
-  d.config.fast = fast;
+  d.config.fast = weights != Weights::exponentials;
+  d.config.curved = weights == Weights::curved;
   d.keys = visible_keys(problem);
   const Band& band = d.keys.band;
   d.config.head_dim = problem.head_dim <= kHeadDims[0] ? kHeadDims[0] : kHeadDims[1];
@@ -104,7 +121,7 @@ std::int64_t tiles_of_an_entry(const Problem& problem) {
                   problem.heads_kv * ceil_div(problem.seq_kv, 128));
 }
 
-template <bool kFast>
+template <Weights kWeights>
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
@@ -112,9 +129,13 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
                   ": its machine code (sm_90a) runs on 9.0 only");
   }
-  if (kFast && problem.accuracy != Accuracy::fast) {
+  if (kWeights == Weights::linear && problem.accuracy != Accuracy::fast) {
     return refuse(why, "exact accuracy; its weights are linear: ask for fast accuracy, or for ",
-                  id_of(false));
+                  id_of(Weights::curved));
+  }
+  if (kWeights == Weights::curved && problem.lse) {
+    return refuse(why, "the log-sum-exp; its scores are halves: ",
+                  id_of(Weights::exponentials), " has it");
   }
   if (problem.head_dim > kHeadDims.back()) {
     return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());
@@ -144,7 +165,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   " tiles of 128 queries or keys in a batch entry: at most 2^30 - 1; split the "
                   "heads");
   }
-  const Config largest{.head_dim = kHeadDims.back(), .fast = kFast};
+  const Config largest{.head_dim = kHeadDims.back(), .fast = kWeights != Weights::exponentials};
   if (facts.shared_per_block < largest.shared_bytes() + 8192) {
     return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
                   largest.shared_bytes() + 8192);
@@ -153,15 +174,15 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   return true;
 }
 
-template <bool kFast>
+template <Weights kWeights>
 std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   return problem.batch * problem.heads_kv *
-         decide(problem, facts, choice, kFast).transposed_bytes();
+         decide(problem, facts, choice, kWeights).transposed_bytes();
 }
 
-template <bool kFast>
+template <Weights kWeights>
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  const Decision d = decide(problem, facts, choice, kFast);
+  const Decision d = decide(problem, facts, choice, kWeights);
   Plan result;
   result.grid = {d.ctas, 1, 1};
   result.block = {d.config.threads(), 1, 1};
@@ -175,22 +196,28 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.tile_q = d.config.rows();
   result.tile_kv = Config::kKeys;
   result.stages = d.config.stages();
-  result.workspace_bytes = workspace<kFast>(problem, facts, choice);
+  result.workspace_bytes = workspace<kWeights>(problem, facts, choice);
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  result.kernel =
-      core::concat("fp8::fp8_", kFast ? "fast_" : "", "kernel<Compiled", kFast ? "Fast" : "", "<",
-                   d.config.head_dim, ", ", d.config.masked ? "true" : "false", ">>");
+  const char* name = kWeights == Weights::exponentials ? "fp8_kernel<Compiled<"
+                     : kWeights == Weights::curved     ? "fp8_fast_kernel<CompiledCurved<"
+                                                       : "fp8_fast_kernel<CompiledFast<";
+  result.kernel = core::concat("fp8::", name, d.config.head_dim, ", ",
+                               d.config.masked ? "true" : "false", ">>");
   result.note = "V is transposed into the workspace first, by a kernel of its own";
   return result;
 }
 
 // ---- Launch ----
 
+constexpr std::size_t index_of(const Config& config) {
+  return static_cast<std::size_t>(weights_of(config));
+}
 const Entries& entries_of(const Config& config) {
-  static const std::array<std::array<Entries, kHeadDims.size()>, 2> table{
+  static const std::array<std::array<Entries, kHeadDims.size()>, 3> table{
       {{entries<kHeadDims[0]>(), entries<kHeadDims[1]>()},
+       {curved_entries<kHeadDims[0]>(), curved_entries<kHeadDims[1]>()},
        {fast_entries<kHeadDims[0]>(), fast_entries<kHeadDims[1]>()}}};
-  return table[config.fast ? 1 : 0][config.head_dim == kHeadDims[0] ? 0 : 1];
+  return table[index_of(config)][config.head_dim == kHeadDims[0] ? 0 : 1];
 }
 const void* kernel_of(const Config& config) {
   const Entries& kernels = entries_of(config);
@@ -198,24 +225,24 @@ const void* kernel_of(const Config& config) {
 }
 
 // By kernel: head dim, mask, weights.
-constinit std::array<SharedMemoryOptIn, 4 * kHeadDims.size()> opt_in;
+constinit std::array<SharedMemoryOptIn, 3 * 2 * kHeadDims.size()> opt_in;
 
 Status ensure_ready(const Decision& d, int device) {
   if (tensor_map_driver() == nullptr) {
     return {StatusCode::device_error,
-            std::string(id_of(d.config.fast)) +
+            std::string(id_of(weights_of(d.config))) +
                 ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
                 "later, update the driver"};
   }
-  const int index = (d.config.fast ? 4 : 0) + (d.config.masked ? 2 : 0) +
-                    (d.config.head_dim == kHeadDims[0] ? 0 : 1);
-  return opt_in[static_cast<std::size_t>(index)].ensure(
-      kernel_of(d.config), d.config.shared_bytes(), device, id_of(d.config.fast));
+  const std::size_t index = 4 * index_of(d.config) + (d.config.masked ? 2u : 0u) +
+                            (d.config.head_dim == kHeadDims[0] ? 0u : 1u);
+  return opt_in[index].ensure(kernel_of(d.config), d.config.shared_bytes(), device,
+                              id_of(weights_of(d.config)));
 }
 
-template <bool kFast>
+template <Weights kWeights>
 Status prepare(const Problem& problem, const core::Context& context) {
-  return ensure_ready(decide(problem, *context.facts, context.choice, kFast), context.facts->index);
+  return ensure_ready(decide(problem, *context.facts, context.choice, kWeights), context.facts->index);
 }
 
 /// A map of bytes. Axes of length 1 may have any stride.
@@ -279,9 +306,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   return p;
 }
 
-template <bool kFast>
+template <Weights kWeights>
 Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const Decision d = decide(problem, *context.facts, context.choice, kFast);
+  const Decision d = decide(problem, *context.facts, context.choice, kWeights);
   if (Status status = ensure_ready(d, context.facts->index); !status.ok()) return status;
   const std::int64_t keys = d.keys.band.keys, pitch = std::int64_t{d.blocks} * Config::kKeys;
   const int head_dim = d.config.head_dim;
@@ -317,7 +344,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
                                   16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B));
   if (!encoded) {
     return {StatusCode::device_error,
-            std::string(id_of(kFast)) +
+            std::string(id_of(kWeights)) +
                 ": the driver refused a tensor map; check that Q, K, O and the workspace are "
                 "device pointers, or force another variant"};
   }
@@ -330,7 +357,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   first.stream = static_cast<cudaStream_t>(context.stream);
   void* first_arguments[] = {&transpose};
   if (Status status =
-          launch_kernel(first, entries_of(d.config).transpose, first_arguments, id_of(kFast));
+          launch_kernel(first, entries_of(d.config).transpose, first_arguments, id_of(kWeights));
       !status.ok())
     return status;
 
@@ -341,15 +368,15 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
   config.stream = first.stream;
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_early(config, kernel_of(d.config), arguments, id_of(kFast));
+  return launch_early(config, kernel_of(d.config), arguments, id_of(kWeights));
 }
 
-template <bool kFast>
+template <Weights kWeights>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   // Parts of a batch follow each other in the stream and share the workspace.
   return in_batch_parts(problem, tensors, kMostTiles / tiles_of_an_entry(problem),
                         [&](const Problem& part, const Tensors& there) {
-                          return launch_part<kFast>(part, there, context);
+                          return launch_part<kWeights>(part, there, context);
                         });
 }
 
@@ -358,15 +385,17 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 
 namespace greenfast::kernels {
 namespace {
-template <bool kFast>
-constexpr core::Kernel kKernel{.supports = cuda::fp8::supports<kFast>,
-                               .plan = cuda::fp8::plan<kFast>,
-                               .workspace = cuda::fp8::workspace<kFast>,
-                               .prepare = cuda::fp8::prepare<kFast>,
-                               .launch = cuda::fp8::launch<kFast>};
+template <cuda::fp8::Weights kWeights>
+constexpr core::Kernel kKernel{.supports = cuda::fp8::supports<kWeights>,
+                               .plan = cuda::fp8::plan<kWeights>,
+                               .workspace = cuda::fp8::workspace<kWeights>,
+                               .prepare = cuda::fp8::prepare<kWeights>,
+                               .launch = cuda::fp8::launch<kWeights>};
 }  // namespace
 extern const core::Kernel cuda_sm90_fp8;
+extern const core::Kernel cuda_sm90_fp8_curved;
 extern const core::Kernel cuda_sm90_fp8_fast;
-constinit const core::Kernel cuda_sm90_fp8 = kKernel<false>;
-constinit const core::Kernel cuda_sm90_fp8_fast = kKernel<true>;
+constinit const core::Kernel cuda_sm90_fp8 = kKernel<cuda::fp8::Weights::exponentials>;
+constinit const core::Kernel cuda_sm90_fp8_curved = kKernel<cuda::fp8::Weights::curved>;
+constinit const core::Kernel cuda_sm90_fp8_fast = kKernel<cuda::fp8::Weights::linear>;
 }  // namespace greenfast::kernels

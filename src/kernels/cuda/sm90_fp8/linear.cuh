@@ -48,6 +48,10 @@ inline constexpr float kCounts = 1.0f / 16.0f;
 inline constexpr float kFlatLog2 = 14.0f, kLeastKeys = 4.0f;
 inline constexpr float kOffsetOfBase0 = 1024.0f + kTopAlone;
 inline constexpr float kLargestOffset = 2046.0f, kLeastOffset = 2.0f;  // of easy rows
+// The curved weights'. Their largest is a power of two, which rounding leaves as it is.
+inline constexpr int kCurvedTopAlone = 120, kCurvedTopShared = 96, kCurvedTopOfTail = 104;
+inline constexpr float kCurvedOffset = 9216.0f;  // of easy rows, at most, of either sign
+inline constexpr float kCurvedBias = 1.5f;       // eighths of codes (curved)
 inline constexpr std::uint32_t kCodeZero = 0x64006400u;                // two halves of 1024
 // `offset` of rows that have none: NaN, so that the guard trips.
 inline constexpr std::uint32_t kNoKeyYet = 0x7fff7fffu, kHard = 0x7e007e00u;
@@ -103,6 +107,18 @@ template <class ConfigOf>
 struct LinearSoftmax {
   static constexpr Config kConfig = ConfigOf::value;
   static constexpr int kHeadDim = kConfig.head_dim;
+  static constexpr bool kCurved = kConfig.curved;
+  // What is a whole number in halves: a code, or an eighth of one.
+  static constexpr int kUnits = kCurved ? 8 : 1;
+  static constexpr int kAlone = kCurved ? kCurvedTopAlone : kTopAlone;
+  static constexpr int kShared = kCurved ? kCurvedTopShared : kTopShared;
+  static constexpr int kTail = kCurved ? kCurvedTopOfTail : kTopOfTail;
+  static constexpr float kOctave = 0.125f / kUnits;
+  // What the largest weight's units lie below a whole code's, to become one.
+  static constexpr float kBelow = kCurved ? kCurvedBias : 0.0f;
+  static constexpr float kOffset0 = kCurved ? 1024.0f + kUnits * kAlone - kBelow : kOffsetOfBase0;
+  static constexpr float kMostOffset = kCurved ? kCurvedOffset : kLargestOffset;
+  static constexpr float kLowOffset = kCurved ? -kCurvedOffset : kLeastOffset;
   static constexpr int kWords = kConfig.kKeys / 4;  // of scores: [2 * atom + h], two keys each
   static constexpr int kSlices = kHeadDim / 32;     // of Q
 
@@ -117,12 +133,16 @@ struct LinearSoftmax {
   __device__ __forceinline__ WideBase base_of_row(int h) const {
     if (offset[h] == kNoKeyYet) return {-INFINITY, 0.0f};
     if (offset[h] == kHard) return row_of(h).base;
-    return {0.125f * (kOffsetOfBase0 - low_of(offset[h])), 0.0f};
+    return {kOctave * (kOffset0 - low_of(offset[h])), 0.0f};
+  }
+  /// The nearest offset that a half holds, in units.
+  __device__ __forceinline__ static float whole(float from) {
+    return kCurved ? low_of(twice(rintf(from))) : rintf(from);
   }
   __device__ __forceinline__ void set_base(int h, WideBase base) {
-    const float from = kOffsetOfBase0 - 8.0f * base.high;
+    const float from = kOffset0 - 8.0f * kUnits * base.high;
     const bool easy =
-        base.low == 0.0f && from == rintf(from) && from >= kLeastOffset && from <= kLargestOffset;
+        base.low == 0.0f && from == whole(from) && from >= kLowOffset && from <= kMostOffset;
     offset[h] = base.high == -INFINITY ? kNoKeyYet : easy ? twice(from) : kHard;
     if (offset[h] == kHard) row_of(h).base = base;
   }
@@ -165,7 +185,7 @@ struct LinearSoftmax {
       // -inf, which masks are, times 0 would be NaN; at the smallest scale all codes are alike.
       const float own = fmaxf(fabsf(scale) * down, 1e-36f);
       row_of(h).scale = own;
-      scale8[h] = own <= 8188.0f ? twice(fmaxf(8.0f * own, 6e-8f)) : kHard;
+      scale8[h] = own <= 8188.0f / kUnits ? twice(fmaxf(8.0f * kUnits * own, 6e-8f)) : kHard;
       offset[h] = kNoKeyYet;
       sum[h] = 0.0f;
     }
@@ -211,7 +231,7 @@ struct LinearSoftmax {
     }
   }
 
-  /// Scores to codes above 1024, which may lie below it still.
+  /// Scores to units above 1024, which may lie below it still.
   __device__ __forceinline__ static void to_codes(std::uint32_t (&s)[kWords],
                                                   const std::uint32_t (&scale)[2],
                                                   const std::uint32_t (&from)[2]) {
@@ -222,6 +242,25 @@ struct LinearSoftmax {
   __device__ __forceinline__ static void clamp(std::uint32_t (&s)[kWords]) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) s[i] = larger(s[i], kCodeZero);
+  }
+  /// Eighths of linear codes, from 1024 on, to curved codes: 2^f - 1 lies below f by 0.344 f (1 - f),
+  /// within 0.4%, for the fraction f of an octave, which is in the lowest six bits. The square that is
+  /// added is 0.344 (1/2 - f)^2, so all codes are kCurvedBias too large: halves around 1024 have no room
+  /// for the rest of a constant.
+  __device__ __forceinline__ static std::uint32_t curved(std::uint32_t x) {
+    constexpr float kRoot = 0.0733f;  // of 64 0.344 / 64^2
+    const __half2 f = halves(ptx::masked_or(x, 0x003f003fu, kCodeZero));
+    const __half2 middle =
+        __hfma2(f, __float2half2_rn(kRoot), __float2half2_rn(-kRoot * (1024.0f + 32.0f)));
+    return bits_of(__hfma2(__hfma2(middle, middle, halves(x)), __float2half2_rn(0.125f),
+                           __float2half2_rn(895.5f)));
+  }
+  /// A block's eighths, which are at least 1024, to codes.
+  __device__ __forceinline__ static void curve(std::uint32_t (&s)[kWords]) {
+    if constexpr (kCurved) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) s[i] = curved(s[i]);
+    }
   }
 
   /// Whether a block whose largest code is so low may count, with all of the `left` blocks. Its
@@ -248,26 +287,27 @@ struct LinearSoftmax {
       const float largest = half_of(most, h);
       const float scale = low_of(scale8[h]), before = low_of(offset[h]);
       // Far apart where few keys decide.
-      const float apart = (largest - half_of(least, h)) * scale;
-      const float code = fmaf(largest, scale, before - 1024.0f);
+      const float apart = (largest - half_of(least, h)) * scale * (1.0f / kUnits);
+      const float code = fmaf(largest, scale, before - 1024.0f) * (1.0f / kUnits);
       const bool first = isnan(before), none = largest == -INFINITY;
       const bool tail = code < kLowest && counts(h, code, apart, left);
       const bool keep = none || (code <= kLargestCode && !tail);
-      const int top =
-          first ? kTopShared + 8 * static_cast<int>(fminf(apart * 0.0625f, 3.0f)) : kTopOfTail;
-      float fresh = 1024.0f + static_cast<float>(top) - rintf(largest * scale);
-      if (tail) fresh = fminf(fresh, before + kFarthestDown);
+      const int top = first ? kShared + 8 * static_cast<int>(fminf(apart * 0.0625f, 3.0f)) : kTail;
+      float fresh = 1024.0f + static_cast<float>(kUnits * top) - rintf(largest * scale);
+      if (tail) fresh = fminf(fresh, before + kUnits * kFarthestDown);
+      if constexpr (kCurved) fresh = whole(fresh - kBelow);
       fine = fine && !isnan(scale) && offset[h] != kHard &&
-             (keep || (fresh >= kLeastOffset && fresh <= kLargestOffset));
+             (keep || (fresh >= kLowOffset && fresh <= kMostOffset));
       now[h] = keep ? offset[h] : twice(fresh);
       from[h] = none && first ? kCodeZero : now[h];
-      shrink[h] = keep || first ? 1.0f : exp2_fast(0.125f * (fresh - before));
+      shrink[h] = keep || first ? 1.0f : exp2_fast(kOctave * (fresh - before));
     }
     if (!__all_sync(kFullWarp, fine)) return false;
     offset[0] = now[0];
     offset[1] = now[1];
     to_codes(s, scale8, from);
     clamp(s);
+    curve(s);
     return true;
   }
 
@@ -288,13 +328,14 @@ struct LinearSoftmax {
     const std::uint32_t row = __vmaxs2(most[0], most[2]), row8 = __vmaxs2(most[1], most[3]);
     const std::uint32_t own =
         __vmaxs2(__byte_perm(row, row8, 0x5410), __byte_perm(row, row8, 0x7632));
-    constexpr std::uint32_t kMost = kCodeZero + kLargestCode * 0x10001u;
-    constexpr std::uint32_t kLeast = kCodeZero + kLowest * 0x10001u;
+    constexpr std::uint32_t kMost = kCodeZero + kUnits * kLargestCode * 0x10001u;
+    constexpr std::uint32_t kLeast = kCodeZero + kUnits * kLowest * 0x10001u;
     moved = __any_sync(
         kFullWarp, !(__hble2(halves(own), halves(kMost)) && __hbge2(halves(own), halves(kLeast))));
     bool held = true;
     if (moved) held = recover(s, own, left, moved, shrink);
     clamp(s);
+    curve(s);
     return held;
   }
 
@@ -307,23 +348,28 @@ struct LinearSoftmax {
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float code = half_of(most, h) - 1024.0f, before = low_of(offset[h]);
-      float move = 0.0f;  // whole octaves
-      if (code > kTopAlone) {
+      const float code = (half_of(most, h) - 1024.0f) * (1.0f / kUnits);
+      const float before = low_of(offset[h]);
+      float move = 0.0f;  // linear codes move by whole octaves; curved ones bring the largest to a top
+      if (code > kAlone) {
         // Others as heavy as this key leave it room to be outgrown again.
         const float others = sum[h] * exp2_fast(7.0f - 0.125f * code);
-        const float top = others > 1.0f ? kTopShared : kTopAlone - 8;
-        move = -8.0f * ceilf(0.125f * (code - top));
-      } else if (code < kLowest && counts(h, code, code + 1024.0f - half_of(least, h), left)) {
-        move = 8.0f * floorf(0.125f * fminf(kTopOfTail - code, kFarthestDown));
-        if (before + move > kLargestOffset) move = 0.0f;
+        const float top = others > 1.0f ? kShared : kAlone - 8;
+        move = kCurved ? whole(before + kUnits * (top - code) - kBelow) - before
+                       : -8.0f * ceilf(0.125f * (code - top));
+      } else if (code < kLowest &&
+                 counts(h, code, (kUnits * code + 1024.0f - half_of(least, h)) * (1.0f / kUnits),
+                        left)) {
+        const float up = fminf(kTail - code, kFarthestDown);
+        move = kCurved ? whole(before + kUnits * up) - before : 8.0f * floorf(0.125f * up);
+        if (before + move > kMostOffset) move = 0.0f;
       }
       any = any || move != 0.0f;
       const float after = before + move;
-      // 2048: no whole number for every code.
-      fine = fine && code < 1024.0f && after >= kLeastOffset;
+      // 2048: no whole number for every code. Eighths of codes may be as coarse as four, to 8192.
+      fine = fine && code < (kCurved ? 896.0f : 1024.0f) && after >= kLowOffset;
       now[h] = twice(after);
-      factor[h] = exp2_fast(0.125f * move);
+      factor[h] = exp2_fast(kOctave * move);
       by[h] = twice(move);
     }
     if (!__all_sync(kFullWarp, fine)) return false;
@@ -391,10 +437,12 @@ struct LinearSoftmax {
       const WideBase before = base_of_row(h), full = wide_base(most[h], scale[h]);
       WideBase base = before;
       if (full.high != -INFINITY &&
-          !(distance(full, before) <= 0.125f * (kLargestCode - kTopAlone))) {
+          !(distance(full, before) <= 0.125f * (kLargestCode - kAlone))) {
         // A whole code where halves may hold it.
         base = full;
-        if (fabsf(full.high) <= 128.0f) base.high = 0.125f * rintf(8.0f * full.high);
+        if (fabsf(full.high) <= 128.0f)
+          base.high = kCurved ? kOctave * (kOffset0 - whole(kOffset0 - full.high * (1.0f / kOctave)))
+                              : 0.125f * rintf(8.0f * full.high);
       }
       from[h] = finite(base);
       shrink[h] = exp2_fast(distance(before, from[h]));
@@ -412,11 +460,12 @@ struct LinearSoftmax {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const bool sees = seen[h] >> (4 * n + 2 * atom + e) & 1;
-            t[e] = sees ? fmaf(8.0f, exponent(x[4 * atom + 2 * h + e], scale[h], from[h]),
-                               kOffsetOfBase0)
+            t[e] = sees ? fmaf(8.0f * kUnits, exponent(x[4 * atom + 2 * h + e], scale[h], from[h]),
+                               kOffset0)
                         : -INFINITY;
           }
           two[atom] = larger(pack2<__half>(t[0], t[1]), kCodeZero);
+          if constexpr (kCurved) two[atom] = curved(two[atom]);
         }
         store_word(room + 128 * (2 * n + h), __byte_perm(two[0], two[1], 0x6420));
       }
@@ -444,8 +493,10 @@ struct LinearSoftmax {
     }
   }
 
-  /// The natural log-sum-exp of a row. Where halves rounded the scale, its base did too.
+  /// The natural log-sum-exp of a row. Where halves rounded the scale, its base did too. The curved
+  /// kernel has none: its weights are worth a better one than scores in halves give (0.15 off at 120).
   __device__ __forceinline__ float log_sum_exp(int h) const {
+    static_assert(!kCurved);
     const WideBase base = base_of_row(h);
     const bool hard = offset[h] == kHard;
     // Below halves' normal numbers all products together are less than a few codes.

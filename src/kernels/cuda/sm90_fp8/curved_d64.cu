@@ -1,0 +1,12 @@
+// cuda.sm90.fp8_curved for head dims up to 64.
+#include "kernels/cuda/sm90_fp8/fast.cuh"
+#include "kernels/cuda/sm90_fp8/transpose.cuh"
+
+namespace greenfast::cuda::fp8 {
+template <>
+Entries curved_entries<64>() {
+  return {reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledCurved<64, false>>),
+          reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledCurved<64, true>>),
+          reinterpret_cast<const void*>(&transpose_kernel<64>)};
+}
+}  // namespace greenfast::cuda::fp8
