@@ -209,7 +209,7 @@ class CpuWorker final : public Worker {
     lse = top + log_sum;
     const double shift = std::max(0.0, top_moved + std::log(sum_moved) - lse);
     const double keys = static_cast<double>(end - begin), top_weight = 1.0 / sum;
-    const double least = weight_quantum(view.in) * top_weight;
+    const double least = weight_quantum(view) * top_weight;
     sums_.assign(dim, {keys, top_weight, 0.0, 0.0, 0.0, 0.0});
     double squares = 0.0;
     const auto values_of = [&](std::int64_t j) {

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
 
     const double keys = static_cast<double>(end - begin), top_weight = 1.0 / sum;
-    const double least = weight_quantum(view.in) * top_weight;
+    const double least = weight_quantum(view) * top_weight;
     const std::int64_t v_at = b * view.v_stride[0] + kv * view.v_stride[1] + column;
     double o = 0.0, magnitude = 0.0, smallest = 0.0, moved = 0.0;
     if (column < dim) {

@@ -49,6 +49,8 @@ Status Machine::load(const Spec& spec, bool with_reference) {
   spec_ = spec;
   const Problem& p = spec.problem;
   view_ = view_of(spec);
+  // The CPU's kernels weigh e4m3 in 16 bits.
+  view_.narrow = facts_.kind == DeviceKind::cuda && spec.problem.dtype == DType::e4m3;
   const auto in = size_of(p.dtype), out = size_of(p.out_dtype);
   const auto bytes_of = [&](int tensor, const Layout& layout, std::int64_t heads, std::int64_t seq,
                             std::size_t element) {

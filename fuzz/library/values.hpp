@@ -200,6 +200,7 @@ struct View {
   // A NaN may stand in any row of the batch entry and KV head of the plant, or (spoilt) anywhere:
   // scores of this problem may overflow fp32.
   bool spoilt;
+  bool narrow;  // kernels may round weights to e4m3, and sums of e4m3 products to halves
   const void *q, *k, *v;
   const float *q_scale, *k_scale, *v_scale;
 };
@@ -274,6 +275,8 @@ FUZZ_HD Score score_of(const View& view, double dot, float magnitude, double fac
   const double dim = static_cast<double>(view.head_dim);
   // Where products are subnormal in fp32, they may be flushed to zero.
   double slack = kUlp * ((2.0 + dim / 8.0) * sum * size + 4.0 * fabs(s)) + dim * 0x1p-126 * size;
+  // Hopper's sums of 32 products of e4m3 in halves, cut off rather than rounded, and the scale.
+  if (view.narrow) slack += 0x1p-10 * ((2.0 + dim / 32.0) * sum * size + fabs(s));
   if (view.softcap > 0.0) {
     s = view.softcap * tanh(s / view.softcap);
     slack += 4.0 * kUlp * fabs(s);
@@ -284,6 +287,11 @@ FUZZ_HD Score score_of(const View& view, double dot, float magnitude, double fac
 /// Half a unit in the last place of 1.
 FUZZ_HD double roundoff(DType type) {
   return type == DType::f32 ? 0x1p-24 : type == DType::f16 ? 0x1p-11 : 0x1p-8;
+}
+/// Of a weight: of 16 bits, or an exponential of fp32. Half a place of e4m3, and a hundredth for what it was
+/// rounded from (cuda.sm90.fp8_curved).
+FUZZ_HD double weight_roundoff(const View& view) {
+  return view.narrow ? 0.075 : view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
 }
 /// Half of the distance between the smallest numbers of a type.
 FUZZ_HD double quantum(DType type) { return type == DType::f16 ? 0x1p-25 : 0x1p-126; }
@@ -318,7 +326,7 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
   if (!is_finite(s.o) || !is_finite(s.magnitude)) return kAnything;
   // Sums before the division hold weights of up to 2^16 where the largest is not known yet.
   if (s.magnitude / s.top * 65536.0 > kLargestFloat) return kAnything;
-  const double weight = view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
+  const double weight = weight_roundoff(view);
   // Two subnormals of fp16: partial results may be rounded to it on their way to each other.
   const double floor_in = quantum(view.in);
   const double floor_out = view.out == DType::f16 ? 0x1p-23 : quantum(view.out);
@@ -326,8 +334,11 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
          roundoff(view.out) * fabs(s.o) + (floor_in > floor_out ? floor_in : floor_out);
 }
 /// Of a weight that small nothing need be left, relative to the largest: half of fp16's last place,
-/// or where an exponential of fp32 is flushed to zero, its largest being less than 1.
-FUZZ_HD double weight_quantum(DType in) { return in == DType::f16 ? 0x1p-25 : 0x1p-80; }
+/// or where an exponential of fp32 is flushed to zero, its largest being less than 1. e4m3 has 2^-9, and a
+/// row's largest weight may stand at 2^5.
+FUZZ_HD double weight_quantum(const View& view) {
+  return view.narrow ? 0x1p-12 : view.in == DType::f16 ? 0x1p-25 : 0x1p-80;
+}
 
 /// What of a weight times a value may be left out.
 FUZZ_HD double lost(DType in, double p, double least, double value) {
@@ -350,7 +361,7 @@ FUZZ_HD double moved_by(double distance, double p, double slack) {
 FUZZ_HD double lse_limit(const View& view, double keys, double lse, double top_score, double shift,
                          double squares, double together) {
   const double size = fabs(lse) > fabs(top_score) ? fabs(lse) : fabs(top_score);
-  const double weight = view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
+  const double weight = weight_roundoff(view);
   const double apart = 2.0 * weight * sqrt(squares);
   return shift + 0x1p-20 * size + summing(keys) + (apart > together ? apart : together);
 }
