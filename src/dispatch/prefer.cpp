@@ -184,6 +184,18 @@ core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts&, core::Ch
   if (is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
   return {kPacked};
 }
+// e4m3: 2,32,8192,64 2039 us by exponentials, 1387 by curved weights, 962 by linear ones; 2,16,8192,128
+// 1271, 1024, 814 (H200, 2026-11-23). Nothing else takes e4m3 there, one query or many.
+core::Preference cuda_sm90_fp8(const Problem& p, const DeviceFacts&, core::Choice) {
+  if (p.lse) return {kPrefill};
+  return {kBehindPrefill, "behind cuda.sm90.fp8_curved, which is faster where no LSE is asked for"};
+}
+core::Preference cuda_sm90_fp8_curved(const Problem&, const DeviceFacts&, core::Choice) {
+  return {kPrefill};
+}
+core::Preference cuda_sm90_fp8_fast(const Problem&, const DeviceFacts&, core::Choice) {
+  return {kPrefill};
+}
 core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const FewQueries few{p, facts, choice};
   // What is fitted is dense. Only prefill's loop takes one query of lengths, an index or pages beside

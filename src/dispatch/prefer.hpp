@@ -15,5 +15,8 @@ core::Preference cuda_sm90_small(const Problem&, const DeviceFacts&, core::Choic
 core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_packed(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_decode(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm90_fp8(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm90_fp8_curved(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm90_fp8_fast(const Problem&, const DeviceFacts&, core::Choice);
 
 }  // namespace greenfast::dispatch::prefer

@@ -49,6 +49,7 @@ inline constexpr Features kTakesE4m3{
 
 /// The same with linear weights: not for who asks for exact accuracy, which no feature says, so that
 /// the kernel refuses that itself.
+inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
 inline constexpr Features kTakesFastE4m3 = kTakesE4m3 | Feature::fast_accuracy;
 
 /// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,

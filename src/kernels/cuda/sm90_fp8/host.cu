@@ -133,10 +133,6 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, "exact accuracy; its weights are linear: ask for fast accuracy, or for ",
                   id_of(Weights::curved));
   }
-  if (kWeights == Weights::curved && problem.lse) {
-    return refuse(why, "the log-sum-exp; its scores are halves: ",
-                  id_of(Weights::exponentials), " has it");
-  }
   if (problem.head_dim > kHeadDims.back()) {
     return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());
   }

@@ -18,7 +18,6 @@ class Fp8Plan : public testing::Test {
         all.begin(), all.end(), [](const VariantInfo& info) { return info.id == "cuda.sm90.fp8"; });
     ASSERT_NE(row, all.end());
     if (!row->built) GTEST_SKIP() << "cuda.sm90.fp8 is not built";
-    EXPECT_FALSE(row->automatic);
     facts_ = *model_facts("h200");
     options_.device = DeviceKind::cuda;
     options_.variant = "cuda.sm90.fp8";
@@ -93,7 +92,25 @@ TEST_F(Fp8Plan, OutputTypesMasksAndFactorsAreTaken) {
   EXPECT_EQ(refusal(p, facts_), "accepted");
 }
 
-// The same problems, tiles of three warpgroups at head dim 64, and never unasked.
+// Curved weights have no log-sum-exp; the choice falls on them wherever none is asked for.
+TEST_F(Fp8Plan, TheLogSumExpDecidesBetweenTheExactKernels) {
+  Problem p = problem(1, 8, 4, 512, 700, 64);
+  EXPECT_EQ(refusal(p, facts_, "cuda.sm90.fp8_curved"), "accepted");
+  options_.variant = "cuda.sm90.fp8_curved";
+  EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_fast_kernel<CompiledCurved<64, false>>");
+  EXPECT_EQ(plan_of(p).tile_q, 192);
+  options_.variant = "";
+  EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_curved");
+  p.lse = true;
+  EXPECT_NE(refusal(p, facts_, "cuda.sm90.fp8_curved").find("LSE"), std::string::npos);
+  EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8");
+  p.accuracy = Accuracy::fast;
+  EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_fast");
+  p = problem(1, 8, 8, 512, 512, 72);  // rows of 72 bytes: nobody's
+  EXPECT_FALSE(greenfast::plan(p, facts_, options_).ok());
+}
+
+// The same problems, tiles of three warpgroups at head dim 64, and never for exact accuracy.
 TEST_F(Fp8Plan, FastAccuracyHasAKernelOfItsOwn) {
   Problem p = problem(1, 8, 4, 512, 700, 64);
   EXPECT_NE(refusal(p, facts_, "cuda.sm90.fp8_fast").find("ask for fast accuracy"),
