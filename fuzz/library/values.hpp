@@ -320,7 +320,8 @@ struct Sums {
   double moved;      // sum of what scores' slack may move each weight * |value - o|
 };
 /// Weights are rounded once to 16 bits (fp32 inputs: an exponential of fp32), and so may partial
-/// results be on their way to each other. fp16 weights below 2^-14 have a fixed last place.
+/// results be on their way to each other. fp16 weights below 2^-14 have a fixed last place. What is
+/// rounded at last is the result, not the reference: where scores decide otherwise, another value.
 FUZZ_HD double limit_of(const View& view, const Sums& s) {
   if (is_nan(s.o)) return kNan;
   if (!is_finite(s.o) || !is_finite(s.magnitude)) return kAnything;
@@ -331,7 +332,7 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
   const double floor_in = quantum(view.in);
   const double floor_out = view.out == DType::f16 ? 0x1p-23 : quantum(view.out);
   return s.moved + (2.25 * weight + summing(s.keys)) * s.magnitude + s.least +
-         roundoff(view.out) * fabs(s.o) + (floor_in > floor_out ? floor_in : floor_out);
+         roundoff(view.out) * (fabs(s.o) + s.moved) + (floor_in > floor_out ? floor_in : floor_out);
 }
 /// Of a weight that small nothing need be left, relative to the largest: half of fp16's last place,
 /// or where an exponential of fp32 is flushed to zero, its largest being less than 1. e4m3 has 2^-9, and a

@@ -34,6 +34,10 @@ class Greenfast16(Greenfast):
 
 
 class GreenfastE4m3(Greenfast):
+    def __init__(self, variant: str, library: capi.Library, **named):
+        super().__init__(variant, library, **named)
+        self.accuracy = int(variant == "cuda.sm90.fp8_fast")  # it takes none but problems that allow fast accuracy
+
     def operands(self, row, data, o):
         return data.q, data.k, data.v, o, {}
 

@@ -378,6 +378,7 @@ class Greenfast(Engine):
     """The library through its C ABI. On the dense twin of pages or packed sequences: what they cost."""
 
     ours = True
+    accuracy = 0  # exact
 
     def __init__(self, variant: str = "", library: capi.Library | None = None, twin: bool = False, invariant: bool = False,
                  name: str = ""):
@@ -413,6 +414,7 @@ class Greenfast(Engine):
         most = data.longest if row.packed else row.seq_kv
         problem = self._library.serving_problem(q, k, v, out, batch=row.batch, seq_q=most if row.packed else row.seq_q, seq_kv=most,
                                                 arrays=arrays, window=row.band, chunk=row.chunk)
+        problem.accuracy = self.accuracy
         room = self.room_for(row, problem, device, o)
         bound = self._library.bind_problem(problem, q, k, v, out, arrays, device=device, variant=self._variant, workspace=room,
                                            batch_invariant=self._invariant)

@@ -106,9 +106,9 @@ float weight_of(std::uint32_t code) {
                                static_cast<int>(code / 8) - 7);
 }
 
-float log_sum_exp(const Linear& rows, int h) { return rows.log_sum_exp(h); }
+[[maybe_unused]] float log_sum_exp(const Linear& rows, int h) { return rows.log_sum_exp(h); }
 /// The kernel has none; from the base and the rounded weights it is off by half a code and a unit.
-float log_sum_exp(const Curved& rows, int h) {
+[[maybe_unused]] float log_sum_exp(const Curved& rows, int h) {
   const float base = 0.125f / 8.0f * (Curved::kOffset0 - low_of(rows.offset[h]));
   return kLn2 * (base + 7.0f - 0.125f * Curved::kAlone + std::log2(rows.sum[h]));
 }
