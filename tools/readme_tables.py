@@ -332,7 +332,9 @@ def peers_summary(path):
     values = [speedup["value"] for speedup in speedups]
     where = "every one" if faster == len(speedups) else f"{faster}"
     overall = "; ".join(f"{peer_name(peer)} {row['value']:.2f}" for peer, row in record["overall_p50"].items())
-    return (f"On {record['device']}, {record['utc'][:10]}, fp16: faster than the fastest of {len(record['peers'])} peers at {where} of "
+    argv, ours = record["argv"], record.get("ours")
+    dtype = argv[argv.index("--dtype") + 1] if "--dtype" in argv else "fp16"
+    return (f"On {record['device']}, {record['utc'][:10]}, {dtype}{f', `{ours}`' if ours else ''}: faster than the fastest of {len(record['peers'])} peers at {where} of "
             f"{len(speedups)} shapes (the 95% interval lies above 1), by {min(values):.2f} to {max(values):.2f} times; geometric mean "
             f"beside each: {overall}.{behind_neighbours(record)}\n")
 

@@ -105,7 +105,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     """softmax(softcap(scale * q k^T) + mask) v.
 
     q            [B, Hq, Sq, D], or [B, Sq, Hq, D] with layout="bshd"; k, v [B, Hkv, Skv, D] likewise. Query head h reads
-                 KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn (CUDA: by `variant`), all three the same; D 8 to
+                 KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn (CUDA: Hopper, D to 128), all three the same; D 8 to
                  256 in steps of 8, contiguous; other strides are free, and 0 is allowed in k and v. v may have a D of its
                  own, which out then has. Objects of PyTorch, NumPy, JAX or CuPy, or any with __dlpack__ or
                  __cuda_array_interface__, on one device.
@@ -145,7 +145,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
                  always are checked, before any work.
 
     accuracy     "exact", or "fast": kernels for float8_e4m3fn may take weights that are linear between powers of two, up to 8% off
-                 each (docs/numerics.md). Exact kernels of the CPU are fast enough for it, too; on CUDA variant="cuda.sm90.fp8_fast" takes it.
+                 each (docs/numerics.md). Exact kernels of the CPU take it, too; on CUDA cuda.sm90.fp8_fast.
 
     PyTorch: gradients flow where they are exact (greenfast.torch says where), torch.compile traces through. With
     gradients or under torch.compile `out` is copied to. On the CPU the call returns when `out` is written; on CUDA it is

@@ -1,4 +1,5 @@
 """tools/gpu/bounded.py and steps.sh, by themselves and through the tools that rest on them, with a greenfast that only answers."""
+import importlib.machinery
 import json
 import os
 import pathlib
@@ -6,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 
@@ -20,7 +22,8 @@ echo "$@" >>"$0.calls"
 case "$1" in
   list)
     case "$*" in
-      *--json*) echo '{"variants": [{"id": "cuda.sm90.fp8", "built": BUILT}, {"id": "cuda.sm90.fp8_fast", "built": BUILT}]}' ;;
+      *--json*) echo '{"variants": [{"id": "cuda.sm90.fp8", "built": BUILT}, {"id": "cuda.sm90.fp8_curved", "built": BUILT},
+        {"id": "cuda.sm90.fp8_fast", "built": BUILT}]}' ;;
       *) for name in decode packed; do echo "cuda.sm90.$name  sm_90  automatically  WORD  of its own"; done ;;
     esac ;;
   check) eval "$ON_CHECK" ;;
@@ -77,6 +80,18 @@ def test_a_watchdog_ends_what_hangs():
             "time.sleep(60)")
     done = subprocess.run([sys.executable, "-c", code, GPU], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 24 and "no end of row 7" in done.stderr
+
+
+def test_the_sanitizers_policy_is_strict_with_one_distribution():
+    # Its list grew over several lines, and every check of tools/gpu/sanitize ended at once (2026-11-23).
+    sanitize = importlib.machinery.SourceFileLoader("sanitize", str(GPU / "sanitize")).load_module()
+    strict = (ROOT / "policies" / "strict.toml").read_text()
+    whole, one = tomllib.loads(strict), tomllib.loads(sanitize.one_distribution(strict))
+    found = [section for section in whole if isinstance(whole[section], dict) and "distributions" in whole[section]]
+    assert (one["distributions"] if not found else one[found[0]]["distributions"]) == ["normal"]
+    assert one["numerics"] == whole["numerics"]
+    with pytest.raises(SystemExit, match="0 lists"):
+        sanitize.one_distribution("reruns = 2")
 
 
 @pytest.mark.parametrize("tool", ["decode", "packed"])

@@ -45,6 +45,8 @@ class GreenfastE4m3(Greenfast):
 class GreenfastFrom16(GreenfastE4m3):
     """End to end from fp16: Q, K and V quantised with a factor for each head by the package greenfast, then the e4m3 kernel."""
 
+    allowed = 1.5  # quantising Q, K and V counts as well: 0.061 on N(0,1) (H200, 2026-11-23)
+
     def __init__(self, library: capi.Library):
         import greenfast
 

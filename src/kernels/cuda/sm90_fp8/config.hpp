@@ -14,7 +14,7 @@ namespace greenfast::cuda::fp8 {
 struct Config {
   int head_dim = 128;  // columns of the tiles; smaller heads are padded with zeros by TMA
   bool masked = false;
-  bool fast = false;  // scores in fp16 (linear.cuh), Q in registers
+  bool fast = false;    // scores in fp16 (linear.cuh), Q in registers
   bool curved = false;  // of those: weights that follow 2^x (curve in linear.cuh), not its chords
 
   static constexpr int kKeys = 128;  // of a block of K or V

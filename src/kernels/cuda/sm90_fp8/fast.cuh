@@ -1,4 +1,5 @@
-// cuda.sm90.fp8_fast: attention on e4m3 with linear weights. sm_90a.
+// cuda.sm90.fp8_fast and cuda.sm90.fp8_curved: attention on e4m3 with weights that are no exponentials.
+// sm_90a.
 //
 // Idea    cuda.sm90.fp8 (kernel.cuh) with another softmax: scores are summed up in fp16, and one
 //         packed FMA makes e4m3 weights of them, without an exponential (linear.cuh): 1.5
@@ -8,9 +9,11 @@
 //           next tile's Q arrives while this one's is multiplied.
 //         - A third warpgroup at head dim 64.
 //         One sum of a row serves O and the log-sum-exp, less the mean bias of linear weights.
-// Takes   as cuda.sm90.fp8.
-// Limits  as cuda.sm90.fp8; a weight is off by 0 to 6.15% before it is rounded to e4m3; keys 15
-//         octaves below their row's largest have no weight.
+//         The curved kernel bends linear codes to 2^x, with two instructions more a score; it has no
+//         log-sum-exp, since scores in halves are too coarse for an exact one.
+// Takes   as cuda.sm90.fp8; curved: no LSE.
+// Limits  as cuda.sm90.fp8; a linear weight is off by 0 to 6.15% before it is rounded to e4m3, a
+//         curved one by 0.4%; keys 15 octaves below their row's largest have no weight.
 // Budget  D 128: two consumer warpgroups, 232 registers: 32 of scores, 68 of a block's output, 64
 //         of their sum, 16 of weights, 16 of Q. D 64: three, 160 registers: 32, 36, 32, 16, 8.
 // Bound   tensor cores: 528 and 272 clocks for 64 rows of a block, beside 260 and 230 issue slots

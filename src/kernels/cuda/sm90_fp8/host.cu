@@ -238,7 +238,8 @@ Status ensure_ready(const Decision& d, int device) {
 
 template <Weights kWeights>
 Status prepare(const Problem& problem, const core::Context& context) {
-  return ensure_ready(decide(problem, *context.facts, context.choice, kWeights), context.facts->index);
+  return ensure_ready(decide(problem, *context.facts, context.choice, kWeights),
+                      context.facts->index);
 }
 
 /// A map of bytes. Axes of length 1 may have any stride.

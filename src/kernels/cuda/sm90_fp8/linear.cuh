@@ -1,6 +1,6 @@
-// The online softmax of cuda.sm90.fp8_fast, without an exponential: an e4m3 byte 8 (k + 7) + m is
-// 2^k (1 + m / 8), a piecewise linear power of two, so that 8 log2(weight) rounded to a whole number
-// is the weight's code. It is too large by 0 to 6.15% before that rounding, by 4.04% in the mean,
+// The online softmax of cuda.sm90.fp8_fast, and of cuda.sm90.fp8_curved, without an exponential: an
+// e4m3 byte 8 (k + 7) + m is 2^k (1 + m / 8), a piecewise linear power of two, so that 8 log2(weight)
+// rounded to a whole number is the weight's code. It is too large by 0 to 6.15% before that rounding, by 4.04% in the mean,
 // and all weights of a row alike but for that.
 //
 // Scores are pairs of halves. One packed FMA, score * (8 scale) + (1024 + offset), rounds two of
@@ -11,8 +11,12 @@
 // count; O and the sums are fp32 and follow.
 //
 // A row has a base, in octaves: a score's code is 118 + 8 (score * scale - base). Where that is
-// within 113 octaves of 0 (78 nats) halves hold 1024 + 118 - 8 base, and the row is easy. Else their scores are too
-// coarse: the row is hard, and every block of its warp is multiplied again through fp32 (`again`).
+// within 113 octaves of 0 (78 nats) halves hold 1024 + 118 - 8 base, and the row is easy. Else their
+// scores are too coarse: the row is hard, and every block of its warp is multiplied again through
+// fp32 (`again`).
+//
+// Curved weights (Config::curved) are the same eight times as fine: their units are eighths of codes,
+// which `curve` bends to 2^x and rounds to codes once the guard has seen them.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -50,9 +54,9 @@ inline constexpr float kOffsetOfBase0 = 1024.0f + kTopAlone;
 inline constexpr float kLargestOffset = 2046.0f, kLeastOffset = 2.0f;  // of easy rows
 // The curved weights'. Their largest is a power of two, which rounding leaves as it is.
 inline constexpr int kCurvedTopAlone = 120, kCurvedTopShared = 96, kCurvedTopOfTail = 104;
-inline constexpr float kCurvedOffset = 9216.0f;  // of easy rows, at most, of either sign
-inline constexpr float kCurvedBias = 1.5f;       // eighths of codes (curved)
-inline constexpr std::uint32_t kCodeZero = 0x64006400u;                // two halves of 1024
+inline constexpr float kCurvedOffset = 9216.0f;          // of easy rows, at most, of either sign
+inline constexpr float kCurvedBias = 1.5f;               // eighths of codes (curved)
+inline constexpr std::uint32_t kCodeZero = 0x64006400u;  // two halves of 1024
 // `offset` of rows that have none: NaN, so that the guard trips.
 inline constexpr std::uint32_t kNoKeyYet = 0x7fff7fffu, kHard = 0x7e007e00u;
 
@@ -350,7 +354,8 @@ struct LinearSoftmax {
     for (int h = 0; h < 2; ++h) {
       const float code = (half_of(most, h) - 1024.0f) * (1.0f / kUnits);
       const float before = low_of(offset[h]);
-      float move = 0.0f;  // linear codes move by whole octaves; curved ones bring the largest to a top
+      float move =
+          0.0f;  // linear codes move by whole octaves; curved ones bring the largest to a top
       if (code > kAlone) {
         // Others as heavy as this key leave it room to be outgrown again.
         const float others = sum[h] * exp2_fast(7.0f - 0.125f * code);
@@ -436,13 +441,13 @@ struct LinearSoftmax {
       scale[h] = row_of(h).scale;
       const WideBase before = base_of_row(h), full = wide_base(most[h], scale[h]);
       WideBase base = before;
-      if (full.high != -INFINITY &&
-          !(distance(full, before) <= 0.125f * (kLargestCode - kAlone))) {
+      if (full.high != -INFINITY && !(distance(full, before) <= 0.125f * (kLargestCode - kAlone))) {
         // A whole code where halves may hold it.
         base = full;
         if (fabsf(full.high) <= 128.0f)
-          base.high = kCurved ? kOctave * (kOffset0 - whole(kOffset0 - full.high * (1.0f / kOctave)))
-                              : 0.125f * rintf(8.0f * full.high);
+          base.high = kCurved
+                          ? kOctave * (kOffset0 - whole(kOffset0 - full.high * (1.0f / kOctave)))
+                          : 0.125f * rintf(8.0f * full.high);
       }
       from[h] = finite(base);
       shrink[h] = exp2_fast(distance(before, from[h]));

@@ -26,8 +26,8 @@ TEST(BatchParts, APartIsAlignedAsItsAddressIs) {
     const Status status =
         in_batch_parts(problem, tensors, 2, [&](const Problem& part, const Tensors& there) {
           const auto address = reinterpret_cast<std::uintptr_t>(there.o);
-          EXPECT_EQ(address, (std::uintptr_t{1} << 20) +
-                                 static_cast<std::uintptr_t>(first * stride * 2));
+          EXPECT_EQ(address,
+                    (std::uintptr_t{1} << 20) + static_cast<std::uintptr_t>(first * stride * 2));
           EXPECT_EQ(address % static_cast<std::uintptr_t>(part.o.alignment), 0u) << stride;
           EXPECT_EQ(reinterpret_cast<std::uintptr_t>(there.q) %
                         static_cast<std::uintptr_t>(part.q.alignment),

@@ -211,7 +211,8 @@ template <class Softmax>
 std::string wrong_rows(Scene scene, bool guards) {
   LinearRow storage[2 * 128 + 2 * 32] = {};  // row_of() counts from the first consumer, thread 128
   Outcome got[kRows];
-  simt::run({.grid = {}, .threads = 32}, [&] { attend<Softmax>(scene, guards, storage + 2 * 128, got); });
+  simt::run({.grid = {}, .threads = 32},
+            [&] { attend<Softmax>(scene, guards, storage + 2 * 128, got); });
   std::string wrong;
   for (int row = 0; row < kRows; ++row) {
     const Outcome right = expected(scene, row);
@@ -220,7 +221,8 @@ std::string wrong_rows(Scene scene, bool guards) {
     const float mean_limit = Softmax::kCurved ? kCurvedMean : 0.09f;
     const float lse_limit = (Softmax::kCurved ? kCurvedLse : 0.09f) + 7e-4f * std::fabs(right.lse);
     worst_mean = std::max(worst_mean, std::fabs(got[row].mean - right.mean));
-    worst_lse = std::max(worst_lse, std::fabs(got[row].lse - right.lse) - 7e-4f * std::fabs(right.lse));
+    worst_lse =
+        std::max(worst_lse, std::fabs(got[row].lse - right.lse) - 7e-4f * std::fabs(right.lse));
     if (std::fabs(got[row].mean - right.mean) <= mean_limit &&
         std::fabs(got[row].lse - right.lse) <= lse_limit)
       continue;
