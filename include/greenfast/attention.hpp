@@ -35,9 +35,9 @@ struct Options {
   /// Less than 0 is an invalid_argument.
   int max_splits = 0;
   /// Checks arrays of lengths and indices on any device before the launch and names the entry that
-  /// is wrong, at the price of a synchronisation. On the CPU they are always checked; elsewhere a
-  /// kernel clamps them to what the problem says. CUDA does not check them yet: there this changes
-  /// nothing so far.
+  /// is wrong (invalid_argument; nothing has been written), at the price of a copy and a
+  /// synchronisation of the stream, so not while it is captured. On the CPU they are always checked;
+  /// elsewhere a kernel clamps them to what the problem says.
   bool validate = false;
   /// Gives scratch to a call whose variant wants some and whose `workspace` is null: `bytes` (at
   /// most once a call) of device memory, 256-byte aligned, which must stay the call's until its work
@@ -47,7 +47,7 @@ struct Options {
   void* allocate_context = nullptr;
 };
 
-/// Computes attention. Allocates no device memory but by Options::allocate, never synchronises a stream; on the CPU it
+/// Computes attention. Allocates no device memory but by Options::allocate, never synchronises a stream but for Options::validate; on the CPU it
 /// returns when the output is written. Thread-safe. Every address is a multiple of its element's
 /// size; o, lse and the workspace overlap nothing else.
 /// Errors: invalid_argument (problem, pointers or workspace), unsupported (no variant can, or not

@@ -220,10 +220,10 @@ typedef struct gf_options {
   int32_t max_splits; /**< most parts that the keys of a row are divided into; 0: as many as pay,
                          1: none; not less than 0 */
   int32_t validate;   /**< not 0: arrays of lengths and indices are checked on any device before the
-                         launch, and the entry that is wrong is named, at the price of a
-                         synchronisation. On the CPU they are always checked; elsewhere a kernel
-                         clamps them to what the problem says. CUDA does not check them yet: there
-                         this changes nothing so far. */
+                         launch, and the entry that is wrong is named, at the price of a copy and
+                         a synchronisation of the stream, so not while it is captured. On the CPU
+                         they are always checked; elsewhere a kernel clamps them to what the problem
+                         says. */
   /** Gives scratch to a call whose variant wants some and whose `workspace` is null: `bytes` (at most
    * once a call) of device memory, 256-byte aligned, which must stay the call's until its work in the
    * stream is done. Null from it is GF_OUT_OF_MEMORY, and nothing has been written. Called in the

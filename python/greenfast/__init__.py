@@ -141,8 +141,8 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     page_table   [B, pages]: key j of sequence b is row j % page of page page_table[b, j // page]; k and v are [blocks, Hkv,
                  page, D], or [blocks, page, Hkv, D] with layout="bshd". A page of 1 key or more.
     max_splits   most parts that the keys of a row are divided into; 0: as many as pay, 1: none.
-    validate     is to check the arrays on CUDA as well; it changes nothing there so far, kernels clamp them. On the CPU they
-                 always are checked, before any work.
+    validate     checks the arrays on CUDA as well, at the price of a copy and a synchronisation; else kernels clamp them there.
+                 On the CPU they always are checked, before any work.
 
     accuracy     "exact", or "fast": kernels for float8_e4m3fn may take weights that are linear between powers of two, up to 8% off
                  each (docs/numerics.md). Exact kernels of the CPU take it, too; on CUDA cuda.sm90.fp8_fast.
@@ -193,9 +193,9 @@ def append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, used_kv: Any = None, q
                  key's position in the cache, less kv_start. rotary: "neox" turns n with n + R / 2, "interleaved" 2 n with 2 n + 1.
     q            [B, Hq, Snew, D], packed as k; q_out: where to write it, q itself is possible; None: allocated.
     Arrays are int32 [B], on the device of k; page_table [B, pages]; cu_new [B + 1].
-    validate     changes nothing so far. On the CPU the arrays always are checked: ValueError, and nothing is written, for a
+    validate     checks the arrays on CUDA as well, and synchronises. On the CPU they always are checked: ValueError, and nothing is written, for a
                  sequence that outgrows its cache or its pages, a page that does not exist, or that two sequences would write.
-    On CUDA nobody reads the arrays before: tokens without a place in the cache, or
+    On CUDA nobody else reads the arrays before: tokens without a place in the cache, or
     without a row of cos and sin, are dropped, and their rows of q_out stay as they were.
     """
     try:

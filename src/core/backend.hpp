@@ -38,6 +38,10 @@ struct Backend {
   Status (*merge)(const MergeProblem&, const MergeTensors&, const Context&) = nullptr;
   Status (*append)(const AppendProblem&, const AppendTensors&, const Context&) = nullptr;
 
+  /// Options::validate: copies an array of the device to the host, after what stands before it on
+  /// context.stream. Null where the host reads the device's memory.
+  Status (*fetch)(const void* from, std::size_t bytes, void* to, const Context&) = nullptr;
+
   /// The CPU's threads; null function on devices that need none. Never returns null: a pool that
   /// cannot start threads works on the caller alone, and one that a fork left without threads
   /// starts anew.

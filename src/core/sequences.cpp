@@ -1,6 +1,10 @@
 #include "core/sequences.hpp"
 
+#include <array>
+#include <vector>
+
 #include <greenfast/arithmetic.hpp>
+#include <greenfast/operands.hpp>
 
 #include "core/check.hpp"
 #include "core/text.hpp"
@@ -111,6 +115,21 @@ Status check_arrays(const Problem& p, const Tensors& t) {
     }
   }
   return {};
+}
+
+Status check_fetched_arrays(const Problem& p, const Tensors& t, const Fetch& fetch) {
+  Tensors here = t;
+  std::array<std::vector<std::int32_t>, kOperands> copies;
+  std::size_t n = 0;
+  for (const Operand& operand : operands_of(p)) {
+    std::vector<std::int32_t>& copy = copies[n++];
+    if (operand.element != Element::index || !operand.needed) continue;
+    const auto bytes = static_cast<std::size_t>(operand.bytes);
+    copy.resize(bytes / sizeof(std::int32_t));
+    if (Status status = fetch(data_of(t, operand.id), bytes, copy.data()); !status) return status;
+    set_data(here, operand.id, copy.data());
+  }
+  return check_arrays(p, here);
 }
 
 }  // namespace greenfast::core

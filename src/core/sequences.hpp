@@ -1,7 +1,9 @@
 // What the arrays of a call say of its sequences, and whether they may say so.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include <greenfast/types.hpp>
 
@@ -57,5 +59,10 @@ Status check_page_row(std::string_view name, const std::int32_t* row, std::int64
 /// Whether the arrays, on the host, keep to what the problem says, each entry of them. For a
 /// problem that passed check() and tensors that passed check_tensors().
 Status check_arrays(const Problem& problem, const Tensors& tensors);
+
+/// Copies so many bytes of a device's array to the host.
+using Fetch = std::function<Status(const void* from, std::size_t bytes, void* to)>;
+/// check_arrays of arrays that the host cannot read.
+Status check_fetched_arrays(const Problem& problem, const Tensors& tensors, const Fetch& fetch);
 
 }  // namespace greenfast::core

@@ -309,4 +309,30 @@ Status check_append_arrays(const AppendProblem& p, const AppendTensors& t) {
   return {};
 }
 
+Status check_fetched_append_arrays(const AppendProblem& p, const AppendTensors& t,
+                                   const Fetch& fetch) {
+  if (p.batch == 0) return {};
+  const std::int64_t row = p.pages.used() ? ceil_div(p.seq_kv, p.pages.size) : std::int64_t{0};
+  const struct {
+    const std::int32_t* AppendTensors::*array;
+    std::int64_t count;
+    bool there;
+  } arrays[] = {{&AppendTensors::cu_new, p.batch + 1, p.packed},
+                {&AppendTensors::used_new, p.batch, p.used_new},
+                {&AppendTensors::used_kv, p.batch, t.used_kv != nullptr},
+                {&AppendTensors::kv_start, p.batch, p.kv_start},
+                {&AppendTensors::kv_index, p.batch, p.kv_index},
+                {&AppendTensors::page_table, (p.batch - 1) * p.pages.row_stride + row, row > 0}};
+  AppendTensors here = t;
+  std::vector<std::vector<std::int32_t>> copies;
+  for (const auto& [array, count, there] : arrays) {
+    if (!there) continue;
+    std::vector<std::int32_t>& copy = copies.emplace_back(static_cast<std::size_t>(count));
+    if (Status status = fetch(t.*array, copy.size() * sizeof(std::int32_t), copy.data()); !status)
+      return status;
+    here.*array = copy.data();
+  }
+  return check_append_arrays(p, here);
+}
+
 }  // namespace greenfast::core

@@ -3,6 +3,7 @@
 
 #include <greenfast/serving.hpp>
 
+#include "core/sequences.hpp"
 #include "core/variant.hpp"
 
 namespace greenfast::core {
@@ -13,6 +14,9 @@ Status check_append(const AppendProblem& problem, const AppendTensors& tensors);
 /// The arrays of an append that passed check_append, on the host: every entry of them, and that no
 /// two new tokens go to one place.
 Status check_append_arrays(const AppendProblem& problem, const AppendTensors& tensors);
+/// The same of arrays that the host cannot read.
+Status check_fetched_append_arrays(const AppendProblem& problem, const AppendTensors& tensors,
+                                   const Fetch& fetch);
 
 /// Where the new tokens of one sequence come from and go to, for arrays that have been checked.
 struct Appended {

@@ -126,6 +126,23 @@ Status enter(int index) noexcept {
                                             std::to_string(index) + ") first."};
 }
 
+Status fetch(const void* from, std::size_t bytes, void* to, const core::Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone)
+    return {
+        StatusCode::invalid_argument,
+        "Options::validate is set while the stream is captured into a graph: reading the arrays "
+        "synchronises, which a graph cannot; capture without it, and validate a call before"};
+  if (error == cudaSuccess) error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();
+  return {StatusCode::device_error, std::string("cuda: reading an array for Options::validate: ") +
+                                        cudaGetErrorString(error)};
+}
+
 }  // namespace
 
 extern const core::Backend backend;
@@ -137,6 +154,7 @@ const core::Backend backend{
     .quantize = quantize,
     .merge = merge,
     .append = append,
+    .fetch = fetch,
 };
 
 }  // namespace greenfast::cuda

@@ -386,3 +386,21 @@ def test_flash_attentions_packed_sequences_are_the_cpus(dtype, error, paged):
     (out, lse), (want, want_lse) = attempt("", run, "cuda"), run("cpu")
     torch.testing.assert_close(out, want, atol=error, rtol=0)
     torch.testing.assert_close(lse, want_lse, atol=error, rtol=0)
+
+
+def test_validate_names_the_entry_that_is_wrong_on_the_device():
+    table = torch.tensor([[3, 0], [1, 9]], dtype=torch.int32).cuda()
+    q, pool = torch.randn(2, 4, 1, 64).half().cuda(), torch.randn(8, 2, 16, 64).half().cuda()
+    used = torch.tensor([20, 20], dtype=torch.int32).cuda()
+    greenfast.attention(q, pool, pool, used_kv=used, page_table=table)  # clamped
+    with pytest.raises(ValueError, match=r"page_table\[1\]\[1\] is 9: the pool has 8 pages"):
+        greenfast.attention(q, pool, pool, used_kv=used, page_table=table, validate=True)
+    new = torch.randn(2, 2, 1, 64).half().cuda()
+    with pytest.raises(ValueError, match=r"page_table\[1\]\[1\] is 9"):
+        greenfast.append(new, new, pool, pool.clone(), used_kv=used, page_table=table, validate=True)
+    table[1, 1] = 4
+    want = greenfast.attention(q, pool, pool, used_kv=used, page_table=table)
+    assert torch.equal(greenfast.attention(q, pool, pool, used_kv=used, page_table=table, validate=True), want)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(ValueError, match="captured"), torch.cuda.graph(graph):
+        greenfast.attention(q, pool, pool, used_kv=used, page_table=table, validate=True)

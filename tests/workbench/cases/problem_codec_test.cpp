@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <string>
@@ -13,6 +15,8 @@
 
 namespace greenfast::workbench::test {
 namespace {
+
+using namespace nlohmann::literals;
 
 constexpr int kProblems = 500;
 
@@ -63,6 +67,39 @@ TEST(ProblemCodec, JsonThereAndBackIsTheSameProblem) {
     ASSERT_TRUE(back) << back.status().message();
     ASSERT_EQ(*back, p) << problem_json(p).dump();
   }
+}
+
+// What a value has that its schema does not know: a name, or a word.
+std::string unknown_to(const nlohmann::json& schema, const nlohmann::json& of,
+                       const nlohmann::json& value, const std::string& where) {
+  if (of.contains("$ref"))
+    return unknown_to(
+        schema, schema.at(nlohmann::json::json_pointer(of["$ref"].get<std::string>().substr(1))),
+        value, where);
+  if (of.contains("enum") &&
+      std::find(of["enum"].begin(), of["enum"].end(), value) == of["enum"].end())
+    return where + " = " + value.dump();
+  if (of.contains("const") && of["const"] != value) return where + " = " + value.dump();
+  if (!value.is_object()) return "";
+  for (const auto& [name, inner] : value.items()) {
+    if (!of.contains("properties") || !of["properties"].contains(name)) return where + name;
+    const std::string found = unknown_to(schema, of["properties"][name], inner, where + name + ".");
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
+// A member that a record holds and its published schema does not is one that readers must refuse.
+TEST(ProblemCodec, TheSchemaOfRecordsKnowsEveryMemberAndEveryWord) {
+  std::ifstream file(std::string(GREENFAST_SOURCE_DIR) + "/docs/schema/run.schema.json");
+  const auto schema = nlohmann::json::parse(file);
+  const auto& problem = schema.at("/properties/problems/items"_json_pointer);
+  std::mt19937_64 random(11);
+  for (int i = 0; i < kProblems; ++i)
+    ASSERT_EQ(unknown_to(schema, problem, problem_json(any_problem(random)), ""), "");
+  auto more = problem_json(any_problem(random));
+  more["mask"]["of_tomorrow"] = 1;
+  EXPECT_EQ(unknown_to(schema, problem, more, ""), "mask.of_tomorrow");
 }
 
 TEST(ProblemCodec, WhatAProblemHasNotLeavesNoTraceInItsJson) {
