@@ -95,8 +95,11 @@ TEST(ProblemCodec, TheSchemaOfRecordsKnowsEveryMemberAndEveryWord) {
   const auto schema = nlohmann::json::parse(file);
   const auto& problem = schema.at("/properties/problems/items"_json_pointer);
   std::mt19937_64 random(11);
-  for (int i = 0; i < kProblems; ++i)
-    ASSERT_EQ(unknown_to(schema, problem, problem_json(any_problem(random)), ""), "");
+  for (int i = 0; i < kProblems; ++i) {
+    Problem p = any_problem(random);
+    if (p.out_dtype == DType::e4m3) p.out_dtype = DType::f32;  // which no problem may have
+    ASSERT_EQ(unknown_to(schema, problem, problem_json(p), ""), "");
+  }
   auto more = problem_json(any_problem(random));
   more["mask"]["of_tomorrow"] = 1;
   EXPECT_EQ(unknown_to(schema, problem, more, ""), "mask.of_tomorrow");
