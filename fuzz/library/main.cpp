@@ -34,7 +34,7 @@ constexpr const char* kHelp =
                          batch-invariant: an entry's bits alone and in any batch
   --variants LIST        ids, * as a wildcard, "all"; "auto" is what selection chooses
                          (default: auto and every variant that selection may choose)
-  --dtypes LIST          fp32, fp16, bf16, e4m3 (default: those that the device's kernels take)
+  --dtypes LIST          fp32, fp16, bf16, e4m3 (default: on the CPU all, on CUDA fp16 and bf16)
   --count N              problems (default 1000)
   --seconds S            stop after that long, whatever --count says (default: no limit)
   --seed N               of the problems (default 1); "random" draws one and prints it

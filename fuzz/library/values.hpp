@@ -335,8 +335,8 @@ FUZZ_HD double limit_of(const View& view, const Sums& s) {
          roundoff(view.out) * (fabs(s.o) + s.moved) + (floor_in > floor_out ? floor_in : floor_out);
 }
 /// Of a weight that small nothing need be left, relative to the largest: half of fp16's last place,
-/// or where an exponential of fp32 is flushed to zero, its largest being less than 1. e4m3 has 2^-9, and a
-/// row's largest weight may stand at 2^5.
+/// or where an exponential of fp32 is flushed to zero, its largest being less than 1. Codes of e4m3 that are
+/// linear in the logarithm end at 2^-7, and a row's largest weight may stand at 2^5.
 FUZZ_HD double weight_quantum(const View& view) {
   return view.narrow ? 0x1p-12 : view.in == DType::f16 ? 0x1p-25 : 0x1p-80;
 }
@@ -364,7 +364,8 @@ FUZZ_HD double moved_by(double distance, double p, double slack) {
 FUZZ_HD double lse_limit(const View& view, double keys, double lse, double top_score, double shift,
                          double squares, double together) {
   const double size = fabs(lse) > fabs(top_score) ? fabs(lse) : fabs(top_score);
-  const double weight = weight_roundoff(view);
+  // A log-sum-exp of weights that were rounded to e4m3 would be worth little: exact kernels have none.
+  const double weight = view.narrow || view.in == DType::f32 ? 0x1p-21 : roundoff(view.in);
   const double apart = 2.0 * weight * sqrt(squares);
   return shift + 0x1p-20 * size + summing(keys) + (apart > together ? apart : together);
 }

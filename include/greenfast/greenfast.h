@@ -420,7 +420,7 @@ GREENFAST_API gf_status gf_features(const gf_problem* problem, uint64_t* feature
 GREENFAST_API const char* gf_feature_name(int32_t feature);
 
 /** Computes attention. Allocates no device memory but by gf_options.allocate, never synchronises a
- * stream; on the CPU it returns when the output is written. Null options are GF_OPTIONS_INIT. */
+ * stream but for gf_options.validate; on the CPU it returns when the output is written. Null options are GF_OPTIONS_INIT. */
 GREENFAST_API gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
                                      const gf_options* options);
 /** Does what a first call would do, so that the next is as fast as any. */
@@ -431,9 +431,9 @@ GREENFAST_API gf_status gf_prepare(const gf_problem* problem, const gf_options* 
 GREENFAST_API gf_status gf_merge(const gf_merge_problem* problem, const gf_merge_tensors* tensors,
                                  const gf_options* options);
 /** Appends new keys and values to a cache and turns Q, on the CPU or on CUDA; of the options only
- * device, device_index and stream count. After a failure nothing has been written. On CUDA tokens
- * without a place in the cache are no failure: they are dropped, and their rows of q_out are not
- * written. */
+ * device, device_index, stream and validate count. After a failure nothing has been written. On CUDA
+ * tokens without a place in the cache are no failure unless validate is set: they are dropped, and
+ * their rows of q_out are not written. */
 GREENFAST_API gf_status gf_append(const gf_append_problem* problem,
                                   const gf_append_tensors* tensors, const gf_options* options);
 

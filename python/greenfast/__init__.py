@@ -149,7 +149,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
 
     PyTorch: gradients flow where they are exact (greenfast.torch says where), torch.compile traces through. With
     gradients or under torch.compile `out` is copied to. On the CPU the call returns when `out` is written; on CUDA it is
-    enqueued, allocates nothing but `out` and the scratch that some kernels want, never synchronises, and may be captured in a graph.
+    enqueued, allocates nothing but `out` and the scratch that some kernels want, synchronises for `validate` alone, and may be captured in a graph.
     """
     left, right, alignment = (-1, -1, _UNSAID) if not causal and window is None and align is None else _mask(causal, window, align)
     bshd = 0 if layout == "bhsd" else _bshd(layout)

@@ -47,9 +47,11 @@ inline constexpr Features kTakesE4m3{
     Feature::causal,  Feature::window,        Feature::nonpositive_scale, Feature::scales_tensor,
     Feature::lse,     Feature::grouped_heads, Feature::scales_per_head};
 
+/// Scores in halves are too coarse for an exact log-sum-exp.
+inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
+
 /// The same with linear weights: not for who asks for exact accuracy, which no feature says, so that
 /// the kernel refuses that itself.
-inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
 inline constexpr Features kTakesFastE4m3 = kTakesE4m3 | Feature::fast_accuracy;
 
 /// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,

@@ -88,11 +88,13 @@ TEST(FetchedArrays, AFailureToCopyIsTheAnswer) {
 }
 
 TEST(FetchedArrays, WhatIsNotNeededIsNotCopied) {
-  Paged none;
-  none.p.sequences.total_q = 0;
-  none.t = {};
-  EXPECT_TRUE(none.check()) << none.check().message();
-  EXPECT_EQ(none.device.copies, 0);
+  Paged keyless;  // rows without a key: their lengths are read, the pages are not
+  keyless.p.seq_kv = 0;
+  keyless.device.at(keyless.t.used_kv) = {0, 0, 0};
+  keyless.device.at(keyless.t.kv_start) = {0, 0, 0};
+  keyless.t.page_table = nullptr;
+  EXPECT_TRUE(keyless.check()) << keyless.check().message();
+  EXPECT_EQ(keyless.device.copies, 3);
 }
 
 struct Appending {

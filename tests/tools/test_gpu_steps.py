@@ -93,6 +93,8 @@ def test_the_sanitizers_policy_is_strict_with_one_distribution():
     found = [section for section in whole if isinstance(whole[section], dict) and "distributions" in whole[section]]
     assert (one["distributions"] if not found else one[found[0]]["distributions"]) == ["normal"]
     assert one["numerics"] == whole["numerics"]
+    assert sanitize.options_of(["fp16 inputs", "the LSE"]) == ["--dtype", sanitize.DTYPES, "--lse"]
+    assert sanitize.options_of(["e4m3 inputs", "fast accuracy"]) == ["--dtype", "e4m3", "--accuracy=fast"]
     with pytest.raises(SystemExit, match="0 lists"):
         sanitize.one_distribution("reruns = 2")
 

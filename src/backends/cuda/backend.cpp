@@ -130,7 +130,10 @@ Status fetch(const void* from, std::size_t bytes, void* to, const core::Context&
   const auto stream = static_cast<cudaStream_t>(context.stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaError_t error = cudaStreamIsCapturing(stream, &capture);
-  if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone)
+  // The default stream, while another that waits for it is captured.
+  const bool implicit = error == cudaErrorStreamCaptureImplicit;
+  if (implicit) cudaGetLastError();
+  if (implicit || (error == cudaSuccess && capture != cudaStreamCaptureStatusNone))
     return {
         StatusCode::invalid_argument,
         "Options::validate is set while the stream is captured into a graph: reading the arrays "

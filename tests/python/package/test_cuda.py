@@ -404,3 +404,23 @@ def test_validate_names_the_entry_that_is_wrong_on_the_device():
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(ValueError, match="captured"), torch.cuda.graph(graph):
         greenfast.attention(q, pool, pool, used_kv=used, page_table=table, validate=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="e4m3 is Hopper's")
+@pytest.mark.parametrize("options, variant", [({}, "cuda.sm90.fp8_curved"), (dict(return_lse=True), "cuda.sm90.fp8"),
+                                              (dict(accuracy="fast"), "cuda.sm90.fp8_fast")])
+@pytest.mark.parametrize("causal", [False, True])
+def test_e4m3_takes_its_kernel_unasked(options, variant, causal):
+    q, k, v = tensors(rows=190, keys=333)
+    codes, scales = zip(*(greenfast.quantize_e4m3(x) for x in (q, k, v)))
+    given = dict(zip(("q_scale", "k_scale", "v_scale"), scales)) | dict(causal=causal) | options
+    asked = {name: x for name, x in given.items() if name != "return_lse"}
+    if "return_lse" in options:
+        asked["lse"] = greenfast.TensorSpec(q.shape[:3], "float32")
+    assert greenfast.explain(*codes, **asked).variant == variant
+    got = greenfast.attention(*codes, **given)
+    want = greenfast.attention(*(x.cpu() for x in codes), **{n: x.cpu() if torch.is_tensor(x) else x for n, x in given.items()})
+    out, wanted = (x[0] if "return_lse" in options else x for x in (got, want))
+    assert (out.cpu().double() - wanted.double()).norm() / wanted.double().norm() < 0.06
+    if "return_lse" in options:
+        torch.testing.assert_close(got[1].cpu(), want[1], atol=0.06, rtol=0)

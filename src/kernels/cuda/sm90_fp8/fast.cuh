@@ -13,7 +13,7 @@
 //         log-sum-exp, since scores in halves are too coarse for an exact one.
 // Takes   as cuda.sm90.fp8; curved: no LSE.
 // Limits  as cuda.sm90.fp8; a linear weight is off by 0 to 6.15% before it is rounded to e4m3, a
-//         curved one by 0.4%; keys 15 octaves below their row's largest have no weight.
+//         curved one by 0.4%; keys 12 to 15 octaves below their row's largest have no weight.
 // Budget  D 128: two consumer warpgroups, 232 registers: 32 of scores, 68 of a block's output, 64
 //         of their sum, 16 of weights, 16 of Q. D 64: three, 160 registers: 32, 36, 32, 16, 8.
 // Bound   tensor cores: 528 and 272 clocks for 64 rows of a block, beside 260 and 230 issue slots

@@ -131,7 +131,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   }
   if (kWeights == Weights::linear && problem.accuracy != Accuracy::fast) {
     return refuse(why, "exact accuracy; its weights are linear: ask for fast accuracy, or for ",
-                  id_of(Weights::curved));
+                  id_of(problem.lse ? Weights::exponentials : Weights::curved));
   }
   if (problem.head_dim > kHeadDims.back()) {
     return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());

@@ -11,7 +11,7 @@
 // count; O and the sums are fp32 and follow.
 //
 // A row has a base, in octaves: a score's code is 118 + 8 (score * scale - base). Where that is
-// within 113 octaves of 0 (78 nats) halves hold 1024 + 118 - 8 base, and the row is easy. Else their
+// from -113 to 142 octaves (78 and 98 nats; curved: 172 octaves, 119 nats) halves hold 1024 + 118 - 8 base, and the row is easy. Else their
 // scores are too coarse: the row is hard, and every block of its warp is multiplied again through
 // fp32 (`again`).
 //
@@ -127,8 +127,8 @@ struct LinearSoftmax {
   static constexpr int kSlices = kHeadDim / 32;     // of Q
 
   LinearRow* shared;        // of the CTA: two for each thread
-  std::uint32_t scale8[2];  // of rows g and g + 8: 8 scale, twice; kHard
-  std::uint32_t offset[2];  // kOffsetOfBase0 - 8 base, twice; kNoKeyYet; kHard
+  std::uint32_t scale8[2];  // of rows g and g + 8: 8 kUnits scale, twice; kHard
+  std::uint32_t offset[2];  // kOffset0 - 8 kUnits base, twice; kNoKeyYet; kHard
   float sum[2];             // of the blocks whose output was added up
 
   __device__ __forceinline__ LinearRow& row_of(int h) const {
@@ -354,8 +354,8 @@ struct LinearSoftmax {
     for (int h = 0; h < 2; ++h) {
       const float code = (half_of(most, h) - 1024.0f) * (1.0f / kUnits);
       const float before = low_of(offset[h]);
-      float move =
-          0.0f;  // linear codes move by whole octaves; curved ones bring the largest to a top
+      // Linear codes move by whole octaves; curved ones bring the largest to a top.
+      float move = 0.0f;
       if (code > kAlone) {
         // Others as heavy as this key leave it room to be outgrown again.
         const float others = sum[h] * exp2_fast(7.0f - 0.125f * code);
