@@ -15,8 +15,9 @@ GREENFAST = '''#!/bin/sh
 case "$1" in
   --version) echo "greenfast 0.1.0 (01234567)" ;;
   doctor) echo '{"devices": {"cuda": {"available": AVAILABLE, "reason": "no driver", "facts": {"name": "GPU", "driver": "13.0"}}}}' ;;
-  list) echo '{"variants": [{"id": "cuda.a", "device": "cuda", "built": true}, {"id": "cuda.b", "device": "cuda", "built": true},
-                            {"id": "cuda.c", "device": "cuda", "built": false}, {"id": "cpu.x", "device": "cpu", "built": true}]}' ;;
+  list) echo '{"variants": [{"id": "cuda.a", "device": "cuda", "built": true, "takes": ["fp16 inputs"]},
+                            {"id": "cuda.b", "device": "cuda", "built": true, "takes": ["fp16 inputs", "the LSE"]},
+                            {"id": "cuda.c", "device": "cuda", "built": false, "takes": []}, {"id": "cpu.x", "device": "cpu", "built": true, "takes": []}]}' ;;
 esac
 '''
 # --tool T --print-limit 20 --log-file FILE --error-exitcode 99 GREENFAST check --device cuda --variants V ...
