@@ -47,8 +47,8 @@ struct Options {
   void* allocate_context = nullptr;
 };
 
-/// Computes attention. Allocates no device memory but by Options::allocate, never synchronises a stream but for Options::validate; on the CPU it
-/// returns when the output is written. Thread-safe. Every address is a multiple of its element's
+/// Computes attention. Allocates no device memory but by Options::allocate, never synchronises a
+/// stream but for Options::validate; on the CPU it returns when the output is written. Thread-safe. Every address is a multiple of its element's
 /// size; o, lse and the workspace overlap nothing else.
 /// Errors: invalid_argument (problem, pointers or workspace), unsupported (no variant can, or not
 /// the forced one), no_device, out_of_memory (the CPU's own arena, Options::allocate), device_error. After one the

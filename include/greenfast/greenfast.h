@@ -420,7 +420,8 @@ GREENFAST_API gf_status gf_features(const gf_problem* problem, uint64_t* feature
 GREENFAST_API const char* gf_feature_name(int32_t feature);
 
 /** Computes attention. Allocates no device memory but by gf_options.allocate, never synchronises a
- * stream but for gf_options.validate; on the CPU it returns when the output is written. Null options are GF_OPTIONS_INIT. */
+ * stream but for gf_options.validate; on the CPU it returns when the output is written. Null options
+ * are GF_OPTIONS_INIT. */
 GREENFAST_API gf_status gf_attention(const gf_problem* problem, const gf_tensors* tensors,
                                      const gf_options* options);
 /** Does what a first call would do, so that the next is as fast as any. */

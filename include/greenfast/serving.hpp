@@ -90,8 +90,8 @@ struct AppendTensors {
 /// Appends on Options::device; of Options only device, device_index, stream and validate count.
 /// Nothing is written when a Status comes back. On the CPU, and on CUDA with Options::validate, it
 /// names a sequence that grows past seq_kv or past the pool, a page or row that does not exist, two
-/// sequences that would write the same page. Else nobody reads the arrays on CUDA before: with Status ok tokens without a place in the
-/// cache, or a row of the tables, are dropped, their rows of q_out stay as they are, and of two
+/// sequences that would write the same page. Else nobody reads the arrays on CUDA before: with Status
+/// ok tokens without a place in the cache, or a row of the tables, are dropped, their rows of q_out stay as they are, and of two
 /// sequences that write the same page either may win.
 GREENFAST_API Status append(const AppendProblem& problem, const AppendTensors& tensors,
                             const Options& options = {});

@@ -97,11 +97,17 @@ core::Context context_of(const Machine& machine, const Options& options) {
   return context;
 }
 
-core::Fetch fetch_of(const Machine& machine, const Options& options) {
-  return [fetch = machine.backend->fetch, context = context_of(machine, options)](
-             const void* from, std::size_t bytes, void* to) {
+// The arrays of a call: by `here` where the host reads the device's memory, elsewhere by `fetched`,
+// of copies, where the caller asks for that.
+template <class Here, class Fetched>
+Status check_arrays(const Machine& machine, const Options& options, Here here, Fetched fetched) {
+  const auto fetch = machine.backend->fetch;
+  if (fetch == nullptr) return here();
+  if (!options.validate) return {};
+  return fetched([fetch, context = context_of(machine, options)](const void* from,
+                                                                 std::size_t bytes, void* to) {
     return fetch(from, bytes, to, context);
-  };
+  });
 }
 
 Status run(const Problem& asked, const Tensors& tensors, const Options& options) {
@@ -127,14 +133,13 @@ Status run(const Problem& asked, const Tensors& tensors, const Options& options)
     core::log(core::concat("attention ", to_string(problem), " on ", machine.facts->name, ": ",
                            variant->id));
 
-  // Elsewhere than on the CPU the arrays are not the host's to read.
-  if (machine.facts->kind == DeviceKind::cpu) {
-    if (Status status = core::check_arrays(problem, tensors); !status) return status;
-  } else if (options.validate && machine.backend->fetch != nullptr) {
-    if (Status status = core::check_fetched_arrays(problem, tensors, fetch_of(machine, options));
-        !status)
-      return status;
-  }
+  if (Status status = check_arrays(
+          machine, options, [&] { return core::check_arrays(problem, tensors); },
+          [&](const core::Fetch& fetch) {
+            return core::check_fetched_arrays(problem, tensors, fetch);
+          });
+      !status)
+    return status;
   if (core::is_empty(problem))
     return machine.backend->fill_empty(problem, tensors, context_of(machine, options));
   core::Context context = context_of(machine, options);
@@ -357,14 +362,13 @@ Status append(const AppendProblem& problem, const AppendTensors& tensors, const 
     if (machine.backend->append == nullptr) return not_here("append", options.device);
     if (problem.batch == 0 || problem.seq_new == 0 || (problem.packed && problem.total_new == 0))
       return {};
-    if (machine.facts->kind == DeviceKind::cpu) {
-      if (Status status = core::check_append_arrays(problem, tensors); !status) return status;
-    } else if (options.validate && machine.backend->fetch != nullptr) {
-      if (Status status =
-              core::check_fetched_append_arrays(problem, tensors, fetch_of(machine, options));
-          !status)
-        return status;
-    }
+    if (Status status = check_arrays(
+            machine, options, [&] { return core::check_append_arrays(problem, tensors); },
+            [&](const core::Fetch& fetch) {
+              return core::check_fetched_append_arrays(problem, tensors, fetch);
+            });
+        !status)
+      return status;
     return machine.backend->append(problem, tensors, context_of(machine, options));
   });
 }

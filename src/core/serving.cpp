@@ -1,6 +1,7 @@
 #include "core/serving.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,27 @@ Status check_sizes(const Size (&sizes)[Count]) {
       return bad(size.name, " is ", size.value, ": it may be ", size.least, " to ", size.most,
                  "; correct it");
   return {};
+}
+
+std::int64_t pages_of_row(const AppendProblem& p) {
+  return p.pages.used() ? ceil_div(p.seq_kv, p.pages.size) : std::int64_t{0};
+}
+
+struct IndexArray {
+  std::string_view name;
+  const std::int32_t* AppendTensors::*member;
+  std::int64_t count;
+  bool there;
+};
+std::array<IndexArray, 6> index_arrays(const AppendProblem& p, const AppendTensors& t) {
+  using T = AppendTensors;
+  return {{{"cu_new", &T::cu_new, p.batch + 1, p.packed},
+           {"used_new", &T::used_new, p.batch, p.used_new},
+           {"used_kv", &T::used_kv, p.batch, t.used_kv != nullptr},
+           {"kv_start", &T::kv_start, p.batch, p.kv_start},
+           {"kv_index", &T::kv_index, p.batch, p.kv_index},
+           {"page_table", &T::page_table, (p.batch - 1) * p.pages.row_stride + pages_of_row(p),
+            p.pages.used()}}};
 }
 
 Status check_head_dim(std::string_view name, std::int64_t dim) {
@@ -196,7 +218,7 @@ Status check_append(const AppendProblem& p, const AppendTensors& t) {
   if (Status status = check_rotary(p); !status) return status;
   if (p.pages.used() && p.kv_index)
     return bad("the cache cannot have both pages and kv_index: order the rows of the page table");
-  const std::int64_t pages = p.pages.used() ? ceil_div(p.seq_kv, p.pages.size) : std::int64_t{0};
+  const std::int64_t pages = pages_of_row(p);
   if (p.batch > 1 && p.pages.row_stride < pages)
     return bad("pages.row_stride is ", p.pages.row_stride, ": ", p.seq_kv, " keys in pages of ",
                p.pages.size, " take ", pages,
@@ -229,21 +251,14 @@ Status check_append(const AppendProblem& p, const AppendTensors& t) {
     const auto& l = layouts[n];
     return tensor(l.name, data, l.layout, l.shape, p.dtype, l.there, written);
   };
-  const std::vector<Part> parts{
-      part(0, t.k_new, false),
-      part(1, t.v_new, false),
-      part(2, t.k, true),
-      part(3, t.v, true),
-      part(4, t.q, false),
-      part(5, t.q_out, true),
-      array("cu_new", t.cu_new, p.batch + 1, p.packed),
-      array("used_new", t.used_new, p.batch, p.used_new),
-      array("used_kv", t.used_kv, p.batch, t.used_kv != nullptr),
-      array("kv_start", t.kv_start, p.batch, p.kv_start),
-      array("kv_index", t.kv_index, p.batch, p.kv_index),
-      array("page_table", t.page_table, (p.batch - 1) * p.pages.row_stride + pages, p.pages.used()),
-      array("cos", t.cos, table, turns),
-      array("sin", t.sin, table, turns)};
+  std::vector<Part> parts{
+      part(0, t.k_new, false), part(1, t.v_new, false), part(2, t.k, true),
+      part(3, t.v, true),      part(4, t.q, false),     part(5, t.q_out, true),
+  };
+  for (const auto& [name, member, count, there] : index_arrays(p, t))
+    parts.push_back(array(name, t.*member, count, there));
+  parts.push_back(array("cos", t.cos, table, turns));
+  parts.push_back(array("sin", t.sin, table, turns));
   return check_parts(parts, [&](const Part& written, const Part& other) {
     // K and V may be halves of the same rows, and Q lie between keys that are read before.
     if (written.name == "q_out")
@@ -312,25 +327,14 @@ Status check_append_arrays(const AppendProblem& p, const AppendTensors& t) {
 Status check_fetched_append_arrays(const AppendProblem& p, const AppendTensors& t,
                                    const Fetch& fetch) {
   if (p.batch == 0) return {};
-  const std::int64_t row = p.pages.used() ? ceil_div(p.seq_kv, p.pages.size) : std::int64_t{0};
-  const struct {
-    const std::int32_t* AppendTensors::*array;
-    std::int64_t count;
-    bool there;
-  } arrays[] = {{&AppendTensors::cu_new, p.batch + 1, p.packed},
-                {&AppendTensors::used_new, p.batch, p.used_new},
-                {&AppendTensors::used_kv, p.batch, t.used_kv != nullptr},
-                {&AppendTensors::kv_start, p.batch, p.kv_start},
-                {&AppendTensors::kv_index, p.batch, p.kv_index},
-                {&AppendTensors::page_table, (p.batch - 1) * p.pages.row_stride + row, row > 0}};
   AppendTensors here = t;
   std::vector<std::vector<std::int32_t>> copies;
-  for (const auto& [array, count, there] : arrays) {
-    if (!there) continue;
+  for (const auto& [name, member, count, there] : index_arrays(p, t)) {
+    if (!there || count == 0) continue;
     std::vector<std::int32_t>& copy = copies.emplace_back(static_cast<std::size_t>(count));
-    if (Status status = fetch(t.*array, copy.size() * sizeof(std::int32_t), copy.data()); !status)
+    if (Status status = fetch(t.*member, copy.size() * sizeof(std::int32_t), copy.data()); !status)
       return status;
-    here.*array = copy.data();
+    here.*member = copy.data();
   }
   return check_append_arrays(p, here);
 }

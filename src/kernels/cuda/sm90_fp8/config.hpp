@@ -11,22 +11,30 @@
 
 namespace greenfast::cuda::fp8 {
 
+/// How a weight is made of a score. The last two from scores in halves, with Q in registers (linear.cuh).
+enum class Weights : std::uint8_t {
+  exponentials,
+  curved,  // codes of e4m3 that follow 2^x
+  linear,  // and its chords
+};
+
 struct Config {
   int head_dim = 128;  // columns of the tiles; smaller heads are padded with zeros by TMA
   bool masked = false;
-  bool fast = false;    // scores in fp16 (linear.cuh), Q in registers
-  bool curved = false;  // of those: weights that follow 2^x (curve in linear.cuh), not its chords
+  Weights weights = Weights::exponentials;
+
+  constexpr bool halves() const { return weights != Weights::exponentials; }  // as scores
 
   static constexpr int kKeys = 128;  // of a block of K or V
   static constexpr int kOnes = 8;    // rows of ones behind V^T: the tensor cores sum the rows
 
   // Consumers of 64 query rows each. Scores of fp16 leave registers for a third at head dim 64.
-  constexpr int warpgroups() const { return fast && head_dim == 64 ? 3 : 2; }
+  constexpr int warpgroups() const { return halves() && head_dim == 64 ? 3 : 2; }
   // Blocks of K, and of V, in flight.
-  constexpr int stages() const { return fast && head_dim == 64 ? 5 : 4; }
+  constexpr int stages() const { return halves() && head_dim == 64 ? 5 : 4; }
   // A second Q hides the loads between tiles; under a mask prefill lost by it, and at D 128 what
   // tells them apart would spill. Where Q goes to registers, one is as good.
-  constexpr int q_stages() const { return fast || masked || head_dim > 64 ? 1 : 2; }
+  constexpr int q_stages() const { return halves() || masked || head_dim > 64 ? 1 : 2; }
   constexpr int rows() const { return 64 * warpgroups(); }
   constexpr int threads() const { return 128 * (warpgroups() + 1); }
   constexpr int columns() const { return head_dim + kOnes; }  // of the output

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.kKeys, kStages = kConfig.stages();
   constexpr int kWarpgroups = kConfig.warpgroups();
   constexpr bool kMasked = kConfig.masked;
-  static_assert(kConfig.fast && kConfig.q_stages() == 1);
+  static_assert(kConfig.halves() && kConfig.q_stages() == 1);
   static_assert(kConfig.shared_bytes() + 12288 <= 232448);
 
   // ---- Prologue: shared memory and barriers ----
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if constexpr (!kConfig.curved) {
+      if constexpr (kConfig.weights == Weights::linear) {
         if (p.lse != nullptr && t == 0 && row + 8 * h < p.seq_q) {
           const std::int64_t head =
               static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
@@ -311,9 +311,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
 /// Gives a compiled kernel a name that a plan can say.
 template <int kHeadDim, bool kMasked>
-struct CompiledFast : With<Config{.head_dim = kHeadDim, .masked = kMasked, .fast = true}> {};
+struct CompiledFast
+    : With<Config{.head_dim = kHeadDim, .masked = kMasked, .weights = Weights::linear}> {};
 template <int kHeadDim, bool kMasked>
 struct CompiledCurved
-    : With<Config{.head_dim = kHeadDim, .masked = kMasked, .fast = true, .curved = true}> {};
+    : With<Config{.head_dim = kHeadDim, .masked = kMasked, .weights = Weights::curved}> {};
 
 }  // namespace greenfast::cuda::fp8

@@ -22,8 +22,6 @@
 namespace greenfast::cuda::fp8 {
 namespace {
 
-enum class Weights : std::uint8_t { exponentials, curved, linear };
-
 constexpr const char* id_of(Weights weights) {
   switch (weights) {
     case Weights::exponentials:
@@ -34,9 +32,6 @@ constexpr const char* id_of(Weights weights) {
       return "cuda.sm90.fp8_fast";
   }
   return "";
-}
-constexpr Weights weights_of(const Config& config) {
-  return !config.fast ? Weights::exponentials : config.curved ? Weights::curved : Weights::linear;
 }
 
 using core::ceil_div;
@@ -74,8 +69,7 @@ struct Decision {
 Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
                 Weights weights) {
   Decision d;
-  d.config.fast = weights != Weights::exponentials;
-  d.config.curved = weights == Weights::curved;
+  d.config.weights = weights;
   d.keys = visible_keys(problem);
   const Band& band = d.keys.band;
   d.config.head_dim = problem.head_dim <= kHeadDims[0] ? kHeadDims[0] : kHeadDims[1];
@@ -161,7 +155,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   " tiles of 128 queries or keys in a batch entry: at most 2^30 - 1; split the "
                   "heads");
   }
-  const Config largest{.head_dim = kHeadDims.back(), .fast = kWeights != Weights::exponentials};
+  const Config largest{.head_dim = kHeadDims.back(), .weights = kWeights};
   if (facts.shared_per_block < largest.shared_bytes() + 8192) {
     return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
                   largest.shared_bytes() + 8192);
@@ -206,7 +200,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
 // ---- Launch ----
 
 constexpr std::size_t index_of(const Config& config) {
-  return static_cast<std::size_t>(weights_of(config));
+  return static_cast<std::size_t>(config.weights);
 }
 const Entries& entries_of(const Config& config) {
   static const std::array<std::array<Entries, kHeadDims.size()>, 3> table{
@@ -226,14 +220,14 @@ constinit std::array<SharedMemoryOptIn, 3 * 2 * kHeadDims.size()> opt_in;
 Status ensure_ready(const Decision& d, int device) {
   if (tensor_map_driver() == nullptr) {
     return {StatusCode::device_error,
-            std::string(id_of(weights_of(d.config))) +
+            std::string(id_of(d.config.weights)) +
                 ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
                 "later, update the driver"};
   }
   const std::size_t index = 4 * index_of(d.config) + (d.config.masked ? 2u : 0u) +
                             (d.config.head_dim == kHeadDims[0] ? 0u : 1u);
   return opt_in[index].ensure(kernel_of(d.config), d.config.shared_bytes(), device,
-                              id_of(weights_of(d.config)));
+                              id_of(d.config.weights));
 }
 
 template <Weights kWeights>

@@ -1,7 +1,7 @@
 // The online softmax of cuda.sm90.fp8_fast, and of cuda.sm90.fp8_curved, without an exponential: an
 // e4m3 byte 8 (k + 7) + m is 2^k (1 + m / 8), a piecewise linear power of two, so that 8 log2(weight)
-// rounded to a whole number is the weight's code. It is too large by 0 to 6.15% before that rounding, by 4.04% in the mean,
-// and all weights of a row alike but for that.
+// rounded to a whole number is the weight's code. It is too large by 0 to 6.15% before that rounding,
+// by 4.04% in the mean, and all weights of a row alike but for that.
 //
 // Scores are pairs of halves. One packed FMA, score * (8 scale) + (1024 + offset), rounds two of
 // them to codes, because halves from 1024 on are whole numbers; the code is the low byte. A maximum
@@ -11,11 +11,11 @@
 // count; O and the sums are fp32 and follow.
 //
 // A row has a base, in octaves: a score's code is 118 + 8 (score * scale - base). Where that is
-// from -113 to 142 octaves (78 and 98 nats; curved: 172 octaves, 119 nats) halves hold 1024 + 118 - 8 base, and the row is easy. Else their
-// scores are too coarse: the row is hard, and every block of its warp is multiplied again through
-// fp32 (`again`).
+// from -113 to 142 octaves (78 and 98 nats; curved: 172 octaves, 119 nats) halves hold
+// 1024 + 118 - 8 base, and the row is easy. Else their scores are too coarse: the row is hard, and
+// every block of its warp is multiplied again through fp32 (`again`).
 //
-// Curved weights (Config::curved) are the same eight times as fine: their units are eighths of codes,
+// Curved weights (Weights::curved) are the same eight times as fine: their units are eighths of codes,
 // which `curve` bends to 2^x and rounds to codes once the guard has seen them.
 #pragma once
 
@@ -111,7 +111,7 @@ template <class ConfigOf>
 struct LinearSoftmax {
   static constexpr Config kConfig = ConfigOf::value;
   static constexpr int kHeadDim = kConfig.head_dim;
-  static constexpr bool kCurved = kConfig.curved;
+  static constexpr bool kCurved = kConfig.weights == Weights::curved;
   // What is a whole number in halves: a code, or an eighth of one.
   static constexpr int kUnits = kCurved ? 8 : 1;
   static constexpr int kAlone = kCurved ? kCurvedTopAlone : kTopAlone;
@@ -499,7 +499,7 @@ struct LinearSoftmax {
   }
 
   /// The natural log-sum-exp of a row. Where halves rounded the scale, its base did too. The curved
-  /// kernel has none: its weights are worth a better one than scores in halves give (0.15 off at 120).
+  /// kernel has none: scores in halves are too coarse for an exact one (0.14 off at 98 nats).
   __device__ __forceinline__ float log_sum_exp(int h) const {
     static_assert(!kCurved);
     const WideBase base = base_of_row(h);

@@ -166,8 +166,8 @@ TEST(Fp8Layout, ScoresComputedAgainAreTheScores) {
 TEST(Fp8Config, TilesFitAnSmAndItsRegisters) {
   for (const int head_dim : kHeadDims) {
     for (const bool masked : {false, true}) {
-      for (const bool fast : {false, true}) {
-        const Config config{.head_dim = head_dim, .masked = masked, .fast = fast};
+      for (const Weights weights : {Weights::exponentials, Weights::curved, Weights::linear}) {
+        const Config config{.head_dim = head_dim, .masked = masked, .weights = weights};
         // Beside it: barriers, and what rows keep there (12 bytes of a row when fast, else 8).
         EXPECT_LE(config.shared_bytes() + 4 * 12 * config.rows() * 2 + 512, 227 * 1024) << head_dim;
         for (const int offset :

@@ -20,9 +20,10 @@
 namespace greenfast::cuda::fp8 {
 namespace {
 
-using Linear = LinearSoftmax<With<Config{.head_dim = 64, .masked = true, .fast = true}>>;
+using Linear =
+    LinearSoftmax<With<Config{.head_dim = 64, .masked = true, .weights = Weights::linear}>>;
 using Curved =
-    LinearSoftmax<With<Config{.head_dim = 64, .masked = true, .fast = true, .curved = true}>>;
+    LinearSoftmax<With<Config{.head_dim = 64, .masked = true, .weights = Weights::curved}>>;
 constexpr int kRows = 16, kKeys = Config::kKeys;
 
 /// Scores of one warp's rows, block by block in the order that the kernel takes them, as halves.
