@@ -47,6 +47,7 @@ enum Rank : int {
   kBehindPrefill = 210,
   kPacked = 215,  // prefill's loop, 1% behind it
   kPrefill = 220,
+  kPackedWindow = 225,
   kSmall = 230,
   kDecode = 240,
 };
@@ -160,6 +161,17 @@ struct FewQueries {
   }
 };
 
+// Dense problems with a window of few keys at D 64, which cuda.sm90.packed does in tiles of 192 rows
+// and blocks of 64 keys. bf16, prefill and packed (H200, 2026-11-23): 8,32,2048,64 with 128 keys 106.0
+// and 93.9 us, with 1,024 271 and 245; 2,16,8192,64 56.9 and 51.1, 173 and 158; few tiles, 16,12,512,64,
+// 22.5 and 24.5.
+bool packed_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  constexpr std::int64_t kMost = 1024;
+  return !choice.batch_invariant && p.head_dim <= 64 && p.mask.left >= 0 && p.mask.right >= 0 &&
+         p.mask.left < kMost && p.mask.right < kMost && p.mask.left + p.mask.right < kMost &&
+         tiles(p, choice, 192) >= 8 * std::int64_t{facts.multiprocessors};
+}
+
 }  // namespace
 
 core::Preference cpu_naive(const Problem&, const DeviceFacts&, core::Choice) {
@@ -180,7 +192,8 @@ core::Preference cuda_sm90_small(const Problem& p, const DeviceFacts& facts, cor
 core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice) {
   return {kServing};
 }
-core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts&, core::Choice) {
+core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  if (packed_beats_prefill(p, facts, choice)) return {kPackedWindow};
   if (is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
   return {kPacked};
 }

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <random>
 #include <string>
+#include <utility>
 
 namespace greenfast {
 namespace {
@@ -127,6 +129,52 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   // What serving does not ask for stays where it was.
   EXPECT_EQ(explain(make_problem(4, 32, 8, 512, 4096, 128, DType::bf16), l4, options_).chosen,
             kMma);
+}
+
+TEST_F(CudaSelection, NarrowWindowsTakeTallTilesWhereThereAreEnoughOfThem) {
+  const auto windowed = [](std::int64_t batch, std::int64_t head_dim, std::int64_t left) {
+    Problem problem = make_problem(batch, 32, 32, 2048, 2048, head_dim, DType::bf16);
+    problem.mask.left = left;
+    problem.mask.right = 0;
+    return problem;
+  };
+  const auto chosen = [&](const Problem& problem) {
+    return explain(problem, facts_, options_).chosen;
+  };
+  EXPECT_EQ(chosen(windowed(8, 64, 127)), "cuda.sm90.packed");
+  EXPECT_EQ(chosen(windowed(1, 64, 127)), kPrefill);
+  EXPECT_EQ(chosen(windowed(8, 128, 127)), kPrefill);
+  EXPECT_EQ(chosen(windowed(8, 64, 1500)), kPrefill);
+  // Nor does one window's bound overflow beside the other's.
+  Problem unbounded = windowed(8, 64, 127);
+  unbounded.mask.right = 1 << 20;
+  EXPECT_EQ(chosen(unbounded), kPrefill);
+  // The choice for an entry of a batch is that for the entry alone.
+  options_.batch_invariant = true;
+  EXPECT_EQ(chosen(windowed(8, 64, 127)), chosen(windowed(1, 64, 127)));
+
+  options_.variant = "cuda.sm90.packed";
+  const auto tile = [&](const Problem& problem) {
+    const Result<Plan> result = plan(problem, facts_, options_);
+    return result.ok() ? std::pair{result->tile_q, result->tile_kv} : std::pair{0, 0};
+  };
+  // Of sequences too, whatever else is in the batch.
+  for (const std::int64_t batch : {1, 64})
+    EXPECT_EQ(tile(windowed(batch, 64, 127)), std::pair(192, 64)) << batch;
+  options_.batch_invariant = false;
+  EXPECT_EQ(tile(windowed(1, 64, 127)).first, 128);
+  // With sinks in every mask; chunks are no shorter than a tile; pages keep larger blocks.
+  Problem sinks = make_problem(4, 32, 8, 512, 4096, 128, DType::bf16);
+  sinks.sinks = true;
+  EXPECT_EQ(tile(sinks), std::pair(192, 64));
+  sinks.mask.right = 0;
+  sinks.chunk = 150;
+  EXPECT_EQ(tile(sinks), std::pair(128, 128));
+  sinks.chunk = 192;
+  EXPECT_EQ(tile(sinks), std::pair(192, 64));
+  sinks.sequences.used_kv = true;
+  sinks.pages = {.size = 64, .count = 300, .row_stride = 64};
+  EXPECT_EQ(tile(sinks), std::pair(128, 128));
 }
 
 TEST_F(CudaSelection, WhereSmallIsSlowerItCanStillBeAskedFor) {

@@ -14,6 +14,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
@@ -192,7 +194,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int keys_begin = p.band.first(tile_row);
   const int keys_end = p.band.end(tile_last);
   const int block_begin = keys_begin / kKeys;
-  const int block_end = keys_end > keys_begin ? (keys_end + kKeys - 1) / kKeys : block_begin;
+  const int block_end = keys_end > keys_begin ? ceil_div(keys_end, kKeys) : block_begin;
 
   const std::uint32_t base = ptx::shared_address(shared_memory);
   using Shape = CopyShape<kC>;
@@ -256,8 +258,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 
   // Block classes, uniform over a warp: seen by some of its rows, and seen by all of them.
   const int some_begin = p.band.first(warp_row) / kKeys;
-  const int some_end = (max(p.band.end(warp_last), 0) + kKeys - 1) / kKeys;
-  const int all_begin = (p.band.first(warp_last) + kKeys - 1) / kKeys;
+  const int some_end = ceil_div(max(p.band.end(warp_last), 0), kKeys);
+  const int all_begin = ceil_div(p.band.first(warp_last), kKeys);
   const int all_end = max(p.band.end(warp_row), 0) / kKeys;
   bool shifted = false;  // every row of the warp has a maximum; uniform over the warp
   // What a thread wants seldom, and keeps in memory.

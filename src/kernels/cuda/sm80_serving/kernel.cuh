@@ -16,6 +16,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int first_query = row_of(0).query, last_query = row_of(rows - 1).query;
   const int keys_begin = seen.first(first_query), keys_end = seen.end(last_query);
   const int block_begin = keys_begin / kKeys;
-  const int block_end = keys_end > keys_begin ? (keys_end + kKeys - 1) / kKeys : block_begin;
+  const int block_end = keys_end > keys_begin ? ceil_div(keys_end, kKeys) : block_begin;
 
   const std::uint32_t base = ptx::shared_address(shared_memory);
   const auto load_keys = [&](const Operand& x, int head_dim, int block, std::uint32_t to) {

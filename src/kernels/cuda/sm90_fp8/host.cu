@@ -123,10 +123,6 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
                   ": its machine code (sm_90a) runs on 9.0 only");
   }
-  if (kWeights == Weights::linear && problem.accuracy != Accuracy::fast) {
-    return refuse(why, "exact accuracy; its weights are linear: ask for fast accuracy, or for ",
-                  id_of(problem.lse ? Weights::exponentials : Weights::curved));
-  }
   if (problem.head_dim > kHeadDims.back()) {
     return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());
   }

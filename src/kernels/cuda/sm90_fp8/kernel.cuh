@@ -30,6 +30,8 @@
 
 #include <cstdint>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/ptx_e4m3.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
@@ -315,7 +317,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const bool works = first_row < p.seq_q && blocks.end > blocks.begin;
     // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
     const int exact_from = min(max(first_row + p.band.above, 0), p.band.keys) / kKeys;
-    const int exact_to = (last_row + p.band.below + kKeys - 1) / kKeys - 1;
+    const int exact_to = ceil_div(last_row + p.band.below, kKeys) - 1;
     // A block that the other warpgroup wants.
     const auto skip_block = [&] {
       ptx::mbarrier_wait(k_stage.full, k_stage.parity);

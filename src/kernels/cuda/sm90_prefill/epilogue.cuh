@@ -61,6 +61,30 @@ __device__ __forceinline__ void add_part(const Exchange<ConfigOf>& at,
   }
 }
 
+/// The first warpgroup's side: its part and the other's become one. `has_part` says whether there
+/// is one; a tile of one block has none.
+template <class ConfigOf>
+__device__ __forceinline__ void take_over(const Exchange<ConfigOf>& at, float (&base)[2],
+                                          float (&sum)[2], typename Fragments<ConfigOf>::Output& o,
+                                          bool has_part) {
+  ptx::named_barrier_sync<256>(kExchangeFull);
+  const float4 theirs = ptx::shared_load4(at.mine);
+  const float their_base[2] = {theirs.x, theirs.y};
+  const float their_sum[2] = {theirs.z, theirs.w};
+  float ours[2], factor[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float most = fmaxf(base[h], their_base[h]);
+    const float from = most == -INFINITY ? 0.0f : most;
+    ours[h] = exp2_fast(base[h] - from);
+    factor[h] = exp2_fast(their_base[h] - from);
+    sum[h] = sum[h] * ours[h] + their_sum[h] * factor[h];
+    base[h] = most;
+  }
+  if (has_part) add_part(at, o, ours, factor);
+  ptx::named_barrier_arrive<256>(kExchangeEmpty);
+}
+
 // ---- Stores ----
 
 /// The same of one row, whose sum a sink may join.
@@ -169,5 +193,47 @@ struct Strip {
     if constexpr (ConfigOf::value.o_over_q()) ptx::tma_store_wait_read();
   }
 };
+
+/// Rows of the output into their strip, times what finish_rows left in `factor`; zeros apart, so
+/// that the accumulators stay where they are.
+template <class T, class ConfigOf>
+__device__ __forceinline__ void fill_strip(const Strip<ConfigOf>& strip,
+                                           const typename Fragments<ConfigOf>::Output& o,
+                                           float (&factor)[2], bool has_output, int lane) {
+  constexpr int kPieces = ConfigOf::value.values() / 16;
+  if (!has_output) {
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) strip.put(j, lane, {0, 0, 0, 0});
+    return;
+  }
+  // Weights rounded above the fraction and not below it may carry O past fp16's last number, by a
+  // factor of 1 + 2^-11. Such rows are stored a second time.
+  constexpr bool kMayOverflow = std::is_same_v<T, __half> && !ConfigOf::value.ones;
+#pragma unroll 1
+  for (int pass = 0; pass < (kMayOverflow ? 2 : 1); ++pass) {
+    [[maybe_unused]] __half2 most[2] = {};
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* x = o + 8 * j + 2 * i;
+        words[i] = pack2<T>(x[0] * factor[i & 1], x[1] * factor[i & 1]);
+        if constexpr (kMayOverflow)
+          most[i & 1] = __hmax2(most[i & 1], __habs2(reinterpret_cast<__half2&>(words[i])));
+      }
+      strip.put(j, lane, words);
+    }
+    if constexpr (kMayOverflow) {
+      const __half2 last = __float2half2_rn(65504.0f);
+      if (!__any_sync(kFullWarp, !__hble2(__hmax2(most[0], most[1]), last))) break;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 two = __half22float2(most[h]);
+        factor[h] *= quad_max(fmaxf(two.x, two.y)) > 65504.0f ? 1.0f - 0x1p-11f : 1.0f;
+      }
+    }
+  }
+}
 
 }  // namespace greenfast::cuda::prefill

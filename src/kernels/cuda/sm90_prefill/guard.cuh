@@ -69,23 +69,33 @@ __device__ __forceinline__ void rescale(float (&o)[kCount], const Memory& memory
 }
 
 /// Weights beyond the range of the guard, `large` of them at most or their sum: scales them down
-/// exactly, or takes the block's true maximum.
+/// exactly, or takes the block's true maximum. A base follows a row's largest weight, never a sum:
+/// 32 keys that share the top would raise it five octaves too far, and fp16 would lose the tail of
+/// the row as far.
 template <class ConfigOf, class Redo>
 __device__ __forceinline__ void recover_weights(OnlineSoftmax<ConfigOf>& rows,
                                                 typename Fragments<ConfigOf>::Scores& s,
                                                 const Redo& redo_scores, const float (&large)[2],
                                                 float (&shrink)[2]) {
+  constexpr bool kOnes = ConfigOf::value.ones;
   if (__any_sync(kFullWarp, !(large[0] + large[1] <= OnlineSoftmax<ConfigOf>::kHuge))) {
     redo_scores();
     rows.transform(s);
     rows.template exact<false>(s, shrink);
     return;
   }
-  rows.raise_bases(large[0], large[1], shrink);
+  float most[2] = {large[0], large[1]};
+  if constexpr (!kOnes) {
+    // Without NaN, and by fmaxf: largest_weights would spill 30 registers here.
+    most[0] = s[0], most[1] = s[2];
+#pragma unroll
+    for (int i = 0; i < ConfigOf::value.keys / 2; ++i)
+      most[(i >> 1) & 1] = fmaxf(most[(i >> 1) & 1], s[i]);
+  }
+  rows.raise_bases(most[0], most[1], shrink);
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if constexpr (!ConfigOf::value.ones)
-      rows.sum[h] = rows.sum[h] * shrink[h] + large[h] * shrink[h];
+    if constexpr (!kOnes) rows.sum[h] = rows.sum[h] * shrink[h] + large[h] * shrink[h];
 #pragma unroll
   for (int i = 0; i < ConfigOf::value.keys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
 }

@@ -447,23 +447,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         hand_over(exchange, top, sum, o, works);
         continue;
       }
-      ptx::named_barrier_sync<256>(kExchangeFull);
-      const float4 theirs = ptx::shared_load4(exchange.mine);
-      const float their_base[2] = {theirs.x, theirs.y};
-      const float their_sum[2] = {theirs.z, theirs.w};
-      float ours[2], factor[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float most = fmaxf(top[h], their_base[h]);
-        const float from = most == -INFINITY ? 0.0f : most;
-        ours[h] = exp2_fast(top[h] - from);
-        factor[h] = exp2_fast(their_base[h] - from);
-        sum[h] = sum[h] * ours[h] + their_sum[h] * factor[h];
-        top[h] = most;
-      }
-      // A tile of one block has no second part.
-      if (blocks.end - blocks.begin > 1) add_part(exchange, o, ours, factor);
-      ptx::named_barrier_arrive<256>(kExchangeEmpty);
+      take_over(exchange, top, sum, o, blocks.end - blocks.begin > 1);
     }
 
     // ---- Epilogue: normalise, store ----
@@ -492,40 +476,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         if (leader) ptx::tma_store_wait_read();
         __syncwarp();
       }
-      // Apart, so that the accumulators stay where they are.
-      if (has_output) {
-        // Weights rounded above the fraction and not below it may carry O past fp16's last number,
-        // by a factor of 1 + 2^-11. Such rows are stored a second time.
-        constexpr bool kMayOverflow = std::is_same_v<T, __half> && !kOnes;
-#pragma unroll 1
-        for (int pass = 0; pass < (kMayOverflow ? 2 : 1); ++pass) {
-          [[maybe_unused]] __half2 most[2] = {};
-#pragma unroll
-          for (int j = 0; j < kValueDim / 16; ++j) {
-            std::uint32_t words[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float* x = o + 8 * j + 2 * i;
-              words[i] = pack2<T>(x[0] * sum[i & 1], x[1] * sum[i & 1]);
-              if constexpr (kMayOverflow)
-                most[i & 1] = __hmax2(most[i & 1], __habs2(reinterpret_cast<__half2&>(words[i])));
-            }
-            strip.put(j, lane, words);
-          }
-          if constexpr (kMayOverflow) {
-            const __half2 last = __float2half2_rn(65504.0f);
-            if (!__any_sync(kFullWarp, !__hble2(__hmax2(most[0], most[1]), last))) break;
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const float2 two = __half22float2(most[h]);
-              sum[h] *= quad_max(fmaxf(two.x, two.y)) > 65504.0f ? 1.0f - 0x1p-11f : 1.0f;
-            }
-          }
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < kValueDim / 16; ++j) strip.put(j, lane, {0, 0, 0, 0});
-      }
+      fill_strip<T>(strip, o, sum, has_output, lane);
       ptx::fence_proxy_async_shared();
       __syncwarp();
       if (leader) strip.store(p, extent, o_map, tile, first_row, warp);

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <type_traits>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "kernels/cuda/device/host_device.hpp"
 #include "kernels/cuda/device/mask.hpp"
 #include "kernels/cuda/device/sequences.hpp"
@@ -297,7 +299,7 @@ class LengthWalk {
     return back & 1 ? facts_.ctas - 1 - cta_ : cta_;
   }
   GREENFAST_HOST_DEVICE static std::int32_t tiles_of(const TileType& sequence) {
-    return (sequence.extent.seq_q + kRows - 1) / kRows;
+    return ceil_div(sequence.extent.seq_q, kRows);
   }
   GREENFAST_HOST_DEVICE std::int32_t dealt_of_head(std::int32_t tiles) const {
     return facts_.pairs ? (tiles + 1) / 2 : tiles;

@@ -36,14 +36,40 @@ constexpr const char* kId = "cuda.sm90.packed";
 using Tiles = std::index_sequence<0, 1, 4>;
 constexpr std::size_t kTall = 0, kLow = 1, kWide = 4;
 
-/// What the builds for serving are for.
-bool wants_serving(const Problem& problem) {
+std::int64_t larger_dim(const Problem& problem) {
+  return std::max(problem.head_dim, value_dim(problem));
+}
+
+/// What only the builds for serving take.
+bool needs_serving(const Problem& problem) {
   return problem.pages.used() || problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
          value_dim(problem) != problem.head_dim || problem.head_dim > 128;
 }
+std::int64_t rows_of(const Problem& problem) {
+  return problem.sequences.packed_q ? problem.sequences.total_q : problem.batch * problem.seq_q;
+}
+/// Windows that the tall build for serving does faster than those for packed sequences, at D 64: 1.19
+/// times with 128 keys. (At D 128 it is up to 1.17 times as slow.) Where such tiles are few they take
+/// longer, by 6 to 9% with 16 sequences of 350 queries and 12 heads; batch_invariant may not ask how
+/// many there are. (H200, 2026-11-23)
+bool wants_tall_window(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  constexpr std::int64_t kMost = 2048;
+  const Mask& mask = problem.mask;
+  const bool narrow = mask.left >= 0 && mask.right >= 0 && mask.left < kMost &&
+                      mask.right < kMost && mask.left + mask.right < kMost;
+  if (!narrow || larger_dim(problem) > 64) return false;
+  return choice.batch_invariant || rows_of(problem) * problem.heads_q >=
+                                       4 * kTallServingRows * std::int64_t{facts.multiprocessors};
+}
+bool wants_serving(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  return needs_serving(problem) || wants_tall_window(problem, facts, choice);
+}
 
-/// The first of kServingTiles that holds both head dims; their number where none does.
+/// The one of kServingTiles that a problem takes; their number where none holds its head dims.
 std::size_t serving_tile(const Problem& problem) {
+  if (!problem.pages.used() && larger_dim(problem) <= 128 &&
+      (problem.chunk == 0 || problem.chunk >= kTallServingRows))
+    return larger_dim(problem) <= 64 ? kTallServing64 : kTallServing128;
   std::size_t tile = 0;
   while (tile < kServingTiles.size() && (kServingTiles[tile].head_dim < problem.head_dim ||
                                          kServingTiles[tile].values() < value_dim(problem)))
@@ -106,10 +132,10 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
                   ": its machine code (sm_90a) runs on 9.0 only");
   }
-  const std::int64_t dims = std::max(problem.head_dim, value_dim(problem));
+  const std::int64_t dims = larger_dim(problem);
   constexpr std::int64_t kLargest = 256;
   if (dims > kLargest) return refuse(why, "head dim ", dims, "; takes up to ", kLargest);
-  if (wants_serving(problem)) {
+  if (wants_serving(problem, facts, choice)) {
     const Config& tile = kServingTiles[serving_tile(problem)];
     if (problem.chunk > 0 && problem.chunk < tile.rows()) {
       return refuse(why, "chunks of ", problem.chunk, " keys; takes ", tile.rows(), " and more");
@@ -175,27 +201,35 @@ struct Decision {
   int ctas;
 };
 
+Tiling tiling_for_serving(const Problem& problem, const Band& band) {
+  constexpr Config kTallTile = kServingTiles[kTallServing64];
+  const std::size_t tile = serving_tile(problem);
+  const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
+  // All others are as tall as this one.
+  Tiling work = tile >= kTallServing64 ? tiling_by<kTallTile.rows(), kTallTile.keys>(band, seq_q)
+                                       : tiling_of<kWide>(band, seq_q);
+  work.tile = tile;
+  return work;
+}
+
 Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   Decision d;
-  d.serving = wants_serving(problem);
+  d.serving = wants_serving(problem, facts, choice);
   d.features = d.serving ? Features::window : features_of(problem, choice);
   d.by_length = !equal_lengths(problem);
   const Band band = visible_keys(problem).band;
-  // All tiles for serving are as tall as this one.
-  Tiling work = d.serving ? tiling_of<kWide>(band, static_cast<std::int32_t>(problem.seq_q))
+  Tiling work = d.serving ? tiling_for_serving(problem, band)
                           : choose_tile(Tiles(), problem, band, d.features, facts, choice);
   const std::int64_t heads = problem.batch * problem.heads_q;
-  if (d.serving) {
-    work.tile = serving_tile(problem);
-  } else if (d.by_length && kTiles[work.tile].head_dim == 64 && d.features < Features::window) {
+  if (!d.serving && d.by_length && kTiles[work.tile].head_dim == 64 &&
+      d.features < Features::window) {
     // The maxima say little of the sequences; their mean says whether tall tiles fill the machine.
-    const std::int64_t rows =
-        problem.sequences.packed_q ? problem.sequences.total_q : problem.batch * problem.seq_q;
+    const std::int64_t rows = rows_of(problem);
     const bool tall = problem.dtype != DType::f16 && rows >= 512 * problem.batch &&
                       rows * problem.heads_q >= 4 * 192 * std::int64_t{facts.multiprocessors};
     const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
     work = tall ? tiling_of<kTall>(band, seq_q) : tiling_of<kLow>(band, seq_q);
-  } else if (work.tile == kTall && problem.dtype == DType::f16) {
+  } else if (!d.serving && work.tile == kTall && problem.dtype == DType::f16) {
     work = tiling_of<kLow>(band, static_cast<std::int32_t>(problem.seq_q));
   }
   d.tile = work.tile;
@@ -256,7 +290,8 @@ const void* entry_of(std::size_t tile, Features features) {
 template <class T>
 const void* entry_for_serving(std::size_t tile) {
   static const std::array<const void*, kServingTiles.size()> table{
-      serving_entry<T, 0>(), serving_entry<T, 1>(), serving_entry<T, 2>(), serving_entry<T, 3>()};
+      serving_entry<T, 0>(), serving_entry<T, 1>(), serving_entry<T, 2>(),
+      serving_entry<T, 3>(), serving_entry<T, 4>(), serving_entry<T, 5>()};
   return table[tile];
 }
 const void* kernel_of(DType dtype, const Decision& d) {

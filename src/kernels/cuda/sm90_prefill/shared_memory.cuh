@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_stmatrix.cuh"
@@ -188,8 +190,7 @@ struct TileRing {
       tile.extent.seq_q = at(7);
       tile.kv_row = at(8);
       tile.kv_batch = at(9);
-      tile.extent.key_blocks =
-          (tile.extent.band.keys + ConfigOf::value.keys - 1) / ConfigOf::value.keys;
+      tile.extent.key_blocks = ceil_div(tile.extent.band.keys, ConfigOf::value.keys);
     }
   }
   /// Of a tile that was read: its band, by every lane.
@@ -242,10 +243,10 @@ __device__ __forceinline__ SeenInPart seen_in_part(const decltype(ExtentOf<Confi
                                                    int first, int last) {
   constexpr int kKeys = ConfigOf::value.keys;
   if constexpr (ConfigOf::value.serving)
-    return {max(band.end(first), 0) / kKeys, (band.first(last) + kKeys - 1) / kKeys - 1};
+    return {max(band.end(first), 0) / kKeys, ceil_div(band.first(last), kKeys) - 1};
   else
     return {min(max(first + band.above, 0), band.keys) / kKeys,
-            (last + band.below + kKeys - 1) / kKeys - 1};
+            ceil_div(last + band.below, kKeys) - 1};
 }
 
 }  // namespace greenfast::cuda::prefill

@@ -167,7 +167,7 @@ struct OnlineSoftmax {
     }
   }
 
-  /// New bases for rows whose largest weights, or sums of them, are large; `shrink` is what O must
+  /// New bases for rows whose largest weights are large; `shrink` is what O must
   /// be multiplied by. A power of two keeps weights that are rounded already as they are. Where
   /// they are summed before rounding, the largest becomes 1: a key that decides the row alone then
   /// has the same weight above and below the fraction, and O is V.

@@ -25,13 +25,11 @@ struct Tiling {
   bool even() const { return 4 * std::min(first, last) >= 3 * longest(); }
 };
 
-/// The tile is a constant here, because eight divisions by numbers that the compiler does not know
+/// Sizes are constants here, because eight divisions by numbers that the compiler does not know
 /// would cost a call 0.05 us.
-template <std::size_t kTile>
-Tiling tiling_of(const Band& band, std::int32_t seq_q) {
-  constexpr std::int32_t kRows = kTiles[kTile].rows(), kKeys = kTiles[kTile].keys;
+template <std::int32_t kRows, std::int32_t kKeys>
+Tiling tiling_by(const Band& band, std::int32_t seq_q) {
   Tiling t;
-  t.tile = kTile;
   t.tiles = (seq_q - 1) / kRows + 1;
   const auto blocks = [&](std::int32_t tile) {
     const std::int32_t row = tile * kRows;
@@ -42,6 +40,12 @@ Tiling tiling_of(const Band& band, std::int32_t seq_q) {
   t.first = blocks(0);
   t.last = blocks(t.tiles - 1);
   t.mean = (t.first + 4 * blocks(t.tiles / 2) + t.last) / 6;
+  return t;
+}
+template <std::size_t kTile>
+Tiling tiling_of(const Band& band, std::int32_t seq_q) {
+  Tiling t = tiling_by<kTiles[kTile].rows(), kTiles[kTile].keys>(band, seq_q);
+  t.tile = kTile;
   return t;
 }
 

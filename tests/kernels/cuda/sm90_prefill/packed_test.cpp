@@ -342,6 +342,11 @@ TEST(PackedWalk, OfRealTiles) {
     if (HasFatalFailure()) return;
     expect_all_once<128, 64, ServingTile>(call);
     if (HasFatalFailure()) return;
+    Call tall;
+    draw(numbers, 1 + numbers.upto(3), 300, 400, tall);
+    draw_serving(numbers, 192, tall);
+    expect_all_once<192, 64, ServingTile>(tall);
+    if (HasFatalFailure()) return;
   }
 }
 
