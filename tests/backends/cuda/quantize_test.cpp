@@ -1,0 +1,183 @@
+// The GPU's quantisation is the CPU's, bit for bit; and the short division that it uses, which runs
+// on the host too, rounds as fp32's own to every e4m3 code.
+#include "backends/cuda/quantize.hpp"
+
+#include <greenfast/quantize.hpp>
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "backends/cuda/quotient.hpp"
+#include "core/e4m3.hpp"
+#include "kernels/cpu/device/convert.hpp"
+#include "tests/backends/cuda/both.hpp"
+
+namespace greenfast::cuda {
+namespace {
+
+using test::Both;
+using test::Dice;
+
+/// Every value of a 16-bit type over a divisor, by both divisions: how many codes differ.
+template <class T>
+int wrong_codes(float divisor) {
+  const SharedDivisor shared = SharedDivisor::of(divisor);
+  if (!shared.quick) return 0;  // then the kernel divides
+  int wrong = 0;
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float x = kernels::widen(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
+    wrong += core::to_e4m3(quick_quotient(x, shared)) != core::to_e4m3(x / divisor);
+  }
+  return wrong;
+}
+
+/// A float of these bits, of `count` from `first` on.
+float drawn_from(std::mt19937& engine, std::uint32_t first, std::uint32_t count) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(first + engine() % count));
+}
+
+TEST(Quotient, RoundsEvery16BitValueAsDivisionDoes) {
+  std::mt19937 engine(5);
+  std::vector<float> divisors{1.0f,
+                              448.0f,
+                              1.0f / 448.0f,
+                              65504.0f / 448.0f,
+                              0x1p-59f,
+                              0x1p59f,
+                              std::nextafter(2.0f, 1.0f),
+                              std::nextafter(1.0f, 2.0f)};
+  for (int i = 0; i < 300; ++i) {
+    // Scales as quantising computes them, and any at all.
+    const float x = drawn_from(engine, 0x20000000u, 0x40000000u);
+    divisors.push_back(i % 2 == 0 ? core::e4m3_scale(x) : x);
+  }
+  for (const float divisor : divisors) {
+    EXPECT_EQ(wrong_codes<kernels::F16>(divisor), 0) << divisor;
+    EXPECT_EQ(wrong_codes<kernels::Bf16>(divisor), 0) << divisor;
+  }
+}
+
+TEST(Quotient, RoundsTiesAndTheirNeighboursAsDivisionDoes) {
+  // Quotients near the middle between two codes, where a last bit decides.
+  std::mt19937 engine(6);
+  int seen = 0;
+  for (int i = 0; i < 400000; ++i) {
+    const float divisor = drawn_from(engine, 0x30000000u, 0x20000000u);
+    const SharedDivisor shared = SharedDivisor::of(divisor);
+    const auto code = static_cast<std::uint32_t>(engine() % 240u);
+    const float tie = drawn_from(engine, 0x3c800000u + (code << 20) + 0x80000u - 2u, 5);
+    const float near = tie * divisor;
+    for (const float x : {near, std::nextafter(near, 0.0f), std::nextafter(near, 1e30f)}) {
+      ASSERT_TRUE(shared.quick || (std::bit_cast<std::uint32_t>(divisor) & 0x7fffffu) == 0x7fffffu);
+      if (!shared.quick) continue;
+      ASSERT_EQ(core::to_e4m3(quick_quotient(x, shared)), core::to_e4m3(x / divisor))
+          << x << " / " << divisor;
+      ++seen;
+    }
+  }
+  EXPECT_GT(seen, 1000000);
+}
+
+TEST(Quotient, LeavesScalesAtTheEndsOfTheRangeToDivision) {
+  EXPECT_FALSE(SharedDivisor::of(0x1p-61f).quick);
+  EXPECT_FALSE(SharedDivisor::of(0x1p60f).quick);
+  EXPECT_FALSE(SharedDivisor::of(std::nextafter(2.0f, 1.0f)).quick);  // a fraction of all ones
+  EXPECT_FALSE(SharedDivisor::of(0.0f).quick);
+  EXPECT_FALSE(SharedDivisor::of(-1.0f).quick);
+  EXPECT_FALSE(SharedDivisor::of(std::numeric_limits<float>::quiet_NaN()).quick);
+  EXPECT_FALSE(SharedDivisor::of(std::numeric_limits<float>::infinity()).quick);
+}
+
+class QuantizeOn : public test::OnDevices {
+ protected:
+  void expect_same(Dice& dice, const QuantizeProblem& p, std::size_t skew, bool odd) {
+    const std::array<std::int64_t, 4> shape{p.batch, p.heads, p.seq, p.head_dim};
+    std::vector<std::byte> values = dice.numbers(p.dtype, test::extent(p.from, shape));
+    if (odd) {
+      const std::size_t size = size_of(p.dtype);
+      // Inf, NaN, zeros and the smallest number, of 16 bits or the upper half of 32.
+      for (std::size_t i = 0; i + size <= values.size();
+           i += size * (1 + static_cast<std::size_t>(dice.upto(90)))) {
+        const auto half = static_cast<std::uint16_t>(
+            p.dtype == DType::f16 ? dice.one_of({0x7c00, 0xfc00, 0x7e00, 0x0000, 0x8000, 0x0001})
+                                  : dice.one_of({0x7f80, 0xff80, 0x7fc0, 0x0000, 0x8000, 0x0001}));
+        std::memcpy(values.data() + i + size - 2, &half, 2);
+      }
+    }
+    Both from(*device, values, skew * size_of(p.dtype));
+    Both to(*device,
+            std::vector<std::byte>(static_cast<std::size_t>(test::extent(p.to, shape)),
+                                   std::byte{0xa5}),
+            skew);
+    std::vector<float> scales(static_cast<std::size_t>(p.batch * p.heads));
+    for (float& x : scales) x = dice.one_of({1.0f, 0.25f, 0.0072f, 3e-20f, 5e18f});
+    Both scale(*device, scales);
+    const auto tensors = [&](bool on_device) {
+      return QuantizeTensors{from.at(on_device), to.at(on_device), scale.at<float>(on_device)};
+    };
+    Status status = quantize_e4m3(p, tensors(false), here);
+    ASSERT_TRUE(status.ok()) << status.message();
+    status = quantize_e4m3(p, tensors(true), there);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(device->synchronize().ok());
+    const char* const what = odd ? " with strange values" : "";
+    ASSERT_TRUE(scale.back() == scale.host())
+        << "scales of " << p.batch << "x" << p.heads << "x" << p.seq << "x" << p.head_dim << what;
+    ASSERT_TRUE(to.back() == to.host())
+        << "codes of " << p.batch << "x" << p.heads << "x" << p.seq << "x" << p.head_dim << what;
+  }
+};
+
+TEST_P(QuantizeOn, GivesTheCpusBits) {
+  std::mt19937 engine(7);
+  Dice dice(engine);
+  for (int i = 0; i < 250; ++i) {
+    QuantizeProblem p;
+    p.dtype = dice.one_of({DType::f16, DType::bf16, DType::f32});
+    p.batch = 1 + dice.upto(3);
+    p.heads = 1 + dice.upto(8);
+    p.seq = dice.one_of({0, 1, 7, 64, 130, 513, 2048, 5000});
+    if (p.seq > 1000) p.batch = 1, p.heads = 1 + dice.upto(2);
+    p.head_dim = 8 * (1 + dice.upto(31));
+    p.scales =
+        dice.one_of({ScaleKind::per_head, ScaleKind::per_head, ScaleKind::tensor, ScaleKind::none});
+    p.compute_scales = dice.upto(3) != 0;
+    const std::array<std::int64_t, 4> shape{p.batch, p.heads, p.seq, p.head_dim};
+    // Rows that begin at multiples of 16 bytes, and any.
+    p.from = dice.layout(shape, dice.coin() ? 0 : 8 * dice.upto(2) + dice.upto(1) * dice.upto(7));
+    p.to = dice.layout(shape, dice.coin() ? 0 : 8 * dice.upto(2) + dice.upto(1) * dice.upto(7));
+    expect_same(dice, p, dice.coin() ? 0 : static_cast<std::size_t>(dice.upto(7)), dice.coin());
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(QuantizeOn, GivesTheCpusBitsOfManyHeadsAndLongOnes) {
+  std::mt19937 engine(8);
+  Dice dice(engine);
+  // A cluster for each head, several heads a cluster, and heads too large for that.
+  for (const auto& [batch, heads, seq, dim] : {std::array<std::int64_t, 4>{1, 300, 200, 64},
+                                               {2, 40, 1024, 128},
+                                               {1, 2, 9000, 128},
+                                               {70000, 1, 2, 8}}) {
+    QuantizeProblem p;
+    p.batch = batch, p.heads = heads, p.seq = seq, p.head_dim = dim;
+    p.from.stride = p.to.stride = {heads * seq * dim, seq * dim, dim, 1};
+    expect_same(dice, p, 0, true);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, QuantizeOn, ::testing::Values(DeviceKind::cpu, DeviceKind::cuda),
+                         test::device_name);
+
+}  // namespace
+}  // namespace greenfast::cuda
