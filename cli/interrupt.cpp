@@ -27,8 +27,13 @@ void end_at_once(int) {
 void on_interrupt(void (*handler)(int)) {
   struct sigaction action {};
   action.sa_handler = handler;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    struct sigaction before {};
+    sigaction(number, nullptr, &before);
+    // nohup asks for that.
+    if (number == SIGHUP && before.sa_handler == SIG_IGN) continue;
+    sigaction(number, &action, nullptr);
+  }
 }
 
 // Only what is safe in a signal handler, and errno as it was.

@@ -27,6 +27,20 @@ static gf_status launch(const gf_plugin_call* call) {
 }
 EXAMPLE_PLUGIN("mine", "right where it was asked", launch)
 """
+# A kernel that takes what it says and refuses the rest in its own words.
+TAKES_ONLY = r"""
+#include "%s"
+static int supports(const gf_problem* p, char* why, size_t capacity) {
+  if (%s) return example_supports(p, why, capacity);
+  snprintf(why, capacity, "%s");
+  return 0;
+}
+static gf_status launch(const gf_plugin_call* call) { example_attend(call); return GF_OK; }
+static const gf_plugin_kernel kKernels[] = {
+    {sizeof(gf_plugin_kernel), GF_CPU, "mine", "", supports, example_workspace, NULL, launch}};
+static const gf_plugin kPlugin = GF_PLUGIN_INIT("mine", kKernels);
+GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }
+"""
 ELSEWHERE = [
     ("LSE", "asked.lse = 0;", "--lse"),
     ("softcap", "asked.softcap = 0;", "--softcap"),
@@ -59,19 +73,8 @@ def test_what_a_candidate_takes_and_does_wrong_is_rejected_with_a_command_that_s
 
 
 def test_what_a_candidate_refuses_is_named_as_never_seen(greenfast):
-    source(greenfast, r"""
-#include "%s"
-static int supports(const gf_problem* p, char* why, size_t capacity) {
-  if (!p->lse && p->softcap == 0 && p->seq_q == 128 && p->seq_kv == 128) return example_supports(p, why, capacity);
-  snprintf(why, capacity, "is for 128 rows without LSE");
-  return 0;
-}
-static gf_status launch(const gf_plugin_call* call) { example_attend(call); return GF_OK; }
-static const gf_plugin_kernel kKernels[] = {
-    {sizeof(gf_plugin_kernel), GF_CPU, "mine", "", supports, example_workspace, NULL, launch}};
-static const gf_plugin kPlugin = GF_PLUGIN_INIT("mine", kKernels);
-GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }
-""" % (ROOT / "examples" / "plugins" / "attention.h"))
+    source(greenfast, TAKES_ONLY % (ROOT / "examples" / "plugins" / "attention.h", "!p->lse && p->softcap == 0 && p->seq_q == 128 && p->seq_kv == 128",
+                                    "is for 128 rows without LSE"))
     result = greenfast("gate", "--plugin", "mine.c", "--baseline", "cpu.naive", "--candidate", "plugin:mine", *TRIED, "--json")
     assert result.code in (10, 23), result.err
     unseen = result.json["verdict"]["unseen"]
@@ -175,3 +178,20 @@ def test_what_was_measured_is_shown_where_it_cannot_be_kept(greenfast):
                                "1x1x16x16 --dtype fp32 --iters 6 --json-out full/c.json"], cwd=greenfast.work, capture_output=True, text=True,
                               check=False)
     assert compared.returncode == 4 and "cpu.flash" in compared.stdout, (compared.stdout, compared.stderr)
+
+
+def test_ends_of_the_range_that_a_candidate_refuses_are_named(greenfast):
+    source(greenfast, TAKES_ONLY % (ROOT / "examples" / "plugins" / "attention.h", "p->seq_kv != 65 && p->seq_kv <= 4000",
+                                    "is for rows of up to 4000 keys"))
+    said = "(refused: is for rows of up to 4000 keys)"
+    result = greenfast("check", "mine.c", "--shapes", SHAPE, "--dtype", "fp32", "--seeds", "0", "--json")
+    assert result.code == 0, result.err
+    validate(result.json)
+    (row,) = [r for r in result.json["rows"] if r["variant"] == "plugin:mine"]
+    assert row["verdict"] == "GREEN" and row["reason"].startswith("never saw ") and "faint_tail" in row["reason"] and said in row["reason"], row
+    # What takes all of them has nothing to say.
+    result = greenfast("check", "--variants", "cpu.flash", "--shapes", SHAPE, "--dtype", "fp32", "--seeds", "0", "--json")
+    assert result.code == 0 and result.json["rows"][0]["reason"] is None, result.json["rows"]
+    result = greenfast("gate", "--plugin", "mine.c", "--baseline", "cpu.naive", "--candidate", "plugin:mine", *TRIED, "--json")
+    validate(result.json)
+    assert f"the distribution faint_tail {said}" in result.json["verdict"]["unseen"], result.json["verdict"]["unseen"]

@@ -32,7 +32,7 @@ def nothing_is_left(work):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL])
 @pytest.mark.parametrize("stage", ["compiling", "timing"])
 def test_a_search_leaves_nothing_behind(greenfast, number, stage, tmp_path):
     greenfast.work.mkdir()
@@ -90,3 +90,17 @@ def test_a_proposer_ends_with_the_search(greenfast, number):
     os.kill(search.pid, number)
     search.wait(timeout=60)
     nothing_is_left(greenfast.work)
+
+
+def test_nohup_keeps_a_search_running(greenfast):
+    greenfast.work.mkdir()
+    shutil.copy(ROOT / "examples" / "plugins" / "attention.h", greenfast.work)
+    shutil.copy(HONEST, greenfast.work / "honest.c")
+    # What nohup leaves to its command; nohup itself would die of a signal that comes before it has said so.
+    run = subprocess.Popen([greenfast.program, "check", "honest.c", "--shapes", "1x2x64x32", "--dtype", "fp32", "--seeds", "0", "--json"],
+                           cwd=greenfast.work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                           preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    while run.poll() is None:
+        os.kill(run.pid, signal.SIGHUP)
+        time.sleep(0.05)
+    assert run.returncode == 0 and '"complete"' in run.stdout.read()

@@ -328,6 +328,26 @@ TEST(Prefer, SmallStandsBeforePrefillWhereItWasFaster) {
             prefer::cuda_sm90_small(dense(8, 8, 128, 64), h200, {}).rank);
 }
 
+// Its kernel need not know: a second such kernel whose author forgets to ask would serve exact calls.
+TEST(Select, ARowThatApproximatesTakesNoExactProblem) {
+  const std::vector<Variant> rows = {{.id = "cpu.coarse",
+                                      .takes = kTakes | Feature::fast_accuracy,
+                                      .approximate = true,
+                                      .prefer = rank_always<900>,
+                                      .kernel = &kTwin},
+                                     kGeneralRow};
+  const DeviceFacts facts;
+  Problem p = make_problem(1, 1, 1, 8, 8, 64, DType::f16);
+  const Selection exact = explain(rows, {p, facts, {}, {}});
+  EXPECT_EQ(exact.chosen, "cpu.general");
+  EXPECT_NE(exact.candidates[0].reason.find("fast accuracy alone"), std::string::npos);
+  Status why;
+  EXPECT_EQ(select(rows, {p, facts, {}, "cpu.coarse"}, &why), nullptr);
+  EXPECT_NE(why.message().find("exact accuracy"), std::string::npos) << why.message();
+  p.accuracy = Accuracy::fast;
+  EXPECT_EQ(explain(rows, {p, facts, {}, {}}).chosen, "cpu.coarse");
+}
+
 // The real table.
 TEST(Registry, AFeatureThatNobodyTakesIsRefusedByEveryVariantByName) {
   for (const char* model : {"cpu", "h200", "a100", "l4"}) {

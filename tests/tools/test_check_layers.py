@@ -1,5 +1,6 @@
 """The include law: planted breaches are found, what is allowed passes."""
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -132,3 +133,16 @@ def test_tests_that_mirror_sources_pass(tmp_path):
 
 def test_empty_tree_is_no_pass(tmp_path):
     assert check(tmp_path, {}).returncode == 1
+
+
+def test_the_drawn_house_has_the_counts_of_today():
+    drawn = subprocess.run([TOOL, "--draw"], capture_output=True, text=True, check=True).stdout
+    page = (TOOL.parents[1] / "ARCHITECTURE.md").read_text()
+    files = dict(re.findall(r"^workbench/(\w+) +(\d+) files", drawn, re.MULTILINE))
+    assert len(files) > 10
+    after = page[:page.index("| rooms, the library's")]
+    for room, count in files.items():
+        assert re.search(rf"\b{room} {count}\b", after), f"ARCHITECTURE.md: {room} has {count} files"
+    rooms, arrows, pairs = re.search(r"(\d+) rooms, (\d+) arrows, two-way pairs: (\d+)", drawn).groups()
+    for row in (f"included | 18 | {rooms} |", f"| arrows between them | 48 | {arrows} |", f"| two-way pairs | 4 | {pairs} |"):
+        assert row in page, row

@@ -14,6 +14,7 @@
 #include "workbench/base/json.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/evidence/contents.hpp"
 #include "workbench/evidence/kernel_files.hpp"
 #include "workbench/evidence/ledger.hpp"
@@ -366,17 +367,11 @@ class Verifier {
         stale(now.status().message());
         continue;
       }
-      json fields = {{"grid", now->grid},
-                     {"block", now->block},
-                     {"cluster", now->cluster},
-                     {"tile_q", now->tile_q},
-                     {"tile_kv", now->tile_kv},
-                     {"stages", now->stages},
-                     {"splits", now->splits},
-                     {"shared_bytes", now->shared_bytes},
-                     {"workspace_bytes", now->workspace_bytes}};
+      json fields = plan_json(*now);
+      fields.erase("variant");
+      fields.erase("note");  // a sentence, which may say more than it did
       // Records without machine code of their own are older than the names that plans give kernels.
-      if (!list_of(record, "code").empty()) fields["kernel"] = now->kernel;
+      if (list_of(record, "code").empty()) fields.erase("kernel");
       for (const auto& [field, value] : fields.items()) {
         if (member(plan_row, field) == value) continue;
         stale(fmt::format("{} was {}, is {}", field, member(plan_row, field).dump(), value.dump()));

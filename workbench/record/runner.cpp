@@ -220,6 +220,11 @@ class Runner {
         row.reason = "the problem has no rows: that the call returned and wrote nothing is all";
       else if (problem.captured != nullptr)
         row.reason = words_of_nonfinite(*problem.captured, problem.named.problem);
+      if (row.refused_ends.empty()) continue;
+      std::vector<std::string_view> names;
+      for (const auto& [name, why] : row.refused_ends) names.push_back(name);
+      row.reason += fmt::format("{}never saw {} (refused: {})", row.reason.empty() ? "" : "; ",
+                                fmt::join(names, ", "), row.refused_ends.begin()->second);
     }
     return {};
   }
@@ -241,7 +246,9 @@ class Runner {
     if (r.verdict == Verdict::skipped) {
       if (row->cases == 0)
         row->reason = r.reason;
-      else if (!has_own_problem(r.test.distribution))  // of those it may take what it wants
+      else if (has_own_problem(r.test.distribution))  // of those it may take what it wants
+        row->refused_ends.emplace(name_of(r.test.distribution), r.reason);
+      else
         row->refused_midway = r.reason;
       return;
     }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -61,6 +62,8 @@ struct RunRow {
   Verdict verdict = Verdict::skipped;
   std::string reason;          ///< of the first failure, or why it was skipped
   std::string refused_midway;  ///< why it took no more cases after some that it took
+  /// Distributions at the ends of the range whose problems it does not take: why.
+  std::map<std::string, std::string> refused_ends;
   int exit_code = 0;     ///< what this row alone would return; 3 for a skipped one, 10 for one that
                          ///< refused after some cases
   int cases = 0;         ///< validated

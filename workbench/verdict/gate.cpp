@@ -798,6 +798,11 @@ class Gate {
       out.push_back(refused.empty() ? kind.name
                                     : fmt::format("{} (refused: {})", kind.name, refused));
     }
+    std::map<std::string, std::string> ends;
+    for (const std::optional<GreenStep>& step : green_)
+      if (step) ends.insert(step->candidate.refused.begin(), step->candidate.refused.end());
+    for (const auto& [name, why] : ends)
+      out.push_back(fmt::format("the distribution {} (refused: {})", name, why));
     return out;
   }
 

@@ -224,12 +224,6 @@ void count(const CaseResult& result, std::string_view distribution, GreenTally& 
     tally.digests[std::to_string(result.test.seed)] = result.output_sha256;
 }
 
-std::string_view words_of(Distribution distribution) {
-  return std::find_if(distribution_table().begin(), distribution_table().end(),
-                      [&](const DistributionRow& row) { return row.id == distribution; })
-      ->name;
-}
-
 }  // namespace
 
 Result<GreenStep> green(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
@@ -238,7 +232,7 @@ Result<GreenStep> green(const GateOptions& options, const Policy& policy, const 
   if (!stage) return stage.status();
   GreenStep out;
   for (const Case& c : make_cases({shape}, policy, options.seeds)) {
-    const std::string_view distribution = words_of(c.distribution);
+    const std::string_view distribution = name_of(c.distribution);
     std::optional<CaseData> data;
     for (const bool is_candidate : {true, false}) {
       GreenTally& tally = is_candidate ? out.candidate : out.baseline;
@@ -257,7 +251,10 @@ Result<GreenStep> green(const GateOptions& options, const Policy& policy, const 
       const CaseResult result = validate(subject, *stage->device, *data, policy);
       subject.pause();  // nothing of it runs while the other side is looked at
       // A kernel for one shape may refuse the problems that the ends of the range bring.
-      if (result.verdict == Verdict::skipped && has_own_problem(c.distribution)) continue;
+      if (result.verdict == Verdict::skipped && has_own_problem(c.distribution)) {
+        tally.refused.emplace(distribution, result.reason);
+        continue;
+      }
       count(result, distribution, tally);
     }
   }
@@ -347,7 +344,7 @@ Result<ClaimsStep> claims(const GateOptions& options, const Policy& policy,
       continue;
     }
     for (const Case& c : make_cases({kind.problem}, small, std::span(options.seeds).first(1))) {
-      const std::string_view distribution = words_of(c.distribution);
+      const std::string_view distribution = name_of(c.distribution);
       activity.set(fmt::format("oracle on {} {}", claim.problem, distribution));
       auto data = prepare_case(c, small);
       if (!data) return data.status();

@@ -12,9 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-/// What GREEN calls a failed launch among its metrics; the only place where the word decides.
-constexpr std::string_view kLaunchMetric = "launch";
-
 [[noreturn]] void not_a_step(const std::string& why) {
   throw json::other_error::create(600, why, nullptr);
 }
@@ -74,6 +71,7 @@ json failed_case(const std::optional<RedCase>& red) {
   return {{"distribution", red->distribution},
           {"seed", red->seed},
           {"metric", red->metric},
+          {"fault", name_of(red->fault)},
           {"integrity", red->fault != Fault::numerics},
           {"reason", red->reason}};
 }
@@ -83,9 +81,11 @@ RedCase failed_case(const json& object) {
   red.seed = object.at("seed").get<std::uint64_t>();
   red.metric = text(object, "metric");
   red.reason = text(object, "reason");
-  const bool launch = red.metric == kLaunchMetric, integrity = flag(object, "integrity");
-  if (launch && !integrity) not_a_step("a launch that failed is no matter of numerics");
-  red.fault = launch ? Fault::launch : integrity ? Fault::integrity : Fault::numerics;
+  const std::optional<Fault> fault = parse_fault(text(object, "fault"));
+  const bool integrity = flag(object, "integrity");
+  if (!fault || *fault == Fault::none || (*fault != Fault::numerics) != integrity)
+    not_a_step(fmt::format("a fault of {} with integrity {}", text(object, "fault"), integrity));
+  red.fault = *fault;
   return red;
 }
 
@@ -99,6 +99,8 @@ GreenTally tally_of(const json& object) {
   tally.worst = numbers(object, "worst", true);
   for (const auto& [seed, digest] : at(object, "digests", json::value_t::object, "object").items())
     tally.digests[seed] = digest.get_ref<const std::string&>();
+  for (const auto& [name, why] : at(object, "refused", json::value_t::object, "object").items())
+    tally.refused[name] = why.get_ref<const std::string&>();
   if (const json& red = object.at("first_red"); !red.is_null()) tally.first_red = failed_case(red);
   if (tally.cases != tally.green + tally.skipped + (tally.first_red ? 1 : 0))
     not_a_step(fmt::format("{} cases are not {} GREEN, {} SKIPPED and {} RED", tally.cases,
@@ -172,13 +174,10 @@ void from_json(const json& object, BuildStep& step) {
 }
 
 json json_of(const GreenTally& tally) {
-  return {{"cases", tally.cases},
-          {"green", tally.green},
-          {"skipped", tally.skipped},
-          {"first_red", failed_case(tally.first_red)},
-          {"worst", tally.worst},
-          {"digests", tally.digests},
-          {"rows_checked", tally.rows_checked},
+  return {{"cases", tally.cases},          {"green", tally.green},
+          {"skipped", tally.skipped},      {"first_red", failed_case(tally.first_red)},
+          {"worst", tally.worst},          {"digests", tally.digests},
+          {"refused", tally.refused},      {"rows_checked", tally.rows_checked},
           {"rows_total", tally.rows_total}};
 }
 

@@ -47,6 +47,8 @@ struct GreenTally {
   std::optional<RedCase> first_red;
   std::map<std::string, double> worst;         ///< by metric; NaN where one was not finite
   std::map<std::string, std::string> digests;  ///< of the output, by seed
+  /// Distributions at the ends of the range whose problems it does not take: why.
+  std::map<std::string, std::string> refused;
   std::int64_t rows_checked = 0, rows_total = 0;
 };
 struct GreenStep {

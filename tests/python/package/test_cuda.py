@@ -416,7 +416,7 @@ def test_e4m3_takes_its_kernel_unasked(options, variant, causal):
     given = dict(zip(("q_scale", "k_scale", "v_scale"), scales)) | (dict(causal=True, align="bottom_right") if causal else {}) | options
     asked = {name: x for name, x in given.items() if name != "return_lse"}
     if "return_lse" in options:
-        asked["lse"] = greenfast.TensorSpec(q.shape[:3], "float32")
+        asked["lse"] = greenfast.TensorSpec(q.shape[:3], "float32", device="cuda")
     assert greenfast.explain(*codes, **asked).variant == variant
     got = greenfast.attention(*codes, **given)
     want = greenfast.attention(*(x.cpu() for x in codes), **{n: x.cpu() if torch.is_tensor(x) else x for n, x in given.items()})

@@ -268,9 +268,9 @@ TEST(Metrics, WhatTheTypeCannotHoldIsNoError) {
   EXPECT_EQ(right.percent_bad, 0.0);
   // fp32 would have held them.
   EXPECT_EQ(measure(ref, 2, DType::f32, stored, {}, HUGE_VAL).max_row, 1.0);
-  // A step beside it is wrong all the same.
-  const std::vector<double> off = {0x1p-24, 0.0, 5 * 0x1p-24, 2 * 0x1p-24};
-  EXPECT_DOUBLE_EQ(measure(ref, 2, DType::f16, off, {}, HUGE_VAL).max_err, 0x1p-25 + 1.5e-12);
+  // Two steps beside it are wrong all the same.
+  const std::vector<double> off = {2 * 0x1p-24, 0.0, 5 * 0x1p-24, 2 * 0x1p-24};
+  EXPECT_DOUBLE_EQ(measure(ref, 2, DType::f16, off, {}, HUGE_VAL).max_err, 0x1p-24 + 1.5e-12);
 }
 
 TEST(Emulator, ErrorsAreThoseOfItsPrecision) {
@@ -317,6 +317,31 @@ TEST(Emulator, FastAccuracyIsTheErrorOfLinearWeights) {
   EXPECT_GT(fast.max_lse_err, 1e-4) << "the sum is of linear weights";
   EXPECT_LT(fast.max_lse_err, 0.02) << "their mean bias is taken out";
   EXPECT_LT(metrics(Distribution::permutation, Accuracy::fast).rel_fro, 2e-3);
+}
+
+Reference one_row(std::vector<double> values) {
+  Reference reference;
+  reference.rows = {0};
+  reference.o = std::move(values);
+  return reference;
+}
+
+// Two roundings at the bottom of the type's range are nobody's fault; more is.
+TEST(Measure, ForgivesOneLeastStepOfTheOutputsType) {
+  const double step = numeric::least_step(DType::f16), value = 190.85 * step;
+  const auto error = [&](DType type, double off) {
+    const std::vector<double> got{value + off};
+    return measure(one_row({value}), 1, type, got, {}, HUGE_VAL).max_err;
+  };
+  EXPECT_EQ(error(DType::f16, step), 0.0);
+  EXPECT_EQ(error(DType::f16, -0.7 * step), 0.0);
+  EXPECT_NEAR(error(DType::f16, 1.5 * step), 0.5 * step, 1e-3 * step);
+  EXPECT_NEAR(error(DType::f16, -3 * step), 2 * step, 1e-3 * step);
+  // Types whose numbers go on below forgive nothing there.
+  EXPECT_NEAR(error(DType::bf16, step), step, 1e-3 * step);
+  EXPECT_NEAR(error(DType::f32, step), step, 1e-3 * step);
+  // A kernel that takes subnormal numbers for 0 is far off.
+  EXPECT_GT(error(DType::f16, -value), 180 * step);
 }
 
 }  // namespace

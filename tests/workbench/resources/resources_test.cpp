@@ -220,6 +220,7 @@ TEST(Resources, EveryKernelIsReachedByAPlanOrNamedHere) {
       {"fill", ""},
       {"encode<", ""},
       {"largest_magnitude<", ""},
+      {"quantize_heads<", ""},
       {"finish_scales", ""},
       {"append_kernel<", ""},
       {"merge_kernel<", ""},
@@ -358,8 +359,9 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
     return row.code.name.substr(0, row.code.name.find('<'));
   };
   std::set<std::string> families = {
-      "fill",          "largest_magnitude", "finish_scales",        "encode",
-      "append_kernel", "merge_kernel",      "decode::merge_kernel", "fp8::transpose_kernel"};
+      "fill",         "largest_magnitude",    "finish_scales",
+      "encode",       "quantize_heads",       "append_kernel",
+      "merge_kernel", "decode::merge_kernel", "fp8::transpose_kernel"};
   for (const ResourceRow& row : report.rows) {
     if (!row.variant.empty()) families.insert(family(row));
   }

@@ -54,6 +54,7 @@ class Draw {
     tally.cases = tally.green + tally.skipped + (tally.first_red ? 1 : 0);
     tally.worst = {{"rel_fro", real()}, {"max_err", coin() ? std::nan("") : real()}};
     tally.digests = {{"0", "ab12"}};
+    if (coin()) tally.refused = {{"long_rows", word()}};
     tally.rows_checked = below(1000);
     tally.rows_total = tally.rows_checked + below(1000);
     return tally;
