@@ -31,6 +31,7 @@
 #include <cstdint>
 
 #include "core/arithmetic.hpp"
+#include "core/window.hpp"
 
 namespace greenfast::dispatch::prefer {
 namespace {
@@ -166,9 +167,7 @@ struct FewQueries {
 // and 93.9 us, with 1,024 271 and 245; 2,16,8192,64 56.9 and 51.1, 173 and 158; few tiles, 16,12,512,64,
 // 22.5 and 24.5.
 bool packed_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
-  constexpr std::int64_t kMost = 1024;
-  return !choice.batch_invariant && p.head_dim <= 64 && p.mask.left >= 0 && p.mask.right >= 0 &&
-         p.mask.left < kMost && p.mask.right < kMost && p.mask.left + p.mask.right < kMost &&
+  return !choice.batch_invariant && p.head_dim <= 64 && core::window_within(p.mask, 1024) &&
          tiles(p, choice, 192) >= 8 * std::int64_t{facts.multiprocessors};
 }
 

@@ -54,7 +54,9 @@ EXAMPLE_PLUGIN("work", "repeats itself", launch)
         environment["PATH"] = f"{wrapper.parent}:{environment['PATH']}"
     search = subprocess.Popen([greenfast.program, "tune", "work.c", "--primary", "1x2x64x32", "--held-out", "none", "--dtype", "fp32",
                                "--strategy", "exhaustive", "--jobs", "2"], cwd=greenfast.work, env=environment,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                              # Tests that run under nohup hand SIGHUP on ignored, which the command heeds.
+                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     cache = greenfast.work / "results" / "tune-work" / "cache.jsonl"
 
     def there():

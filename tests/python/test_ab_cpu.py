@@ -100,12 +100,6 @@ def test_the_error_is_of_the_rows_and_a_nan_anywhere_shows():
     assert math.isnan(ab_cpu.relative_error(q, k, v, causal, [0], causal=True))
 
 
-def test_the_interval_of_a_median_needs_six_values():
-    assert ab_cpu.median_interval([1, 2, 3, 4, 5]) == (-math.inf, math.inf)
-    assert ab_cpu.median_interval([6, 1, 2, 3, 4, 5]) == (1, 6)
-    assert ab_cpu.median_interval(list(range(1, 21))) == (6, 15)  # 2.07% of the trials lie on either side
-
-
 def test_a_library_or_peers_that_are_missing_are_named(library, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for module in ("torch", "onnxruntime"):
@@ -130,7 +124,7 @@ def test_every_type_and_mask_is_recorded_interleaved(fakes, tmp_path):
             assert all(0 < seconds < 10 for seconds in block["seconds"])
     ours, theirs = (numpy.frombuffer((tmp_path / f"1.{side}.bin").read_bytes(), numpy.float32) for side in (0, 1))
     assert ours.size == 2 * 33 * 16 and numpy.abs(ours - theirs).max() < 1e-5
-    assert table.count("× (") == 12 and "refused" not in table and "| 1x2x33x16 | causal | fp16 |" in table
+    assert table.count("×") == 12 and "refused" not in table and "| 1x2x33x16 | causal | fp16 |" in table
 
 
 def test_rows_of_a_record_have_names_of_their_own(fakes, tmp_path):
@@ -180,7 +174,7 @@ def test_a_row_that_would_take_too_long_has_fewer_blocks_and_says_so(fakes, tmp_
     validate(record)
     (shape,) = record["shapes"]
     assert len(shape["blocks"]) == 2 and shape["cut"] == "2 blocks instead of 6 or more, for --row-seconds 0.001"
-    assert f"- cut: {shape['cut']} (every row)" in table and "× (" not in table
+    assert f"- cut: {shape['cut']} (every row)" in table
     record, _ = run(tmp_path, "--shapes", "1x2x33x16", "--peers", "openvino", "--hot", "--row-seconds", "100")
     assert "cut" not in record["shapes"][0] and len(record["shapes"][0]["blocks"]) >= 6
 

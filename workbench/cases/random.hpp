@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 
 namespace greenfast::workbench {
 
@@ -52,7 +53,7 @@ inline double natural_log(double x) {
   const double t2 = t * t;
   double sum = kSeries.log[10];
   for (std::size_t k = 10; k-- > 0;) sum = sum * t2 + kSeries.log[k];
-  return 2.0 * t * sum + exponent * 0.6931471805599453;
+  return 2.0 * t * sum + exponent * std::numbers::ln2;
 }
 
 // cos and sin of 2 pi u, 0 <= u < 1, by quarter turns and Taylor series on [-pi/4, pi/4].

@@ -35,12 +35,10 @@ import time
 import numpy
 
 from greenfast_bench import capi
-from greenfast_bench.ab import SCHEMA, Shape, Usage, reference_rows
+from greenfast_bench.ab import Shape, reference_rows
+from greenfast_bench.measure import ERROR_LIMIT, SCHEMA, Usage
 
 PEERS = {"torch-cpu": "torch", "zentorch": "zentorch", "onnxruntime": "onnxruntime", "openvino": "openvino"}  # and the module each needs
-# Relative Frobenius error on N(0,1) inputs beyond which a side is RED here. Rounding an exact result costs 3e-8 in fp32,
-# 2.9e-4 in fp16 and 2.3e-3 in bf16; weights rounded before P V as much again.
-ERROR_LIMIT = {"fp32": 1.0e-5, "fp16": 1.0e-3, "bf16": 8.0e-3}
 BITS = {"fp32": numpy.float32, "fp16": numpy.float16, "bf16": numpy.uint16}
 DISTINCT = 3  # sets of inputs with bits of their own; further slots repeat them in fresh memory
 MAX_SLOTS = 512
@@ -420,24 +418,12 @@ def flops(shape: Shape, causal: bool) -> float:
     return 4.0 * shape.batch * shape.heads_q * pairs * shape.dim
 
 
-def median_interval(values: list[float]) -> tuple[float, float]:
-    """95% interval of the median whatever the distribution: order statistics; everything where there are fewer than six."""
-    ordered, n, outside, rank = sorted(values), len(values), 0.0, 0
-    while True:
-        outside += math.comb(n, rank) / 2 ** n
-        if outside > 0.025 or rank >= n // 2:
-            break
-        rank += 1
-    return (ordered[rank - 1], ordered[n - rank]) if rank else (-math.inf, math.inf)
-
-
 def markdown(rows: list[Row], caption: str) -> str:
     """GFLOP/s of every side; of the first variant against the best peer the median over blocks of the ratio of times; of its first
-    sample of a block against its second the same, which is 1 but for what the machine does meanwhile."""
+    sample of a block against its second the same, which is 1 but for what the machine does meanwhile. For the eye: how sure a
+    ratio is, is `greenfast compare`'s to say."""
     def ratio(above, below):
-        values = [a / b for a, b in zip(above, below)]
-        low, high = median_interval(values)
-        return f"{statistics.median(values):.2f}×" + (f" ({low:.2f} to {high:.2f})" if math.isfinite(low) else "")
+        return f"{statistics.median(a / b for a, b in zip(above, below)):.2f}×"
 
     args = rows[0].args
     metrics = [BACK_TO_BACK, AFTER_PAUSE] if args.pause else [BACK_TO_BACK]
@@ -496,7 +482,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", default="torch-cpu", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH",
                         help="the Python that has this peer, where it is not this one")
-    parser.add_argument("--dtype", default="fp32", help=f"of {', '.join(ERROR_LIMIT)}, with commas")
+    parser.add_argument("--dtype", default="fp32", help=f"of {', '.join(BITS)}, with commas")
     parser.add_argument("--masks", default="full", help="full, causal (aligned top left), or both with a comma")
     parser.add_argument("--causal", action="store_true", help="the same as --masks causal")
     parser.add_argument("--threads", type=int, default=0, help="of each side (default: processors of this process)")
@@ -522,8 +508,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     args.shape_list = [Shape.parse(text) for text in args.shapes.split(",")]
     dtypes = args.dtype.split(",")
     for name in dtypes:
-        if name not in ERROR_LIMIT:
-            raise Usage(f"--dtype '{name}': expected one of {', '.join(ERROR_LIMIT)}, or several with commas")
+        if name not in BITS:
+            raise Usage(f"--dtype '{name}': expected one of {', '.join(BITS)}, or several with commas")
     masks = ["causal"] if args.causal else args.masks.split(",")
     for name in masks:
         if name not in ("full", "causal"):

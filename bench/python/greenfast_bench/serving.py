@@ -13,7 +13,7 @@ import random
 import statistics
 
 from greenfast_bench import capi, ways
-from greenfast_bench.measure import DeviceLost, Usage, first_line, measured, ratio_of_rounds, say
+from greenfast_bench.measure import ERROR_LIMIT, DeviceLost, Usage, first_line, measured, ratio_of_rounds, say
 
 # Rows of tools/gpu/decode.
 DENSE_DECODE = [
@@ -56,10 +56,7 @@ SUITES = {
         "8x32/8x256/8192x128 pages=64 used-kv lengths=log-uniform:512 causal",  # a piece of a prompt over its cache
     ],
 }
-# Relative Frobenius error against fp64 on the same bits beyond which an engine is RED, over the rows that are read and, four
-# times that, for any single one.
-ERROR_LIMIT = {"fp16": 1.0e-3, "bf16": 8.0e-3, "e4m3": 6.0e-2}
-ROW_FACTOR = 4.0
+ROW_FACTOR = 4.0  # times ERROR_LIMIT is what any single row may be off
 MOST_SETS = 64
 ENTRIES, ROWS = 4, 64  # sequences, and rows of each, that are compared with fp64
 CHECKED_SETS = 2

@@ -14,12 +14,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 #include <greenfast/arithmetic.hpp>
 
 #include "backends/cuda/elements.cuh"
+#include "backends/cuda/launched.hpp"
 
 namespace greenfast::cuda {
 namespace {
@@ -196,9 +196,7 @@ Status append(const AppendProblem& problem, const AppendTensors& tensors,
   } else {
     launch<std::uint8_t>(call, stream);
   }
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
-    return {StatusCode::device_error, std::string("cuda append: ") + cudaGetErrorString(error)};
-  return {};
+  return launched("append");
 }
 
 }  // namespace greenfast::cuda

@@ -13,11 +13,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 
 #include <greenfast/arithmetic.hpp>
 
 #include "backends/cuda/elements.cuh"
+#include "backends/cuda/launched.hpp"
 
 namespace greenfast::cuda {
 namespace {
@@ -115,9 +115,7 @@ Status merge(const MergeProblem& p, const MergeTensors& t, const core::Context& 
   } else {
     launch_to<__nv_bfloat16>(p, t, stream);
   }
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
-    return {StatusCode::device_error, std::string("cuda merge: ") + cudaGetErrorString(error)};
-  return {};
+  return launched("merge");
 }
 
 }  // namespace greenfast::cuda

@@ -21,11 +21,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 #include <greenfast/arithmetic.hpp>
 
+#include "backends/cuda/launched.hpp"
 #include "backends/cuda/quotient.hpp"
 #include "core/e4m3.hpp"
 
@@ -499,11 +499,7 @@ Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::
   } else {
     launch<__nv_bfloat16>(p, t, view, facts, stream);
   }
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) {
-    return {StatusCode::device_error,
-            std::string("cuda quantisation: ") + cudaGetErrorString(error)};
-  }
-  return {};
+  return launched("quantisation");
 }
 
 }  // namespace greenfast::cuda

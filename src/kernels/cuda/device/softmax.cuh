@@ -5,11 +5,12 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <numbers>
 #include <type_traits>
 
 namespace greenfast::cuda {
 
-inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kLn2 = std::numbers::ln2_v<float>;
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 
 /// 2^x with relative error 2^-22 and subnormals flushed. exp2f would add three instructions.

@@ -19,6 +19,7 @@ inline constexpr std::int32_t kClusterKeys = 4096;
 /// Sequences whose parts one block can count through.
 inline constexpr std::int32_t kMostCounted = 1024;
 
+/// Of any length: core::ceil_div's sum would pass the last int32.
 constexpr std::int32_t divide_up(std::int32_t a, std::int32_t b) { return a / b + (a % b != 0); }
 constexpr std::int32_t whole_units(std::int32_t keys) { return divide_up(keys, kUnit) * kUnit; }
 constexpr std::int32_t least_of(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
@@ -71,7 +72,8 @@ constexpr std::int32_t most_parts(const SplitRule& rule, std::int32_t keys) {
 }
 
 /// A division by a number that the host knows, for numerators from 0 to 2^31 - 1 (Granlund and
-/// Montgomery 1994).
+/// Montgomery 1994). What tile_schedule.hpp's Divisor computes, by other instructions: one of the two
+/// goes when this kernel is recorded anew.
 struct FastDivide {
   std::uint32_t divisor = 1, multiplier = 1u << 31, shift = 31;
 

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -375,7 +376,7 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   p.exponent_scale =
       p.transform ? 1.0f
                   : std::min(problem.scale * core::kLog2E, std::numeric_limits<float>::max());
-  p.natural_scale = p.transform ? 0.6931471805599453f : problem.scale;
+  p.natural_scale = p.transform ? std::numbers::ln2_v<float> : problem.scale;
   const std::int64_t out = static_cast<std::int64_t>(size_of(problem.out_dtype));
   p.wide_store =
       rows_aligned(problem.o, core::shape_of_q(problem, value_dim(problem)), false, out, 4 * out);

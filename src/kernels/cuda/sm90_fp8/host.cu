@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <string>
 
 #include "core/arithmetic.hpp"
@@ -278,7 +279,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.schedule = make_schedule(d.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
                              static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
                              d.paired_rounds, d.longest_is_last);
-  p.scale_log2 = static_cast<double>(problem.scale) * 1.4426950408889634;
+  p.scale_log2 = static_cast<double>(problem.scale) * std::numbers::log2e;
   if (problem.scales != ScaleKind::none)
     p.scales = {tensors.q_scale, tensors.k_scale, tensors.v_scale,
                 problem.scales == ScaleKind::per_head};

@@ -16,6 +16,7 @@
 #include "core/check.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
+#include "core/window.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/ragged_map.hpp"
 #include "kernels/cuda/device/sequence_arrays.hpp"
@@ -53,11 +54,7 @@ std::int64_t rows_of(const Problem& problem) {
 /// longer, by 6 to 9% with 16 sequences of 350 queries and 12 heads; batch_invariant may not ask how
 /// many there are. (H200, 2026-11-23)
 bool wants_tall_window(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  constexpr std::int64_t kMost = 2048;
-  const Mask& mask = problem.mask;
-  const bool narrow = mask.left >= 0 && mask.right >= 0 && mask.left < kMost &&
-                      mask.right < kMost && mask.left + mask.right < kMost;
-  if (!narrow || larger_dim(problem) > 64) return false;
+  if (!core::window_within(problem.mask, 2048) || larger_dim(problem) > 64) return false;
   return choice.batch_invariant || rows_of(problem) * problem.heads_q >=
                                        4 * kTallServingRows * std::int64_t{facts.multiprocessors};
 }
