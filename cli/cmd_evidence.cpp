@@ -11,6 +11,7 @@
 
 #include "cli/command.hpp"
 #include "workbench/base/atomic_file.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/base/terminal.hpp"
@@ -185,7 +186,9 @@ int verify(const EvidenceOptions& options) {
     fmt::print(
         "{} {}: {}\n",
         workbench::paint(fmt::format("{:12}", workbench::name_of(finding.state)), shade, color),
-        where, finding.detail + (finding.known.empty() ? "" : "; known: " + finding.known));
+        workbench::clean_text(where),
+        workbench::clean_text(finding.detail) +
+            (finding.known.empty() ? "" : "; known: " + workbench::clean_text(finding.known)));
   }
   std::vector<std::string> parts;
   for (const auto& [state, count] : counts) parts.push_back(fmt::format("{} {}", count, state));

@@ -197,7 +197,7 @@ Action define_evolve(OptionSet& set) {
     try {
       return run_evolve(*options);
     } catch (const workbench::LabError& error) {
-      throw Failure(error.status());
+      throw failure_of(error);
     }
   };
 }

@@ -186,7 +186,7 @@ Action define_tune(OptionSet& set) {
     try {
       return run_tune(*options);
     } catch (const workbench::LabError& error) {
-      throw Failure(error.status());
+      throw failure_of(error);
     }
   };
 }

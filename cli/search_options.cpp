@@ -113,6 +113,11 @@ int search_or_interrupted(SearchDisplay& display, const fs::path& cache,
       search);
 }
 
+Failure failure_of(const workbench::LabError& error) {
+  const int code = workbench::exit_code_of(error.fault());
+  return code == workbench::kPassed ? Failure(error.status()) : Failure(code, error.what());
+}
+
 fs::path write_search_record(const nlohmann::json& result, const fs::path& folder,
                              const std::string& name) {
   const fs::path record = folder / name;

@@ -49,6 +49,8 @@ struct SearchOptions {
 /// Runs a search; interrupted, it clears the display and ends with what the cache keeps.
 int search_or_interrupted(SearchDisplay& display, const std::filesystem::path& cache,
                           const std::function<int()>& search);
+/// With the exit code of the hand-set configuration's fault, where it is that.
+Failure failure_of(const workbench::LabError& error);
 /// Writes a search's result as FOLDER/NAME; throws Failure when it cannot be written.
 std::filesystem::path write_search_record(const nlohmann::json& result,
                                           const std::filesystem::path& folder,

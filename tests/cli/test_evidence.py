@@ -112,6 +112,31 @@ def test_a_figure_that_its_samples_do_not_say_is_tampered_even_with_a_fresh_dige
     assert [f[0] for f in found] == ["TAMPERED"] and f"{figure} " in found[0][3] and "its samples say" in found[0][3]
 
 
+@pytest.mark.parametrize("file, path, words", [
+    ("cpu.json", ("rows", 0, "worst", "max_row"), "worst max_row"),
+    ("verdicts/peer/compare.json", ("shapes", 0, "ratio_p50", "lo"), "ratio_p50: lo"),
+    ("verdicts/peer/compare.json", ("shapes", 0, "ratio_p90", "value"), "ratio_p90: value"),
+    ("verdicts/peer/compare.json", ("shapes", 0, "b", "mean_seconds"), "mean_seconds"),
+    ("verdicts/peer/compare.json", ("overall_p50", "hi"), "overall_p50: hi"),
+    ("verdicts/promote/gate.json", ("overall", "value"), "overall: value"),
+    ("verdicts/promote/gate.json", ("fast", 0, "same_against_same", "hi"), "same against same: hi"),
+    ("verdicts/promote/gate.json", ("fast", 0, "noise_floor"), "noise_floor"),
+    ("verdicts/promote/gate.json", ("fast", 0, "candidate", "ci_hi"), "ci_hi"),
+    ("verdicts/promote/gate.json", ("fast", 0, "candidate_flops"), "candidate_flops"),
+    ("verdicts/promote/gate.json", ("fast", 0, "candidate_percent_of_peak"), "candidate_percent_of_peak"),
+    ("verdicts/promote/gate.json", ("resources", 0, "limit"), "passes its limit"),
+])
+def test_every_figure_that_can_be_computed_again_is(greenfast, tmp_path, evidence, file, path, words):
+    record = json.loads((ROOT / "evidence" / file).read_text())
+    one = record
+    for step in path[:-1]:
+        one = one[step]
+    one[path[-1]] *= 1.01 if path[-1] != "limit" else 1e-3
+    assert greenfast("evidence", "import", write(tmp_path / "mine.json", record)).code == 0
+    tampered = [f for f in evidence() if f[0] == "TAMPERED"]
+    assert tampered and any(words in f[3] for f in tampered), tampered
+
+
 def test_a_verdict_that_its_cases_do_not_say_is_tampered(greenfast, tmp_path, run_on_gpu, evidence):
     record = run_on_gpu(CUBIN)
     record["rows"][0]["cases"] += 1

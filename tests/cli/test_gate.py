@@ -208,6 +208,14 @@ def test_recordings_that_cannot_be_compared_are_refused_by_name(greenfast, tmp_p
     assert compared.code == 0, compared.err
     assert abs(compared.json["shapes"][0]["ratio_p50"]["value"] - 2) < 0.01
 
+    hostile = json.loads(json.dumps(good).replace("peer:x", "peer:\\u001b]0;x\\u0007").replace("mission", "\\u001b[2Jmission"))
+    second.write_text(json.dumps(hostile | {"notes": ["\x1b[1;1HPROMOTE"], "missing": {"\x1b[0m": "\x1b[2J"}}))
+    for words in (["compare", second], ["compare", second, "--md"], ["report", second]):
+        shown = greenfast(*words)
+        assert "?[2Jmission" in shown.out or words[0] == "report", (shown.out, shown.err)
+        assert "\x1b" not in shown.out + shown.err and "\a" not in shown.out + shown.err
+    second.unlink()
+
     def refused(change, *words):
         other = json.loads(json.dumps(good))
         change(other)

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -58,7 +59,8 @@ def test_it_finds_the_fastest_that_is_right_and_says_what_became_of_the_others(g
     assert found["winner"] == "WORK=1 UNUSED=0"
     assert found["confirmed"]["shapes"][0]["speedup"]["lo"] > 1
     rejected = {row["key"]: row for row in found["rejected"]}
-    assert rejected["WORK=3 UNUSED=0"]["stage"] == "case"
+    assert rejected["WORK=3 UNUSED=0"]["stage"] == "case" and rejected["WORK=3 UNUSED=0"]["fault"] == "numerics"
+    assert rejected["WORK=5 UNUSED=0"]["fault"] == "launch"
     assert rejected["WORK=5 UNUSED=0"]["stage"] == "case" and "SIGSEGV" in rejected["WORK=5 UNUSED=0"]["reason"]
     assert rejected["WORK=7 UNUSED=0"]["stage"] == "compile"
     assert "seven cannot be built" in rejected["WORK=7 UNUSED=0"]["reason"]
@@ -71,6 +73,24 @@ def test_it_finds_the_fastest_that_is_right_and_says_what_became_of_the_others(g
     # And again, live: nothing is left to do.
     assert greenfast("tune", source, *TINY, "--json").json == found
     assert cache.read_text() == lines
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault, code", [
+    ("*(float*)call->tensors->o += 1;", 20),
+    ("static int calls; if (++calls > 40) *(float*)call->tensors->o += 1;", 21),
+    ("*(volatile int*)0 = 0;", 24),
+])
+@pytest.mark.parametrize("command", ["tune", "evolve"])
+def test_a_search_from_what_is_wrong_ends_with_its_fault(greenfast, source, command, fault, code):
+    text = SOURCE.replace("  return GF_OK;", "  if (WORK == 4) { " + fault + " }\n  return GF_OK;")
+    (greenfast.work / source).write_text("#define WORK 4\n" + text if command == "evolve" else text)
+    more = [] if command == "tune" else ["--proposer", f"{sys.executable} {ROOT / 'examples' / 'evolve' / 'proposer.py'}", "--candidates", "2"]
+    arguments = [a for a in TINY if command == "tune" or a not in ("--strategy", "exhaustive")]
+    for again in range(2):  # from the cache, too
+        result = greenfast(command, source, *arguments, *more)
+        assert result.code == code, result.err
+        assert "fails: " in result.err
 
 
 @needs_compiler

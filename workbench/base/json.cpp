@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
 
 namespace greenfast::workbench {
@@ -57,6 +58,27 @@ Result<json> read_json(const fs::path& file) {
                               file.string(), text->size()));
   }
   return document;
+}
+
+json clean_record(const json& value) {
+  if (value.is_string()) return clean_text(value.get_ref<const std::string&>());
+  if (value.is_array()) {
+    json out = json::array();
+    for (const json& item : value) out.push_back(clean_record(item));
+    return out;
+  }
+  if (value.is_object()) {
+    json out = json::object();
+    for (const auto& [key, item] : value.items()) out[clean_text(key)] = clean_record(item);
+    return out;
+  }
+  return value;
+}
+
+Result<json> read_record(const fs::path& file) {
+  auto document = read_json(file);
+  if (!document) return document.status();
+  return clean_record(*document);
 }
 
 std::string json_text(const json& document, int indent) {

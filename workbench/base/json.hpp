@@ -13,6 +13,12 @@ namespace greenfast::workbench {
 /// be read; both name the file.
 Result<nlohmann::json> read_json(const std::filesystem::path& file);
 
+/// A record, which may have passed through any hands, for showing what it says: texts and names of
+/// members are clean_text.
+nlohmann::json clean_record(const nlohmann::json& record);
+/// read_json, cleaned. Digests are taken of the file.
+Result<nlohmann::json> read_record(const std::filesystem::path& file);
+
 /// The document as text, indented unless -1. Bytes that are no UTF-8 (of a path, of a plugin's
 /// message) become U+FFFD: a record is never lost to them.
 std::string json_text(const nlohmann::json& document, int indent = -1);

@@ -10,6 +10,7 @@
 #include "workbench/base/files.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/cases/workload.hpp"
 #include "workbench/fast/statistics.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/verdict/compare.hpp"
@@ -38,6 +39,7 @@ class Recheck {
       if (schema == kRunSchema) check_run();
       if (schema == kGateSchema) check_gate();
       if (schema == kSamplesSchema) check_samples();
+      if (schema == kCompareSchema) check_compare();
     } catch (const json::exception& error) {
       add("", fmt::format("is not what its schema says: {}", error.what()));
     }
@@ -55,6 +57,31 @@ class Recheck {
     if (said == object.end() || !said->is_number() || same(said->get<double>(), is)) return;
     add(subject, fmt::format("{}: {} {:.6g}, but its samples say {:.6g}", where, name,
                              said->get<double>(), is));
+  }
+
+  void interval(const std::string& subject, const std::string& where, const json& object,
+                const Interval& is) {
+    figure(subject, where, object, "value", is.value);
+    figure(subject, where, object, "lo", is.lo);
+    figure(subject, where, object, "hi", is.hi);
+  }
+  /// A side's times, under the names that run.json and compare.json give them.
+  void times(const std::string& subject, const std::string& where, const json& said,
+             const Summary& s) {
+    figure(subject, where, said, "p50_seconds", s.p50);
+    figure(subject, where, said, "p90_seconds", s.p90);
+    figure(subject, where, said, "mean_seconds", s.mean);
+    if (std::isfinite(s.std)) figure(subject, where, said, "std_seconds", s.std);
+    figure(subject, where, said, "samples", static_cast<double>(s.n));
+    figure(subject, where, said, "discarded", static_cast<double>(s.discarded));
+    const json& ends = said.value("p50_ci_seconds", json());
+    if (!ends.is_array() || ends.size() != 2) return;
+    for (const std::size_t end : {0, 1}) {
+      const double is = end == 0 ? s.ci_lo : s.ci_hi;
+      if (ends[end].is_number() && !same(ends[end].get<double>(), is))
+        add(subject, fmt::format("{}: p50_ci_seconds {:.6g}, but its samples say {:.6g}", where,
+                                 ends[end].get<double>(), is));
+    }
   }
 
   void check_run() {
@@ -84,23 +111,10 @@ class Recheck {
           const auto is = [&](const char* name, double value) {
             figure(variant, problem, time, name, value);
           };
-          is("p50_seconds", s.p50);
-          is("p90_seconds", s.p90);
-          is("mean_seconds", s.mean);
-          if (std::isfinite(s.std)) is("std_seconds", s.std);
-          is("samples", static_cast<double>(s.n));
-          is("discarded", static_cast<double>(s.discarded));
+          times(variant, problem, time, s);
           is("flops", shape.flops / s.p50);
           if (peaks[problem] > 0) is("percent_of_peak", 100 * shape.flops / s.p50 / peaks[problem]);
           if (best > 0) is("times_fastest", s.p50 / best);
-          const json& interval = time.value("p50_ci_seconds", json());
-          if (interval.is_array() && interval.size() == 2)
-            for (const std::size_t end : {0, 1}) {
-              const double value = end == 0 ? s.ci_lo : s.ci_hi;
-              if (interval[end].is_number() && !same(interval[end].get<double>(), value))
-                add(variant, fmt::format("{}: p50_ci_seconds {:.6g}, but its samples say {:.6g}",
-                                         problem, interval[end].get<double>(), value));
-            }
         }
       }
   }
@@ -117,9 +131,40 @@ class Recheck {
     const int said = row.at("cases").get<int>();
     if (said != judged)
       add(variant, fmt::format("{}: says {} cases, and has {}", problem, said, judged));
+    if (row.at("verdict") == "GREEN") worst_of_cases(row, variant, problem);
     if (row.at("verdict") == "GREEN" && (red > 0 || judged == 0))
       add(variant,
           fmt::format("{}: says GREEN, and {} of its {} cases are RED", problem, red, judged));
+  }
+
+  /// Of each metric the largest over the cases whose errors say something in a table.
+  void worst_of_cases(const json& row, const std::string& variant, const std::string& problem) {
+    const json said = row.value("worst", json());
+    if (!said.is_object()) return;
+    std::map<std::string, double> worst;
+    for (const json& c : record_.at("cases")) {
+      if (c.at("variant") != variant || c.at("problem") != problem) continue;
+      const auto distribution = parse_distribution(c.at("distribution").get<std::string>());
+      if (c.at("verdict") == "SKIPPED" || !distribution || has_own_problem(*distribution)) continue;
+      const json metrics = c.value("metrics", json::object());
+      for (const auto& [name, value] : metrics.items()) {
+        if (!value.is_number()) return;  // NaN, which is worse than any number
+        const double is = value.get<double>();
+        const auto [kept, first] = worst.try_emplace(name, is);
+        const bool worse = name == "cosine" ? is < kept->second
+                           : name == "bias" ? std::fabs(is) > std::fabs(kept->second)
+                                            : is > kept->second;
+        if (!first && worse) kept->second = is;
+      }
+    }
+    for (const auto& [name, is] : worst) {
+      // These say where the largest error lies.
+      if (name == "worst_row" || name == "worst_col" || !said.contains(name)) continue;
+      const json& value = said.at(name);
+      if (value.is_number() && !same(value.get<double>(), is))
+        add(variant, fmt::format("{}: worst {} {:.6g}, but its cases say {:.6g}", problem, name,
+                                 value.get<double>(), is));
+    }
   }
 
   /// GREEN is within its limits.
@@ -204,6 +249,43 @@ class Recheck {
     return found == errors.end() ? std::nan("") : found->second;
   }
 
+  /// A live comparison keeps its samples; of two recordings they are elsewhere.
+  void check_compare() {
+    if (!record_.contains("samples") || record_.at("samples").empty()) return;
+    const auto samples = samples_from_json(record_.at("samples"));
+    if (!samples) return add("", "samples: " + samples.status().message());
+    std::vector<LogRatio> overall[2];
+    for (const json& said : record_.at("shapes")) {
+      const std::string name = said.at("name");
+      const auto shape = std::find_if(samples->begin(), samples->end(),
+                                      [&](const Samples& s) { return s.name == name; });
+      const std::string ids[2] = {record_.at("a"), record_.at("b")};
+      const int sides[2] = {shape == samples->end() ? -1 : shape->side(ids[0]),
+                            // A kernel beside itself has two sides of one name.
+                            shape == samples->end() ? -1
+                            : ids[0] == ids[1]      ? 1
+                                                    : shape->side(ids[1])};
+      if (sides[0] < 0 || sides[1] < 0) {
+        add("", fmt::format("{}: shown, and its samples are not there", name));
+        continue;
+      }
+      for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
+        const std::string member = fmt::format("ratio_{}", name_of(statistic));
+        const auto ratio = paired_log_ratio(*shape, sides[0], sides[1], statistic);
+        if (!ratio) continue;
+        interval("", fmt::format("{} {}", name, member), said.at(member), speedup(*ratio));
+        overall[statistic == Statistic::p90].push_back(*ratio);
+      }
+      for (const std::size_t side : {0, 1})
+        times(ids[side], name, said.at(side == 0 ? "a" : "b"), summarize(*shape, sides[side]));
+    }
+    for (const int p90 : {0, 1}) {
+      const char* const member = p90 == 0 ? "overall_p50" : "overall_p90";
+      if (!overall[p90].empty() && record_.contains(member) && record_.at(member).is_object())
+        interval("", member, record_.at(member), speedup(geometric_mean(overall[p90])));
+    }
+  }
+
   void check_gate() {
     const json& verdict = record_.at("verdict");
     std::vector<Reason> reasons;
@@ -221,6 +303,7 @@ class Recheck {
     if (!record_.contains("samples")) return;
     const auto samples = samples_from_json(record_.at("samples"));
     if (!samples) return add("", "samples: " + samples.status().message());
+    std::vector<LogRatio> overall;
     for (const json& fast : record_.value("fast", json::array())) {
       if (!fast.contains("speedup")) continue;
       const std::string name = fast.at("shape");
@@ -236,21 +319,47 @@ class Recheck {
         for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
           const auto ratio = paired_log_ratio(shape, 0, 1, statistic, {.processes = *spread});
           if (!ratio) continue;
-          const Interval i = speedup(*ratio);
-          const json& said = fast.at(statistic == Statistic::p50 ? "speedup" : "speedup_p90");
-          const std::string where = fmt::format("{} {}", name, name_of(statistic));
-          figure("", where, said, "value", i.value);
-          figure("", where, said, "lo", i.lo);
-          figure("", where, said, "hi", i.hi);
+          interval("", fmt::format("{} {}", name, name_of(statistic)),
+                   fast.at(statistic == Statistic::p50 ? "speedup" : "speedup_p90"),
+                   speedup(*ratio));
+          if (statistic == Statistic::p50) overall.push_back(*ratio);
         }
+        if (shape.sides.size() > 2 && fast.contains("same_against_same"))
+          if (const auto ratio = paired_log_ratio(shape, 0, 2, Statistic::p50,
+                                                  {.processes = ProcessSpread::resampled})) {
+            const Interval is = speedup(*ratio);
+            interval("", name + " same against same", fast.at("same_against_same"), is);
+            figure("", name, fast, "noise_floor", noise_floor(is));
+          }
         for (const int side : {0, 1}) {
           const Summary s = summarize(shape, side);
           const json& said = fast.at(side == 0 ? "baseline" : "candidate");
-          figure(shape.sides[static_cast<std::size_t>(side)].id, name, said, "p50", s.p50);
-          figure(shape.sides[static_cast<std::size_t>(side)].id, name, said, "p90", s.p90);
+          const std::string& id = shape.sides[static_cast<std::size_t>(side)].id;
+          figure(id, name, said, "p50", s.p50);
+          figure(id, name, said, "p90", s.p90);
+          figure(id, name, said, "mean", s.mean);
+          if (std::isfinite(s.std)) figure(id, name, said, "std", s.std);
+          figure(id, name, said, "ci_lo", s.ci_lo);
+          figure(id, name, said, "ci_hi", s.ci_hi);
+          figure(id, name, said, "samples", static_cast<double>(s.n));
+          figure(id, name, said, "discarded", static_cast<double>(s.discarded));
+          if (side == 0) continue;
+          figure(id, name, fast, "candidate_flops", shape.flops / s.p50);
+          const json peak = fast.value("peak", json());
+          if (peak.is_object() && peak.value("flops", 0.0) > 0)
+            figure(id, name, fast, "candidate_percent_of_peak",
+                   100 * shape.flops / s.p50 / peak.at("flops").get<double>());
         }
       }
     }
+    if (!overall.empty() && record_.contains("overall"))
+      interval("", "overall", record_.at("overall"), speedup(geometric_mean(overall)));
+    for (const json& row : record_.value("resources", json::array()))
+      if (row.at("status") == "PASS" && row.contains("limit") && row.at("limit").is_number() &&
+          row.contains("value") && row.at("value").is_number() &&
+          row.at("value").get<double>() > row.at("limit").get<double>())
+        add("", fmt::format("{} {} passes its limit {}", row.at("name").get<std::string>(),
+                            row.at("value").dump(), row.at("limit").dump()));
     if (verdict.at("decision") != name_of(Outcome::promote)) return;
     // What is promoted was right wherever it was looked at, and reached every threshold.
     for (const json& shape : record_.value("green", json::array())) {

@@ -15,8 +15,8 @@ struct Disagreement {
   std::string detail;   ///< which figure, what it says, what its sources say
 };
 
-/// Of greenfast.run/1, greenfast.gate/1, greenfast.samples/1; records of other schemas have nothing
-/// derived.
+/// Of greenfast.run/1, greenfast.gate/1, greenfast.samples/1, greenfast.compare/1. Others hold no
+/// samples that their figures could be computed from: a search's cache has ratios alone.
 std::vector<Disagreement> recheck(const nlohmann::json& record);
 
 /// A table of peers (greenfast.peers/1, which tools/peer_table writes) against what `compare` says

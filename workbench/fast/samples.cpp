@@ -333,7 +333,7 @@ Result<std::vector<Samples>> samples_from_json(const json& document) {
 }
 
 Result<std::vector<Samples>> read_samples(const std::filesystem::path& file) {
-  const Result<json> document = read_json(file);
+  const Result<json> document = read_record(file);
   if (!document) return document.status();
   auto shapes = samples_from_json(*document);
   if (!shapes) {

@@ -1,4 +1,5 @@
 #include "workbench/report/history.hpp"
+#include "workbench/base/json.hpp"
 #include "workbench/base/markdown.hpp"
 
 #include <fmt/format.h>
@@ -128,8 +129,8 @@ Result<History> read_history(const HistoryOptions& options) {
     for (std::size_t i = 1; i < lines.size(); ++i) {
       const std::string& file = lines[i];
       if (!file.ends_with(".json")) continue;
-      json record = json::parse(repository->ask({"show", fmt::format("{}:{}", commit, file)}),
-                                nullptr, false);
+      json record = clean_record(json::parse(
+          repository->ask({"show", fmt::format("{}:{}", commit, file)}), nullptr, false));
       const std::string where = fmt::format("{} of {}", file, commit.substr(0, 10));
       std::string schema;
       if (record.is_object() && record.contains("schema") && record["schema"].is_string())

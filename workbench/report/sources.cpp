@@ -286,7 +286,7 @@ class Loader {
   Status add_file(const fs::path& file, bool by_name) {
     std::error_code error;
     if (!seen_.insert(fs::weakly_canonical(file, error)).second) return {};
-    Result<json> read = read_json(file);
+    Result<json> read = read_record(file);
     if (!read) return read.status();
     json record = std::move(*read);
     std::string schema;

@@ -41,6 +41,19 @@ constexpr const char* kPrefix = "search:";
 constexpr const char* kDeviceStage = "device";  // of no candidate
 /// What a child says first when there is no device to open.
 constexpr std::string_view kNoDeviceMark = "no device: ";
+
+/// Of a candidate's result; none where it has no fault, or it was not asked what kind.
+Fault fault_of(const json& result) {
+  return parse_fault(result.value("fault", "none")).value_or(Fault::none);
+}
+
+LabError reference_failed(const LabCandidate& reference, const json& result) {
+  return LabError({StatusCode::invalid_argument,
+                   fmt::format("the hand-set configuration {} fails: {}", reference.key,
+                               result.value("reason", "no reason given"))},
+                  fault_of(result));
+}
+
 /// Contestants timed in the same blocks beside the reference.
 constexpr std::size_t kAtOnce = 8;
 /// Seeds of the finals and of the last measurement, away from those that candidates were chosen by.
@@ -342,10 +355,7 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
     std::string reference_id;
     if (reference != nullptr) {
       reference_id = load(*reference);
-      if (reference_id.empty())
-        throw LabError({StatusCode::invalid_argument,
-                        fmt::format("the hand-set configuration {}: {}", reference->key,
-                                    need(reference->key, stage)["reason"].get<std::string>())});
+      if (reference_id.empty()) throw reference_failed(*reference, need(reference->key, stage));
     }
     for (const LabCandidate& c : todo)
       if (const std::string id = load(c); !id.empty()) {
@@ -383,6 +393,8 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
     if (end->how == ChildEnd::How::stopped) throw LabStopped{};
     // What the child threw is about the reference and the machine, never about a candidate.
     if (end->how == ChildEnd::How::failed) {
+      if (const json* wrong = reference == nullptr ? nullptr : find(reference->key, stage))
+        throw reference_failed(*reference, *wrong);
       if (end->detail.starts_with(kNoDeviceMark))
         throw LabError(
             {StatusCode::no_device, fmt::format("{}; --compile-only does what needs none",
@@ -399,6 +411,7 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
         blamed = true;
         add(c.key, stage,
             {{"ok", false},
+             {"fault", name_of(Fault::launch)},
              {"reason", end->blame.empty()
                             ? fmt::format("{}, while: {}", end->detail, end->activity)
                             : end->blame}});
@@ -465,6 +478,7 @@ std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidat
         all.lab.add(c.key, "case",
                     {{"ok", result.verdict == Verdict::green},
                      {"case", to_string(test)},
+                     {"fault", name_of(result.fault)},
                      {"reason", result.reason}});
       }
     });
@@ -488,6 +502,8 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
   for (const LabCandidate& c : candidates)
     if (c.key != reference.key && find(c.key, stage) == nullptr) todo.push_back(c);
   if (options_.simulate) return;
+  if (const json* kept = find(reference.key, stage); kept != nullptr && !todo.empty())
+    throw reference_failed(reference, *kept);
   for (std::size_t from = 0; from < todo.size(); from += at_once) {
     const std::vector<LabCandidate> some(
         todo.begin() + static_cast<std::ptrdiff_t>(from),
@@ -495,6 +511,7 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
     child(stage, &reference, some, [&](Loaded& all) {
       std::vector<json> shapes(all.subjects.size(), json::array());
       std::vector<std::string> failures(all.subjects.size());
+      std::vector<Fault> faults(all.subjects.size(), Fault::none);
       for (const NamedProblem& problem : problems) {
         // Named when it is alone: of several nobody knows who it was.
         const std::string alone = all.candidates.size() == 1 ? all.candidates[0].key : "";
@@ -542,12 +559,18 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
                              measured.status().message());
           std::_Exit(1);
         }
-        if (!measured->checks[0].failure.empty())
-          throw std::runtime_error("the hand-set configuration: " + measured->checks[0].failure);
+        if (const SideCheck& check = measured->checks[0]; !check.failure.empty()) {
+          all.lab.add(reference.key, stage,
+                      {{"ok", false},
+                       {"fault", name_of(check.fault)},
+                       {"reason", fmt::format("{}: {}", problem.name, check.failure)}});
+          throw std::runtime_error(check.failure);
+        }
         for (std::size_t t = 1; t < timed.size(); ++t) {
           const std::size_t i = who[t - 1];
           const SideCheck& check = measured->checks[t];
           if (!check.failure.empty() || check.impossible) {
+            faults[i] = check.impossible ? Fault::integrity : check.fault;
             failures[i] = fmt::format(
                 "{}: {}", problem.name,
                 check.impossible ? "IMPOSSIBLE: below the measured ceiling" : check.failure);
@@ -571,6 +594,7 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
       for (std::size_t i = 0; i < all.subjects.size(); ++i) {
         json result = {{"ok", failures[i].empty()}, {"shapes", shapes[i]}};
         if (!failures[i].empty()) result["reason"] = failures[i];
+        if (faults[i] != Fault::none) result["fault"] = name_of(faults[i]);
         all.lab.add(all.candidates[i].key, stage, std::move(result));
       }
     });
@@ -595,9 +619,7 @@ std::vector<double> Lab::time(const LabCandidate& reference,
   if (passed.empty() || passed.front().key != reference.key) {
     const json& compiled = need(reference.key, "compile");
     const json& why = compiled["ok"].get<bool>() ? need(reference.key, "case") : compiled;
-    throw LabError(
-        {StatusCode::invalid_argument, fmt::format("the hand-set configuration {} fails: {}",
-                                                   reference.key, why.value("reason", ""))});
+    throw reference_failed(reference, why);
   }
   measure_beside(stage, reference, passed, kAtOnce, {options_.problems.front()}, fidelity,
                  options_.seed);
@@ -636,7 +658,9 @@ Lab::Final Lab::decide(const LabCandidate& reference, const std::vector<LabCandi
           const CaseResult r = validate(*all.subjects[0], all.device, *data, all.policy);
           ++cases;
           if (r.verdict == Verdict::green) continue;
-          result = {{"ok", false}, {"reason", fmt::format("{}: {}", to_string(test), r.reason)}};
+          result = {{"ok", false},
+                    {"fault", name_of(r.fault)},
+                    {"reason", fmt::format("{}: {}", to_string(test), r.reason)}};
           break;
         }
         result["cases"] = cases;

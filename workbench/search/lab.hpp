@@ -17,6 +17,7 @@
 
 #include <greenfast/types.hpp>
 
+#include "workbench/base/fault.hpp"
 #include "workbench/cases/workload.hpp"
 #include "workbench/device/device.hpp"
 #include "workbench/subjects/plugin/compile.hpp"
@@ -51,14 +52,19 @@ struct LabOptions {
   std::function<bool()> stop{};
 };
 
-/// A simulated search asked for what its cache does not hold, or the system failed.
+/// A simulated search asked for what its cache does not hold, the system failed, or the hand-set
+/// configuration, without which there is nothing to search from, did.
 class LabError : public std::runtime_error {
  public:
-  explicit LabError(Status status) : std::runtime_error(status.message()), status_(status) {}
+  explicit LabError(Status status, Fault fault = Fault::none)
+      : std::runtime_error(status.message()), status_(status), fault_(fault) {}
   const Status& status() const { return status_; }
+  /// Of the hand-set configuration; none where it is not its fault.
+  Fault fault() const { return fault_; }
 
  private:
   Status status_;
+  Fault fault_;
 };
 /// The user asked to stop; everything so far is in the cache.
 struct LabStopped {};

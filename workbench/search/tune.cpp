@@ -74,10 +74,12 @@ class Search {
     for (const std::string& key : tried_)
       for (const char* stage : {"compile", "case", "time0", "green"})
         if (const json* result = lab_.find(key, stage);
-            result != nullptr && !result->at("ok").get<bool>())
+            result != nullptr && !result->at("ok").get<bool>()) {
           failed.push_back({{"key", key},
                             {"stage", stage},
                             {"reason", result->value("reason", "failed").substr(0, 300)}});
+          if (result->contains("fault")) failed.back()["fault"] = result->at("fault");
+        }
     const json origin = lab_.origin();
     return {{"schema", "greenfast.tune/1"},
             {"identity", origin["identity"]},

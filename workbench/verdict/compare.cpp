@@ -247,7 +247,7 @@ Result<Recording> read_recording(const fs::path& path) {
   } else if (!fs::exists(path, error)) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: no such file", path.string()));
   }
-  auto document = read_json(file);
+  auto document = read_record(file);
   if (!document) return document.status();
 
   Recording recording;

@@ -70,7 +70,7 @@ Result<json> status_of_gate(const fs::path& directory, const json& head) {
   std::error_code error;
   const fs::path record = directory / "gate.json";
   if (fs::exists(record, error)) {
-    const auto gate = read_json(record);
+    const auto gate = read_record(record);
     if (!gate) return gate.status();
     if (!gate->contains("verdict") || !(*gate)["verdict"].is_object())
       return no_job(directory, "gate.json holds no verdict");

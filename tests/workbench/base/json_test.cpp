@@ -23,6 +23,17 @@ TEST(Json, AFileThatIsCutOffIsTheCallersMistakeAndNamed) {
   EXPECT_NE(read_json("none.json").status().message().find("none.json"), std::string::npos);
 }
 
+TEST(Json, ARecordMovesNoCursor) {
+  std::ofstream("hostile.json")
+      << R"({"\u001b[2J": ["plain", {"id": "\u001b]0;x\u0007é"}], "n": 1.5, "none": null})";
+  const json hostile = {
+      {"\x1b[2J", {"plain", {{"id", "\x1b]0;x\aé"}}}}, {"n", 1.5}, {"none", nullptr}};
+  EXPECT_EQ(*read_json("hostile.json"), hostile);
+  EXPECT_EQ(*read_record("hostile.json"),
+            json({{"?[2J", {"plain", {{"id", "?]0;x?é"}}}}, {"n", 1.5}, {"none", nullptr}}));
+  EXPECT_FALSE(read_record("none.json").ok());
+}
+
 TEST(Json, ARecordIsNeverLostToBytesThatAreNoText) {
   EXPECT_EQ(json_text({{"path", "a\xff"}}), "{\"path\":\"a\xef\xbf\xbd\"}");
   EXPECT_EQ(text_or_null(""), json(nullptr));
