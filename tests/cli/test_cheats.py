@@ -1,4 +1,5 @@
 """Plugins that try to bend a verdict, each by another means, and texts, signals and files that try the same."""
+import ctypes
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ from schemas import validate
 CHEATS = ROOT / "tests" / "cli" / "cheats"
 HONEST = ROOT / "examples" / "plugins" / "honest.c"
 SHAPE = "1x2x128x32"
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 GATE = ["--baseline", "plugin:honest", "--primary", SHAPE, "--guards", "none", "--dtype", "fp32", "--seeds", "0",
         "--processes", "1", "--budget", "0.5", "--plugin-timeout", "10"]
 
@@ -383,6 +385,17 @@ GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }
     (row,) = result.json["rows"]
     assert row["verdict"] == "SKIPPED" and "has seen enough" in row["reason"]
     assert result.code == 10 and re.search(r"took \d+ of \d+ cases", row["reason"])
+
+
+@pytest.mark.skipif(not NVCC, reason="no CUDA compiler")
+def test_new_writes_a_kernel_that_nvcc_takes_without_a_word(greenfast):
+    """Whether it is GREEN too needs a GPU."""
+    assert greenfast("new", "mine.cu").code == 0
+    made = subprocess.run([NVCC, "-std=c++17", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in ("80", "89", "90a")),
+                           "-Werror", "all-warnings", "-Xcompiler=-fPIC,-Wall,-Werror", "-shared", "-I", ROOT / "include", "mine.cu",
+                           "-o", "mine.so"], cwd=greenfast.work, capture_output=True, text=True, check=False)
+    assert made.returncode == 0 and made.stderr == "", made.stderr
+    assert ctypes.CDLL(str(greenfast.work / "mine.so")).gf_plugin_get
 
 
 def test_new_writes_a_kernel_that_is_green(greenfast):

@@ -3,6 +3,7 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import shutil
 import sys
 
@@ -166,6 +167,7 @@ def test_a_regression_is_told_the_trees_levels_and_what_next(greenfast, tmp_path
     assert [level["name"] for level in verdict["levels"]] == ["promote"] and not verdict["levels"][0]["reached"]
     assert any("short of level" in line for line in verdict["next"]), verdict["next"]
     [report] = [file for file in greenfast.files() if file.endswith("report.md")]
+    assert re.search(r"FAST took [\d.]+ s, of which [\d.]+ s \(\d+%\) inside the clock", (greenfast.work / report).read_text())
     assert "next: profile both sides" in (greenfast.work / report).read_text()
 
 

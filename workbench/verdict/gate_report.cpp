@@ -164,6 +164,26 @@ std::string peers_section(const json& record) {
   return out;
 }
 
+/// How much of FAST was inside the clock: "FAST took 60.1 s, of which 38.9 s (65%) inside the clock;
+/// GREEN 21.8 s". The rest is fresh inputs, cold caches, judging, warming up.
+std::string clock_words(const json& record) {
+  double fast = 0, green = 0, inside = 0;
+  for (const json& step : record["steps"]) {
+    const std::string name = step["name"];
+    if (name.starts_with("fast.")) fast += step["seconds"].get<double>();
+    if (name.starts_with("green.")) green += step["seconds"].get<double>();
+  }
+  for (const json& shape : record["samples"]["shapes"])
+    for (const json& block : shape["blocks"])
+      for (std::size_t k = 0; k < block["order"].size(); ++k)
+        inside += block["seconds"][k].get<double>() *
+                  shape["sides"][block["order"][k].get<std::size_t>()]["batch"].get<double>();
+  if (!(fast > 0)) return {};
+  return fmt::format(
+      "- FAST took {:.1f} s, of which {:.1f} s ({:.0f}%) inside the clock; GREEN {:.1f} s\n", fast,
+      inside, 100 * inside / fast, green);
+}
+
 /// The levels of the decision tree and which were reached. Records of older versions do not say.
 std::string level_words(const json& verdict) {
   if (!verdict.contains("levels") || verdict["levels"].empty()) return "";
@@ -305,6 +325,7 @@ std::string gate_markdown(const json& record) {
                            100 * shape["noise_floor"].get<double>());
       }
     }
+    if (record.contains("samples")) out += clock_words(record);
   }
 
   if (record.contains("peers")) out += peers_section(record);
