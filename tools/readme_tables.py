@@ -16,8 +16,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:peers-ways docs/results/peers.json -->   a run in several ways (ab --between): each row back to back and behind neighbours
     <!-- greenfast:serving docs/results/decode.json -->  the same of a suite of serving, where peers take some rows alone
     <!-- greenfast:serving-summary docs/results/decode.json... -->   a line a suite and kernel
-    <!-- greenfast:peers-summary docs/results/peers.json -->   the same in two sentences
-    <!-- greenfast:cpu-peers-summary docs/results/cpu-peers.json -->   the same in one sentence
+    <!-- greenfast:headline docs/results/peers.json... -->   a line a record, type and way: ahead of the best peer, slower, by how much
     <!-- greenfast:cpu-peers docs/results/cpu-peers.json -->   a run of tools/cpu_peers, by type, with the peers that take a row
     <!-- greenfast:end -->
 
@@ -273,21 +272,6 @@ def cpu_peers(path):
             f"compare {record['source']} --sides PEER,{record['ours']}`.{fewer} Samples: `tools/cpu_peers` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
 
 
-def cpu_peers_summary(path):
-    record = judged(path)
-    speedups = {}
-    for shape in record["shapes"]:
-        if "pause_seconds" in shape:
-            continue
-        speedups.setdefault(shape["problem"].split()[1], []).append(best_peer(shape)[1]["speedup_p50"])
-    every = [speedup for of_type in speedups.values() for speedup in of_type]
-    values = [speedup["value"] for speedup in every]
-    faster, slower = sum(x["lo"] > 1 for x in every), sum(x["hi"] < 1 for x in every)
-    means = "; ".join(f"{dtype} {statistics.geometric_mean(x['value'] for x in of_type):.2f}" for dtype, of_type in speedups.items())
-    return (f"On {record['device']}, {record['utc'][:10]}: faster than the fastest of {', '.join(map(peer_name, record['peers']))} at {faster} of "
-            f"{len(every)} rows, slower at {slower} (95% intervals), {min(values):.2f} to {max(values):.2f} times as fast; geometric means {means}.\n")
-
-
 def serving(path):
     """A suite of `ab --suite decode, varlen or paged`: other features than a mask, and peers that take some rows alone."""
     record = judged(path)
@@ -325,30 +309,30 @@ def serving_summary(*paths):
     return table(["suite", "variant", "rows", "ahead", "least ×", "most ×", "geometric mean"], "llrrrrr", rows)
 
 
-def peers_summary(path):
-    record = judged(path)
-    speedups = [best_peer(shape)[1]["speedup_p50"] for shape in record["shapes"]]
-    faster = sum(speedup["lo"] > 1 for speedup in speedups)
-    values = [speedup["value"] for speedup in speedups]
-    where = "every one" if faster == len(speedups) else f"{faster}"
-    overall = "; ".join(f"{peer_name(peer)} {row['value']:.2f}" for peer, row in record["overall_p50"].items())
-    argv, ours = record["argv"], record.get("ours")
-    dtype = argv[argv.index("--dtype") + 1] if "--dtype" in argv else "fp16"
-    return (f"On {record['device']}, {record['utc'][:10]}, {dtype}{f', `{ours}`' if ours else ''}: faster than the fastest of {len(record['peers'])} peers at {where} of "
-            f"{len(speedups)} shapes (the 95% interval lies above 1), by {min(values):.2f} to {max(values):.2f} times; geometric mean "
-            f"beside each: {overall}.{behind_neighbours(record)}\n")
-
-
-def behind_neighbours(record):
-    """The same of ways with other kernels between the calls, in a sentence."""
-    parts = []
-    for part in record.get("ways", []):
-        ratios = best_ratios(part)
-        if ratios and any("neighbour" in shape for shape in part["shapes"]):
-            neighbour, _, cache = part["way"].partition(":")
-            parts.append(f"{neighbour}, {cache} caches, {statistics.geometric_mean(x['value'] for x in ratios):.2f} (ahead at "
-                         f"{sum(x['lo'] > 1 for x in ratios)} of {len(ratios)})")
-    return f" Behind other kernels, against the fastest: {'; '.join(parts)}." if parts else ""
+def headline(*paths):
+    """A line a record and type: at how many rows Greenfast is ahead of the fastest peer that was right. Of a record in several ways
+    the first, and of the others the one whose mean flatters least."""
+    rows = []
+    for path in paths:
+        record = judged(path)
+        lines = []
+        for part in [record, *record.get("ways", [])]:
+            groups = {}
+            for shape in part["shapes"]:
+                if "pause_seconds" not in shape and any(row["green"] == "GREEN" for row in shape["peers"].values()):
+                    dtype = next(word for word in shape["problem"].split() if word in ("fp32", "fp16", "bf16", "e4m3"))
+                    groups.setdefault(dtype, []).append(best_peer(shape)[1]["speedup_p50"])
+            way, _, cache = part.get("way", "").partition(":")
+            between = f", {'behind ' if any('neighbour' in shape for shape in part['shapes']) else ''}{way}, {cache} caches" if way else ""
+            for dtype, ratios in groups.items():
+                values = [ratio["value"] for ratio in ratios]
+                lines.append((part is record, statistics.geometric_mean(values), [
+                    f"{record['device']}, {record['utc'][:10]}", dtype + between, ", ".join(map(peer_name, record["peers"])),
+                    f"{sum(ratio['lo'] > 1 for ratio in ratios)} of {len(ratios)}", sum(ratio["hi"] < 1 for ratio in ratios),
+                    f"{min(values):.2f} to {max(values):.2f}"]))
+        others = sorted(line for line in lines if not line[0])
+        rows += [[*cells, f"{mean:.2f}"] for _, mean, cells in [*(line for line in lines if line[0]), *others[:1]]]
+    return table(["machine", "inputs", "beside", "ahead", "slower", "×", "geometric mean"], "lllrrrr", rows)
 
 
 def peers_of(record):
@@ -570,7 +554,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "cpu-peers-summary": cpu_peers_summary, "serving": serving, "serving-summary": serving_summary, "peers-summary": peers_summary, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -139,9 +139,9 @@ def test_a_slower_greenfast_is_shown_as_slower(greenfast, samples, tmp_path):
     result = run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
     assert result.returncode == 0, result.stderr
     page = tmp_path / "page.md"
-    page.write_text(f"<!-- greenfast:peers-summary {peers} -->\n<!-- greenfast:end -->\n")
+    page.write_text(f"<!-- greenfast:headline {peers} -->\n<!-- greenfast:end -->\n")
     assert tool(page).returncode == 0
-    assert re.search(r"faster than the fastest of \d peers at 0 of 2 shapes", page.read_text())
+    assert re.search(r"\| fp16 \| [^|]*FlashAttention-3[^|]* \| 0 of 2 \| [12] \| 0\.\d+ to ", page.read_text())
     # Other samples under the same name: what was judged is no longer what stands there.
     samples.write_text(json.dumps(record) + "\n")
     result = tool("--check", page)
@@ -183,13 +183,13 @@ def test_a_run_in_several_ways_shows_each_and_mixes_none(greenfast, samples, tmp
     (behind,) = both["ways"]
     assert behind["way"] == "elementwise:hot" and [set(shape["peers"]) for shape in behind["shapes"]] == [
         {"peer:torch-cudnn", "peer:fa3"}, {"peer:torch-cudnn"}]
-    page.write_text("".join(f"<!-- greenfast:{kind} {peers} -->\n<!-- greenfast:end -->\n" for kind in ("peers-ways", "peers-summary", "peers")))
+    page.write_text("".join(f"<!-- greenfast:{kind} {peers} -->\n<!-- greenfast:end -->\n" for kind in ("peers-ways", "headline", "peers")))
     result = tool(page)
     assert result.returncode == 0, result.stderr
     text = page.read_text()
     assert "| B,H,S,D | mask | back-to-back:hot | elementwise:hot |" in text and "elementwise: x += 1 of 4 MiB in fp32" in text
-    assert re.search(r"Behind other kernels, against the fastest: elementwise, hot caches, 1\.\d+ \(ahead at \d of 2\)", text)
-    assert "--way WAY" in text and text.count("| geometric mean |") == 1
+    assert re.search(r"\| fp16, behind elementwise, hot caches \| [^|]* \| \d of 2 \| \d \| [^|]* \| 1\.\d+ \|", text)
+    assert "--way WAY" in text and text.count("\n| geometric mean |") == 1
 
 
 def test_a_run_in_one_way_has_no_table_of_ways(greenfast, samples, tmp_path):
@@ -315,10 +315,11 @@ def test_a_cpus_peers_stand_by_type_and_who_refused_is_seen(greenfast, tmp_path)
               "peers": ["peer:zentorch", "peer:onnxruntime"], "shapes": shapes}
     (tmp_path / "peers.json").write_text(json.dumps(record))
     page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- greenfast:{kind} {tmp_path}/peers.json -->\n<!-- greenfast:end -->\n" for kind in ("cpu-peers", "cpu-peers-summary")))
+    page.write_text("".join(f"<!-- greenfast:{kind} {tmp_path}/peers.json -->\n<!-- greenfast:end -->\n" for kind in ("cpu-peers", "headline")))
     environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
     subprocess.run([*TOOL, str(page)], env=environment, check=True)
     text = page.read_text()
     assert "| 1,8,512,64 | full | fp32 | 2 | 1 | RED | zentorch | 2.00 [1.80, 2.20] |" in text
     assert "| 1,8,512,64 | causal | bf16 | 1 | 2 | – | zentorch | 0.50 [0.45, 0.55] |" in text
-    assert "at 1 of 2 rows, slower at 1 (95% intervals), 0.50 to 2.00 times as fast; geometric means fp32 2.00; bf16 0.50." in text
+    assert "| A CPU, 2 threads, 2026-11-22 | fp32 | zentorch, ONNX Runtime | 1 of 1 | 0 | 2.00 to 2.00 | 2.00 |" in text
+    assert "| A CPU, 2 threads, 2026-11-22 | bf16 | zentorch, ONNX Runtime | 0 of 1 | 1 | 0.50 to 0.50 | 0.50 |" in text
