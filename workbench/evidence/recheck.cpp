@@ -387,8 +387,6 @@ class Recheck {
   std::vector<Disagreement> out_;
 };
 
-json interval_of(const Interval& i) { return {{"value", i.value}, {"lo", i.lo}, {"hi", i.hi}}; }
-
 /// Where a table and what it should say differ, as "/shapes/3/peers/peer:fa3/p50_seconds: 1 is 2".
 void compare_members(const json& said, const json& is, const std::string& at,
                      std::vector<std::string>& out) {
@@ -425,7 +423,7 @@ void check_way(const json& part, const json& peers, const Recording& recording,
     if (!compared) return out.push_back({id, compared.status().message()});
     std::vector<std::string> wrong;
     if (compared->overall_p50)
-      compare_members(part.at("overall_p50").at(id), interval_of(*compared->overall_p50),
+      compare_members(part.at("overall_p50").at(id), interval_json(*compared->overall_p50),
                       "overall_p50", wrong);
     std::size_t shown = 0;
     for (const json& shape : part.at("shapes")) {
@@ -441,8 +439,8 @@ void check_way(const json& part, const json& peers, const Recording& recording,
       compare_members(shape.at(kOurs), side_words(is->b, is->b_correct),
                       fmt::format("{} {}", problem, kOurs), wrong);
       json row = side_words(is->a, is->a_correct);
-      row["speedup_p50"] = interval_of(is->p50);
-      row["speedup_p90"] = interval_of(is->p90);
+      row["speedup_p50"] = interval_json(is->p50);
+      row["speedup_p90"] = interval_json(is->p90);
       compare_members(shape.at("peers").at(id), row, problem, wrong);
     }
     if (shown != compared->shapes.size())

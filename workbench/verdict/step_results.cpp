@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "workbench/cases/problem_codec.hpp"
+#include "workbench/fast/statistics.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -114,8 +115,6 @@ std::optional<Plan> plan_in(const json& plans, const char* side) {
   if (!plan) not_a_step(plan.status().message());
   return *plan;
 }
-
-json interval(const Interval& of) { return {{"value", of.value}, {"lo", of.lo}, {"hi", of.hi}}; }
 
 }  // namespace
 
@@ -276,7 +275,7 @@ json json_of(const PeersStep& step) {
       entry["p90"] = side.p90;
       entry["samples"] = side.samples;
     }
-    if (side.speedup) entry["speedup"] = interval(*side.speedup);
+    if (side.speedup) entry["speedup"] = interval_json(*side.speedup);
     if (!side.refused.empty()) entry["refused"] = side.refused;
     sides.push_back(std::move(entry));
   }
