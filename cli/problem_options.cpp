@@ -182,6 +182,10 @@ std::vector<workbench::NamedProblem> problems_of(std::string_view shapes,
     for (workbench::NamedProblem& p : value_or_fail(workbench::parse_shapes(shapes, d))) {
       if (const Status status = check(p.problem); !status.ok()) throw Failure(status);
       if (defaults.size() > 1) p.name += fmt::format(" {}", name_of(d.dtype));
+      for (const workbench::NamedProblem& other : problems)
+        if (other.name == p.name)
+          throw Failure(workbench::kUsage,
+                        fmt::format("{}: named twice; a record knows a shape by its name", p.name));
       problems.push_back(std::move(p));
     }
   }

@@ -33,6 +33,7 @@ def test_help_of_every_command_lists_the_exit_codes(greenfast, command):
     (["rnu"], ["unknown command 'rnu'", "possible are", "selftest", "did you mean 'run'"]),
     (["run", "--shapez", "small"], ["unknown option '--shapez'", "did you mean '--shapes'"]),
     (["run", "small"], ["'small': is no plugin"]),
+    (["run", "--shapes", "small,1x1x8x16,1x1x8x16"], ["1x1x8x16: named twice"]),
     (["run", "--shapes"], ["--shapes"]),
     (["run", "--shapes", "smal"], ["smal", "small, mission, long"]),
     (["run", "--shapes", "1x8x512"], ["1x8x512", "BxHxSxD"]),

@@ -137,6 +137,33 @@ def test_every_figure_that_can_be_computed_again_is(greenfast, tmp_path, evidenc
     assert tampered and any(words in f[3] for f in tampered), tampered
 
 
+def _a_null_hides(record):
+    record["cases"][0]["metrics"]["cosine"] = None
+    record["rows"][0]["worst"]["max_row"] /= 1000
+
+
+@pytest.mark.parametrize("file, change, words", [
+    ("verdicts/promote/gate.json", lambda r: r.pop("samples"), "no samples"),
+    ("verdicts/promote/gate.json", lambda r: r["samples"].update(shapes=[]), "no samples"),
+    ("cpu-bench.json", lambda r: r["samples"].update(shapes=[]), "no samples"),
+    ("cpu.json", lambda r: r["rows"][0].update(worst={}), "is not said"),
+    ("cpu.json", _a_null_hides, "worst max_row"),
+    ("cpu.json", lambda r: r["cases"][0].update(distribution="mine"), "is no distribution"),
+    ("verdicts/peer/compare.json", lambda r: r["shapes"].pop(), "is not shown"),
+    ("verdicts/peer/compare.json", lambda r: r["shapes"][0].update(ratio_p50=None), "says nothing"),
+    ("verdicts/peer/compare.json", lambda r: r.update(b=r["a"]), "its samples say 1"),
+])
+def test_what_a_figure_comes_from_cannot_be_taken_away(greenfast, tmp_path, evidence, file, change, words):
+    record = json.loads((ROOT / "evidence" / file).read_text())
+    path = write(tmp_path / "mine.json", record)
+    assert greenfast("evidence", "import", path).code == 0
+    assert not [f for f in evidence() if f[0] == "TAMPERED"]
+    change(record)
+    assert greenfast("evidence", "import", write(tmp_path / "changed.json", record)).code == 0
+    tampered = [f for f in evidence() if f[0] == "TAMPERED" and f[1] == "changed.json"]
+    assert tampered and any(words in f[3] for f in tampered), tampered
+
+
 def test_a_verdict_that_its_cases_do_not_say_is_tampered(greenfast, tmp_path, run_on_gpu, evidence):
     record = run_on_gpu(CUBIN)
     record["rows"][0]["cases"] += 1

@@ -216,6 +216,8 @@ def test_recordings_that_cannot_be_compared_are_refused_by_name(greenfast, tmp_p
         shown = greenfast(*words)
         assert "?[2Jmission" in shown.out or words[0] == "report", (shown.out, shown.err)
         assert "\x1b" not in shown.out + shown.err and "\a" not in shown.out + shown.err
+    second.write_text("[" * 300000 + "]" * 300000)
+    greenfast("compare", second).refused(2, "second.json")
     second.unlink()
 
     def refused(change, *words):

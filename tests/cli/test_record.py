@@ -15,7 +15,7 @@ from schemas import validate
 
 QUICK = ["--shapes", "small", "--variants", "cpu.flash", "--device", "cpu"]
 # Long enough to be interrupted in the middle on any machine, in steps short enough to stop soon.
-LONG = ["--shapes", "small" + ",1x4x256x64" * 40, "--device", "cpu"]
+LONG = ["--shapes", ",".join(["small", *(f"1x4x{256 + i}x64" for i in range(40))]), "--device", "cpu"]
 
 
 def environment(**more):

@@ -14,6 +14,8 @@ using nlohmann::json;
 
 namespace {
 
+constexpr int kDeepest = 64;
+
 bool is_leaf(const json& value) {
   return std::none_of(value.begin(), value.end(),
                       [](const json& item) { return item.is_structured() && !item.empty(); });
@@ -60,16 +62,19 @@ Result<json> read_json(const fs::path& file) {
   return document;
 }
 
-json clean_record(const json& value) {
+json clean_record(const json& value, int depth) {
+  // No record goes so deep; one that does would end the program's stack.
+  if (depth > kDeepest) return nullptr;
   if (value.is_string()) return clean_text(value.get_ref<const std::string&>());
   if (value.is_array()) {
     json out = json::array();
-    for (const json& item : value) out.push_back(clean_record(item));
+    for (const json& item : value) out.push_back(clean_record(item, depth + 1));
     return out;
   }
   if (value.is_object()) {
     json out = json::object();
-    for (const auto& [key, item] : value.items()) out[clean_text(key)] = clean_record(item);
+    for (const auto& [key, item] : value.items())
+      out[clean_text(key)] = clean_record(item, depth + 1);
     return out;
   }
   return value;

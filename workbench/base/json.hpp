@@ -14,8 +14,8 @@ namespace greenfast::workbench {
 Result<nlohmann::json> read_json(const std::filesystem::path& file);
 
 /// A record, which may have passed through any hands, for showing what it says: texts and names of
-/// members are clean_text.
-nlohmann::json clean_record(const nlohmann::json& record);
+/// members are clean_text. What lies deeper than 64 levels becomes null.
+nlohmann::json clean_record(const nlohmann::json& record, int depth = 0);
 /// read_json, cleaned. Digests are taken of the file.
 Result<nlohmann::json> read_record(const std::filesystem::path& file);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "workbench/base/exit_code.hpp"
 #include "workbench/base/files.hpp"
@@ -61,6 +62,9 @@ class Recheck {
 
   void interval(const std::string& subject, const std::string& where, const json& object,
                 const Interval& is) {
+    for (const char* end : {"value", "lo", "hi"})
+      if (!object.is_object() || !object.contains(end) || !object.at(end).is_number())
+        return add(subject, fmt::format("{}: says nothing, and its samples do", where));
     figure(subject, where, object, "value", is.value);
     figure(subject, where, object, "lo", is.lo);
     figure(subject, where, object, "hi", is.hi);
@@ -97,6 +101,10 @@ class Recheck {
         const json& time = row.at("time");
         if (compare) cases_of(row, variant, problem);
         if (time.is_null()) continue;
+        if (compare && std::none_of(samples->begin(), samples->end(), [&](const Samples& shape) {
+              return shape.name == problem && shape.side(variant) >= 0;
+            }))
+          add(variant, fmt::format("{}: has a time, and no samples", problem));
         for (const Samples& shape : *samples) {
           const int side = shape.name == problem ? shape.side(variant) : -1;
           if (side < 0) continue;
@@ -140,15 +148,23 @@ class Recheck {
   /// Of each metric the largest over the cases whose errors say something in a table.
   void worst_of_cases(const json& row, const std::string& variant, const std::string& problem) {
     const json said = row.value("worst", json());
-    if (!said.is_object()) return;
     std::map<std::string, double> worst;
+    std::set<std::string> no_number;
     for (const json& c : record_.at("cases")) {
       if (c.at("variant") != variant || c.at("problem") != problem) continue;
       const auto distribution = parse_distribution(c.at("distribution").get<std::string>());
-      if (c.at("verdict") == "SKIPPED" || !distribution || has_own_problem(*distribution)) continue;
+      // Inputs that were captured have no distribution that anyone could draw from.
+      if (!distribution && c.at("distribution") != "file")
+        return add(variant,
+                   fmt::format("{}: {} is no distribution", problem, c.at("distribution").dump()));
+      if (c.at("verdict") == "SKIPPED" || (distribution && has_own_problem(*distribution)))
+        continue;
       const json metrics = c.value("metrics", json::object());
       for (const auto& [name, value] : metrics.items()) {
-        if (!value.is_number()) return;  // NaN, which is worse than any number
+        if (!value.is_number()) {  // NaN, which is worse than any number
+          no_number.insert(name);
+          continue;
+        }
         const double is = value.get<double>();
         const auto [kept, first] = worst.try_emplace(name, is);
         const bool worse = name == "cosine" ? is < kept->second
@@ -159,11 +175,13 @@ class Recheck {
     }
     for (const auto& [name, is] : worst) {
       // These say where the largest error lies.
-      if (name == "worst_row" || name == "worst_col" || !said.contains(name)) continue;
-      const json& value = said.at(name);
-      if (value.is_number() && !same(value.get<double>(), is))
+      if (name == "worst_row" || name == "worst_col" || no_number.contains(name)) continue;
+      if (!said.is_object() || !said.contains(name) || !said.at(name).is_number())
+        add(variant,
+            fmt::format("{}: worst {} is not said, and its cases say {:.6g}", problem, name, is));
+      else if (!same(said.at(name).get<double>(), is))
         add(variant, fmt::format("{}: worst {} {:.6g}, but its cases say {:.6g}", problem, name,
-                                 value.get<double>(), is));
+                                 said.at(name).get<double>(), is));
     }
   }
 
@@ -175,7 +193,13 @@ class Recheck {
     for (const auto& [name, limit] : c.at("limits").items()) {
       const auto other = kNames.find(name);
       const auto value = c.at("metrics").find(other == kNames.end() ? name : other->second);
-      if (value == c.at("metrics").end() || !value->is_number() || !limit.is_number()) continue;
+      if (!limit.is_number()) continue;
+      if (value == c.at("metrics").end() || !value->is_number()) {
+        add(variant,
+            fmt::format("{} {}: says GREEN, and {} is not said", c.at("problem").get<std::string>(),
+                        c.at("distribution").get<std::string>(), name));
+        continue;
+      }
       if (!(std::fabs(value->get<double>()) <= limit.get<double>()))
         add(variant,
             fmt::format("{} {} seed {}: says GREEN with {} {:.3g} over its limit {:.3g}",
@@ -255,16 +279,23 @@ class Recheck {
     const auto samples = samples_from_json(record_.at("samples"));
     if (!samples) return add("", "samples: " + samples.status().message());
     std::vector<LogRatio> overall[2];
+    for (const Samples& shape : *samples) {
+      const auto shows = [&](const json& said) { return said.at("name") == shape.name; };
+      const json& shapes = record_.at("shapes");
+      const json skipped = record_.value("skipped", json::array());
+      if (std::none_of(shapes.begin(), shapes.end(), shows) &&
+          std::none_of(skipped.begin(), skipped.end(), [&](const json& said) {
+            return said.get<std::string>().starts_with(shape.name + ":");
+          }))
+        add("", fmt::format("{}: was measured, and is not shown", shape.name));
+    }
     for (const json& said : record_.at("shapes")) {
       const std::string name = said.at("name");
       const auto shape = std::find_if(samples->begin(), samples->end(),
                                       [&](const Samples& s) { return s.name == name; });
       const std::string ids[2] = {record_.at("a"), record_.at("b")};
-      const int sides[2] = {shape == samples->end() ? -1 : shape->side(ids[0]),
-                            // A kernel beside itself has two sides of one name.
-                            shape == samples->end() ? -1
-                            : ids[0] == ids[1]      ? 1
-                                                    : shape->side(ids[1])};
+      const bool there = shape != samples->end();
+      const int sides[2] = {there ? shape->side(ids[0]) : -1, there ? shape->side(ids[1]) : -1};
       if (sides[0] < 0 || sides[1] < 0) {
         add("", fmt::format("{}: shown, and its samples are not there", name));
         continue;
@@ -300,8 +331,10 @@ class Recheck {
         verdict.at("exit_code") != decision.exit_code)
       add("", fmt::format("says {}, its reasons say {}", verdict.at("decision").get<std::string>(),
                           name_of(decision.outcome)));
-    if (!record_.contains("samples")) return;
-    const auto samples = samples_from_json(record_.at("samples"));
+    // A gate that ended before FAST has none, and then nothing that they would say.
+    const auto samples = record_.contains("samples")
+                             ? samples_from_json(record_.at("samples"))
+                             : Result<std::vector<Samples>>(std::vector<Samples>());
     if (!samples) return add("", "samples: " + samples.status().message());
     std::vector<LogRatio> overall;
     for (const json& fast : record_.value("fast", json::array())) {
@@ -314,6 +347,10 @@ class Recheck {
                             fast.at("process_spread").dump()));
         continue;
       }
+      if (std::none_of(samples->begin(), samples->end(), [&](const Samples& shape) {
+            return shape.name == name && shape.sides.size() >= 2;
+          }))
+        add("", fmt::format("{}: has a speedup, and no samples", name));
       for (const Samples& shape : *samples) {
         if (shape.name != name || shape.sides.size() < 2) continue;
         for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {

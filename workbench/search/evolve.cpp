@@ -311,6 +311,7 @@ class Evolution {
           if (result == nullptr || result->at("ok").get<bool>()) continue;
           told["stage"] = stage;
           told["reason"] = result->value("reason", "").substr(0, 2000);
+          if (result->contains("fault")) told["fault"] = result->at("fault");
         }
       }
     }
@@ -368,10 +369,12 @@ class Evolution {
     const Lab::Final final = lab_.decide(base_, ranked());
     json rejected = json::array();
     for (const json& row : history_)
-      if (!row["ok"].get<bool>())
+      if (!row["ok"].get<bool>()) {
         rejected.push_back({{"key", row["id"]},
                             {"stage", row.value("stage", "")},
                             {"reason", row.value("reason", "")}});
+        if (row.contains("fault")) rejected.back()["fault"] = row["fault"];
+      }
     const json origin = lab_.origin();
     return {{"schema", "greenfast.evolve/1"},
             {"identity", origin["identity"]},

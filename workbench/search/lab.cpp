@@ -501,9 +501,14 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
   std::vector<LabCandidate> todo;
   for (const LabCandidate& c : candidates)
     if (c.key != reference.key && find(c.key, stage) == nullptr) todo.push_back(c);
+  // A crash or a library that did not load may have been the machine's doing: those are tried again.
+  if (const json* kept = find(reference.key, stage); kept != nullptr && !todo.empty()) {
+    const Fault fault = fault_of(*kept);
+    if (fault == Fault::numerics || fault == Fault::integrity)
+      throw reference_failed(reference, *kept);
+    results_.erase(entry(reference.key, stage));
+  }
   if (options_.simulate) return;
-  if (const json* kept = find(reference.key, stage); kept != nullptr && !todo.empty())
-    throw reference_failed(reference, *kept);
   for (std::size_t from = 0; from < todo.size(); from += at_once) {
     const std::vector<LabCandidate> some(
         todo.begin() + static_cast<std::ptrdiff_t>(from),

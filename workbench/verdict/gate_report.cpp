@@ -7,6 +7,7 @@
 
 #include "workbench/base/json.hpp"
 #include "workbench/base/terminal.hpp"
+#include "workbench/fast/samples.hpp"
 #include "workbench/fast/statistics.hpp"
 #include "workbench/green/correctness.hpp"
 #include "workbench/verdict/gate.hpp"
@@ -170,14 +171,17 @@ std::string clock_words(const json& record) {
   double fast = 0, green = 0, inside = 0;
   for (const json& step : record["steps"]) {
     const std::string name = step["name"];
-    if (name.starts_with("fast.")) fast += step["seconds"].get<double>();
-    if (name.starts_with("green.")) green += step["seconds"].get<double>();
+    const bool counts = name.starts_with("fast.") || name.starts_with("green.");
+    if (counts && step.value("resumed", false)) return {};  // its time was another run's
+    if (counts) (name.starts_with("fast.") ? fast : green) += step["seconds"].get<double>();
   }
-  for (const json& shape : record["samples"]["shapes"])
-    for (const json& block : shape["blocks"])
-      for (std::size_t k = 0; k < block["order"].size(); ++k)
-        inside += block["seconds"][k].get<double>() *
-                  shape["sides"][block["order"][k].get<std::size_t>()]["batch"].get<double>();
+  const auto samples = samples_from_json(record["samples"]);
+  if (!samples) return {};
+  for (const Samples& shape : *samples)
+    for (const Block& block : shape.blocks)
+      for (const Sample& sample : block.samples)
+        inside += sample.seconds *
+                  static_cast<double>(shape.sides[static_cast<std::size_t>(sample.side)].batch);
   if (!(fast > 0)) return {};
   return fmt::format(
       "- FAST took {:.1f} s, of which {:.1f} s ({:.0f}%) inside the clock; GREEN {:.1f} s\n", fast,
