@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "cli/command.hpp"
 #include "cli/option_set.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/base/terminal.hpp"
