@@ -38,7 +38,7 @@ class CpuWorker final : public Worker {
             if (skip(s)) continue;
             for (std::int64_t d = 0; d < view.head_dim; ++d)
               store_code(view.in, data, b * stride[0] + h * stride[1] + s * stride[2] + d,
-                         encode(view.in, element(view.values, which, b, h, s, d)));
+                         encode(view.in, element_at(view, which, stride[0], b, h, s, d)));
           }
     };
     write(Which::q, to.q, view.heads_q, view.seq_q, view.q_stride,
@@ -118,18 +118,21 @@ class CpuWorker final : public Worker {
     results_.digest += sum;
   }
 
-  void same_bits(const View& view, const Outputs& a, const Outputs& b, std::int64_t first,
-                 std::int64_t count) override {
+  void same_bits(const View& view, const Outputs& in_order, const Outputs& arranged,
+                 std::int64_t first, std::int64_t count) override {
     for (std::int64_t row = first * view.heads_q * view.seq_q;
          row < (first + count) * view.heads_q * view.seq_q; ++row) {
       const std::int64_t i = row % view.seq_q, h = row / view.seq_q % view.heads_q,
-                         e = row / view.seq_q / view.heads_q;
-      const std::int64_t at = e * view.o_stride[0] + h * view.o_stride[1] + i * view.o_stride[2];
+                         place = row / view.seq_q / view.heads_q, entry = entry_at(view, place);
+      const std::int64_t inside = h * view.o_stride[1] + i * view.o_stride[2];
       for (std::int64_t d = 0; d < view.head_dim; ++d)
-        results_.differing += load_code(view.out, a.o, at + d) != load_code(view.out, b.o, at + d);
+        results_.differing +=
+            load_code(view.out, in_order.o, entry * view.o_stride[0] + inside + d) !=
+            load_code(view.out, arranged.o, place * view.o_stride[0] + inside + d);
       if (view.has_lse)
         results_.differing +=
-            load_code(DType::f32, a.lse, row) != load_code(DType::f32, b.lse, row);
+            load_code(DType::f32, in_order.lse, (entry * view.heads_q + h) * view.seq_q + i) !=
+            load_code(DType::f32, arranged.lse, row);
     }
   }
 

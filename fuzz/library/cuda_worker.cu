@@ -44,7 +44,7 @@ __global__ void write_kernel(View view, Which which, void* data, std::int64_t he
         which == Which::q ? first_key(view, s) >= end_key(view, s) : !some_row_sees(view, s);
     if (unseen) continue;
     store_code(view.in, data, b * stride.b + h * stride.h + s * stride.s + d,
-               encode(view.in, element(view.values, which, b, h, s, d)));
+               encode(view.in, element_at(view, which, stride.b, b, h, s, d)));
   }
 }
 
@@ -274,17 +274,20 @@ __global__ void digest_kernel(const std::uint32_t* words, std::int64_t count, Re
   atomicAdd(&results->digest, sum);
 }
 
-__global__ void same_bits_kernel(View view, Outputs a, Outputs b, std::int64_t first_row,
-                                 std::int64_t rows, Results* results) {
+__global__ void same_bits_kernel(View view, Outputs in_order, Outputs arranged,
+                                 std::int64_t first_row, std::int64_t rows, Results* results) {
   unsigned long long differing = 0;
   for (std::int64_t n = global_thread(); n < rows * view.head_dim; n += global_threads()) {
     const std::int64_t d = n % view.head_dim, row = first_row + n / view.head_dim;
     const std::int64_t i = row % view.seq_q, h = row / view.seq_q % view.heads_q,
-                       e = row / view.seq_q / view.heads_q;
-    const std::int64_t at = e * view.o_stride[0] + h * view.o_stride[1] + i * view.o_stride[2] + d;
-    differing += load_code(view.out, a.o, at) != load_code(view.out, b.o, at);
+                       place = row / view.seq_q / view.heads_q, entry = entry_at(view, place);
+    const std::int64_t inside = h * view.o_stride[1] + i * view.o_stride[2] + d;
+    differing += load_code(view.out, in_order.o, entry * view.o_stride[0] + inside) !=
+                 load_code(view.out, arranged.o, place * view.o_stride[0] + inside);
     if (d == 0 && view.has_lse)
-      differing += load_code(DType::f32, a.lse, row) != load_code(DType::f32, b.lse, row);
+      differing +=
+          load_code(DType::f32, in_order.lse, (entry * view.heads_q + h) * view.seq_q + i) !=
+          load_code(DType::f32, arranged.lse, row);
   }
   if (differing > 0) atomicAdd(&results->differing, differing);
 }
@@ -377,11 +380,11 @@ class CudaWorker final : public Worker {
         static_cast<const std::uint32_t*>(data), words, results_);
   }
 
-  void same_bits(const View& view, const Outputs& a, const Outputs& b, std::int64_t first,
-                 std::int64_t count) override {
+  void same_bits(const View& view, const Outputs& in_order, const Outputs& arranged,
+                 std::int64_t first, std::int64_t count) override {
     const std::int64_t rows = view.heads_q * view.seq_q;
     same_bits_kernel<<<blocks_for(count * rows * view.head_dim), kThreads, 0, stream_>>>(
-        view, a, b, first * rows, count * rows, results_);
+        view, in_order, arranged, first * rows, count * rows, results_);
   }
 
   void read(const void* from, std::size_t bytes, void* to) override {

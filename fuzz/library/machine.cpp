@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include <greenfast/arithmetic.hpp>
@@ -283,6 +284,11 @@ Finding Machine::check(const std::string& variant) {
   return finding;
 }
 
+void Machine::rearrange(Arrangement order) {
+  view_.arranged = order;
+  worker_->write_inputs(view_, inputs_);
+}
+
 Finding Machine::check_batch_invariance(const std::string& variant, bool asked) {
   Finding finding;
   Options options = options_for(variant);
@@ -309,17 +315,13 @@ Finding Machine::check_batch_invariance(const std::string& variant, bool asked) 
     return static_cast<std::int64_t>(mixed(spec_.values.seed + n) %
                                      static_cast<std::uint64_t>(below));
   };
-  std::vector<Part> parts;
-  if (batch > 0) {
-    parts = {{0, 1}, {batch - 1, 1}, {pick(1, batch), 1}};
-    const std::int64_t first = pick(2, batch);
-    parts.push_back({first, 1 + pick(3, batch - first)});
-  }
-  Results results;
-  for (const Part part : parts) {
-    const std::string where = "entries [" + std::to_string(part.first) + ", " +
-                              std::to_string(part.first + part.count) + ") of " +
-                              std::to_string(batch);
+  const auto compared = [&](Part part) -> Finding {
+    std::string where = "entries [" + std::to_string(part.first) + ", " +
+                        std::to_string(part.first + part.count) + ") of " + std::to_string(batch);
+    if (view_.arranged.first != 0 || view_.arranged.step != 1)
+      where += " in the order (" + std::to_string(view_.arranged.first) + " + " +
+               std::to_string(view_.arranged.step) + " i) mod " + std::to_string(batch);
+    Results results;
     const std::string alone = outline(part);
     if (alone != whole) {
       if (const Status status = worker_->collect(&results); !status)
@@ -332,11 +334,29 @@ Finding Machine::check_batch_invariance(const std::string& variant, bool asked) 
     if (const Status status = worker_->collect(&results); !status)
       return wrong("device", where + ": " + status.message());
     if (results.differing > 0) {
-      finding.at[0] = part.first;
+      finding.at[0] = entry_at(view_, part.first);
       return wrong("bits", where + ": " + std::to_string(results.differing) +
                                " elements have other bits than in the whole batch");
     }
-  }
+    return {};
+  };
+  if (batch == 0) return finding;
+  const auto some = [&](std::uint64_t n) -> Part {
+    const std::int64_t first = pick(n, batch);
+    return {first, 1 + pick(n + 1, batch - first)};
+  };
+  for (const Part part : {Part{0, 1}, Part{batch - 1, 1}, Part{pick(1, batch), 1}, some(2)})
+    if (const Finding found = compared(part); found.wrong()) return found;
+  if (batch == 1) return finding;
+
+  // Other neighbours for every entry: backwards, or by a step that meets each once.
+  std::int64_t step = batch - 1;
+  if (pick(4, 2) == 0)
+    for (step = 1 + pick(5, batch - 1); std::gcd(step, batch) != 1;) --step;
+  rearrange({pick(6, batch), step});
+  for (const Part part : {all, some(7)})
+    if (finding = compared(part); finding.wrong()) break;
+  rearrange({});
   return finding;
 }
 

@@ -41,8 +41,8 @@ class Machine {
   Status load(const Spec& spec, bool with_reference);
   /// Against the reference. Variant: an id, or empty for what selection chooses.
   Finding check(const std::string& variant);
-  /// Runs the whole batch and parts of it: O and LSE of an entry have the same bits in all, and the
-  /// plan is the same. Without asking for it, bits may differ: that shows the check can fail.
+  /// Runs the whole batch and parts of it, and both again with the entries in another order: O and
+  /// LSE of an entry have the same bits in all, and the plan is the same. Without asking for it, bits may differ: that shows the check can fail.
   Finding check_batch_invariance(const std::string& variant, bool asked = true);
 
   Finding judge(const std::string& variant, Property property) {
@@ -62,6 +62,7 @@ class Machine {
   Options options_for(const std::string& variant) const;
   Problem problem_of(Part part) const;
   Status call(Part part, const Outputs& outputs, const Options& options);
+  void rearrange(Arrangement order);
   bool find_workspace(const Problem& problem, Options& options, Finding& finding);
 
   DeviceFacts facts_;

@@ -103,8 +103,8 @@ void random_shape(Random& random, const Profile& profile, Problem& p) {
   const bool crowded =
       profile.property == Property::batch_invariant ? random.percent(30) : random.percent(2);
   if (crowded) {
-    p.batch = static_cast<std::int64_t>(random.scaled(16.0, gpu ? 100000.99 : 20000.0));
-    if (gpu && random.one_in(2)) p.batch = random.of<std::int64_t>({65535, 65536, 70000, 100000});
+    p.batch = static_cast<std::int64_t>(random.scaled(16.0, 100000.99));
+    if (random.one_in(gpu ? 2 : 4)) p.batch = random.of<std::int64_t>({65535, 65536, 70000, 100000});
     p.heads_kv = 1;
     p.heads_q = random.of<std::int64_t>({1, 1, 2});
     p.seq_q = random.between(1, 3);
@@ -122,7 +122,14 @@ void random_shape(Random& random, const Profile& profile, Problem& p) {
            std::max(rows, keys) * dim > profile.elements;
   };
   while (too_large()) {
-    if (p.batch > 1 && p.batch < 1000) {
+    if (!gpu && p.batch > 20000 && p.seq_kv * p.head_dim * p.seq_q * p.heads_q > 16) {
+      // Many entries are what is asked, and a CPU has time for little in each.
+      p.head_dim = 8;
+      if (p.seq_kv > 2)
+        p.seq_kv = (p.seq_kv + 1) / 2;
+      else
+        p.seq_q = p.heads_q = 1;
+    } else if (p.batch > 1 && p.batch < 1000) {
       p.batch = (p.batch + 1) / 2;
     } else if (p.heads_kv > 1) {
       p.heads_q = p.heads_q / p.heads_kv * (p.heads_kv / 2);

@@ -188,6 +188,11 @@ FUZZ_HD unsigned long long digest_of(std::uint32_t word, std::uint64_t at) {
   return mixed(at * 0x9e3779b97f4a7c15u + word);
 }
 
+/// Which entry stands where: place b holds what entry (first + b * step) mod batch is drawn from.
+struct Arrangement {
+  std::int64_t first = 0, step = 1;
+};
+
 struct View {
   std::int64_t batch, heads_q, heads_kv, seq_q, seq_kv, head_dim;
   std::int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
@@ -197,6 +202,7 @@ struct View {
   double scale, softcap;
   std::int64_t below, above;  // query i sees the keys [i + below, i + above] of [0, seq_kv)
   Values values;
+  Arrangement arranged;
   // A NaN may stand in any row of the batch entry and KV head of the plant, or (spoilt) anywhere:
   // scores of this problem may overflow fp32.
   bool spoilt;
@@ -205,6 +211,14 @@ struct View {
   const float *q_scale, *k_scale, *v_scale;
 };
 
+FUZZ_HD std::int64_t entry_at(const View& view, std::int64_t place) {
+  return (view.arranged.first + place * view.arranged.step) % view.batch;
+}
+/// The element at a place. One entry of K and V that all places share (a batch stride of 0) stays.
+FUZZ_HD float element_at(const View& view, Which which, std::int64_t batch_stride,
+                         std::int64_t place, std::int64_t h, std::int64_t s, std::int64_t d) {
+  return element(view.values, which, batch_stride == 0 ? 0 : entry_at(view, place), h, s, d);
+}
 FUZZ_HD std::int64_t first_key(const View& view, std::int64_t row) {
   return row + view.below > 0 ? row + view.below : 0;
 }
@@ -221,7 +235,11 @@ FUZZ_HD double descale(const View& view, const float* scales, std::int64_t b, st
   return static_cast<double>(scales[view.scales == ScaleKind::tensor ? 0 : b * heads + h]);
 }
 /// Descale factors from 1/8 to 4.
-FUZZ_HD float scale_at(const View& view, int tensor, std::int64_t at) {
+FUZZ_HD float scale_at(const View& view, int tensor, std::int64_t place) {
+  const std::int64_t heads = tensor == 0 ? view.heads_q : view.heads_kv;
+  const std::int64_t at = view.scales == ScaleKind::per_head
+                              ? entry_at(view, place / heads) * heads + place % heads
+                              : place;
   const std::uint64_t x = mixed(view.values.seed ^ (static_cast<std::uint64_t>(at) * 3 +
                                                     static_cast<std::uint64_t>(tensor) + 77));
   const float base = float_of((127u - 3u + static_cast<std::uint32_t>(x % 5)) << 23);

@@ -54,9 +54,10 @@ class Worker {
   /// unwritten again.
   virtual void sweep(const View& view, const Outputs& outputs) = 0;
   virtual void digest(const void* data, std::size_t bytes) = 0;
-  /// Elements of these batch entries that differ in a bit.
-  virtual void same_bits(const View& view, const Outputs& a, const Outputs& b, std::int64_t first,
-                         std::int64_t count) = 0;
+  /// Counts elements in these places of the batch that differ in a bit from those of the same
+  /// entries where all stand in order.
+  virtual void same_bits(const View& view, const Outputs& in_order, const Outputs& arranged,
+                         std::int64_t first, std::int64_t count) = 0;
   virtual void read(const void* from, std::size_t bytes, void* to) = 0;
   /// Waits; what went wrong on the device.
   virtual Status collect(Results* results) = 0;
