@@ -62,7 +62,10 @@ struct Operand {
   Element element = Element::number;
   DType dtype = DType::f32;             ///< of numbers; fp32 where the elements are none
   std::array<std::int64_t, 4> shape{};  ///< B, H, S, D; axes that it has not are 1
-  Layout layout = {};                   ///< strides in elements
+  /// B counts batch entries, so a range of the batch has a range of it: not packed rows, pages, K and
+  /// V that kv_index picks from, or what all entries share.
+  bool by_entry = false;
+  Layout layout = {};      ///< strides in elements
   std::int64_t bytes = 0;  ///< from the base address to the end of the last element; 0 for none
 };
 

@@ -15,7 +15,7 @@ Layout contiguous(std::int64_t heads, std::int64_t seq) { return {{heads * seq, 
 
 // An array beside the tensors. What a problem has not takes no byte.
 Operand array(OperandId id, std::string_view name, Element element, bool present, bool needed,
-              const Shape& shape, const Layout& layout) {
+              const Shape& shape, const Layout& layout, bool by_entry) {
   Operand operand{.id = id,
                   .name = name,
                   .role = Role::input,
@@ -24,6 +24,7 @@ Operand array(OperandId id, std::string_view name, Element element, bool present
                   .element = element,
                   .dtype = DType::f32,
                   .shape = shape,
+                  .by_entry = by_entry,
                   .layout = layout};
   if (present)
     operand.bytes =
@@ -39,8 +40,10 @@ std::array<Operand, kTensorOperands> tensor_operands(const Problem& p) noexcept 
   using Id = OperandId;
   const bool writes = !writes_nothing(p);
   const bool reads = writes && p.seq_kv > 0;
+  const bool entries_of_q = !p.sequences.packed_q;
+  const bool entries_of_kv = !p.sequences.packed_kv && !p.sequences.kv_index && !p.pages.used();
   const auto tensor = [](Id id, std::string_view name, Role role, bool needed, DType dtype,
-                         const Shape& shape, const Layout& layout) {
+                         const Shape& shape, const Layout& layout, bool by_entry) {
     const std::int64_t bytes = extent_bytes(layout, shape[0], shape[1], shape[2], shape[3], dtype);
     return Operand{.id = id,
                    .name = name,
@@ -49,6 +52,7 @@ std::array<Operand, kTensorOperands> tensor_operands(const Problem& p) noexcept 
                    .needed = needed && bytes > 0,
                    .dtype = dtype,
                    .shape = shape,
+                   .by_entry = by_entry,
                    .layout = layout,
                    .bytes = bytes};
   };
@@ -63,13 +67,14 @@ std::array<Operand, kTensorOperands> tensor_operands(const Problem& p) noexcept 
                    .needed = present && reads,
                    .dtype = DType::f32,
                    .shape = {batch, count, 1, 1},
+                   .by_entry = each,
                    .layout = contiguous(count, 1),
                    .bytes = present ? batch * count * 4 : 0};
   };
   const Shape q = shape_of_q(p, p.head_dim), o = shape_of_q(p, value_dim(p));
   const Shape lse{o[0], o[1], o[2], 1};
   return {{
-      tensor(Id::o, "o", Role::output, writes, p.out_dtype, o, p.o),
+      tensor(Id::o, "o", Role::output, writes, p.out_dtype, o, p.o, entries_of_q),
       {.id = Id::lse,
        .name = "lse",
        .role = Role::output,
@@ -77,11 +82,14 @@ std::array<Operand, kTensorOperands> tensor_operands(const Problem& p) noexcept 
        .needed = p.lse && writes,
        .dtype = DType::f32,
        .shape = lse,
+       .by_entry = entries_of_q,
        .layout = contiguous(lse[1], lse[2]),
        .bytes = p.lse ? lse[0] * lse[1] * lse[2] * 4 : 0},
-      tensor(Id::q, "q", Role::input, reads, p.dtype, q, p.q),
-      tensor(Id::k, "k", Role::input, reads, p.dtype, shape_of_kv(p, p.head_dim), p.k),
-      tensor(Id::v, "v", Role::input, reads, p.dtype, shape_of_kv(p, value_dim(p)), p.v),
+      tensor(Id::q, "q", Role::input, reads, p.dtype, q, p.q, entries_of_q),
+      tensor(Id::k, "k", Role::input, reads, p.dtype, shape_of_kv(p, p.head_dim), p.k,
+             entries_of_kv),
+      tensor(Id::v, "v", Role::input, reads, p.dtype, shape_of_kv(p, value_dim(p)), p.v,
+             entries_of_kv),
       scale(Id::q_scale, "q_scale", p.heads_q),
       scale(Id::k_scale, "k_scale", p.heads_kv),
       scale(Id::v_scale, "v_scale", p.heads_kv),
@@ -95,12 +103,13 @@ std::array<Operand, kOperands - kTensorOperands> array_operands(const Problem& p
   const bool reads = writes && p.seq_kv > 0;
   // An array of one number for each sequence, which any row that is written may ask for.
   const auto index = [&](Id id, std::string_view name, bool present, std::int64_t count) {
-    return array(id, name, Element::index, present, writes, {count, 1, 1, 1}, {{1, 1, 1, 1}, 4});
+    return array(id, name, Element::index, present, writes, {count, 1, 1, 1}, {{1, 1, 1, 1}, 4},
+                 true);
   };
   Operand mask = array(Id::mask, "mask",
                        p.array_mask.kind == MaskKind::boolean ? Element::boolean : Element::number,
                        p.array_mask.kind != MaskKind::none, reads,
-                       {p.batch, p.heads_q, p.seq_q, p.seq_kv}, {p.array_mask.stride, 1});
+                       {p.batch, p.heads_q, p.seq_q, p.seq_kv}, {p.array_mask.stride, 1}, true);
   if (mask.present && mask.element == Element::number) {
     mask.dtype = p.array_mask.dtype;
     mask.bytes = mask.bytes / 4 * static_cast<std::int64_t>(size_of(mask.dtype));
@@ -115,12 +124,12 @@ std::array<Operand, kOperands - kTensorOperands> array_operands(const Problem& p
       index(Id::kv_start, "kv_start", sequences.kv_start, p.batch),
       index(Id::kv_index, "kv_index", sequences.kv_index, p.batch),
       array(Id::page_table, "page_table", Element::index, p.pages.used(), reads,
-            {p.batch, 1, 1, pages_of_row(p)}, {{p.pages.row_stride, 0, 0, 1}, 4}),
+            {p.batch, 1, 1, pages_of_row(p)}, {{p.pages.row_stride, 0, 0, 1}, 4}, true),
       array(Id::sinks, "sinks", Element::number, p.sinks, writes, {1, p.heads_q, 1, 1},
-            contiguous(p.heads_q, 1)),
+            contiguous(p.heads_q, 1), false),
       mask,
       array(Id::slopes, "slopes", Element::number, p.alibi != Alibi::none, reads,
-            {slopes, p.heads_q, 1, 1}, contiguous(p.heads_q, 1)),
+            {slopes, p.heads_q, 1, 1}, contiguous(p.heads_q, 1), p.alibi == Alibi::per_batch_head),
   }};
 }
 

@@ -5,8 +5,25 @@
 #include <cstdint>
 
 #include <greenfast/attention.hpp>
+#include <greenfast/operands.hpp>
 
 namespace greenfast::cuda {
+
+/// The layout whose alignment a problem states, or null.
+inline Layout* layout_of(Problem& problem, OperandId id) {
+  switch (id) {
+    case OperandId::q:
+      return &problem.q;
+    case OperandId::k:
+      return &problem.k;
+    case OperandId::v:
+      return &problem.v;
+    case OperandId::o:
+      return &problem.o;
+    default:
+      return nullptr;
+  }
+}
 
 /// Calls launch(problem, tensors) for parts of at most `most` entries. Ranges of a batch are
 /// problems of their own: only the batch, the addresses and so their alignment differ. (Of one entry
@@ -15,29 +32,22 @@ template <class Launch>
 Status in_batch_parts(const Problem& problem, const Tensors& tensors, std::int64_t most,
                       Launch launch) {
   if (problem.batch <= most) return launch(problem, tensors);
-  const auto in = static_cast<std::int64_t>(size_of(problem.dtype));
-  const auto out = static_cast<std::int64_t>(size_of(problem.out_dtype));
+  const auto operands = operands_of(problem);
   for (std::int64_t first = 0; first < problem.batch; first += most) {
-    const auto moved = [first](const void* data, Layout& layout, std::int64_t element) {
-      const std::int64_t bytes = first * layout.stride[0] * element;
-      if (bytes != 0) {
-        const auto least = static_cast<std::int64_t>(layout.alignment);
-        layout.alignment = static_cast<decltype(layout.alignment)>(std::min(least, bytes & -bytes));
-      }
-      return static_cast<const char*>(data) + bytes;
-    };
     Problem part = problem;
     part.batch = std::min(most, problem.batch - first);
     Tensors there = tensors;
-    there.q = moved(tensors.q, part.q, in);
-    there.k = moved(tensors.k, part.k, in);
-    there.v = moved(tensors.v, part.v, in);
-    there.o = const_cast<char*>(moved(tensors.o, part.o, out));
-    if (tensors.lse != nullptr) there.lse = tensors.lse + first * problem.heads_q * problem.seq_q;
-    if (problem.scales == ScaleKind::per_head) {
-      there.q_scale = tensors.q_scale + first * problem.heads_q;
-      there.k_scale = tensors.k_scale + first * problem.heads_kv;
-      there.v_scale = tensors.v_scale + first * problem.heads_kv;
+    for (const Operand& operand : operands) {
+      const void* const data = data_of(tensors, operand.id);
+      if (!operand.by_entry || data == nullptr) continue;
+      const std::int64_t bytes =
+          first * operand.layout.stride[0] * static_cast<std::int64_t>(element_bytes(operand));
+      // Inputs are only read through it.
+      set_data(there, operand.id, const_cast<char*>(static_cast<const char*>(data) + bytes));
+      Layout* const layout = layout_of(part, operand.id);
+      if (layout == nullptr || bytes == 0) continue;
+      const auto least = static_cast<std::int64_t>(layout->alignment);
+      layout->alignment = static_cast<decltype(layout->alignment)>(std::min(least, bytes & -bytes));
     }
     if (Status status = launch(part, there); !status.ok()) return status;
   }

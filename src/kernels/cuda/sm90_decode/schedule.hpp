@@ -19,7 +19,7 @@ inline constexpr std::int32_t kClusterKeys = 4096;
 /// Sequences whose parts one block can count through.
 inline constexpr std::int32_t kMostCounted = 1024;
 
-/// Of any length: core::ceil_div's sum would pass the last int32.
+/// Of any length: ceil_div's sum would pass the last int32.
 constexpr std::int32_t divide_up(std::int32_t a, std::int32_t b) { return a / b + (a % b != 0); }
 constexpr std::int32_t whole_units(std::int32_t keys) { return divide_up(keys, kUnit) * kUnit; }
 constexpr std::int32_t least_of(std::int32_t a, std::int32_t b) { return a < b ? a : b; }

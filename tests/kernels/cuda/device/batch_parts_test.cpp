@@ -42,5 +42,62 @@ TEST(BatchParts, APartIsAlignedAsItsAddressIs) {
   }
 }
 
+// How far the address of an operand moves to the part that begins with entry 3, in bytes.
+std::int64_t moved_by(const Problem& problem, OperandId id) {
+  constexpr std::uintptr_t kBase = std::uintptr_t{1} << 20;
+  Tensors tensors;
+  for (const Operand& operand : operands_of(problem))
+    set_data(tensors, operand.id, reinterpret_cast<void*>(kBase));
+  std::int64_t moved = -1;
+  const Status status =
+      in_batch_parts(problem, tensors, 3, [&](const Problem&, const Tensors& there) {
+        moved =
+            static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data_of(there, id)) - kBase);
+        return Status{};
+      });
+  EXPECT_TRUE(status.ok());
+  return moved;
+}
+
+TEST(BatchParts, EveryOperandMovesAsItsTableSays) {
+  Problem dense = make_problem(6, 4, 2, 5, 7, 16, DType::e4m3);
+  dense.lse = true;
+  dense.scales = ScaleKind::per_head;
+  dense.sinks = true;
+  dense.alibi = Alibi::per_batch_head;
+  dense.sequences.used_q = dense.sequences.used_kv = true;
+  dense.array_mask = {.kind = MaskKind::boolean, .stride = {0, 35, 7, 1}};
+  EXPECT_EQ(moved_by(dense, OperandId::q), 3 * 4 * 5 * 16);
+  EXPECT_EQ(moved_by(dense, OperandId::k), 3 * 2 * 7 * 16);
+  EXPECT_EQ(moved_by(dense, OperandId::lse), 3 * 4 * 5 * 4);
+  EXPECT_EQ(moved_by(dense, OperandId::q_scale), 3 * 4 * 4);
+  EXPECT_EQ(moved_by(dense, OperandId::k_scale), 3 * 2 * 4);
+  EXPECT_EQ(moved_by(dense, OperandId::used_kv), 3 * 4);
+  EXPECT_EQ(moved_by(dense, OperandId::slopes), 3 * 4 * 4);
+  EXPECT_EQ(moved_by(dense, OperandId::sinks), 0) << "all entries share them";
+  EXPECT_EQ(moved_by(dense, OperandId::mask), 0) << "a stride of 0";
+  dense.scales = ScaleKind::tensor;
+  EXPECT_EQ(moved_by(dense, OperandId::v_scale), 0);
+  dense.array_mask.stride[0] = 140;
+  EXPECT_EQ(moved_by(dense, OperandId::mask), 3 * 140);
+
+  // As many pages, or entries to pick from, as batch entries: not theirs for all that.
+  Problem paged = make_problem(6, 4, 2, 5, 7, 16, DType::f16);
+  paged.pages = {.size = 16, .count = 6, .row_stride = 9};
+  EXPECT_EQ(moved_by(paged, OperandId::k), 0);
+  EXPECT_EQ(moved_by(paged, OperandId::page_table), 3 * 9 * 4);
+  Problem picked = make_problem(6, 4, 2, 5, 7, 16, DType::f16);
+  picked.sequences.kv_index = true;
+  picked.sequences.kv_rows = 6;
+  EXPECT_EQ(moved_by(picked, OperandId::v), 0);
+  EXPECT_EQ(moved_by(picked, OperandId::kv_index), 3 * 4);
+  Problem packed = make_problem(6, 4, 2, 5, 7, 16, DType::f16);
+  packed.sequences.packed_q = packed.sequences.packed_kv = true;
+  packed.sequences.total_q = packed.sequences.total_kv = 20;
+  EXPECT_EQ(moved_by(packed, OperandId::q), 0);
+  EXPECT_EQ(moved_by(packed, OperandId::o), 0);
+  EXPECT_EQ(moved_by(packed, OperandId::cu_q), 3 * 4);
+}
+
 }  // namespace
 }  // namespace greenfast::cuda
