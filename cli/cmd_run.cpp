@@ -23,6 +23,7 @@
 #include "workbench/base/stdout_aside.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/record/record.hpp"
+#include "workbench/record/resume.hpp"
 #include "workbench/record/run_table.hpp"
 #include "workbench/record/runner.hpp"
 
@@ -38,7 +39,7 @@ enum class RunKind { run, check, bench };
 
 struct RunOptions {
   RunKind kind = RunKind::run;
-  std::string shapes, inputs, variants, out;
+  std::string shapes, inputs, variants, out, resume;
   std::string seeds = "0";
   std::string device = "auto";
   std::string policy = "strict";
@@ -175,6 +176,11 @@ std::filesystem::path output_parent(const RunOptions& options) {
 
 std::string write_record(const RunOptions& options, const std::string& stamp,
                          const std::string& text) {
+  if (!options.resume.empty()) {
+    auto directory = value_or_fail(workbench::OutputDirectory::open(options.resume));
+    if (Status status = directory.write(kRecordName, text); !status.ok()) throw Failure(status);
+    return (directory.path() / kRecordName).string();
+  }
   const auto parent = output_parent(options);
   auto directory =
       value_or_fail(options.out.empty() ? workbench::OutputDirectory::open_unique(parent, stamp)
@@ -191,8 +197,13 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
     throw Failure(kUsage, fmt::format("--budget {}: more than 0 seconds", *options.budget));
   if (options.warmup < 0)
     throw Failure(kUsage, fmt::format("--warmup {}: at least 0", options.warmup));
-  const bool writes = !options.as_json || !options.out.empty();
-  if (writes)
+  const bool resumes = !options.resume.empty();
+  if (resumes && !options.inputs.empty())
+    throw Failure(kUsage,
+                  "--resume with --inputs: goes on after the last finished shape, and files are "
+                  "one; begin anew");
+  const bool writes = !options.as_json || !options.out.empty() || resumes;
+  if (writes && !resumes)
     if (Status s = workbench::check_output_directory(output_parent(options)); !s.ok())
       throw Failure(s);
 
@@ -227,6 +238,13 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   head.utc = workbench::utc_time();
   const std::string stamp = workbench::utc_stamp();
   head.run_id = fmt::format("{}-{}", stamp, ::getpid());
+
+  std::optional<workbench::EarlierRun> earlier;
+  if (resumes) {
+    earlier = value_or_fail(
+        workbench::earlier_run(std::filesystem::path(options.resume) / kRecordName, head, plan));
+    plan.finished = earlier->finished;
+  }
 
   catch_interrupts();
   if (activity == nullptr) catch_crashes();
@@ -269,7 +287,12 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
 
   // An interrupted run that had nothing to say leaves nothing behind.
   const bool worth_writing = !result.interrupted || !result.cases.empty();
-  const std::string text = workbench::json_text(workbench::run_json(head, plan, result), 2) + '\n';
+  nlohmann::json record = workbench::run_json(head, plan, result);
+  if (earlier) {
+    result = workbench::joined(*earlier, result);
+    record = workbench::joined(*earlier, std::move(record), result);
+  }
+  const std::string text = workbench::json_text(record, 2) + '\n';
   std::string written;
   // What was measured is shown even where it cannot be kept.
   std::optional<Failure> unwritten;
@@ -286,10 +309,13 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   }
   if (unwritten) throw Failure(*unwritten);
   if (result.interrupted)
-    throw Failure(workbench::kInterrupted,
-                  written.empty()
-                      ? "interrupted, nothing written"
-                      : fmt::format("interrupted; {} holds what was finished", written));
+    throw Failure(
+        workbench::kInterrupted,
+        written.empty()
+            ? "interrupted, nothing written"
+            : fmt::format("interrupted; {0} holds what was finished, and the same "
+                          "command with --resume {1} goes on after it",
+                          written, std::filesystem::path(written).parent_path().string()));
   return result.exit_code;
 }
 
@@ -342,6 +368,9 @@ Action define_run_like(OptionSet& set, RunKind kind) {
   set.text("--out", &options->out, "DIR",
            "Directory for run.json (default: results/<UTC time>; with --json nothing is written "
            "unless this is given)");
+  set.text("--resume", &options->resume, "DIR",
+           "Go on where the same command was interrupted, after the last finished shape; DIR holds "
+           "its run.json");
   set.flag("--json", &options->as_json, "Print the record to standard output, no table");
   set.flag("--quiet", &options->quiet, "No progress");
   options->plugins.define(set);

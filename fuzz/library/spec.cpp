@@ -104,7 +104,8 @@ void random_shape(Random& random, const Profile& profile, Problem& p) {
       profile.property == Property::batch_invariant ? random.percent(30) : random.percent(2);
   if (crowded) {
     p.batch = static_cast<std::int64_t>(random.scaled(16.0, 100000.99));
-    if (random.one_in(gpu ? 2 : 4)) p.batch = random.of<std::int64_t>({65535, 65536, 70000, 100000});
+    if (random.one_in(gpu ? 2 : 4))
+      p.batch = random.of<std::int64_t>({65535, 65536, 70000, 100000});
     p.heads_kv = 1;
     p.heads_q = random.of<std::int64_t>({1, 1, 2});
     p.seq_q = random.between(1, 3);

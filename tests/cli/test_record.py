@@ -136,6 +136,74 @@ def test_an_interrupted_gate_says_how_to_go_on(tmp_path):
     assert again.returncode in (0, 10) and "taken from the checkpoint" in again.stderr
 
 
+RESUMED = ["--shapes", ",".join(["small", *(f"1x4x{256 + i}x64" for i in range(3))]), "--variants", "cpu.naive,cpu.flash"]
+
+
+def interrupted(cwd, command):
+    """Runs it and interrupts it once a shape is done; its lines on stderr."""
+    cwd.mkdir(exist_ok=True)
+    process = subprocess.Popen([GREENFAST, *command], cwd=cwd, env=environment(), text=True, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE)
+    for _ in range(3):  # both variants on the first shape, and one on the second
+        assert process.stderr.readline().startswith("GREEN")
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    return err
+
+
+@pytest.mark.parametrize("command", [["check", *RESUMED], ["run", *RESUMED, "--iters", "2"]])
+def test_an_interrupted_run_goes_on(greenfast, command):
+    command = [*command, "--out", "out"]
+    assert "the same command with --resume out goes on after it" in interrupted(greenfast.work, command)
+    file = greenfast.work / "out/run.json"
+    first = json.loads(file.read_text())
+    done = first["resume"]["finished"]
+    assert done[:1] == ["small"] and len(done) < 4
+
+    result = greenfast(*command, "--resume", "out", "--json")
+    assert result.code == 0, result.err
+    record = result.json
+    validate(record)
+    assert json.loads(file.read_text()) == record
+    assert record["status"] == "complete" and record["argv"] == command
+    assert [part["run_id"] for part in record["earlier"]] == [first["run_id"]]
+    # As if it had not been interrupted: every variant on every shape once, with all of its cases.
+    whole = greenfast(*command[:-2], "--json").json
+    for rows in ("rows", "cases"):
+        assert [(row["variant"], row["problem"]) for row in record[rows]] == [(row["variant"], row["problem"]) for row in whole[rows]]
+    assert len(record["plans"]) == len(whole["plans"]) and len(record["peaks"]) == len(whole["peaks"])
+    assert [shape["name"] for shape in record["samples"]["shapes"]] == [shape["name"] for shape in whole["samples"]["shapes"]]
+    # What was done before stands as it was.
+    assert record["cases"][:2] == first["cases"][:2]
+    assert record["rows"][0]["time"] == first["rows"][0]["time"]
+    # And it is done now.
+    greenfast(*command, "--resume", "out", "--json").refused(2, "holds no interrupted run")
+
+
+def test_what_goes_on_is_the_same_run(greenfast):
+    command = ["check", *RESUMED, "--out", "out"]
+    interrupted(greenfast.work, command)
+    file = greenfast.work / "out/run.json"
+    record = json.loads(file.read_text())
+    greenfast(*command, "--seeds", "1", "--resume", "out").refused(2, "was begun as greenfast check")
+    greenfast(*command, "--resume", "elsewhere").refused(2, "elsewhere/run.json")
+    greenfast(*command, "--inputs", "q.npy", "--resume", "out").refused(2, "--resume with --inputs")
+    for change, words in [({"build": {**record["build"], "version": "0.0.0"}}, "another build of greenfast"),
+                          ({"device": {**record["device"], "name": "another"}}, "another device"),
+                          ({"policy": {**record["policy"], "sha256": "0" * 64}}, "another policy"),
+                          ({"resume": {**record["resume"], "plugins_sha256": "0" * 64}}, "another plugin"),
+                          ({"rows": [{"problem": "small"}]}, "no record of an interrupted run"),
+                          ({"schema": "greenfast.run/2"}, "schema")]:
+        file.write_text(json.dumps({**record, **change}))
+        greenfast(*command, "--resume", "out").refused(2, words)
+    # A wrong row of before decides the exit code of the whole.
+    record["rows"][0].update({"verdict": "RED", "exit_code": 20, "reason": "planted"})
+    file.write_text(json.dumps(record))
+    result = greenfast(*command, "--resume", "out", "--quiet")
+    assert result.code == 20 and "planted" in result.out
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_writes_a_valid_record_that_says_so(tmp_path, number):
     process = subprocess.Popen([GREENFAST, "run", *LONG, "--out", "out"], cwd=tmp_path, env=environment(), text=True,

@@ -135,6 +135,8 @@ json run_json(const RecordHead& head, const RunPlan& plan, const RunResult& resu
                             {"bytes_per_second", number(result.peaks[i].bytes_per_second)},
                             {"method", result.peaks[i].method}});
   out["samples"] = to_json(result.samples);
+  if (result.interrupted)
+    out["resume"] = {{"finished", result.finished}, {"plugins_sha256", plugins_digest()}};
   if (json plugins = plugins_json(); !plugins.empty()) out["plugins"] = std::move(plugins);
   return out;
 }

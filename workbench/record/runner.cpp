@@ -87,12 +87,14 @@ class Runner {
       seeds_.resize(1);
     }
     for (const RunProblem& p : plan.problems)
-      steps_ += cases_of(p).size() * subjects_of(p).size() + (plan.fast ? 1 : 0);
+      if (!plan.finished.contains(p.named.name))
+        steps_ += cases_of(p).size() * subjects_of(p).size() + (plan.fast ? 1 : 0);
   }
 
   RunResult run() {
     for (const RunProblem& problem : plan_.problems) {
-      const std::size_t first_row = result_.rows.size();
+      if (plan_.finished.contains(problem.named.name)) continue;
+      const std::size_t first_row = result_.rows.size(), failures = result_.failures.size();
       if (Status status = check_green(problem); !status.ok()) {
         mark_unfinished(first_row, static_cast<int>(cases_of(problem).size()), "failed");
         fail("checking", problem, status);
@@ -105,6 +107,7 @@ class Runner {
         if (Status status = time_green(problem, first_row); !status.ok())
           fail("timing", problem, status);
       if (result_.interrupted) break;
+      if (result_.failures.size() == failures) result_.finished.push_back(problem.named.name);
     }
     std::vector<int> codes;
     for (const RunRow& row : result_.rows) codes.push_back(row.exit_code);

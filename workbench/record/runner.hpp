@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,8 @@ struct RunPlan {
   std::vector<RunProblem> problems;
   std::vector<std::uint64_t> seeds;
   std::vector<Subject*> subjects;
+  std::set<std::string>
+      finished;  ///< problems, by name, that are left out: an earlier part of the run ended them
   Policy policy;
   bool fast = true;    ///< time what is GREEN
   bool quick = false;  ///< GREEN on the first seed and the first two distributions alone
@@ -83,6 +86,7 @@ struct RunResult {
   std::vector<Peak> peaks;                 ///< beside samples
   std::vector<Plan> plans;                 ///< of every variant on every problem it accepts
   std::vector<std::string> plan_problems;  ///< beside plans
+  std::vector<std::string> finished;  ///< names of problems that were gone through to their end
   /// What the machine failed at (no memory for a ring, a lost device): the rest went on without it,
   /// and the run ends with 4.
   std::vector<std::string> failures;
