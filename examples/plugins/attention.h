@@ -11,8 +11,10 @@
 
 static int example_supports(const gf_problem* p, char* why, size_t capacity) {
   if (p->dtype == GF_FP32 && p->out_dtype == GF_FP32 && p->seq_kv <= 4096) return 1;
-  snprintf(why, capacity, "takes fp32 up to 4096 keys, not %s with %lld; give --dtype fp32",
-           p->dtype == GF_FP32 ? "fp32" : "this type", (long long)p->seq_kv);
+  if (p->seq_kv > 4096)
+    snprintf(why, capacity, "takes up to 4096 keys, not %lld", (long long)p->seq_kv);
+  else
+    snprintf(why, capacity, "takes fp32 and writes fp32 alone; give --dtype fp32");
   return 0;
 }
 
