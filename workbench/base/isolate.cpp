@@ -30,6 +30,7 @@ constexpr std::size_t kLineBytes = 4096;
 struct Page {
   Actor actor;
   bool threw;
+  StatusCode code;
   char line[kLineBytes];
   char thrown[kLineBytes];
   char subject[kLineBytes];
@@ -62,13 +63,15 @@ class SharedPage final : public Activity {
     put(page_->subject, subject);
     put(page_->blame, why);
   }
-  void threw(std::string_view what) noexcept {
+  void threw(std::string_view what, StatusCode code) noexcept {
     page_->threw = true;
+    page_->code = code;
     put(page_->thrown, what);
   }
   bool has_thrown() const { return page_->threw; }
   Actor actor() const { return page_->actor; }
   std::string text() const { return read(page_->line); }
+  StatusCode code() const { return page_->code; }
   std::string thrown() const { return read(page_->thrown); }
   std::string subject() const { return read(page_->subject); }
   std::string blamed_for() const { return read(page_->blame); }
@@ -182,8 +185,11 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
     int code = 0;
     try {
       work(line);
+    } catch (const StatusError& error) {
+      line.threw(error.what(), error.code());
+      code = 1;
     } catch (const std::exception& error) {
-      line.threw(error.what());
+      line.threw(error.what(), StatusCode::internal);
       code = 1;
     }
     std::fflush(nullptr);
@@ -259,6 +265,7 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
   } else if (WEXITSTATUS(status) != 0) {
     // A plugin that calls exit(1) has not thrown.
     end.how = line.has_thrown() ? ChildEnd::How::failed : ChildEnd::How::crashed;
+    if (line.has_thrown()) end.code = line.code();
     end.detail =
         line.has_thrown() ? line.thrown() : fmt::format("ended with code {}", WEXITSTATUS(status));
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -30,6 +31,17 @@ class Activity {
   virtual void blame(std::string_view subject, std::string_view why) noexcept = 0;
 };
 
+/// What work throws where its parent decides by the code: others count as internal.
+class StatusError : public std::runtime_error {
+ public:
+  explicit StatusError(const Status& status)
+      : std::runtime_error(status.message()), code_(status.code()) {}
+  StatusCode code() const noexcept { return code_; }
+
+ private:
+  StatusCode code_;
+};
+
 struct ChildEnd {
   enum class How {
     finished,
@@ -39,7 +51,8 @@ struct ChildEnd {
     stopped,  // because ChildLimits::stop said so
   };
   How how = How::finished;
-  int signal = 0;        ///< that ended it; 0: none
+  int signal = 0;                          ///< that ended it; 0: none
+  StatusCode code = StatusCode::internal;  ///< of what was thrown
   std::string detail;    ///< "killed by SIGSEGV", "ended with code 3", what was thrown
   std::string activity;  ///< the last line it set
   Actor actor = Actor::workbench;

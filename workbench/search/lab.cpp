@@ -39,8 +39,6 @@ using nlohmann::json;
 
 constexpr const char* kPrefix = "search:";
 constexpr const char* kDeviceStage = "device";  // of no candidate
-/// What a child says first when there is no device to open.
-constexpr std::string_view kNoDeviceMark = "no device: ";
 
 /// Of a candidate's result; none where it has no fault, or it was not asked what kind.
 Fault fault_of(const json& result) {
@@ -374,8 +372,7 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
           const StdoutAside aside;  // a CUDA candidate prints in this process
           activity.set("opening the device");
           auto device = open_device(kind);
-          if (!device)
-            throw std::runtime_error(fmt::format("{}{}", kNoDeviceMark, device.status().message()));
+          if (!device) throw StatusError(device.status());
           remember(**device);
           Loaded all{*this, activity, **device, *policy, nullptr, {}, loaded};
           if (!reference_id.empty()) all.reference = make_plugin_subject(reference_id);
@@ -395,10 +392,10 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
     if (end->how == ChildEnd::How::failed) {
       if (const json* wrong = reference == nullptr ? nullptr : find(reference->key, stage))
         throw reference_failed(*reference, *wrong);
-      if (end->detail.starts_with(kNoDeviceMark))
+      if (end->code == StatusCode::no_device)
         throw LabError(
-            {StatusCode::no_device, fmt::format("{}; --compile-only does what needs none",
-                                                end->detail.substr(kNoDeviceMark.size()))});
+            {StatusCode::no_device,
+             fmt::format("without a device only --compile-only is possible: {}", end->detail)});
       throw LabError({StatusCode::internal, end->detail});
     }
     // Whoever was at work alone did it; the others go on without.

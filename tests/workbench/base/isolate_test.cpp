@@ -51,6 +51,17 @@ TEST(Child, FinishesCrashesAndHangs) {
   ASSERT_TRUE(end);
   EXPECT_EQ(end->how, ChildEnd::How::failed);
   EXPECT_EQ(end->detail, "no room");
+  EXPECT_EQ(end->code, StatusCode::internal);
+
+  end = run_in_child(
+      [](Activity&) {
+        throw StatusError({StatusCode::no_device, "none here"});
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::failed);
+  EXPECT_EQ(end->code, StatusCode::no_device);
+  EXPECT_EQ(end->detail, "none here");
 
   int watched = 0;
   end = run_in_child(
