@@ -87,12 +87,19 @@ def attention_mask(*args: Any, **options: Any) -> torch.Tensor | None:
 
 
 def _local_size(module: torch.nn.Module, kind: str, attribute: str) -> int | None:
-    """The layer's window or chunk, as its configuration says."""
+    """The layer's window or chunk, as its configuration says.
+
+    A layer that torch.compile compiles by itself is compiled anew for each number of a layer that was asked for, and no longer at all
+    beyond eight (recompile_limit): so the number is asked for last."""
     config = getattr(module, "config", None)
-    types, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
-    if types and index is not None and index < len(types) and types[index] == kind:
-        return getattr(config, attribute, None)
-    return None
+    types = getattr(config, "layer_types", None)
+    if not types or kind not in types:
+        return None
+    own = getattr(module, "layer_type", None)
+    if own not in types:
+        index = getattr(module, "layer_idx", None)
+        own = types[index] if index is not None and index < len(types) else None
+    return getattr(config, attribute, None) if own == kind else None
 
 
 def _window_of(module: torch.nn.Module, given: int | None) -> int | None:

@@ -53,10 +53,10 @@ PROVES = {"none": 9, "sync": 0, "arrive": 5, "mbarrier": 5}
 @pytest.fixture
 def sanitize(tmp_path):
     def run(*arguments, finds="none", accesses=("ns::kernel(int)",), count="3", verdict="GREEN", probe=(), variant="cuda.b",
-            nvcc=NVCC, available="true", sanitizer=True):
+            nvcc=NVCC, available="true", sanitizer=True, place=" in a.cu:7"):
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
-        lines = "\n".join(f"========= Invalid read at {name}+0x40 in a.cu:7" for name in accesses)
+        lines = "\n".join(f"========= Invalid read at {name}+0x40{place}" for name in accesses)
         said = " ".join(f"{name}:{hazards}" for name, hazards in dict(probe).items())
         fake = (SANITIZER.replace("FINDS", finds).replace("COUNT", count).replace("ACCESSES", lines).replace("VERDICT", verdict)
                 .replace("PROBE", said or "-"))
@@ -143,6 +143,12 @@ def test_an_explanation_covers_what_it_names_and_hides_nothing(sanitize):
     # As many reports as are printed at most: what the next would have named is not known.
     assert status(count="$limit") == "findings"
     assert status(verdict="RED") == "red"
+
+
+def test_a_build_without_source_lines_is_told_why_nothing_is_explained(sanitize):
+    done, record = sanitize("--tools", "racecheck", variant="cuda.sm90.small", finds="racecheck cuda.sm90.small", probe=PROVES, place="",
+                            accesses=("greenfast::cuda::small::attention_kernel<__half>",))
+    assert done.returncode == 21 and record["rows"][-1]["status"] == "findings" and "GREENFAST_LINEINFO=ON" in done.stdout
 
 
 def test_the_probe_is_run_only_where_it_decides(sanitize):

@@ -112,6 +112,9 @@ constexpr std::array kDistributions{
     DistributionRow{Distribution::serving, "serving",
                     "lengths, tables, chunks, sinks, slopes and masks that are ignored or misread: "
                     "a batch of short sequences for each feature"},
+    DistributionRow{Distribution::shared_top, "shared_top",
+                    "a base that follows a sum of weights: 128 keys in the middle share a top, 12 "
+                    "to 15 nats above the keys that make up the output"},
 };
 
 constexpr std::array kLayouts{
@@ -508,6 +511,10 @@ class Generator {
         multiply(out, 1.0 / (scale_ * std::sqrt(static_cast<double>(dim))));
         out[0] = (8.0 + static_cast<double>(i % 8)) / (4.0 * scale_);
         return true;
+      case Distribution::shared_top:
+        out[0] = (12.0 + 0.2 * static_cast<double>(i % 16)) / (4.0 * scale_);
+        out[1] = 0.5 / scale_;
+        return true;
       case Distribution::one_key:
         out[0] = 1.0 / scale_;
         out[channel_of(i)] = 15.0 / scale_;
@@ -568,6 +575,12 @@ class Generator {
         normal_row(keys_[kK], row_of(b, h, j), dim, out);
         out[0] = j >= p_.seq_kv - 64 ? 4.0 : 0.0;
         return true;
+      case Distribution::shared_top:
+        if (is_top(j))
+          out[0] = 4.0;
+        else
+          out[1] = 2.0 * uniform(kK, row_of(b, h, j)) - 1.0;
+        return true;
       case Distribution::far_offsets:
         out[0] = 16.0;
         out[1] = static_cast<double>(j);
@@ -615,6 +628,11 @@ class Generator {
         if (j < p_.seq_kv - 64)
           for (std::int64_t d = 0; d < dim; ++d) out[d] += 8.0;
         return true;
+      case Distribution::shared_top:
+        // The top's V is 0: the output is what the others weigh, 1e-5 of 1e2.
+        for (std::int64_t d = 0; d < dim; ++d)
+          out[d] = is_top(j) ? 0.0 : 256.0 + 16.0 * static_cast<double>((d + j / 64) % 5);
+        return true;
       case Distribution::long_rows:
         for (std::int64_t d = 0; d < dim; ++d)
           out[d] = 0.75 + 0.03125 * static_cast<double>((7 * d + (far_channel(j) ? 3 : 0)) % 17);
@@ -641,6 +659,9 @@ class Generator {
     }
   }
 
+  // A whole block of 128 keys, so that a thread of a tensor core's quad holds 32 of them: a base of
+  // their sum is five octaves too high for the 1,665 keys behind.
+  static bool is_top(std::int64_t j) { return j >= 256 && j < 384; }
   // Keys behind 65,536 that rows of long_rows look up.
   std::int64_t far_channel(std::int64_t j) const {
     for (std::int64_t c = 1; c < std::min<std::int64_t>(p_.head_dim, 5); ++c)
@@ -1061,6 +1082,10 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
     case Distribution::recent_keys:
       if (capped && asked.softcap < 20) return {};
       return {small(1, 8, 2049)};
+    case Distribution::shared_top:
+      // e4m3 has no weights 12 nats below another.
+      if (asked.dtype == DType::e4m3 || (capped && asked.softcap < 20)) return {};
+      return {small(1, 16, 2049)};
     case Distribution::one_key:
       if (capped && asked.softcap < 100) return {};
       return {small(1, 16, 1025)};

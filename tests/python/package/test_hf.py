@@ -226,6 +226,19 @@ def test_a_compiled_model_has_no_graph_break(pairs, name, inputs):
         torch.testing.assert_close(compiled(input_ids=IDS, use_cache=False, **INPUTS[inputs]).logits, outputs(model, use_cache=False, **INPUTS[inputs]))
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-window", "mistral", "gpt-oss", "gemma2"])
+def test_layers_compiled_alone_share_what_was_compiled(pairs, name):
+    """Not one program for every number of a layer: two kinds of layers, two programs."""
+    ours = copy.deepcopy(pairs(name)[1])
+    expected = outputs(ours, use_cache=False)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        for layer in ours.model.layers:
+            layer.compile(backend="eager")
+        assert (outputs(ours, use_cache=False) - expected).abs().max() < LIMIT
+    torch._dynamo.reset()
+
+
 def test_a_paged_cache_is_refused_by_name():
     x = torch.randn(1, 2, 4, 16)
     with pytest.raises(NotImplementedError, match="paged cache"):

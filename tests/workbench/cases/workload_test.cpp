@@ -142,6 +142,7 @@ TEST(Inputs, DependOnlyOnTheCase) {
       {"tiny_values", "d502824e4327c7a282e81333f5d9b7bf487b06d5d27c99e3d11def793de34b00"},
       {"nan_value", "51af6662170f69ebf6beb8cf522250c090db1ec208a6c5e59a69edb93dc18cfd"},
       {"serving", "67830de78aaa25b32adbf381619a485e59b79f93cee74de6664c576ecebfa806"},
+      {"shared_top", "b1809f29ed02d43db8df59a43d215147167be64d837d4e266f671e64b640de73"},
   };
   std::size_t n = 0;
   for (const auto& row : distribution_table()) {

@@ -77,6 +77,7 @@ struct Recipe {
   bool skip_last_row = false;
   bool skip_ragged_rows = false;
   float start = 1;  // the largest weight
+  bool base_from_sum = false;  // a risen maximum is a quarter tile's sum of weights
   bool round_product = false;
   bool cancelling_softcap = false;
   bool maximum_from_zero = false;
@@ -416,6 +417,13 @@ float soften(const Problem& p, const Recipe& recipe, float largest, bool unguard
     return products ? std::exp2(std::fma(x, factor, -(above * factor))) : std::exp(x - above);
   };
   float alpha = 1;
+  if (recipe.base_from_sum && maximum != -kInfinity && largest > maximum + recipe.rescale_above) {
+    std::array<float, 4> shared{};
+    for (std::int64_t j = 0; j < recipe.tile; ++j)
+      shared[static_cast<std::size_t>(j / 2 % 4)] += weigh(s[j], largest);
+    const float octaves = std::log2(*std::max_element(shared.begin(), shared.end()));
+    largest += octaves / (products ? factor : std::numbers::log2e_v<float>);
+  }
   if (!(largest <= maximum + recipe.rescale_above) || maximum == -kInfinity) {
     alpha = maximum == -kInfinity ? 0.0f : weigh(maximum, largest);
     maximum = largest;
@@ -1121,6 +1129,10 @@ const std::vector<Kernel>& kernels() {
       {{"low_start", "fp16 weights start at 2^-6, so subnormals begin 64 times earlier", false,
         needs_fp16},
        {.sum_rounded = true, .start = 0x1p-6f}},
+      {{"base_from_sum",
+        "a base is raised by a thread's sum of weights, not by the largest of them", false,
+        needs_fp16},
+       {.rescale_above = 9, .base_from_sum = true}},
       {{"rounded_product",
         "weights are exp2(fma(s, c, -round(max c))): large scores lose the "
         "difference",
