@@ -527,6 +527,30 @@ def sanitizer(path):
             f"{record['utc'][:10]}, {record['greenfast']}; shapes {record['shapes']}.\n")
 
 
+def whole_models(*paths):
+    records = [load(path, "greenfast.python/1") for path in paths]
+    sides = {"sdpa": "PyTorch's SDPA", "fa3": "FlashAttention-3", "greenfast": "Greenfast"}
+    rows, said = [], []
+    for record in records:
+        if record["tiny"]:
+            raise Unusable("a record of tiny models: such times mean nothing")
+        for name, case in record["models"].items():
+            if case["failed"]:
+                raise Unusable(f"{name}: {', '.join(case['failed'])} failed")
+            for mode in ("eager", "compiled"):
+                medians = case["median_ms"].get(mode)
+                if not medians:
+                    continue
+                cells = [name, mode, f"{100 * case['attention_share']['sdpa']:.0f}%" if mode == "eager" else ""]
+                for side in sides:
+                    over = case["speedup_over_sdpa"][mode].get(side)
+                    cells.append(f"{medians[side]:.1f} ms" + (f", {over:.2f}×" if over else ""))
+                rows.append(cells)
+        said.append(f"{record['device']}, PyTorch {record['versions']['torch'].split('+')[0]}, transformers {record['versions']['transformers']}, {record['utc'][:10]}")
+    return (table(["model", "", "attention's share with SDPA", *sides.values()], "llrrrr", rows) +
+            f"\nMedians of rounds in which the sides took turns, × is SDPA's time over theirs in the same round: `tools/gpu/python`, {'; '.join(dict.fromkeys(said))}.\n")
+
+
 def ladder_checks(path):
     record = load(path, "greenfast.ladder_checks/1")
     problems = list(dict.fromkeys(row["problem"].split()[0] for row in record["rows"]))
@@ -554,7 +578,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):
