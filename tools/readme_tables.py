@@ -315,6 +315,8 @@ def headline(*paths):
     rows = []
     for path in paths:
         record = judged(path)
+        argv = record.get("argv", [])
+        rows_of = ", rows of published models" if "--suite" in argv and argv[argv.index("--suite") + 1] == "models" else ""
         lines = []
         for part in [record, *record.get("ways", [])]:
             groups = {}
@@ -327,7 +329,7 @@ def headline(*paths):
             for dtype, ratios in groups.items():
                 values = [ratio["value"] for ratio in ratios]
                 lines.append((part is record, statistics.geometric_mean(values), [
-                    f"{record['device']}, {record['utc'][:10]}", dtype + between, ", ".join(map(peer_name, record["peers"])),
+                    f"{record['device']}, {record['utc'][:10]}", dtype + rows_of + between, ", ".join(map(peer_name, record["peers"])),
                     f"{sum(ratio['lo'] > 1 for ratio in ratios)} of {len(ratios)}", sum(ratio["hi"] < 1 for ratio in ratios),
                     f"{min(values):.2f} to {max(values):.2f}"]))
         others = sorted(line for line in lines if not line[0])

@@ -76,7 +76,7 @@ struct Recipe {
   bool skip_partial_stripe = false;
   bool skip_last_row = false;
   bool skip_ragged_rows = false;
-  float start = 1;  // the largest weight
+  float start = 1;             // the largest weight
   bool base_from_sum = false;  // a risen maximum is a quarter tile's sum of weights
   bool round_product = false;
   bool cancelling_softcap = false;
