@@ -38,6 +38,8 @@ _TOP_LEFT, _BOTTOM_RIGHT, _UNSAID = 0, 1, 2
 _ALIGN = {None: _UNSAID, "top_left": _TOP_LEFT, "bottom_right": _BOTTOM_RIGHT}
 _LAYOUT = {"bhsd": 0, "bshd": 1}
 _torch: Any = None  # greenfast.torch, from the first tensor on
+_shortcut: Any = None  # _core.plain, once greenfast.torch has said what it may ask of PyTorch
+_is_compiling: Any = None
 
 
 def _mask(causal: bool, window: tuple[int, int] | None, align: str | None) -> tuple[int, int, int]:
@@ -151,6 +153,11 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     gradients or under torch.compile `out` is copied to. On the CPU the call returns when `out` is written; on CUDA it is
     enqueued, allocates nothing but `out` and the scratch that some kernels want, synchronises for `validate` alone, and may be captured in a graph.
     """
+    if _shortcut is not None and not _is_compiling():
+        done = _shortcut(q, k, v, out, scale, causal, softcap, variant, batch_invariant, layout, features, return_lse, lse, q_scale, k_scale,
+                         v_scale, window, align, out_dtype, stream)
+        if done is not NotImplemented:
+            return done
     left, right, alignment = (-1, -1, _UNSAID) if not causal and window is None and align is None else _mask(causal, window, align)
     bshd = 0 if layout == "bhsd" else _bshd(layout)
     more = _arrays.features(features) if features else None  # type: ignore[arg-type]

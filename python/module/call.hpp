@@ -64,6 +64,9 @@ enum FeatureArgument {
 
 bool read_call(PyObject* const* args, Py_ssize_t count, Call& call);
 
+/// The call; scratch on CUDA comes from `allocate`, as in Argument. False: an exception is set.
+bool run(Call& call, PyObject* allocate);
+
 /// An array of int32, one for each of `count` entries.
 bool read_indices(const char* name, PyObject* object, const View& q, std::int64_t count,
                   const char* meaning, const std::int32_t*& out);

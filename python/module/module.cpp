@@ -10,44 +10,11 @@
 #include <greenfast/attention.hpp>
 #include <greenfast/quantize.hpp>
 
+#include "plain.hpp"
 #include "serving.hpp"
 
 namespace greenfast::python {
 namespace {
-Status run(const Call& call) {
-  if (call.options.device != DeviceKind::cpu && !call.options.validate)
-    return attention(call.problem, call.tensors, call.options);
-  Status status;
-  Py_BEGIN_ALLOW_THREADS status = attention(call.problem, call.tensors, call.options);
-  Py_END_ALLOW_THREADS return status;
-}
-
-// Scratch for one call: asked for by the library in the middle of it, from the tensors' library.
-struct Scratch {
-  PyObject* allocate;  // (bytes, device index) -> (address, owner); may be None
-  int device_index;
-  PyObject* owner = nullptr;
-  bool raised = false;  // a Python exception is set
-
-  Scratch(PyObject* with, const Options& options)
-      : allocate(with), device_index(options.device_index) {}
-  Scratch(const Scratch&) = delete;
-  // Its memory is the stream's until the kernel has run: the allocator's rule.
-  ~Scratch() { Py_XDECREF(owner); }
-
-  static void* give(std::size_t bytes, void* context) {
-    auto& self = *static_cast<Scratch*>(context);
-    const PyGILState_STATE state = PyGILState_Ensure();
-    void* memory = nullptr;
-    self.owner = PyObject_CallFunction(self.allocate, "ni", static_cast<Py_ssize_t>(bytes),
-                                       self.device_index);
-    if (self.owner != nullptr) memory = PyLong_AsVoidPtr(PyTuple_GetItem(self.owner, 0));
-    self.raised = PyErr_Occurred() != nullptr;
-    PyGILState_Release(state);
-    return memory;
-  }
-};
-
 PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Call call;
   if (!read_call(args, count, call)) return nullptr;
@@ -55,15 +22,8 @@ PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
     fail(PyExc_TypeError, "out is None: pass the tensor to write");
     return nullptr;
   }
-  Scratch scratch(args[kAllocate], call.options);
-  if (given(args[kAllocate])) {
-    call.options.allocate = Scratch::give;
-    call.options.allocate_context = &scratch;
-  }
-  const Status status = run(call);
-  if (scratch.raised) return nullptr;
-  if (status.ok()) Py_RETURN_NONE;
-  return raise(status);
+  if (!run(call, args[kAllocate])) return nullptr;
+  Py_RETURN_NONE;
 }
 
 PyObject* unicode(std::string_view from) {
@@ -245,6 +205,8 @@ PyCFunction function(Function* of) {
 
 PyMethodDef methods[] = {
     {"attention", function(py_attention), METH_FASTCALL, nullptr},
+    {"plain", function(py_plain), METH_FASTCALL, nullptr},
+    {"plain_ready", function(py_plain_ready), METH_VARARGS, nullptr},
     {"explain", function(py_explain), METH_FASTCALL, nullptr},
     {"merge", function(py_merge), METH_FASTCALL, nullptr},
     {"append", function(py_append), METH_FASTCALL, nullptr},

@@ -25,6 +25,7 @@ def either_way(request, monkeypatch):
     """Tensors are read through DLPack's table, and attribute by attribute as before PyTorch 2.10."""
     if request.param == "attributes":
         monkeypatch.setattr(gt, "_DIRECT", False)
+        monkeypatch.setattr(greenfast, "_shortcut", None)
     elif not gt._DIRECT:
         pytest.skip("this PyTorch has no table")
 
@@ -53,6 +54,62 @@ def test_pytorch_that_is_loaded_later_is_known_to_the_first_call(call):
     code = ("import sys, numpy, greenfast\nassert 'torch' not in sys.modules and not greenfast._arrays.READERS\n"
             f"import torch\nx = torch.zeros(1, 2, 3, 8)\nassert {call}\nassert greenfast._arrays.READERS[0][0] is torch.Tensor")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_short_way_takes_plain_calls_and_nothing_else(monkeypatch):
+    if greenfast._shortcut is None:
+        pytest.skip("this PyTorch has no table")
+    answers = []
+
+    def recorded(*arguments, short=greenfast._shortcut):
+        answers.append(short(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(greenfast, "_shortcut", recorded)
+    q, k, v = tensors()
+    wide = torch.randn(*v.shape[:3], 16)
+    learns, negated = q.clone().requires_grad_(), torch._neg_view(q)
+    plain = [(q, k, v, {}), (q, k, v, {"out": torch.empty_like(q)}), (q, k, v, {"scale": 0.3, "softcap": 2.0}), (q, q, q, {"causal": True}),
+             (q, k, v, {"variant": "cpu.naive"}), (q, k, v, {"batch_invariant": True}), (torch.nn.Parameter(q, requires_grad=False), k, v, {})]
+    other = [(q, k, v, {"return_lse": True}), (q, k, v, {"window": (2, 0), "align": "top_left"}), (q, k, v, {"align": "top_left", "causal": True}),
+             (q, k, wide, {}), (learns, k, v, {}), (q, k, v, {"sinks": torch.zeros(q.shape[1])}), (q, k, v, {"stream": 0}),
+             (q, k, v, {"out_dtype": torch.float32}), (q, k, v, {"lse": torch.empty(q.shape[:3])}),
+             (*(x.transpose(1, 2) for x in (q, k, v)), {"layout": "bshd"}), (q.numpy(), k.numpy(), v.numpy(), {})]
+    refused = [(q, k[:, :, :, :-8], v, {}), (q, k.half(), v, {}), (q, k, v, {"variant": "cpu.nothing"}), (q, k[:, :, 1:], v[:, :, 1:], {"causal": True}),
+               (q.to_sparse(), k, v, {}), (q.to("meta"), k, v, {}), (q, k, v, {"out": torch.empty(1)}), (q, k, v, {"scale": "a"}),
+               (q, k, v, {"causal": "yes", "layout": 3}), (q, k, v, {"out": negated}), (negated, k, v, {})]
+
+    def outcome(q, k, v, options):
+        try:
+            made = greenfast.attention(q, k, v, **options)
+        except Exception as error:
+            return type(error), str(error)
+        return [torch.as_tensor(x).detach() for x in (made if isinstance(made, tuple) else (made,))]
+
+    for calls, short in ((plain, True), (other, False), (refused, False)):
+        for call in calls:
+            answers.clear()
+            mine = outcome(*call)
+            # What the library refuses is raised at once.
+            assert [answer is not NotImplemented for answer in answers] in ([short], [] if calls is refused else None), call[3]
+            with monkeypatch.context() as patch:
+                patch.setattr(greenfast, "_shortcut", None)
+                theirs = outcome(*call)
+            assert type(mine) is type(theirs) and isinstance(mine, tuple) == (calls is refused), (call[3], mine)
+            assert mine == theirs if calls is refused else all(map(torch.equal, mine, theirs)), call[3]
+    out = torch.empty_like(q)
+    assert greenfast.attention(q, k, v, out=out) is out
+    answers.clear()
+    with Watch():
+        greenfast.attention(q, k, v)
+    with torch.no_grad():
+        assert torch.equal(greenfast.attention(learns, k, v), greenfast.attention(q, k, v))
+    assert [answer is not NotImplemented for answer in answers] == [False, True, True]
 
 
 def test_the_output_has_the_order_of_q(either_way):

@@ -1,0 +1,18 @@
+// The shortest way from greenfast.attention to the library, for calls that say no more than tensors
+// of PyTorch, an output, a scale, causal, a softcap or a variant.
+#pragma once
+
+#include "call.hpp"
+
+namespace greenfast::python {
+
+/// (types, {name: callable}): the types of tensors whose memory may be read as it is, and what is
+/// asked of PyTorch (greenfast/torch.py).
+PyObject* py_plain_ready(PyObject*, PyObject* args);
+
+/// The arguments of greenfast.attention by position. Returns the output; NotImplemented, with
+/// nothing done, for every call that is not plain or cannot be read, which the long way then
+/// answers. What the library refuses is raised here, in its words, which are the same there.
+PyObject* py_plain(PyObject*, PyObject* const* args, Py_ssize_t count);
+
+}  // namespace greenfast::python
