@@ -44,6 +44,12 @@ def test_an_attribute_that_is_repeated_is_refused_and_both_are_named():
             Row.parse(text)
 
 
+def test_shapes_without_attributes_are_rows_of_serving_where_that_is_asked():
+    args = ab.parse_arguments(["--shapes", "1x32/8x1/2048x128,2x8x1/100x64 causal"], as_serving=True)
+    assert [(row.seq_q, row.seq_kv, row.causal) for row in args.shape_list] == [(1, 2048, False), (1, 100, True)] and args.dtype == "bf16"
+    assert not ab.parse_arguments(["--shapes", "1x32x1/2048x128"]).serving
+
+
 @pytest.mark.parametrize("suite", serving.SUITES)
 def test_every_row_of_the_suites_is_a_problem_of_the_command_too(suite):
     for text in serving.SUITES[suite]:

@@ -505,7 +505,8 @@ def plot(rows: list[dict], path: str) -> None:
     figure.savefig(path)
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None, as_serving: bool = False) -> argparse.Namespace:
+    """as_serving: shapes without attributes are rows of serving too."""
     parser = argparse.ArgumentParser(
         prog="python -m greenfast_bench.ab", description=(__doc__ or "").split("\n\n")[0],
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -559,7 +560,7 @@ Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours is R
     given = args.shapes.split(",") if args.shapes else []
     cold_alone = args.suite in serving.SUITES
     args.ways = ways.chosen(args.between, args.cache or ("cold" if cold_alone else "hot,cold")) if args.between or args.cache else []
-    args.serving = (args.suite in serving.SUITES or args.dtype == "e4m3" or any(" " in text.strip() for text in given))
+    args.serving = (as_serving or args.suite in serving.SUITES or args.dtype == "e4m3" or any(" " in text.strip() for text in given))
     if args.serving:
         if args.plot:
             raise Usage("--plot: only of dense rows in 16 bits")
