@@ -17,7 +17,7 @@ case "$1" in
       *--plugin*bad_address*) echo '{"rows": [{"variant": "cuda.a", "verdict": "GREEN", "reason": null},
                                               {"variant": "plugin:bad_address", "verdict": "RED", "reason": "device"}]}'; exit 24 ;;
       *--plugin*) echo '{"rows": [{"variant": "plugin:x", "verdict": "GREEN", "reason": null}]}'; exit 0 ;;
-      *rollback*) exit 20 ;;
+      *rollback*) exit 21 ;;
       *cuda.sm90.decode*) sleep ${SLOW:-0} ;;
       *) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2/run.json" ;;
     esac ;;
@@ -46,7 +46,7 @@ def test_a_part_that_fails_is_told_and_stops_no_other(record):
     assert done.returncode == 1
     assert [(row["part"], row["good"]) for row in json.loads((out / "summary.json").read_text())] == [
         ("rollback", False), ("main", True)]
-    assert "exit 20, expected 0" in (out / "rollback.log").read_text()
+    assert "exit 21, expected 0 or 20" in (out / "rollback.log").read_text()
     # Only what was made goes into the bundle.
     assert (out / "bundle.json").exists()
     last = calls.read_text().splitlines()[-1]
@@ -80,3 +80,8 @@ def test_what_the_budget_has_no_time_for_is_named_and_the_rest_is_kept(record):
     assert rows["main"]["good"] and not rows["serving"]["good"] and "left_out" in rows["rollback"]
     assert "exit 124" in (out / "serving.log").read_text()
     assert calls.read_text().splitlines()[-1].startswith("evidence record main-h200=")
+
+
+def test_the_package_is_named_where_the_build_has_none(record):
+    done, out, _ = record("python")
+    assert done.returncode == 1 and "GREENFAST_PYTHON=ON" in (out / "python.log").read_text() and not (out / "bundle.json").exists()
