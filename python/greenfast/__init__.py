@@ -31,7 +31,7 @@ from . import _arrays
 from ._arrays import TensorSpec
 
 __all__ = ["Explanation", "Features", "TensorSpec", "Variant", "append", "attention", "device_facts", "explain", "merge",
-           "quantize_e4m3", "variants"]
+           "prepare", "quantize_e4m3", "variants"]
 __version__: str = _core.version
 
 _TOP_LEFT, _BOTTOM_RIGHT, _UNSAID = 0, 1, 2
@@ -55,6 +55,8 @@ def _mask(causal: bool, window: tuple[int, int] | None, align: str | None) -> tu
         left, right = -1 if left is None else left, -1 if right is None else right
     except (TypeError, ValueError):
         raise TypeError(f"window is {window!r}: (left, right) in keys is expected, None or -1 for no bound") from None
+    if left < -1 or right < -1:
+        raise ValueError(f"window is {window!r}: 0 or more keys on either side, None or -1 for no bound")
     return left, 0 if causal else right, alignment
 
 
@@ -149,9 +151,17 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     accuracy     "exact", or "fast": kernels for float8_e4m3fn may take weights that are linear between powers of two, up to 8% off
                  each (docs/numerics.md). Exact kernels of the CPU take it, too; on CUDA cuda.sm90.fp8_fast.
 
-    PyTorch: gradients flow where they are exact (greenfast.torch says where), torch.compile traces through. With
-    gradients or under torch.compile `out` is copied to. On the CPU the call returns when `out` is written; on CUDA it is
+    PyTorch: gradients flow where they are exact (greenfast.torch says where), torch.compile traces through; under it `out` is copied to. What is
+    given as `out` or `lse` may not require gradients, and counts as changed in place. On the CPU the call returns when `out` is written; on CUDA it is
     enqueued, allocates nothing but `out` and the scratch that some kernels want, synchronises for `validate` alone, and may be captured in a graph.
+
+    Errors, before any work, with what was asked, what is possible and what to change:
+    TypeError            an element type; an object without plain strided memory (traced, sparse, nested, meta, fake, masked); libraries that
+                         are mixed; a JAX array to be written.
+    ValueError           shapes, strides, devices or numbers that contradict each other; memory that overlaps what is written or is read-only;
+                         lengths, indices and pages out of range (on CUDA with `validate`).
+    NotImplementedError  a legal problem that no kernel of the device takes (explain() says why), or not `variant`; gradients that are not exact.
+    RuntimeError         a device that is missing or failed. MemoryError: no scratch.
     """
     if _shortcut is not None and not _is_compiling():
         done = _shortcut(q, k, v, out, scale, causal, softcap, variant, batch_invariant, layout, features, return_lse, lse, q_scale, k_scale,
@@ -178,7 +188,9 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, out: Any = None, lse: Any =
                 out is 0, lse -inf. NaN is not empty: the row's lse is NaN, and its out too unless the other part is empty. Sinks
                 belong into one part only.
     out, lse    where to write; those of a part, if they have its type and strides, or None: allocated.
-    On the CPU and on CUDA. The order of the parts changes no bit. Errors as attention's. No gradients.
+    On the CPU and on CUDA. The order of the parts changes no bit.
+    Errors: TypeError for types and objects that cannot be read, ValueError for shapes that do not belong together, NotImplementedError for
+    tensors that require gradients, which there are none of.
     """
     return _library_of(o1).merge(o1, lse1, o2, lse2, out, lse, out_dtype, _bshd(layout), stream)
 
@@ -204,6 +216,8 @@ def append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, used_kv: Any = None, q
                  sequence that outgrows its cache or its pages, a page that does not exist, or that two sequences would write.
     On CUDA nobody else reads the arrays before: tokens without a place in the cache, or
     without a row of cos and sin, are dropped, and their rows of q_out stay as they were.
+    Errors, before any work: TypeError for types and objects that cannot be read, or a cache of JAX, which nothing may change; ValueError for
+    shapes that do not belong together, caches that share memory; NotImplementedError for tensors that require gradients, which there are none of.
     """
     try:
         kind = _ROTARY[rotary]
@@ -237,21 +251,50 @@ def explain(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = No
     """Which variant attention() would run for these arguments, and every variant's answer; nothing is computed.
 
     q, k, v and the arrays may be TensorSpec(shape, dtype), "int32" and "bool" too. device: None for that of q, ("cuda", 0) or ("cpu", 0) for another of this
-    machine, or the name of a model ("h200", "h100", "a100", "l4", "cpu") to plan for one that is not here.
+    machine, or the name of a model ("h200", "h100", "a100", "l4", "cpu") to plan for one that is not here. Scratch on CUDA is taken for granted,
+    as PyTorch's and CuPy's allocators give it to attention().
+
+    Errors: those of attention() for arguments that contradict each other or cannot be read; RuntimeError for a device that is not here. That no
+    variant takes the problem is no error: `variant` is "" then, and `refusal` says why.
     """
+    place = _arrays.device_of(device)
+    return Explanation(*_core.explain(*_unmade("explain", q, k, v, out, scale, causal, window, align, softcap, layout, lse, q_scale, k_scale,
+                                               v_scale, variant, batch_invariant, features), place, _dtype_or_none(out_dtype)))
+
+
+def prepare(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
+            window: tuple[int, int] | None = None, align: str | None = None, softcap: float = 0.0, layout: str = "bhsd",
+            lse: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: Any = None,
+            variant: str | None = None, batch_invariant: bool = False, **features: Unpack[Features]) -> None:
+    """Does what a first call of attention() with these arguments does beside computing: loads the kernel, opts in to its shared memory,
+    starts threads. The next is as fast as any, and may be captured into a CUDA graph.
+
+    Arguments as explain's: TensorSpec(shape, dtype, device="cuda") stands for tensors that are not there yet.
+    Errors: as attention()'s.
+    """
+    _core.prepare(*_unmade("prepare", q, k, v, out, scale, causal, window, align, softcap, layout, lse, q_scale, k_scale, v_scale, variant,
+                           batch_invariant, features), None, _dtype_or_none(out_dtype))
+
+
+def _dtype_or_none(dtype: Any) -> int | None:
+    return None if dtype is None else _arrays.dtype_code(dtype)
+
+
+def _unmade(function: str, q: Any, k: Any, v: Any, out: Any, scale: float | None, causal: bool, window: tuple[int, int] | None, align: str | None,
+            softcap: float, layout: str, lse: Any, q_scale: Any, k_scale: Any, v_scale: Any, variant: str | None, batch_invariant: bool,
+            features: Any) -> list[Any]:
+    """A call that is not to be made, as _core reads it."""
     left, right, alignment = _mask(causal, window, align)
     _find_torch()
-    place = _arrays.device_of(device)
     tensors = [_arrays.describe(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("q_scale", q_scale),
                                                          ("k_scale", k_scale), ("v_scale", v_scale))]
-    return Explanation(*_core.explain(*tensors, scale, softcap, left, right, alignment, _bshd(layout), variant, int(batch_invariant),
-                                      None, None, _arrays.describe_features(_arrays.features(features, "explain")),  # type: ignore[arg-type]
-                                      place, None if out_dtype is None else _arrays.dtype_code(out_dtype)))
+    return [*tensors, scale, softcap, left, right, alignment, _bshd(layout), variant, int(batch_invariant), None, None,
+            _arrays.describe_features(_arrays.features(features, function))]
 
 
 # Keywords of their own would cost every call 0.4 us, more than all of the extension module; so they are one dictionary to
 # Python, and only here each has its name and default, for help() and editors.
-for _function in (attention, explain):
+for _function in (attention, explain, prepare):
     _plain = inspect.signature(_function)
     _function.__signature__ = _plain.replace(parameters=[  # type: ignore[attr-defined]
         *[x for x in _plain.parameters.values() if x.kind is not x.VAR_KEYWORD],
@@ -277,7 +320,10 @@ def variants() -> list[Variant]:
 
 
 def device_facts(device: str | tuple[str, int] = "cpu") -> dict[str, Any]:
-    """What selection knows of a device: ("cuda", 0), ("cpu", 0), or of a model by name ("h200", "h100", "a100", "l4")."""
+    """What selection knows of a device: ("cuda", 0), ("cpu", 0), or of a model by name ("h200", "h100", "a100", "l4").
+
+    Errors: ValueError for what is no device or no known model, RuntimeError for one that is not here.
+    """
     return _core.device_facts(_arrays.device_of(("cpu", 0) if device is None or device == "cpu" else device))
 
 
@@ -288,12 +334,13 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
     values  [B, H, S, D] (or [B, S, H, D] with layout="bshd") of float32, float16 or bfloat16.
     scale   given: used as it is; None: computed, the largest finite magnitude / 448, one for each (batch, head) with
             per="head", one for all with per="tensor". float32.
-    Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits.
+    Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits. torch.compile traces through.
+    Errors, before any work: TypeError for types and objects that cannot be read; ValueError for shapes that do not belong together or a `scale`
+    that is neither one value nor contiguous [B, H]; NotImplementedError for values that require gradients, which there are none of.
     """
     if per not in ("head", "tensor"):
         raise ValueError(f"per is {per!r}: 'head' or 'tensor' is possible")
-    _find_torch()
-    return _arrays.quantize(values, out, scale, per == "head", _bshd(layout), stream)
+    return _library_of(values).quantize(values, out, scale, per == "head", _bshd(layout), stream)
 
 
 _find_torch()

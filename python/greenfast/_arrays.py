@@ -49,6 +49,30 @@ def describe_features(more: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
     return tuple(describe(name, x) if name in ARRAYS else x for name, x in zip(FEATURES, more))
 
 
+def _one_library(names: tuple[str, ...], arrays: Any) -> None:
+    """Refuses PyTorch's tensors beside arrays of another library, whose results and gradients are made differently. What is only read
+    beside them (lengths, pages, masks, scales) may be of any."""
+    torch = sys.modules.get("torch")
+    for name, x in zip(names, arrays):
+        if torch is not None and isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a torch.Tensor, and the first array is not: pass all of one library")
+
+
+_JAX = ("jax", "jaxlib")
+
+
+def _root(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
+def _writable(name: str, x: Any) -> Any:
+    """x, which is to be written, as _core reads it. JAX's arrays never change: whoever holds one relies on it, compiled code too."""
+    if _root(x) in _JAX:
+        raise TypeError(f"{name} is a JAX array, which nothing may change: " + (
+            "leave it out, and a new one is returned" if name in ("out", "lse", "q_out", "scale") else "pass memory of NumPy or CuPy"))
+    return describe(name, x)
+
+
 def dtype_code(dtype: Any) -> int:
     """The library's number of an element type given as a name, or as NumPy, PyTorch, JAX, ... write it."""
     if dtype is float:
@@ -113,6 +137,8 @@ def describe(name: str, x: Any) -> Any:
             return read(name, x)
     if type(x).__module__ == "numpy" and hasattr(x, "strides"):
         return _from_numpy(name, x)
+    if type(x).__module__.startswith("numpy.ma"):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost: pass x.filled(0), and the mask as mask=")
     try:
         cuda = getattr(x, "__cuda_array_interface__", None)
     except Exception:  # some libraries have the attribute and raise for arrays of the CPU
@@ -126,7 +152,11 @@ def describe(name: str, x: Any) -> Any:
     if make is None:
         raise TypeError(f"{name} is {type(x).__module__}.{type(x).__name__}: pass a tensor of PyTorch, NumPy, JAX or CuPy, or an object "
                         "with __dlpack__ or __cuda_array_interface__ (a traced or lazy array holds no memory)")
-    return _core.from_dlpack(make())
+    try:
+        capsule = make(max_version=(1, 0))  # which says whether memory may be written
+    except TypeError:
+        capsule = make()
+    return _core.from_dlpack(capsule)
 
 
 _NUMPY: dict[Any, int] = {}  # numbers of dtypes seen, which take 1 us to name
@@ -177,8 +207,7 @@ def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, i
 def _like(x: Any, code: int, shape: tuple[int, ...] | None = None) -> Any:
     """Memory of x's library for a result: of x's shape or another, and its order of strides where it has as
     many dimensions."""
-    module = type(x).__module__.partition(".")[0]
-    if module == "cupy":
+    if _root(x) == "cupy":
         library = sys.modules["cupy"]
     else:
         import numpy as library  # the results of other libraries on the CPU are made from NumPy's
@@ -202,7 +231,7 @@ def _like(x: Any, code: int, shape: tuple[int, ...] | None = None) -> Any:
 
 def _returned(made: Any, like: Any) -> Any:
     """A result in the library of q."""
-    if type(like).__module__.partition(".")[0] in ("jax", "jaxlib"):
+    if _root(like) in _JAX:
         return sys.modules["jax"].numpy.asarray(made)
     return made
 
@@ -210,14 +239,14 @@ def _returned(made: Any, like: Any) -> Any:
 def _stream(x: Any, given: int | None) -> int | None:
     if given is not None:
         return given
-    if type(x).__module__.partition(".")[0] == "cupy":
+    if _root(x) == "cupy":
         return sys.modules["cupy"].cuda.get_current_stream().ptr
     return (getattr(x, "__cuda_array_interface__", None) or {}).get("stream") if hasattr(x, "__cuda_array_interface__") else None
 
 
 def _allocate_of(x: Any) -> Any:
     """How to get scratch on CUDA: from CuPy's pool, which keeps what is freed for the stream it was used on."""
-    if type(x).__module__.partition(".")[0] != "cupy":
+    if _root(x) != "cupy":
         return None
 
     def allocate(size: int, index: int) -> tuple[int, Any]:
@@ -239,23 +268,25 @@ def lse_shape(q_shape: tuple[int, ...], bshd: int, packed: bool) -> tuple[int, .
 def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream,
               out_dtype, return_lse, more=None):
     """greenfast.attention for everything but PyTorch."""
+    _one_library(("k", "v", "out", "lse"), (k, v, out, lse))
     tensors = [describe("q", q), describe("k", k), describe("v", v)]
     shape, code, device = tensors[0][1], tensors[0][3], tensors[0][4]
     made_out = made_lse = None
     wanted = dtype_code(out_dtype) if out_dtype is not None else 1 if code == _E4M3 else code
     if out is None:
-        if device and not hasattr(q, "__cuda_array_interface__"):
-            raise ValueError(f"out is None: memory for a result cannot be made for {type(q).__module__}.{type(q).__name__} on CUDA; pass out")
+        if device and _root(q) != "cupy":
+            raise ValueError(f"out is None: memory for a result cannot be made for {type(q).__module__}.{type(q).__name__} on CUDA; pass out, "
+                             "of CuPy for example")
         v_shape = tensors[2][1]
         other = v_shape and shape and v_shape[-1] != shape[-1]
         out = made_out = _like(q, wanted if wanted < len(DTYPES) else 0, (*shape[:-1], v_shape[-1]) if other else None)
     if lse is None and return_lse:
         lse = made_lse = _like(q, 0, lse_shape(shape, bshd, more is not None and more[_CU_Q] is not None))
-    described = describe("out", out)
+    described = _writable("out", out)
     if out_dtype is not None and described[3] != wanted:
         raise TypeError(f"out is {(*DTYPES, 'int32', 'bool')[described[3]]} and out_dtype {DTYPES[wanted]}: leave one of them out")
-    _core.attention(*tensors, described, *[describe(name, x) for name, x in (("lse", lse), ("q_scale", q_scale), ("k_scale", k_scale),
-                                                                             ("v_scale", v_scale))],
+    _core.attention(*tensors, described, None if lse is None else _writable("lse", lse),
+                    *[describe(name, x) for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))],
                     scale, softcap, left, right, align, bshd, variant, int(batch_invariant), _stream(q, stream), _allocate_of(q),
                     describe_features(more))
     result = out if made_out is None else _returned(out, q)
@@ -264,43 +295,39 @@ def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left
 
 def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
     """greenfast.merge for everything but PyTorch."""
+    names = ("o1", "lse1", "o2", "lse2", "out", "lse")
+    _one_library(names, (o1, lse1, o2, lse2, out, lse))
     made_out, made_lse = out is None, lse is None
     if made_out:
         out = _like(o1, describe("o1", o1)[3] if out_dtype is None else dtype_code(out_dtype))
     if made_lse:
         lse = _like(lse1, 0)
-    names = ("o1", "lse1", "o2", "lse2", "out", "lse")
-    _core.merge(*[describe(name, x) for name, x in zip(names, (o1, lse1, o2, lse2, out, lse))], bshd, _stream(o1, stream))
+    _core.merge(*[describe(name, x) for name, x in zip(names, (o1, lse1, o2, lse2))], _writable("out", out), _writable("lse", lse), bshd,
+                _stream(o1, stream))
     return _returned(out, o1) if made_out else out, _returned(lse, o1) if made_lse else lse
 
 
+WRITTEN = ("k_cache", "v_cache", "q_out")
 APPENDED = ("k", "v", "k_cache", "v_cache", "q", "q_out", "cu_new", "used_new", "used_kv", "kv_start", "kv_index", "page_table", "cos", "sin")
 
 
 def append(*arguments):
     """greenfast.append for everything but PyTorch."""
     *tensors, max_new, rotary, bshd, validate, stream = arguments
+    _one_library(APPENDED[:6], tensors[:6])
     q, q_out = tensors[4:6]
     made = q is not None and q_out is None
     if made:
         tensors[5] = q_out = _like(q, describe("q", q)[3])
-    _core.append(*[describe(name, x) for name, x in zip(APPENDED, tensors)], max_new, rotary, bshd, validate, _stream(tensors[0], stream))
+    _core.append(*[(_writable if name in WRITTEN and x is not None else describe)(name, x) for name, x in zip(APPENDED, tensors)], max_new, rotary, bshd, validate, _stream(tensors[0], stream))
     return None if q is None else _returned(q_out, q) if made else q_out
 
 
 def quantize(values, out, scale, per_head, bshd, stream):
-    """greenfast.quantize_e4m3."""
-    torch = sys.modules.get("torch")
+    """greenfast.quantize_e4m3 for everything but PyTorch."""
     compute = scale is None
-    if torch is not None and isinstance(values, torch.Tensor):
-        if out is None:
-            out = torch.empty_like(values, dtype=torch.float8_e4m3fn)
-        if compute:
-            shape = (values.shape[0], values.shape[2 if bshd else 1]) if per_head and values.dim() == 4 else (1,)
-            scale = torch.empty(shape, dtype=torch.float32, device=values.device)
-        _core.quantize_e4m3(describe("values", values.detach()), describe("out", out), describe("scale", scale), int(compute), bshd, stream)
-        return out, scale
     source = describe("values", values)
+    _one_library(("out", "scale"), (out, scale))
     if out is None:
         out = made = _like(values, _E4M3)
     else:
@@ -308,5 +335,6 @@ def quantize(values, out, scale, per_head, bshd, stream):
     if compute:
         shape = (source[1][0], source[1][2 if bshd else 1]) if per_head and len(source[1]) == 4 else (1,)
         scale = _like(values, 0, shape)
-    _core.quantize_e4m3(source, describe("out", out), describe("scale", scale), int(compute), bshd, _stream(values, stream))
+    _core.quantize_e4m3(source, _writable("out", out), (_writable if compute else describe)("scale", scale), int(compute), bshd,
+                        _stream(values, stream))
     return (out if made is None else _returned(out, values)), (_returned(scale, values) if compute else scale)

@@ -30,8 +30,9 @@ def _one_of(name: str, value: Any, alias: str, other: Any) -> Any:
 
 
 def _bounds(window_size: tuple[int | None, int | None]) -> tuple[int, int] | None:
-    """None for no window; -1, or as FlashAttention-4 writes it None, is no bound."""
-    left, right = (-1 if x is None else x for x in window_size)
+    """None for no window; a negative number, as in FlashAttention, or None, as FlashAttention-4 writes it, is no bound."""
+    left, right = window_size
+    left, right = -1 if left is None or left < 0 else left, -1 if right is None or right < 0 else right
     return None if left < 0 and right < 0 else (left, right)
 
 
@@ -52,9 +53,9 @@ def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float
         given["sinks"] = sinks.float()
     if num_splits > 0:
         given["max_splits"] = num_splits
-    some = next((x for x in descales if x is not None), None)
-    if some is not None:  # each may be left out, which is 1; one value is often expanded to all batches and heads, without memory for each
-        descales = tuple(torch.ones_like(some, memory_format=torch.contiguous_format) if x is None else x.contiguous() for x in descales)
+    some = [x for x in descales if x is not None]
+    if some:  # each may be left out, which is 1; one value is often expanded to all batches and heads, without memory for each
+        descales = tuple(torch.ones_like(some[0], memory_format=torch.contiguous_format) if x is None else x.contiguous() for x in descales)
     q_descale, k_descale, v_descale = descales
     heads, heads_kv = q.shape[-2], k.shape[-2]
     if q_descale is not None and heads_kv > 0:

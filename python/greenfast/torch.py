@@ -21,6 +21,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
 from torch.nn import functional as _functional
 
 from . import _arrays, _core
@@ -32,6 +33,7 @@ _SDPA = _functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
 _dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+_increment_version = torch.autograd.graph.increment_version
 _EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
 _CODES = {getattr(torch, name): code for code, name in enumerate((*_arrays.DTYPES, "int32", "bool"))}
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
@@ -40,7 +42,7 @@ _LARGEST_SCALE = 2.0 ** 126
 _NUMBERS = frozenset((int, bool))
 _FLOAT_FEATURES = 3  # mask, sinks, slopes: the first of them
 _NO_MASK = tuple(_arrays.FEATURES.values())[1:]
-_CU_Q = list(_arrays.FEATURES).index("cu_q")
+_CU_Q, _VALIDATE = (list(_arrays.FEATURES).index(name) for name in ("cu_q", "validate"))
 # Torch 2.10 and later hand out DLPack's function table. Before, tensors are read attribute by attribute.
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 _DIRECT = _table is not None and all([_core.register_type(kind, _table) for kind in _EXACT])
@@ -54,9 +56,35 @@ class FallbackWarning(UserWarning):
 # --- reading tensors -----------------------------------------------------------------------------------------------
 
 def _layered() -> bool:
-    """Whether somebody watches calls of operators: a dispatch mode, a trace. (Tensors inside vmap and torch.func.grad have no
-    memory, which the library's module finds.)"""
-    return _dispatch_modes() > 0 or _trace() is not None
+    """Whether somebody watches calls of operators: a dispatch mode, a trace, forward-mode derivatives. (Tensors inside vmap and
+    torch.func.grad have no memory, which the library's module finds.)"""
+    return _dispatch_modes() > 0 or _trace() is not None or _forward_ad._current_level >= 0
+
+
+def _has_tangent(*tensors: Any) -> bool:
+    """Whether a forward-mode derivative flows through one of them."""
+    return (_forward_ad._current_level >= 0 and not _is_compiling()
+            and any(isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors))
+
+
+def _refuse_tangent(function: str) -> None:
+    raise NotImplementedError(f"forward-mode derivatives through greenfast.{function} are not offered: use PyTorch's attention there, or "
+                              "pass the primals")
+
+
+def _of_torch(names: Any, tensors: tuple[Any, ...]) -> None:
+    """Refuses what another library made: a call's tensors are of one library."""
+    for name, x in zip(names, tensors):
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is {type(x).__module__}.{type(x).__name__}, and the first tensor PyTorch's: pass all of one library")
+
+
+def _written(*tensors: Any) -> None:
+    """Tells PyTorch that memory of the caller's holds something else now: backward of who saved it before raises, as after any
+    operation in place, and does not compute with the new values."""
+    given = [x for x in tensors if isinstance(x, torch.Tensor)]
+    if given:
+        _increment_version(given)
 
 
 def _describe(name: str, x: Tensor) -> Any:
@@ -79,6 +107,15 @@ def _describe(name: str, x: Tensor) -> Any:
 _arrays.READERS.append((Tensor, _describe))
 
 
+def _check_storage(name: str, x: Any) -> None:
+    """Refuses a tensor whose storage was made smaller than what it says. 0.4 us, so on request alone; a storage without memory is always refused."""
+    if isinstance(x, torch.Tensor) and x.numel() > 0:
+        last = x.storage_offset() + sum((size - 1) * step for size, step in zip(x.shape, x.stride()))
+        if (last + 1) * x.element_size() > x.untyped_storage().nbytes():
+            raise ValueError(f"{name} needs {(last + 1) * x.element_size()} bytes, and its storage has {x.untyped_storage().nbytes()}: it was resized "
+                             "or freed; make the tensor anew")
+
+
 def _scratch(size: int, index: int) -> tuple[int, Any]:
     memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
     return memory.data_ptr(), memory
@@ -99,18 +136,25 @@ def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_sca
     if not _DIRECT or q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg():
         tensors = tuple(None if x is None else _describe(name, x) for name, x in zip(
             ("q", "k", "v", "out", "lse", "q_scale", "k_scale", "v_scale"), tensors))
+    if more is not None and more[_VALIDATE]:
+        for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale),
+                        *zip(_arrays.FEATURES, more)):
+            _check_storage(name, x)
     if more is not None and not (_DIRECT and _readable(more)):
         more = _arrays.describe_features(more)
-    if not q.is_cuda:
+    if q.is_cuda:
+        if stream is None and not _DIRECT:
+            stream = torch.cuda.current_stream(q.device).cuda_stream
+        if _elsewhere(q):
+            with torch.cuda.device(q.device):
+                _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+            return
+    try:
         _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
-        return
-    if stream is None and not _DIRECT:
-        stream = torch.cuda.current_stream(q.device).cuda_stream
-    if _elsewhere(q):
-        with torch.cuda.device(q.device):
-            _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
-        return
-    _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+    except TypeError:
+        for name, x in zip(("q", "k", "v", "out"), (q, k, v, out)):
+            _describe(name, x)  # knows better why a tensor cannot be read
+        raise
 
 
 def _readable(more: tuple[Any, ...]) -> bool:
@@ -134,9 +178,11 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
                left: int, right: int, align: int, bshd: int, variant: str | None, batch_invariant: bool, stream: int | None, out_dtype: Any,
                return_lse: bool, more: tuple[Any, ...] | None = None) -> Any:
     """greenfast.attention for PyTorch's tensors."""
-    if (not _is_compiling() and type(q) in _EXACT and type(k) in _EXACT and type(v) in _EXACT and not _layered()
-            and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or more is not None and _learns(more)))):
-        made = out is None
+    made, made_lse = out is None, lse is None
+    if (not _is_compiling() and type(q) in _EXACT and type(k) in _EXACT and type(v) in _EXACT and (made or type(out) in _EXACT)
+            and (made_lse or type(lse) in _EXACT) and not _layered()
+            and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or more is not None and _learns(more)
+                                             or not made and out.requires_grad or not made_lse and lse.requires_grad))):
         if made:
             out = torch.empty_like(q, dtype=_out_dtype(q, out_dtype)) if out_dtype is not None or q.dtype == torch.float8_e4m3fn \
                 else torch.empty_like(q)
@@ -152,6 +198,8 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
                 raise
             out = _empty_out(q, v, _out_dtype(q, out_dtype))
             _run(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more)
+        if not made or not made_lse:
+            _written(None if made else out, None if made_lse else lse)
         return (out, lse) if return_lse else out
     return _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
                        stream, out_dtype, return_lse, more)
@@ -161,7 +209,7 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
 # less, 1.2 where the output is allocated (CPU, torch 2.15, 2026-11-24).
 if _DIRECT:
     _core.plain_ready(torch.Tensor, torch.nn.Parameter, _is_grad_enabled, _dispatch_modes, _trace, torch.Tensor.is_neg, torch.empty_like, _scratch,
-                      _elsewhere)
+                      _elsewhere, _forward_ad, torch._C._increment_version)
     sys.modules[__package__]._is_compiling, sys.modules[__package__]._shortcut = _is_compiling, _core.plain
 
 
@@ -403,6 +451,7 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
                 stream, out_dtype, return_lse, more=None):
     if stream is not None:
         raise ValueError("stream is given, with gradients or under torch.compile: there the work is on PyTorch's current stream; set that")
+    _of_torch(("out", "lse", "q_scale", "k_scale", "v_scale"), (out, lse, q_scale, k_scale, v_scale))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is {type(x).__name__}: q is a torch.Tensor, and so must k and v be")
@@ -412,9 +461,14 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
             raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
     if more is not None:
         more = tuple(more)
-        for name, x in zip(_arrays.FEATURES, more):
-            if name in _arrays.ARRAYS and x is not None and not isinstance(x, torch.Tensor):
-                raise TypeError(f"{name} is {type(x).__name__}: q is a torch.Tensor, and so must {name} be")
+        _of_torch(_arrays.FEATURES, tuple(x if name in _arrays.ARRAYS else None for name, x in zip(_arrays.FEATURES, more)))
+    if _has_tangent(q, k, v, *(() if more is None else more)):
+        _refuse_tangent("attention")
+    if not _is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise NotImplementedError("greenfast.attention inside a transform of torch.func is not offered: call it outside, or use "
+                                  "greenfast.torch.scaled_dot_product_attention, which goes to PyTorch's there")
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, lse)):
+        raise NotImplementedError("out or lse requires gradients: what is written there has none; pass memory that does not, or leave it out")
     needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or more is not None and _learns(more))
     if needs_gradient:
         reason = "scales" if q_scale is not None else "out" if out is not None else "lse given" if lse is not None else _no_gradient(
@@ -451,6 +505,8 @@ def _plain(function: str, tensors: tuple[Any, ...]) -> bool:
     """Whether these are tensors to be read at once; otherwise they go through an operator. What requires gradients is refused."""
     if _is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors):
         raise NotImplementedError(f"gradients through greenfast.{function} are not offered: detach the tensors, or call it under torch.no_grad()")
+    if _has_tangent(*tensors):
+        _refuse_tangent(function)
     return not _is_compiling() and not _layered() and all(x is None or type(x) in _EXACT for x in tensors)
 
 
@@ -490,11 +546,12 @@ def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
     """greenfast.merge for PyTorch's tensors."""
     dtype = None if out_dtype is None else _out_dtype(o1, out_dtype)
     if _plain("merge", (o1, lse1, o2, lse2, out, lse)):
-        out = torch.empty_like(o1, dtype=dtype or o1.dtype) if out is None else out
-        lse = torch.empty_like(lse1) if lse is None else lse
-        _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, out, lse), bshd, stream=stream)
-        return out, lse
+        made = [torch.empty_like(o1, dtype=dtype or o1.dtype) if out is None else out, torch.empty_like(lse1) if lse is None else lse]
+        _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, *made), bshd, stream=stream)
+        _written(out, lse)
+        return tuple(made)
     _no_stream(stream)
+    _of_torch(("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, out, lse))
     made, made_lse = torch.ops.greenfast.merge.default(o1, lse1, o2, lse2, out_dtype=dtype, bshd=bool(bshd))
     return made if out is None else out.copy_(made), made_lse if lse is None else lse.copy_(made_lse)
 
@@ -509,6 +566,7 @@ def _op_append(k, v, k_cache, v_cache, q, *arrays, max_new=None, rotary=2, bshd=
     made = _op_append_fake(k, v, k_cache, v_cache, q)
     _call(_core.append, _arrays.APPENDED, (k, v, k_cache, v_cache, q, None if q is None else made, *arrays), max_new, rotary, int(bshd),
           int(validate), stream=None)
+    _written(k_cache, v_cache)  # an operator defined from Python does not, whatever its schema says
     return made
 
 
@@ -522,16 +580,63 @@ for _name, _of, _fake in (("merge", _op_merge, _op_merge_fake), ("append", _op_a
     torch.library.register_fake(f"greenfast::{_name}", _fake, lib=_library)
 
 
+# Scales that are not given are computed, of shape [B, H] or [1], and returned; given ones come back as an empty tensor, for an
+# operator may not return what it was given.
+_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, bool per_head=True, bool bshd=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
+_QUANTIZED = ("values", "out", "scale")
+
+
+def _new_scale(values, per_head, bshd):
+    shape = (values.shape[0], values.shape[2 if bshd else 1]) if per_head and values.dim() == 4 else (1,)
+    return torch.empty(shape, dtype=torch.float32, device=values.device)
+
+
+def _op_quantize(values, scale=None, *, per_head=True, bshd=False):
+    codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd)
+    _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), stream=None)
+    return codes, made
+
+
+def _op_quantize_fake(values, scale=None, *, per_head=True, bshd=False):
+    return (torch.empty_like(values, dtype=torch.float8_e4m3fn),
+            _new_scale(values, per_head, bshd) if scale is None else torch.empty(0, dtype=torch.float32, device=values.device))
+
+
+_library.impl("quantize_e4m3", _op_quantize, "CPU")
+_library.impl("quantize_e4m3", _op_quantize, "CUDA")
+torch.library.register_fake("greenfast::quantize_e4m3", _op_quantize_fake, lib=_library)
+
+
+def quantize(values, out, scale, per_head, bshd, stream):
+    """greenfast.quantize_e4m3 for PyTorch's tensors."""
+    if _plain("quantize_e4m3", (values, out, scale)):
+        codes = torch.empty_like(values, dtype=torch.float8_e4m3fn) if out is None else out
+        used = _new_scale(values, per_head, bshd) if scale is None else scale
+        _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, stream=stream)
+        _written(out)
+        return codes, used
+    _no_stream(stream)
+    _of_torch(_QUANTIZED, (values, out, scale))
+    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per_head, bshd=bool(bshd))
+    return codes if out is None else out.copy_(codes), made if scale is None else scale
+
+
 def append(*arguments):
     """greenfast.append for PyTorch's tensors."""
     *tensors, max_new, rotary, bshd, validate, stream = arguments
     q, q_out = tensors[4:6]
     if _plain("append", tuple(tensors)):
+        given = q_out
+        if validate:
+            for name, x in zip(_arrays.APPENDED, tensors):
+                _check_storage(name, x)
         if q is not None and q_out is None:
             tensors[5] = q_out = torch.empty_like(q)
         _call(_core.append, _arrays.APPENDED, tuple(tensors), max_new, rotary, bshd, validate, stream=stream)
+        _written(*tensors[2:4], given)
         return None if q is None else q_out
     _no_stream(stream)
+    _of_torch(_arrays.APPENDED, tuple(tensors))
     made = torch.ops.greenfast.append.default(*tensors[:5], *tensors[6:], max_new=max_new, rotary=rotary, bshd=bool(bshd), validate=bool(validate))
     return None if q is None else made if q_out is None else q_out.copy_(made)
 
@@ -611,6 +716,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
             return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value, attn_mask)} - {'Tensor', 'NoneType'}))})"
         if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
             return "a transform of torch.func, or torch.jit.trace"
+        if _has_tangent(query, key, value, attn_mask):
+            return "a forward-mode derivative"
         if query.is_neg() or key.is_neg() or value.is_neg():
             return "a tensor that is negated lazily"
     if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
@@ -757,6 +864,8 @@ def _broadcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa:
             mask = mask.expand(*lead, *[size if size == 1 else whole for size, whole in zip(mask.shape[-2:], (q.shape[-2], k.shape[-2]))])
     except RuntimeError:
         return q, k, v, mask, None, "shapes that do not broadcast"
+    if any(x.shape[:-2] != lead for x in (q, k, v)) and not (q.numel() and k.numel() and v.numel()):
+        return q, k, v, mask, None, "empty tensors that broadcast"  # whose result has a shape of PyTorch's own choosing
     tensors = []
     for x in (q, k, v) if mask is None else (q, k, v, mask):
         rows = x.shape[-2:]
@@ -815,7 +924,8 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, attn_mas
     return (_why_not(query, key, value, attn_mask, dropout_p, False, None, False) is None and query.dim() == 4 and key.dim() == 4
             and value.dim() == 4 and query.shape[-1] == value.shape[-1] and _heads_match(query, key, value, True)
             and (attn_mask is None or _fits(attn_mask, (*query.shape[:3], key.shape[2]))) and all(x.stride(-1) == 1 for x in (query, key, value))
-            and all(type(x) in _EXACT for x in (query, key, value)))
+            and all(type(x) in _EXACT for x in (query, key, value))
+            and all(step != 0 or size == 1 for size, step in zip(query.shape, query.stride())))
 
 
 def _register_flash() -> _Registered:
@@ -834,9 +944,8 @@ def _register_flash() -> _Registered:
     def on_cpu(keys, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
         if not _takes(query, key, value, dropout_p, attn_mask):
             return before[cpu].call_boxed(keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-        # The strides that PyTorch's own has, which compiled graphs rely on: [B, S, H, D] and [B, S, H].
-        batch, heads, rows, width = query.shape
-        out = query.new_empty((batch, rows, heads, width)).transpose(1, 2)
+        # The strides that PyTorch's own has, which compiled graphs rely on: query's order, and [B, S, H].
+        out = torch.empty_like(query)
         lse = run(query, key, value, out, is_causal, scale, _TOP_LEFT, attn_mask)
         return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 

@@ -76,19 +76,25 @@ PyObject* plan_dict(const Plan& plan) {
                        "kernel", unicode(plan.kernel), "note", unicode(plan.note));
 }
 
-// The arguments of attention, then the device and the name of the output's type or None.
-PyObject* py_explain(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Call call;
-  if (count != kArguments + 2) {
-    PyErr_SetString(PyExc_TypeError,
-                    "expected the arguments of attention, a device and an output type");
-    return nullptr;
-  }
-  if (!read_call(args, kArguments, call)) return nullptr;
+// A call that is not to be made: the arguments of attention, then a device and the number of the
+// output's type or None.
+bool read_unmade(PyObject* const* args, Py_ssize_t count, Call& call) {
+  if (count != kArguments + 2)
+    return fail(PyExc_TypeError,
+                "expected the arguments of attention, a device and an output type");
+  if (!read_call(args, kArguments, call)) return false;
   if (given(args[kArguments + 1]))
     call.problem.out_dtype = static_cast<DType>(PyLong_AsLong(args[kArguments + 1]));
+  // As in a call of PyTorch's or CuPy's tensors, whose allocators give scratch: without, selection
+  // would pass over those that want some.
+  call.options.allocate = [](std::size_t, void*) -> void* { return nullptr; };
+  return PyErr_Occurred() == nullptr;
+}
+
+PyObject* py_explain(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Call call;
   DeviceFacts facts;
-  if (PyErr_Occurred() != nullptr || !facts_for(args[kArguments], call.options, facts))
+  if (!read_unmade(args, count, call) || !facts_for(args[kArguments], call.options, facts))
     return nullptr;
   const Selection selection = explain(call.problem, facts, call.options);
   PyObject* rows = PyList_New(0);
@@ -114,6 +120,15 @@ PyObject* py_explain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return Py_BuildValue("(NONNNNN)", unicode(selection.chosen),
                        selection.forced ? Py_True : Py_False, unicode(selection.refusal), rows,
                        planned, unicode(to_string(call.problem)), facts_dict(facts));
+}
+
+PyObject* py_prepare(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Call call;
+  if (!read_unmade(args, count, call)) return nullptr;
+  Status status;
+  Py_BEGIN_ALLOW_THREADS status = prepare(call.problem, call.options);
+  Py_END_ALLOW_THREADS if (!status) return raise(status);
+  Py_RETURN_NONE;
 }
 
 PyObject* py_variants(PyObject*, PyObject*) {
@@ -208,6 +223,7 @@ PyMethodDef methods[] = {
     {"plain", function(py_plain), METH_FASTCALL, nullptr},
     {"plain_ready", function(py_plain_ready), METH_VARARGS, nullptr},
     {"explain", function(py_explain), METH_FASTCALL, nullptr},
+    {"prepare", function(py_prepare), METH_FASTCALL, nullptr},
     {"merge", function(py_merge), METH_FASTCALL, nullptr},
     {"append", function(py_append), METH_FASTCALL, nullptr},
     {"variants", function(py_variants), METH_NOARGS, nullptr},

@@ -28,7 +28,9 @@ struct Asked {
   std::array<PyTypeObject*, 2> types{};
   PyObject *is_grad_enabled = nullptr, *dispatch_modes = nullptr, *trace = nullptr;
   PyObject *is_neg = nullptr, *empty_like = nullptr, *scratch = nullptr, *elsewhere = nullptr;
-  PyObject *requires_grad = nullptr, *minus_one = nullptr, *zero = nullptr, *two = nullptr;
+  PyObject *forward_ad = nullptr, *increment_version = nullptr;
+  PyObject *level = nullptr, *requires_grad = nullptr, *minus_one = nullptr, *zero = nullptr,
+           *two = nullptr;
 };
 Asked asked;
 
@@ -60,8 +62,8 @@ bool said_nothing_more(PyObject* const* args) {
 
 // Nobody watches operators, nobody wants gradients, and what memory holds is what tensors say.
 bool tensors_are_plain(PyObject* const* args) {
-  const bool made = args[kPlainOut] == Py_None;
-  for (int i = kPlainQ; i <= (made ? kPlainV : kPlainOut); ++i)
+  const int last = args[kPlainOut] == Py_None ? kPlainV : kPlainOut;
+  for (int i = kPlainQ; i <= last; ++i)
     if (!of_torch(args[i])) return false;
   if (!answers(PyObject_CallNoArgs(asked.trace), Py_None)) return false;
   PyObject* modes = PyObject_CallNoArgs(asked.dispatch_modes);
@@ -71,12 +73,28 @@ bool tensors_are_plain(PyObject* const* args) {
     PyErr_Clear();
     return false;
   }
+  // -1 where forward-mode derivatives are not asked for.
+  PyObject* level = PyObject_GetAttr(asked.forward_ad, asked.level);
+  const bool forward = level == nullptr || PyLong_AsLong(level) >= 0;
+  Py_XDECREF(level);
+  if (forward) return false;
   if (!answers(PyObject_CallNoArgs(asked.is_grad_enabled), Py_False))
-    for (int i = kPlainQ; i <= kPlainV; ++i)
+    for (int i = kPlainQ; i <= last; ++i)
       if (!answers(PyObject_GetAttr(args[i], asked.requires_grad), Py_False)) return false;
-  for (int i = kPlainQ; i <= (made ? kPlainV : kPlainOut); ++i)
+  for (int i = kPlainQ; i <= last; ++i)
     if (!answers(asked.is_neg, args[i], Py_False)) return false;
   return true;
+}
+
+// The caller's memory holds something else now: backward of who saved it before raises.
+bool tell_written(PyObject* out) {
+  PyObject* written = PyTuple_Pack(1, out);
+  PyObject* done = written != nullptr
+                       ? PyObject_CallFunctionObjArgs(asked.increment_version, written, nullptr)
+                       : nullptr;
+  Py_XDECREF(written);
+  Py_XDECREF(done);
+  return done != nullptr;
 }
 
 PyObject* not_plain() {
@@ -89,8 +107,9 @@ PyObject* not_plain() {
 PyObject* py_plain_ready(PyObject*, PyObject* args) {
   PyObject *first = nullptr, *second = nullptr;
   Asked a;
-  if (!PyArg_ParseTuple(args, "OOOOOOOOO", &first, &second, &a.is_grad_enabled, &a.dispatch_modes,
-                        &a.trace, &a.is_neg, &a.empty_like, &a.scratch, &a.elsewhere))
+  if (!PyArg_ParseTuple(args, "OOOOOOOOOOO", &first, &second, &a.is_grad_enabled, &a.dispatch_modes,
+                        &a.trace, &a.is_neg, &a.empty_like, &a.scratch, &a.elsewhere, &a.forward_ad,
+                        &a.increment_version))
     return nullptr;
   if (!PyType_Check(first) || !PyType_Check(second)) {
     PyErr_SetString(PyExc_TypeError, "two types of tensors are expected");
@@ -98,13 +117,15 @@ PyObject* py_plain_ready(PyObject*, PyObject* args) {
   }
   a.types = {reinterpret_cast<PyTypeObject*>(first), reinterpret_cast<PyTypeObject*>(second)};
   for (PyObject* held : {first, second, a.is_grad_enabled, a.dispatch_modes, a.trace, a.is_neg,
-                         a.empty_like, a.scratch, a.elsewhere})
+                         a.empty_like, a.scratch, a.elsewhere, a.forward_ad, a.increment_version})
     Py_INCREF(held);
+  a.level = PyUnicode_InternFromString("_current_level");
   a.requires_grad = PyUnicode_InternFromString("requires_grad");
   a.minus_one = PyLong_FromLong(-1);
   a.zero = PyLong_FromLong(0);
   a.two = PyLong_FromLong(2);
-  if (a.requires_grad == nullptr || a.minus_one == nullptr || a.zero == nullptr || a.two == nullptr)
+  if (a.level == nullptr || a.requires_grad == nullptr || a.minus_one == nullptr ||
+      a.zero == nullptr || a.two == nullptr)
     return nullptr;
   asked = a;
   Py_RETURN_NONE;
@@ -149,7 +170,7 @@ PyObject* py_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_DECREF(out);
     return not_plain();
   }
-  if (run(call, asked.scratch)) return out;
+  if (run(call, asked.scratch) && (made || tell_written(out))) return out;
   Py_DECREF(out);
   return nullptr;
 }

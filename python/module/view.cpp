@@ -229,7 +229,7 @@ bool read_view(const char* name, PyObject* object, View& to, Wanted wanted) {
     PyObject* type_name = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__name__");
     const char* word = type_name != nullptr ? PyUnicode_AsUTF8AndSize(type_name, nullptr) : nullptr;
     fail(PyExc_TypeError, text(name, " is ", word != nullptr ? word : "an object",
-                               ": pass an array or a tensor that holds memory"));
+                               ": pass an array or a tensor that holds memory, of q's library"));
     Py_XDECREF(type_name);
     return false;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -183,6 +184,34 @@ Shape cache_shape(const AppendProblem& p, std::int64_t dim) {
   return {p.kv_index ? p.kv_rows : p.batch, p.heads_kv, p.seq_kv, dim};
 }
 
+// Whether an element of V lies `from` elements behind one of K, or the other way round. Both have
+// these dimensions, each of which steps over what is inside it (check_layout), so of a dimension's
+// index differences two are possible at most.
+bool meet(std::int64_t from, const std::array<std::pair<std::int64_t, std::int64_t>, 3>& steps,
+          int dim, std::int64_t dim_k, std::int64_t dim_v) {
+  if (dim == 3) return from < dim_k && from > -dim_v;
+  const auto [stride, size] = steps[dim];
+  if (size <= 1) return meet(from, steps, dim + 1, dim_k, dim_v);
+  const std::int64_t below = from / stride - (from % stride < 0 ? 1 : 0);
+  for (const std::int64_t n : {below, below + 1})
+    if (n > -size && n < size && meet(from - n * stride, steps, dim + 1, dim_k, dim_v)) return true;
+  return false;
+}
+
+// Whether K and V of a cache, though they lie in one piece of memory, share no element of it.
+bool interleaved(const AppendProblem& p, const AppendTensors& t) {
+  const Shape shape = cache_shape(p, p.head_dim);
+  std::array<std::pair<std::int64_t, std::int64_t>, 3> steps;
+  for (int dim = 0; dim < 3; ++dim) {
+    if (shape[dim] > 1 && p.k.stride[dim] != p.v.stride[dim]) return false;
+    steps[dim] = {p.k.stride[dim], shape[dim]};
+  }
+  std::sort(steps.begin(), steps.end(), std::greater<>());
+  const auto bytes = reinterpret_cast<std::intptr_t>(t.v) - reinterpret_cast<std::intptr_t>(t.k);
+  return !meet(bytes / static_cast<std::intptr_t>(size_of(p.dtype)), steps, 0, p.head_dim,
+               value_dim(p));
+}
+
 }  // namespace
 
 Status check_append(const AppendProblem& p, const AppendTensors& t) {
@@ -264,7 +293,7 @@ Status check_append(const AppendProblem& p, const AppendTensors& t) {
     if (written.name == "q_out")
       return t.q_out == t.q && p.q_out.stride == p.q.stride &&
              (other.name == "q" || other.name == "k_new" || other.name == "v_new");
-    return other.name == "k" || other.name == "v";
+    return (other.name == "k" || other.name == "v") && interleaved(p, t);
   });
 }
 

@@ -623,5 +623,65 @@ TEST(Append, KeepsToRowsAndUsedTokensOfADenseCache) {
   EXPECT_EQ(cache, expected);
 }
 
+TEST(Append, KAndVMayLieBetweenEachOtherAndNotUponEachOther) {
+  constexpr std::int64_t kKeys = 5, kHeads = 2, kDim = 16;
+  const std::vector<float> news(static_cast<std::size_t>(kHeads * kDim), 1.0f);
+  std::vector<float> cache(4096, 0.0f);
+  const auto said = [&](const Layout& k, const Layout& v, std::int64_t v_at, std::int64_t dim_v) {
+    AppendProblem p;
+    p.batch = 2;
+    p.heads_kv = kHeads;
+    p.seq_new = 1;
+    p.seq_kv = kKeys;
+    p.head_dim = kDim;
+    p.head_dim_v = dim_v == kDim ? 0 : dim_v;
+    p.dtype = DType::f32;
+    p.k_new = {{0, kDim, kDim, 1}};
+    p.v_new = {{0, dim_v, dim_v, 1}};
+    p.k = k;
+    p.v = v;
+    const AppendTensors t{.k_new = news.data(),
+                          .v_new = news.data(),
+                          .k = cache.data() + 1024,
+                          .v = cache.data() + 1024 + v_at};
+    const Status status = append(p, t);
+    return status.ok() ? std::string() : status.message();
+  };
+  const Layout dense = dense_layout(Order::bhsd, 2, kHeads, kKeys, kDim);
+  const Layout wide{{kHeads * kKeys * 2 * kDim, kKeys * 2 * kDim, 2 * kDim, 1}};
+  const Layout planes{{2 * kHeads * kKeys * kDim, kKeys * kDim, kDim, 1}};
+  const Layout tokens{{kKeys * 2 * kHeads * kDim, kDim, 2 * kHeads * kDim, 1}};
+  const struct {
+    Layout k, v;
+    std::int64_t at, dim;
+    bool free;
+  } scenes[] = {
+      {dense, dense, 0, kDim, false},     // one cache for both
+      {dense, dense, kDim, kDim, false},  // a key further
+      {dense, dense, -2, kDim, false},    // crossing columns
+      {dense, dense, 2 * kHeads * kKeys * kDim, kDim, true},
+      {wide, wide, kDim, kDim, true},  // halves of the same rows
+      {wide, wide, -kDim, kDim, true},
+      {wide, wide, kDim - 1, kDim, false},
+      {wide, wide, kDim + 1, kDim, false},  // reaches into the next key
+      {wide, wide, kDim + 8, 8, true},
+      {planes, planes, kHeads * kKeys * kDim, kDim, true},
+      {planes, planes, -kHeads * kKeys * kDim, kDim, true},
+      {planes, planes, kKeys * kDim, kDim, false},  // V's first head is K's second
+      {tokens, tokens, kHeads * kDim, kDim, true},  // [B, S, 2, H, D]
+      {tokens, tokens, kDim, kDim, false},
+      {wide, tokens, kDim, kDim, false},  // free or not: too odd to be meant
+  };
+  for (const auto& scene : scenes) {
+    const std::string message = said(scene.k, scene.v, scene.at, scene.dim);
+    SCOPED_TRACE(&scene - scenes);
+    if (scene.free) {
+      EXPECT_EQ(message, "");
+    } else {
+      EXPECT_NE(message.find("k overlaps v"), std::string::npos) << message;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace greenfast

@@ -68,6 +68,19 @@ def test_forced_variants_agree_and_one_is_named_in_explain():
     assert "cpu.flash" in str(told) and "2x4/2x37/53x32 fp32" in str(told)
 
 
+def test_what_is_prepared_is_what_runs():
+    q, k, v = reference.inputs()
+    assert greenfast.prepare(q, k, v, causal=True, align="top_left") is None
+    spec = greenfast.TensorSpec(q.shape, "float32"), *[greenfast.TensorSpec(k.shape, "float32")] * 2
+    greenfast.prepare(*spec, sinks=greenfast.TensorSpec((4,), "float32"), variant="cpu.naive")
+    with pytest.raises(NotImplementedError, match="runs on cuda"):
+        greenfast.prepare(*spec, variant="cuda.sm90.prefill")
+    with pytest.raises(TypeError, match="is 'sinks' meant"):
+        greenfast.prepare(q, k, v, sink=None)
+    with pytest.raises(RuntimeError, match="(?i)cuda"):
+        greenfast.prepare(*[greenfast.TensorSpec((1, 2, 8, 64), "float16", device="cuda", index=70)] * 3)
+
+
 def test_plans_for_machines_that_are_not_here():
     q = greenfast.TensorSpec((1, 8, 512, 64), "float16")
     told = greenfast.explain(q, q, q, device="h200")
@@ -117,6 +130,8 @@ def bad(change, error, words, **options):
     bad(lambda q, k, v: (q, k, v), ValueError, "say align", causal=True),
     bad(lambda q, k, v: (q, k, v), ValueError, "align is 'left'", causal=True, align="left"),
     bad(lambda q, k, v: (q, k, v), TypeError, "window is 3", window=3),
+    bad(lambda q, k, v: (q, k, v), ValueError, r"window is \(-3, 2\): 0 or more keys", window=(-3, 2), align="top_left"),
+    bad(lambda q, k, v: (np.ma.masked_array(q, q > 0), k, v), TypeError, "q is a masked array"),
     bad(lambda q, k, v: (q, k, v), ValueError, "layout is 'sbhd'", layout="sbhd"),
     bad(lambda q, k, v: (q, k, v), ValueError, "softcap is -1", softcap=-1.0),
     bad(lambda q, k, v: (q, k, v), ValueError, "scale is nan", scale=float("nan")),
@@ -176,6 +191,23 @@ def test_any_object_with_dlpack_is_read_where_it_lies():
     greenfast.attention(OnlyDLPack(q), OnlyDLPack(k.copy()), OnlyDLPack(v.copy()), out=out)
     assert (out == expected).all()
     assert (greenfast.attention(OnlyDLPack(q), OnlyDLPack(k), OnlyDLPack(v)) == expected).all()
+
+
+class ReadOnly(OnlyDLPack):
+    """One whose memory may not be written, which versions of DLPack from 1.0 on say."""
+
+    def __init__(self, array):
+        array = array.copy()
+        array.flags.writeable = False
+        super().__init__(array)
+
+
+@pytest.mark.skipif(int(np.__version__.split(".")[0]) < 2 or tuple(map(int, np.__version__.split(".")[:2])) < (2, 1), reason="NumPy 2.1 says it first")
+def test_memory_that_dlpack_calls_read_only_is_read_and_not_written():
+    q, k, v = reference.inputs()
+    assert (greenfast.attention(ReadOnly(q), k, v, out=np.empty_like(q)) == greenfast.attention(q, k, v)).all()
+    with pytest.raises(ValueError, match="out is read-only"):
+        greenfast.attention(q, k, v, out=ReadOnly(q))
 
 
 def test_quantised_inputs_come_close_to_exact_ones():

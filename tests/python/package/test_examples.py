@@ -16,6 +16,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.S)
 
 
+README = (ROOT / "README.md").read_text()
+
+
 def block(word):
     (found,) = [text for text in BLOCKS if word in text]
     return found
@@ -26,6 +29,21 @@ def test_the_drop_in_for_pytorch():
     names = {"torch": torch, **{name: torch.randn(1, 4, 16, 32) for name in "qkv"}}
     exec(block("replace_sdpa():"), names)
     torch.testing.assert_close(names["out"], torch.nn.functional.scaled_dot_product_attention(*(names[x] for x in "qkv"), is_causal=True))
+
+
+def test_the_three_lines_of_the_readme():
+    torch = pytest.importorskip("torch")
+    (lines,) = re.findall(r"```python\n(.*?)```", README, re.S)
+
+    def model(query, key, value):
+        assert torch.nn.functional.scaled_dot_product_attention is greenfast.torch.scaled_dot_product_attention
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    names = {"model": model, "inputs": {name: torch.randn(1, 4, 16, 32) for name in ("query", "key", "value")}}
+    import greenfast.torch
+    exec(lines, names)
+    torch.testing.assert_close(names["out"], torch.nn.functional.scaled_dot_product_attention(**names["inputs"], is_causal=True))
+    assert torch.nn.functional.scaled_dot_product_attention is not greenfast.torch.scaled_dot_product_attention
 
 
 def test_the_registry_of_pytorch():

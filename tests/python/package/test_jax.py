@@ -30,3 +30,16 @@ def test_masks_and_lengths_of_jax():
     out = greenfast.attention(q, k, v, mask=mask, used_kv=used)
     for where, own, _ in reference.sequences(*(np.array(x) for x in (q, k, v)), mask=np.asarray(mask), used_kv=np.asarray(used)):
         np.testing.assert_allclose(np.asarray(out)[where], own, atol=4e-6)
+
+
+def test_arrays_of_jax_are_never_written():
+    q, k, v = (jax.numpy.asarray(x) for x in reference.inputs())
+    out, lse = jax.numpy.zeros_like(q), jax.numpy.zeros(q.shape[:3])
+    caches = [jax.numpy.zeros((2, 2, 60, 32)) for _ in range(2)]
+    angles = {"cos": jax.numpy.ones((60, 8)), "sin": jax.numpy.zeros((60, 8))}
+    for call in (lambda: greenfast.attention(q, k, v, out=out), lambda: greenfast.attention(q, k, v, lse=lse), lambda: greenfast.append(k, v, *caches),
+                 lambda: greenfast.merge(q, lse, q, lse, out=out), lambda: greenfast.merge(q, lse, q, lse, lse=lse),
+                 lambda: greenfast.append(k, v, *[np.zeros(x.shape, np.float32) for x in caches], q=q[:, :, :1].repeat(53, 2), q_out=q, **angles)):
+        with pytest.raises(TypeError, match="JAX array, which nothing may change"):
+            call()
+    assert not out.any() and not lse.any() and not any(x.any() for x in caches)

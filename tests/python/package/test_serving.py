@@ -156,6 +156,19 @@ def test_bad_appends_are_named_and_write_nothing(change, error, words):
     assert all((cache == -7.0).all() for cache in caches)
 
 
+def test_k_and_v_have_memory_of_their_own():
+    """One cache for both would lose the keys; halves of the same rows are fine."""
+    k, v = (np.full((1, 2, 3, 16), x, np.float32) for x in (1.0, 2.0))
+    cache = np.zeros((1, 2, 34, 16), np.float32)
+    for other in (cache[:, :, :32], cache[:, :, 2:]):
+        with pytest.raises(ValueError, match="overlaps"):
+            greenfast.append(k, v, cache[:, :, :32], other)
+    assert not cache.any()
+    rows = np.zeros((1, 2, 8, 32), np.float32)
+    greenfast.append(k, v, rows[..., :16], rows[..., 16:])
+    assert (rows[:, :, :3, :16] == 1).all() and (rows[:, :, :3, 16:] == 2).all() and not rows[:, :, 3:].any()
+
+
 def test_a_cache_that_grows_by_pages_is_the_whole_attention():
     """Prefill, then token by token: out of order pages, and every step equals attention over all there is so far."""
     rng = np.random.default_rng(0)

@@ -190,6 +190,45 @@ def test_what_holds_no_plain_memory_is_refused(either_way, make, words):
     assert (out == 7.0).all() and isinstance(caught.value, (TypeError, ValueError, NotImplementedError))
 
 
+def test_storage_that_was_taken_away_is_refused():
+    q, k, v = tensors()
+    none, less = q.clone(), q.clone()
+    none.untyped_storage().resize_(0)
+    less.untyped_storage().resize_(64)
+    for options in ({}, {"validate": True}):
+        with pytest.raises(ValueError, match="q is null|q needs"):
+            greenfast.attention(none, k, v, **options)
+        with pytest.raises(ValueError, match="o is null|out needs"):
+            greenfast.attention(q, k, v, out=none, **options)
+    with pytest.raises(ValueError, match="q needs 37888 bytes, and its storage has 64"):
+        greenfast.attention(less, k, v, validate=True)
+    with pytest.raises(ValueError, match="out needs 37888 bytes"):
+        greenfast.attention(q, k, v, out=less, validate=True)
+    with pytest.raises(ValueError, match="used_kv needs 8 bytes"):
+        used = torch.zeros(2, dtype=torch.int32)
+        used.untyped_storage().resize_(4)
+        greenfast.attention(q, k, v, used_kv=used, validate=True)
+    cache = torch.zeros(2, 2, 60, 32)
+    cache.untyped_storage().resize_(1024)
+    with pytest.raises(ValueError, match="v_cache needs"):
+        greenfast.append(k, v, torch.zeros(2, 2, 60, 32), cache, validate=True)
+    assert torch.equal(greenfast.attention(q[:, :, 3:], k, v, validate=True), greenfast.attention(q[:, :, 3:], k, v))
+
+
+def test_libraries_are_not_mixed():
+    q, k, v = tensors()
+    lse = torch.zeros(q.shape[:3])
+    scale = np.ones(1, np.float32)
+    for call in (lambda: greenfast.attention(q.numpy(), k, v), lambda: greenfast.attention(q.numpy(), k.numpy(), v.numpy(), out=q),
+                 lambda: greenfast.attention(q, k.numpy(), v), lambda: greenfast.attention(q, k, v, out=np.empty(q.shape, np.float32)),
+                 lambda: greenfast.attention(q, k, v, lse=lse.numpy()),
+                 lambda: greenfast.attention(q, k, v, q_scale=scale, k_scale=scale, v_scale=scale), lambda: greenfast.merge(q, lse, q.numpy(), lse),
+                 lambda: greenfast.merge(q.numpy(), lse.numpy(), q, lse.numpy()), lambda: greenfast.append(k, v.numpy(), k.clone(), v.clone()),
+                 lambda: greenfast.append(k.numpy(), v.numpy(), k.clone(), v.clone().numpy()), lambda: greenfast.quantize_e4m3(q, scale=scale)):
+        with pytest.raises(TypeError, match="all of one library|so must|of q's library"):
+            call()
+
+
 def test_a_fake_tensor_never_reaches_memory():
     from torch._subclasses.fake_tensor import FakeTensorMode
     with FakeTensorMode() as mode:
@@ -457,6 +496,43 @@ def test_torchs_registry_serves_sdpa_from_inside():
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_the_registry_has_the_strides_that_compiled_graphs_rely_on(backend, order):
+    torch._dynamo.reset()
+    q, k, v = (x.permute(order).contiguous().permute(tuple(order.index(dim) for dim in range(4))) for x in tensors(rows=37, keys=37, heads_kv=4))
+    theirs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+
+    def model(q, k, v):
+        return (SDPA(q, k, v, is_causal=True) * 2).sin()
+
+    want = gradients(model, q, k, v)
+    torch.nn.attention.activate_flash_attention_impl("greenfast")
+    try:
+        ours = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        compiled = torch.compile(model, fullgraph=True, backend=backend)
+        torch.testing.assert_close(compiled(q, k, v), model(q, k, v), atol=2e-6, rtol=1e-5)
+        got = gradients(compiled, q, k, v)
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    assert [x.stride() for x in ours] == [x.stride() for x in theirs]
+    for mine, other in zip(got, want):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
+def test_the_registry_leaves_a_query_without_memory_for_each_element_to_torch():
+    q, k, v = tensors(heads_kv=4)
+    q = q[:, :1].expand(-1, 4, -1, -1)
+    want = SDPA(q, k, v)
+    torch.nn.attention.activate_flash_attention_impl("greenfast")
+    try:
+        assert torch.equal(SDPA(q, k, v), want)
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
 def test_the_registrys_operator_on_cuda_is_aligned_bottom_right(monkeypatch):
     """As PyTorch's own is, which causal_lower_right calls with unequal lengths. On memory of the CPU: which key sees what is the same."""
     overrides = {}
@@ -578,6 +654,75 @@ def test_a_stream_of_ones_own_is_for_plain_calls():
         greenfast.attention(q.requires_grad_(), k, v, stream=1)
 
 
+def changed_in_place(tensor, change):
+    """Whether backward refuses what somebody saved of the tensor before it was changed."""
+    leaf = torch.ones_like(tensor, requires_grad=True)
+    saved = (leaf * tensor).sum()
+    change()
+    try:
+        saved.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return True
+    return False
+
+
+def test_what_is_written_counts_as_changed_in_place(either_way):
+    q, k, v = tensors(rows=20, keys=20, heads_kv=4)
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[:3])
+    for options in ({}, {"softcap": 2.0}, {"sinks": torch.zeros(4)}, {"lse": torch.zeros_like(lse)}):
+        assert changed_in_place(out, lambda: greenfast.attention(q, k, v, out=out, **options)), options
+    assert changed_in_place(lse, lambda: greenfast.attention(q, k, v, lse=lse))
+    made, made_lse = greenfast.attention(q, k, v, return_lse=True)
+    for written in (out, lse):
+        assert changed_in_place(written, lambda: greenfast.merge(made, made_lse, made, made_lse, out=out, lse=lse))
+    caches = [torch.zeros(2, 4, 30, 32) for _ in range(2)]
+    turned, angles = torch.zeros_like(q), {"cos": torch.ones(30, 8), "sin": torch.zeros(30, 8)}
+    for written in (*caches, turned):
+        assert changed_in_place(written, lambda: greenfast.append(k, v, *caches, q=q, q_out=turned, **angles))
+    for written in caches:
+        assert changed_in_place(written, lambda: torch.ops.greenfast.append.default(k, v, *caches, *[None] * 9))
+    codes = torch.zeros(q.shape, dtype=torch.float8_e4m3fn)
+    before = codes._version
+    greenfast.quantize_e4m3(q, out=codes)
+    assert codes._version > before
+    with torch.inference_mode():  # whose tensors have no version
+        out = torch.empty_like(q)
+    assert greenfast.attention(q, k, v, out=out) is out
+
+
+def test_memory_that_requires_gradients_is_not_written(either_way):
+    q, k, v = tensors()
+    for options in ({"out": torch.zeros_like(q, requires_grad=True)}, {"out": torch.zeros_like(q, requires_grad=True) * 2},
+                    {"lse": torch.zeros(q.shape[:3], requires_grad=True)}, {"out": torch.zeros_like(q, requires_grad=True), "sinks": torch.zeros(4)}):
+        with pytest.raises(NotImplementedError, match="out or lse requires gradients"):
+            greenfast.attention(q, k, v, **options)
+        with torch.no_grad():
+            greenfast.attention(q, k, v, **{name: x.detach() for name, x in options.items()})
+    with pytest.raises(NotImplementedError, match="gradients through greenfast.quantize_e4m3"):
+        greenfast.quantize_e4m3(q.clone().requires_grad_())
+
+
+def test_forward_mode_derivatives_are_never_lost(either_way):
+    q, k, v = tensors()
+    ad = torch.autograd.forward_ad
+    with ad.dual_level():
+        assert torch.equal(greenfast.attention(q, k, v), greenfast.attention(q, k, v, variant="cpu.flash"))  # no tangent: nothing is lost
+        dual = ad.make_dual(q, torch.ones_like(q))
+        assert not changed_in_place(q, lambda: greenfast.attention(q, k, v))
+        lse = torch.zeros(q.shape[:3])
+        for call in (lambda: greenfast.attention(dual, k, v), lambda: greenfast.attention(q, k, dual[:, :2].contiguous(), out=torch.empty_like(q)),
+                     lambda: greenfast.merge(dual, lse, q, lse), lambda: greenfast.quantize_e4m3(dual)):
+            with pytest.raises(NotImplementedError, match="forward-mode"):
+                call()
+        with pytest.raises(NotImplementedError, match="forward AD"), pytest.warns(gt.FallbackWarning, match="forward-mode"):
+            gt.scaled_dot_product_attention(dual, k[:, :1], v[:, :1])
+    with pytest.raises(NotImplementedError, match="torch.func|forward-mode"):
+        torch.func.jvp(lambda x: greenfast.attention(x, k, v), (q,), (q,))
+    with pytest.raises(NotImplementedError, match="torch.func"):
+        torch.func.grad(lambda x: greenfast.attention(x, k, v).sum())(q)
+
+
 def test_lse_and_second_derivatives_have_no_gradient():
     q, k, v = tensors()
     out, lse = greenfast.attention(q.requires_grad_(), k, v, return_lse=True)
@@ -629,6 +774,25 @@ def test_opcheck():
     assert set(torch.library.opcheck(op, leaves, test_utils=tests).values()) == {"SUCCESS"}
     out, lse = op(q, k, v)
     assert set(torch.library.opcheck(torch.ops.greenfast.attention_backward.default, (out, q, k, v, out, lse, None, False, False)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_quantising_compiles(backend):
+    torch._dynamo.reset()
+    q, _, _ = tensors()
+    given = torch.full((1,), 0.01)
+    for options in ((), ("tensor",), ("head", "bshd"), (given,)):
+        def model(x, options=options):
+            if options and options[0] is given:
+                return greenfast.quantize_e4m3(x * 2, scale=given)
+            return greenfast.quantize_e4m3(x * 2, **dict(zip(("per", "layout"), options)))
+
+        codes, scale = torch.compile(model, fullgraph=True, backend=backend)(q)
+        want, want_scale = model(q)
+        assert torch.equal(codes.view(torch.uint8), want.view(torch.uint8)) and torch.equal(scale, want_scale)
+    op = torch.ops.greenfast.quantize_e4m3.default
+    for arguments in ((q,), (q, given)):
+        assert set(torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
