@@ -6,7 +6,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:run evidence/cpu.json -->        every variant and shape of a run.json
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
-    <!-- greenfast:ladder evidence/run.json evidence/peers.json [evidence/gates.json] -->   rungs beside predecessor, peer, ceiling
+    <!-- greenfast:ladder evidence/run.json [evidence/gates.json] -->   rungs beside predecessor and ceiling
     <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
     <!-- greenfast:predictions policies/predictions.toml evidence/gates.json... -->   each step's prediction, and what its gates found
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
@@ -337,17 +337,6 @@ def headline(*paths):
     return table(["machine", "inputs", "beside", "ahead", "slower", "×", "geometric mean"], "lllrrrr", rows)
 
 
-def peers_of(record):
-    """The best peer of each shape without a mask: problem text -> (name, seconds)."""
-    best = {}
-    for shape in record["shapes"]:
-        dims, _, rest = shape["problem"].partition(" ")
-        if "causal" not in rest:
-            peer, row = best_peer(shape)
-            best[dims] = (peer_name(peer), row["p50_seconds"])
-    return best
-
-
 def program(asked=None):
     """The greenfast that is asked for, GREENFAST_BUILD's, or one of build/*."""
     if asked:
@@ -396,18 +385,18 @@ def history(path, shape="mission"):
             f"\nCumulative: over the first version of its family. {provenance(record)}\n")
 
 
-def ladder_rows(run_path, peers_path, gates_path=None):
-    """One dictionary for each rung and shape of a run, in ladder order: its time beside predecessor, peer and floor."""
-    record, peers = load(run_path, "greenfast.run/1"), peers_of(judged(peers_path))
+def ladder_rows(run_path, gates_path=None):
+    """One dictionary for each rung and shape of a run, in ladder order: its time beside predecessor and floor. Peers are not
+    among them: they were timed by another program, on another day, and a quotient of such times says nothing."""
+    record = load(run_path, "greenfast.run/1")
     steps = {step["candidate"]: step for step in load(gates_path, "greenfast.ladder_gates/1")["steps"]} if gates_path else {}
-    shapes = {p["name"]: p["problem"].split()[0] for p in record["problems"]}
     before = compared_with()
     times = {(row["variant"], row["problem"]): row["time"] for row in record["rows"] if row["time"]}
     for (variant, problem), time in times.items():
         name, step = problem.split()[0], steps.get(variant)
         base = times.get((before.get(variant), problem))
         yield {"variant": variant, "shape": name, "seconds": time["p50_seconds"], "percent": time["percent_of_peak"],
-               "floor": time["floor_seconds"], "peer": peers.get(shapes[problem]), "step": step,
+               "floor": time["floor_seconds"], "step": step,
                "ratio": base["p50_seconds"] / time["p50_seconds"] if base else None,
                "fast": next((f for f in step["fast"] if f["shape"] == name), None) if step else None}
 
@@ -420,33 +409,29 @@ def speedup_cell(row):
     return f"{interval['value']:.3f} [{interval['lo']:.3f}, {interval['hi']:.3f}], {gate:.2f} {where}"
 
 
-def ladder(run_path, peers_path, gates_path=None):
+def ladder(run_path, gates_path=None):
     shapes = ("mission", "long")
-    every = list(ladder_rows(run_path, peers_path, gates_path))
+    every = list(ladder_rows(run_path, gates_path))
     rows = []
     for variant in dict.fromkeys(row["variant"] for row in every):
         cells, verdict = [f"`{variant.removeprefix('cuda.')}`"], "-"
         for shape in shapes:
             row = next((r for r in every if r["variant"] == variant and r["shape"] == shape), None)
             if row is None:
-                cells += ["-"] * 4
+                cells += ["-"] * 3
                 continue
-            cells += [seconds(row["seconds"]), speedup_cell(row), f"{row['seconds'] / row['peer'][1]:.2f}" if row["peer"] else "-",
-                      f"{row['percent']:.2f}"]
+            cells += [seconds(row["seconds"]), speedup_cell(row), f"{row['percent']:.2f}"]
             if row["step"]:
                 reasons = ", ".join(r["code"] for r in row["step"]["verdict"]["reasons"])
                 verdict = row["step"]["verdict"]["decision"] + (f" ({reasons})" if reasons else "")
         rows.append(cells + ([verdict] if gates_path else []))
-    record, peers = load(run_path, "greenfast.run/1"), judged(peers_path)
-    texts = [p["problem"].split()[0] for p in record["problems"] if p["name"].split()[0] in shapes]
-    named = [f"{name} {seconds(value)} at {shape}" for shape, (name, value) in peers_of(peers).items() if shape in texts]
-    header = ["rung", *(f"{shape}{title}" for shape in shapes for title in (", p50", ", × predecessor", ", ÷ best peer", ", % of ceiling"))]
-    notes = (f"{provenance(record)} Best peer, in fp16 for every rung: {', '.join(named) or 'none recorded'} (`python -m greenfast_bench.ab`, "
-             f"{peers['utc'][:10]}). Ceiling: the matrix product measured beside the rungs.")
+    record = load(run_path, "greenfast.run/1")
+    header = ["rung", *(f"{shape}{title}" for shape in shapes for title in (", p50", ", × predecessor", ", % of ceiling"))]
+    notes = f"{provenance(record)} Ceiling: the matrix product measured beside the rungs."
     if gates_path:
         gates = load(gates_path, "greenfast.ladder_gates/1")
         notes += f" Intervals and verdicts: {command_of(gates)}, {gates['utc'][:10]}."
-    return table(header + (["verdict"] if gates_path else []), "l" + "r" * 8 + ("l" if gates_path else ""), rows) + f"\n{notes}\n"
+    return table(header + (["verdict"] if gates_path else []), "l" + "r" * 6 + ("l" if gates_path else ""), rows) + f"\n{notes}\n"
 
 
 def outcome(predicted, measured):
@@ -553,6 +538,17 @@ def whole_models(*paths):
             f"\nMedians of rounds in which the sides took turns, × is SDPA's time over theirs in the same round: `tools/gpu/python`, {'; '.join(dict.fromkeys(said))}.\n")
 
 
+def whole_models_summary(*paths):
+    rows, devices = [], []
+    for record in (load(path, "greenfast.python/1") for path in paths):
+        for name, case in record["models"].items():
+            over = {mode: case["speedup_over_sdpa"].get(mode, {}).get("greenfast") for mode in ("eager", "compiled")}
+            rows.append([name, f"{100 * case['attention_share']['sdpa']:.0f}%", *(f"{over[mode]:.2f}" if over[mode] else "not timed" for mode in over)])
+        devices.append(f"{record['device']}, {record['utc'][:10]}")
+    return (table(["whole model, random weights", "attention's share", "×, eager", "×, compiled"], "lrrr", rows) +
+            f"\n× is the time with PyTorch's SDPA over that with Greenfast in the same round. {'; '.join(dict.fromkeys(devices))}.\n")
+
+
 def ladder_checks(path):
     record = load(path, "greenfast.ladder_checks/1")
     problems = list(dict.fromkeys(row["problem"].split()[0] for row in record["rows"]))
@@ -580,7 +576,7 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -177,7 +177,7 @@ def test_without_a_gpu_or_a_variant_it_says_so(sanitize):
 
 def test_the_plot_of_the_page_shows_its_records(tmp_path):
     page = (ROOT / "docs" / "ladder.md").read_text()
-    records = page.split("<!-- greenfast:ladder ")[1].split(" -->")[0].split()[:2]
+    records = page.split("<!-- greenfast:ladder ")[1].split(" -->")[0].split()[:1]
     tool = [sys.executable, ROOT / "tools" / "ladder_plot"]
     paths = [ROOT / path for path in records]
     done = subprocess.run([*tool, "--check", *paths, ROOT / "docs" / "ladder" / "times.svg"], cwd=ROOT, capture_output=True, text=True, check=False)
