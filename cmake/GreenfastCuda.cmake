@@ -90,6 +90,12 @@ function(greenfast_cuda_kernel name)
   if(GREENFAST_EXPERIMENTAL)
     target_compile_definitions(${name} PRIVATE GREENFAST_EXPERIMENTAL=1)
   endif()
+  if(arg_LADDER)
+    if(NOT TARGET ladder_kernels)
+      add_custom_target(ladder_kernels)  # without library and command, for tools/test experimental
+    endif()
+    add_dependencies(ladder_kernels ${name})
+  endif()
   set_property(GLOBAL APPEND PROPERTY GREENFAST_CUDA_OBJECTS $<TARGET_OBJECTS:${name}>)
   set_property(GLOBAL APPEND PROPERTY GREENFAST_CUDA_BUILT ${name})
   # What selection must know of the code: the registry reads it from the generated greenfast_built.hpp.

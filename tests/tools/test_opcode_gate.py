@@ -17,13 +17,13 @@ SASS = """\
 """
 
 
-def gate(tmp_path, row, file=CUBIN, sass=SASS, environment=None):
+def gate(tmp_path, row, *options, file=CUBIN, sass=SASS, environment=None):
     program = tmp_path / "nvdisasm"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{sass}END\n")
     program.chmod(0o755)
     table = tmp_path / "opcodes.toml"
     table.write_text(row)
-    return subprocess.run([ROOT / "tools" / "opcode_gate", file, "--table", table], capture_output=True, text=True, check=False,
+    return subprocess.run([ROOT / "tools" / "opcode_gate", file, "--table", table, *options], capture_output=True, text=True, check=False,
                           env={**os.environ, "NVDISASM": str(program), **(environment or {})})
 
 
@@ -51,6 +51,28 @@ def test_a_row_for_an_architecture_that_is_not_built_says_nothing(tmp_path):
     assert gate(tmp_path, row(must=["QMMA"], arch="sm_89")).returncode == 0
 
 
+def test_a_kernel_without_a_row_is_an_error_where_every_kernel_has_one(tmp_path):
+    every = "every = 'k::'\n"
+    assert gate(tmp_path, every + row(must=["HMMA"])).returncode == 0
+    result = gate(tmp_path, every + row(must=["HMMA"], arch="sm_80"))
+    assert result.returncode == 1 and "sm_90a k::scale(): no row says what its code must hold" in result.stdout
+    assert gate(tmp_path, "every = 'other::'\n" + row(must=["HMMA"], arch="sm_80")).returncode == 0
+    assert gate(tmp_path, "evry = 'k::'\n" + row(must=["HMMA"])).returncode == 2
+
+
+def test_a_row_of_several_architectures_asks_each(tmp_path):
+    assert gate(tmp_path, row(must=["HMMA"], arch=["sm_80", "sm_90a"])).returncode == 0
+    assert gate(tmp_path, row(must=["QMMA"], arch=["sm_80", "sm_90a"])).returncode == 1
+
+
+def test_a_part_of_a_build_is_held_to_its_rows(tmp_path):
+    rows = row(must=["HMMA"]) + row(must=["HMMA"], kernel="prefill") + row(must=["HMMA"], kernel="k::slim") + "experimental = true\n"
+    assert gate(tmp_path, rows).returncode == 1
+    assert gate(tmp_path, rows, "--rows", "k::").returncode == 0
+    result = gate(tmp_path, rows, "--rows", "k::", "--experimental")
+    assert result.returncode == 1 and "'k::slim' names no kernel for sm_90a" in result.stdout
+
+
 def test_a_row_of_an_experimental_kernel_binds_where_there_is_one(tmp_path):
     mark = "experimental = true\n"
     assert gate(tmp_path, row(must=["QMMA"], kernel="k::other") + mark).returncode == 0
@@ -65,7 +87,8 @@ def test_rows_that_ask_for_nothing_are_refused(tmp_path, text, words):
 
 def test_without_a_disassembler_it_is_left_out_and_no_pass(tmp_path):
     result = gate(tmp_path, row(must=["HMMA"]), environment={"NVDISASM": "/nonexistent", "PATH": "/usr/bin:/bin"})
-    if (pathlib.Path("/usr/local/cuda/bin/nvdisasm")).exists() or (ROOT / "build" / "cuda-13.0" / "nvidia" / "cu13" / "bin" / "nvdisasm").exists():
+    if (pathlib.Path("/usr/local/cuda/bin/nvdisasm")).exists() or any(
+            (ROOT / "build" / folder / "nvidia" / "cu13" / "bin" / "nvdisasm").exists() for folder in ("cuda-13.0", "nvdisasm")):
         pytest.skip("this machine has a disassembler of its own")
     assert result.returncode == 3 and "left out, nothing was checked" in result.stderr
 
