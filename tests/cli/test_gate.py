@@ -85,6 +85,14 @@ def test_a_job_can_be_looked_at(greenfast, job):
     data = greenfast("gate", "--status", directory, "--json").json
     assert data["schema"] == "greenfast.gate_status/1" and (data["state"], data["done"], data["left"]) == ("interrupted", 3, 1)
     assert [step["name"] for step in data["steps"]] == ["build", "green.0", "claims", "fast.0.0"] and data["verdict"] is None
+    assert "another build" not in looked.out
+    head = (work / "job.json").read_text()
+    other = json.loads(head)
+    other["build"]["git_sha"] = "0" * 40
+    (work / "job.json").write_text(json.dumps(other))
+    assert "it was begun by another build of greenfast: only that one goes on with it" in greenfast("gate", "--status", directory).out
+    greenfast("gate", "--resume", directory).refused(2, "another build")
+    (work / "job.json").write_text(head)
     with open(work / "job.json", "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         running = greenfast("gate", "--status", directory)

@@ -42,7 +42,8 @@ KernelLimit read_limit(const toml::table& table, bool waiver) {
   for (const auto& [key, node] : table) {
     const auto text = [&, &node = node, &key = key] {
       const auto value = node.value_exact<std::string>();
-      if (!value || value->empty()) throw BadLimit(fmt::format("{}: expected a text", key.str()));
+      if (!value || value->find_first_not_of(" \t\n") == std::string::npos)
+        throw BadLimit(fmt::format("{}: expected a text", key.str()));
       return *value;
     };
     const auto number = [&, &node = node, &key = key] {

@@ -10,6 +10,7 @@
 
 #include <greenfast/attention.hpp>
 
+#include "workbench/base/build_info.hpp"
 #include "workbench/base/exit_code.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/json.hpp"
@@ -55,6 +56,15 @@ std::vector<std::pair<std::string, bool>> shapes_of(const fs::path& directory) {
     out.emplace_back(shape.value("name", "?"),
                      !shape.value("refused", std::string()).empty() || shape.contains("skipped"));
   return out;
+}
+
+/// Whether this program is not the one that began it, and so may not go on with it.
+bool is_foreign(const json& head) {
+  const BuildInfo& info = build_info();
+  const json begun = head.value("build", json::object());
+  return begun.value("git_sha", "") != info.git_sha ||
+         begun.value("git_diff_sha256", "") != info.git_diff_sha256 ||
+         begun.value("compiler", "") != info.compiler || begun.value("flags", "") != info.flags;
 }
 
 Result<json> status_of_gate(const fs::path& directory, const json& head) {
@@ -118,6 +128,7 @@ Result<json> status_of_gate(const fs::path& directory, const json& head) {
   out["done"] = out["steps"].size() - left;
   const bool running = is_held(directory / "job.json");
   out["state"] = running ? "running" : "interrupted";
+  out["foreign"] = is_foreign(head);
   out["next"] = running ? fmt::format("greenfast gate --status {}", shell_word(directory.string()))
                         : fmt::format("greenfast gate --resume {}", shell_word(directory.string()));
   return out;
@@ -210,6 +221,8 @@ std::string gate_status_text(const json& status) {
   if (status["verdict"].is_string())
     out += fmt::format("verdict: {}, exit code {}\n", plain(status["verdict"]),
                        plain(status["exit_code"]));
+  if (status.value("foreign", false) && status["state"] == "interrupted")
+    out += "it was begun by another build of greenfast: only that one goes on with it\n";
   return out + fmt::format("next: {}\n", plain(status["next"]));
 }
 

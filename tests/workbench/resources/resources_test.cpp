@@ -169,6 +169,8 @@ TEST(ResourceLimits, MisspeltRowsAreErrors) {
   const std::string waiver = "\n[[waiver]]\nkernel = 'k'\nshared = 1\n";
   EXPECT_NE(error(waiver + "name = 'w'\n").find("line 2: waiver: needs a reason"),
             std::string::npos);
+  EXPECT_NE(error(waiver + "name = 'w'\nreason = '  '\n").find("reason: expected a text"),
+            std::string::npos);
   EXPECT_NE(error(waiver + "reason = 'x'\n").find("line 2: waiver: a waiver needs a name"),
             std::string::npos);
   EXPECT_NE(error("[[limit]]\nname = 'w'\n").find("name: unknown key"), std::string::npos);
