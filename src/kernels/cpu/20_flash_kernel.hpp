@@ -1003,6 +1003,17 @@ void store_row(const float* values, float factor, int head_dim, Out* to) {
   }
 }
 
+/// The same for means of values that fill fp32's range: a mean of finite values is finite, though
+/// the last rounding of one near the largest float may not be.
+void store_mean(const float* values, float factor, int head_dim, float* to) {
+  const Vec largest = set(__FLT_MAX__);
+  for (int d = 0; d < head_dim; d += kLanes) {
+    const Vec sum = load(values + d), mean = mul(sum, set(factor));
+    const Vec within = if_less(largest, abs(mean), copy_sign(largest, mean), mean);
+    store_n(to + d, if_less(abs(sum), set(kInfinity), within, mean), head_dim - d);
+  }
+}
+
 /// What a row whose sum has this logarithm is multiplied by when a sink joins the sum; the
 /// logarithm becomes that of the whole. -inf: an empty row.
 double join_sink(double sink, double* lse) {
@@ -1062,7 +1073,12 @@ void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) 
           store_row(values, factor, dim, static_cast<Bf16*>(call.o) + at);
           break;
         default:
-          store_row(values, factor, dim, static_cast<float*>(call.o) + at);
+          // A scale of V may take a mean beyond fp32, which is then what is asked for.
+          if (call.v_scale == nullptr) {
+            store_mean(values, factor, dim, static_cast<float*>(call.o) + at);
+          } else {
+            store_row(values, factor, dim, static_cast<float*>(call.o) + at);
+          }
       }
       if (call.lse != nullptr) {
         call.lse[plot.entry.lse + h * call.lse_stride + i] = static_cast<float>(lse);
