@@ -51,7 +51,11 @@ Status Machine::load(const Spec& spec, bool with_reference) {
   const Problem& p = spec.problem;
   view_ = view_of(spec);
   // The CPU's kernels weigh e4m3 in 16 bits.
-  view_.narrow = facts_.kind == DeviceKind::cuda && spec.problem.dtype == DType::e4m3;
+  const bool cuda = facts_.kind == DeviceKind::cuda;
+  view_.narrow = cuda && spec.problem.dtype == DType::e4m3;
+  // CUDA kernels weigh with up to 2^16 where a row's largest score is not known yet; the CPU's sums
+  // never exceed the result.
+  view_.raised = cuda ? 65536.0 : 0.0;
   const auto in = size_of(p.dtype), out = size_of(p.out_dtype);
   const auto bytes_of = [&](int tensor, const Layout& layout, std::int64_t heads, std::int64_t seq,
                             std::size_t element) {

@@ -182,13 +182,13 @@ float random_magnitude(Random& random, DType dtype, std::int64_t usual_percent,
   return static_cast<float>(random.scaled(1e-2, std::min(most, 1e3)));
 }
 
-void random_values(Random& random, Spec& spec) {
+void random_values(Random& random, const Profile& profile, Spec& spec) {
   Problem& p = spec.problem;
   Values& v = spec.values;
   v.seed = random.bits();
   v.q = random_magnitude(random, p.dtype, 75);
   v.k = random_magnitude(random, p.dtype, 75);
-  v.v = random_magnitude(random, p.dtype, 75, kLargestV);
+  v.v = random_magnitude(random, p.dtype, 75, profile.largest_v);
   if (random.one_in(5)) p.softcap = static_cast<float>(random.scaled(0.5, 1e8));
   if (random.one_in(6)) {
     p.scale = static_cast<float>(random.scaled(1e-8, 1e10));
@@ -237,8 +237,8 @@ void random_values(Random& random, Spec& spec) {
   }
   // The last value that is promised in every element of V.
   if (v.weighted == Weighted::constant && random.one_in(4))
-    v.v =
-        static_cast<float>(p.dtype == DType::e4m3 ? 448.0 : std::min(largest(p.dtype), kLargestV));
+    v.v = static_cast<float>(
+        p.dtype == DType::e4m3 ? 448.0 : std::min(largest(p.dtype), profile.largest_v));
   if (v.scores != Scores::minus_inf && p.seq_q > 0 && p.seq_kv > 0 && random.percent(4)) {
     v.plant = random.of({Plant::nan_q, Plant::nan_k, Plant::nan_v, Plant::inf_v});
     if (p.dtype == DType::e4m3 && v.plant == Plant::inf_v) v.plant = Plant::nan_v;
@@ -274,11 +274,13 @@ Profile profile_of(DeviceKind device, Property property) {
     profile.pairs = property == Property::reference ? 4e9 : 1e9;
     profile.elements = 3.2e7;
     profile.long_keys = 1 << 20;
+    profile.largest_v = 1e30;  // weights of up to 2^15 are summed before the division
   } else {
     profile.dtypes = {DType::f32, DType::f16, DType::bf16, DType::e4m3};
     profile.pairs = 3e6;
     profile.elements = 2e6;
     profile.long_keys = 1 << 16;
+    profile.largest_v = kLargestFloat;
   }
   return profile;
 }
@@ -309,7 +311,7 @@ Spec random_spec(const Profile& profile, std::uint64_t seed, std::uint64_t numbe
       for (std::int64_t& offset : spec.offset) offset = random.of<std::int64_t>({0, 0, 1, 4, 8});
     }
     spec.unseen = random.of({Unseen::nan, Unseen::infinity});
-    random_values(random, spec);
+    random_values(random, profile, spec);
     spec.batch_invariant = profile.property == Property::batch_invariant || random.one_in(8);
     set_alignment(spec);
     if (check(p) && static_cast<double>(all_elements(p)) <= 2.0 * profile.elements) return spec;

@@ -34,6 +34,7 @@ struct Profile {
   double pairs = 0;     // query-key pairs times head dim, mostly
   double elements = 0;  // of one tensor
   std::int64_t long_keys = 0;
+  double largest_v = 0;  // of fp32 and bf16
 };
 Profile profile_of(DeviceKind device, Property property);
 

@@ -207,6 +207,8 @@ struct View {
   // scores of this problem may overflow fp32.
   bool spoilt;
   bool narrow;  // kernels may round weights to e4m3, and sums of e4m3 products to halves
+  double
+      raised;  // weights that are summed before the division, as large as they may be; 0: below 1
   const void *q, *k, *v;
   const float *q_scale, *k_scale, *v_scale;
 };
@@ -264,8 +266,7 @@ FUZZ_HD std::int64_t row_of_slot(std::int64_t slot, std::int64_t slots, std::int
 
 // ---- Scores and limits ----
 
-inline constexpr double kLargestFloat = 3.4028234e38;
-inline constexpr double kLargestV = 1e30;  // of bf16 and fp32: weights of up to 2^15 are summed
+inline constexpr double kLargestFloat = 0x1.fffffep127;
 
 /// The size that an input has where a tensor core adds its products: it aligns them by their
 /// exponents, and fp16's subnormal numbers have that of 2^-14 (H200, 2026-11-23: 1 key, D 32, Q of
@@ -343,8 +344,7 @@ struct Sums {
 FUZZ_HD double limit_of(const View& view, const Sums& s) {
   if (is_nan(s.o)) return kNan;
   if (!is_finite(s.o) || !is_finite(s.magnitude)) return kAnything;
-  // Sums before the division hold weights of up to 2^16 where the largest is not known yet.
-  if (s.magnitude / s.top * 65536.0 > kLargestFloat) return kAnything;
+  if (s.magnitude / s.top * view.raised > kLargestFloat) return kAnything;
   const double weight = weight_roundoff(view);
   // Two subnormals of fp16: partial results may be rounded to it on their way to each other.
   const double floor_in = quantum(view.in);
@@ -408,8 +408,10 @@ FUZZ_HD float off_by(double got, double expected, double limit, bool may_be_nan,
 /// From here on a finite result may round to infinity: only where the output's range is smaller
 /// than V's.
 FUZZ_HD double infinite_from(const View& view) {
-  const bool narrower = view.out == DType::f16 && view.in != DType::f16;
-  return narrower ? 65520.0 : float_of(0x7f800000u);
+  if (view.out == DType::f16 && view.in != DType::f16) return 65520.0;
+  // Half a last place beyond the largest bf16.
+  if (view.out == DType::bf16 && view.in == DType::f32) return 0x1.ffp127;
+  return float_of(0x7f800000u);
 }
 
 }  // namespace greenfast::fuzz

@@ -260,13 +260,8 @@ void judge(const CaseData& data, const Output& output, CaseResult& result) {
   result.verdict = Verdict::red;
   result.fault = Fault::numerics;
   if (result.failed_metric == "lse") {
-    std::size_t worst_row = 0;
-    double furthest = -1;
-    for (std::size_t r = 0; r < lse.size(); ++r) {
-      const double off = std::fabs(lse[r] - data.reference.lse[r]);
-      if (!(off <= furthest)) furthest = off, worst_row = r;
-    }
-    if (!lse.empty())
+    const auto worst_row = static_cast<std::size_t>(result.metrics.worst_lse);
+    if (worst_row < lse.size())
       result.reason += " (worst at " + place_of(p, rows[worst_row]) + ": LSE " +
                        expected_and_got(data.reference.lse[worst_row], lse[worst_row]) + ")";
   } else if (result.metrics.worst_row >= 0) {

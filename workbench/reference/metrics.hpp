@@ -23,6 +23,7 @@ struct Metrics {
   double max_lse_err = 0;         // where LSE was asked for
   std::int64_t nan_mismatch = 0;  // elements where exactly one side is NaN or Inf of that sign
   std::int64_t worst_row = -1, worst_col = -1;  // of max_err: (b * Hq + h) * Sq + i, and d
+  std::int64_t worst_lse = -1;                  // of max_lse_err: place among the reference's rows
 };
 
 /// o: rows x D, lse: rows or empty, both in the reference's order. Rows whose reference is zero

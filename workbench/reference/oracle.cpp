@@ -99,6 +99,33 @@ bool all_finite(const double* values, std::int64_t count) {
   return sum == 0.0;
 }
 
+double norm_of(const double* values, std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) sum += values[i] * values[i];
+  return std::sqrt(sum);
+}
+
+// By how many nats an honest score may be off whose products are summed and scaled in fp32, in any
+// order. `size`: norm of q times norm of k times the scale, which bounds the sum of the products'
+// magnitudes; tensor cores may cut each of them off at the largest.
+double score_slack(double size, double dim, double score, double cap) {
+  constexpr double kUlp = 0x1p-23;
+  const double slack = kUlp * ((2.0 + dim / 8.0) * size + 4.0 * std::fabs(score));
+  // A capped score is a fraction of the cap, whatever the score was.
+  return cap > 0 ? std::min(slack, 2.0 * cap) + 4.0 * kUlp * std::fabs(score) : slack;
+}
+
+// By how much a weight may move whose score moves by `slack` against the others: the only key of a
+// row stays at 1. `logit`: of the weight, score - lse.
+double weight_moved(double log_weight, double slack) {
+  const double weight = std::exp(log_weight);
+  // log(p / (1 - p)); of a weight of 1 infinite, and nothing moves it.
+  const double logit = log_weight - std::log1p(-std::min(weight, 1.0));
+  const double up = 1.0 / (1.0 + std::exp(-(logit + slack))) - weight;
+  const double down = weight - 1.0 / (1.0 + std::exp(-(logit - slack)));
+  return std::max({up, down, 0.0});
+}
+
 // Rows [first, last) of `rows`, all of one head.
 void compute_block(const Placement& placement, const Arrays& arrays, const Source& q,
                    const Source& k, const Source& v, const std::vector<std::int64_t>& rows,
@@ -148,6 +175,7 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
   std::vector<char> dead(static_cast<std::size_t>(count));     // rows without a key after all
   std::vector<double> share(static_cast<std::size_t>(count));  // of the keys beside the sink
   std::vector<double> transposed(static_cast<std::size_t>(kKeyTile * dim));
+  std::vector<double> key_norm(static_cast<std::size_t>(width));
 
   for (std::int64_t j0 = 0; j0 < width; j0 += kKeyTile) {
     const std::int64_t n = std::min(kKeyTile, width - j0);
@@ -158,6 +186,7 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
       else
         std::fill(row, row + dim, 0.0);
       if (!all_finite(row, dim) && seen_by_block(all.first + j0 + j)) nonfinite = true;
+      if (j < n) key_norm[static_cast<std::size_t>(j0 + j)] = norm_of(row, dim);
       for (std::int64_t d = 0; d < dim; ++d)
         transposed[static_cast<std::size_t>(d * kKeyTile + j)] = row[d];
     }
@@ -166,6 +195,9 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
   }
 
   const double scale = static_cast<double>(p.scale), cap = static_cast<double>(p.softcap);
+  const double widest = *std::max_element(key_norm.begin(), key_norm.end());
+  // Of rows whose scores are not known well: by how much each weight may move.
+  std::vector<std::vector<double>> weight_moves(static_cast<std::size_t>(count));
   for (std::int64_t r = 0; r < count; ++r) {
     double* s = scores.data() + r * stride;
     const std::int64_t begin = range[static_cast<std::size_t>(r)].first - all.first;
@@ -176,7 +208,12 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
       continue;
     }
     const Bias bias(placement, arrays, b, h, rows[first + static_cast<std::size_t>(r)] % p.seq_q);
-    double largest = -kInfinity;
+    const double query_size = norm_of(query.data() + r * dim, dim) * std::fabs(scale);
+    const auto slack_of = [&](std::int64_t j) {
+      return score_slack(query_size * key_norm[static_cast<std::size_t>(j)],
+                         static_cast<double>(dim), s[j], cap);
+    };
+    double largest = -kInfinity, slack = 0;
     bool nan = false;
     for (std::int64_t j = begin; j < end; ++j) {
       s[j] *= scale;
@@ -188,6 +225,17 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
       }
       nan = nan || std::isnan(s[j]);
       largest = std::max(largest, s[j]);
+    }
+    // The cheap bound of all keys first: no row at a usual scale goes further.
+    const bool known = !(score_slack(query_size * widest, static_cast<double>(dim),
+                                     cap > 0 ? cap : query_size * widest, cap) > kSlack);
+    std::vector<double> raw, slack_by_key;
+    if (!known && std::isfinite(largest)) {
+      raw.assign(s + begin, s + end);
+      for (std::int64_t j = begin; j < end; ++j) {
+        slack_by_key.push_back(std::isfinite(s[j]) ? slack_of(j) : 0.0);
+        if (s[j] == largest) slack = std::max(slack, slack_by_key.back());
+      }
     }
     if (nan) largest = std::numeric_limits<double>::quiet_NaN();
     if (largest == -kInfinity) {
@@ -209,6 +257,14 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
     std::fill(s + end, s + stride, 0.0);
     for (std::int64_t j = begin; j < end; ++j) s[j] /= sum;
     lse[r] = largest + std::log(sum);
+    if (!(slack > kSlack)) continue;
+    out.slack[first + static_cast<std::size_t>(r)] = slack;
+    std::vector<double>& moves = weight_moves[static_cast<std::size_t>(r)];
+    moves.assign(static_cast<std::size_t>(width), 0.0);
+    for (std::int64_t j = begin; j < end; ++j) {
+      const auto at = static_cast<std::size_t>(j - begin);
+      moves[static_cast<std::size_t>(j)] = weight_moved(raw[at] - lse[r], slack_by_key[at] + slack);
+    }
   }
 
   for (std::int64_t j0 = 0; j0 < width; j0 += kKeyTile) {
@@ -236,6 +292,28 @@ void compute_block(const Placement& placement, const Arrays& arrays, const Sourc
         for (std::int64_t d = 0; d < dim_v; ++d)
           o[r * dim_v + d] += scores[at] * tile[static_cast<std::size_t>(j * dim_v + d)];
       }
+  }
+
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::vector<double>& moves = weight_moves[static_cast<std::size_t>(r)];
+    if (moves.empty()) continue;
+    double* moved = out.moved.data() + (static_cast<std::int64_t>(first) + r) * dim_v;
+    // Weights still sum to 1, so O moves by differences of V to it, and no further than the
+    // furthest.
+    std::vector<double> value(static_cast<std::size_t>(dim_v)), furthest(value.size());
+    for (std::int64_t j = 0; j < width; ++j) {
+      const double move = moves[static_cast<std::size_t>(j)];
+      if (!(move > 1e-9)) continue;
+      v.row(b, hkv, all.first + j, value.data());
+      for (std::int64_t d = 0; d < dim_v; ++d) {
+        const double apart = std::fabs(value[static_cast<std::size_t>(d)] - o[r * dim_v + d]);
+        moved[d] += move * apart;
+        furthest[static_cast<std::size_t>(d)] =
+            std::max(furthest[static_cast<std::size_t>(d)], apart);
+      }
+    }
+    for (std::int64_t d = 0; d < dim_v; ++d)
+      moved[d] = std::min(moved[d], furthest[static_cast<std::size_t>(d)]);
   }
 
   constexpr double kLeast = 1e-4;
@@ -299,6 +377,8 @@ Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std
   out.o.assign(out.rows.size() * static_cast<std::size_t>(dim_v), 0.0);
   out.lse.assign(out.rows.size(), -kInfinity);
   if (p.sinks) out.least_norm.assign(out.rows.size(), 0.0);
+  out.slack.assign(out.rows.size(), 0.0);
+  out.moved.assign(out.o.size(), 0.0);
 
   const bool exact = truth == Truth::unquantised && p.dtype == DType::e4m3 && is_dense(p);
   const Source q(placement, &Placement::q, inputs.q, inputs.q_scale, p.heads_q, p.seq_q, p.head_dim,
@@ -319,6 +399,10 @@ Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std
     const std::size_t last = at + 1 < starts.size() ? starts[at + 1] : out.rows.size();
     compute_block(placement, inputs.arrays, q, k, v, out.rows, starts[at], last, out, nonfinite);
   });
+  if (std::all_of(out.slack.begin(), out.slack.end(), [](double x) { return x == 0; })) {
+    out.slack.clear();
+    out.moved.clear();
+  }
   out.nonfinite_visible = nonfinite;
   if (nonfinite) out.may_be_nan = beside_nonfinite_values(placement, v, out.rows);
   return out;

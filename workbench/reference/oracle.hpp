@@ -23,12 +23,20 @@ struct Reference {
   /// leave so little of a row that no type holds it: a ten-thousandth of what it would be without the
   /// sink. Empty: 0.
   std::vector<double> least_norm;
+  /// Of each of `rows`: by how many nats an honest fp32 score may be off where that is more than
+  /// kSlack, else 0. Empty: 0 everywhere, as at any scale that models use.
+  std::vector<double> slack;
+  /// rows.size() x D of V, where `slack` is not empty: how far such scores may move an element of O.
+  std::vector<double> moved;
   /// Some row sees a NaN or Inf among the inputs.
   bool nonfinite_visible = false;
   /// Of each of `rows`: a NaN or Inf in V is seen by a row so near that both may be in one tile,
   /// where a weight of 0 makes NaN of it. Empty: none is.
   std::vector<char> may_be_nan;
 };
+
+/// Scores that are known to this many nats change no result that a limit would see.
+inline constexpr double kSlack = 1e-2;
 
 /// What the definition below knows of. A problem that needs more is not judged.
 /// Fast accuracy has the same truth as exact.

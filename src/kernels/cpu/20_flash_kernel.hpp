@@ -1003,10 +1003,11 @@ void store_row(const float* values, float factor, int head_dim, Out* to) {
   }
 }
 
-/// The same for means of values that fill fp32's range: a mean of finite values is finite, though
-/// the last rounding of one near the largest float may not be.
-void store_mean(const float* values, float factor, int head_dim, float* to) {
-  const Vec largest = set(__FLT_MAX__);
+/// The same for means of values that fill their type's range, which `last` ends: a mean of finite
+/// values is finite, though weights that were rounded, or the mean when it is, may say otherwise.
+template <class Out>
+void store_mean(const float* values, float factor, int head_dim, float last, Out* to) {
+  const Vec largest = set(last);
   for (int d = 0; d < head_dim; d += kLanes) {
     const Vec sum = load(values + d), mean = mul(sum, set(factor));
     const Vec within = if_less(largest, abs(mean), copy_sign(largest, mean), mean);
@@ -1065,17 +1066,22 @@ void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) 
       }
       const std::int64_t at = plot.entry.o + h * call.o_stride.h + i * call.o_stride.s;
       const float factor = inverse[m + r];
+      // A scale of V may take a mean out of the range, which is then what is asked for; so may a
+      // narrower output.
       switch (call.out_type) {
         case Type::f16:
           store_row(values, factor, dim, static_cast<F16*>(call.o) + at);
           break;
         case Type::bf16:
-          store_row(values, factor, dim, static_cast<Bf16*>(call.o) + at);
+          if (call.type == Type::bf16) {
+            store_mean(values, factor, dim, 0x1.fep127f, static_cast<Bf16*>(call.o) + at);
+          } else {
+            store_row(values, factor, dim, static_cast<Bf16*>(call.o) + at);
+          }
           break;
         default:
-          // A scale of V may take a mean beyond fp32, which is then what is asked for.
           if (call.v_scale == nullptr) {
-            store_mean(values, factor, dim, static_cast<float*>(call.o) + at);
+            store_mean(values, factor, dim, __FLT_MAX__, static_cast<float*>(call.o) + at);
           } else {
             store_row(values, factor, dim, static_cast<float*>(call.o) + at);
           }

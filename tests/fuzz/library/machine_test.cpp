@@ -104,7 +104,7 @@ TEST(FuzzLibrary, TheReferenceAgreesWithAHonestKernel) {
   EXPECT_GT(finding.worst_o, 0.0f);
 }
 
-// Problems of random seeds that were called wrong: by the fuzzer's fault, but for the last.
+// Problems of random seeds that were called wrong: by the fuzzer's fault, but for the last five.
 TEST(FuzzLibrary, ProblemsThatWereFound) {
   const char* const specs[] = {
       // Two equal scores of 1e25: their log-sum-exp is the score itself, and they weigh 1/2 each.
@@ -125,6 +125,12 @@ TEST(FuzzLibrary, ProblemsThatWereFound) {
       "hq=4,sq=4,skv=1,d=40,dtype=3,scale=0,seed=10120725066556053682,weighted=1,plant=1,at1=2,"
       "at2=3,at3=34",
       "hq=4,sq=4,skv=1,d=40,dtype=2,out=2,scale=0,seed=1,weighted=1,plant=1,at1=2,at2=3,at3=34",
+      // V the last finite number everywhere, of which cpu.flash made infinities: fp32, and bf16
+      // where rounded weights sum above 1.
+      "sq=1,skv=3,d=8,dtype=0,out=0,scale=0.088388346,seed=13046543932022832852,kmag=17.450172,"
+      "vmag=3.4028235e+38,weighted=1",
+      "sq=9,skv=100,dtype=2,out=2,softcap=0.6995812,seed=5465721094738069363,vmag=3.3895314e+38,"
+      "scores=2,gap=-16.787453,lead=2.828427,nat=2.828427,count=215,weighted=1",
   };
   for (const char* const text : specs) {
     std::string why;

@@ -266,6 +266,44 @@ TEST(Validate, HonestKernelIsGreenInEveryLayoutAndMask) {
     }
 }
 
+// Scores that fp32 does not know decide nothing about a kernel; what it does know still does.
+TEST(Validate, HonestKernelsAreGreenAtAnyScaleAndSoftcap) {
+  const Policy policy = strict();
+  const struct {
+    float scale, softcap;
+  } ends[] = {{1e3f, 0}, {-1e5f, 0}, {1e20f, 0}, {1e30f, 0}, {0.125f, 1e8f}, {1e5f, 1e5f}};
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3})
+    for (const auto& end : ends)
+      for (const auto& row : distribution_table()) {
+        if (row.id == Distribution::file) continue;
+        Problem asked = small_case(dtype).problem;
+        asked.scale = end.scale;
+        asked.softcap = end.softcap;
+        for (const Problem& p : problems_of(row.id, asked)) {
+          if (p.seq_kv > 5000) continue;
+          Case c = small_case(dtype);
+          c.problem = p;
+          c.distribution = row.id;
+          for (const char* const id : {"honest.two_pass", "honest.wide_tiles"}) {
+            const CaseResult result = run(id, c, policy);
+            EXPECT_NE(result.verdict, Verdict::red)
+                << id << ' ' << to_string(c) << ": " << result.reason;
+          }
+        }
+      }
+  // One key: its V is returned, however large its score.
+  Case one = small_case(DType::f32);
+  one.problem = make_problem(1, 1, 1, 4, 1, 64, DType::f32);
+  one.problem.scale = 1e30f;
+  EXPECT_EQ(run("mutant.rounded_product", one, policy).verdict, Verdict::red);
+  EXPECT_EQ(run("honest.two_pass", one, policy).verdict, Verdict::green);
+  // Values that are all alike: no weight changes their mean.
+  Case alike = small_case(DType::f32);
+  alike.problem.scale = 1e9f;
+  alike.distribution = Distribution::constant_v;
+  EXPECT_EQ(run("mutant.gain", alike, policy).verdict, Verdict::red);
+}
+
 TEST(Validate, DigestIsOfTheElementsWhateverTheLayout) {
   const Policy policy = strict();
   Case c = small_case();

@@ -319,6 +319,44 @@ TEST(Emulator, FastAccuracyIsTheErrorOfLinearWeights) {
   EXPECT_LT(metrics(Distribution::permutation, Accuracy::fast).rel_fro, 2e-3);
 }
 
+TEST(Oracle, SaysHowFarScoresAreKnown) {
+  Case c;
+  c.problem = make_problem(1, 2, 1, 9, 40, 64, DType::f32);
+  c.problem.lse = true;
+  const auto known = [&](float scale) {
+    c.problem.scale = scale;
+    const Inputs in = generate(c);
+    return compute_reference(c, in, choose_rows(c, 1e18));
+  };
+  for (const float usual : {0.125f, -0.125f, 1.0f}) {
+    const Reference reference = known(usual);
+    EXPECT_TRUE(reference.slack.empty() && reference.moved.empty()) << usual;
+  }
+  // 64 products of size 1 times 1e5, in fp32: some nats.
+  const Reference large = known(1e5f);
+  ASSERT_EQ(large.slack.size(), large.rows.size());
+  ASSERT_EQ(large.moved.size(), large.o.size());
+  for (const double slack : large.slack) {
+    EXPECT_GT(slack, 0.5);
+    EXPECT_LT(slack, 50);
+  }
+  // Scores at a cap of 1e6, which they all reach with a last place of 0.06: an element moves between
+  // values of V, no further than these lie apart.
+  c.problem.softcap = 1e6f;
+  const Reference capped = known(1e9f);
+  ASSERT_EQ(capped.moved.size(), capped.o.size());
+  for (const double moved : capped.moved) {
+    EXPECT_GT(moved, 0.01);
+    EXPECT_LT(moved, 12.0);
+  }
+  c.problem.softcap = 0.0f;
+  // A key that is alone stays alone.
+  c.problem = make_problem(1, 1, 1, 3, 1, 64, DType::f32);
+  const Reference alone = known(1e30f);
+  for (const double slack : alone.slack) EXPECT_GT(slack, 1e20);
+  for (const double moved : alone.moved) EXPECT_EQ(moved, 0.0);
+}
+
 Reference one_row(std::vector<double> values) {
   Reference reference;
   reference.rows = {0};
