@@ -174,18 +174,24 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
   const auto device = value_or_fail(workbench::open_device(kind));
   workbench::Progress progress(stderr, options.as_json);
   struct Stopped {};
+  std::string doing;
   compare.timing.progress = [](int, double) {
     if (interrupted()) throw Stopped{};
   };
   compare.step = [&](std::size_t done, std::size_t total, const std::string& what) {
     if (interrupted()) throw Stopped{};
-    // Both sides are in every block: a plugin that is lost in one is named by whoever is one.
+    doing = fmt::format("{} against {}: {}", options.what[1], options.what[0], what);
+    // Both sides are at work: a plugin that is lost is named by whoever is one.
     if (activity != nullptr)
-      activity->set(fmt::format("{} against {}: {}", options.what[1], options.what[0], what),
-                    workbench::Actor::both,
+      activity->set(doing, workbench::Actor::both,
                     options.what[1].starts_with("plugin:") ? options.what[1] : options.what[0]);
     progress.step(done, total, what);
   };
+  if (activity != nullptr)
+    compare.timing.at_work = [&](int side) {
+      activity->set(doing, workbench::Actor::both,
+                    side < 0 ? std::string() : options.what[static_cast<std::size_t>(side)]);
+    };
   std::optional<workbench::StdoutAside> aside;  // of a CUDA plugin, which prints in this process
   if (activity != nullptr) aside.emplace();
   Comparison comparison =

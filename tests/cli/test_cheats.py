@@ -32,14 +32,17 @@ REJECTED = [
     ("unwritten_slots", 21, "INTEGRITY", "a timed call went wrong"),
     ("changes_inputs_when_timed", 21, "INTEGRITY", "input Q was modified at byte 3"),
     ("keeps_in_shared_memory", 22, "RESOURCES", "it keeps memory from call to call"),
+    ("keeps_beside_tensors", 22, "RESOURCES", "it keeps memory from call to call"),
+    ("large_when_loaded", 22, "RESOURCES", "bytes of its own, limit"),
+    ("prints_early", 21, "INTEGRITY", "a timed call went wrong"),
 ]
 # An answer before its time is INTEGRITY where the command sees it at once, and costs its time where it does not.
-OF_NO_USE = ["answers_early", "by_content", "by_file", "in_idle_time", "burning_children", "spoils_inputs"]
+OF_NO_USE = ["answers_early", "by_content", "by_file", "in_idle_time", "burning_children", "spoils_inputs", "repeats"]
 DISTURBING = ["spinning_pool", "holds_others_back"]
 
 
 # Blocks enough that every slot of the ring is met again.
-MANY = ["by_slot", "kept_softmax", "unwritten_slots", "keeps_in_shared_memory"]
+MANY = ["by_slot", "kept_softmax", "unwritten_slots", "keeps_in_shared_memory", "keeps_beside_tensors"]
 
 
 def gate(greenfast, name, *more):
@@ -70,6 +73,29 @@ def test_what_was_kept_or_done_elsewhere_is_of_no_use(greenfast, name):
     # A crash would be a verdict on something else.
     assert result.code in (10, 20, 21, 22, 23), result.json["headline"]
     assert not (greenfast.work / "kept_by_the_plugin").exists()
+
+
+@pytest.mark.parametrize("mode, shape", [([], "1x1x64x64"), (["--hot"], SHAPE)])
+def test_a_call_never_finds_its_answer_where_it_was_before(greenfast, mode, shape):
+    """It was 4.3 times as fast where a sample had more calls than there are sets of inputs, and 38 where caches were hot."""
+    result = gate(greenfast, "repeats", *mode, "--primary", shape, "--gate", "2.5", "--budget", "2")
+    assert result.json["verdict"]["decision"] != "PROMOTE", result.json["headline"]
+    assert result.code in (10, 23), result.json["headline"]
+
+
+def test_what_confines_a_plugin_is_not_its_own_word(greenfast):
+    greenfast.work.mkdir()
+    source = (CHEATS / "repeats.c").read_text().replace('"cheat.h"', f'"{CHEATS}/cheat.h"')
+    (greenfast.work / "forges.c").write_text(source + """
+__attribute__((constructor)) static void forge(void) {
+  char* end;
+  char* block = cheat_mapped("greenfast-plugin-control", &end);
+  /* Whatever the command reads behind the request. */
+  if (block != NULL) memset(block + sizeof(cheat_control), 0, (size_t)(end - block) - sizeof(cheat_control));
+}
+""")
+    honest = greenfast("check", HONEST, "--shapes", "1x1x16x16", "--dtype", "fp32", "--json").json["plugins"][0]["confined"]
+    assert greenfast("check", "forges.c", "--shapes", "1x1x16x16", "--dtype", "fp32", "--json").json["plugins"][0]["confined"] == honest
 
 
 def test_every_cheat_is_tested():
@@ -155,6 +181,15 @@ BEYOND = {
   could = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;""",
     "be continued by a file while it is stopped": "could = fcntl(0, F_SETSIG, SIGCONT) == 0;",
     "reach a helper": "could = socket(AF_UNIX, SOCK_STREAM, 0) >= 0;",
+    "keep memory on its way": "int pair[2]; could = socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0;",
+    "have a thread that cannot be stopped": """
+  static char stack[65536];
+  int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+  could = clone(nothing, stack + sizeof stack, flags | CLONE_VFORK, NULL) >= 0;""",
+    "have files that nobody counts": """
+  static char stack[65536];
+  int flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+  could = clone(nothing, stack + sizeof stack, flags, NULL) >= 0;""",
     "leave memory to the next process": "could = shmget(0x67667031, 4096, IPC_CREAT | 0600) >= 0;",
     "gain rights": "could = unshare(CLONE_NEWUSER) == 0;",
     "outlive the command": "could = prctl(PR_SET_PDEATHSIG, 0) == 0;",
@@ -189,6 +224,10 @@ def test_a_plugin_reaches_nothing_beyond_its_process(greenfast, what):
 #include <time.h>
 #include <unistd.h>
 #include "{ROOT}/examples/plugins/attention.h"
+int nothing(void* unused) {{
+  (void)unused;
+  for (;;) pause();
+}}
 static gf_status launch(const gf_plugin_call* call) {{
   char name[64] = "";
   int could = 0;

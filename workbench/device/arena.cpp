@@ -87,6 +87,19 @@ void SharedArena::release(void* memory) {
   free_[offset] = size;
 }
 
+std::int64_t SharedArena::bytes_beyond_use() const {
+  for (const auto& [offset, size] : free_)
+    if (offset < used_) madvise(base_ + offset, std::min(size, used_ - offset), MADV_REMOVE);
+  std::int64_t sum = 0;
+  for (auto at = static_cast<off_t>(used_);;) {
+    const off_t data = lseek(descriptor_, at, SEEK_DATA);
+    const off_t hole = data < 0 ? data : lseek(descriptor_, data, SEEK_HOLE);
+    if (hole <= data) return sum;  // none is left
+    sum += hole - data;
+    at = hole;
+  }
+}
+
 bool SharedArena::owns(const void* memory) const {
   const auto* byte = static_cast<const std::byte*>(memory);
   return byte >= base_ && byte < base_ + bytes_;

@@ -28,6 +28,9 @@ class SharedArena {
   std::size_t bytes() const { return bytes_; }
   /// Up to where it has been used.
   std::size_t used() const { return used_; }
+  /// What somebody has written behind that, where no tensor ever was. Free parts before it lose
+  /// whatever they hold.
+  std::int64_t bytes_beyond_use() const;
 
  private:
   SharedArena(int descriptor, std::byte* base, std::size_t bytes);

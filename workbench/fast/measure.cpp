@@ -5,16 +5,17 @@
 #include <time.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <random>
+#include <tuple>
 
 #include "workbench/base/host.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/cases/placement.hpp"
+#include "workbench/fast/draws.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -123,8 +124,10 @@ class Clocked {
     for (Contestant& c : contestants_) c.timed.subject->pause();
     out_.peak = device_.peak(ring_.problem().dtype);
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
+      at_work(static_cast<int>(side));
       if (Status status = prepare(side); !status) return status;
       contestants_[side].timed.subject->pause();
+      at_work(-1);
     }
     for (Contestant& c : contestants_) c.timed.subject->watch();
     sample_blocks();
@@ -158,7 +161,8 @@ class Clocked {
     // CPU time within timed stretches, between them, and of this while its next inputs lay there;
     // and how long the stretches were.
     double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
-    std::optional<std::int64_t> bytes_loaded, bytes_warm;  // of its process's own memory
+    // Of its process's own memory: before the subject was loaded, and before it was timed.
+    std::optional<std::int64_t> bytes_loaded, bytes_warm;
 
     bool timed_on() const { return check.failure.empty() && check.noise.empty(); }
     void fail(Fault fault, std::string why) {
@@ -167,8 +171,32 @@ class Clocked {
     }
   };
 
+  void at_work(int side) const {
+    if (options_.at_work) options_.at_work(side);
+  }
   bool cold() const { return options_.mode == CacheState::cold; }
-  int active_slots() const { return cold() ? ring_.slots() : 1; }
+  bool on_cpu() const { return device_.kind() == DeviceKind::cpu; }
+  /// Whether one of the contestants is somebody else's, in a process of its own.
+  bool foreign() const {
+    return std::any_of(contestants_.begin(), contestants_.end(),
+                       [](const Contestant& c) { return c.timed.subject->elsewhere(); });
+  }
+  /// Hot calls meet one slot again and again; beside somebody else's kernel as many in turn as lie in
+  /// the outermost cache together.
+  int active_slots() const {
+    if (cold()) return ring_.slots();
+    if (!foreign()) return 1;
+    const std::size_t fit =
+        device_.cache_bytes() / 4 / std::max<std::size_t>(ring_.slot_bytes(), 1);
+    return static_cast<int>(
+        std::clamp<std::size_t>(fit, 1, static_cast<std::size_t>(ring_.slots())));
+  }
+  /// Most calls of one sample. Beside somebody else's kernel none meets a slot twice: whoever found
+  /// its answer there would be done.
+  int most_calls() const {
+    constexpr int kLargest = 1 << 20;
+    return foreign() ? active_slots() : kLargest;
+  }
   /// The slots of the next `count` calls. One counter for all sides: a call always meets the inputs
   /// that were used longest ago. Within a sample in random order, so that no call tells the next.
   std::vector<int> next_slots(int count) {
@@ -217,7 +245,8 @@ class Clocked {
     if (const auto plan = c.timed.subject->plan(problem, device_.facts())) {
       bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, plan->workspace_bytes));
     }
-    c.bytes_loaded = c.timed.subject->private_bytes();
+    (void)c.timed.subject->private_bytes();  // from here on it has a process
+    c.bytes_loaded = c.timed.subject->bytes_before_load();
     c.workspace = std::make_unique<Workspace>(device_, bytes);
     if (!c.workspace->ok()) {
       return {StatusCode::out_of_memory,
@@ -302,78 +331,94 @@ class Clocked {
     return seconds;
   }
 
-  /// Grows the batch until a sample is long enough for the timer.
+  /// Grows the batch until a sample is long enough for the timer, or has all the calls it may have.
+  /// The calls that decide it are samples like any other to the subject, and judged as those are.
   void choose_batch(Contestant& c) {
     const double shortest = options_.min_ticks * tick_;
-    constexpr int kLargest = 1 << 20;
     int batch = 1;
     // The way to another process and back takes long now and then: the best of three is the calls'
     // own, lest one slow round trip be taken for a long batch.
     const int looks = c.timed.subject->overhead() > 0 ? 3 : 1;
     const auto look = [&] {
-      double best = time(c, batch, next_slots(batch));
-      for (int i = 1; i < looks && c.check.failure.empty(); ++i)
-        best = std::min(best, time(c, batch, next_slots(batch)));
+      double best = 0;
+      for (int i = 0; i < looks && c.check.failure.empty(); ++i) {
+        const Stretch seen = stretch(c, batch);
+        if (!c.check.failure.empty() || (options_.verify && !verify(c, seen))) break;
+        best = i == 0 ? seen.seconds : std::min(best, seen.seconds);
+      }
       return best;
     };
     double seconds = look();
-    while (seconds < shortest && batch < kLargest && c.check.failure.empty()) {
+    while (seconds < shortest && batch < most_calls() && c.check.failure.empty()) {
       // A little more than proportional, at least twice: short measurements are not exact.
       const double grow = seconds > 0 ? std::clamp(1.2 * shortest / seconds, 2.0, 1024.0) : 1024.0;
-      batch = static_cast<int>(std::min<double>(kLargest, std::ceil(batch * grow)));
+      batch = static_cast<int>(std::min<double>(most_calls(), std::ceil(batch * grow)));
       seconds = look();
     }
     // A graph is replayed once untimed; only a batch that goes round the whole ring meets cold
     // inputs again.
-    if (device_.kind() == DeviceKind::cuda && cold()) batch = std::max(batch, ring_.slots());
+    if (!on_cpu() && cold()) batch = std::max(batch, ring_.slots());
     c.batch = batch;
     c.estimate = seconds / batch;
   }
 
-  /// One sample: new inputs and poison off the clock, time, judge off the clock.
-  void take(std::size_t index, Block& block) {
-    Contestant& c = contestants_[index];
-    if (!c.bytes_warm) c.bytes_warm = c.timed.subject->private_bytes();
-    const bool wake = device_.kind() == DeviceKind::cpu && c.estimate < kShortCall &&
-                      !c.timed.subject->elsewhere();
+  /// Timed calls, and what a side and the machine did meanwhile.
+  struct Stretch {
+    std::vector<int> slots;
+    double seconds = 0;
+    std::optional<CpuUse> cpu_stopped, cpu_before, cpu_after;
+    std::map<int, double> waited_before, waited_after;
+  };
+
+  /// New inputs and poison off the clock, then `batch` calls.
+  Stretch stretch(Contestant& c, int batch) {
+    const bool wake = on_cpu() && c.estimate < kShortCall && !c.timed.subject->elsewhere();
     const int woken = wake ? next_slots(1).front() : 0;
-    const std::vector<int> slots = next_slots(c.batch);
-    std::optional<CpuUse> cpu_stopped, cpu_before;
-    std::map<int, double> waited_before;
+    Stretch out;
+    out.slots = next_slots(batch);
     const auto ready = [&] {
-      cpu_stopped = cpu_use(c);
-      waited_before = waited(c);
+      out.cpu_stopped = cpu_use(c);
+      out.waited_before = waited(c);
       // Drawn when everything is prepared: no work that a subject did until now is of use.
-      for (const int slot : slots) {
+      for (const int slot : out.slots) {
         ring_.renew(slot, draws_());
         ring_.poison(slot);
       }
       if (cold()) {
         // Takes away what the other side left and what renewing brought in. Not the workspace's
         // lines: a kernel fills that itself.
-        const bool evicted =
-            std::all_of(slots.begin(), slots.end(), [&](int slot) { return ring_.evict(slot); });
+        const bool evicted = std::all_of(out.slots.begin(), out.slots.end(),
+                                         [&](int slot) { return ring_.evict(slot); });
         if (!evicted) device_.flush_cache();
       }
       if (wake)
         if (Status status = launch(c, woken); !status) c.fail(Fault::launch, status.message());
-      cpu_before = cpu_use(c);
+      out.cpu_before = cpu_use(c);
     };
-    double seconds = time(c, c.batch, slots, ready);
-    double alone = 0;
+    out.seconds = time(c, batch, out.slots, ready);
     // At once: whoever says that its calls have ended before they have computes on until it is stopped.
     c.timed.subject->pause();
-    const std::optional<CpuUse> cpu_after = cpu_use(c);
-    const std::map<int, double> waited_after = waited(c);
+    out.cpu_after = cpu_use(c);
+    out.waited_after = waited(c);
+    return out;
+  }
+
+  /// One sample, judged off the clock.
+  void take(std::size_t index, Block& block) {
+    Contestant& c = contestants_[index];
+    if (!c.bytes_warm) c.bytes_warm = c.timed.subject->private_bytes();
+    const Stretch seen = stretch(c, c.batch);
+    const auto& [stopped, before, after] =
+        std::tie(seen.cpu_stopped, seen.cpu_before, seen.cpu_after);
     if (!c.check.failure.empty()) return;
-    if (cpu_stopped && cpu_before && cpu_after && cpu_before->process == cpu_after->process) {
+    double seconds = seen.seconds, alone = 0;
+    if (stopped && before && after && before->process == after->process) {
       // Sides may share a process; whatever it computes between any of their calls is theirs.
-      const auto [end, fresh] = cpu_at_end_.emplace(cpu_after->process, 0.0);
-      if (!fresh && c.timed.subject->elsewhere())
-        c.cpu_between += cpu_before->seconds - end->second;
-      end->second = cpu_after->seconds;
-      c.cpu_stolen += cpu_before->seconds - cpu_stopped->seconds;
-      c.cpu_inside += cpu_after->seconds - cpu_before->seconds;
+      const auto [end, fresh] = cpu_at_end_.emplace(after->process, 0.0);
+      if (!fresh && c.timed.subject->elsewhere()) c.cpu_between += before->seconds - end->second;
+      end->second = after->seconds;
+      c.cpu_stolen += before->seconds - stopped->seconds;
+      c.cpu_inside += after->seconds - before->seconds;
       c.wall_inside += seconds;
     }
     if (options_.between) {
@@ -384,7 +429,7 @@ class Clocked {
                                  });
       seconds -= alone;
     }
-    if (options_.verify && !verify(c, slots)) return;
+    if (options_.verify && !verify(c, seen)) return;
     if (options_.between && !(seconds > 0)) {
       c.check.noise = fmt::format(
           "noise: less {} neighbours alone, which took {:.4g} us, as many with calls took {:.4g} "
@@ -396,10 +441,10 @@ class Clocked {
     // A reading of zero is below the timer's resolution; the tick is all that is known.
     const double taken = std::max(seconds, tick_);
     // What waited cannot have taken more than the sample less what its threads computed in it.
-    const double computed = cpu_before && cpu_after ? cpu_after->seconds - cpu_before->seconds : 0;
+    const double computed = before && after ? after->seconds - before->seconds : 0;
     const double least = std::max(kLeastShare * taken, computed / device_.facts().multiprocessors);
-    const double waiting =
-        std::clamp(lost(waited_before, waited_after, taken), 0.0, std::max(0.0, taken - least));
+    const double waiting = std::clamp(lost(seen.waited_before, seen.waited_after, taken), 0.0,
+                                      std::max(0.0, taken - least));
     block.samples.push_back(
         {static_cast<int>(index), taken / c.batch, waiting / c.batch, alone / c.batch});
   }
@@ -444,7 +489,8 @@ class Clocked {
     return sum;
   }
 
-  bool verify(Contestant& c, const std::vector<int>& slots) {
+  bool verify(Contestant& c, const Stretch& stretch) {
+    const std::vector<int>& slots = stretch.slots;
     const auto wrong = [&](const std::string& what) {
       c.fail(Fault::integrity, fmt::format("a timed call went wrong: {}", what));
       return false;
@@ -474,7 +520,8 @@ class Clocked {
                                           .inputs = inputs,
                                           .output = output,
                                           .draw = draws_(),
-                                          .timed = true}))
+                                          .timed = true,
+                                          .seconds = stretch.seconds}))
         return wrong(*why);
     }
     return true;
@@ -585,7 +632,10 @@ class Clocked {
       const std::size_t n = order.size();
       for (std::size_t i = 0; i < 2 * n; ++i) {
         const std::size_t side = order[i < n ? i : 2 * n - 1 - i];
-        if (contestants_[side].timed_on()) take(side, block);
+        if (!contestants_[side].timed_on()) continue;
+        at_work(static_cast<int>(side));
+        take(side, block);
+        at_work(-1);
       }
       block.telemetry = device_.telemetry();
       blocks.push_back(std::move(block));
@@ -672,7 +722,7 @@ class Clocked {
   const MeasureOptions& options_;
   std::mt19937_64 random_;  // of the order: the seed's
   std::uint64_t drawn_;     // nobody's before
-  std::mt19937_64 draws_;   // of signs, slots and rows
+  Draws draws_;             // of signs, slots and rows
   std::vector<Contestant> contestants_;
   std::map<int, double> cpu_at_end_;  // by process, when its last timed call ended
   Measurement out_;

@@ -39,7 +39,8 @@ class Ring {
     /// single buffers as much as a sample's calls go through.
     std::size_t min_bytes = 0;
     int min_slots = 2;
-    int max_slots = 512;
+    /// 0: 4096 on a CPU, where a sample has no more calls than there are slots; 512 on a GPU.
+    int max_slots = 0;
     int distinct = 3;
     /// Source of the inputs; empty: workload's generate.
     std::function<Inputs(const Case&)> generate{};
@@ -55,6 +56,7 @@ class Ring {
   Ring& operator=(const Ring&) = delete;
 
   int slots() const noexcept { return static_cast<int>(slots_.size()); }
+  std::size_t slot_bytes() const noexcept;
   const Tensors& tensors(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
   std::span<const Tensors> all_tensors() const { return slots_; }
   /// The case that a slot's inputs were generated from.
@@ -108,6 +110,7 @@ struct TimedOutput {
   std::span<const std::byte> output;  ///< as Ring::read_output has it: O, then LSE
   std::uint64_t draw = 0;             ///< for choices that the subject must not foresee
   bool timed = false;                 ///< false: an output from before timing
+  double seconds = 0;                 ///< of the sample that it is one of, if it was timed
 };
 /// What is wrong with an output; nothing when it is right. TimedJudge (timed_judge.hpp) asks the
 /// oracle.
@@ -136,12 +139,15 @@ struct MeasureOptions {
   double round_seconds = 0.3;     ///< blocks between two probes of the device's speed
   double pulse_tolerance = 0.05;  ///< a block whose probe or clock is this much below the median is
                                   ///< left out
-  bool verify = true;             ///< judge the outputs of timed calls
+  bool verify = true;  ///< judge the outputs of timed calls, and of those that choose the batch
   /// Each call stands behind the device's neighbour, and a sample is the stretch less the neighbours
   /// alone, which are timed right behind it.
   bool between = false;
   int process = 0;  ///< recorded with every block
   std::function<void(int blocks, double seconds)> progress{};
+  /// Whose calls come now, by place among the contestants; -1: nobody's. Whoever watches this process
+  /// from outside can then say whose crash or hang it was.
+  std::function<void(int side)> at_work{};
 };
 
 /// What was seen of one side besides its times.

@@ -65,9 +65,12 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
     if (device.evict(nullptr, 0)) wanted = std::min(wanted, kEvicted);
   }
   const std::size_t needed = (wanted + bytes) / std::max<std::size_t>(bytes, 1);
-  const auto count = static_cast<std::size_t>(std::clamp<std::size_t>(
-      needed, static_cast<std::size_t>(options.min_slots),
-      static_cast<std::size_t>(std::max(options.max_slots, options.min_slots))));
+  const int most = options.max_slots != 0             ? options.max_slots
+                   : device.kind() == DeviceKind::cpu ? 4096
+                                                      : 512;
+  const auto count = static_cast<std::size_t>(
+      std::clamp<std::size_t>(needed, static_cast<std::size_t>(options.min_slots),
+                              static_cast<std::size_t>(std::max(most, options.min_slots))));
 
   // Inputs read from files are the same for every seed.
   const int distinct = first.distribution == Distribution::file ? 1 : std::max(1, options.distinct);
@@ -123,6 +126,12 @@ Result<std::unique_ptr<Ring>> Ring::make(Device& device, const Case& first,
   }
   ring->draws_.assign(ring->slots_.size(), 0);
   return ring;
+}
+
+std::size_t Ring::slot_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const Operand& operand : operands_) bytes += size_in_bytes(operand);
+  return bytes;
 }
 
 Ring::~Ring() {

@@ -17,11 +17,12 @@ namespace greenfast::workbench {
 namespace {
 
 /// FLOP that the oracle spends on one timed output: about a millisecond, beside calls that take as
-/// long. A row is wrong or right as a whole, so few rows of many samples see what few samples with
-/// all rows would: of a kernel that leaves out one row in a hundred, 8 rows of 200 samples miss
-/// none with a probability of 1e-7.
-constexpr double kFlops = 4e6;
-constexpr std::size_t kFewest = 2, kMost = 16;
+/// long, and where they take longer about a tenth of their time, for then there are few. A row is
+/// wrong or right as a whole, so few rows of many samples see what few samples with all rows would:
+/// of a kernel that leaves out one row in a hundred, 8 rows of 200 samples miss none with a
+/// probability of 1e-7, and so do 100 rows of 18 samples.
+constexpr double kFlops = 4e6, kFlopsPerSecond = 2e8;
+constexpr std::size_t kFewest = 2, kMost = 16, kMostOfLong = 256;
 /// Times more of them before timing: whoever is wrong already is told so as NUMERICS.
 constexpr std::size_t kFirst = 4;
 /// FLOP for the limits, where GREEN has not derived them.
@@ -64,6 +65,9 @@ class Judgement {
     auto wanted =
         static_cast<std::size_t>(std::clamp(kFlops / flops_of_row, double{kFewest}, double{kMost}));
     if (!seen.timed) wanted *= kFirst;
+    wanted =
+        std::max(wanted, static_cast<std::size_t>(std::min(
+                             kFlopsPerSecond * seen.seconds / flops_of_row, double{kMostOfLong})));
     wanted = std::min(wanted, static_cast<std::size_t>(placement.existing_rows()));
     std::mt19937_64 random(seen.draw);
     std::set<std::int64_t> rows;

@@ -398,7 +398,15 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
              fmt::format("without a device only --compile-only is possible: {}", end->detail)});
       throw LabError({StatusCode::internal, end->detail});
     }
-    // Whoever was at work alone did it; the others go on without.
+    if (reference != nullptr && end->subject == reference->key) {
+      add(reference->key, stage,
+          {{"ok", false},
+           {"fault", name_of(Fault::launch)},
+           {"reason", end->blame.empty() ? fmt::format("{}, while: {}", end->detail, end->activity)
+                                         : end->blame}});
+      throw reference_failed(*reference, need(reference->key, stage));
+    }
+    // Whoever was at work did it; the others go on without.
     std::vector<LabCandidate> rest;
     bool blamed = false;
     for (const LabCandidate& c : loaded) {
@@ -546,19 +554,23 @@ void Lab::measure_beside(const std::string& stage, const LabCandidate& reference
         how.seed = seed + 1;
         how.budget_seconds = 0.1 * static_cast<double>(timed.size()) * (1 << fidelity);
         how.mode = options_.hot ? CacheState::hot : CacheState::cold;
-        int last = 0;
+        std::string doing = what, at_work = alone;
         how.progress = [&](int blocks, double) {
-          if (blocks - last < 4) return;
-          last = blocks;
-          all.activity.set(fmt::format("{}, block {}", what, blocks), Actor::both, alone);
+          if (blocks % 4 == 0) doing = fmt::format("{}, block {}", what, blocks);
+        };
+        how.at_work = [&](int side) {
+          if (side >= 0)
+            at_work = side == 0 ? reference.key
+                                : all.candidates[who[static_cast<std::size_t>(side) - 1]].key;
+          all.activity.set(doing, Actor::both, side < 0 ? alone : at_work);
         };
         auto measured = measure(all.device, **ring, timed, how);
         if (!measured) {
           if (measured.status().code() != StatusCode::device_error)
             throw std::runtime_error(measured.status().message());
-          // Somebody broke the device's context, and this child cannot go on: each alone tells who.
-          all.activity.blame(all.candidates.size() == 1 ? all.candidates[0].key : "",
-                             measured.status().message());
+          // Somebody broke the device's context, whose calls are waited for before others come, and
+          // this child cannot go on.
+          all.activity.blame(at_work, measured.status().message());
           std::_Exit(1);
         }
         if (const SideCheck& check = measured->checks[0]; !check.failure.empty()) {

@@ -49,6 +49,8 @@ class Subject {
   virtual std::optional<CpuUse> cpu_use() { return std::nullopt; }
   /// Private memory of its process, in bytes; nothing where it has none of its own.
   virtual std::optional<std::int64_t> private_bytes() { return std::nullopt; }
+  /// The same before anything of the subject's was loaded into it.
+  virtual std::optional<std::int64_t> bytes_before_load() { return std::nullopt; }
   /// From here on touched() tells what its process did to things that are not its own: the affinity
   /// and priority of this process, processes it started.
   virtual void watch() {}

@@ -392,12 +392,17 @@ Result<FastStep> fast(const GateOptions& options, const Policy& policy, const Ga
   timing.target_halfwidth = rules.halfwidth;
   timing.min_blocks = rules.min_blocks;
   timing.process = process;
+  std::string doing = fmt::format("timing {}, process {}: warm-up", shape.name, process + 1);
   timing.progress = [&](int blocks, double seconds) {
-    activity.set(fmt::format("timing {}, process {}: {} blocks, {:.0f} s", shape.name, process + 1,
-                             blocks, seconds),
-                 Actor::both);
+    doing = fmt::format("timing {}, process {}: {} blocks, {:.0f} s", shape.name, process + 1,
+                        blocks, seconds);
   };
-  activity.set(fmt::format("timing {}, process {}: warm-up", shape.name, process + 1), Actor::both);
+  timing.at_work = [&](int side) {
+    activity.set(doing, side < 0 ? Actor::workbench
+                        : timed[static_cast<std::size_t>(side)].subject == stage->candidate.get()
+                            ? Actor::candidate
+                            : Actor::baseline);
+  };
   auto measured = measure(*stage->device, **ring, timed, timing);
   if (!measured) return measured.status();
   return FastStep{std::move(measured->samples), std::move(measured->checks),

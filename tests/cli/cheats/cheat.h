@@ -7,7 +7,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,6 +25,38 @@ static inline int cheat_is_timed(const gf_plugin_call* call) {
 static inline size_t cheat_elements(const gf_plugin_call* call) {
   const gf_problem* p = call->problem;
   return (size_t)(p->batch * p->heads_q * p->seq_q * p->head_dim);
+}
+
+/* The command's request, as channel.hpp lays it out. */
+typedef struct cheat_control {
+  uint32_t magic;
+  int32_t parent;
+  uint32_t asked, answered, request;
+  uint64_t arena_bytes, arena_used, memory_bytes;
+  uint32_t kernel;
+  gf_problem problem;
+  uint64_t workspace, workspace_bytes;
+  uint32_t threads, sets, count;
+} cheat_control;
+
+/* Where memory of that name is mapped; NULL where it is not. */
+static inline char* cheat_mapped(const char* name, char** end) {
+  char line[512], *found = NULL;
+  FILE* maps = fopen("/proc/self/maps", "r");
+  while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+    unsigned long from, to;
+    if (strstr(line, name) == NULL || sscanf(line, "%lx-%lx", &from, &to) != 2) continue;
+    found = (char*)from;
+    if (end != NULL) *end = (char*)to;
+  }
+  if (maps != NULL) fclose(maps);
+  return found;
+}
+static inline volatile cheat_control* cheat_request(void) {
+  static volatile cheat_control* found;
+  static int looked;
+  if (!looked++) found = (volatile cheat_control*)cheat_mapped("greenfast-plugin-control", NULL);
+  return found;
 }
 
 /* 72 values tell inputs of a random generator apart. */

@@ -27,7 +27,7 @@ class FakeDevice : public Device {
   std::function<double()> clock;                  ///< MHz that telemetry() tells; empty: 1234
   std::function<std::optional<double>()> others;  ///< what other_work() tells; empty: nothing
   std::function<double()> beside;                 ///< what its neighbour takes; empty: it has none
-  int flushes = 0, allocations = 0, releases = 0;
+  int flushes = 0, timings = 0, allocations = 0, releases = 0;
   std::size_t cache = 1 << 16;
   std::size_t memory_limit = std::size_t{1} << 30;
   std::size_t allocated = 0;
@@ -57,6 +57,7 @@ class FakeDevice : public Device {
   std::size_t cache_bytes() const override { return cache; }
   void flush_cache() override { ++flushes; }
   double time(const std::function<void()>& launch, int batch) override {
+    ++timings;
     const double begin = std::floor(now / resolution);
     for (int i = 0; i < batch; ++i) launch();
     return (std::floor(now / resolution) - begin) * resolution;
@@ -97,6 +98,10 @@ class FakeSubject : public Subject {
   std::function<bool(const Problem&, const Tensors&, std::size_t bytes)> replay;
   Work after;        ///< what it does when its output is written
   int fail_at = -1;  ///< call that returns an error
+  /// It is somebody else's, in a process of its own: `requests` are the sets of each timed request.
+  bool foreign = false;
+  std::vector<std::vector<Tensors>> requests;
+  std::vector<int> counts;
   int calls = 0;
 
   std::string id() const override { return id_; }
@@ -108,6 +113,19 @@ class FakeSubject : public Subject {
     return plan;
   }
   Status prepare(const Problem&, void*) override { return {}; }
+  bool elsewhere() override { return foreign; }
+  Result<double> time(const Problem& p, std::span<const Tensors> sets, int count, void* scratch,
+                      std::size_t bytes) override {
+    requests.emplace_back(sets.begin(), sets.end());
+    counts.push_back(count);
+    const double begin = device_.now;
+    for (int i = 0; i < count; ++i)
+      if (Status status =
+              launch(p, sets[static_cast<std::size_t>(i) % sets.size()], nullptr, scratch, bytes);
+          !status)
+        return status;
+    return device_.now - begin;
+  }
   Status launch(const Problem& p, const Tensors& t, void*, void* scratch, std::size_t) override {
     const int call = calls++;
     device_.now += seconds_;

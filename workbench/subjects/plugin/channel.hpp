@@ -14,7 +14,7 @@
 namespace greenfast::workbench::channel {
 
 inline constexpr std::uint32_t kMagic = 0x67667031;  // "gfp1"
-inline constexpr std::size_t kMostCalls = 512;       // sets of tensors in one request
+inline constexpr std::size_t kMostCalls = 4096;      // sets of tensors in one request
 inline constexpr std::size_t kTextBytes = 4096;
 inline constexpr std::size_t kDescriptionBytes = 64 * 1024;
 /// The request's block and the arena, as the child finds them.

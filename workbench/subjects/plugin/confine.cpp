@@ -87,11 +87,12 @@ class Filter {
     code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 1, static_cast<std::uint32_t>(call)});
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
   }
-  /// The same, unless its first argument has this bit.
-  void refuse_without(long call, std::uint32_t bit, int error) {
-    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 4, static_cast<std::uint32_t>(call)});
+  /// The same, unless of the bits of `mask` its first argument has these and no others.
+  void refuse_unless(long call, std::uint32_t mask, std::uint32_t bits, int error) {
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 5, static_cast<std::uint32_t>(call)});
     load(offsetof(seccomp_data, args));  // its lower half: both architectures are little-endian
-    code_.push_back({BPF_JMP | BPF_JSET | BPF_K, 0, 1, bit});
+    add(BPF_ALU | BPF_AND | BPF_K, mask);
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 1, bits});
     add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
   }
@@ -177,6 +178,8 @@ std::uint32_t no_processes() {
         // Whatever outlives it, or reaches who is not confined.
         __NR_shmget, __NR_semget, __NR_msgget, __NR_mq_open, __NR_add_key, __NR_request_key,
         __NR_keyctl, __NR_socket,
+        // Memory files on their way through one are open nowhere.
+        __NR_socketpair,
         // A signal from a timer or a queue continues a process that is stopped.
         __NR_timer_create, __NR_mq_notify, __NR_tkill, 424 /* pidfd_send_signal */,
         425 /* io_uring_setup */, 438 /* pidfd_getfd */, 440 /* process_madvise */})
@@ -199,8 +202,10 @@ std::uint32_t no_processes() {
   // CPUs of the command's threads that there are; of later ones it looks itself.
   for (const pid_t thread : threads_of(getppid()))
     filter.refuse_where(__NR_sched_setaffinity, 0, static_cast<std::uint32_t>(thread), true, EPERM);
-  constexpr std::uint32_t kThread = 0x10000;  // CLONE_THREAD
-  filter.refuse_without(__NR_clone, kThread, EPERM);
+  // Threads alone: that share the table of open files, where memory files are counted, and none that
+  // waits for another as vfork does, which cannot be stopped.
+  constexpr std::uint32_t kThread = 0x10000, kFiles = 0x400, kWaits = 0x4000;  // CLONE_...
+  filter.refuse_unless(__NR_clone, kThread | kFiles | kWaits, kThread | kFiles, EPERM);
   return filter.install() ? channel::kNoProcesses : 0;
 }
 

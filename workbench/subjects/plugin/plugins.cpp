@@ -38,7 +38,8 @@ struct Plugin {
   pid_t process_owner = 0;
   std::optional<PluginLibrary> local;
   double round_trip = 0;
-  std::vector<std::string> confined;  // what its process may not do
+  std::vector<std::string> confined;         // what its process may not do
+  std::optional<std::int64_t> bytes_before;  // that its process had when it was loaded
 
   std::string id(std::size_t kernel) const { return prefix + kernels[kernel].name; }
 };
@@ -56,11 +57,22 @@ std::vector<std::string> channel_confined(const channel::Control& control) {
   return out;
 }
 
+/// A process in which nothing of the plugin's has run yet: what it holds and what the system said of
+/// it is not the plugin's word.
+Result<std::unique_ptr<PluginProcess>> empty_process(Plugin& plugin) {
+  auto started = PluginProcess::start(plugin.library, plugin.memory);
+  if (!started) return started.status();
+  if (Status status = (*started)->ask(Request::none, plugin.timeout); !status) return status;
+  plugin.confined = channel_confined((*started)->control());
+  plugin.bytes_before = (*started)->private_bytes();
+  return started;
+}
+
 Result<PluginProcess*> process_of(Plugin& plugin) {
   if (plugin.process && plugin.process_owner != getpid()) plugin.process.reset();
   if (plugin.process && plugin.process->end() == PluginEnd::none) return plugin.process.get();
   start_library_workers();
-  auto started = PluginProcess::start(plugin.library, plugin.memory);
+  auto started = empty_process(plugin);
   if (!started) return started.status();
   plugin.process = std::move(*started);
   plugin.process_owner = getpid();
@@ -83,7 +95,6 @@ Result<PluginProcess*> process_of(Plugin& plugin) {
   // every sample last seconds.
   std::nth_element(trips.begin(), trips.begin() + 7, trips.end());
   plugin.round_trip = std::min(trips[7], 1e-4);
-  plugin.confined = channel_confined(control);
   return plugin.process.get();
 }
 
@@ -161,35 +172,24 @@ class PluginSubject final : public Subject {
       return (*library)->launch(kernel_, to_c(problem), to_c(tensors), workspace, workspace_bytes,
                                 stream);
     }
-    return time(problem, {&tensors, 1}, 1, workspace, workspace_bytes).status();
+    return call(problem, {&tensors, 1}, 1, workspace, workspace_bytes, nullptr);
   }
 
   bool elsewhere() override { return device() == DeviceKind::cpu; }
 
   Result<double> time(const Problem& problem, std::span<const Tensors> sets, int count,
                       void* workspace, std::size_t workspace_bytes) override {
-    if (!lost().empty()) return Status(StatusCode::internal, lost());
-    auto process = process_of(*plugin_);
-    if (!process) return lose(process.status());
-    const SharedArena& arena = *SharedArena::active();
-    for (const Tensors& set : sets)
-      if (set.o != nullptr && !arena.owns(set.o))
-        return Status(StatusCode::internal,
-                      "tensors lie outside the memory that plugins share: load plugins before the "
-                      "device is opened");
-    channel::Control& control = (*process)->control();
-    control.sets = static_cast<std::uint32_t>(std::min(sets.size(), channel::kMostCalls));
-    control.count = static_cast<std::uint32_t>(count);
-    for (std::size_t i = 0; i < control.sets; ++i) control.calls[i] = to_offsets(arena, sets[i]);
-    control.workspace = workspace != nullptr ? arena.offset(workspace) : channel::kNull;
-    control.workspace_bytes = workspace_bytes;
     double seconds = 0;
-    if (Status status = send(**process, Request::launch, problem, &seconds); !status) return status;
+    if (Status status = call(problem, sets, count, workspace, workspace_bytes, &seconds); !status)
+      return status;
     return seconds;
   }
 
   void pause() override {
-    if (PluginProcess* process = running()) process->pause();
+    if (PluginProcess* process = running()) {
+      process->pause();
+      if (process->end() != PluginEnd::none) (void)lose(process->why());
+    }
   }
   std::optional<CpuUse> cpu_use() override {
     PluginProcess* process = running();
@@ -199,6 +199,9 @@ class PluginSubject final : public Subject {
     if (device() == DeviceKind::cpu) (void)process_of(*plugin_);  // from before its first call on
     PluginProcess* process = running();
     return process != nullptr ? process->private_bytes() : std::nullopt;
+  }
+  std::optional<std::int64_t> bytes_before_load() override {
+    return running() != nullptr ? plugin_->bytes_before : std::nullopt;
   }
   void watch() override {
     if (running() != nullptr) before_ = own_threads();
@@ -245,6 +248,28 @@ class PluginSubject final : public Subject {
     if (plugin_->process && plugin_->process->end() != PluginEnd::none)
       plugin_->condemned[id()] = status.message();
     return status;
+  }
+
+  /// `count` calls on these sets in turn. With `seconds` it is timed, and what it prints is shown
+  /// when it is stopped.
+  Status call(const Problem& problem, std::span<const Tensors> sets, int count, void* workspace,
+              std::size_t workspace_bytes, double* seconds) {
+    if (!lost().empty()) return {StatusCode::internal, lost()};
+    auto process = process_of(*plugin_);
+    if (!process) return lose(process.status());
+    const SharedArena& arena = *SharedArena::active();
+    for (const Tensors& set : sets)
+      if (set.o != nullptr && !arena.owns(set.o))
+        return {StatusCode::internal,
+                "tensors lie outside the memory that plugins share: load plugins before the device "
+                "is opened"};
+    channel::Control& control = (*process)->control();
+    control.sets = static_cast<std::uint32_t>(std::min(sets.size(), channel::kMostCalls));
+    control.count = static_cast<std::uint32_t>(count);
+    for (std::size_t i = 0; i < control.sets; ++i) control.calls[i] = to_offsets(arena, sets[i]);
+    control.workspace = workspace != nullptr ? arena.offset(workspace) : channel::kNull;
+    control.workspace_bytes = workspace_bytes;
+    return send(**process, Request::launch, problem, seconds);
   }
 
   Status ask(Request request, const Problem& problem) {
@@ -307,7 +332,7 @@ std::string own_command() {
 }
 
 std::optional<PluginFailure> describe(Plugin& plugin) {
-  auto started = PluginProcess::start(plugin.library, plugin.memory);
+  auto started = empty_process(plugin);
   if (!started) return PluginFailure{started.status(), false};
   PluginProcess& process = **started;
   if (Status status = process.ask(Request::describe, plugin.timeout); !status) {
@@ -319,7 +344,6 @@ std::optional<PluginFailure> describe(Plugin& plugin) {
                          crashed};
   }
   const channel::Control& control = process.control();
-  plugin.confined = channel_confined(control);
   std::istringstream lines(
       clean_text({control.description, strnlen(control.description, channel::kDescriptionBytes)}));
   std::getline(lines, plugin.name);

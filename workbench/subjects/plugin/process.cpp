@@ -44,6 +44,10 @@ constexpr int kPipeBytes = 1 << 20;
 /// Between two looks whether the process is still there.
 constexpr double kLookSeconds = 0.05;
 
+/// After which a process that does not stop never will: one of its threads would have to wait that
+/// long for a CPU.
+constexpr double kStopSeconds = 10;
+
 }  // namespace
 
 Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& path,
@@ -194,8 +198,11 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
       return why_;
     }
   }
-  if (seconds != nullptr) *seconds = seconds_since(begin);
-  show_output();
+  // What it printed is shown when it is stopped: until then it might go on computing meanwhile.
+  if (seconds != nullptr)
+    *seconds = seconds_since(begin);
+  else
+    show_output();
   const auto code = control_->status;
   if (code == 0) return {};
   const std::string text =
@@ -213,12 +220,14 @@ void PluginProcess::show_output(bool all) {
     seen += static_cast<std::size_t>(count);
     unfinished_.append(text, static_cast<std::size_t>(count));
   }
-  for (std::size_t end;
-       (end = unfinished_.find('\n')) != std::string::npos || unfinished_.size() > sizeof text;) {
+  std::size_t shown = 0;
+  for (std::size_t end; (end = unfinished_.find('\n', shown)) != std::string::npos ||
+                        unfinished_.size() - shown > sizeof text;) {
     end = std::min(end, unfinished_.size());
-    fmt::print(stderr, "{}\n", clean_text(unfinished_.substr(0, end)));
-    unfinished_.erase(0, end + 1);
+    fmt::print(stderr, "{}\n", clean_text(unfinished_.substr(shown, end - shown)));
+    shown = std::min(end + 1, unfinished_.size());
   }
+  unfinished_.erase(0, shown);
   if (!all || unfinished_.empty()) return;
   fmt::print(stderr, "{}\n", clean_text(unfinished_));
   unfinished_.clear();
@@ -227,12 +236,28 @@ void PluginProcess::show_output(bool all) {
 void PluginProcess::pause() {
   if (end_ != PluginEnd::none || owner_ != getpid() || paused_) return;
   kill(-child_, SIGSTOP);
-  // On a busy machine one of its threads has to be scheduled before the others stop.
-  siginfo_t stopped{};
-  while (waitid(P_PID, static_cast<id_t>(child_), &stopped, WSTOPPED | WEXITED | WNOWAIT) != 0 &&
-         errno == EINTR) {
+  // On a busy machine one of its threads has to be scheduled before the others stop. A thread that
+  // cannot be stopped (in the system, for a device or as vfork waits) would hold this up for good.
+  const auto begin = Clock::now();
+  for (useconds_t look = 10;; look = std::min<useconds_t>(2 * look, 2000)) {
+    siginfo_t stopped{};
+    const int got =
+        waitid(P_PID, static_cast<id_t>(child_), &stopped, WSTOPPED | WEXITED | WNOWAIT | WNOHANG);
+    if (got == 0 && stopped.si_pid == child_) break;
+    if (got != 0 && errno != EINTR) break;  // the next ask finds out
+    if (seconds_since(begin) > kStopSeconds) {
+      kill(-child_, SIGKILL);
+      end_ = PluginEnd::hung;
+      why_ = {StatusCode::internal,
+              fmt::format("hung: a thread of it could not be stopped within {:g} s", kStopSeconds)};
+      while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
+      }
+      break;
+    }
+    usleep(look);
   }
   paused_ = true;
+  show_output(end_ != PluginEnd::none);
 }
 
 std::optional<CpuUse> PluginProcess::cpu_use() const {
@@ -283,7 +308,7 @@ std::int64_t PluginProcess::shared_bytes() const {
       bytes[inode] += 1024 * kilobytes;
     }
   }
-  std::int64_t sum = 0;
+  std::int64_t sum = SharedArena::active()->bytes_beyond_use();
   for (const auto& [file, size] : bytes)
     if (std::find(ours_.begin(), ours_.end(), file) == ours_.end()) sum += size;
   return sum;

@@ -40,15 +40,19 @@ class PluginProcess {
   channel::Control& control() { return *control_; }
   /// Sends what control() holds and waits for the answer. A failure that end() explains is the
   /// process's; any other Status is the plugin's own answer. `seconds`, when given, receives how
-  /// long the round trip took on this process's clock.
+  /// long the round trip took on this process's clock; what was printed meanwhile is then shown by
+  /// pause().
   Status ask(channel::Request request, double timeout, double* seconds = nullptr);
   PluginEnd end() const { return end_; }
+  /// What end() means, in words.
+  const Status& why() const { return why_; }
   /// Stops it with all its threads until the next ask, which then counts the way back as its own.
+  /// One that cannot be stopped has hung.
   void pause();
   /// CPU time of all its threads so far; nothing when it is gone.
   std::optional<CpuUse> cpu_use() const;
-  /// Memory that it alone has, in bytes, private or in files without a name; nothing when it is
-  /// gone.
+  /// Memory that it alone has, in bytes, private or in files without a name, or in a part of the
+  /// arena that holds no tensor; nothing when it is gone.
   std::optional<std::int64_t> private_bytes() const;
   /// Threads it has now.
   int threads() const;

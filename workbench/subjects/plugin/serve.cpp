@@ -66,7 +66,9 @@ class Host {
   void answer() {
     control_->value = 0;
     Status status;
-    if (control_->request == Request::describe) {
+    if (control_->request == Request::none) {
+      // Nothing is loaded yet: the command looks at what this process is.
+    } else if (control_->request == Request::describe) {
       status = describe();
     } else if (!library_) {
       status = {StatusCode::internal, "no plugin is loaded"};
