@@ -15,6 +15,7 @@
 #include "cli/command.hpp"
 #include "workbench/base/atomic_file.hpp"
 #include "workbench/base/build_info.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/subprocess.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/device/device.hpp"
@@ -93,8 +94,10 @@ class Doctor {
       const std::string text = *variable;
       if (!text.starts_with("GREENFAST_")) continue;
       const std::size_t equals = text.find('=');
-      out_["environment"][text.substr(0, equals)] = text.substr(equals + 1);
-      say(Color::yellow, text.substr(0, equals), text.substr(equals + 1));
+      const std::string name = workbench::clean_line(text.substr(0, equals)),
+                        value = workbench::clean_line(text.substr(equals + 1));
+      out_["environment"][name] = value;
+      say(Color::yellow, name, value);
     }
   }
 

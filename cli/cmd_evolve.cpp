@@ -12,6 +12,7 @@
 #include "cli/search_options.hpp"
 #include "workbench/base/atomic_file.hpp"
 #include "workbench/base/build_info.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/search/evolve.hpp"
@@ -169,8 +170,9 @@ int run_evolve(EvolveOptions& options) {
     } else {
       fmt::print("{}{} candidates, {} rejected\nsource: {}\nrecord: {}\n",
                  workbench::search_text(result), result["lineage"].size() - 1,
-                 result["rejected"].size(), result["winner_file"].get<std::string>(),
-                 record.string());
+                 result["rejected"].size(),
+                 workbench::clean_line(result["winner_file"].get<std::string>()),
+                 workbench::clean_line(record.string()));
     }
     return workbench::exit_code_of_search(result);
   });

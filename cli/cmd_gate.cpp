@@ -13,6 +13,7 @@
 #include "cli/problem_options.hpp"
 #include "workbench/base/atomic_file.hpp"
 #include "workbench/base/checkpoint.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/terminal.hpp"
@@ -75,7 +76,8 @@ int print(const workbench::GateResult& result, const GateFlags& options,
     fmt::print("{}", workbench::gate_markdown(record));
   } else {
     fmt::print("{}\n", workbench::gate_text(record, workbench::wants_color(stdout)));
-    if (result.written) fmt::print("record: {}\n", (directory / "gate.json").string());
+    if (result.written)
+      fmt::print("record: {}\n", workbench::clean_line((directory / "gate.json").string()));
   }
   if (!result.written)
     throw Failure(workbench::kInternal, fmt::format("{} (resume with --resume {})",
@@ -138,7 +140,7 @@ int walk_ladder(const GateFlags& options, const Arguments& arguments) {
   } else {
     fmt::print("{}\n{}record: {}\n", options.as_markdown ? table.markdown() : table.text(),
                codes.empty() ? "every rung was skipped\n" : "",
-               (directory.path() / "ladder.json").string());
+               workbench::clean_line((directory.path() / "ladder.json").string()));
   }
   return code;
 }

@@ -9,6 +9,7 @@
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/base/atomic_file.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/seconds_since.hpp"
@@ -286,7 +287,7 @@ int run_profile(const ProfileOptions& options, const Arguments& arguments) {
     fmt::print("{}\n", record.dump(1));
   } else {
     fmt::print("{}\nRecord: {}\n", workbench::profile_markdown(record),
-               (directory->path() / "profile.json").string());
+               workbench::clean_line((directory->path() / "profile.json").string()));
   }
   return code;
 }

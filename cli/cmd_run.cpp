@@ -17,6 +17,7 @@
 #include "cli/problem_options.hpp"
 #include "cli/select.hpp"
 #include "workbench/base/atomic_file.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/isolate.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/seconds_since.hpp"
@@ -305,7 +306,7 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
     fmt::print("{}", text);
   } else {
     fmt::print("{}", workbench::run_table(plan, result, workbench::wants_color(stdout)));
-    if (!written.empty()) fmt::print("Record: {}\n", written);
+    if (!written.empty()) fmt::print("Record: {}\n", workbench::clean_line(written));
   }
   if (unwritten) throw Failure(*unwritten);
   if (result.interrupted)

@@ -9,6 +9,7 @@
 
 #include "cli/command.hpp"
 #include "cli/search_options.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/search/tune.hpp"
@@ -72,7 +73,7 @@ int finish(const TuneOptions& options, const json& result, const fs::path& folde
     fmt::print("{}\n", result.dump(1));
   } else {
     fmt::print("{}", workbench::search_text(result));
-    if (!record.empty()) fmt::print("record: {}\n", record.string());
+    if (!record.empty()) fmt::print("record: {}\n", workbench::clean_line(record.string()));
   }
   return workbench::exit_code_of_search(result);
 }

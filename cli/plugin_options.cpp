@@ -60,6 +60,7 @@ workbench::PluginOptions PluginArguments::options() const {
   workbench::PluginOptions options;
   options.files = files;
   options.compile.flags = flags;
+  options.compile.stop = interrupted;
   options.timeout_seconds = timeout;
   options.memory_gib = memory;
   return options;
@@ -75,7 +76,11 @@ void PluginArguments::load() const {
                       file));
   if (!(timeout > 0)) throw Failure(workbench::kUsage, "--plugin-timeout: more than 0 seconds");
   if (!(memory > 0)) throw Failure(workbench::kUsage, "--plugin-memory: more than 0 GiB");
-  if (const auto failure = workbench::load_plugins(options()))
+  catch_interrupts();  // so that a compiler and its folder end with this command
+  const auto failure = workbench::load_plugins(options());
+  if (interrupted())
+    throw Failure(workbench::kInterrupted, "interrupted; nothing was measured yet");
+  if (failure)
     throw Failure(failure->crashed ? static_cast<int>(workbench::kCrash)
                                    : workbench::exit_code_of(failure->status.code()),
                   failure->status.message());

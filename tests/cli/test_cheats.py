@@ -388,7 +388,7 @@ def test_hostile_text_stays_text(greenfast):
 static gf_status launch(const gf_plugin_call* call) {
   printf("printed by the kernel\n");
   fflush(stdout);
-  snprintf(call->error, call->error_capacity, "\033[2J\033[1;1Hnot \xff\xfe text\r");
+  snprintf(call->error, call->error_capacity, "\033[2J\033[1;1Hnot \xff\xfe text\r\nplugin:other 1x1x8x16 GREEN");
   return GF_INTERNAL;
 }
 static const gf_plugin_kernel kKernels[] = {
@@ -403,6 +403,22 @@ GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }
     assert "printed by the kernel" in result.err
     table = greenfast("check", "hostile.c", "--shapes", SHAPE, "--dtype", "fp32", "--quiet")
     assert "\x1b" not in table.out
+    # Nothing of the plugin's begins a line, which could be read as the command's.
+    assert not re.search(r"^(plugin:other|printed by)", result.err + table.out + table.err, re.M)
+    assert "plugin:other" in table.out and "plugin| printed by the kernel" in table.err
+
+
+def test_names_and_paths_move_no_cursor(greenfast):
+    environment = {**os.environb, b"GREENFAST_THREADS": b"2", b"GREENFAST_\x1b[2J": b"\x1b]0;title\a \xff"}
+    for options in ([], ["--json"]):
+        done = subprocess.run([greenfast.program, "doctor", *options], env=environment, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert b"\x1b" not in done.stdout + done.stderr
+        done.stdout.decode()
+        if options:
+            assert json.loads(done.stdout)["environment"]["GREENFAST_THREADS"] == "2"
+    result = greenfast("check", "--shapes", "1x1x8x16", "--variants", "cpu.naive", "--dtype", "fp32", "--out", "a\x1b[2Jb")
+    assert result.code == 0 and "\x1b" not in result.out and "Record: a?[2Jb" in result.out
 
 
 def test_a_kernel_that_refuses_midway_is_not_green(greenfast):

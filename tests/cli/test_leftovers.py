@@ -76,6 +76,29 @@ EXAMPLE_PLUGIN("work", "repeats itself", launch)
         assert not [p for p in greenfast.work.rglob("*") if p.is_dir() and p.name.startswith("greenfast-")]
 
 
+@pytest.mark.parametrize("command", [["check"], ["bench"], ["compare", "cpu.naive", "plugin:honest"],
+                                     ["gate", "--baseline", "cpu.naive", "--candidate", "plugin:honest"]], ids=lambda c: c[0])
+def test_an_interrupted_compiler_leaves_no_folder(greenfast, command, tmp_path):
+    wrapper, scratch = tmp_path / "bin" / "cc", tmp_path / "scratch"
+    wrapper.parent.mkdir()
+    scratch.mkdir()
+    greenfast.work.mkdir()
+    wrapper.write_text('#!/bin/sh\ncase "$*" in *--version*) echo slow 1; exit 0;; esac\n'
+                       'while [ "$1" != -o ]; do shift; done\nprintf half > "$2"\ntouch started\n(sleep 600; true)\n')
+    wrapper.chmod(0o755)
+    running = subprocess.Popen([greenfast.program, *command, "--plugin", HONEST], cwd=greenfast.work, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               text=True, env={**os.environ, "PATH": f"{wrapper.parent}:{os.environ['PATH']}", "TMPDIR": str(scratch)})
+    deadline = time.monotonic() + 60
+    while not (greenfast.work / "started").exists() and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(scratch.iterdir())
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 130 and "interrupted" in said, said
+    assert not list(scratch.iterdir())
+    nothing_is_left(greenfast.work)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_proposer_ends_with_the_search(greenfast, number):
     greenfast.work.mkdir()

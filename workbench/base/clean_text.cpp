@@ -1,5 +1,6 @@
 #include "workbench/base/clean_text.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace greenfast::workbench {
@@ -49,6 +50,13 @@ std::string clean_text(std::string_view text) {
       out += text.substr(0, length);
     text.remove_prefix(length == 0 ? 1 : length);
   }
+  return out;
+}
+
+std::string clean_line(std::string_view text) {
+  std::string out = clean_text(text);
+  while (!out.empty() && out.back() == '\n') out.pop_back();
+  std::replace(out.begin(), out.end(), '\n', ' ');
   return out;
 }
 

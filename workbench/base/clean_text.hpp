@@ -11,4 +11,8 @@ namespace greenfast::workbench {
 /// U+FFFD, the beginning of an escape sequence and the like become '?'.
 std::string clean_text(std::string_view text);
 
+/// The same in one line: what somebody says of himself begins no line of its own, which could be read
+/// as ours.
+std::string clean_line(std::string_view text);
+
 }  // namespace greenfast::workbench

@@ -221,6 +221,9 @@ class Runner {
       const Problem& p = problem.named.problem;
       if (p.batch * p.heads_q * p.seq_q == 0)
         row.reason = "the problem has no rows: that the call returned and wrote nothing is all";
+      else if (p.seq_kv == 0)
+        row.reason =
+            "the problem has no keys: that its rows came back as 0, and LSE as -inf, is all";
       else if (problem.captured != nullptr)
         row.reason = words_of_nonfinite(*problem.captured, problem.named.problem);
       if (row.refused_ends.empty()) continue;

@@ -35,5 +35,11 @@ TEST(CleanText, WhatIsNoUtf8IsReplacedByteByByte) {
   EXPECT_EQ(clean_text("\xf4\x90\x80\x80"), unknown + unknown + unknown + unknown);
 }
 
+TEST(CleanText, ALineIsOneLine) {
+  EXPECT_EQ(clean_line("a\nb\n\n"), "a b");
+  EXPECT_EQ(clean_line("\033[2J\tx"), "?[2J\tx");
+  EXPECT_EQ(clean_line("\n"), "");
+}
+
 }  // namespace
 }  // namespace greenfast::workbench::test

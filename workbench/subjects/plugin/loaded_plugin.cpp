@@ -35,7 +35,7 @@ Status to_status(gf_status code, const std::string& what) {
   const auto status = known ? static_cast<StatusCode>(code) : StatusCode::internal;
   return {status, fmt::format("the plugin returned {} ({}){}{}", code,
                               known ? name_of(status) : "no gf_status", what.empty() ? "" : ": ",
-                              clean_text(what))};
+                              clean_line(what))};
 }
 
 /// A C++ plugin may let an exception out; it is the plugin's failure, not ours.
@@ -46,7 +46,7 @@ Status guarded(const Call& call) {
   } catch (const std::bad_alloc&) {
     return {StatusCode::out_of_memory, "the plugin ran out of memory (std::bad_alloc)"};
   } catch (const std::exception& error) {
-    return {StatusCode::internal, fmt::format("the plugin threw: {}", clean_text(error.what()))};
+    return {StatusCode::internal, fmt::format("the plugin threw: {}", clean_line(error.what()))};
   } catch (...) {
     return {StatusCode::internal, "the plugin threw something that is no std::exception"};
   }
@@ -127,7 +127,7 @@ std::optional<std::string> PluginLibrary::refusal(std::size_t index,
   if (!asked) return asked.message();
   if (taken) return std::nullopt;
   why.back() = 0;
-  return why[0] != 0 ? clean_text(why.data()) : "the plugin refuses it without a reason";
+  return why[0] != 0 ? clean_line(why.data()) : "the plugin refuses it without a reason";
 }
 
 std::size_t PluginLibrary::workspace_bytes(std::size_t index, const gf_problem& problem) const {

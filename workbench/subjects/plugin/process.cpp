@@ -206,7 +206,7 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
   const auto code = control_->status;
   if (code == 0) return {};
   const std::string text =
-      clean_text({control_->text, strnlen(control_->text, channel::kTextBytes)});
+      clean_line({control_->text, strnlen(control_->text, channel::kTextBytes)});
   const bool known = code > 0 && code <= static_cast<int>(StatusCode::internal);
   return {known ? static_cast<StatusCode>(code) : StatusCode::internal, text};
 }
@@ -224,12 +224,12 @@ void PluginProcess::show_output(bool all) {
   for (std::size_t end; (end = unfinished_.find('\n', shown)) != std::string::npos ||
                         unfinished_.size() - shown > sizeof text;) {
     end = std::min(end, unfinished_.size());
-    fmt::print(stderr, "{}\n", clean_text(unfinished_.substr(shown, end - shown)));
+    fmt::print(stderr, "plugin| {}\n", clean_text(unfinished_.substr(shown, end - shown)));
     shown = std::min(end + 1, unfinished_.size());
   }
   unfinished_.erase(0, shown);
   if (!all || unfinished_.empty()) return;
-  fmt::print(stderr, "{}\n", clean_text(unfinished_));
+  fmt::print(stderr, "plugin| {}\n", clean_text(unfinished_));
   unfinished_.clear();
 }
 
