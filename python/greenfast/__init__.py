@@ -124,7 +124,8 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     q_scale, ... what e4m3 values are multiplied by: float32, one value each, or one for each (batch, head).
     out_dtype    None: q's type, float16 for e4m3.
     variant      forces a kernel (greenfast.variants()); None: the fastest that takes the problem.
-    batch_invariant  a row's bits do not depend on the other rows of its batch.
+    batch_invariant  a row's bits do not depend on the other rows of its batch. An entry that is computed alone needs the strides that it has
+                 in the batch, the batch stride too, as q[3:4] has them: which kernel can read it depends on them.
     stream       a cudaStream_t as an int; None: PyTorch's or CuPy's current stream, else the default stream.
 
     Masks and biases, each beside causal and window:

@@ -64,7 +64,7 @@ def test_a_truncated_record_is_refused(page, tmp_path):
 
 
 def test_who_is_compared_with_whom_is_asked_of_the_command(tmp_path):
-    mark = "ladder evidence/ladder-h200.json docs/results/peers-h200.json"
+    mark = "ladder evidence/ladder-h200.json"
     page = tmp_path / "page.md"
     page.write_text(f"<!-- greenfast:{mark} -->\n<!-- greenfast:end -->\n")
     (tmp_path / "bin").mkdir()
