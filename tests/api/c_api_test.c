@@ -287,8 +287,8 @@ static void asks_for_fast_accuracy(void) {
 
 /* Packed queries over keys in pages, append and merge: the same through C. */
 static void serves(void) {
-  static float k_new[3 * 16], cache[4 * 4 * 16], q[3 * 16], o[3 * 16], lse[3], merged[3 * 16];
-  static float nothing[3];
+  static float k_new[3 * 16], cache[4 * 4 * 16], v_cache[4 * 4 * 16], q[3 * 16], o[3 * 16];
+  static float lse[3], merged[3 * 16], nothing[3];
   const int32_t cu[3] = {0, 1, 3}, used[2] = {2, 5}, now[2] = {3, 7}, table[4] = {2, 9, 0, 3};
   gf_append_problem append = GF_APPEND_PROBLEM_INIT;
   gf_append_tensors news = GF_APPEND_TENSORS_INIT;
@@ -319,6 +319,8 @@ static void serves(void) {
   news.cu_new = cu;
   news.used_kv = used;
   news.page_table = table;
+  EXPECT(gf_append(&append, &news, NULL) == GF_INVALID_ARGUMENT && says("k overlaps v"));
+  news.v = v_cache;
   EXPECT(gf_append(&append, &news, NULL) == GF_OK);
   EXPECT(cache[2 * 64 + 2 * 16] == k_new[0] && cache[3 * 64 + 2 * 16 + 1] == k_new[2 * 16 + 1]);
   append.seq_kv = 6;
@@ -334,7 +336,8 @@ static void serves(void) {
   problem.mask_right = 0;
   problem.mask_alignment = GF_BOTTOM_RIGHT;
   tensors.q = q;
-  tensors.k = tensors.v = cache;
+  tensors.k = cache;
+  tensors.v = v_cache;
   tensors.o = o;
   tensors.lse = lse;
   tensors.cu_q = cu;
