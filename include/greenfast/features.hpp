@@ -42,9 +42,10 @@ enum class Feature : std::int32_t {
   alibi = 25,
   bool_mask = 26,
   float_mask = 27,
-  fast_accuracy = 28,  ///< linear weights are near enough
-  example = 62,        ///< no problem needs it and nobody takes it: tests ask for it
-  unknown = 63,        ///< a value that this version has no name for
+  fast_accuracy = 28,   ///< linear weights are near enough
+  exact_accuracy = 29,  ///< they are not, as for every problem that does not ask for fast accuracy
+  example = 62,         ///< no problem needs it and nobody takes it: tests ask for it
+  unknown = 63,         ///< a value that this version has no name for
 };
 
 /// A set of features.
@@ -91,7 +92,8 @@ GREENFAST_API std::string to_string(Features features);
 GREENFAST_API std::string missing_features(Features needs, Features takes);
 
 /// Everything that a problem could need when version 1 of the C and the plugin interface were made:
-/// what who was written for them may be asked. It never grows.
+/// what who was written for them may be asked. It never grows. That answers be exact went without
+/// saying then: who is meant to be exact names exact_accuracy beside it.
 inline constexpr Features kFeaturesOfAbi1{Feature::in_f32,
                                           Feature::in_f16,
                                           Feature::in_bf16,

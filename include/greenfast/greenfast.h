@@ -117,7 +117,9 @@ enum gf_feature_value {
   GF_FEATURE_ALIBI = 25,
   GF_FEATURE_BOOL_MASK = 26,
   GF_FEATURE_FLOAT_MASK = 27,
-  GF_FEATURE_FAST_ACCURACY = 28 /**< linear weights are near enough */
+  GF_FEATURE_FAST_ACCURACY = 28, /**< linear weights are near enough */
+  /** They are not, as for every problem that does not ask for fast accuracy. */
+  GF_FEATURE_EXACT_ACCURACY = 29
 };
 
 /** Strides in elements for [B, H, S, D]; the last is 1. alignment: bytes that divide the base

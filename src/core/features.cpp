@@ -52,6 +52,8 @@ constexpr Row kRows[] = {
     {Feature::bool_mask, Kind::alone, "a bool mask", kOtherVariant},
     {Feature::float_mask, Kind::alone, "a float mask", kOtherVariant},
     {Feature::fast_accuracy, Kind::accuracy, "fast accuracy", "ask for exact accuracy"},
+    {Feature::exact_accuracy, Kind::accuracy, "exact accuracy",
+     "ask for fast accuracy or for another variant"},
     {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
 };
 
@@ -77,6 +79,8 @@ Features features_of(const Problem& problem) noexcept {
                softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
                array_mask, accuracy] = problem;
   const auto& [left, right, alignment] = mask;
+  const auto& [page_size, page_count, page_row_stride] = pages;
+  const auto& [mask_kind, mask_dtype, mask_stride] = array_mask;
   const auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv,
                kv_rows] = sequences;
   Features needs;
@@ -145,7 +149,7 @@ Features features_of(const Problem& problem) noexcept {
   if (used_kv) needs |= Feature::used_kv;
   if (kv_start) needs |= Feature::kv_start;
   if (kv_index) needs |= Feature::kv_index;
-  if (pages.used()) needs |= Feature::pages;
+  if (page_size != 0) needs |= Feature::pages;
   if (chunk != 0) needs |= Feature::chunk;
   if (sinks) needs |= Feature::sinks;
   Features slopes = Feature::unknown;
@@ -159,7 +163,7 @@ Features features_of(const Problem& problem) noexcept {
       break;
   }
   Features elements = Feature::unknown;
-  switch (array_mask.kind) {
+  switch (mask_kind) {
     case MaskKind::none:
       elements = {};
       break;
@@ -173,7 +177,7 @@ Features features_of(const Problem& problem) noexcept {
   Features precision = Feature::unknown;
   switch (accuracy) {
     case Accuracy::exact:
-      precision = {};
+      precision = Feature::exact_accuracy;
       break;
     case Accuracy::fast:
       precision = Feature::fast_accuracy;

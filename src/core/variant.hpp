@@ -70,7 +70,6 @@ struct Variant {
   std::string_view derived_from = {};  // the rung with one toggle set back, or with clocks in it
   std::string_view phases = {};  // "loads,softmax": sums clock cycles by phase in its workspace
   Features takes = {};           // what a problem may need; asked before the kernel is
-  bool approximate = false;      // takes no problem of exact accuracy
   // Of an automatic variant, from dispatch/prefer.hpp; null for those that run by name.
   Preference (*prefer)(const Problem&, const DeviceFacts&, Choice) = nullptr;
   // Filled in by the registry.

@@ -79,16 +79,18 @@ constexpr bool predecessors_exist() {
 static_assert(predecessors_exist(),
               "variants.def: a predecessor or an origin is not an id of the table");
 
-// A row that says nothing of features would refuse every problem, and an automatic one needs its
-// place among the others.
+// A row that says nothing of features, or of them nothing of accuracy, would refuse every problem,
+// and an automatic one needs its place among the others.
 constexpr bool rows_say_what_they_take() {
   for (const core::Variant& row : kTable)
-    if (row.takes.empty() || (row.prefer != nullptr) != row.automatic) return false;
+    if ((!row.takes.hold(Feature::exact_accuracy) && !row.takes.hold(Feature::fast_accuracy)) ||
+        (row.prefer != nullptr) != row.automatic)
+      return false;
   return true;
 }
 static_assert(rows_say_what_they_take(),
-              "variants.def: a row lacks .takes (takes.hpp), or is automatic and lacks .prefer "
-              "(prefer.hpp), or runs by name and has one");
+              "variants.def: a row lacks .takes (takes.hpp) or the accuracy in it, or is automatic "
+              "and lacks .prefer (prefer.hpp), or runs by name and has one");
 
 // Levenshtein distance: what a typing slip costs.
 std::size_t edit_distance(std::string_view a, std::string_view b) {

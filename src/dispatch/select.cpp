@@ -55,10 +55,6 @@ int rank(const core::Variant& row, const Query& query, std::string* why) {
     if (why != nullptr) *why = "no query sees a key: O = 0, LSE = -inf, no kernel runs";
     return 1;
   }
-  if (row.approximate && query.problem.accuracy == Accuracy::exact)
-    return core::refuse(why,
-                        "exact accuracy; it computes fast accuracy alone: ask for fast "
-                        "accuracy, or leave the choice of the variant to the library");
   if (!row.kernel->supports(query.problem, query.facts, query.choice, why)) return 0;
   if (row.prefer == nullptr) return core::Preference{}.rank;
   const core::Preference preference = row.prefer(query.problem, query.facts, query.choice);

@@ -1,5 +1,7 @@
 // Sets of features that several rows of variants.def take. Each names its features, or those of a
 // set that never grows, so that a new feature is in none until somebody has made a kernel take it.
+// How near the answers are is among the features: without exact accuracy a kernel gets no problem
+// but those of fast accuracy.
 #pragma once
 
 #include <greenfast/features.hpp>
@@ -7,13 +9,14 @@
 namespace greenfast::dispatch {
 
 /// Kernels of the CPU. They are exact, which is near enough where fast is.
-inline constexpr Features kTakesServing =
-    kFeaturesOfAbi1 | kFeaturesOfServing | Feature::fast_accuracy;
+inline constexpr Features kTakesServing = kFeaturesOfAbi1 | kFeaturesOfServing |
+                                          Features{Feature::exact_accuracy, Feature::fast_accuracy};
 
 /// The 16-bit production kernels of CUDA.
 inline constexpr Features kTakesHalves =
-    kFeaturesOfAbi1 -
-    Features{Feature::in_f32, Feature::in_e4m3, Feature::scales_tensor, Feature::scales_per_head};
+    (kFeaturesOfAbi1 - Features{Feature::in_f32, Feature::in_e4m3, Feature::scales_tensor,
+                                Feature::scales_per_head}) |
+    Feature::exact_accuracy;
 
 /// The same, with all that serving asks for.
 inline constexpr Features kTakesServingHalves = kTakesHalves | kFeaturesOfServing;
@@ -33,15 +36,16 @@ inline constexpr Features kTakesPacked =
              Feature::sinks,    Feature::value_dim};
 
 /// The rungs of V2c: fp16 in and out, a causal mask at most.
-inline constexpr Features kTakesV2c{Feature::in_f16, Feature::out_f16, Feature::causal,
-                                    Feature::nonpositive_scale, Feature::grouped_heads};
+inline constexpr Features kTakesV2c{Feature::in_f16,        Feature::out_f16,
+                                    Feature::causal,        Feature::nonpositive_scale,
+                                    Feature::grouped_heads, Feature::exact_accuracy};
 
 /// The rungs of stage-C: e4m3 in, fp16 out, a causal mask at most.
 inline constexpr Features kTakesStageC{
     Feature::in_e4m3, Feature::out_f16,           Feature::scales_tensor, Feature::scales_per_head,
-    Feature::causal,  Feature::nonpositive_scale, Feature::grouped_heads};
+    Feature::causal,  Feature::nonpositive_scale, Feature::grouped_heads, Feature::exact_accuracy};
 
-/// e4m3 on Hopper's tensor cores.
+/// e4m3 on Hopper's tensor cores, where kernels differ in accuracy: each row says its own.
 inline constexpr Features kTakesE4m3{
     Feature::in_e4m3, Feature::out_f32,       Feature::out_f16,           Feature::out_bf16,
     Feature::causal,  Feature::window,        Feature::nonpositive_scale, Feature::scales_tensor,
@@ -50,14 +54,10 @@ inline constexpr Features kTakesE4m3{
 /// Scores in halves are too coarse for an exact log-sum-exp.
 inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
 
-/// The same with linear weights: not for who asks for exact accuracy, which no feature says, so that
-/// the kernel refuses that itself.
-inline constexpr Features kTakesFastE4m3 = kTakesE4m3 | Feature::fast_accuracy;
-
 /// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,
 /// nothing where there is no query. core::is_empty says which problems get it: a feature that
 /// changes a row without keys (a sink does) belongs there too.
-inline constexpr Features kTakesEmpty =
-    kFeaturesOfAbi1 | kFeaturesOfServing | Feature::fast_accuracy;
+inline constexpr Features kTakesEmpty = kFeaturesOfAbi1 | kFeaturesOfServing |
+                                        Features{Feature::exact_accuracy, Feature::fast_accuracy};
 
 }  // namespace greenfast::dispatch

@@ -179,7 +179,8 @@ static void registry(void) {
 
 /* What a problem needs, and that a variant which lacks it says so by name. */
 static void features(void) {
-  const uint64_t plain = (uint64_t)1 << GF_FEATURE_IN_FP16 | (uint64_t)1 << GF_FEATURE_OUT_FP16;
+  const uint64_t plain = (uint64_t)1 << GF_FEATURE_IN_FP16 | (uint64_t)1 << GF_FEATURE_OUT_FP16 |
+                         (uint64_t)1 << GF_FEATURE_EXACT_ACCURACY;
   gf_problem problem;
   gf_options options = GF_OPTIONS_INIT;
   gf_device_facts facts = GF_DEVICE_FACTS_INIT;
@@ -272,9 +273,10 @@ static void asks_for_fast_accuracy(void) {
   uint64_t needs = 0;
   EXPECT(gf_problem_init(&problem, 1, 2, 2, 8, 8, 16, GF_E4M3, GF_BHSD) == GF_OK);
   EXPECT(problem.accuracy == GF_ACCURACY_EXACT);
+  EXPECT(gf_features(&problem, &needs) == GF_OK && needs >> GF_FEATURE_EXACT_ACCURACY & 1);
   problem.accuracy = GF_ACCURACY_FAST;
   EXPECT(gf_check(&problem) == GF_OK && gf_features(&problem, &needs) == GF_OK);
-  EXPECT(needs >> GF_FEATURE_FAST_ACCURACY & 1);
+  EXPECT(needs >> GF_FEATURE_FAST_ACCURACY & 1 && !(needs >> GF_FEATURE_EXACT_ACCURACY & 1));
   problem.dtype = GF_FP16;
   EXPECT(gf_check(&problem) == GF_INVALID_ARGUMENT && says("only e4m3"));
   problem.dtype = GF_E4M3;

@@ -10,7 +10,7 @@ namespace greenfast {
 namespace {
 
 Problem plain(DType dtype = DType::f16) { return make_problem(1, 8, 8, 64, 64, 64, dtype); }
-constexpr Features kPlain{Feature::in_f16, Feature::out_f16};
+constexpr Features kPlain{Feature::in_f16, Feature::out_f16, Feature::exact_accuracy};
 
 TEST(Features, AProblemNeedsWhatItAsksForAndNothingElse) {
   EXPECT_EQ(features_of(plain()), kPlain);
@@ -39,17 +39,17 @@ TEST(Features, AProblemNeedsWhatItAsksForAndNothingElse) {
             kPlain | Feature::grouped_heads);
 
   p = plain(DType::e4m3);
-  EXPECT_EQ(features_of(p), (Features{Feature::in_e4m3, Feature::out_f16}));
+  constexpr Features kExactE4m3{Feature::in_e4m3, Feature::exact_accuracy};
+  EXPECT_EQ(features_of(p), kExactE4m3 | Feature::out_f16);
   p.scales = ScaleKind::per_head;
   p.out_dtype = DType::f32;
-  EXPECT_EQ(features_of(p),
-            (Features{Feature::in_e4m3, Feature::out_f32, Feature::scales_per_head}));
+  EXPECT_EQ(features_of(p), (kExactE4m3 | Features{Feature::out_f32, Feature::scales_per_head}));
   p.scales = ScaleKind::tensor;
   p.out_dtype = DType::bf16;
-  EXPECT_EQ(features_of(p),
-            (Features{Feature::in_e4m3, Feature::out_bf16, Feature::scales_tensor}));
+  EXPECT_EQ(features_of(p), (kExactE4m3 | Features{Feature::out_bf16, Feature::scales_tensor}));
   p.accuracy = Accuracy::fast;
-  EXPECT_TRUE(features_of(p).hold(Feature::fast_accuracy));
+  EXPECT_EQ(features_of(p), (Features{Feature::in_e4m3, Feature::out_bf16, Feature::scales_tensor,
+                                      Feature::fast_accuracy}));
 }
 
 // A value of a later version: nobody takes it, whatever else the problem is.
@@ -91,6 +91,8 @@ TEST(Features, ARefusalNamesWhatIsMissingWhatIsTakenAndWhatToDo) {
             "which it does not take: ask for nothing that nobody offers");
   EXPECT_EQ(missing_features(Feature::fast_accuracy, kFeaturesOfAbi1 | kFeaturesOfServing),
             "fast accuracy, which it does not take: ask for exact accuracy");
+  EXPECT_EQ(missing_features(Feature::exact_accuracy, Feature::fast_accuracy),
+            "exact accuracy; takes fast accuracy: ask for fast accuracy or for another variant");
   EXPECT_EQ(missing_features(Features::from_bits(std::uint64_t{1} << 50), kFeaturesOfAbi1),
             "an unknown feature, which it does not take: ask for another variant");
 }
@@ -102,7 +104,7 @@ TEST(Features, EveryFeatureHasAName) {
       EXPECT_NE(name_of(feature), "an unknown feature") << bit;
     }
   }
-  EXPECT_EQ(to_string(kPlain), "fp16 inputs, an fp16 output");
+  EXPECT_EQ(to_string(kPlain), "fp16 inputs, an fp16 output, exact accuracy");
   EXPECT_EQ(to_string(Features{}), "");
 }
 

@@ -58,7 +58,8 @@ constexpr Kernel kSplit{
     .supports = supports_unless_invariant, .plan = plan_with_tile, .workspace = workspace_of_768};
 constexpr Kernel kForeign{.supports = never_asked, .plan = plan_with_tile};
 
-constexpr Features kTakes{Feature::in_f16, Feature::out_f16, Feature::grouped_heads};
+constexpr Features kTakes{Feature::in_f16, Feature::out_f16, Feature::grouped_heads,
+                          Feature::exact_accuracy};
 constexpr Variant kGeneralRow{
     .id = "cpu.general", .takes = kTakes, .prefer = rank_always<10>, .kernel = &kGeneral};
 constexpr Variant kSpecialRow{
@@ -330,22 +331,40 @@ TEST(Prefer, SmallStandsBeforePrefillWhereItWasFaster) {
 
 // Its kernel need not know: a second such kernel whose author forgets to ask would serve exact calls.
 TEST(Select, ARowThatApproximatesTakesNoExactProblem) {
-  const std::vector<Variant> rows = {{.id = "cpu.coarse",
-                                      .takes = kTakes | Feature::fast_accuracy,
-                                      .approximate = true,
-                                      .prefer = rank_always<900>,
-                                      .kernel = &kTwin},
-                                     kGeneralRow};
+  const std::vector<Variant> rows = {
+      {.id = "cpu.coarse",
+       .takes = (kTakes - Feature::exact_accuracy) | Feature::fast_accuracy,
+       .prefer = rank_always<900>,
+       .kernel = &kTwin},
+      kGeneralRow};
   const DeviceFacts facts;
   Problem p = make_problem(1, 1, 1, 8, 8, 64, DType::f16);
   const Selection exact = explain(rows, {p, facts, {}, {}});
   EXPECT_EQ(exact.chosen, "cpu.general");
-  EXPECT_NE(exact.candidates[0].reason.find("fast accuracy alone"), std::string::npos);
+  EXPECT_EQ(exact.candidates[0].reason,
+            "exact accuracy; takes fast accuracy: ask for fast accuracy or for another variant");
   Status why;
   EXPECT_EQ(select(rows, {p, facts, {}, "cpu.coarse"}, &why), nullptr);
   EXPECT_NE(why.message().find("exact accuracy"), std::string::npos) << why.message();
   p.accuracy = Accuracy::fast;
   EXPECT_EQ(explain(rows, {p, facts, {}, {}}).chosen, "cpu.coarse");
+}
+
+// The default is closed: who does not say how near his answers are is chosen for nothing.
+TEST(Select, ARowThatSaysNothingOfAccuracyTakesNothing) {
+  const std::vector<Variant> rows = {{.id = "cpu.silent",
+                                      .takes = kTakes - Feature::exact_accuracy,
+                                      .prefer = rank_always<900>,
+                                      .kernel = &kForeign}};
+  const DeviceFacts facts;
+  Problem p = make_problem(1, 1, 1, 8, 8, 64, DType::f16);
+  for (const Accuracy accuracy : {Accuracy::exact, Accuracy::fast}) {
+    p.accuracy = accuracy;
+    const Selection selection = explain(rows, {p, facts, {}, {}});
+    EXPECT_EQ(selection.chosen, "");
+    EXPECT_EQ(selection.candidates[0].reason.find(name_of(accuracy)), 0u)
+        << selection.candidates[0].reason;
+  }
 }
 
 // The real table.
@@ -390,6 +409,7 @@ TEST(Registry, RowsAreWellFormed) {
     EXPECT_EQ(row.id.substr(0, row.id.find('.')), name_of(row.device));
     EXPECT_EQ(row.id.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789._"),
               std::string_view::npos);
+    EXPECT_TRUE(row.takes.hold(Feature::exact_accuracy) || row.takes.hold(Feature::fast_accuracy));
     EXPECT_FALSE(row.idea.empty());
     EXPECT_EQ(row.idea.find('\n'), std::string_view::npos);
     EXPECT_EQ(row.min_arch > 0, row.device == DeviceKind::cuda);
@@ -402,6 +422,9 @@ TEST(Registry, RowsAreWellFormed) {
       EXPECT_TRUE(row.device != DeviceKind::cuda || row.lowest_code >= row.min_arch);
     }
   }
+  // The one kernel with linear weights, in builds that cannot compile it too.
+  EXPECT_FALSE(find(registry(), "cuda.sm90.fp8_fast")->takes.hold(Feature::exact_accuracy));
+  EXPECT_TRUE(find(registry(), "cuda.sm90.fp8_curved")->takes.hold(Feature::exact_accuracy));
   EXPECT_NE(find(registry(), "cpu.naive"), nullptr);
   EXPECT_EQ(find(registry(), "cpu"), nullptr);
   EXPECT_EQ(find(registry(), ""), nullptr);

@@ -317,7 +317,8 @@ class CudaPlanted final : public Subject {
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) override {
     if (facts.kind != DeviceKind::cuda) return "wraps a CUDA launch";
     // The faults are in arguments that version 1 of the interface has.
-    if (std::string missing = missing_features(features_of(problem), kFeaturesOfAbi1);
+    if (std::string missing =
+            missing_features(features_of(problem), kFeaturesOfAbi1 | Feature::exact_accuracy);
         !missing.empty())
       return missing;
     if (plant_.row.absent != nullptr)

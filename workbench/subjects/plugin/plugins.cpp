@@ -120,8 +120,10 @@ class PluginSubject final : public Subject {
       return fmt::format("runs on {}, not on {}", name_of(device()), name_of(facts.kind));
     if (problem.batch * problem.heads_q * problem.seq_q == 0 || problem.seq_kv == 0)
       return "a problem without output or without keys is answered before a kernel is called";
-    // A plugin of ABI 1 cannot see in a gf_problem what came later, so it is not asked.
-    if (std::string missing = missing_features(features_of(problem), kFeaturesOfAbi1);
+    // A plugin of ABI 1 cannot see in a gf_problem what came later, so it is not asked. That answers
+    // be exact went without saying then.
+    if (std::string missing =
+            missing_features(features_of(problem), kFeaturesOfAbi1 | Feature::exact_accuracy);
         !missing.empty())
       return fmt::format("was built for plugin ABI {}: {}", GF_PLUGIN_ABI_VERSION, missing);
     // A plugin that is lost has failed, which a launch will say; it has not refused.
