@@ -168,20 +168,19 @@ Status shape_error(std::string_view name, const TensorView& view,
                                                      ": ", text_of(wanted), " is expected, ", why)};
 }
 
-// The array mask as the problem has it: a dimension of size 1 is broadcast.
-Status mask_of(const MaskView& view, Problem& problem) {
-  if (view.data == nullptr) return {};
-  const std::array<std::int64_t, 4> wanted{problem.batch, problem.heads_q, problem.seq_q,
-                                           problem.seq_kv};
-  ArrayMask& mask = problem.array_mask;
-  mask.kind = view.kind;
-  if (view.kind == MaskKind::additive) mask.dtype = view.dtype;
+// The array mask as a problem of these sizes has it: a dimension of size 1 is broadcast.
+Status mask_of(const MaskView& view, const std::array<std::int64_t, 4>& wanted, ArrayMask& mask) {
+  const auto& [data, given_kind, given_dtype, shape, given_stride] = view;
+  auto& [kind, dtype, stride] = mask;
+  if (data == nullptr) return {};
+  kind = given_kind;
+  if (kind == MaskKind::additive) dtype = given_dtype;
   for (std::size_t dim = 0; dim < wanted.size(); ++dim) {
-    if (view.shape[dim] != wanted[dim] && view.shape[dim] != 1)
+    if (shape[dim] != wanted[dim] && shape[dim] != 1)
       return {StatusCode::invalid_argument,
-              core::concat("the mask's shape is ", text_of(view.shape), ": ", text_of(wanted),
+              core::concat("the mask's shape is ", text_of(shape), ": ", text_of(wanted),
                            " is expected, [B, Hq, Sq, Skv], each of them or 1")};
-    mask.stride[dim] = view.shape[dim] == 1 ? 0 : view.stride[dim];
+    stride[dim] = shape[dim] == 1 ? 0 : given_stride[dim];
   }
   return {};
 }
@@ -193,35 +192,43 @@ std::int64_t keys_of_row(std::int64_t entries, std::int64_t page) {
   return std::min(keys, core::kMaxLength);
 }
 
-Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
-                  const TensorView& o, const AttentionParams& params, Problem& problem) {
+// Views that cannot be one problem, and counts without which nothing would be computed.
+Status check_views(const TensorView& q, const TensorView& k, const TensorView& v,
+                   const TensorView& o, const AttentionParams& params) {
+  // Every member by name: a new one does not compile before it has its place here, in the problem or
+  // among the tensors.
+  const auto& [scale, softcap, mask, lse, scales, q_scale, k_scale, v_scale, sequences, cu_q, cu_kv,
+               used_q, used_kv, kv_start, kv_index, max_q, max_kv, page_table, page_row_stride,
+               sinks, mask_view, slopes, alibi, chunk, accuracy] = params;
   if (k.dtype != q.dtype || v.dtype != q.dtype)
     return {StatusCode::invalid_argument,
             core::concat("Q, K, V are ", name_of(q.dtype), ", ", name_of(k.dtype), ", ",
                          name_of(v.dtype), ": they must have one type; convert them")};
-  const bool paged = params.page_table != nullptr, packed_q = params.cu_q != nullptr;
-  const bool packed_kv = params.cu_kv != nullptr, indexed = params.kv_index != nullptr;
-  problem.batch = packed_q ? params.sequences : q.shape[0];
+  const bool paged = page_table != nullptr, packed_q = cu_q != nullptr;
+  const bool packed_kv = cu_kv != nullptr, indexed = kv_index != nullptr;
   if (packed_q && q.shape[0] != 1)
     return shape_error("Q", q, {1, q.shape[1], q.shape[2], q.shape[3]},
                        "[1, Hq, total, D] where sequences are packed");
   // Else nothing would be computed, with status ok.
-  if (packed_q && params.sequences == 0 && q.shape[2] > 0)
+  if (packed_q && sequences == 0 && q.shape[2] > 0)
     return {StatusCode::invalid_argument,
             core::concat("sequences is 0 and packed Q has ", q.shape[2],
                          " rows: set sequences to that of cu_q, which has one entry more")};
-  if (paged && params.page_row_stride == 0 && params.max_kv == 0)
+  if (paged && page_row_stride == 0 && max_kv == 0)
     return {
         StatusCode::invalid_argument,
         "page_row_stride is 0, so that no sequence has a page: set it to the entries of a row of "
         "page_table, or max_kv where all sequences share one row"};
-  if (!packed_q && params.sequences != 0 && params.sequences != q.shape[0])
+  if (!packed_q && sequences != 0 && sequences != q.shape[0])
     return {StatusCode::invalid_argument,
-            core::concat("sequences is ", params.sequences, " and Q's batch ", q.shape[0],
+            core::concat("sequences is ", sequences, " and Q's batch ", q.shape[0],
                          ": they must agree, or sequences be 0, where Q is not packed")};
   // K's first dimension and its rows are the sequences' unless they are packed, indexed or in
   // pages.
-  const std::int64_t first = packed_kv ? 1 : paged || indexed ? k.shape[0] : problem.batch;
+  const std::int64_t first = packed_kv          ? 1
+                             : paged || indexed ? k.shape[0]
+                             : packed_q         ? sequences
+                                                : q.shape[0];
   const std::array<std::int64_t, 4> wanted_k{first, k.shape[1], k.shape[2], q.shape[3]};
   if (k.shape != wanted_k)
     return shape_error("K", k, wanted_k,
@@ -232,65 +239,82 @@ Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
   if (v.shape != wanted_v) return shape_error("V", v, wanted_v, "the shape of K");
   const std::array<std::int64_t, 4> wanted_o{q.shape[0], q.shape[1], q.shape[2], v.shape[3]};
   if (o.shape != wanted_o) return shape_error("O", o, wanted_o, "the shape of Q with V's head_dim");
-  problem.heads_q = q.shape[1];
-  problem.heads_kv = k.shape[1];
-  problem.seq_q = packed_q && params.max_q != 0 ? params.max_q : q.shape[2];
-  problem.seq_kv = k.shape[2];
-  if (paged) problem.seq_kv = keys_of_row(params.page_row_stride, k.shape[2]);
-  if (params.max_kv != 0 && (paged || packed_kv)) problem.seq_kv = params.max_kv;
-  problem.head_dim = q.shape[3];
-  problem.head_dim_v = v.shape[3] == q.shape[3] ? 0 : v.shape[3];
-  problem.dtype = q.dtype;
-  problem.out_dtype = o.dtype;
-  problem.scales = params.scales;
-  problem.scale = params.scale.value_or(default_scale(q.shape[3]));
-  problem.softcap = params.softcap;
-  problem.accuracy = params.accuracy;
-  problem.mask = params.mask;
-  problem.lse = params.lse != nullptr;
-  problem.q.stride = q.stride;
-  problem.k.stride = k.stride;
-  problem.v.stride = v.stride;
-  problem.o.stride = o.stride;
-  problem.sequences = {.packed_q = packed_q,
-                       .packed_kv = packed_kv,
-                       .used_q = params.used_q != nullptr,
-                       .used_kv = params.used_kv != nullptr,
-                       .kv_start = params.kv_start != nullptr,
-                       .kv_index = indexed,
-                       .total_q = packed_q ? q.shape[2] : 0,
-                       .total_kv = packed_kv ? k.shape[2] : 0,
-                       .kv_rows = indexed ? k.shape[0] : 0};
-  if (paged)
-    problem.pages = {.size = k.shape[2], .count = k.shape[0], .row_stride = params.page_row_stride};
-  problem.chunk = params.chunk;
-  problem.sinks = params.sinks != nullptr;
-  problem.alibi =
-      params.slopes != nullptr && params.alibi == Alibi::none ? Alibi::per_head : params.alibi;
-  return mask_of(params.mask_view, problem);
+  return {};
 }
 
-Tensors tensors_of(const TensorView& q, const TensorView& k, const TensorView& v,
-                   const TensorView& o, const AttentionParams& params) {
+// Of views that check_views() has seen.
+Status problem_of(const TensorView& q, const TensorView& k, const TensorView& v,
+                  const TensorView& o, const AttentionParams& params, Problem& problem) {
+  // Every member by name here too: one that is new would keep its default in every call with views.
+  auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
+         softcap, mask, lse, layout_q, layout_k, layout_v, layout_o, head_dim_v, sequences, pages,
+         chunk, sinks, alibi, array_mask, accuracy] = problem;
+  auto& [has_packed_q, has_packed_kv, has_used_q, has_used_kv, has_kv_start, has_kv_index, total_q,
+         total_kv, kv_rows] = sequences;
+  auto& [page_size, page_count, page_row_stride] = pages;
+  const bool paged = params.page_table != nullptr;
+  has_packed_q = params.cu_q != nullptr;
+  has_packed_kv = params.cu_kv != nullptr;
+  has_used_q = params.used_q != nullptr;
+  has_used_kv = params.used_kv != nullptr;
+  has_kv_start = params.kv_start != nullptr;
+  has_kv_index = params.kv_index != nullptr;
+  total_q = has_packed_q ? q.shape[2] : 0;
+  total_kv = has_packed_kv ? k.shape[2] : 0;
+  kv_rows = has_kv_index ? k.shape[0] : 0;
+  page_size = paged ? k.shape[2] : 0;
+  page_count = paged ? k.shape[0] : 0;
+  page_row_stride = paged ? params.page_row_stride : 0;
+  batch = has_packed_q ? params.sequences : q.shape[0];
+  heads_q = q.shape[1];
+  heads_kv = k.shape[1];
+  seq_q = has_packed_q && params.max_q != 0 ? params.max_q : q.shape[2];
+  seq_kv = paged ? keys_of_row(page_row_stride, page_size) : k.shape[2];
+  if (params.max_kv != 0 && (paged || has_packed_kv)) seq_kv = params.max_kv;
+  head_dim = q.shape[3];
+  head_dim_v = v.shape[3] == q.shape[3] ? 0 : v.shape[3];
+  dtype = q.dtype;
+  out_dtype = o.dtype;
+  scales = params.scales;
+  scale = params.scale.value_or(default_scale(q.shape[3]));
+  softcap = params.softcap;
+  accuracy = params.accuracy;
+  mask = params.mask;
+  lse = params.lse != nullptr;
+  layout_q.stride = q.stride;
+  layout_k.stride = k.stride;
+  layout_v.stride = v.stride;
+  layout_o.stride = o.stride;
+  chunk = params.chunk;
+  sinks = params.sinks != nullptr;
+  alibi = params.slopes != nullptr && params.alibi == Alibi::none ? Alibi::per_head : params.alibi;
+  return mask_of(params.mask_view, {batch, heads_q, seq_q, seq_kv}, array_mask);
+}
+
+Tensors tensors_of(const TensorView& view_q, const TensorView& view_k, const TensorView& view_v,
+                   const TensorView& view_o, const AttentionParams& params) {
   Tensors tensors;
-  tensors.q = q.data;
-  tensors.k = k.data;
-  tensors.v = v.data;
-  tensors.o = o.data;
-  tensors.lse = params.lse;
-  tensors.q_scale = params.q_scale;
-  tensors.k_scale = params.k_scale;
-  tensors.v_scale = params.v_scale;
-  tensors.cu_q = params.cu_q;
-  tensors.cu_kv = params.cu_kv;
-  tensors.used_q = params.used_q;
-  tensors.used_kv = params.used_kv;
-  tensors.kv_start = params.kv_start;
-  tensors.kv_index = params.kv_index;
-  tensors.page_table = params.page_table;
-  tensors.sinks = params.sinks;
-  tensors.mask = params.mask_view.data;
-  tensors.slopes = params.slopes;
+  // By name for the same reason: an operand that is new would be null in every call with views.
+  auto& [q, k, v, o, lse, q_scale, k_scale, v_scale, cu_q, cu_kv, used_q, used_kv, kv_start,
+         kv_index, page_table, sinks, mask, slopes] = tensors;
+  q = view_q.data;
+  k = view_k.data;
+  v = view_v.data;
+  o = view_o.data;
+  lse = params.lse;
+  q_scale = params.q_scale;
+  k_scale = params.k_scale;
+  v_scale = params.v_scale;
+  cu_q = params.cu_q;
+  cu_kv = params.cu_kv;
+  used_q = params.used_q;
+  used_kv = params.used_kv;
+  kv_start = params.kv_start;
+  kv_index = params.kv_index;
+  page_table = params.page_table;
+  sinks = params.sinks;
+  mask = params.mask_view.data;
+  slopes = params.slopes;
   return tensors;
 }
 
@@ -303,6 +327,7 @@ Status attention(const Problem& problem, const Tensors& tensors, const Options& 
 Status attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                  const AttentionParams& params, const Options& options) {
   return guarded([&]() -> Status {
+    if (Status status = check_views(q, k, v, o, params); !status) return status;
     Problem problem;
     if (Status status = problem_of(q, k, v, o, params, problem); !status) return status;
     return run(problem, tensors_of(q, k, v, o, params), options);

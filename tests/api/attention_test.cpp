@@ -191,6 +191,71 @@ TEST(Attention, ViewsSayEverything) {
   expect_attention(p, data.tensors());
 }
 
+// A refusal says the whole problem: here it is what the views and the parameters made of it.
+TEST(Attention, EveryParameterOfACallWithViewsReachesTheProblem) {
+  std::vector<float> data(1 << 14), output(1 << 14), lse(1 << 10);
+  std::vector<std::int32_t> arrays(64);
+  const auto view = [&data](DType dtype, std::array<std::int64_t, 4> shape) {
+    return TensorView::dense(data.data(), dtype, shape);
+  };
+  const auto out = [&output](DType dtype, std::array<std::int64_t, 4> shape) {
+    return TensorView::dense(output.data(), dtype, shape);
+  };
+  const auto problem = [](const TensorView& q, const TensorView& k, const TensorView& v,
+                          const TensorView& o, const AttentionParams& params) {
+    const Status status = attention(q, k, v, o, params, {.variant = "cuda.v2c.v3"});
+    EXPECT_EQ(status.code(), StatusCode::unsupported);
+    const std::string& message = status.message();
+    const std::string begin = "cuda.v2c.v3 cannot take ";
+    EXPECT_EQ(message.find(begin), 0u) << message;
+    return message.substr(begin.size(), message.find(" on ") - begin.size());
+  };
+  AttentionParams params;
+  params.scale = 0.5f;
+  params.softcap = 30.0f;
+  params.mask = Mask::window(5, 0, Alignment::bottom_right);
+  params.lse = lse.data();
+  params.scales = ScaleKind::per_head;
+  params.q_scale = params.k_scale = params.v_scale = data.data();
+  params.chunk = 7;
+  params.accuracy = Accuracy::fast;
+  const TensorView q8 = view(DType::e4m3, {2, 4, 3, 16}), kv8 = view(DType::e4m3, {2, 2, 9, 16});
+  EXPECT_EQ(problem(q8, kv8, kv8, out(DType::f16, {2, 4, 3, 16}), params),
+            "2x4/2x3/9x16 e4m3 scales(per-head) accuracy=fast window(5,0,bottom-right) scale=0.5 "
+            "softcap=30 lse chunk=7");
+
+  AttentionParams serving;
+  serving.sequences = 3;
+  serving.cu_q = serving.used_q = serving.used_kv = serving.kv_start = arrays.data();
+  serving.max_q = 4;
+  serving.page_table = arrays.data();
+  serving.page_row_stride = 3;
+  serving.max_kv = 10;
+  serving.sinks = data.data();
+  serving.slopes = data.data();
+  serving.mask_view = {.data = data.data(), .kind = MaskKind::additive, .shape = {1, 1, 1, 10}};
+  serving.mask_view.stride = {0, 0, 0, 1};
+  const TensorView q = view(DType::f32, {1, 4, 5, 16}), pool = view(DType::f32, {6, 2, 4, 16});
+  EXPECT_EQ(
+      problem(q, pool, view(DType::f32, {6, 2, 4, 8}), out(DType::f32, {1, 4, 5, 8}), serving),
+      "3x4/2x4/10x16 fp32 value-dim=8 packed-q(5) used-q used-kv kv-start pages(6x4,3) sinks "
+      "alibi(per-head) mask(fp32,0,0,0,1)");
+  serving.alibi = Alibi::per_batch_head;
+  serving.page_table = nullptr;
+  serving.cu_kv = arrays.data();
+  serving.mask_view = {};
+  const TensorView packed = view(DType::f32, {1, 2, 24, 16});
+  EXPECT_EQ(problem(q, packed, packed, out(DType::f32, {1, 4, 5, 16}), serving),
+            "3x4/2x4/10x16 fp32 packed-q(5) packed-kv(24) used-q used-kv kv-start sinks "
+            "alibi(per-batch-head)");
+  AttentionParams indexed;
+  indexed.kv_index = arrays.data();
+  const TensorView cache = view(DType::f32, {6, 2, 9, 16});
+  EXPECT_EQ(problem(view(DType::f32, {2, 4, 3, 16}), cache, cache, out(DType::f32, {2, 4, 3, 16}),
+                    indexed),
+            "2x4/2x3/9x16 fp32 kv-index(6)");
+}
+
 TEST(Attention, ViewsThatDisagreeAreNamed) {
   std::vector<float> data(4096);
   const auto view = [&data](DType dtype, std::array<std::int64_t, 4> shape) {
