@@ -163,15 +163,19 @@ bool apply_word(Problem& p, const Word& word) {
   // Every member by name, as in problem_json: a new one does not compile before it is read. Shape
   // and types stand before the words, the strides behind them.
   auto& [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, out_dtype, scales, scale,
-         softcap, mask, lse, q, k, v, o, head_dim_v, s, pages, chunk, sinks, alibi, array_mask,
-         accuracy] = p;
+         softcap, mask, lse, q, k, v, o, head_dim_v, sequences, pages, chunk, sinks, alibi,
+         array_mask, accuracy] = p;
   auto& [left, right, alignment] = mask;
+  auto& [packed_q, packed_kv, used_q, used_kv, kv_start, kv_index, total_q, total_kv, kv_rows] =
+      sequences;
+  auto& [page_size, page_count, page_row_stride] = pages;
+  auto& [mask_kind, mask_dtype, mask_stride] = array_mask;
   const auto& [name, values] = word;
   if (values.empty()) {
     for (const auto& [known, flag] : {std::pair<std::string_view, bool*>{"lse", &lse},
-                                      {"used-q", &s.used_q},
-                                      {"used-kv", &s.used_kv},
-                                      {"kv-start", &s.kv_start},
+                                      {"used-q", &used_q},
+                                      {"used-kv", &used_kv},
+                                      {"kv-start", &kv_start},
                                       {"sinks", &sinks}})
       if (name == known) return *flag = true;
     return name == "bshd";
@@ -184,9 +188,9 @@ bool apply_word(Problem& p, const Word& word) {
   if (name == "softcap") return read_number(first, softcap);
   if (name == "value-dim") return read_number(first, head_dim_v);
   if (name == "chunk") return read_number(first, chunk);
-  if (name == "packed-q") return (s.packed_q = read_number(first, s.total_q));
-  if (name == "packed-kv") return (s.packed_kv = read_number(first, s.total_kv));
-  if (name == "kv-index") return (s.kv_index = read_number(first, s.kv_rows));
+  if (name == "packed-q") return (packed_q = read_number(first, total_q));
+  if (name == "packed-kv") return (packed_kv = read_number(first, total_kv));
+  if (name == "kv-index") return (kv_index = read_number(first, kv_rows));
   if (name == "scales") {
     scales = first == "tensor" ? ScaleKind::tensor : ScaleKind::per_head;
     return true;
@@ -210,15 +214,15 @@ bool apply_word(Problem& p, const Word& word) {
   }
   if (name == "pages" && values.size() == 2) {
     const std::size_t x = first.find('x');
-    return x != std::string_view::npos && read_number(first.substr(0, x), pages.count) &&
-           read_number(first.substr(x + 1), pages.size) && read_number(values[1], pages.row_stride);
+    return x != std::string_view::npos && read_number(first.substr(0, x), page_count) &&
+           read_number(first.substr(x + 1), page_size) && read_number(values[1], page_row_stride);
   }
   if (name == "mask" && values.size() == 5) {
     const std::optional<DType> type = parse_dtype(first);
-    array_mask.kind = type ? MaskKind::additive : MaskKind::boolean;
-    if (type) array_mask.dtype = *type;
+    mask_kind = type ? MaskKind::additive : MaskKind::boolean;
+    if (type) mask_dtype = *type;
     for (std::size_t i = 0; i < 4; ++i)
-      if (!read_number(values[i + 1], array_mask.stride[i])) return false;
+      if (!read_number(values[i + 1], mask_stride[i])) return false;
     return true;
   }
   return false;
@@ -425,19 +429,21 @@ json plan_json(const Plan& plan) {
 
 Result<Plan> plan_of_json(const json& object) {
   Plan plan;
+  auto& [variant, grid, block, cluster, shared_bytes, workspace_bytes, tile_q, tile_kv, stages,
+         splits, kernel, note, shared] = plan;
   JsonReader reader(object, "plan");
-  reader.read("variant", plan.variant);
-  reader.read("grid", plan.grid);
-  reader.read("block", plan.block);
-  reader.read("cluster", plan.cluster);
-  reader.read("shared_bytes", plan.shared_bytes);
-  reader.read("workspace_bytes", plan.workspace_bytes);
-  reader.read("tile_q", plan.tile_q);
-  reader.read("tile_kv", plan.tile_kv);
-  reader.read("stages", plan.stages);
-  reader.read("splits", plan.splits);
-  reader.read("kernel", plan.kernel);
-  reader.read("note", plan.note);
+  reader.read("variant", variant);
+  reader.read("grid", grid);
+  reader.read("block", block);
+  reader.read("cluster", cluster);
+  reader.read("shared_bytes", shared_bytes);
+  reader.read("workspace_bytes", workspace_bytes);
+  reader.read("tile_q", tile_q);
+  reader.read("tile_kv", tile_kv);
+  reader.read("stages", stages);
+  reader.read("splits", splits);
+  reader.read("kernel", kernel);
+  reader.read("note", note);
   if (!reader.status()) return reader.status();
   return plan;
 }
