@@ -64,42 +64,17 @@ Buffers upload(Device& device, Memory& memory, const Problem& p, const Inputs& i
   return buffers;
 }
 
-template <class T>
-T* moved(T* data, std::int64_t elements, std::size_t size) {
-  if (data == nullptr) return nullptr;
-  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(data) +
-                              elements * static_cast<std::int64_t>(size));
-}
-
 /// The call of sequence b alone, on the same memory.
 void narrow(Problem& p, Tensors& t, std::int64_t b) {
-  const Problem whole = p;
-  const std::size_t in = size_of(p.dtype);
+  for (const Operand& operand : operands_of(p)) {
+    if (!operand.present || !operand.by_entry) continue;
+    const auto* whole = static_cast<const std::byte*>(data_of(t, operand.id));
+    if (whole == nullptr) continue;  // it has no element
+    const std::int64_t first =
+        b * operand.layout.stride[0] * static_cast<std::int64_t>(element_bytes(operand));
+    set_data(t, operand.id, const_cast<std::byte*>(whole) + first);
+  }
   p.batch = 1;
-  if (!p.sequences.packed_q) {
-    t.q = moved(t.q, b * p.q.stride[0], in);
-    t.o = moved(t.o, b * p.o.stride[0], size_of(p.out_dtype));
-    t.lse = moved(t.lse, b * p.heads_q * p.seq_q, sizeof(float));
-  }
-  const bool in_place = p.pages.used() || p.sequences.packed_kv || p.sequences.kv_index;
-  if (!in_place) {
-    t.k = moved(t.k, b * p.k.stride[0], in);
-    t.v = moved(t.v, b * p.v.stride[0], in);
-  }
-  for (const auto array : {&Tensors::cu_q, &Tensors::cu_kv, &Tensors::used_q, &Tensors::used_kv,
-                           &Tensors::kv_start, &Tensors::kv_index})
-    t.*array = moved(t.*array, b, sizeof(std::int32_t));
-  t.page_table = moved(t.page_table, b * p.pages.row_stride, sizeof(std::int32_t));
-  if (p.scales == ScaleKind::per_head) {
-    t.q_scale = moved(t.q_scale, b * p.heads_q, sizeof(float));
-    t.k_scale = moved(t.k_scale, b * p.heads_kv, sizeof(float));
-    t.v_scale = moved(t.v_scale, b * p.heads_kv, sizeof(float));
-  }
-  if (p.alibi == Alibi::per_batch_head) t.slopes = moved(t.slopes, b * p.heads_q, sizeof(float));
-  const std::size_t element =
-      p.array_mask.kind == MaskKind::boolean ? 1 : size_of(p.array_mask.dtype);
-  t.mask = moved(t.mask, b * whole.array_mask.stride[0], element);
 }
 
 /// The same keys in other pages: page n of the pool becomes page other[n]. Entries that no key needs
