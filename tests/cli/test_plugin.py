@@ -61,6 +61,19 @@ def test_a_source_that_does_not_compile_shows_the_compilers_message(greenfast):
     assert "no_such_field" in result.err and "command:" in result.err
 
 
+@pytest.mark.parametrize("later, name", [
+    (["--sinks"], "sinks"), (["--shapes", "1x2x33x16 used-kv"], "used lengths of K and V"),
+    (["--shapes", "1x2x33x16 chunk=8"], "attention in chunks")])
+def test_a_feature_later_than_its_abi_is_refused_by_name_before_it_is_asked(greenfast, later, name):
+    # out_of_bounds would write outside O, were it called.
+    result = check(greenfast, "out_of_bounds", *later, "--json")
+    assert result.code == 3, result.err
+    (row,) = result.json["rows"]
+    assert row["verdict"] == "SKIPPED" and row["reason"].startswith(f"was built for plugin ABI 1: {name}, which it does not take: "), row
+    # That answers be exact is no such feature: it was asked of everybody.
+    assert "exact accuracy" not in row["reason"]
+
+
 @pytest.mark.parametrize("name, text, words", [
     ("absent.so", None, "no such file"),
     ("notes.txt", "hello", ".cu"),
