@@ -67,8 +67,8 @@ class Display {
   std::size_t done_ = 0, total_ = 0;
 };
 
-int print(const workbench::GateResult& result, const GateFlags& options,
-          const fs::path& directory) {
+int print_result(const workbench::GateResult& result, const GateFlags& options,
+                 const fs::path& directory) {
   const json& record = result.record;
   if (options.as_json) {
     fmt::print("{}\n", workbench::json_text(record, 1));
@@ -192,7 +192,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
       return workbench::resume_gate(options.resume, display.observer);
     }));
     display.clear();
-    return print(result, options, options.resume);
+    return print_result(result, options, options.resume);
   }
   // Wrong arguments shall leave nothing behind.
   if (Status status = workbench::check_gate(options.gate); !status) throw Failure(status);
@@ -212,7 +212,7 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
                         : fmt::format("{} (resume with --resume {})", result.status().message(),
                                       directory.path().string()));
   }
-  return print(*result, options, directory.path());
+  return print_result(*result, options, directory.path());
 }
 
 }  // namespace

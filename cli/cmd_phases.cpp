@@ -62,7 +62,7 @@ json to_json(const PhaseShares& row) {
           {"same_output_as_rung", row.same_output}};
 }
 
-void print(const std::vector<PhaseShares>& rows) {
+void print_shares(const std::vector<PhaseShares>& rows) {
   std::vector<Table::Column> columns{{"instrumented twin of", Table::Align::left},
                                      {"shape", Table::Align::left}};
   std::vector<std::vector<std::string>> lists;
@@ -144,7 +144,7 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
     for (const PhaseShares& row : rows) out["rows"].push_back(to_json(row));
     fmt::print("{}\n", out.dump(2));
   } else {
-    print(rows);
+    print_shares(rows);
   }
   const bool ran = std::any_of(rows.begin(), rows.end(),
                                [](const PhaseShares& row) { return row.skipped.empty(); });

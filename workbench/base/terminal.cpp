@@ -169,6 +169,10 @@ std::string format_duration(double seconds) {
   return fmt::format("{:.0f} ns", seconds * 1e9);
 }
 
+std::string duration_range(double lo, double hi) {
+  return fmt::format("{} to {}", format_duration(lo), format_duration(hi));
+}
+
 std::string shell_word(const std::string& word) {
   const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||

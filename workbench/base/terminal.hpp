@@ -77,5 +77,7 @@ class Progress {
 
 /// "1.234 s", "56.7 µs": a duration in seconds with three or four significant digits.
 std::string format_duration(double seconds);
+/// "56.7 µs to 58.1 µs": the ends of an interval.
+std::string duration_range(double lo, double hi);
 
 }  // namespace greenfast::workbench

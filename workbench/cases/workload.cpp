@@ -15,6 +15,7 @@
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/base/trim.hpp"
 #include "workbench/cases/arrays.hpp"
 #include "workbench/cases/attributes.hpp"
 #include "workbench/cases/operand_bytes.hpp"
@@ -133,12 +134,6 @@ constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 // Sequences whose lengths are drawn one by one, when the shape is read already.
 constexpr std::int64_t kMaxSequences = 65536;
-
-std::string_view trim(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
-}
 
 // Printable and short, whatever the text holds.
 std::string quoted(std::string_view text) {

@@ -14,9 +14,9 @@
 namespace greenfast::workbench {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr std::int64_t kRowBlock = 32;
-constexpr std::int64_t kKeyTile = 64;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kTileRows = 32;
+constexpr std::int64_t kTileKeys = 64;
 constexpr std::int64_t kSplitTiles = 128;  // 8,192 keys, then partial results are merged
 
 // Rounds 0 <= p <= 448 to the grid of a small format: to `mantissa_bits` above `smallest`, the
@@ -88,20 +88,20 @@ struct Exponential {
 // What was found in the keys since the last merge.
 struct Partial {
   std::vector<float> o;
-  std::array<float, kRowBlock> maximum{}, sum{};
+  std::array<float, kTileRows> maximum{}, sum{};
   explicit Partial(std::int64_t size) : o(static_cast<std::size_t>(size)) { clear(); }
   void clear() {
     std::fill(o.begin(), o.end(), 0.0f);
-    maximum.fill(-kInfinity);
+    maximum.fill(-kInf);
     sum.fill(0.0f);
   }
   void add(const Partial& part, std::int64_t count, std::int64_t dim) {
     for (std::int64_t r = 0; r < count; ++r) {
       const auto at = static_cast<std::size_t>(r);
-      if (part.maximum[at] == -kInfinity) continue;
+      if (part.maximum[at] == -kInf) continue;
       const float above = !(part.maximum[at] <= maximum[at]) ? part.maximum[at] : maximum[at];
       const Exponential weight(above);
-      const float old = maximum[at] == -kInfinity ? 0.0f : weight(maximum[at]);
+      const float old = maximum[at] == -kInf ? 0.0f : weight(maximum[at]);
       const float fresh = weight(part.maximum[at]);
       maximum[at] = above;
       sum[at] = sum[at] * old + part.sum[at] * fresh;
@@ -145,9 +145,9 @@ float biased(const Placement& placement, const Arrays& arrays, std::int64_t b, s
   if (p.array_mask.kind == MaskKind::none) return x;
   const std::int64_t at = placement.mask(b, h, i, j);
   if (p.array_mask.kind == MaskKind::boolean)
-    return arrays.mask[static_cast<std::size_t>(at)] == std::byte{0} ? -kInfinity : x;
+    return arrays.mask[static_cast<std::size_t>(at)] == std::byte{0} ? -kInf : x;
   const auto added = static_cast<float>(numeric::load(p.array_mask.dtype, arrays.mask.data(), at));
-  return added == -kInfinity ? added : x + added;
+  return added == -kInf ? added : x + added;
 }
 
 void emulate_block(const Placement& placement, const Arrays& arrays, const Bits& q, const Bits& k,
@@ -164,7 +164,7 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
   std::vector<float> query(static_cast<std::size_t>(count * dim));
   Partial whole(count * dim_v), part(count * dim_v);
   std::vector<float> product(static_cast<std::size_t>(count * dim_v));
-  std::array<KeyRange, kRowBlock> range;
+  std::array<KeyRange, kTileRows> range;
   KeyRange all{p.seq_kv, 0};
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t i = rows[r] % p.seq_q;
@@ -180,17 +180,17 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
                        [j](const KeyRange& own) { return j >= own.first && j < own.last; });
   };
 
-  std::vector<float> keys(static_cast<std::size_t>(dim * kKeyTile));
-  std::vector<float> values(static_cast<std::size_t>(dim_v * kKeyTile));
+  std::vector<float> keys(static_cast<std::size_t>(dim * kTileKeys));
+  std::vector<float> values(static_cast<std::size_t>(dim_v * kTileKeys));
   std::vector<float> row(static_cast<std::size_t>(dim));
-  std::vector<float> scores(static_cast<std::size_t>(count * kKeyTile));
-  const std::int64_t start = all.first / kKeyTile * kKeyTile;
-  for (std::int64_t j0 = start; j0 < all.last; j0 += kKeyTile) {
-    if (j0 > start && (j0 - start) / kKeyTile % kSplitTiles == 0) {
+  std::vector<float> scores(static_cast<std::size_t>(count * kTileKeys));
+  const std::int64_t start = all.first / kTileKeys * kTileKeys;
+  for (std::int64_t j0 = start; j0 < all.last; j0 += kTileKeys) {
+    if (j0 > start && (j0 - start) / kTileKeys % kSplitTiles == 0) {
       whole.add(part, count, dim_v);
       part.clear();
     }
-    for (std::int64_t j = 0; j < kKeyTile; ++j) {
+    for (std::int64_t j = 0; j < kTileKeys; ++j) {
       float* value = values.data() + j * dim_v;
       if (seen(j0 + j)) {
         k.row(b, hkv, j0 + j, row.data());
@@ -200,58 +200,58 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
         std::fill(value, value + dim_v, 0.0f);
       }
       for (std::int64_t d = 0; d < dim; ++d)
-        keys[static_cast<std::size_t>(d * kKeyTile + j)] = row[static_cast<std::size_t>(d)];
+        keys[static_cast<std::size_t>(d * kTileKeys + j)] = row[static_cast<std::size_t>(d)];
     }
     std::fill(scores.begin(), scores.end(), 0.0f);
-    tile_gemm(count, kKeyTile, dim, query.data(), dim, keys.data(), kKeyTile, scores.data(),
-              kKeyTile);
+    tile_gemm(count, kTileKeys, dim, query.data(), dim, keys.data(), kTileKeys, scores.data(),
+              kTileKeys);
 
     for (std::int64_t r = 0; r < count; ++r) {
-      float* s = scores.data() + r * kKeyTile;
+      float* s = scores.data() + r * kTileKeys;
       const KeyRange& own = range[static_cast<std::size_t>(r)];
       float& running_max = part.maximum[static_cast<std::size_t>(r)];
       float largest = running_max;
-      for (std::int64_t j = 0; j < kKeyTile; ++j) {
+      for (std::int64_t j = 0; j < kTileKeys; ++j) {
         float x = s[j] * score_scale;
         if (p.softcap > 0) x = p.softcap * std::tanh(x / p.softcap);
         const bool visible = j0 + j >= own.first && j0 + j < own.last;
         if (bias && visible) x = biased(placement, arrays, b, h, rows[r] % p.seq_q, j0 + j, x);
-        s[j] = visible ? x : -kInfinity;
+        s[j] = visible ? x : -kInf;
         // Unlike std::max, keeps a NaN.
         if (!(s[j] <= largest)) largest = s[j];
       }
-      if (largest == -kInfinity) {
-        std::fill(s, s + kKeyTile, 0.0f);
+      if (largest == -kInf) {
+        std::fill(s, s + kTileKeys, 0.0f);
         continue;
       }
       const Exponential weight(largest);
-      const float alpha = running_max == -kInfinity ? 0.0f : weight(running_max);
+      const float alpha = running_max == -kInf ? 0.0f : weight(running_max);
       running_max = largest;
       float sum = 0;
-      if (p.accuracy == Accuracy::fast) linear_weights(largest, s, kKeyTile);
-      for (std::int64_t j = 0; j < kKeyTile; ++j) {
+      if (p.accuracy == Accuracy::fast) linear_weights(largest, s, kTileKeys);
+      for (std::int64_t j = 0; j < kTileKeys; ++j) {
         if (p.accuracy == Accuracy::exact) s[j] = weight(s[j]);
         sum += s[j];
       }
       float& running_sum = part.sum[static_cast<std::size_t>(r)];
       running_sum = running_sum * alpha + sum;
-      if (p.accuracy == Accuracy::exact) round_weights(p.dtype, s, kKeyTile);
+      if (p.accuracy == Accuracy::exact) round_weights(p.dtype, s, kTileKeys);
       float* o = part.o.data() + r * dim_v;
       for (std::int64_t d = 0; d < dim_v; ++d) o[d] *= alpha;
     }
     std::fill(product.begin(), product.end(), 0.0f);
-    tile_gemm(count, dim_v, kKeyTile, scores.data(), kKeyTile, values.data(), dim_v, product.data(),
-              dim_v);
+    tile_gemm(count, dim_v, kTileKeys, scores.data(), kTileKeys, values.data(), dim_v,
+              product.data(), dim_v);
     for (std::size_t i = 0; i < product.size(); ++i) part.o[i] += product[i];
   }
   whole.add(part, count, dim_v);
 
-  const float sink = p.sinks ? arrays.sinks[static_cast<std::size_t>(h)] : -kInfinity;
+  const float sink = p.sinks ? arrays.sinks[static_cast<std::size_t>(h)] : -kInf;
   const float value_scale = v.scale(b, hkv);
   for (std::int64_t r = 0; r < count; ++r) {
     float sum = whole.sum[static_cast<std::size_t>(r)];
     float maximum = whole.maximum[static_cast<std::size_t>(r)], shrink = 1.0f;
-    const bool empty = maximum == -kInfinity;
+    const bool empty = maximum == -kInf;
     if (p.sinks && !empty) {
       // As one more key whose V is 0; the maximum keeps a NaN.
       const float above = sink > maximum ? sink : maximum;
@@ -286,7 +286,7 @@ Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t
   std::vector<std::size_t> starts;
   for (std::size_t r = 0; r < rows.size(); ++r)
     if (r == 0 || rows[r] / p.seq_q != rows[r - 1] / p.seq_q ||
-        r - starts.back() == static_cast<std::size_t>(kRowBlock))
+        r - starts.back() == static_cast<std::size_t>(kTileRows))
       starts.push_back(r);
   parallel_for(static_cast<std::int64_t>(starts.size()), [&](std::int64_t n) {
     const auto at = static_cast<std::size_t>(n);

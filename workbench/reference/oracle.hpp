@@ -7,7 +7,7 @@
 
 #include <greenfast/features.hpp>
 
-#include "workbench/cases/visible_keys.hpp"
+#include "workbench/cases/choose_rows.hpp"
 #include "workbench/cases/workload.hpp"
 
 namespace greenfast::workbench {

@@ -103,9 +103,6 @@ std::string dimensions_of(const std::string& shape) {
   return {};
 }
 
-std::string interval(const Timing& t) {
-  return fmt::format("{} to {}", format_duration(t.lo), format_duration(t.hi));
-}
 std::string times(double ratio) {
   return ratio > 0 ? fmt::format("{:.2f}×", ratio) : std::string("-");
 }
@@ -293,7 +290,7 @@ std::vector<std::string> row_of(const HistoryPoint& p) {
           p.timing.variant,
           change_of(p),
           format_duration(p.timing.p50),
-          interval(p.timing),
+          duration_range(p.timing.lo, p.timing.hi),
           p.timing.mode,
           times(p.over_previous),
           times(p.over_first),

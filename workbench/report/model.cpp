@@ -208,9 +208,6 @@ std::vector<Timing> latest(std::span<const Timing> timings, const std::string& d
   return out;
 }
 
-std::string interval(double lo, double hi) {
-  return fmt::format("{} to {}", format_duration(lo), format_duration(hi));
-}
 std::string tflops(double rate) { return fmt::format("{:.3f}", rate * 1e-12); }
 
 Chart throughput_chart(const std::vector<Timing>& timings, const std::string& device,
@@ -253,8 +250,8 @@ Chart throughput_chart(const std::vector<Timing>& timings, const std::string& de
   chart.header = {"variant", "shape",   "caches",    "p50",   "95% interval",
                   "p90",     "TFLOP/s", "% of peak", "record"};
   for (const Timing& t : timings)
-    chart.rows.push_back({t.variant, t.shape, t.mode, format_duration(t.p50), interval(t.lo, t.hi),
-                          format_duration(t.p90), tflops(t.rate()),
+    chart.rows.push_back({t.variant, t.shape, t.mode, format_duration(t.p50),
+                          duration_range(t.lo, t.hi), format_duration(t.p90), tflops(t.rate()),
                           t.percent_of_peak > 0 ? fmt::format("{:.1f}", t.percent_of_peak) : "-",
                           t.source});
   return chart;
@@ -277,7 +274,7 @@ Chart ladder_chart(const std::vector<Rung>& rungs, const std::string& device,
     const auto times = [](double ratio) {
       return ratio > 0 ? fmt::format("{:.2f}×", ratio) : std::string("-");
     };
-    chart.rows.push_back({r.variant, r.idea, format_duration(r.p50), interval(r.lo, r.hi),
+    chart.rows.push_back({r.variant, r.idea, format_duration(r.p50), duration_range(r.lo, r.hi),
                           times(r.over_predecessor), times(r.over_first)});
   }
   chart.series.push_back(std::move(series));

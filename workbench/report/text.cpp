@@ -56,27 +56,12 @@ std::string demoted(const std::string& markdown) {
   return out;
 }
 
-// One word of a command line, so that a shell reads it as it was.
-std::string quoted(const std::string& word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("-_=./,:+@%").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  if (plain) return word;
-  std::string out = "'";
-  for (const char c : word) {
-    if (c == '\'')
-      out += "'\\''";
-    else if (c == '\n' || c == '\r')
-      out += ' ';
-    else
-      out += c;
-  }
-  return out + "'";
-}
+// On one line, whatever the record holds: it goes between fences of code.
 std::string command_of(const json& record) {
   std::string command = "greenfast";
-  for (const json& word : record.at("argv")) command += ' ' + quoted(plain(word));
+  for (const json& word : record.at("argv")) command += ' ' + shell_word(plain(word));
+  std::replace_if(
+      command.begin(), command.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return command;
 }
 

@@ -8,6 +8,8 @@
 #include <charconv>
 #include <sstream>
 
+#include "workbench/base/trim.hpp"
+
 namespace greenfast::workbench {
 namespace {
 
@@ -268,18 +270,11 @@ Result<TuneSpace> parse_space(std::string_view name, std::string_view source) {
   std::istringstream lines{std::string(source)};
   for (std::string line; std::getline(lines, line);) {
     // A line that is a comment and nothing else: after // or between /* and */.
-    std::string_view text = line;
-    const auto trim = [&](std::string_view characters) {
-      const auto first = text.find_first_not_of(characters);
-      text.remove_prefix(first == std::string_view::npos ? text.size() : first);
-      const auto last = text.find_last_not_of(characters);
-      text = text.substr(0, last == std::string_view::npos ? 0 : last + 1);
-    };
-    trim(" \t\r");
+    std::string_view text = trim(line);
     if (!text.starts_with("//") && !text.starts_with("/*")) continue;
     text.remove_prefix(2);
     if (text.ends_with("*/")) text.remove_suffix(2);
-    trim(" \t\r");
+    text = trim(text);
     constexpr std::string_view kParameter = "tune: ", kCondition = "tune-if: ";
     if (text.starts_with(kParameter)) parameters.emplace_back(text.substr(kParameter.size()));
     if (text.starts_with(kCondition)) conditions.emplace_back(text.substr(kCondition.size()));

@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "workbench/base/trim.hpp"
 #include "workbench/subjects/mutants/mutants.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
 
@@ -80,12 +81,6 @@ bool matches(std::string_view pattern, std::string_view text) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
-}
-
-std::string_view trim(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ double number(const json& object, const char* name) {
   return found.get<double>();
 }
 template <class Integer>
-Integer count(const json& object, const char* name) {
+Integer count_of(const json& object, const char* name) {
   const json& found = object.at(name);
   if (!found.is_number_integer()) not_a_step(fmt::format("{} is no whole number", name));
   const auto value = found.get<std::int64_t>();
@@ -92,11 +92,11 @@ RedCase failed_case(const json& object) {
 
 GreenTally tally_of(const json& object) {
   GreenTally tally;
-  tally.cases = count<int>(object, "cases");
-  tally.green = count<int>(object, "green");
-  tally.skipped = count<int>(object, "skipped");
-  tally.rows_checked = count<std::int64_t>(object, "rows_checked");
-  tally.rows_total = count<std::int64_t>(object, "rows_total");
+  tally.cases = count_of<int>(object, "cases");
+  tally.green = count_of<int>(object, "green");
+  tally.skipped = count_of<int>(object, "skipped");
+  tally.rows_checked = count_of<std::int64_t>(object, "rows_checked");
+  tally.rows_total = count_of<std::int64_t>(object, "rows_total");
   tally.worst = numbers(object, "worst", true);
   for (const auto& [seed, digest] : at(object, "digests", json::value_t::object, "object").items())
     tally.digests[seed] = digest.get_ref<const std::string&>();
@@ -156,8 +156,8 @@ void from_json(const json& object, BuildStep& step) {
   step.device.kind = kind == name_of(DeviceKind::cuda) ? DeviceKind::cuda : DeviceKind::cpu;
   step.device.name = text(device, "name");
   step.device.isa = text(device, "isa");
-  step.device.arch = count<int>(device, "arch");
-  step.device.multiprocessors = count<int>(device, "threads_or_multiprocessors");
+  step.device.arch = count_of<int>(device, "arch");
+  step.device.multiprocessors = count_of<int>(device, "threads_or_multiprocessors");
   step.device.driver = text(device, "driver");
   step.no_op = text_or_none(object, "no_op");
   for (const json& entry : list(object, "shapes")) {
@@ -254,7 +254,7 @@ void from_json(const json& object, FastStep& step) {
       not_a_step("a failure has a fault, and a fault is a failure");
     check.fault = *fault;
     check.impossible = flag(entry, "impossible");
-    check.judged = count<int>(entry, "judged");
+    check.judged = count_of<int>(entry, "judged");
     check.floor_seconds = number(entry, "floor_seconds");
     failed = failed || *fault != Fault::none;
   }
@@ -309,7 +309,7 @@ void from_json(const json& object, PeersStep& step) {
     if (side.refused.empty() || entry.contains("p50")) {
       side.p50 = number(entry, "p50");
       side.p90 = number(entry, "p90");
-      side.samples = count<std::int64_t>(entry, "samples");
+      side.samples = count_of<std::int64_t>(entry, "samples");
     }
     if (entry.contains("speedup")) {
       const json& of = entry.at("speedup");
@@ -322,7 +322,7 @@ void from_json(const json& object, PeersStep& step) {
 std::optional<Status> step_failure(const json& object) {
   if (!object.is_object() || !object.contains("failed")) return std::nullopt;
   const json& failed = object.at("failed");
-  const int code = count<int>(failed, "code");
+  const int code = count_of<int>(failed, "code");
   if (code == static_cast<int>(StatusCode::ok) || code > static_cast<int>(StatusCode::internal))
     not_a_step(fmt::format("{} is no code of a failure", code));
   return Status(static_cast<StatusCode>(code), text(failed, "message"));

@@ -62,6 +62,7 @@ TEST(Terminal, ColumnsAlignByWhatOneSees) {
   EXPECT_EQ(display_width(paint("flash", Color::green, true)), 5u);
   EXPECT_EQ(paint("flash", Color::green, false), "flash");
   EXPECT_EQ(format_duration(1.5), "1.500 s");
+  EXPECT_EQ(duration_range(5.67e-5, 5.81e-5), "56.70 µs to 58.10 µs");
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 #include "workbench/base/numeric.hpp"
 #include "workbench/cases/attributes.hpp"
-#include "workbench/cases/visible_keys.hpp"
+#include "workbench/cases/choose_rows.hpp"
 #include "workbench/reference/emulator.hpp"
 #include "workbench/reference/metrics.hpp"
 #include "workbench/reference/oracle.hpp"
@@ -307,28 +307,6 @@ TEST(Serving, ArraysAreLegalAndOfEverySeedWithinTheStorage) {
       EXPECT_LT(*pages.rbegin(), p.pages.count);
     }
   }
-}
-
-TEST(Serving, AFewRowsOfALongBatchHoldEverySequencesEnds) {
-  const auto problems =
-      parse_shapes("32x8/2x64/4096x64 packed-q pages=16 used-kv chunk=512 causal", {});
-  ASSERT_TRUE(problems.ok()) << problems.status().message();
-  Case c;
-  c.problem = problems->front().problem;
-  const Arrays a = generate(c).arrays;
-  const auto rows = choose_rows(c, 1e7);
-  const std::set<std::int64_t> chosen(rows.begin(), rows.end());
-  EXPECT_LT(chosen.size(), 2000u);
-  for (std::int64_t b = 0; b < c.problem.batch; ++b) {
-    const Own own = own_of(c.problem, a, b);
-    if (own.rows == 0) continue;
-    const std::int64_t head = (b * c.problem.heads_q + b % c.problem.heads_q) * c.problem.seq_q;
-    EXPECT_TRUE(chosen.contains(head)) << b;
-    EXPECT_TRUE(chosen.contains(head + own.rows - 1)) << b;
-  }
-  for (const std::int64_t row : rows)
-    EXPECT_LT(row % c.problem.seq_q,
-              own_of(c.problem, a, row / c.problem.seq_q / c.problem.heads_q).rows);
 }
 
 TEST(Serving, AttributesSayWhatTheyAreAndWhatIsPossible) {

@@ -213,34 +213,6 @@ TEST(Oracle, EmptyRowsAreZeroWithLseOfMinusInfinity) {
   EXPECT_TRUE(std::isinf(no_keys.lse[2]));
 }
 
-TEST(Oracle, BudgetKeepsTheRowsWhereKernelsBreak) {
-  Case c;
-  c.problem = make_problem(2, 8, 8, 4096 + 37, 4096, 64, DType::f16);
-  const double all = 4.0 * 64 * 16 * 4133 * 4096;
-  const auto rows = choose_rows(c, all / 50);
-  const std::int64_t total = 16 * 4133;
-  EXPECT_GT(static_cast<std::int64_t>(rows.size()), total / 60);
-  EXPECT_LT(static_cast<std::int64_t>(rows.size()), total / 40);
-  EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
-  std::set<std::int64_t> heads, modulo;
-  for (const auto row : rows) {
-    ASSERT_GE(row, 0);
-    ASSERT_LT(row, total);
-    heads.insert(row / 4133);
-    modulo.insert(row % 4133 % 64);
-  }
-  EXPECT_EQ(heads.size(), 16u);
-  EXPECT_EQ(modulo.size(), 64u) << "every position within a tile";
-  for (const std::int64_t head : {0, 15})
-    for (const std::int64_t i : {std::int64_t{0}, std::int64_t{4132}, std::int64_t{4096}})
-      EXPECT_TRUE(std::binary_search(rows.begin(), rows.end(), head * 4133 + i))
-          << head << ' ' << i;
-  Case other = c;
-  other.seed = 1;
-  EXPECT_NE(choose_rows(other, all / 50), rows) << "another seed checks other rows";
-  EXPECT_EQ(choose_rows(c, all / 50), rows);
-}
-
 TEST(Oracle, SampledRowsEqualThoseOfTheWholeResult) {
   Case c;
   c.problem = make_problem(1, 4, 2, 300, 257, 32, DType::bf16);

@@ -81,8 +81,7 @@ struct LaunchMemory {
   }
 };
 
-using Run = Status (*)(WrappedLaunch&, LaunchMemory&);
-using Absent = const char* (*)(const Problem&);
+using Wrap = Status (*)(WrappedLaunch&, LaunchMemory&);
 
 Status after_launch(WrappedLaunch& call, void (*spoil)(WrappedLaunch&)) {
   const Status status = call.launch();
@@ -253,19 +252,11 @@ Status one_v_scale(WrappedLaunch& call, LaunchMemory&) {
 const char* needs_no_mask(const Problem& p) {
   return p.mask.is_none() && p.seq_kv > 1 ? nullptr : "needs a problem without a mask";
 }
-const char* needs_causal(const Problem& p) {
-  return p.mask.is_causal() && p.mask.left < 0 ? nullptr : "needs a causal mask";
-}
-const char* needs_lengths(const Problem& p) {
-  return p.mask.is_causal() && p.mask.left < 0 && p.seq_q != p.seq_kv
-             ? nullptr
-             : "needs a causal mask and Sq != Skv";
-}
 const char* needs_kv_heads(const Problem& p) { return p.heads_kv > 1 ? nullptr : "needs Hkv > 1"; }
 
 struct Plant {
   PlantedRow row;
-  Run run;
+  Wrap run;
 };
 constexpr bool kHonest = true;
 
@@ -287,8 +278,9 @@ constexpr std::array kPlants{
     Plant{{"cuda_causal_sees_next", "called with a mask one key too wide", false, needs_causal},
           causal_sees_next},
     Plant{{"cuda_no_mask", "called without the causal mask", false, needs_causal}, no_mask},
-    Plant{{"cuda_other_alignment", "called with the other alignment", false, needs_lengths},
-          other_alignment},
+    Plant{
+        {"cuda_other_alignment", "called with the other alignment", false, needs_causal_of_lengths},
+        other_alignment},
     Plant{{"cuda_scale_x0.8", "called with 0.8 of the scale"}, scale},
     Plant{{"cuda_softcap_ignored", "called without the softcap", false, needs_softcap}, no_softcap},
     Plant{{"cuda_first_kv_head", "every query head reads KV head 0", false, needs_kv_heads},

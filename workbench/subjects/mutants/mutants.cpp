@@ -863,14 +863,7 @@ void run_reads_poison(const Problem& p, const Tensors& t, const Recipe& recipe, 
                    numeric::load(p.out_dtype, t.o, row + d) + before[static_cast<std::size_t>(d)]);
 }
 
-using Absent = const char* (*)(const Problem&);
-const char* needs_causal(const Problem& p) {
-  return p.mask.right >= 0 ? nullptr : "needs a causal mask or a window";
-}
 const char* needs_window(const Problem& p) { return p.mask.left >= 0 ? nullptr : "needs a window"; }
-const char* needs_lengths(const Problem& p) {
-  return !p.mask.is_none() && p.seq_q != p.seq_kv ? nullptr : "needs a mask and Sq != Skv";
-}
 const char* needs_groups(const Problem& p) {
   return p.heads_kv > 1 && p.heads_q > p.heads_kv ? nullptr : "needs 1 < Hkv < Hq";
 }
@@ -1090,13 +1083,15 @@ const std::vector<Kernel>& kernels() {
       // Heads, masks, scales.
       {{"gqa_modulo", "query head h reads KV head h mod Hkv", false, needs_groups},
        {.heads_modulo = true}},
-      {{"causal_sees_next", "the mask admits one key too many", false, needs_causal}, {.right = 1}},
-      {{"causal_misses_diagonal", "the mask hides the diagonal", false, needs_causal},
+      {{"causal_sees_next", "the mask admits one key too many", false, needs_right_bound},
+       {.right = 1}},
+      {{"causal_misses_diagonal", "the mask hides the diagonal", false, needs_right_bound},
        {.right = -1}},
       {{"window_too_long", "the window reaches one key too far back", false, needs_window},
        {.left = 1}},
       {{"window_too_short", "the window loses its first key", false, needs_window}, {.left = -1}},
-      {{"other_alignment", "top-left for bottom-right, and the reverse", false, needs_lengths},
+      {{"other_alignment", "top-left for bottom-right, and the reverse", false,
+        needs_mask_of_lengths},
        {.other_alignment = true}},
       {{"scale_x0.8", "scores times 0.8"}, {.score_factor = 0.8f}},
       {{"scale_on_output", "the softmax scale multiplies O"}, {.scale_on_output = true}},
@@ -1153,7 +1148,7 @@ const std::vector<Kernel>& kernels() {
         needs_infinities},
        {.unguarded = true}},
       {{"visits_hidden_tiles", "a tile that no row of the query tile sees is multiplied by 0",
-        false, needs_causal},
+        false, needs_right_bound},
        {.multiply_unseen = true, .all_tiles = true}},
 
       // Serving.

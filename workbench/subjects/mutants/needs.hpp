@@ -10,6 +10,21 @@ inline const char* needs_lse(const Problem& p) { return p.lse ? nullptr : "needs
 inline const char* needs_softcap(const Problem& p) {
   return p.softcap > 0 ? nullptr : "needs a softcap";
 }
+/// The CPU's faults move the right end of any band, the GPU's that of a causal mask alone.
+inline const char* needs_right_bound(const Problem& p) {
+  return p.mask.right >= 0 ? nullptr : "needs a causal mask or a window";
+}
+inline const char* needs_causal(const Problem& p) {
+  return p.mask.is_causal() && p.mask.left < 0 ? nullptr : "needs a causal mask";
+}
+/// Where the two alignments differ.
+inline const char* needs_mask_of_lengths(const Problem& p) {
+  return !p.mask.is_none() && p.seq_q != p.seq_kv ? nullptr : "needs a mask and Sq != Skv";
+}
+inline const char* needs_causal_of_lengths(const Problem& p) {
+  return needs_causal(p) == nullptr && p.seq_q != p.seq_kv ? nullptr
+                                                           : "needs a causal mask and Sq != Skv";
+}
 inline const char* needs_batch(const Problem& p) { return p.batch > 1 ? nullptr : "needs B > 1"; }
 inline const char* needs_head_scales(const Problem& p) {
   return p.scales == ScaleKind::per_head ? nullptr : "needs scales per head";

@@ -1,4 +1,4 @@
-#include "workbench/cases/visible_keys.hpp"
+#include "workbench/cases/choose_rows.hpp"
 
 #include <algorithm>
 #include <random>
