@@ -115,15 +115,5 @@ INSTANTIATE_TEST_SUITE_P(Precisions, EveryPrecision,
                            return std::string(name_of(parameter.param));
                          });
 
-TEST(Planted, NamesAreUniqueAndFound) {
-  std::set<std::string> ids;
-  for (const PlantedRow& row : planted_table()) {
-    EXPECT_TRUE(ids.insert(planted_id(row)).second) << row.name;
-    EXPECT_NE(make_planted(planted_id(row)), nullptr);
-    EXPECT_FALSE(row.models.empty());
-  }
-  EXPECT_EQ(make_planted("mutant.no_such"), nullptr);
-}
-
 }  // namespace
 }  // namespace greenfast::workbench::test
