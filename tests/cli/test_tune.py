@@ -15,7 +15,7 @@ from cli_paths import GREENFAST, ROOT
 from schemas import validate
 
 EXAMPLES = ROOT / "examples" / "plugins"
-SEARCHES = ROOT / "tests" / "search"
+SEARCHES = ROOT / "tests" / "cli" / "search"
 
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no host compiler")
