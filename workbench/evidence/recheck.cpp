@@ -284,9 +284,8 @@ class Recheck {
       const json& shapes = record_.at("shapes");
       const json skipped = record_.value("skipped", json::array());
       if (std::none_of(shapes.begin(), shapes.end(), shows) &&
-          std::none_of(skipped.begin(), skipped.end(), [&](const json& said) {
-            return said.get<std::string>().starts_with(shape.name + ":");
-          }))
+          std::none_of(skipped.begin(), skipped.end(),
+                       [&](const json& said) { return shape_of_skipped(said) == shape.name; }))
         add("", fmt::format("{}: was measured, and is not shown", shape.name));
     }
     for (const json& said : record_.at("shapes")) {

@@ -230,7 +230,7 @@ std::string compare_section(const ReportSource& source) {
                  rows);
   for (const json& note : r.at("notes")) out += fmt::format("- {}\n", markdown_text(plain(note)));
   for (const json& skipped : r.at("skipped"))
-    out += fmt::format("- SKIPPED {}\n", markdown_text(plain(skipped)));
+    out += fmt::format("- SKIPPED {}\n", markdown_text(words_of_skipped(skipped)));
   return out;
 }
 

@@ -85,6 +85,15 @@ std::string digests_in_words(const std::string& a, const std::string& b) {
   return a == b ? "bit for bit" : "differ (compare the variants live for ulps)";
 }
 
+/// Why a recording's shape cannot show a side; nothing where it has samples of it.
+std::optional<SkippedShape> without_samples(const Samples& samples, const std::string& id) {
+  const int side = samples.side(id);
+  if (side < 0) return SkippedShape{samples.name, id, SkipReason::not_measured, {}};
+  const std::string& refused = samples.sides[static_cast<std::size_t>(side)].refused;
+  if (refused.empty()) return std::nullopt;
+  return SkippedShape{samples.name, id, SkipReason::no_samples, refused};
+}
+
 struct Ratios {
   std::vector<LogRatio> p50, p90;
 };
@@ -319,16 +328,10 @@ Result<Comparison> compare_sides(const Recording& recording, const std::string& 
   Ratios ratios;
   for (const Samples& samples : recording.shapes) {
     const int side_a = samples.side(a), side_b = samples.side(b);
-    std::string why;
-    for (const auto& [id, side] : {std::pair(a, side_a), std::pair(b, side_b)}) {
-      if (side < 0) {
-        why = fmt::format("{} was not measured there", id);
-      } else if (!samples.sides[static_cast<std::size_t>(side)].refused.empty()) {
-        why = fmt::format("{}: {}", id, samples.sides[static_cast<std::size_t>(side)].refused);
-      }
-    }
-    if (!why.empty()) {
-      out.skipped.push_back(fmt::format("{}: {}", samples.name, why));
+    auto skipped = without_samples(samples, a);
+    if (auto other = without_samples(samples, b)) skipped = std::move(other);
+    if (skipped) {
+      out.skipped.push_back(std::move(*skipped));
       continue;
     }
     auto shape = shape_of(samples, side_a, samples, side_b, true, ratios);
@@ -380,7 +383,7 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
     const auto match = std::find_if(second.shapes.begin(), second.shapes.end(),
                                     [&](const Samples& y) { return y.name == x.name; });
     if (match == second.shapes.end()) {
-      out.skipped.push_back(fmt::format("{}: is only in {}", x.name, first.source));
+      out.skipped.push_back({x.name, "", SkipReason::other_recording, first.source});
       continue;
     }
     const Samples& y = *match;
@@ -404,9 +407,10 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
           fmt::format("shape {} was timed {} in one, {} in the other", x.name, words(x), words(y)));
     }
     const int side_a = x.side(a), side_b = y.side(b);
-    if (side_a < 0 || side_b < 0 || !x.sides[static_cast<std::size_t>(side_a)].refused.empty() ||
-        !y.sides[static_cast<std::size_t>(side_b)].refused.empty()) {
-      out.skipped.push_back(fmt::format("{}: one side has no samples", x.name));
+    auto skipped = without_samples(x, a);
+    if (!skipped) skipped = without_samples(y, b);
+    if (skipped) {
+      out.skipped.push_back(std::move(*skipped));
       continue;
     }
     auto shape = shape_of(x, side_a, y, side_b, false, ratios);
@@ -424,7 +428,7 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
   for (const Samples& y : second.shapes) {
     const bool known = std::any_of(first.shapes.begin(), first.shapes.end(),
                                    [&](const Samples& x) { return x.name == y.name; });
-    if (!known) out.skipped.push_back(fmt::format("{}: is only in {}", y.name, second.source));
+    if (!known) out.skipped.push_back({y.name, "", SkipReason::other_recording, second.source});
   }
   if (out.shapes.empty()) return refuse("they have no shape in common");
   overall(out, ratios);
@@ -448,14 +452,13 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
   const std::size_t total = 2 * options.problems.size();
   std::size_t done = 0;
   for (const NamedProblem& problem : options.problems) {
-    std::string refused;
+    std::optional<SkippedShape> refused;
     for (Subject* subject : {&a, &b}) {
-      if (const auto why = subject->refusal(problem.problem, device.facts())) {
-        refused = fmt::format("{}: {} refuses it: {}", problem.name, subject->id(), *why);
-      }
+      if (const auto why = subject->refusal(problem.problem, device.facts()))
+        refused = SkippedShape{problem.name, subject->id(), SkipReason::refused, *why};
     }
-    if (!refused.empty()) {
-      out.skipped.push_back(refused);
+    if (refused) {
+      out.skipped.push_back(std::move(*refused));
       done += 2;
       continue;
     }
@@ -508,7 +511,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
         failed = true;
         codes.push_back(kDefer);
         out.skipped.push_back(
-            fmt::format("{}: {}: {}", problem.name, measured->samples.sides[side].id, check.noise));
+            {problem.name, measured->samples.sides[side].id, SkipReason::noise, check.noise});
         continue;
       }
       if (check.failure.empty() && !check.impossible) continue;
@@ -522,7 +525,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
       failed = true;
       codes.push_back(exit_code_of(check.fault));
       out.skipped.push_back(
-          fmt::format("{}: {}: {}", problem.name, measured->samples.sides[side].id, check.failure));
+          {problem.name, measured->samples.sides[side].id, SkipReason::failed, check.failure});
     }
     if (!failed) {
       auto shape = shape_of(measured->samples, 0, measured->samples, 1, true, ratios);

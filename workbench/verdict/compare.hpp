@@ -73,13 +73,38 @@ struct ShapeComparison {
   std::map<std::string, double> a_errors, b_errors;
 };
 
+/// Why a shape stands in no table of a comparison.
+enum class SkipReason {
+  refused,          ///< the side does not take the problem
+  not_measured,     ///< the recording does not know the side there
+  no_samples,       ///< it knows it, and says why there are none
+  other_recording,  ///< one of two recordings alone holds the shape
+  noise,            ///< a difference from the neighbours alone that is no time
+  failed,           ///< timed calls failed or were wrong
+};
+/// "refused", "not_measured", ...: as records have it.
+std::string_view name_of(SkipReason reason) noexcept;
+
+struct SkippedShape {
+  std::string shape;
+  std::string side;  ///< whose doing; empty: no side's
+  SkipReason reason = SkipReason::refused;
+  std::string detail;  ///< in words; other_recording: which holds it
+};
+/// "long: cpu.flash refuses it: ...".
+std::string describe(const SkippedShape& skipped);
+/// Of one entry of a record's "skipped": the shape's name, and the sentence for people. Throws
+/// nlohmann::json::exception for what is not of the schema.
+std::string shape_of_skipped(const nlohmann::json& skipped);
+std::string words_of_skipped(const nlohmann::json& skipped);
+
 struct Comparison {
   std::string a, b;
   bool paired = true;
   std::string device, cache;
   std::string way, neighbour;  ///< as Samples has them; those of shapes of one way
   std::vector<ShapeComparison> shapes;
-  std::vector<std::string> skipped;                  ///< "long: cpu.flash refuses ..."
+  std::vector<SkippedShape> skipped;
   std::optional<Interval> overall_p50, overall_p90;  ///< geometric mean over shapes
   std::vector<std::string> notes;
   std::vector<Samples> samples;  ///< of a live comparison

@@ -321,21 +321,21 @@ Result<Comparison> compare_with_peer(Device& device, const std::string& a, const
   peers.hot = options.timing.mode == CacheState::hot;
   if (Status status = check_peers(peers); !status) return status;
 
-  std::vector<std::string> skipped;
+  std::vector<SkippedShape> skipped;
   peers.problems.clear();
   for (const NamedProblem& problem : options.problems) {
-    std::string refused;
+    std::optional<SkippedShape> refused;
     for (const std::string& id : {a, b}) {
       if (is_peer(id)) continue;
       auto subjects = find_subjects(id);
       if (!subjects) return subjects.status();
       if (const auto why = subjects->front()->refusal(problem.problem, device.facts()))
-        refused = fmt::format("{}: {} refuses it: {}", problem.name, id, *why);
+        refused = SkippedShape{problem.name, id, SkipReason::refused, *why};
     }
-    if (refused.empty()) {
-      peers.problems.push_back(problem);
+    if (refused) {
+      skipped.push_back(std::move(*refused));
     } else {
-      skipped.push_back(refused);
+      peers.problems.push_back(problem);
     }
   }
   Comparison out;

@@ -60,6 +60,45 @@ TEST(RecheckGate, AnotherMethodThanTheRecordsIsSeen) {
             std::string::npos);
 }
 
+/// A live comparison of two shapes, of which `long` was measured and is not shown.
+json recorded_comparison() {
+  Comparison c;
+  Recording recording;
+  for (const char* name : {"mission", "long"}) {
+    Samples s = SimulatedMachine({}, 1, 100).paired(1.2, 8, 1, 4);
+    s.name = name;
+    recording.shapes.push_back(std::move(s));
+  }
+  const Samples both = recording.shapes.back();
+  recording.shapes.back().sides[0].refused = "noise";
+  c = *compare_sides(recording, "baseline", "candidate");
+  c.skipped[0] = {"long", "baseline", SkipReason::noise, "the neighbours' own spread hides it"};
+  c.samples = {recording.shapes.front(), both};
+  return to_json(c);
+}
+
+TEST(RecheckCompare, AShapeThatIsNotShownIsAccountedForByItsNameAndNoSentence) {
+  const auto found = [](const json& record) {
+    const auto all = recheck(record);
+    return all.empty() ? std::string() : all.front().detail;
+  };
+  json record = recorded_comparison();
+  EXPECT_EQ(found(record), "");
+  record["skipped"][0]["detail"] = "in other words";
+  EXPECT_EQ(found(record), "");
+  const std::string tampered = "long: was measured, and is not shown";
+  record["skipped"][0]["shape"] = "longer";
+  record["skipped"][0]["detail"] = "long: too slow";
+  EXPECT_EQ(found(record), tampered);
+  record["skipped"].clear();
+  EXPECT_EQ(found(record), tampered);
+  // As records have it from before an entry had members.
+  record["skipped"] = {"long: cpu.flash: noise"};
+  EXPECT_EQ(found(record), "");
+  record["skipped"] = {"long:hot: cpu.flash: noise"};
+  EXPECT_EQ(found(record), tampered) << "another shape, whose name begins alike";
+}
+
 /// A record of the harness for peers: back to back, and behind a neighbour that takes 5 us alone.
 json recorded_ways() {
   std::vector<Samples> shapes;
