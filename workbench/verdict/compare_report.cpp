@@ -16,7 +16,7 @@ constexpr SkipReason kSkipReasons[] = {SkipReason::refused,    SkipReason::not_m
                                        SkipReason::noise,      SkipReason::failed};
 
 json side_json(const Summary& s, double percent, const Correctness& correctness,
-               const std::map<std::string, double>& errors) {
+               const std::string& variant, const std::map<std::string, double>& errors) {
   json out = {{"p50_seconds", s.p50},
               {"p90_seconds", s.p90},
               {"mean_seconds", s.mean},
@@ -30,6 +30,7 @@ json side_json(const Summary& s, double percent, const Correctness& correctness,
               {"timer", s.method},
               {"green", describe(correctness)}};
   if (percent > 0) out["percent_of_peak"] = percent;
+  if (!variant.empty()) out["variant"] = variant;
   if (!errors.empty()) out["errors"] = errors;
   return out;
 }
@@ -62,9 +63,9 @@ std::string shape_of_old_sentence(const std::string& sentence) {
 }
 
 std::string faster(const Comparison& c, const Interval& i) {
-  if (i.lo > 1) return c.b + " faster";
-  if (i.hi < 1) return c.a + " faster";
-  return "no difference seen";
+  const Seen seen = seen_of(i);
+  return seen == Seen::no_difference ? "no difference seen"
+                                     : (seen == Seen::faster ? c.b : c.a) + " faster";
 }
 
 Table table_of(const Comparison& c, bool color) {
@@ -79,7 +80,10 @@ Table table_of(const Comparison& c, bool color) {
                {"GREEN", Align::left},
                {"outputs", Align::left}});
   for (const ShapeComparison& s : c.shapes) {
-    const Color tone = s.p50.lo > 1 ? Color::green : s.p50.hi < 1 ? Color::red : Color::yellow;
+    const Seen seen = seen_of(s.p50);
+    const Color tone = seen == Seen::faster   ? Color::green
+                       : seen == Seen::slower ? Color::red
+                                              : Color::yellow;
     const auto verdict = [](const Correctness& known) {
       return std::string(known.verdict ? name_of(*known.verdict) : "not checked");
     };
@@ -139,6 +143,22 @@ std::string opening(const Comparison& c) {
 
 }  // namespace
 
+std::string_view name_of(Seen seen) noexcept {
+  switch (seen) {
+    case Seen::faster:
+      return "faster";
+    case Seen::slower:
+      return "slower";
+    case Seen::no_difference:
+      return "no_difference";
+  }
+  return "";
+}
+
+Seen seen_of(const Interval& ratio) noexcept {
+  return ratio.lo > 1 ? Seen::faster : ratio.hi < 1 ? Seen::slower : Seen::no_difference;
+}
+
 std::string_view name_of(SkipReason reason) noexcept {
   switch (reason) {
     case SkipReason::refused:
@@ -186,13 +206,14 @@ json to_json(const Comparison& c) {
   json shapes = json::array(), skipped = json::array();
   for (const SkippedShape& shape : c.skipped) skipped.push_back(skipped_json(shape));
   for (const ShapeComparison& s : c.shapes) {
-    shapes.push_back({{"name", s.name},
-                      {"problem", s.problem},
-                      {"ratio_p50", interval_json(s.p50)},
-                      {"ratio_p90", interval_json(s.p90)},
-                      {"a", side_json(s.a, s.a_percent_of_peak, s.a_correct, s.a_errors)},
-                      {"b", side_json(s.b, s.b_percent_of_peak, s.b_correct, s.b_errors)},
-                      {"outputs", s.outputs}});
+    shapes.push_back(
+        {{"name", s.name},
+         {"problem", s.problem},
+         {"ratio_p50", interval_json(s.p50)},
+         {"ratio_p90", interval_json(s.p90)},
+         {"a", side_json(s.a, s.a_percent_of_peak, s.a_correct, s.a_variant, s.a_errors)},
+         {"b", side_json(s.b, s.b_percent_of_peak, s.b_correct, s.b_variant, s.b_errors)},
+         {"outputs", s.outputs}});
   }
   json out = {{"schema", kCompareSchema}, {"a", c.a},           {"b", c.b},
               {"paired", c.paired},       {"device", c.device}, {"cache", c.cache},

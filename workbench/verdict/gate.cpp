@@ -697,7 +697,7 @@ class Gate {
     auto result = isolated<PeersStep>(
         {.kind = StepKind::peers},
         [&](Activity& activity) {
-          return gate_steps::peers(options_, rules_, shapes_.front(), budget, activity);
+          return gate_steps::peers(options_, policy_, rules_, shapes_.front(), budget, activity);
         },
         // Whatever ends the harness is no fault of the candidate's.
         [](const std::string& why) {

@@ -244,7 +244,7 @@ TEST_F(RecordingFile, SamplesRunsAndGatesAreRead) {
   const auto run = read_recording(folder->path());
   ASSERT_TRUE(run) << run.status().message();
   EXPECT_EQ(run->source, at("run.json"));
-  EXPECT_EQ(describe(run->correctness_of("baseline", "mission")), "RED: max_row");
+  EXPECT_EQ(describe(run->correctness_of("baseline", run->shapes.at(0))), "RED: max_row");
 }
 
 TEST_F(RecordingFile, StrangersAreRefusedByName) {
