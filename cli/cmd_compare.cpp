@@ -22,6 +22,7 @@
 #include "workbench/base/stdout_aside.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/verdict/compare.hpp"
+#include "workbench/verdict/compare_best.hpp"
 #include "workbench/verdict/peer.hpp"
 
 namespace greenfast::cli {
@@ -38,7 +39,7 @@ struct CompareOptions {
   std::string seeds = "0";
   std::string policy = "strict";
   std::string markdown_file, json_file;
-  bool hot = false, between = false, as_json = false, as_markdown = false;
+  bool best = false, hot = false, between = false, as_json = false, as_markdown = false;
   double budget = 10;
   int iters = 200, warmup = 10;
   PluginArguments plugins;
@@ -59,25 +60,64 @@ std::vector<std::string> ids_of(const Recording& recording) {
   return ids;
 }
 
-/// --sides A,B, where given.
-std::pair<std::string, std::string> asked_sides(const CompareOptions& options) {
+/// --sides A,B[,...], where given.
+std::vector<std::string> asked_sides(const CompareOptions& options) {
   if (options.sides.empty()) return {};
   const std::vector<std::string> sides = split_list(options.sides);
-  if (sides.size() != 2)
+  if (sides.size() < 2)
     throw Failure(workbench::kUsage, fmt::format("--sides {}: two ids are needed, as in --sides "
                                                  "cpu.naive,cpu.flash",
                                                  options.sides));
-  return {sides[0], sides[1]};
+  return sides;
+}
+
+Recording recording_of(const CompareOptions& options, const std::string& file) {
+  Recording recording = value_or_fail(workbench::read_recording(file));
+  if (Status status = workbench::keep_way(recording, options.way); !status) throw Failure(status);
+  workbench::judge_errors(recording, value_or_fail(workbench::load_policy(options.policy)));
+  return recording;
+}
+
+/// --best: the last of the sides beside the best of the others; without --sides the recording's first
+/// side that is no peer, beside its peers.
+workbench::BestComparison compare_with_best(const CompareOptions& options) {
+  if (options.what.size() != 1 || !names_a_file(options.what[0]))
+    throw Failure(workbench::kUsage,
+                  "--best: takes the sides of one recording, which were interleaved");
+  const Recording recording = recording_of(options, options.what[0]);
+  std::vector<std::string> sides = asked_sides(options);
+  std::string ours;
+  if (sides.empty()) {
+    for (const std::string& id : ids_of(recording)) {
+      if (workbench::is_peer(id)) {
+        sides.push_back(id);
+      } else if (ours.empty()) {
+        ours = id;
+      }
+    }
+    if (sides.empty() || ours.empty())
+      throw Failure(workbench::kUsage,
+                    fmt::format("--best: {} holds {}; say which with --sides A,B,...",
+                                recording.source, fmt::join(ids_of(recording), ", ")));
+  } else {
+    ours = sides.back();
+    sides.pop_back();
+  }
+  return value_or_fail(workbench::compare_best(recording, sides, ours));
 }
 
 Comparison compare_files(const CompareOptions& options) {
-  const auto read = [&](const std::string& file) {
-    Recording recording = value_or_fail(workbench::read_recording(file));
-    if (Status status = workbench::keep_way(recording, options.way); !status) throw Failure(status);
-    return recording;
-  };
+  const auto read = [&](const std::string& file) { return recording_of(options, file); };
   const Recording first = read(options.what[0]);
-  auto [a, b] = asked_sides(options);
+  std::string a, b;
+  if (const auto asked = asked_sides(options); asked.size() == 2) {
+    std::tie(a, b) = std::pair(asked[0], asked[1]);
+  } else if (!asked.empty()) {
+    throw Failure(workbench::kUsage,
+                  fmt::format("--sides {}: two ids are compared; with --best the last of several "
+                              "beside the best of the others",
+                              options.sides));
+  }
   if (options.what.size() == 1) {
     const std::vector<std::string> ids = ids_of(first);
     if (a.empty() && ids.size() < 2)
@@ -220,34 +260,9 @@ void check_output_file(const std::string& option, const fs::path& file) {
     refuse(fmt::format("no permission to write in {}", folder.string()));
 }
 
-int run_compare(const CompareOptions& given, workbench::Activity* activity) {
-  CompareOptions options = given;
-  check_output_file("--json-out", options.json_file);
-  check_output_file("--md-out", options.markdown_file);
-  Comparison comparison;
-  if (!options.samples.empty()) {
-    if (options.what.size() == 2) options.sides = options.what[0] + "," + options.what[1];
-    options.what = {options.samples};
-    comparison = compare_files(options);
-  } else if (options.what.empty()) {
-    throw Failure(workbench::kUsage,
-                  "what? Two variants, one or two recordings, or --samples FILE");
-  } else if (names_a_file(options.what[0])) {
-    if (options.what.size() == 2 && !names_a_file(options.what[1]))
-      throw Failure(workbench::kUsage,
-                    fmt::format("{} is a recording, {} is not; compare two of a kind",
-                                options.what[0], options.what[1]));
-    comparison = compare_files(options);
-  } else {
-    if (options.what.size() != 2)
-      throw Failure(workbench::kUsage,
-                    fmt::format("{}: with what? A second variant is needed", options.what[0]));
-    if (!options.way.empty())
-      throw Failure(workbench::kUsage,
-                    fmt::format("--way {}: says which part of a recording; {} and {} are timed now",
-                                options.way, options.what[0], options.what[1]));
-    comparison = compare_variants(options, activity);
-  }
+/// Writes and prints a comparison of any kind.
+template <class AnyComparison>
+int show(const CompareOptions& options, const AnyComparison& comparison) {
   // What was measured is shown even where it cannot be kept.
   std::optional<Failure> unwritten;
   const auto write = [&](const std::string& file, const std::string& text) {
@@ -268,6 +283,40 @@ int run_compare(const CompareOptions& given, workbench::Activity* activity) {
   return comparison.exit_code;
 }
 
+int run_compare(const CompareOptions& given, workbench::Activity* activity) {
+  CompareOptions options = given;
+  check_output_file("--json-out", options.json_file);
+  check_output_file("--md-out", options.markdown_file);
+  if (!options.samples.empty()) {
+    if (options.what.size() == 2) options.sides = options.what[0] + "," + options.what[1];
+    options.what = {options.samples};
+  }
+  if (options.best) return show(options, compare_with_best(options));
+  Comparison comparison;
+  if (!options.samples.empty()) {
+    comparison = compare_files(options);
+  } else if (options.what.empty()) {
+    throw Failure(workbench::kUsage,
+                  "what? Two variants, one or two recordings, or --samples FILE");
+  } else if (names_a_file(options.what[0])) {
+    if (options.what.size() == 2 && !names_a_file(options.what[1]))
+      throw Failure(workbench::kUsage,
+                    fmt::format("{} is a recording, {} is not; compare two of a kind",
+                                options.what[0], options.what[1]));
+    comparison = compare_files(options);
+  } else {
+    if (options.what.size() != 2)
+      throw Failure(workbench::kUsage,
+                    fmt::format("{}: with what? A second variant is needed", options.what[0]));
+    if (!options.way.empty())
+      throw Failure(workbench::kUsage,
+                    fmt::format("--way {}: says which part of a recording; {} and {} are timed now",
+                                options.way, options.what[0], options.what[1]));
+    comparison = compare_variants(options, activity);
+  }
+  return show(options, comparison);
+}
+
 }  // namespace
 
 Action define_compare(OptionSet& set) {
@@ -280,14 +329,18 @@ Action define_compare(OptionSet& set) {
   set.text("--samples", &options->samples, "FILE",
            "Take both sides from this recording, as the Python harness writes for a peer");
   set.text("--sides", &options->sides, "A,B", "Which sides of the recordings to compare");
+  set.flag("--best", &options->best,
+           "Of one recording: the last of --sides A,B,... beside each of the others, the best of "
+           "them at each shape, and over the shapes (default: its first side beside its peers)");
   set.text("--way", &options->way, "WAY",
            "Of recordings that were timed in several ways: back-to-back:hot, elementwise:cold, "
            "gemm:hot, ... (default: the first)");
+  set.text("--policy", &options->policy, "NAME",
+           "Numerics policy, live and for the errors that a recording holds (default: strict)");
   set.heading("Live");
   set.text("--shapes", &options->shapes, "LIST", "Shapes (default: small,mission,long)");
   set.text("--seeds", &options->seeds, "LIST",
            "Seeds of GREEN; the first also of FAST (default: 0)");
-  set.text("--policy", &options->policy, "NAME", "Numerics policy (default: strict)");
   set.integer("--iters", &options->iters, "N", "Samples of each side at most (default: 200)");
   set.integer("--warmup", &options->warmup, "N", "Untimed calls first (default: 10)");
   set.number("--budget", &options->budget, "SECONDS", "Of timing, each shape (default: 10)");

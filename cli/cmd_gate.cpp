@@ -69,7 +69,7 @@ class Display {
 
 int print_result(const workbench::GateResult& result, const GateFlags& options,
                  const fs::path& directory) {
-  const json& record = result.record;
+  const json record = workbench::json_of(result);
   if (options.as_json) {
     fmt::print("{}\n", workbench::json_text(record, 1));
   } else if (options.as_markdown) {
@@ -82,7 +82,7 @@ int print_result(const workbench::GateResult& result, const GateFlags& options,
   if (!result.written)
     throw Failure(workbench::kInternal, fmt::format("{} (resume with --resume {})",
                                                     result.written.message(), directory.string()));
-  return result.exit_code;
+  return result.decision().exit_code;
 }
 
 /// Runs a walk; stopped between two steps, it ends with what resumes it.
@@ -118,15 +118,15 @@ int walk_ladder(const GateFlags& options, const Arguments& arguments) {
   json rows = json::array();
   std::vector<int> codes;
   for (const workbench::LadderStep& step : steps) {
-    const bool skipped = !step.skipped.empty();
-    table.add_row({step.candidate, step.baseline, skipped ? "SKIPPED" : step.decision,
-                   skipped ? step.skipped : step.headline});
+    const std::string verdict(step.decision ? workbench::name_of(*step.decision) : "SKIPPED");
+    const std::string& why = step.decision ? step.headline : step.skipped;
+    table.add_row({step.candidate, step.baseline, verdict, why});
     rows.push_back({{"candidate", step.candidate},
                     {"baseline", step.baseline},
-                    {"verdict", skipped ? "SKIPPED" : step.decision},
-                    {"reason", skipped ? step.skipped : step.headline},
+                    {"verdict", verdict},
+                    {"reason", why},
                     {"exit_code", step.exit_code}});
-    if (!skipped) codes.push_back(step.exit_code);
+    if (step.decision) codes.push_back(step.exit_code);
   }
   const int code = workbench::worst_of(codes);
   const json record = {{"schema", workbench::kLadderSchema}, {"steps", rows}, {"exit_code", code}};
@@ -151,10 +151,10 @@ int show_status(const GateFlags& options) {
                   fmt::format("--status {}: looks at a job and changes nothing; leave --resume, "
                               "--baseline and --candidate out",
                               options.status));
-  const json status = value_or_fail(workbench::gate_status(options.status));
-  fmt::print("{}", options.as_json ? workbench::json_text(status, 1) + "\n"
+  const workbench::GateStatus status = value_or_fail(workbench::gate_status(options.status));
+  fmt::print("{}", options.as_json ? workbench::json_text(workbench::json_of(status), 1) + "\n"
                                    : workbench::gate_status_text(status));
-  return status["exit_code"].get<int>();
+  return status.exit_code;
 }
 
 int run_gate(const GateFlags& given, const Arguments& arguments) {

@@ -29,7 +29,6 @@ import json
 import os
 import pathlib
 import re
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -150,18 +149,22 @@ def judged(path):
         digest = hashlib.sha256((ROOT / record["source"]).read_bytes()).hexdigest()
     except OSError as error:
         raise Unusable(f"{path}: {error}") from error
-    if digest != record["source_sha256"]:
-        raise Unusable(f"{path}: {record['source']} has changed since: run tools/peer_table {record['source']} {path}")
+    if digest != record["source_sha256"] or "standings" not in record:
+        raise Unusable(f"{path}: {record['source']} or tools/peer_table has changed since: run tools/peer_table {record['source']} {path}")
     return record
 
 
 def best_peer(shape):
-    """The fastest of the peers that were right, and what compare says of Greenfast beside it."""
-    green = {name: row for name, row in shape["peers"].items() if row["green"] == "GREEN"}
-    if not green:
+    """The peer that compare says is the best there, and what it says of Greenfast beside it."""
+    name = shape["best"]
+    if name is None:
         raise Unusable(f"{shape['problem']}: no peer was right")
-    name = min(green, key=lambda peer: green[peer]["p50_seconds"])
-    return name, green[name]
+    return name, shape["peers"][name]
+
+
+def ratio(interval, digits):
+    """As a table has it: the value with its 95% interval."""
+    return f"{interval['value']:.{digits}f} [{interval['lo']:.{digits}f}, {interval['hi']:.{digits}f}]"
 
 
 def peer_name(peer):
@@ -187,13 +190,12 @@ def peers(path):
         name, best = best_peer(shape)
         rows.append([*shape_and_mask(shape["problem"]), timed(shape["greenfast"], shape["flops"]),
                      *(timed(shape["peers"].get(peer), shape["flops"]) for peer in record["peers"]), peer_name(name),
-                     *(f"{x['value']:.3f} [{x['lo']:.3f}, {x['hi']:.3f}]" for x in (best["speedup_p50"], best["speedup_p90"])),
+                     ratio(best["speedup_p50"], 3), ratio(best["speedup_p90"], 3),
                      f"{shape['rel_fro']:.2e}", f"`{shape['variant']}`"])
     header = ["B,H,S,D", "mask", "greenfast", *map(peer_name, record["peers"]), "best peer", "× p50", "× p90", "error", "variant"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return (table(header, "ll" + "r" * (1 + len(record["peers"])) + "lrrrl", rows) +
-            f"\nµs a call (TFLOP/s); × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --sides "
-            f"PEER,greenfast`. Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
+            f"\nµs a call (TFLOP/s); × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --best`. Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
             f"{versions}.\n")
 
 
@@ -218,27 +220,18 @@ def peers_ways(path):
             except Unusable:
                 cells.append(own)
                 continue
-            ratio = best["speedup_p50"]
-            cells.append(f"{own}, {ratio['value']:.2f} [{ratio['lo']:.2f}, {ratio['hi']:.2f}] {peer_name(name)}")
+            cells.append(f"{own}, {ratio(best['speedup_p50'], 2)} {peer_name(name)}")
         rows.append([*shape_and_mask(problem), *cells])
-    means = []
-    for part in parts:
-        values = [ratio["value"] for ratio in best_ratios(part)]
-        means.append(f"{statistics.geometric_mean(values):.3f}" if values else "–")
-    rows.append(["geometric mean", "", *means])
+    standings = [part["standings"]["all"] for part in parts]
+    rows.append(["geometric mean", "", *(ratio(of["mean_p50"], 3) if of else "–" for of in standings)])
     kinds = list(dict.fromkeys(shape["neighbour"].partition(",")[0] for part in parts for shape in part["shapes"] if "neighbour" in shape
                                if not shape["neighbour"].startswith("gemm")))
     if any(shape.get("neighbour", "").startswith("gemm") for part in parts for shape in part["shapes"]):
         kinds.append("gemm: the queries' projection of the row's own size")
     return (table(["B,H,S,D", "mask", *(part["way"] for part in parts)], "ll" + "r" * len(parts), rows) +
-            f"\nµs of Greenfast, and × the best peer of that way with its 95% interval, from `greenfast compare {record['source']} --sides "
-            f"PEER,greenfast --way WAY`. Neighbours: {'; '.join(kinds)}. –: no time, since a difference was noise or the inputs do not fit. Samples: "
+            f"\nµs of Greenfast, and × the best peer of that way with its 95% interval, from `greenfast compare {record['source']} --best "
+            f"--way WAY`. Neighbours: {'; '.join(kinds)}. –: no time, since a difference was noise or the inputs do not fit. Samples: "
             f"`python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}.\n")
-
-
-def best_ratios(part):
-    """What compare says of Greenfast beside the best peer of each shape that one was right at."""
-    return [best_peer(shape)[1]["speedup_p50"] for shape in part["shapes"] if any(row["green"] == "GREEN" for row in shape["peers"].values())]
 
 
 def cpu_peers(path):
@@ -254,14 +247,14 @@ def cpu_peers(path):
     rows, cut = [], {}
     for shape in record["shapes"]:
         name, best = best_peer(shape)
-        ratio, text = best["speedup_p50"], shape_and_mask(shape["problem"])
+        text = shape_and_mask(shape["problem"])
         if "cut" in shape:
             cut.setdefault(shape["cut"], []).append(" ".join((*text, shape["problem"].split()[1])))
         call = [f"after {shape['pause_seconds'] * 1e3:g} ms" if "pause_seconds" in shape else "back to back"] * paused
         peak = [f"{shape['ceiling']['flops'] * 1e-9:.0f} {shape['ceiling']['isa']}" if "ceiling" in shape else "–"] * peaked
         rows.append([*text, shape["problem"].split()[1], *call, rate(shape["greenfast"], shape["flops"]),
                      *(rate(shape["peers"].get(peer), shape["flops"]) for peer in record["peers"]), *peak, peer_name(name),
-                     f"{ratio['value']:.2f} [{ratio['lo']:.2f}, {ratio['hi']:.2f}]"])
+                     ratio(best["speedup_p50"], 2)])
     header = ["B,H,S,D", "mask", "type", *["call"] * paused, "greenfast", *map(peer_name, record["peers"]), *["peak"] * peaked, "best peer", "×"]
     versions = ", ".join(dict.fromkeys(record["versions"].values()))
     shares = ", in parentheses the share of the peak that was measured beside the row" * peaked
@@ -269,7 +262,7 @@ def cpu_peers(path):
     cache = "hot" if "--hot" in record.get("argv", ["--hot"]) else "cold"
     return (table(header, "lll" + "l" * paused + "r" * (1 + len(record["peers"]) + peaked) + "lr", rows) +
             f"\nGFLOP/s, medians, {cache}{shares}; –: the peer does not take it. × is best peer's time / greenfast's with its 95% interval, from `greenfast "
-            f"compare {record['source']} --sides PEER,{record['ours']}`.{fewer} Samples: `tools/cpu_peers` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
+            f"compare {record['source']} --best`.{fewer} Samples: `tools/cpu_peers` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
 
 
 def serving(path):
@@ -281,15 +274,19 @@ def serving(path):
         cells = [problem, f"{shape['greenfast']['p50_seconds'] * 1e6:.2f}"]
         try:
             name, best = best_peer(shape)
-            ratio = best["speedup_p50"]
-            cells += [peer_name(name), f"{best['p50_seconds'] * 1e6:.2f}", f"{ratio['value']:.3f} [{ratio['lo']:.3f}, {ratio['hi']:.3f}]"]
+            cells += [peer_name(name), f"{best['p50_seconds'] * 1e6:.2f}", ratio(best["speedup_p50"], 3)]
         except Unusable:
             cells += ["none takes it", "", ""]
         rows.append([*cells, f"`{shape['variant']}`"])
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return (table(["problem", "greenfast", "best peer", "µs", "× p50", "variant"], "lrlrrl", rows) +
-            f"\nµs a call; × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --sides PEER,greenfast`. "
+            f"\nµs a call; × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --best`. "
             f"Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, {versions}.\n")
+
+
+def standing(of):
+    """What compare says of shapes together, as the end of a row: at how many ahead, least and most ×, geometric mean."""
+    return of["faster"], of["slower"], f"{of['least']:.2f}", f"{of['most']:.2f}", ratio(of["mean_p50"], 2)
 
 
 def serving_summary(*paths):
@@ -298,14 +295,9 @@ def serving_summary(*paths):
     for path in paths:
         record = judged(path)
         suite = record["argv"][record["argv"].index("--suite") + 1]
-        ratios = {}
-        for shape in record["shapes"]:
-            if any(row["green"] == "GREEN" for row in shape["peers"].values()):
-                ratios.setdefault(shape["variant"], []).append(best_peer(shape)[1]["speedup_p50"])
-        for variant, own in ratios.items():
-            values = [ratio["value"] for ratio in own]
-            rows.append([suite, f"`{variant}`", len(own), sum(ratio["lo"] > 1 for ratio in own), f"{min(values):.2f}", f"{max(values):.2f}",
-                         f"{statistics.geometric_mean(values):.2f}"])
+        for of in record["standings"]["variants"]:
+            ahead, _, least, most, mean = standing(of)
+            rows.append([suite, f"`{of['variant']}`", of["shapes"], ahead, least, most, mean])
     return table(["suite", "variant", "rows", "ahead", "least ×", "most ×", "geometric mean"], "llrrrrr", rows)
 
 
@@ -319,21 +311,17 @@ def headline(*paths):
         rows_of = ", rows of published models" if "--suite" in argv and argv[argv.index("--suite") + 1] == "models" else ""
         lines = []
         for part in [record, *record.get("ways", [])]:
-            groups = {}
-            for shape in part["shapes"]:
-                if "pause_seconds" not in shape and any(row["green"] == "GREEN" for row in shape["peers"].values()):
-                    dtype = next(word for word in shape["problem"].split() if word in ("fp32", "fp16", "bf16", "e4m3"))
-                    groups.setdefault(dtype, []).append(best_peer(shape)[1]["speedup_p50"])
             way, _, cache = part.get("way", "").partition(":")
             between = f", {'behind ' if any('neighbour' in shape for shape in part['shapes']) else ''}{way}, {cache} caches" if way else ""
-            for dtype, ratios in groups.items():
-                values = [ratio["value"] for ratio in ratios]
-                lines.append((part is record, statistics.geometric_mean(values), [
-                    f"{record['device']}, {record['utc'][:10]}", dtype + rows_of + between, ", ".join(map(peer_name, record["peers"])),
-                    f"{sum(ratio['lo'] > 1 for ratio in ratios)} of {len(ratios)}", sum(ratio["hi"] < 1 for ratio in ratios),
-                    f"{min(values):.2f} to {max(values):.2f}"]))
+            for of in part["standings"]["types"]:
+                if of["metric"] != "back_to_back":
+                    continue
+                ahead, slower, least, most, mean = standing(of)
+                lines.append((part is record, of["mean_p50"]["value"], [
+                    f"{record['device']}, {record['utc'][:10]}", of["type"] + rows_of + between, ", ".join(map(peer_name, record["peers"])),
+                    f"{ahead} of {of['shapes']}", slower, f"{least} to {most}", mean]))
         others = sorted(line for line in lines if not line[0])
-        rows += [[*cells, f"{mean:.2f}"] for _, mean, cells in [*(line for line in lines if line[0]), *others[:1]]]
+        rows += [cells for _, _, cells in [*(line for line in lines if line[0]), *others[:1]]]
     return table(["machine", "inputs", "beside", "ahead", "slower", "×", "geometric mean"], "lllrrrr", rows)
 
 
@@ -401,12 +389,23 @@ def ladder_rows(run_path, gates_path=None):
                "fast": next((f for f in step["fast"] if f["shape"] == name), None) if step else None}
 
 
+def status_of_check(step, shape):
+    """What the gate itself said of the p50 at a shape: its line of the checklist."""
+    for row in step["checklist"]:
+        if "kind" in row:
+            if row["kind"] in ("fast", "guard") and (row.get("shape"), row.get("statistic")) == (shape, "p50"):
+                return row["status"]
+        elif row["gate"] in (f"FAST {shape} p50", f"guard {shape} p50"):  # a record from before 2026-11-25
+            return row["status"]
+    return None
+
+
 def speedup_cell(row):
-    if row["fast"] is None:
+    if row["fast"] is None or "speedup" not in row["fast"]:
         return f"{row['ratio']:.2f}" if row["ratio"] else "-"
-    interval, gate = row["fast"]["speedup"], row["step"]["verdict"]["gate"]
-    where = "reached" if interval["lo"] >= gate else "missed" if interval["hi"] < gate else "open"
-    return f"{interval['value']:.3f} [{interval['lo']:.3f}, {interval['hi']:.3f}], {gate:.2f} {where}"
+    verdict, status = row["step"]["verdict"], status_of_check(row["step"], row["shape"])
+    least = verdict["gate"] if row["fast"]["primary"] else verdict["guard"]
+    return ratio(row["fast"]["speedup"], 3) + (f", {status} at {least:.2f}" if status else "")
 
 
 def ladder(run_path, gates_path=None):
@@ -430,14 +429,24 @@ def ladder(run_path, gates_path=None):
     notes = f"{provenance(record)} Ceiling: the matrix product measured beside the rungs."
     if gates_path:
         gates = load(gates_path, "greenfast.ladder_gates/1")
-        notes += f" Intervals and verdicts: {command_of(gates)}, {gates['utc'][:10]}."
+        notes += (f" Intervals and verdicts: {command_of(gates)}, {gates['utc'][:10]}; beside an interval what the gate says of its lower "
+                  "bound, at its threshold for the primary shape or for a guard: FAIL is slower, DEFER neither.")
     return table(header + (["verdict"] if gates_path else []), "l" + "r" * 6 + ("l" if gates_path else ""), rows) + f"\n{notes}\n"
 
 
-def outcome(predicted, measured):
-    """As the gate says it (workbench/verdict/predictions.cpp)."""
+def outcome(gate, predicted, shape, measured):
+    """What the gate said came of this prediction."""
+    said = gate["verdict"].get("predicted")
+    if said and said["outcome"] and (said["speedup"], said["shape"]) == (list(predicted), shape):
+        return said["outcome"]
+    return outcome_of_old_record(predicted, measured)
+
+
+def outcome_of_old_record(predicted, measured):
+    """A gate from before 2026-11-22 did not look at the prediction, and none can have looked at one that was written since: what a gate
+    of today would say of its interval, in the words of workbench/verdict/predictions.cpp."""
     least, most = predicted
-    return "more" if measured["lo"] > most else "less" if measured["hi"] < least else "as predicted"
+    return "more than predicted" if measured["lo"] > most else "less than predicted" if measured["hi"] < least else "as predicted"
 
 
 def predictions(table_path, *gates_paths):
@@ -450,9 +459,9 @@ def predictions(table_path, *gates_paths):
     if not walks:
         raise Unusable(f"{table_path}: a table of predictions needs a record of gates")
     found = {}
-    for step in (step for walk in walks for step in walk["steps"]):
-        times = {fast["shape"]: fast["speedup"] for fast in step["fast"] if "speedup" in fast}
-        found.setdefault((step["baseline"], step["candidate"]), {}).update(times)
+    for gate in (gate for walk in walks for gate in walk["steps"]):
+        times = {fast["shape"]: (gate, fast["speedup"]) for fast in gate["fast"] if "speedup" in fast}
+        found.setdefault((gate["baseline"], gate["candidate"]), {}).update(times)
     devices = {candidate.split(".")[0] for _, candidate in found}
     rows = []
     for variant in listed_variants():
@@ -464,10 +473,13 @@ def predictions(table_path, *gates_paths):
         change = written[step]
         least, most = change["speedup"]
         shape, times = change.get("shape", "mission"), found.get(step, {})
-        cells = [f"{times[at]['value']:.3f} [{times[at]['lo']:.3f}, {times[at]['hi']:.3f}]" if at in times else "-" for at in ("mission", "long")]
-        said = outcome((least, most), times[shape]) if shape in times else "not timed"
-        if shape in times and shape not in ("mission", "long"):
-            said += f": {times[shape]['value']:.3f} [{times[shape]['lo']:.3f}, {times[shape]['hi']:.3f}]"
+        cells = [ratio(times[at][1], 3) if at in times else "-" for at in ("mission", "long")]
+        said = "not timed"
+        if shape in times:
+            gate, measured = times[shape]
+            said = outcome(gate, (least, most), shape, measured)
+            if shape not in ("mission", "long"):
+                said += f": {ratio(measured, 3)}"
         rows.append([f"`{step[1].removeprefix('cuda.')}`", variant["idea"], f"{least:.2f} to {most:.2f} at {shape}", change["because"], *cells, said])
     return (table(["rung", "idea", "predicted ×", "because", "found at mission", "found at long", "outcome"], "llllrrl", rows) +
             f"\nPredictions: {table_path}, which says by whom and when each was written. Found: "

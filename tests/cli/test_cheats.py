@@ -113,7 +113,8 @@ def test_compare_judges_what_it_times(greenfast):
     result = greenfast("compare", "plugin:honest", "plugin:fewer_keys", "--plugin", HONEST, "--plugin",
                        CHEATS / "fewer_keys.c", "--shapes", SHAPE, "--dtype", "fp32", "--iters", "12", "--json")
     assert result.code == 20, result.err
-    assert "before timing" in result.json["skipped"][0]
+    skipped = result.json["skipped"][0]
+    assert skipped["reason"] == "failed" and "before timing" in skipped["detail"]
 
 
 def test_what_one_kernel_spoils_is_not_held_against_another(greenfast):

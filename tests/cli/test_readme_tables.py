@@ -188,7 +188,7 @@ def test_a_run_in_several_ways_shows_each_and_mixes_none(greenfast, samples, tmp
     assert result.returncode == 0, result.stderr
     text = page.read_text()
     assert "| B,H,S,D | mask | back-to-back:hot | elementwise:hot |" in text and "elementwise: x += 1 of 4 MiB in fp32" in text
-    assert re.search(r"\| fp16, behind elementwise, hot caches \| [^|]* \| \d of 2 \| \d \| [^|]* \| 1\.\d+ \|", text)
+    assert re.search(r"\| fp16, behind elementwise, hot caches \| [^|]* \| \d of 2 \| \d \| [^|]* \| 1\.\d+ \[1\.\d+, 1\.\d+\] \|", text)
     assert "--way WAY" in text and text.count("\n| geometric mean |") == 1
 
 
@@ -198,6 +198,33 @@ def test_a_run_in_one_way_has_no_table_of_ways(greenfast, samples, tmp_path):
     page.write_text(f"<!-- greenfast:peers-ways {peers} -->\n<!-- greenfast:end -->\n")
     result = tool(page)
     assert result.returncode == 2 and "was timed in one way" in result.stderr
+
+
+def test_the_best_peer_and_the_means_are_copied_and_judged_by_nobody_else(greenfast, samples, tmp_path):
+    peers, page = tmp_path / "peers.json", tmp_path / "page.md"
+    run_tool("peer_table", "--greenfast", greenfast.program, samples, peers)
+    record = json.loads(peers.read_text())
+    compared = greenfast("compare", samples, "--best", "--sides", ",".join([*record["peers"], "greenfast"]), "--json").json
+    assert [shape["best"] for shape in record["shapes"]] == [shape["best"] for shape in compared["shapes"]]
+    assert record["standings"] == compared["standings"] and record["standings"]["all"]["shapes"] == 2
+    # Who would choose or average here again would come to something else than what stands there.
+    (of,) = record["standings"]["types"]
+    of.update(faster=1, slower=1, least=0.25, most=7.5, mean_p50={"value": 3.125, "lo": 2.5, "hi": 4.0})
+    for shape in record["shapes"]:
+        shape["best"] = max(record["peers"], key=lambda peer: shape["peers"][peer]["p50_seconds"])
+    peers.write_text(json.dumps(record))
+    page.write_text("".join(f"<!-- greenfast:{kind} {peers} -->\n<!-- greenfast:end -->\n" for kind in ("headline", "peers")))
+    result = tool(page)
+    assert result.returncode == 0, result.stderr
+    text = page.read_text()
+    assert "| 1 of 2 | 1 | 0.25 to 7.50 | 3.12 [2.50, 4.00] |" in text
+    slowest = record["shapes"][0]["peers"][record["shapes"][0]["best"]]["speedup_p50"]["value"]
+    assert f"| {slowest:.3f} [" in text
+    # A table that an earlier peer_table made says nothing of the best.
+    del record["standings"]
+    peers.write_text(json.dumps(record))
+    result = tool(page)
+    assert result.returncode == 2 and "run tools/peer_table" in result.stderr
 
 
 def test_a_wrong_peer_is_no_best_peer(greenfast, samples, tmp_path):
@@ -269,7 +296,7 @@ def test_a_step_without_a_prediction_has_no_table(greenfast, tmp_path):
     rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
     steps = {row[0]: row[-1] for row in rows}
     built = [row for row in others if "cuda." in row and "experimental = true" not in row]
-    assert len(rows) == len(built) and steps["| `stage_c.swizzle`"] == "less |" and steps["| `v2c.v8`"] == "more |"
+    assert len(rows) == len(built) and steps["| `stage_c.swizzle`"] == "less than predicted |" and steps["| `v2c.v8`"] == "more than predicted |"
     assert steps["| `stage_c.persistent`"] == "not timed |"
     # A second record of gates brings the shape that the prediction is about.
     walk = json.loads((ROOT / gates).read_text())
@@ -279,6 +306,38 @@ def test_a_step_without_a_prediction_has_no_table(greenfast, tmp_path):
     page.write_text(page.read_text().replace(gates, f"{gates} {tmp_path}/persistence.json", 1))
     assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
     assert "as predicted: 1.120 [1.110, 1.130] |" in page.read_text()
+    # Where a gate says what came of this prediction, nobody asks its interval again; of another prediction it says nothing here.
+    predicted = {"speedup": [1.1, 1.15], "shape": "17x8x512x64", "because": "", "written": "", "outcome": "less than predicted"}
+    for said, outcome in ((predicted, "less than predicted"), ({**predicted, "speedup": [2, 3]}, "as predicted"),
+                          ({**predicted, "shape": "mission"}, "as predicted")):
+        walk["steps"][0]["verdict"] = {**step["verdict"], "predicted": said}
+        (tmp_path / "persistence.json").write_text(json.dumps(walk))
+        assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+        assert f"| {outcome}: 1.120 [1.110, 1.130] |" in page.read_text()
+
+
+def test_beside_an_interval_stands_what_the_gate_said_of_it(greenfast, tmp_path):
+    """By the kind, shape and statistic of the checklist's line, or its name in a record from before there were kinds."""
+    walk = json.loads((ROOT / "evidence" / "ladder" / "gates-h200.json").read_text())
+    step = next(step for step in walk["steps"] if step["candidate"] == "cuda.v2c.v8")
+    page, gates = tmp_path / "page.md", tmp_path / "gates.json"
+    page.write_text(f"<!-- greenfast:ladder evidence/ladder-h200.json {gates} -->\n<!-- greenfast:end -->\n")
+    environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
+
+    def row():
+        gates.write_text(json.dumps(walk))
+        assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
+        return next(line for line in page.read_text().splitlines() if line.startswith("| `v2c.v8`"))
+
+    assert "3.038 [3.026, 3.056], PASS at 1.10" in row() and "3.021 [3.013, 3.028], PASS at 0.98" in row()
+    for check in step["checklist"]:
+        role, shape, statistic = [*check["gate"].split(), "", ""][:3]
+        if role in ("FAST", "guard"):
+            check.update(kind=role.lower(), shape=shape, statistic=statistic, gate="in other words")
+            check["status"] = "DEFER" if (role, statistic) == ("FAST", "p50") else check["status"]
+        else:
+            check["kind"] = "build"
+    assert "3.038 [3.026, 3.056], DEFER at 1.10" in row() and "3.021 [3.013, 3.028], PASS at 0.98" in row()
 
 
 def test_twins_of_other_phases_share_a_table(greenfast, tmp_path):
@@ -306,13 +365,18 @@ def test_a_cpus_peers_stand_by_type_and_who_refused_is_seen(greenfast, tmp_path)
     side = lambda seconds, green="GREEN": {"p50_seconds": seconds, "p90_seconds": seconds, "green": green}  # noqa: E731
     ratio = lambda value: {"value": value, "lo": 0.9 * value, "hi": 1.1 * value}  # noqa: E731
     peer = lambda seconds, value, green="GREEN": {**side(seconds, green), "speedup_p50": ratio(value)}  # noqa: E731
-    shapes = [{"problem": "1x8x512x64 fp32", "flops": 1e9, "greenfast": side(0.5),
+    standing = lambda dtype, value, faster: {"type": dtype, "metric": "back_to_back", "shapes": 1, "faster": faster, "slower": 1 - faster,  # noqa: E731
+                                             "least": value, "most": value, "mean_p50": ratio(value), "mean_p90": ratio(value)}
+    paused = {**standing("fp32", 9.0, 1), "metric": "after_pause"}
+    shapes = [{"problem": "1x8x512x64 fp32", "flops": 1e9, "greenfast": side(0.5), "best": "peer:zentorch",
                "peers": {"peer:zentorch": peer(1.0, 2.0), "peer:onnxruntime": peer(0.4, 0.8, "RED")}},
-              {"problem": "1x8x512x64 bf16 causal(top-left)", "flops": 1e9, "greenfast": side(1.0), "peers": {"peer:zentorch": peer(0.5, 0.5)}}]
+              {"problem": "1x8x512x64 bf16 causal(top-left)", "flops": 1e9, "greenfast": side(1.0), "best": "peer:zentorch",
+               "peers": {"peer:zentorch": peer(0.5, 0.5)}}]
     (tmp_path / "samples.json").write_text("{}")
     record = {"schema": "greenfast.peers/1", "source": str(tmp_path / "samples.json"), "source_sha256": hashlib.sha256(b"{}").hexdigest(), "device": "A CPU, 2 threads",
               "utc": "2026-11-22T00:00:00Z", "versions": {"peer:zentorch": "zentorch 1"}, "ours": "cpu.flash",
-              "peers": ["peer:zentorch", "peer:onnxruntime"], "shapes": shapes}
+              "peers": ["peer:zentorch", "peer:onnxruntime"], "shapes": shapes,
+              "standings": {"all": None, "types": [standing("fp32", 2.0, 1), standing("bf16", 0.5, 0), paused], "variants": []}}
     (tmp_path / "peers.json").write_text(json.dumps(record))
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- greenfast:{kind} {tmp_path}/peers.json -->\n<!-- greenfast:end -->\n" for kind in ("cpu-peers", "headline")))
@@ -321,5 +385,6 @@ def test_a_cpus_peers_stand_by_type_and_who_refused_is_seen(greenfast, tmp_path)
     text = page.read_text()
     assert "| 1,8,512,64 | full | fp32 | 2 | 1 | RED | zentorch | 2.00 [1.80, 2.20] |" in text
     assert "| 1,8,512,64 | causal | bf16 | 1 | 2 | – | zentorch | 0.50 [0.45, 0.55] |" in text
-    assert "| A CPU, 2 threads, 2026-11-22 | fp32 | zentorch, ONNX Runtime | 1 of 1 | 0 | 2.00 to 2.00 | 2.00 |" in text
-    assert "| A CPU, 2 threads, 2026-11-22 | bf16 | zentorch, ONNX Runtime | 0 of 1 | 1 | 0.50 to 0.50 | 0.50 |" in text
+    assert "| A CPU, 2 threads, 2026-11-22 | fp32 | zentorch, ONNX Runtime | 1 of 1 | 0 | 2.00 to 2.00 | 2.00 [1.80, 2.20] |" in text
+    assert "| A CPU, 2 threads, 2026-11-22 | bf16 | zentorch, ONNX Runtime | 0 of 1 | 1 | 0.50 to 0.50 | 0.50 [0.45, 0.55] |" in text
+    assert "9.00" not in text

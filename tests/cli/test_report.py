@@ -327,6 +327,42 @@ def test_no_warning_is_ticked_by_the_logs_alone(greenfast, folder, complaints, l
     assert line in greenfast("report", folder, "--pr").out
 
 
+def ticks(text):
+    return {re.split(r"[,(]", line)[0].strip(): mark == "x" for mark, line in re.findall(r"^- \[([x ])\] (.*)", text, re.M)}
+
+
+def test_ticks_follow_what_a_check_is_about_and_not_its_words(greenfast, folder):
+    """A record of today says the kind of each line; in one of before the names tell."""
+    kinds = {"build": "build", "GREEN": "green", "GREEN of the baseline": "green_baseline", "resources": "resources", "A/A": "noise",
+             "FAST": "fast", "guard": "guard", "speed": "light"}
+    before = ticks(greenfast("report", folder, "--pr").out)
+
+    def in_other_words(gate):
+        for number, row in enumerate(gate["checklist"]):
+            kind = max((begin for begin in kinds if row["gate"].startswith(begin)), key=len)
+            row.update(kind=kinds[kind], gate=f"line {number}")
+
+    edited(folder / "gate.json", in_other_words)
+    assert ticks(greenfast("report", folder, "--pr").out) == before
+    assert before["GREEN on every distribution"] and before["no guard shape slower"]
+
+    def slower(gate):
+        next(row for row in gate["checklist"] if row["kind"] == "guard")["status"] = "FAIL"
+
+    edited(folder / "gate.json", slower)
+    after = ticks(greenfast("report", folder, "--pr").out)
+    assert {line for line in before if before[line] != after[line]} == {"no guard shape slower"}
+
+
+def test_a_profile_that_was_skipped_is_none_whatever_its_reason_ends_with(greenfast, folder):
+    side = {"kernels": [], "metrics": [], "missing": [], "stalls": [], "findings": [], "advice": [], "skipped": "the machine tells no metrics"}
+    source = json.loads((ROOT / "evidence" / "verdicts" / "cuda-promote" / "profile.json").read_text())
+    source.update(sides=[{**side, "variant": variant} for variant in ("cpu.naive", "cpu.flash")], artifacts=[], directions=[])
+    (folder / "profile.json").write_text(json.dumps(source))
+    out = greenfast("report", folder, "--pr").out
+    assert "SKIPPED: the machine tells no metrics" in out and not ticks(out)["profiles of both sides kept"]
+
+
 def test_what_is_waived_is_inside_by_name(greenfast, folder):
     def waive(gate):
         row = next(row for row in gate["checklist"] if row["gate"].startswith("resources"))

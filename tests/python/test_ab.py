@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench" / "python"), str(ROOT / "tests" / "cli")]
 
 from cli_paths import GREENFAST  # noqa: E402
-from greenfast_bench import ab, capi  # noqa: E402
+from greenfast_bench import ab, capi, measure  # noqa: E402
 
 
 def library():
@@ -44,24 +44,43 @@ def test_bad_arguments_are_usage(arguments, word, capsys):
 
 def measured_row():
     """A row as run_row leaves it: two engines timed, one that could not take the shape."""
-    ours = {"us": [10.0, 10.2, 9.9, 10.1, 10.0, 10.1], "single_us": [], "skipped": None, "error": 2.8e-4, "verdict": "GREEN",
+    ours = {"us": [10.0, 10.2, 9.9, 10.1, 10.0, 10.1], "single_us": [], "skipped": None, "error": 2.8e-4, "timed": True,
             "variant": "cuda.sm90.prefill"}
-    theirs = {"us": [12.0, 12.3, 11.9, 12.1, 12.0, 12.2], "single_us": [], "skipped": None, "error": 2.8e-4, "verdict": "GREEN"}
+    theirs = {"us": [12.0, 12.3, 11.9, 12.1, 12.0, 12.2], "single_us": [], "skipped": None, "error": 2.8e-4, "timed": True}
     absent = {"us": [], "single_us": [], "skipped": "D 64 only"}
     row = {"shape": "1x8x512x64", "causal": True, "dtype": "fp16", "flops": 2.7e8, "cache": "hot", "calls_per_graph": 96,
            "engines": {"greenfast": ours, "cudnn": theirs, "fa3": absent},
            "rounds": [{"order": ["cudnn", "greenfast"], "telemetry": {"sm_mhz": 1980}}] * 6}
-    ab.summarise(row)
     return row
 
 
-def test_the_table_has_medians_and_no_verdict():
+def test_the_table_has_medians_and_the_record_neither_them_nor_a_verdict():
     row = measured_row()
-    assert row["engines"]["greenfast"]["p50_us"] == pytest.approx(10.05)
-    assert "ratio" not in row["engines"]["greenfast"] and "best_peer" not in row
     text = ab.table([row], markdown=True)
-    assert "1,8,512,64" in text and "causal" in text and "cuda.sm90.prefill" in text
+    assert "| 10.05 (27) |" in text and "1,8,512,64" in text and "causal" in text and "cuda.sm90.prefill" in text
     assert text.splitlines()[2].count("|") == text.splitlines()[0].count("|")
+    shape = ab.samples(row, "NVIDIA H200", 0)
+    ours = shape["ab"]["engines"]["greenfast"]
+    assert ours["us"] == row["engines"]["greenfast"]["us"]
+    assert not {"p50_us", "tflops", "verdict", "over_best_peer"} & set(ours) and "best_peer" not in shape["ab"]
+    assert [side.get("verdict") for side in shape["sides"]] == [None] * 3
+    assert shape["sides"][0] == {"id": "greenfast", "batch": 96, "variant": "cuda.sm90.prefill", "errors": {"rel_fro": 2.8e-4}}
+
+
+def test_what_is_too_wrong_to_be_timed_says_why():
+    why = measure.why_not_timed
+    assert why({"rel_fro": 9e-4}, "fp16") == "" and why({"rel_fro": 7e-3, "max_row": 3e-2}, "bf16") == ""
+    assert why({"rel_fro": 2e-3}, "fp16") == "not timed: rel_fro 0.002 is above 0.001"
+    assert why({"rel_fro": 2e-4, "max_row": 5e-3}, "fp16") == "not timed: max_row 0.005 is above 0.004"
+    assert why({"rel_fro": math.nan}, "fp32").startswith("not timed: rel_fro nan")
+    assert why({"rel_fro": 8e-2}, "e4m3") and not why({"rel_fro": 8e-2}, "e4m3", 1.5)
+    row = measured_row()
+    row["engines"]["cudnn"].update(us=[], timed=False, skipped=why({"rel_fro": 0.5}, "fp16"), error=0.5)
+    for block in row["rounds"]:
+        block["order"] = ["greenfast"]
+    side = ab.samples(row, "NVIDIA H200", 0)["sides"][1]
+    assert side["refused"] == "not timed: rel_fro 0.5 is above 0.001" and side["errors"] == {"rel_fro": 0.5} and "verdict" not in side
+    assert "| wrong |" in ab.table([row], markdown=True)
 
 
 def test_compare_reads_the_record(tmp_path):

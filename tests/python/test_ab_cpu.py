@@ -112,12 +112,17 @@ def test_a_library_or_peers_that_are_missing_are_named(library, monkeypatch, tmp
     assert "/nowhere/libgreenfast.so" in capsys.readouterr().err
 
 
+def right(sides):
+    """Timed, with an error of rounding alone, and nothing that the harness makes of it."""
+    return all("refused" not in side and "verdict" not in side and side["errors"]["rel_fro"] < 5e-3 for side in sides)
+
+
 def test_every_type_and_mask_is_recorded_interleaved(fakes, tmp_path):
     record, table = run(tmp_path, "--shapes", "1x2x33x16", "--peers", "openvino", "--dtype", "fp32,bf16,fp16", "--masks", "full,causal")
     assert [shape["problem"] for shape in record["shapes"]][:3] == ["1x2x33x16 fp32", "1x2x33x16 fp32 causal(top-left)", "1x2x33x16 bf16"]
     assert len(record["shapes"]) == 6 and "openvino 2026.4.1" in record["notes"][0] and record["missing"] == {}
     for shape in record["shapes"]:
-        assert [(side["id"], side["verdict"]) for side in shape["sides"]] == [("cpu.flash", "GREEN"), ("peer:openvino", "GREEN")]
+        assert [side["id"] for side in shape["sides"]] == ["cpu.flash", "peer:openvino"] and right(shape["sides"])
         assert len(shape["blocks"]) >= 6
         for block in shape["blocks"]:
             assert block["order"] == block["order"][::-1] and sorted(block["order"]) == [0, 0, 1, 1]
@@ -263,8 +268,17 @@ def test_a_peer_that_errs_or_dies_sets_no_pace_and_ends_nothing(how, word, fakes
     assert word in table and "no peer takes it" in table
     for shape in record["shapes"]:
         ours, theirs = shape["sides"]
-        assert ours["verdict"] == "GREEN"
-        assert theirs.get("verdict") == "RED" or word in theirs["refused"]
+        assert right([ours])
+        if how == "wrong":  # timed all the same: what its error means, compare says
+            assert theirs["errors"]["rel_fro"] > 0.1 and "refused" not in theirs and "verdict" not in theirs
+        else:
+            assert word in theirs["refused"]
+    (tmp_path / "samples.json").write_text(json.dumps(record))
+    judged = json.loads(subprocess.run([GREENFAST, "compare", tmp_path / "samples.json", "--best", "--json"], text=True,
+                                       capture_output=True, check=False).stdout)
+    assert [shape["best"] for shape in judged["shapes"]] == [None] * 2 and judged["standings"]["all"] is None
+    if how == "wrong":
+        assert all(shape["a"]["green"].startswith("RED: rel_fro") for shape in judged["beside"][0]["shapes"])
 
 
 def test_a_peer_that_hangs_is_ended(fakes, monkeypatch, tmp_path):
@@ -272,7 +286,7 @@ def test_a_peer_that_hangs_is_ended(fakes, monkeypatch, tmp_path):
     monkeypatch.setattr(ab_cpu, "MAX_ANSWER_SECONDS", 8.0)
     record, table = run(tmp_path, "--shapes", "1x2x33x16,1x2x40x16", "--peers", "openvino", "--hot")
     assert "openvino: no answer after 8 s" in table and "no peer takes it" in table
-    assert [shape["sides"][0]["verdict"] for shape in record["shapes"]] == ["GREEN", "GREEN"]
+    assert all(right(shape["sides"][:1]) for shape in record["shapes"])
 
 
 def test_a_module_that_ends_its_process_is_a_missing_peer(fakes, monkeypatch, capsys):
@@ -312,7 +326,7 @@ def test_the_real_peers_of_this_python(library, tmp_path):
         pytest.skip("no peer is installed")
     record, _ = run(tmp_path, "--shapes", "1x2x33x16", "--peers", ",".join(peers), "--dtype", "fp32", "--masks", "full,causal")
     for shape in record["shapes"]:
-        assert [side["verdict"] for side in shape["sides"]] == ["GREEN"] * (1 + len(peers))
+        assert len(shape["sides"]) == 1 + len(peers) and right(shape["sides"])
 
 
 def test_zentorch_is_called_by_its_operator(fakes, tmp_path):
@@ -322,6 +336,6 @@ def test_zentorch_is_called_by_its_operator(fakes, tmp_path):
                         "--masks", "full,causal", "--hot")
     assert "zentorch 2.14.0.1 with torch" in record["notes"][0]
     for shape in record["shapes"][:6]:
-        assert [side["verdict"] for side in shape["sides"]] == ["GREEN"] * 3
+        assert len(shape["sides"]) == 3 and right(shape["sides"])
     for shape in record["shapes"][6:]:
-        assert "as many key heads" in shape["sides"][1]["refused"] and shape["sides"][2]["verdict"] == "GREEN"
+        assert "as many key heads" in shape["sides"][1]["refused"] and right(shape["sides"][2:])

@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "bench" / "python"), str(ROOT / "tests" / "cli"), str
 
 from cli_paths import GREENFAST  # noqa: E402
 from greenfast_bench import ab, capi, fp8, serving, ways  # noqa: E402
-from greenfast_bench.measure import Usage  # noqa: E402
+from greenfast_bench.measure import Usage, why_not_timed  # noqa: E402
 from greenfast_bench.serving import Row  # noqa: E402
 
 LIBRARY = pathlib.Path(GREENFAST).resolve().parents[1] / "src" / "libgreenfast.so"
@@ -122,24 +122,30 @@ def test_work_counts_what_is_seen():
 def measured():
     """A row as run_row leaves it: two of ours, one peer, one that could not take it, the dense twin."""
     def entry(us, **more):
-        return {"us": us, "skipped": None, "error": 2e-3, "worst_row": 4e-3, "verdict": "GREEN", **more}
+        return {"us": us, "skipped": None, "error": 2e-3, "max_row": 4e-3, "timed": True, **more}
     row = {"shape": "16x32/8x1/8192x128 pages=64 used-kv lengths=full", "problem": "16x32/8x1/8192x128 pages=64 used-kv lengths=full bf16",
            "causal": False, "dtype": "bf16", "flops": 2e9, "bytes": 5.4e8, "sets": 2, "cache": "cold", "calls_per_graph": 32,
            "engines": {"greenfast": entry([100.0, 110.0, 90.0], variant="cuda.sm90.decode"), "greenfast:dense": entry([98.0, 107.8, 88.2]),
                        "fa3": entry([120.0, 132.0, 108.0]), "fa3-vllm": {"us": [], "skipped": "no sinks"},
-                       "cudnn-graph": {"us": [], "skipped": None, "error": 0.5, "worst_row": 0.9, "verdict": "RED"}},
+                       "cudnn-graph": {"us": [], "skipped": "not timed: rel_fro 0.5 is above 0.008", "error": 0.5, "max_row": 0.9,
+                                       "timed": False}},
            "rounds": [{"order": ["fa3", "greenfast", "greenfast:dense"], "telemetry": {}}] * 3}
-    serving.summarise(row)
     return row
 
 
-def test_ratios_are_medians_of_rounds():
+def test_ratios_are_medians_of_rounds_and_in_no_record():
     row = measured()
-    assert row["best_peer"] == "fa3"
-    assert row["engines"]["greenfast"]["over_best_peer"] == pytest.approx(1.2)
-    assert row["engines"]["greenfast"]["over_dense"] == pytest.approx(0.98)
-    assert row["engines"]["greenfast"]["tbs"] == pytest.approx(5.4)
-    assert "over_best_peer" not in row["engines"]["fa3"]
+    best, figures = serving.shown(row)
+    assert best == "fa3" and set(figures) == {"greenfast", "greenfast:dense", "fa3"}
+    assert figures["greenfast"]["over_best_peer"] == pytest.approx(1.2)
+    assert figures["greenfast"]["over_dense"] == pytest.approx(0.98)
+    assert figures["greenfast"]["tbs"] == pytest.approx(5.4)
+    assert "over_best_peer" not in figures["fa3"]
+    shape = serving.samples(row, types.SimpleNamespace(kind="cuda", name="NVIDIA H200", timer="t", tick_seconds=5e-7), 0)
+    assert "best_peer" not in shape["ab"] and not {"over_best_peer", "p50_us", "verdict"} & set(shape["ab"]["engines"]["greenfast"])
+    sides = {side["id"]: side for side in shape["sides"]}
+    assert sides["greenfast"]["errors"] == {"rel_fro": 2e-3, "max_row": 4e-3} and sides["greenfast"]["variant"] == "cuda.sm90.decode"
+    assert sides["peer:cudnn-graph"]["refused"].startswith("not timed: ") and not any("verdict" in side for side in sides.values())
 
 
 def test_the_table_names_who_was_beaten_and_who_was_wrong():
@@ -147,11 +153,12 @@ def test_the_table_names_who_was_beaten_and_who_was_wrong():
     header, _, line = text.splitlines()
     assert header.count("|") == line.count("|")
     cells = dict(zip((cell.strip() for cell in header.split("|")), (cell.strip() for cell in line.split("|"))))
-    assert cells["× greenfast"] == "1.200 (fa3)" and cells["× over dense"] == "0.980" and cells["cudnn-graph µs"] == "RED"
+    assert cells["× greenfast"] == "1.200 (fa3)" and cells["× over dense"] == "0.980" and cells["cudnn-graph µs"] == "wrong"
     assert cells["variant"] == "cuda.sm90.decode" and "fa3-vllm µs" not in cells
     assert len(serving.table([measured()], markdown=False).splitlines()) == 2
     assert serving.reasons([measured()]) == [
-        "SKIPPED fa3-vllm (1 rows, first 16x32/8x1/8192x128 pages=64 used-kv lengths=full): no sinks"]
+        "SKIPPED fa3-vllm (1 rows, first 16x32/8x1/8192x128 pages=64 used-kv lengths=full): no sinks",
+        "SKIPPED cudnn-graph (1 rows, first 16x32/8x1/8192x128 pages=64 used-kv lengths=full): not timed: rel_fro 0.5 is above 0.008"]
 
 
 def test_compare_reads_the_record(tmp_path):
@@ -207,7 +214,7 @@ def errors(data, engine, clock):
 def test_greenfast_gets_every_array(torch, library, text, layout):
     _, data = data_of(torch, text, "float16", layout)
     found = errors(data, serving.Greenfast("cpu.flash", library), ab.CpuClock())
-    assert found["rel_fro"] < 1e-3 and found["worst_row"] < 4e-3
+    assert found["rel_fro"] < 1e-3 and found["max_row"] < 4e-3
 
 
 @pytest.mark.parametrize("text", [text for text in ROWS if "pages" in text or "packed causal lengths=full" in text])
@@ -245,7 +252,7 @@ def test_flash_attention_3_gets_its_schema(torch, fakes, text, name):
                     "attention_chunk" if row.chunk and row.packed and name != "fa3" else None)
         assert expected and expected in refusal
         return
-    assert found["rel_fro"] < 8e-3 and found["worst_row"] < 3e-2
+    assert found["rel_fro"] < 8e-3 and found["max_row"] < 3e-2
     last = fakes.calls[-1]
     assert last["num_splits"] == (0 if row.seq_q <= 64 else 1)
     assert (last["scheduler_metadata"] is not None) == name.endswith("plan")
@@ -274,7 +281,7 @@ def test_cudnn_graph_gets_lengths_pages_windows_and_sinks(torch, cudnn, text):
     engine, clock = serving.CudnnGraph(), ab.CpuClock()
     for one in (data, data_of(torch, text, index=1)[1]):
         found = errors(one, engine, clock)
-        assert found["rel_fro"] < 8e-3 and found["worst_row"] < 3e-2
+        assert found["rel_fro"] < 8e-3 and found["max_row"] < 3e-2
     assert len(cudnn.built) == 1  # one graph for all sets of a row
     errors(data_of(torch, ROWS[0])[1], engine, clock)
     assert len(cudnn.built) == (1 if text == ROWS[0] else 2)
@@ -328,17 +335,17 @@ def test_who_cannot_take_a_row_says_why(torch):
     assert k.shape[2] == 300 - 256 and k.data_ptr() == data.k[:, :, 256:].data_ptr()
 
 
-def test_a_wrong_row_or_a_nan_is_red(torch, library):
+def test_what_has_a_wrong_row_or_a_nan_is_not_timed(torch, library):
     row, data = data_of(torch, ROWS[8], "float16")
     wanted = [(b, rows, serving.reference(data, b, rows)) for b, rows in serving.sample(row, data.lengths, 0)]
     o = serving.Greenfast("cpu.flash", library).bind(row, data, data.room(), ab.CpuClock())()
-    assert serving.good(serving.error_of(data, o, wanted), "fp16")
+    assert not why_not_timed(serving.error_of(data, o, wanted), "fp16")
     wrong = o.clone()
     wrong[wanted[0][0], 1, wanted[0][1][0]] *= 1.01
-    assert not serving.good(serving.error_of(data, wrong, wanted), "fp16")
+    assert why_not_timed(serving.error_of(data, wrong, wanted), "fp16").startswith("not timed: max_row")
     wrong = o.clone()
     wrong[0, 0, 0, 0] = math.nan
-    assert not serving.good(serving.error_of(data, wrong, wanted), "fp16")
+    assert why_not_timed(serving.error_of(data, wrong, wanted), "fp16") == "not timed: rel_fro nan is above 0.001"
 
 
 def test_a_sample_holds_the_longest_the_shortest_and_both_ends(torch):
@@ -363,7 +370,8 @@ def test_a_whole_run(torch, fakes, library, tmp_path, capsys):
     assert code == 0
     assert [shape["name"] for shape in record["shapes"]] == shapes.split(",")
     by_id = {side["id"]: side for side in record["shapes"][2]["sides"]}
-    assert by_id["peer:fa3"]["verdict"] == by_id["greenfast"]["verdict"] == by_id["cpu.flash:invariant"]["verdict"] == "GREEN"
+    for name in ("peer:fa3", "greenfast", "cpu.flash:invariant"):
+        assert "refused" not in by_id[name] and by_id[name]["errors"]["max_row"] < 3e-2
     assert "refused" in by_id["peer:torch-cudnn"] and by_id["greenfast:dense"]["errors"]["rel_fro"] < 8e-3
     assert len(record["shapes"][2]["blocks"]) == 2
     assert record["shapes"][2]["ab"]["lengths"] == Row.parse(ROWS[6]).lengths(0)
@@ -386,7 +394,7 @@ def test_between_neighbours(torch, library, tmp_path, monkeypatch, capsys):
     assert shapes["gemm:cold"]["ab"]["sets"] > 1 == shapes["gemm:hot"]["ab"]["sets"]
     for shape in record["shapes"]:
         entry = shape["ab"]["engines"]["greenfast"]
-        assert entry["verdict"] == "GREEN"  # out of the calls that were timed, neighbours beside them
+        assert entry["timed"]  # out of the calls that were timed, neighbours beside them
         if shape["blocks"] and "neighbour" in shape:
             block = shape["blocks"][0]
             assert block["seconds"][0] == pytest.approx(block["with_neighbour"][0] - block["neighbour_alone"][0])
@@ -414,7 +422,8 @@ def test_a_dense_row_is_timed_in_each_way_and_its_value_dim_counts(torch):
     rows = ab.run_row(*args.row_list[1], [Reference(), Wrong()], args, clock, ab.Telemetry(), random.Random(0))
     assert [row["way"] for row in rows] == ["back-to-back:hot", "elementwise:hot", "back-to-back:cold", "elementwise:cold"]
     for row in rows:
-        assert row["engines"]["reference"]["verdict"] == "GREEN" and row["engines"]["wrong"]["verdict"] == "RED"
+        assert row["engines"]["reference"]["timed"] and row["engines"]["wrong"]["timed"] is False
+        assert row["engines"]["wrong"]["skipped"].startswith("not timed: rel_fro")
         assert row["engines"]["wrong"]["us"] == [] and len(row["rounds"]) == 2
     assert rows[0]["flops"] == 2 * 2 * 4 * 48 * 48 * (96 + 64) / 2 and rows[2]["sets"] > 1
     assert ab.samples(rows[0], "a GPU", 0)["problem"] == "2x4/2x48x96 fp16 causal(top-left) value-dim=64"
@@ -432,12 +441,11 @@ def test_e4m3_beside_sixteen_bits(torch, fakes, cudnn, library, tmp_path, monkey
     assert code == 0
     assert [shape["name"] for shape in record["shapes"]] == ["1x4/2x96x64", "1x4/2x96x64 causal", "2x2x80x128", "2x2x80x128 causal"]
     for shape in record["shapes"]:
-        verdicts = {side["id"]: side["verdict"] for side in shape["sides"]}
-        assert verdicts == {name: "GREEN" for name in ("greenfast", "greenfast:fp16", "greenfast:bf16", "greenfast:from-fp16",
-                                                           "peer:fa3-fp8", "peer:cudnn-fp8")}
-        assert shape["ab"]["engines"]["greenfast"]["over_fp16"] > 0
+        assert {side["id"] for side in shape["sides"] if "refused" not in side} == {
+            "greenfast", "greenfast:fp16", "greenfast:bf16", "greenfast:from-fp16", "peer:fa3-fp8", "peer:cudnn-fp8"}
+        _, figures = serving.shown({**shape["ab"], "rounds": []})
+        assert figures["greenfast"]["over_fp16"] > 0 and figures["greenfast:from-fp16"]["over_fp16"] > 0
         assert shape["ab"]["engines"]["cudnn-fp8"]["error"] > 0.01  # its output is e4m3
-        assert shape["ab"]["engines"]["greenfast:from-fp16"]["over_fp16"] > 0
     assert "from fp16 × over fp16" in capsys.readouterr().out
     assert fakes.calls[-1]["q"].dtype == torch.float8_e4m3fn and fakes.calls[-1]["q_descale"].shape == (2, 2)
 
@@ -475,7 +483,8 @@ def test_a_wrong_engine_is_not_timed(torch, library, tmp_path, monkeypatch):
         data.row.heads_q, len(rows), data.row.dim_v, dtype=torch.float64))
     code, record = run(tmp_path, "--shapes", ROWS[4], "--peers", "")
     side = record["shapes"][0]["sides"][0]
-    assert code == 20 and side["verdict"].startswith("RED") and record["shapes"][0]["blocks"] == []
+    assert code == 20 and side["refused"].startswith("not timed: rel_fro") and side["errors"]["rel_fro"] > 0.1
+    assert "verdict" not in side and record["shapes"][0]["blocks"] == []
 
 
 def test_peers_are_known_by_name(library, capsys):

@@ -12,6 +12,7 @@ sys.path[:0] = [str(ROOT / "bench" / "python"), str(ROOT / "tests" / "cli")]
 
 from cli_paths import GREENFAST  # noqa: E402
 from greenfast_bench import ab, models, ways  # noqa: E402
+from greenfast_bench.measure import p50_us  # noqa: E402
 
 
 class Machine:
@@ -64,24 +65,22 @@ def timed(engines, rounds=6, before=ELEMENTWISE, machine=None):
             row["neighbour"] = neighbour.what
         track = ways.Track(way, row, 10, machine, neighbour)
         for name, call in engines.items():
-            row["engines"][name] = {"us": [], "single_us": [], "skipped": None, "error": 2e-4, "verdict": "GREEN"}
+            row["engines"][name] = {"us": [], "single_us": [], "skipped": None, "error": 2e-4, "timed": True}
             track.replays[name], _ = track.prepare([call])
         tracks.append(track)
     ways.take_rounds(tracks, rounds, random.Random(1), NoTelemetry())
-    for track in tracks:
-        ab.summarise(track.row)
     return [track.row for track in tracks]
 
 
 def test_between_is_the_graph_with_neighbours_less_that_without():
     hot, between = timed({"greenfast": kernel(3.0, True), "cudnn": kernel(8.0, False)})
     # Back to back the one that overlaps with itself hides its launch; behind an ordinary kernel neither does.
-    assert hot["engines"]["greenfast"]["p50_us"] == pytest.approx(3.0)
-    assert hot["engines"]["cudnn"]["p50_us"] == pytest.approx(8.9)  # 9 of 10 launches
+    assert p50_us(hot["engines"]["greenfast"]) == pytest.approx(3.0)
+    assert p50_us(hot["engines"]["cudnn"]) == pytest.approx(8.9)  # 9 of 10 launches
     entry = between["engines"]["greenfast"]
     assert entry["with_us"] == pytest.approx([9.9] * 6)  # 5 + 3, and 19 launches of 10 pairs
     assert entry["alone_us"] == pytest.approx([5.9] * 6)
-    assert entry["p50_us"] == pytest.approx(4.0) and between["engines"]["cudnn"]["p50_us"] == pytest.approx(9.0)
+    assert p50_us(entry) == pytest.approx(4.0) and p50_us(between["engines"]["cudnn"]) == pytest.approx(9.0)
     assert entry["us"] == pytest.approx([x - y for x, y in zip(entry["with_us"], entry["alone_us"])])
     assert between["neighbour"].startswith("elementwise: ")
 
@@ -107,9 +106,9 @@ def test_a_difference_that_is_not_above_zero_is_noise_and_no_time():
     restless = ways.Neighbour("gemm", "gemm: 8x8 by 8x8", [lambda: (spread.uniform(50.0, 60.0), True)])
     _, between = timed({"greenfast": kernel(0.1, True), "cudnn": kernel(400.0, True)}, rounds=12, before=restless)
     entry = between["engines"]["greenfast"]
-    assert entry["us"] == [] and "p50_us" not in entry and entry["skipped"].startswith("noise: ")
+    assert entry["us"] == [] and p50_us(entry) is None and entry["skipped"].startswith("noise: ")
     assert len(entry["with_us"]) == len(entry["alone_us"]) == 12  # what was read stays
-    assert between["engines"]["cudnn"]["p50_us"] == pytest.approx(400, rel=0.1)
+    assert p50_us(between["engines"]["cudnn"]) == pytest.approx(400, rel=0.1)
     shape = ab.samples(between, "NVIDIA H200", 0)
     assert shape["sides"][0]["refused"].startswith("noise: ")
     assert all(block["order"] == [1] and len(block["with_neighbour"]) == 1 for block in shape["blocks"])

@@ -10,6 +10,7 @@ inline constexpr std::string_view kRunSchema = "greenfast.run/1";
 inline constexpr std::string_view kSelftestSchema = "greenfast.selftest/1";
 inline constexpr std::string_view kSamplesSchema = "greenfast.samples/1";
 inline constexpr std::string_view kCompareSchema = "greenfast.compare/1";
+inline constexpr std::string_view kCompareBestSchema = "greenfast.compare_best/1";
 inline constexpr std::string_view kGateSchema = "greenfast.gate/1";
 inline constexpr std::string_view kLadderSchema = "greenfast.ladder/1";
 inline constexpr std::string_view kPhasesSchema = "greenfast.phases/1";

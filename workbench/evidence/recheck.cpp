@@ -15,6 +15,7 @@
 #include "workbench/fast/statistics.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/verdict/compare.hpp"
+#include "workbench/verdict/compare_best.hpp"
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate.hpp"
 
@@ -284,9 +285,8 @@ class Recheck {
       const json& shapes = record_.at("shapes");
       const json skipped = record_.value("skipped", json::array());
       if (std::none_of(shapes.begin(), shapes.end(), shows) &&
-          std::none_of(skipped.begin(), skipped.end(), [&](const json& said) {
-            return said.get<std::string>().starts_with(shape.name + ":");
-          }))
+          std::none_of(skipped.begin(), skipped.end(),
+                       [&](const json& said) { return shape_of_skipped(said) == shape.name; }))
         add("", fmt::format("{}: was measured, and is not shown", shape.name));
     }
     for (const json& said : record_.at("shapes")) {
@@ -451,25 +451,31 @@ json side_words(const Summary& s, const Correctness& correctness) {
 }
 
 /// What a table shows of one way of timing, which `recording` holds alone.
-void check_way(const json& part, const json& peers, const Recording& recording,
+void check_way(const json& part, const std::vector<std::string>& peers, const Recording& recording,
                const std::string& ours, std::vector<Disagreement>& out) {
   constexpr const char* kOurs = "greenfast";  // what the table calls it
-  for (const json& peer : peers) {
-    const std::string id = peer;
-    const auto compared = compare_sides(recording, id, ours);
-    if (!compared) return out.push_back({id, compared.status().message()});
+  const auto compared = compare_best(recording, peers, ours);
+  if (!compared) return out.push_back({"", compared.status().message()});
+  const std::string way = part.value("way", "");
+  const auto add = [&](const std::string& id, std::vector<std::string> wrong) {
+    for (std::string& detail : wrong)
+      out.push_back({id, way.empty() ? std::move(detail) : fmt::format("{}: {}", way, detail)});
+  };
+  for (const Comparison& one : compared->beside) {
+    const std::string& id = one.a;
     std::vector<std::string> wrong;
-    if (compared->overall_p50)
-      compare_members(part.at("overall_p50").at(id), interval_json(*compared->overall_p50),
-                      "overall_p50", wrong);
+    if (one.overall_p50)
+      compare_members(part.at("overall_p50").at(id), interval_json(*one.overall_p50), "overall_p50",
+                      wrong);
     std::size_t shown = 0;
     for (const json& shape : part.at("shapes")) {
       if (!shape.at("peers").contains(id)) continue;
       ++shown;
       const std::string problem = shape.at("problem");
-      const auto is = std::find_if(compared->shapes.begin(), compared->shapes.end(),
-                                   [&](const auto& s) { return s.problem == problem; });
-      if (is == compared->shapes.end()) {
+      const auto is = std::find_if(one.shapes.begin(), one.shapes.end(), [&](const auto& s) {
+        return s.name == shape.value("name", s.name) && s.problem == problem;
+      });
+      if (is == one.shapes.end()) {
         wrong.push_back(fmt::format("{}: its samples do not have it", problem));
         continue;
       }
@@ -480,12 +486,27 @@ void check_way(const json& part, const json& peers, const Recording& recording,
       row["speedup_p90"] = interval_json(is->p90);
       compare_members(shape.at("peers").at(id), row, problem, wrong);
     }
-    if (shown != compared->shapes.size())
-      wrong.push_back(fmt::format("shows {} of {} shapes", shown, compared->shapes.size()));
-    const std::string way = part.value("way", "");
-    for (std::string& detail : wrong)
-      out.push_back({id, way.empty() ? std::move(detail) : fmt::format("{}: {}", way, detail)});
+    if (shown != one.shapes.size())
+      wrong.push_back(fmt::format("shows {} of {} shapes", shown, one.shapes.size()));
+    add(id, std::move(wrong));
   }
+  // Which of the peers was the best, and what that comes to over the shapes.
+  std::vector<std::string> wrong;
+  for (const json& shape : part.at("shapes")) {
+    const std::string name = shape.value("name", ""), problem = shape.at("problem");
+    const auto is =
+        std::find_if(compared->shapes.begin(), compared->shapes.end(),
+                     [&](const BestAtShape& s) { return s.name == name && s.problem == problem; });
+    if (is == compared->shapes.end()) {
+      wrong.push_back(fmt::format("{}: no shape of its samples is called \"{}\"", problem, name));
+      continue;
+    }
+    compare_members(shape.contains("best") ? shape.at("best") : json("not said"),
+                    best_json(*is).at("best"), problem + "/best", wrong);
+  }
+  compare_members(part.value("standings", json::object()), standings_json(*compared), "standings",
+                  wrong);
+  add("", std::move(wrong));
 }
 
 }  // namespace
@@ -500,8 +521,11 @@ std::vector<Disagreement> recheck_peers(const json& table, const std::filesystem
     if (sha256_hex(*text) != table.at("source_sha256").get<std::string>())
       return {{"", fmt::format("{} is not the file that it was made from (SHA-256)",
                                table.at("source").get<std::string>())}};
-    const auto recording = read_recording(source);
+    auto recording = read_recording(source);
     if (!recording) return {{"", recording.status().message()}};
+    const auto policy = load_policy("strict");
+    if (!policy) return {{"", policy.status().message()}};
+    judge_errors(*recording, *policy);
     std::vector<const json*> parts = {&table};
     if (table.contains("ways"))
       for (const json& part : table.at("ways")) parts.push_back(&part);
@@ -515,7 +539,8 @@ std::vector<Disagreement> recheck_peers(const json& table, const std::filesystem
         out.push_back({"", status.message()});
         continue;
       }
-      check_way(*part, table.at("peers"), kept, table.value("ours", "greenfast"), out);
+      check_way(*part, table.at("peers").get<std::vector<std::string>>(), kept,
+                table.value("ours", "greenfast"), out);
     }
   } catch (const json::exception& error) {
     out.push_back({"", fmt::format("is not what its schema says: {}", error.what())});

@@ -115,6 +115,7 @@ json shape_json(const Samples& samples) {
   json sides = json::array();
   for (const Side& side : samples.sides) {
     json entry = {{"id", side.id}, {"batch", side.batch}};
+    if (!side.variant.empty()) entry["variant"] = side.variant;
     if (!side.refused.empty()) entry["refused"] = side.refused;
     if (!side.errors.empty()) entry["errors"] = side.errors;
     write_correctness(entry, side.correctness);
@@ -165,9 +166,24 @@ json shape_json(const Samples& samples) {
               {"blocks", std::move(blocks)}};
   if (!samples.way.empty()) out["way"] = samples.way;
   if (!samples.neighbour.empty()) out["neighbour"] = samples.neighbour;
+  if (samples.metric != CallMetric::back_to_back) out["metric"] = name_of(samples.metric);
   // A string: readers of JSON may hold numbers in 53 bits.
   if (samples.draw != 0) out["draw"] = fmt::format("{:016x}", samples.draw);
   return out;
+}
+
+/// Records of greenfast_bench.ab from before 2026-11-25 name a side's kernel in the harness' own
+/// member alone: /ab/engines/ID/variant.
+std::string variant_of_old_side(const json& shape, const std::string& id) {
+  const json* at = &shape;
+  for (const std::string& key : {std::string("ab"), std::string("engines"), id}) {
+    const auto found = at->is_object() ? at->find(key) : at->end();
+    if (!at->is_object() || found == at->end()) return {};
+    at = &*found;
+  }
+  return at->is_object() && at->contains("variant") && at->at("variant").is_string()
+             ? at->at("variant").get<std::string>()
+             : std::string();
 }
 
 /// Both readings that a time is the difference of, where a neighbour stood before each call.
@@ -218,6 +234,14 @@ Samples shape_of(const Node& node) {
     samples.neighbour = node.at("neighbour").text();
     if (samples.neighbour.empty()) node.at("neighbour").refuse("expected what it is, in words");
   }
+  if (node.has("metric")) {
+    const std::string metric = node.at("metric").text();
+    if (metric == name_of(CallMetric::after_pause)) {
+      samples.metric = CallMetric::after_pause;
+    } else if (metric != name_of(CallMetric::back_to_back)) {
+      node.at("metric").refuse("expected \"back_to_back\" or \"after_pause\"");
+    }
+  }
   if (node.has("seed")) samples.seed = node.at("seed").unsigned_integer();
   if (node.has("draw")) {
     const std::string draw = node.at("draw").text();
@@ -231,6 +255,8 @@ Samples shape_of(const Node& node) {
     side.id = entry.at("id").text();
     if (samples.side(side.id) >= 0) entry.at("id").refuse("a side appears twice");
     side.batch = static_cast<int>(entry.at("batch").integer(1, std::numeric_limits<int>::max()));
+    side.variant = entry.has("variant") ? entry.at("variant").text()
+                                        : variant_of_old_side(node.raw(), side.id);
     if (entry.has("refused")) side.refused = entry.at("refused").text();
     const auto known = read_correctness(entry.raw());
     if (!known) entry.at("verdict").refuse("expected \"GREEN\", \"RED\" or \"SKIPPED\"");
@@ -300,6 +326,10 @@ Samples shape_of(const Node& node) {
 
 std::string_view name_of(CacheState state) noexcept {
   return state == CacheState::cold ? "cold" : "hot";
+}
+
+std::string_view name_of(CallMetric metric) noexcept {
+  return metric == CallMetric::after_pause ? "after_pause" : "back_to_back";
 }
 
 int Samples::side(std::string_view id) const noexcept {

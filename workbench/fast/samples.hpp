@@ -24,6 +24,14 @@ enum class CacheState { cold, hot };
 /// "cold" or "hot".
 std::string_view name_of(CacheState state) noexcept;
 
+/// What stands before a call, of a recorder that knows more than one answer.
+enum class CallMetric {
+  back_to_back,  ///< another call, or an untimed one that wakes the threads
+  after_pause,   ///< a while without any
+};
+/// "back_to_back", "after_pause".
+std::string_view name_of(CallMetric metric) noexcept;
+
 /// One timed stretch of a side: `batch` calls, divided by their number.
 struct Sample {
   int side = 0;
@@ -51,7 +59,9 @@ struct Block {
 
 /// One side of a comparison at one shape.
 struct Side {
-  std::string id;                        ///< of the subject: "cpu.flash", "peer:torch-cpu"
+  std::string id;  ///< of the subject: "cpu.flash", "peer:torch-cpu"
+  /// The kernel that it was there, of a side that is a choice ("greenfast"); empty: not told.
+  std::string variant;
   int batch = 1;                         ///< calls per sample
   std::string refused;                   ///< why it has no samples; empty when it has
   std::map<std::string, double> errors;  ///< against fp64, by metric, where the recorder knows them
@@ -76,6 +86,7 @@ struct Samples {
   CacheState cache = CacheState::cold;
   std::string way;        ///< of a run that timed in several: "back-to-back:hot", "gemm:cold"
   std::string neighbour;  ///< what stood before each call, in words; empty: calls were back to back
+  CallMetric metric = CallMetric::back_to_back;
   std::uint64_t seed = 0;  ///< of the order
   std::uint64_t draw = 0;  ///< of the inputs' signs in timed calls; 0: they were not drawn
   std::vector<Side> sides;

@@ -103,11 +103,34 @@ std::string dimensions_of(const std::string& shape) {
   return {};
 }
 
+HistoryChange change_between(const Timing& before, const Timing& after) {
+  if (!after.has_interval() || !before.has_interval()) return HistoryChange::no_interval;
+  return after.hi < before.lo   ? HistoryChange::faster
+         : after.lo > before.hi ? HistoryChange::slower
+                                : HistoryChange::no_difference;
+}
+
 std::string times(double ratio) {
   return ratio > 0 ? fmt::format("{:.2f}×", ratio) : std::string("-");
 }
 
 }  // namespace
+
+std::string_view name_of(HistoryChange change) noexcept {
+  switch (change) {
+    case HistoryChange::first_record:
+      return "first record";
+    case HistoryChange::faster:
+      return "faster";
+    case HistoryChange::slower:
+      return "slower";
+    case HistoryChange::no_difference:
+      return "no difference";
+    case HistoryChange::no_interval:
+      return "no interval";
+  }
+  return "";
+}
 
 Result<History> read_history(const HistoryOptions& options) {
   auto repository = Repository::open(options.repository);
@@ -146,7 +169,7 @@ Result<History> read_history(const HistoryOptions& options) {
                                  ? record["run_id"].get<std::string>()
                                  : record.dump().substr(0, 4096);
       if (!seen_runs.insert(id).second) continue;
-      found.push_back({{repository->folder() / file, file, kind, std::move(record)}, commit});
+      found.push_back({{repository->folder() / file, file, kind, std::move(record), {}}, commit});
     }
   }
   if (found.empty())
@@ -224,16 +247,13 @@ Result<History> read_history(const HistoryOptions& options) {
     HistoryPoint& p = out.points[i];
     if (i == 0 || key(p) != key(out.points[i - 1])) {
       first = i;
-      p.seen = "first record";
+      p.seen = HistoryChange::first_record;
       continue;
     }
     const HistoryPoint& before = out.points[i - 1];
     p.over_previous = before.timing.p50 / p.timing.p50;
     p.over_first = out.points[first].timing.p50 / p.timing.p50;
-    p.seen = !p.timing.has_interval() || !before.timing.has_interval() ? "no interval"
-             : p.timing.hi < before.timing.lo                          ? "faster"
-             : p.timing.lo > before.timing.hi                          ? "slower"
-                                                                       : "no difference";
+    p.seen = change_between(before.timing, p.timing);
     // What was built is what counts; a commit that history has lost (rebased, squashed) is stood
     // for by the one that brought the record.
     const bool from_known = knows(before.timing.commit), to_known = knows(p.timing.commit);
@@ -269,8 +289,8 @@ Result<History> read_history(const HistoryOptions& options) {
 namespace {
 
 std::string change_of(const HistoryPoint& p) {
-  if (p.seen == "first record") return p.seen;
-  if (p.changes.empty() || (p.seen != "faster" && p.seen != "slower"))
+  if (p.seen == HistoryChange::first_record) return std::string(name_of(p.seen));
+  if (p.changes.empty() || !p.is_step())
     return p.changes.empty() ? p.note : fmt::format("touched by {}", p.changes.front());
   // The newest is named; who wants all of them asks for JSON.
   std::string out = p.changes.front();
@@ -294,7 +314,7 @@ std::vector<std::string> row_of(const HistoryPoint& p) {
           p.timing.mode,
           times(p.over_previous),
           times(p.over_first),
-          p.seen};
+          std::string(name_of(p.seen))};
 }
 
 }  // namespace
@@ -336,7 +356,7 @@ std::vector<ReportPart> history_parts(const History& history, const HistoryOptio
                                                         p.timing.p50 * 1e6, p.timing.lo * 1e6,
                                                         p.timing.hi * 1e6, change_of(p)});
       chart.rows.push_back(row_of(p));
-      steps += p.seen == "faster" || p.seen == "slower" ? 1 : 0;
+      steps += p.is_step() ? 1 : 0;
     }
     chart.note = fmt::format(
         "Lower is better. {} records, {} steps beyond their 95% intervals. Records are not "
@@ -381,7 +401,7 @@ json history_json(const History& history, const HistoryOptions& options) {
                       {"p50_ci_seconds", {p.timing.lo, p.timing.hi}},
                       {"over_previous", ratio(p.over_previous)},
                       {"over_first", ratio(p.over_first)},
-                      {"seen", p.seen},
+                      {"seen", name_of(p.seen)},
                       {"changes", p.changes},
                       {"note", p.note}});
   }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <greenfast/types.hpp>
@@ -21,15 +22,25 @@ struct HistoryOptions {
       variants;  ///< ids, or the begin of several: "cuda.stage_c.*"; empty: all
 };
 
+/// What a time shows beside the one before it.
+enum class HistoryChange {
+  first_record,
+  faster,         ///< the intervals of p50 lie apart
+  slower,         ///< likewise
+  no_difference,  ///< they overlap
+  no_interval,    ///< a record has none, and nothing can be said
+};
+/// "first record", "faster", "slower", "no difference", "no interval".
+std::string_view name_of(HistoryChange change) noexcept;
+
 /// One time of one variant, in the order of measuring.
 struct HistoryPoint {
   Timing timing;
   std::string evidence;                      ///< the commit that brought the record, abbreviated
   std::string file;                          ///< of the record
   double over_previous = 0, over_first = 0;  ///< speedups; 0 for the first
-  /// "first record"; "faster", "slower", or "no difference" where the intervals overlap; "no
-  /// interval" where a record has none, and nothing can be said.
-  std::string seen;
+  HistoryChange seen = HistoryChange::first_record;
+  bool is_step() const { return seen == HistoryChange::faster || seen == HistoryChange::slower; }
   /// Commits between the two builds that touched the sources that the variant is compiled from,
   /// newest first, as "sha subject".
   std::vector<std::string> changes;

@@ -13,7 +13,6 @@
 #include "workbench/base/json.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/report/assets.hpp"
-#include "workbench/verdict/gate_status.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -266,9 +265,9 @@ class Loader {
     // An unfinished gate is told as what it is; a walk of the ladder has no gate.json of its own.
     if (fs::exists(folder / "job.json", error) && !fs::exists(folder / "gate.json", error)) {
       if (auto status = gate_status(folder)) {
-        if ((*status)["state"] != "finished")
-          out_.records.push_back(
-              {folder / "job.json", label_of(folder / "job.json"), "job", std::move(*status)});
+        const fs::path head = folder / "job.json";
+        if (status->state != JobState::finished)
+          out_.records.push_back({head, label_of(head), "job", json_of(*status), *status});
       } else {
         return refuse(folder / "gate.json",
                       fmt::format("missing beside job.json: the gate was interrupted or half of it "
@@ -310,7 +309,7 @@ class Loader {
     if (Status status = check_schema(file, *kind, record); !status) return status;
     if (kind->name == "profile")
       if (Status status = check_artifacts(file, record, out_.left_out); !status) return status;
-    out_.records.push_back({file, label_of(file), std::string(kind->name), std::move(record)});
+    out_.records.push_back({file, label_of(file), std::string(kind->name), std::move(record), {}});
     return {};
   }
 

@@ -4,11 +4,14 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <greenfast/types.hpp>
+
+#include "workbench/verdict/gate_status.hpp"
 
 namespace greenfast::workbench {
 
@@ -19,6 +22,7 @@ struct ReportSource {
   std::string
       kind;  ///< "run", "gate", "compare", "samples", "ladder", "selftest", "profile"; "job"
   nlohmann::json record;
+  std::optional<GateStatus> job{};  ///< of a "job": where it stands; `record` says the same
 };
 
 struct ReportSources {

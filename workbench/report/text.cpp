@@ -18,6 +18,7 @@
 #include "workbench/report/report.hpp"
 #include "workbench/verdict/compare.hpp"
 #include "workbench/verdict/gate.hpp"
+#include "workbench/verdict/gate_record.hpp"
 #include "workbench/verdict/gate_status.hpp"
 
 namespace greenfast::workbench {
@@ -215,7 +216,7 @@ std::string compare_section(const ReportSource& source) {
                  rows);
   for (const json& note : r.at("notes")) out += fmt::format("- {}\n", markdown_text(plain(note)));
   for (const json& skipped : r.at("skipped"))
-    out += fmt::format("- SKIPPED {}\n", markdown_text(plain(skipped)));
+    out += fmt::format("- SKIPPED {}\n", markdown_text(words_of_skipped(skipped)));
   return out;
 }
 
@@ -246,26 +247,40 @@ int raw_elsewhere(const ReportSources& sources, const json& gate) {
   return out;
 }
 
-// The originals' third class of gates: profiles of both sides, kept.
-Row evidence_row(const ReportSources& sources, const json& gate) {
-  std::vector<std::string> parts;
-  bool all = true;
+/// The originals' third class of gates: profiles of both sides, kept.
+struct KeptProfiles {
+  bool both = false;               ///< metrics of both sides are there
+  int elsewhere = 0;               ///< raw files that are not beside their records
+  std::vector<std::string> words;  ///< of each side, then of what is elsewhere
+
+  Row row() const {
+    return {"Evidence: profiles", "metrics of both sides, raw profiles named",
+            fmt::format("{}", fmt::join(words, "; ")), both ? "PASS" : "deferred"};
+  }
+};
+KeptProfiles kept_profiles(const ReportSources& sources, const json& gate) {
+  KeptProfiles out;
+  out.both = true;
   for (const char* side : {"baseline", "candidate"}) {
     const std::string variant = plain(gate["options"].at(side));
     const ReportSource* profile = profile_for(sources, variant);
     std::string status = "no profile in this folder";
+    bool measured = false;
     if (profile != nullptr)
-      for (const json& s : profile->record["sides"])
-        if (plain(s.at("variant")) == variant)
-          status = s.at("skipped").is_string() ? "SKIPPED: " + plain(s["skipped"])
-                                               : fmt::format("{} metrics", s.at("metrics").size());
-    all = all && status.ends_with(" metrics");
-    parts.push_back(fmt::format("{}: {}", variant, status));
+      for (const json& s : profile->record["sides"]) {
+        if (plain(s.at("variant")) != variant) continue;
+        measured = !s.at("skipped").is_string();
+        status = measured ? fmt::format("{} metrics", s.at("metrics").size())
+                          : "SKIPPED: " + plain(s["skipped"]);
+      }
+    out.both = out.both && measured;
+    out.words.push_back(fmt::format("{}: {}", variant, status));
   }
-  if (const int raw = raw_elsewhere(sources, gate); raw > 0)
-    parts.push_back(fmt::format("{} raw profiles are elsewhere, known by their SHA-256", raw));
-  return {"Evidence: profiles", "metrics of both sides, raw profiles named",
-          fmt::format("{}", fmt::join(parts, "; ")), all ? "PASS" : "deferred"};
+  out.elsewhere = raw_elsewhere(sources, gate);
+  if (out.elsewhere > 0)
+    out.words.push_back(
+        fmt::format("{} raw profiles are elsewhere, known by their SHA-256", out.elsewhere));
+  return out;
 }
 
 /// Whether what a profile of both sides saw is what was predicted of it.
@@ -411,10 +426,11 @@ std::string toggles_of(const std::string& id) {
 /// Each ticked by what a record shows, and with the reason where it is not.
 std::vector<std::pair<std::string, bool>> merge_checklist(const ReportSources& sources,
                                                           const json& gate) {
-  const auto passed = [&](std::string_view prefix) {
+  const auto passed = [&](std::initializer_list<CheckKind> kinds) {
     bool any = false;
     for (const json& row : gate["checklist"]) {
-      if (!plain(row.at("gate")).starts_with(prefix)) continue;
+      const auto kind = kind_of_check(row);
+      if (!kind || std::find(kinds.begin(), kinds.end(), *kind) == kinds.end()) continue;
       any = true;
       if (row.at("status") != "PASS" && row.at("status") != "WAIVED") return false;
     }
@@ -429,22 +445,24 @@ std::vector<std::pair<std::string, bool>> merge_checklist(const ReportSources& s
   const std::string heard = logs == nullptr ? "the record holds no compiler log"
                             : quiet ? fmt::format("{} compiler logs", plain(logs->at("logs")))
                                     : fmt::format("{} warnings", logs->at("complaints").size());
-  const Row evidence = evidence_row(sources, gate);
-  const int elsewhere = raw_elsewhere(sources, gate);
+  const KeptProfiles profiles = kept_profiles(sources, gate);
   const Directions directions = directions_of(sources, gate);
   return {
-      {fmt::format("both sides build, with no warning ({})", heard), passed("build") && quiet},
-      {"GREEN on every distribution, shape and seed", passed("GREEN")},
+      {fmt::format("both sides build, with no warning ({})", heard),
+       passed({CheckKind::build}) && quiet},
+      {"GREEN on every distribution, shape and seed",
+       passed({CheckKind::green, CheckKind::green_baseline, CheckKind::green_claims})},
       {fmt::format("resources inside their limits{}, no spills",
                    waived.empty() ? "" : fmt::format(" or waived ({})", fmt::join(waived, ", "))),
-       passed("resources")},
-      {"FAST: p50 and p90 at the primary shape at or above the gate", passed("FAST")},
-      {"no guard shape slower", passed("guard")},
+       passed({CheckKind::resources})},
+      {"FAST: p50 and p90 at the primary shape at or above the gate", passed({CheckKind::fast})},
+      {"no guard shape slower", passed({CheckKind::guard})},
       {fmt::format("profiles of both sides kept{}",
-                   evidence[3] != "PASS" ? " (deferred)"
-                   : elsewhere > 0       ? fmt::format(" ({} raw files are elsewhere)", elsewhere)
-                                         : ""),
-       evidence[3] == "PASS" && elsewhere == 0},
+                   !profiles.both ? " (deferred)"
+                   : profiles.elsewhere > 0
+                       ? fmt::format(" ({} raw files are elsewhere)", profiles.elsewhere)
+                       : ""),
+       profiles.both && profiles.elsewhere == 0},
       {fmt::format("directions as predicted ({})", directions.words()), directions.kept()},
       {"built from a clean commit", !dirty(gate)},
       {"evidence, tables and changelog in the same change", false}};
@@ -479,7 +497,7 @@ std::string pr_of(const ReportSources& sources, const ReportModel& model,
   for (const json& row : gate["checklist"])
     rows.push_back({plain(row.at("gate")), plain(row.at("target")), plain(row.at("actual")),
                     plain(row.at("status"))});
-  rows.push_back(evidence_row(sources, gate));
+  rows.push_back(kept_profiles(sources, gate).row());
   out += rows_of({"gate", "target", "actual", "status"}, rows);
 
   out += "\n## Artifacts\n\n";
@@ -520,7 +538,7 @@ std::string gate_section(const ReportSources& sources, const ReportModel& model,
                          const ReportSource& source) {
   const json& gate = source.record;
   std::string out = demoted(gate_markdown(gate));
-  const std::vector<Row> evidence{evidence_row(sources, gate)};
+  const std::vector<Row> evidence{kept_profiles(sources, gate).row()};
   out += "\n### Evidence\n\n" + rows_of({"gate", "target", "actual", "status"}, evidence);
   out += "\n### Recommended next steps\n\n" + next_steps_table(next_steps(sources, model, gate));
   out += "\n### Lessons\n\n";
@@ -616,9 +634,9 @@ Result<std::vector<ReportPart>> make_report(const ReportSources& sources,
       if (s.kind == "compare") part.markdown = compare_section(s);
       if (s.kind == "selftest") part.markdown = selftest_section(s);
       if (s.kind == "ladder") part.markdown = ladder_section(s);
-      if (s.kind == "job")
+      if (s.job)
         part.markdown = fmt::format("## Unfinished gate: {}\n\n", markdown_text(s.label)) +
-                        gate_status_markdown(s.record);
+                        gate_status_markdown(*s.job);
       if (s.kind == "profile") part.markdown = demoted(profile_markdown(s.record));
       if (!part.markdown.empty()) parts.push_back(std::move(part));
     }

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <sstream>
 
 #include "workbench/base/checkpoint.hpp"
 #include "workbench/base/exit_code.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/schemas.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/fast/timed_judge.hpp"
 #include "workbench/green/validate.hpp"
 
@@ -85,14 +87,24 @@ std::string digests_in_words(const std::string& a, const std::string& b) {
   return a == b ? "bit for bit" : "differ (compare the variants live for ulps)";
 }
 
-struct Ratios {
-  std::vector<LogRatio> p50, p90;
-};
+/// Why a recording's shape cannot show a side; nothing where it has samples of it.
+std::optional<SkippedShape> without_samples(const Samples& samples, const std::string& id) {
+  const int side = samples.side(id);
+  if (side < 0) return SkippedShape{samples.name, id, SkipReason::not_measured, {}};
+  const std::string& refused = samples.sides[static_cast<std::size_t>(side)].refused;
+  if (refused.empty()) return std::nullopt;
+  return SkippedShape{samples.name, id, SkipReason::no_samples, refused};
+}
 
-void overall(Comparison& comparison, const Ratios& ratios) {
-  if (ratios.p50.empty()) return;
-  comparison.overall_p50 = speedup(geometric_mean(ratios.p50));
-  comparison.overall_p90 = speedup(geometric_mean(ratios.p90));
+void overall(Comparison& comparison) {
+  if (comparison.shapes.empty()) return;
+  std::vector<LogRatio> p50, p90;
+  for (const ShapeComparison& shape : comparison.shapes) {
+    p50.push_back(shape.log_p50);
+    p90.push_back(shape.log_p90);
+  }
+  comparison.overall_p50 = speedup(geometric_mean(p50));
+  comparison.overall_p90 = speedup(geometric_mean(p90));
 }
 
 int code_of(const ShapeComparison& shape) {
@@ -101,7 +113,7 @@ int code_of(const ShapeComparison& shape) {
 
 /// One shape from samples: ratio, summaries, what was recorded of outputs.
 Result<ShapeComparison> shape_of(const Samples& first, int a, const Samples& second, int b,
-                                 bool paired, Ratios& ratios) {
+                                 bool paired) {
   ShapeComparison shape;
   shape.name = first.name;
   shape.problem = first.problem;
@@ -111,12 +123,14 @@ Result<ShapeComparison> shape_of(const Samples& first, int a, const Samples& sec
     if (!ratio) return ratio.status();
     const bool median = statistic == Statistic::p50;
     (median ? shape.p50 : shape.p90) = speedup(*ratio);
-    (median ? ratios.p50 : ratios.p90).push_back(std::move(*ratio));
+    (median ? shape.log_p50 : shape.log_p90) = std::move(*ratio);
   }
   shape.a = summarize(first, a);
   shape.b = summarize(second, b);
   const Side &side_a = first.sides[static_cast<std::size_t>(a)],
              &side_b = second.sides[static_cast<std::size_t>(b)];
+  shape.a_variant = side_a.variant;
+  shape.b_variant = side_b.variant;
   shape.a_errors = side_a.errors;
   shape.b_errors = side_b.errors;
   shape.outputs = digests_in_words(side_a.output_sha256, side_b.output_sha256);
@@ -203,11 +217,12 @@ std::string describe(const OutputDifference& d) {
   return text;
 }
 
-Correctness Recording::correctness_of(const std::string& side, const std::string& shape) const {
-  const auto found = correctness.find(side);
-  if (found == correctness.end()) return {};
-  const auto known = found->second.find(shape);
-  return known == found->second.end() ? Correctness() : known->second;
+Correctness Recording::correctness_of(const std::string& side, const Samples& shape) const {
+  if (const auto found = correctness.find(side); found != correctness.end())
+    if (const auto known = found->second.find(shape.name); known != found->second.end())
+      return known->second;
+  const int index = shape.side(side);
+  return index < 0 ? Correctness() : shape.sides[static_cast<std::size_t>(index)].correctness;
 }
 
 std::vector<std::string> ways_of(const Recording& recording) {
@@ -215,6 +230,39 @@ std::vector<std::string> ways_of(const Recording& recording) {
   for (const Samples& shape : recording.shapes)
     if (std::find(ways.begin(), ways.end(), shape.way) == ways.end()) ways.push_back(shape.way);
   return ways;
+}
+
+std::optional<Problem> problem_of_recorded(const std::string& text) {
+  if (const auto problem = problem_of_text(text)) return *problem;
+  std::istringstream words(text);
+  for (std::string word; words >> word;)
+    if (const auto dtype = parse_dtype(word)) {
+      Problem problem;
+      problem.dtype = *dtype;
+      problem.out_dtype = *dtype == DType::e4m3 ? DType::f16 : *dtype;
+      return problem;
+    }
+  return std::nullopt;
+}
+
+void judge_errors(Recording& recording, const Policy& policy) {
+  for (Samples& shape : recording.shapes) {
+    const auto problem = problem_of_recorded(shape.problem);
+    if (!problem) continue;
+    for (Side& side : shape.sides) {
+      if (side.correctness.red()) continue;
+      Correctness judged;
+      for (const auto& [metric, error] : side.errors) {
+        const MetricLimit* const limit = policy.limit(metric, *problem);
+        if (limit == nullptr || judged.red()) continue;
+        judged.verdict = Verdict::green;
+        if (!(error <= limit->cap))
+          judged = {Verdict::red,
+                    fmt::format("{} {:.3g} is above {:.3g}", metric, error, limit->cap)};
+      }
+      if (judged.verdict) side.correctness = judged;
+    }
+  }
 }
 
 Status keep_way(Recording& recording, const std::string& way) {
@@ -291,11 +339,6 @@ Result<Recording> read_recording(const fs::path& path) {
                   fmt::format("{}: {}", file.string(), shapes.status().message()));
   }
   recording.shapes = std::move(*shapes);
-  for (const Samples& shape : recording.shapes) {
-    for (const Side& side : shape.sides) {
-      if (side.correctness.verdict) recording.correctness[side.id][shape.name] = side.correctness;
-    }
-  }
   if (recording.shapes.empty()) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: holds no samples", file.string()));
   }
@@ -316,31 +359,24 @@ Result<Comparison> compare_sides(const Recording& recording, const std::string& 
   out.way = front.way;
   out.neighbour = front.neighbour;
   out.notes = recording.notes;
-  Ratios ratios;
   for (const Samples& samples : recording.shapes) {
     const int side_a = samples.side(a), side_b = samples.side(b);
-    std::string why;
-    for (const auto& [id, side] : {std::pair(a, side_a), std::pair(b, side_b)}) {
-      if (side < 0) {
-        why = fmt::format("{} was not measured there", id);
-      } else if (!samples.sides[static_cast<std::size_t>(side)].refused.empty()) {
-        why = fmt::format("{}: {}", id, samples.sides[static_cast<std::size_t>(side)].refused);
-      }
-    }
-    if (!why.empty()) {
-      out.skipped.push_back(fmt::format("{}: {}", samples.name, why));
+    auto skipped = without_samples(samples, a);
+    if (auto other = without_samples(samples, b)) skipped = std::move(other);
+    if (skipped) {
+      out.skipped.push_back(std::move(*skipped));
       continue;
     }
-    auto shape = shape_of(samples, side_a, samples, side_b, true, ratios);
+    auto shape = shape_of(samples, side_a, samples, side_b, true);
     if (!shape) {
       return Status(shape.status().code(),
                     fmt::format("{}: {}", recording.source, shape.status().message()));
     }
-    shape->a_correct = recording.correctness_of(a, samples.name);
-    shape->b_correct = recording.correctness_of(b, samples.name);
+    shape->a_correct = recording.correctness_of(a, samples);
+    shape->b_correct = recording.correctness_of(b, samples);
     out.shapes.push_back(std::move(*shape));
   }
-  overall(out, ratios);
+  overall(out);
   std::vector<int> codes;
   for (const ShapeComparison& shape : out.shapes) {
     codes.push_back(code_of(shape));
@@ -375,12 +411,11 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
   if (!first.setting.empty() && !second.setting.empty() && first.setting != second.setting)
     out.notes.push_back(fmt::format("different settings: {} in {}, {} in {}", first.setting,
                                     first.source, second.setting, second.source));
-  Ratios ratios;
   for (const Samples& x : first.shapes) {
     const auto match = std::find_if(second.shapes.begin(), second.shapes.end(),
                                     [&](const Samples& y) { return y.name == x.name; });
     if (match == second.shapes.end()) {
-      out.skipped.push_back(fmt::format("{}: is only in {}", x.name, first.source));
+      out.skipped.push_back({x.name, "", SkipReason::other_recording, first.source});
       continue;
     }
     const Samples& y = *match;
@@ -404,12 +439,13 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
           fmt::format("shape {} was timed {} in one, {} in the other", x.name, words(x), words(y)));
     }
     const int side_a = x.side(a), side_b = y.side(b);
-    if (side_a < 0 || side_b < 0 || !x.sides[static_cast<std::size_t>(side_a)].refused.empty() ||
-        !y.sides[static_cast<std::size_t>(side_b)].refused.empty()) {
-      out.skipped.push_back(fmt::format("{}: one side has no samples", x.name));
+    auto skipped = without_samples(x, a);
+    if (!skipped) skipped = without_samples(y, b);
+    if (skipped) {
+      out.skipped.push_back(std::move(*skipped));
       continue;
     }
-    auto shape = shape_of(x, side_a, y, side_b, false, ratios);
+    auto shape = shape_of(x, side_a, y, side_b, false);
     if (!shape) return refuse(shape.status().message());
     if (std::abs(shape->a.other_work - shape->b.other_work) > 0.05)
       out.notes.push_back(
@@ -417,17 +453,17 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
                       "may be off by as much",
                       x.name, 100 * shape->a.other_work, first.source, 100 * shape->b.other_work,
                       second.source));
-    shape->a_correct = first.correctness_of(a, x.name);
-    shape->b_correct = second.correctness_of(b, x.name);
+    shape->a_correct = first.correctness_of(a, x);
+    shape->b_correct = second.correctness_of(b, y);
     out.shapes.push_back(std::move(*shape));
   }
   for (const Samples& y : second.shapes) {
     const bool known = std::any_of(first.shapes.begin(), first.shapes.end(),
                                    [&](const Samples& x) { return x.name == y.name; });
-    if (!known) out.skipped.push_back(fmt::format("{}: is only in {}", y.name, second.source));
+    if (!known) out.skipped.push_back({y.name, "", SkipReason::other_recording, second.source});
   }
   if (out.shapes.empty()) return refuse("they have no shape in common");
-  overall(out, ratios);
+  overall(out);
   std::vector<int> codes;
   for (const ShapeComparison& shape : out.shapes) {
     codes.push_back(code_of(shape));
@@ -443,19 +479,17 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
   out.b = b.id() == a.id() ? b.id() + " (again)" : b.id();
   out.device = device.facts().name;
   out.cache = name_of(options.timing.mode);
-  Ratios ratios;
   std::vector<int> codes;
   const std::size_t total = 2 * options.problems.size();
   std::size_t done = 0;
   for (const NamedProblem& problem : options.problems) {
-    std::string refused;
+    std::optional<SkippedShape> refused;
     for (Subject* subject : {&a, &b}) {
-      if (const auto why = subject->refusal(problem.problem, device.facts())) {
-        refused = fmt::format("{}: {} refuses it: {}", problem.name, subject->id(), *why);
-      }
+      if (const auto why = subject->refusal(problem.problem, device.facts()))
+        refused = SkippedShape{problem.name, subject->id(), SkipReason::refused, *why};
     }
-    if (!refused.empty()) {
-      out.skipped.push_back(refused);
+    if (refused) {
+      out.skipped.push_back(std::move(*refused));
       done += 2;
       continue;
     }
@@ -508,7 +542,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
         failed = true;
         codes.push_back(kDefer);
         out.skipped.push_back(
-            fmt::format("{}: {}: {}", problem.name, measured->samples.sides[side].id, check.noise));
+            {problem.name, measured->samples.sides[side].id, SkipReason::noise, check.noise});
         continue;
       }
       if (check.failure.empty() && !check.impossible) continue;
@@ -522,10 +556,10 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
       failed = true;
       codes.push_back(exit_code_of(check.fault));
       out.skipped.push_back(
-          fmt::format("{}: {}: {}", problem.name, measured->samples.sides[side].id, check.failure));
+          {problem.name, measured->samples.sides[side].id, SkipReason::failed, check.failure});
     }
     if (!failed) {
-      auto shape = shape_of(measured->samples, 0, measured->samples, 1, true, ratios);
+      auto shape = shape_of(measured->samples, 0, measured->samples, 1, true);
       if (!shape) return shape.status();
       shape->a_correct = correct[0];
       shape->b_correct = correct[1];
@@ -544,7 +578,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
     }
     out.samples.push_back(std::move(measured->samples));
   }
-  overall(out, ratios);
+  overall(out);
   out.exit_code = worst_of(codes);
   return out;
 }

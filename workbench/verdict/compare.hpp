@@ -45,12 +45,13 @@ struct Recording {
   std::string source;   ///< the file, for messages
   std::string setting;  ///< "avx512bf16, 2 threads" of a record made on a CPU
   std::vector<Samples> shapes;
-  /// By side, then shape; without an entry where the recorder did not check.
+  /// Of GREEN beside the samples, by side, then shape's name; without an entry where there was none.
   std::map<std::string, std::map<std::string, Correctness>> correctness;
   std::vector<std::string> notes;  ///< what the recorder says of the circumstances
   /// Why a harness did without an engine that it was asked for, by the engine's name.
   std::map<std::string, std::string> missing;
-  Correctness correctness_of(const std::string& side, const std::string& shape) const;
+  /// At one of the shapes: from above, else what stands with the side's samples.
+  Correctness correctness_of(const std::string& side, const Samples& shape) const;
 };
 /// The ways in which a recording's shapes were timed, in its order; one empty name where it does not
 /// say, as of a run that timed in one way alone.
@@ -58,6 +59,12 @@ std::vector<std::string> ways_of(const Recording& recording);
 /// Leaves the shapes that were timed in this way, which no mean mixes with others; empty: the first
 /// way, and a note says which others there are. invalid_argument where nothing was timed so.
 Status keep_way(Recording& recording, const std::string& way);
+/// Of a problem's text in a recording: where it says more than can be read here, the type alone.
+std::optional<Problem> problem_of_recorded(const std::string& text);
+/// What the errors that a recorder measured against fp64 mean: RED where one is above the policy's cap,
+/// which bounds its limit whatever the emulator says. A recorder's own RED stays, since it may have
+/// seen more than it wrote down; its GREEN counts only where it wrote no error down.
+void judge_errors(Recording& recording, const Policy& policy);
 /// Reads greenfast.run/1 or greenfast.samples/1, or gate.json; a directory stands for the run.json
 /// or gate.json in it. Errors name the file: another schema (invalid_argument), truncated
 /// (invalid_argument), unreadable (internal).
@@ -65,13 +72,46 @@ Result<Recording> read_recording(const std::filesystem::path& path);
 
 struct ShapeComparison {
   std::string name, problem;
-  Interval p50, p90;  ///< t_a / t_b: above 1 when b is faster
+  Interval p50, p90;          ///< t_a / t_b: above 1 when b is faster
+  LogRatio log_p50, log_p90;  ///< that they are made of, for means
   Summary a, b;
   double a_percent_of_peak = 0, b_percent_of_peak = 0;  ///< 0 where no peak was measured
   Correctness a_correct, b_correct;
-  std::string outputs;  ///< how the outputs agree, in words
+  std::string a_variant, b_variant;  ///< as Side has it
+  std::string outputs;               ///< how the outputs agree, in words
   std::map<std::string, double> a_errors, b_errors;
 };
+
+/// What an interval of a ratio shows of the second side.
+enum class Seen { faster, slower, no_difference };
+/// "faster", "slower", "no_difference".
+std::string_view name_of(Seen seen) noexcept;
+Seen seen_of(const Interval& ratio) noexcept;
+
+/// Why a shape stands in no table of a comparison.
+enum class SkipReason {
+  refused,          ///< the side does not take the problem
+  not_measured,     ///< the recording does not know the side there
+  no_samples,       ///< it knows it, and says why there are none
+  other_recording,  ///< one of two recordings alone holds the shape
+  noise,            ///< a difference from the neighbours alone that is no time
+  failed,           ///< timed calls failed or were wrong
+};
+/// "refused", "not_measured", ...: as records have it.
+std::string_view name_of(SkipReason reason) noexcept;
+
+struct SkippedShape {
+  std::string shape;
+  std::string side;  ///< whose doing; empty: no side's
+  SkipReason reason = SkipReason::refused;
+  std::string detail;  ///< in words; other_recording: which holds it
+};
+/// "long: cpu.flash refuses it: ...".
+std::string describe(const SkippedShape& skipped);
+/// Of one entry of a record's "skipped": the shape's name, and the sentence for people. Throws
+/// nlohmann::json::exception for what is not of the schema.
+std::string shape_of_skipped(const nlohmann::json& skipped);
+std::string words_of_skipped(const nlohmann::json& skipped);
 
 struct Comparison {
   std::string a, b;
@@ -79,7 +119,7 @@ struct Comparison {
   std::string device, cache;
   std::string way, neighbour;  ///< as Samples has them; those of shapes of one way
   std::vector<ShapeComparison> shapes;
-  std::vector<std::string> skipped;                  ///< "long: cpu.flash refuses ..."
+  std::vector<SkippedShape> skipped;
   std::optional<Interval> overall_p50, overall_p90;  ///< geometric mean over shapes
   std::vector<std::string> notes;
   std::vector<Samples> samples;  ///< of a live comparison

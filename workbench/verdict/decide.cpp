@@ -66,6 +66,12 @@ std::string_view name_of(Outcome outcome) noexcept {
   return "?";
 }
 
+std::optional<Outcome> parse_outcome(std::string_view name) {
+  for (const Outcome outcome : {Outcome::promote, Outcome::defer, Outcome::reject})
+    if (name_of(outcome) == name) return outcome;
+  return std::nullopt;
+}
+
 std::string_view name_of(ReasonCode code) noexcept { return row_of_reason(code).name; }
 int exit_code_of(ReasonCode code) noexcept { return row_of_reason(code).exit_code; }
 bool rejects(ReasonCode code) noexcept { return exit_code_of(code) != kDefer; }

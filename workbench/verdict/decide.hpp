@@ -16,6 +16,7 @@ namespace greenfast::workbench {
 enum class Outcome { promote, defer, reject };
 /// "PROMOTE", "DEFER", "REJECT".
 std::string_view name_of(Outcome outcome) noexcept;
+std::optional<Outcome> parse_outcome(std::string_view name);
 
 enum class ReasonCode {
   crash,  // these reject

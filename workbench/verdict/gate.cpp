@@ -33,6 +33,7 @@
 #include "workbench/verdict/gate_record.hpp"
 #include "workbench/verdict/gate_resources.hpp"
 #include "workbench/verdict/gate_steps.hpp"
+#include "workbench/verdict/gate_walk.hpp"
 #include "workbench/verdict/peer.hpp"
 #include "workbench/verdict/predictions.hpp"
 #include "workbench/verdict/step_results.hpp"
@@ -147,6 +148,8 @@ class Gate {
         prediction_ = *p;
     thresholds_.noise = rules_.noise_floor;
     if (options_.processes) rules_.processes = *options_.processes;
+    walk_.processes = rules_.processes;
+    walk_.peers = options_.peers;
     if (options_.budget_seconds) rules_.budget_seconds = *options_.budget_seconds;
   }
 
@@ -165,9 +168,8 @@ class Gate {
   Result<GateResult> walk() {
     record_.head = job_.head();
 
-    auto build = isolated<BuildStep>("build", "plans and refusals", [&](Activity&) {
-      return gate_steps::build(options_, policy_);
-    });
+    auto build = isolated<BuildStep>(
+        {.kind = StepKind::build}, [&](Activity&) { return gate_steps::build(options_, policy_); });
     if (!build) return build.status();
     if (*build) {
       if (Status status = take_build(std::move(**build)); !status) return status;
@@ -190,16 +192,16 @@ class Gate {
   /// the walk with a verdict; but where `instead` is given, it says what such an end comes to.
   template <class Step>
   Result<std::optional<Step>> isolated(
-      const std::string& name, const std::string& what,
-      const std::function<Result<Step>(Activity&)>& work,
+      const WalkStep& step, const std::function<Result<Step>(Activity&)>& work,
       const std::function<Step(const std::string& why)>& instead = {}) {
+    const std::string name = name_of(step), what = describe(step, walk_);
     if (observer_.stop && observer_.stop()) throw GateStopped{};
     if (observer_.step) observer_.step(done_, total_, what);
     ++done_;
     const auto begin = Clock::now();
     const bool had = job_.finished(name);
     const auto step_ended = [&](std::optional<ReasonCode> as) {
-      record_.steps.push_back({name, what, as, had, seconds_since(begin)});
+      record_.steps.push_back({step, what, as, had, seconds_since(begin)});
     };
     if (!had) {
       ChildLimits limits;
@@ -232,7 +234,7 @@ class Gate {
           }
           step_ended(reason.code);
           reasons_.push_back(reason);
-          ended_ = name;
+          ended_ = true;
           return std::optional<Step>();
         }
       }
@@ -263,8 +265,10 @@ class Gate {
     return {code_of_end(end), detail, ""};
   }
 
-  void check(std::string gate, std::string target, std::string actual, CheckStatus status) {
-    record_.checklist.push_back({std::move(gate), std::move(target), std::move(actual), status});
+  void check(CheckKind kind, std::string gate, std::string target, std::string actual,
+             CheckStatus status) {
+    record_.checklist.push_back(
+        {kind, std::move(gate), std::move(target), std::move(actual), status});
   }
   /// What shows a RED case again: a command that runs as it stands.
   std::string check_command(const std::string& asked, std::uint64_t seed) const {
@@ -279,9 +283,12 @@ class Gate {
       out += fmt::format(" --policy {}", shell_word(options_.policy));
     return out;
   }
-  void end_with(const std::string& step, Reason reason) {
+  void end_with(Reason reason) {
     reasons_.push_back(std::move(reason));
-    ended_ = step;
+    ended_ = true;
+  }
+  static CheckKind kind_of_speed(bool primary) {
+    return primary ? CheckKind::fast : CheckKind::guard;
   }
 
   Status take_build(BuildStep build) {
@@ -293,8 +300,9 @@ class Gate {
       throw json::other_error::create(600, "plans of other shapes", nullptr);
     shapes_ = *shapes;
     no_op_ = build_.no_op;
-    total_ = 3 + shapes_.size() * static_cast<std::size_t>(1 + rules_.processes) +
-             (options_.peers.empty() ? 0 : 1);
+    for (const PlannedShape& shape : build_.shapes)
+      walk_.shapes.push_back({shape.name, !shape.refused.empty()});
+    total_ = steps_of(walk_).size() + 1;  // and resources, in this process
     const BuildInfo& info = build_info();
     std::string logs;
     // Of kernels for a GPU alone there are logs; a program that was copied away has lost them.
@@ -307,7 +315,7 @@ class Gate {
                                  said->complaints.front());
       }
     }
-    check("build", "both sides built",
+    check(CheckKind::build, "build", "both sides built",
           fmt::format("{}{}{}", info.git_sha.empty() ? "no git" : info.git_sha.substr(0, 10),
                       info.git_dirty ? ", uncommitted changes" : "", logs),
           CheckStatus::pass);
@@ -325,8 +333,8 @@ class Gate {
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
       if (!refused(i).empty()) continue;
       const NamedProblem& shape = shapes_[i];
-      auto result = isolated<GreenStep>(
-          fmt::format("green.{}", i), fmt::format("GREEN {}", shape.name), [&](Activity& activity) {
+      auto result =
+          isolated<GreenStep>({.kind = StepKind::green, .shape = i}, [&](Activity& activity) {
             return gate_steps::green(options_, policy_, shape, activity);
           });
       if (!result) return result.status();
@@ -349,17 +357,16 @@ class Gate {
     };
     const std::string target = fmt::format("all cases of policy {}", policy_.name);
     if (ended_) {
-      check("GREEN", target, reasons_.back().detail,
+      check(CheckKind::green, "GREEN", target, reasons_.back().detail,
             rejects(reasons_.back().code) ? CheckStatus::fail : CheckStatus::defer);
       return {};
     }
     if (candidate_red) {
-      check("GREEN", target,
+      check(CheckKind::green, "GREEN", target,
             fmt::format("RED at {} {} seed {}: {}", red_shape, candidate_red->distribution,
                         candidate_red->seed, candidate_red->metric),
             CheckStatus::fail);
       end_with(
-          "green",
           {reason_of(candidate_red->fault),
            fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
            check_command(fmt::format("--shapes {}{}", red_shape,
@@ -367,7 +374,7 @@ class Gate {
                          candidate_red->seed)});
       return {};
     }
-    check("GREEN", target, fmt::format("{}/{} cases", passed, cases),
+    check(CheckKind::green, "GREEN", target, fmt::format("{}/{} cases", passed, cases),
           passed == 0       ? CheckStatus::skipped
           : passed == cases ? CheckStatus::pass
                             : CheckStatus::defer);
@@ -378,21 +385,21 @@ class Gate {
                           "smaller shapes, or a device with more memory"});
     }
     if (passed == 0) {
-      end_with("green", {ReasonCode::inconclusive, "the candidate could not be checked on any case",
-                         "shapes and types that it accepts"});
+      end_with({ReasonCode::inconclusive, "the candidate could not be checked on any case",
+                "shapes and types that it accepts"});
       return {};
     }
     if (baseline_red) {
-      check("GREEN of the baseline", "GREEN", describe(*baseline_red), CheckStatus::defer);
+      check(CheckKind::green_baseline, "GREEN of the baseline", "GREEN", describe(*baseline_red),
+            CheckStatus::defer);
       end_with(
-          "green",
           {ReasonCode::inconclusive,
            fmt::format("the baseline {} is RED on {}: a speedup over a wrong kernel says nothing",
                        options_.baseline, describe(*baseline_red)),
            "a baseline that is GREEN"});
       return {};
     }
-    check("GREEN of the baseline", "first seed",
+    check(CheckKind::green_baseline, "GREEN of the baseline", "first seed",
           fmt::format("{}/{} cases", base_passed, base_cases),
           base_passed > 0 ? CheckStatus::pass : CheckStatus::skipped);
     return {};
@@ -401,15 +408,14 @@ class Gate {
   /// What the candidate takes beside the asked shapes: right there too, or named as never seen.
   Status claims() {
     const NamedProblem& primary = shapes_.front();
-    auto result =
-        isolated<ClaimsStep>("claims", "GREEN of what else it takes", [&](Activity& activity) {
-          return gate_steps::claims(options_, policy_, primary, activity);
-        });
+    auto result = isolated<ClaimsStep>({.kind = StepKind::claims}, [&](Activity& activity) {
+      return gate_steps::claims(options_, policy_, primary, activity);
+    });
     if (!result) return result.status();
     const std::string target = "right wherever it does not refuse";
     const char* const gate = "GREEN of what else it takes";
     if (!*result) {
-      check(gate, target, reasons_.back().detail,
+      check(CheckKind::green_claims, gate, target, reasons_.back().detail,
             rejects(reasons_.back().code) ? CheckStatus::fail : CheckStatus::defer);
       return {};
     }
@@ -424,12 +430,11 @@ class Gate {
           {fmt::format("{}: {}", claim.kind, claim.problem), GreenTally(), claim.tally});
       if (!claim.tally.first_red) continue;
       const RedCase& red = *claim.tally.first_red;
-      check(gate, target,
+      check(CheckKind::green_claims, gate, target,
             fmt::format("RED with {} ({}), {} seed {}: {}", claim.kind, claim.problem,
                         red.distribution, red.seed, red.metric),
             CheckStatus::fail);
-      end_with("claims",
-               {reason_of(red.fault),
+      end_with({reason_of(red.fault),
                 fmt::format("{} takes {} ({}) and is RED on {} seed {}: {}; a kernel refuses what "
                             "it does not compute (supports)",
                             options_.candidate, claim.problem, claim.kind, red.distribution,
@@ -437,7 +442,7 @@ class Gate {
                 check_command(asked_of(claim.kind), red.seed)});
       return {};
     }
-    check(gate, target,
+    check(CheckKind::green_claims, gate, target,
           fmt::format("{}/{} cases of {} kinds, {} refused", green, cases, taken,
                       claims_->claims.size() - static_cast<std::size_t>(taken)),
           taken == 0       ? CheckStatus::skipped
@@ -474,7 +479,7 @@ class Gate {
     if (cpu && arena < 0) {
       const std::string why = fmt::format("{} tells no plan", options_.candidate);
       rows.push_back({.name = "plan", .status = CheckStatus::skipped, .reason = why});
-      check("resources", "inside limits", why, CheckStatus::skipped);
+      check(CheckKind::resources, "resources", "inside limits", why, CheckStatus::skipped);
       reasons_.push_back(
           {ReasonCode::tool_missing, "resources are unknown: " + why, "a subject with a plan"});
       return;
@@ -486,14 +491,15 @@ class Gate {
                       .value = arena,
                       .limit = rules_.cpu_arena_bytes,
                       .workspace_bytes = workspace});
-      check("resources: arena of a thread", fmt::format("<= {} KB", rules_.cpu_arena_bytes / 1024),
+      check(CheckKind::resources, "resources: arena of a thread",
+            fmt::format("<= {} KB", rules_.cpu_arena_bytes / 1024),
             fmt::format("{:.0f} KB", static_cast<double>(arena) / 1024),
             inside ? CheckStatus::pass : CheckStatus::fail);
       if (!inside) {
-        end_with("resources", {ReasonCode::resources,
-                               fmt::format("a thread's arena is {} bytes, limit {}", arena,
-                                           rules_.cpu_arena_bytes),
-                               "smaller tiles"});
+        end_with(
+            {ReasonCode::resources,
+             fmt::format("a thread's arena is {} bytes, limit {}", arena, rules_.cpu_arena_bytes),
+             "smaller tiles"});
       }
       return;
     }
@@ -507,7 +513,7 @@ class Gate {
     if (no_op_.empty()) no_op_ = judged.no_op;
     if (!judged.reason) return;
     if (rejects(judged.reason->code)) {
-      end_with("resources", *judged.reason);
+      end_with(*judged.reason);
     } else {
       reasons_.push_back(*judged.reason);
     }
@@ -539,23 +545,21 @@ class Gate {
       std::string stopped;
       bool impossible = true, base_impossible = true;
       for (int process = 0; process < rules_.processes; ++process) {
-        const std::string step = fmt::format("fast.{}.{}", i, process);
-        auto result = isolated<FastStep>(
-            step,
-            fmt::format("FAST {}, process {} of {}", shape.name, process + 1, rules_.processes),
-            [&](Activity& activity) {
-              return gate_steps::fast(options_, policy_, rules_, shape, i == 0, process, share,
-                                      *green_[i], activity);
-            });
+        const WalkStep step{.kind = StepKind::fast, .shape = i, .process = process};
+        auto result = isolated<FastStep>(step, [&](Activity& activity) {
+          return gate_steps::fast(options_, policy_, rules_, shape, i == 0, process, share,
+                                  *green_[i], activity);
+        });
         if (!result) return result.status();
         if (!*result) {
-          check("FAST", "", reasons_.back().detail, CheckStatus::fail);
+          record_.checklist.push_back({kind_of_speed(i == 0), "FAST", "", reasons_.back().detail,
+                                       CheckStatus::fail, shape.name});
           return {};
         }
         const FastStep& timed = **result;
-        if (failed_side(timed, shape)) return {};
+        if (failed_side(timed, shape, i == 0)) return {};
         if (build_.device.name != timed.samples.device_name) {
-          job_.forget(step);
+          job_.forget(name_of(step));
           return {StatusCode::invalid_argument,
                   fmt::format("{}: was begun on {}, this is {}; start a new gate",
                               job_.directory().string(), build_.device.name,
@@ -656,7 +660,7 @@ class Gate {
       const std::string why = "the system does not tell what the plugin's process takes";
       record_.resources->push_back(
           {.name = "private_bytes", .status = CheckStatus::skipped, .reason = why});
-      check(gate, target, why, CheckStatus::skipped);
+      check(CheckKind::resources, gate, target, why, CheckStatus::skipped);
       reasons_.push_back({ReasonCode::tool_missing, "resources are unknown: " + why,
                           "a system with /proc/PID/smaps_rollup"});
       return true;
@@ -670,12 +674,11 @@ class Gate {
                                   .status = steady ? CheckStatus::pass : CheckStatus::fail,
                                   .value = grown,
                                   .limit = kMostGrowth});
-    check(gate, target,
+    check(CheckKind::resources, gate, target,
           fmt::format("{} KB, of them {} KB grown in timed calls", held / 1024, grown / 1024),
           inside && steady ? CheckStatus::pass : CheckStatus::fail);
     if (inside && steady) return true;
-    end_with("resources",
-             {ReasonCode::resources,
+    end_with({ReasonCode::resources,
               steady ? fmt::format("the plugin's process holds {} bytes of its own, limit {}", held,
                                    limit)
                      : fmt::format("the plugin's process grew by {} bytes in its timed calls, and "
@@ -692,9 +695,9 @@ class Gate {
     // As long as the primary shape was timed for.
     const double budget = rules_.budget_seconds / static_cast<double>(shapes_.size());
     auto result = isolated<PeersStep>(
-        "peers", fmt::format("{} beside {}", shapes_.front().name, fmt::join(options_.peers, ", ")),
+        {.kind = StepKind::peers},
         [&](Activity& activity) {
-          return gate_steps::peers(options_, rules_, shapes_.front(), budget, activity);
+          return gate_steps::peers(options_, policy_, rules_, shapes_.front(), budget, activity);
         },
         // Whatever ends the harness is no fault of the candidate's.
         [](const std::string& why) {
@@ -708,21 +711,22 @@ class Gate {
   }
 
   /// A side whose launch failed or whose timed output was wrong ends the walk.
-  bool failed_side(const FastStep& timed, const NamedProblem& shape) {
+  bool failed_side(const FastStep& timed, const NamedProblem& shape, bool primary) {
     for (const std::size_t side : {1, 0, 2}) {
       if (side >= timed.checks.size()) continue;
       const SideCheck& seen = timed.checks[side];
       if (seen.fault == Fault::none) continue;
       const std::string& who = side == 1 ? options_.candidate : options_.baseline;
-      check("FAST " + shape.name, "timed calls do the work",
-            fmt::format("{}: {}", who, seen.failure), CheckStatus::fail);
+      record_.checklist.push_back(
+          {kind_of_speed(primary), "FAST " + shape.name, "timed calls do the work",
+           fmt::format("{}: {}", who, seen.failure), CheckStatus::fail, shape.name});
       if (side == 1) {
-        end_with("fast", {reason_of(seen.fault),
-                          fmt::format("{} at {}: {}", who, shape.name, seen.failure), ""});
+        end_with({reason_of(seen.fault), fmt::format("{} at {}: {}", who, shape.name, seen.failure),
+                  ""});
       } else {
-        end_with("fast", {ReasonCode::inconclusive,
-                          fmt::format("the baseline {} at {}: {}", who, shape.name, seen.failure),
-                          "a baseline that works"});
+        end_with({ReasonCode::inconclusive,
+                  fmt::format("the baseline {} at {}: {}", who, shape.name, seen.failure),
+                  "a baseline that works"});
       }
       return true;
     }
@@ -748,21 +752,27 @@ class Gate {
   void checklist_of(const std::vector<ShapeEvidence>& evidence) {
     for (const ShapeEvidence& shape : evidence) {
       const double threshold = shape.primary ? thresholds_.gate : thresholds_.guard;
+      const CheckKind kind = kind_of_speed(shape.primary);
       const std::string role = shape.primary ? "FAST" : "guard";
+      const auto add = [&](CheckKind of, std::string gate, std::string target, std::string actual,
+                           CheckStatus status, std::optional<Statistic> statistic = {}) {
+        record_.checklist.push_back({of, std::move(gate), std::move(target), std::move(actual),
+                                     status, shape.name, statistic});
+      };
       if (!shape.missing.empty()) {
-        check(fmt::format("{} {}", role, shape.name), fmt::format(">= {:.2f}x", threshold),
-              shape.missing, CheckStatus::skipped);
+        add(kind, fmt::format("{} {}", role, shape.name), fmt::format(">= {:.2f}x", threshold),
+            shape.missing, CheckStatus::skipped);
         continue;
       }
       if (shape.same) {
         const Interval same = speedup(*shape.same);
-        check("A/A noise floor",
-              fmt::format("baseline against itself: 1 inside, within {:.3g}% of it",
-                          100 * thresholds_.noise),
-              fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
-              same.lo <= 1 && 1 <= same.hi && noise_floor(same) <= thresholds_.noise
-                  ? CheckStatus::pass
-                  : CheckStatus::noisy);
+        add(CheckKind::noise, "A/A noise floor",
+            fmt::format("baseline against itself: 1 inside, within {:.3g}% of it",
+                        100 * thresholds_.noise),
+            fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
+            same.lo <= 1 && 1 <= same.hi && noise_floor(same) <= thresholds_.noise
+                ? CheckStatus::pass
+                : CheckStatus::noisy);
       }
       for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
         const Interval i = decisive(statistic == Statistic::p50 ? shape.p50 : shape.p90, shape.same,
@@ -771,12 +781,13 @@ class Gate {
         const CheckStatus status = i.lo >= threshold ? CheckStatus::pass
                                    : i.hi < worse    ? CheckStatus::fail
                                                      : CheckStatus::defer;
-        check(fmt::format("{} {} {}", role, shape.name, name_of(statistic)),
-              fmt::format("lower bound >= {:.2f}x", threshold), ratio_words(i), status);
+        add(kind, fmt::format("{} {} {}", role, shape.name, name_of(statistic)),
+            fmt::format("lower bound >= {:.2f}x", threshold), ratio_words(i), status, statistic);
       }
-      check(fmt::format("speed of light {}", shape.name), "not below the measured ceiling",
-            shape.impossible.empty() ? "above it" : shape.impossible,
-            shape.impossible.empty() ? CheckStatus::pass : CheckStatus::fail);
+      add(CheckKind::light, fmt::format("speed of light {}", shape.name),
+          "not below the measured ceiling",
+          shape.impossible.empty() ? "above it" : shape.impossible,
+          shape.impossible.empty() ? CheckStatus::pass : CheckStatus::fail);
     }
   }
 
@@ -833,15 +844,14 @@ class Gate {
     record_.finished_utc = utc_time();
     record_.seconds = seconds_since(start_);
 
-    json record = json_of(record_);
-    const std::vector<std::string> headline = gate_headline(record);
-    record["headline"] = headline;
-    Status written =
-        write_file_atomically(job_.directory() / "gate.json", json_text(record, 1) + "\n");
-    if (written)
-      written = write_file_atomically(job_.directory() / "report.md", gate_markdown(record));
-    return GateResult{std::move(record), verdict.decision.outcome, headline,
-                      verdict.decision.exit_code, std::move(written)};
+    GateResult result{std::move(record_), {}, {}};
+    const json record = json_of(result.record);
+    result.headline = gate_headline(record);
+    result.written =
+        write_file_atomically(job_.directory() / "gate.json", json_text(json_of(result), 1) + "\n");
+    if (result.written)
+      result.written = write_file_atomically(job_.directory() / "report.md", gate_markdown(record));
+    return result;
   }
 
   Checkpoint job_;
@@ -856,11 +866,12 @@ class Gate {
   Thresholds thresholds_;
   GateRecord record_;
   std::vector<NamedProblem> shapes_;
+  Walk walk_;
   BuildStep build_;
   std::vector<std::optional<GreenStep>> green_;  // beside shapes_
   std::optional<ClaimsStep> claims_;
   std::vector<Reason> reasons_;
-  std::optional<std::string> ended_;  // the step after which nothing more is run
+  bool ended_ = false;  // nothing more is run
   std::string no_op_;
   bool plugin_memory_ = false;
   std::size_t done_ = 0, total_ = 3;
@@ -946,53 +957,10 @@ Status check_options(const GateOptions& options) {
 
 }  // namespace
 
-json to_json(const GateOptions& o) {
-  json out = {{"baseline", o.baseline}, {"candidate", o.candidate},
-              {"primary", o.primary},   {"guards", o.guards},
-              {"dtype", o.dtype},       {"causal", o.causal},
-              {"policy", o.policy},     {"gate_policy", o.gate_policy},
-              {"seeds", o.seeds},       {"hot", o.hot},
-              {"peers", o.peers}};
-  if (!o.plugins.files.empty())
-    out["plugins"] = {{"files", o.plugins.files},
-                      {"flags", o.plugins.compile.flags},
-                      {"timeout_seconds", o.plugins.timeout_seconds},
-                      {"memory_gib", o.plugins.memory_gib}};
-  if (o.gate) out["gate"] = *o.gate;
-  if (o.budget_seconds) out["budget_seconds"] = *o.budget_seconds;
-  if (o.processes) out["processes"] = *o.processes;
+json json_of(const GateResult& result) {
+  json out = json_of(result.record);
+  out["headline"] = result.headline;
   return out;
-}
-
-Result<GateOptions> gate_options_from_json(const json& document) {
-  GateOptions o;
-  try {
-    document.at("baseline").get_to(o.baseline);
-    document.at("candidate").get_to(o.candidate);
-    document.at("primary").get_to(o.primary);
-    document.at("guards").get_to(o.guards);
-    document.at("dtype").get_to(o.dtype);
-    document.at("causal").get_to(o.causal);
-    document.at("policy").get_to(o.policy);
-    document.at("gate_policy").get_to(o.gate_policy);
-    document.at("seeds").get_to(o.seeds);
-    document.at("hot").get_to(o.hot);
-    if (document.contains("plugins")) {
-      const json& plugins = document.at("plugins");
-      plugins.at("files").get_to(o.plugins.files);
-      plugins.at("flags").get_to(o.plugins.compile.flags);
-      plugins.at("timeout_seconds").get_to(o.plugins.timeout_seconds);
-      plugins.at("memory_gib").get_to(o.plugins.memory_gib);
-    }
-    if (document.contains("peers")) document.at("peers").get_to(o.peers);
-    if (document.contains("gate")) o.gate = document.at("gate").get<double>();
-    if (document.contains("budget_seconds"))
-      o.budget_seconds = document.at("budget_seconds").get<double>();
-    if (document.contains("processes")) o.processes = document.at("processes").get<int>();
-  } catch (const json::exception& error) {
-    return Status(StatusCode::invalid_argument, fmt::format("options: {}", error.what()));
-  }
-  return o;
 }
 
 Status check_gate(const GateOptions& options) {
@@ -1118,8 +1086,8 @@ Result<std::vector<LadderStep>> run_ladder(const GateOptions& asked, const fs::p
     } else if (!result->written) {
       return result->written;
     } else {
-      step.decision = name_of(result->decision);
-      step.exit_code = result->exit_code;
+      step.decision = result->decision().outcome;
+      step.exit_code = result->decision().exit_code;
       step.headline = result->headline.front();
     }
     steps.push_back(std::move(step));

@@ -2,41 +2,20 @@
 // GREEN, resources, FAST, guard shapes, verdict, in this order; a failed step ends the walk.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <greenfast/types.hpp>
 
-#include "workbench/subjects/plugin/plugins.hpp"
 #include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_options.hpp"
+#include "workbench/verdict/gate_record.hpp"
 
 namespace greenfast::workbench {
-
-/// What to judge, in the words of the command line, so that an interrupted job can be resumed from
-/// its record.
-struct GateOptions {
-  std::string baseline, candidate;  ///< ids of subjects; mutants and honest kernels are valid
-  std::string primary, guards;      ///< shapes; empty: the policy's
-  std::string dtype;   ///< empty: the first of fp32 (CPU) or fp16, bf16, e4m3 that both accept
-  std::string causal;  ///< "", "top-left", "bottom-right"
-  std::string policy = "strict";  ///< numerics
-  std::string gate_policy;        ///< file; empty: the one in this binary
-  std::optional<double> gate;     ///< overrides the rung's and the policy's
-  std::vector<std::uint64_t> seeds{0, 1, 2};
-  std::optional<double> budget_seconds;  ///< of timing, all shapes and processes together
-  std::optional<int> processes;
-  bool hot = false;                ///< time with inputs in the caches
-  PluginOptions plugins;           ///< loaded by whoever runs or resumes the gate
-  std::vector<std::string> peers;  ///< "peer:torch-cpu": timed beside the candidate, for the report
-};
-nlohmann::json to_json(const GateOptions& options);
-Result<GateOptions> gate_options_from_json(const nlohmann::json& document);
 
 /// How the gate tells where it is.
 struct GateObserver {
@@ -49,14 +28,15 @@ struct GateObserver {
 /// The walk was stopped; what is finished lies in its directory, for resume_gate.
 struct GateStopped {};
 
-/// The outcome, and the record (schema greenfast.gate/1) as written to gate.json.
 struct GateResult {
-  nlohmann::json record;
-  Outcome decision = Outcome::promote;
+  GateRecord record;
   std::vector<std::string> headline;  ///< three lines
-  int exit_code = 0;
   Status written{};  ///< why the record could not be kept; what was measured is told all the same
+
+  const Decision& decision() const { return record.verdict.decision; }
 };
+/// The record with its headline, as written to gate.json (schema greenfast.gate/1).
+nlohmann::json json_of(const GateResult& result);
 
 /// Everything about the options that can be wrong before a device is touched.
 Status check_gate(const GateOptions& options);
@@ -74,8 +54,8 @@ Result<GateResult> resume_gate(const std::filesystem::path& directory,
 /// One step of the ladder and what became of it.
 struct LadderStep {
   std::string baseline, candidate;
-  std::string skipped;   ///< why it was not run; empty when it was
-  std::string decision;  ///< "PROMOTE", ...
+  std::string skipped;              ///< why it was not run; empty when it was
+  std::optional<Outcome> decision;  ///< none where it was not run
   std::string headline;
   int exit_code = 3;
 };

@@ -18,6 +18,7 @@
 #include "workbench/resources/compiler_logs.hpp"
 #include "workbench/verdict/advise.hpp"
 #include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_walk.hpp"
 #include "workbench/verdict/predictions.hpp"
 #include "workbench/verdict/step_results.hpp"
 
@@ -35,15 +36,37 @@ enum class CheckStatus {
 /// "PASS", "FAIL", "DEFER", "SKIPPED", "NOISY", "WAIVED".
 std::string_view name_of(CheckStatus status) noexcept;
 
+/// What a line of the checklist is about.
+enum class CheckKind {
+  build,
+  green,           ///< of the candidate, at the asked shapes
+  green_baseline,  ///< of the baseline there
+  green_claims,    ///< of what else the candidate takes
+  resources,
+  noise,  ///< the baseline against itself
+  fast,   ///< the primary shape
+  guard,  ///< a guard shape
+  light,  ///< speed of light
+};
+/// "build", "green", "green_baseline", ...: as records have it.
+std::string_view name_of(CheckKind kind) noexcept;
+std::optional<CheckKind> parse_check_kind(std::string_view name);
+/// Of a row of a record's checklist, of records without kinds too; nothing where it cannot be told.
+std::optional<CheckKind> kind_of_check(const nlohmann::json& row);
+
 /// One line of the checklist.
 struct GateCheck {
-  std::string gate, target, actual;
+  CheckKind kind = CheckKind::build;
+  std::string gate, target, actual;  ///< for people
   CheckStatus status = CheckStatus::pass;
+  std::string shape{};                   ///< where it was looked at; empty: at all of them
+  std::optional<Statistic> statistic{};  ///< of a speedup
 };
 
 /// One step of the walk.
 struct GateStep {
-  std::string name, what;
+  WalkStep step;
+  std::string what;  ///< for people
   /// How its child ended; none: with a result.
   std::optional<ReasonCode> ended;
   bool resumed = false;  ///< the result was a checkpoint's
@@ -104,8 +127,8 @@ struct GateTimes {
 
 /// What came of the prediction of a step.
 struct GatePrediction {
-  Prediction of;                       ///< with a speedup
-  std::optional<std::string> outcome;  ///< none where its shape was not timed
+  Prediction of;                             ///< with a speedup
+  std::optional<PredictionOutcome> outcome;  ///< none where its shape was not timed
 };
 
 struct GateVerdict {

@@ -11,6 +11,7 @@
 #include "workbench/fast/statistics.hpp"
 #include "workbench/green/correctness.hpp"
 #include "workbench/verdict/gate.hpp"
+#include "workbench/verdict/gate_walk.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -170,10 +171,11 @@ std::string peers_section(const json& record) {
 std::string clock_words(const json& record) {
   double fast = 0, green = 0, inside = 0;
   for (const json& step : record["steps"]) {
-    const std::string name = step["name"];
-    const bool counts = name.starts_with("fast.") || name.starts_with("green.");
-    if (counts && step.value("resumed", false)) return {};  // its time was another run's
-    if (counts) (name.starts_with("fast.") ? fast : green) += step["seconds"].get<double>();
+    const auto known = parse_walk_step(step["name"].get_ref<const std::string&>());
+    const bool timed = known && known->kind == StepKind::fast;
+    if (!timed && !(known && known->kind == StepKind::green)) continue;
+    if (step.value("resumed", false)) return {};  // its time was another run's
+    (timed ? fast : green) += step["seconds"].get<double>();
   }
   const auto samples = samples_from_json(record["samples"]);
   if (!samples) return {};

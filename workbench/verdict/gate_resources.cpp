@@ -47,7 +47,8 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
                         .status = CheckStatus::skipped,
                         .kernel = kernel,
                         .reason = why});
-    out.checklist.push_back({"resources", "inside limits", why, CheckStatus::skipped});
+    out.checklist.push_back(
+        {CheckKind::resources, "resources", "inside limits", why, CheckStatus::skipped});
   };
   if (dynamic.empty()) skip("", "the candidate tells no plan");
   for (const auto& entry : dynamic) {
@@ -95,7 +96,7 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
       } else {
         out.rows.push_back(std::move(found));
       }
-      out.checklist.push_back({fmt::format("resources: {}", check.what),
+      out.checklist.push_back({CheckKind::resources, fmt::format("resources: {}", check.what),
                                fmt::format("<= {}", check.most), actual, status});
       if (check.broken())
         over.push_back(fmt::format("{} ({}): {}", kernel, code->arch, check.words()));
@@ -103,7 +104,7 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
     const bool inside = std::none_of(code->checks.begin(), code->checks.end(),
                                      [](const LimitCheck& check) { return check.broken(); });
     out.checklist.push_back(
-        {"resources: kernel", "inside its limits, no spills",
+        {CheckKind::resources, "resources: kernel", "inside its limits, no spills",
          fmt::format("{} registers, {:.1f} KB, {} B local ({})", code->registers,
                      static_cast<double>(code->static_shared + shared) / 1024, code->local_bytes,
                      code->arch),

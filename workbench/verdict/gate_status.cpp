@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include <greenfast/attention.hpp>
@@ -16,8 +17,10 @@
 #include "workbench/base/json.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/terminal.hpp"
-#include "workbench/verdict/gate.hpp"
+#include "workbench/verdict/gate_options.hpp"
 #include "workbench/verdict/gate_policy.hpp"
+#include "workbench/verdict/gate_walk.hpp"
+#include "workbench/verdict/step_results.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -45,16 +48,17 @@ bool done(const fs::path& directory, const std::string& step) {
   return fs::exists(directory / "steps" / (step + ".json"), error);
 }
 
-/// What its build step found: name and whether it is refused, of each shape.
-std::vector<std::pair<std::string, bool>> shapes_of(const fs::path& directory) {
-  std::vector<std::pair<std::string, bool>> out;
-  const auto saved = read_json(directory / "steps" / "build.json");
-  if (!saved || !saved->is_object()) return out;
-  const json& step = saved->contains("result") ? (*saved)["result"] : *saved;
-  if (!step.is_object() || !step.contains("shapes")) return out;
-  for (const json& shape : step["shapes"])
-    out.emplace_back(shape.value("name", "?"),
-                     !shape.value("refused", std::string()).empty() || shape.contains("skipped"));
+/// What its build step found of its shapes; none where it is not done or ended without a result.
+/// Throws json::exception for a step that is damaged.
+std::vector<WalkShape> shapes_of(const fs::path& directory) {
+  std::vector<WalkShape> out;
+  const auto saved =
+      read_json(directory / "steps" / (name_of(WalkStep{.kind = StepKind::build}) + ".json"));
+  if (!saved) return out;
+  const auto build = step_of_json<BuildStep>(*saved);
+  if (!build) return out;
+  for (const PlannedShape& shape : build->shapes)
+    out.push_back({shape.name, !shape.refused.empty()});
   return out;
 }
 
@@ -67,135 +71,123 @@ bool is_foreign(const json& head) {
          begun.value("compiler", "") != info.compiler || begun.value("flags", "") != info.flags;
 }
 
-Result<json> status_of_gate(const fs::path& directory, const json& head) {
+/// Where gate.json lies beside the job, that it is over and with which verdict.
+Result<GateStatus> finished_gate(GateStatus out, const fs::path& record) {
+  const auto gate = read_record(record);
+  if (!gate) return gate.status();
+  const json verdict = gate->value("verdict", json());
+  out.decision = verdict.is_object() ? parse_outcome(verdict.value("decision", "")) : std::nullopt;
+  if (!out.decision) return no_job(out.directory, "gate.json holds no verdict");
+  out.state = JobState::finished;
+  out.exit_code = verdict.value("exit_code", static_cast<int>(kInternal));
+  for (const json& step : gate->value("steps", json::array()))
+    out.steps.push_back({step.value("name", ""), step.value("what", ""), true});
+  out.next = fmt::format("greenfast report {}", shell_word(out.directory.string()));
+  return out;
+}
+
+Result<GateStatus> status_of_gate(const fs::path& directory, const json& head) {
   const auto options =
       head.contains("options")
           ? gate_options_from_json(head["options"])
           : Result<GateOptions>(Status(StatusCode::invalid_argument, "no options"));
   if (!options) return no_job(directory, "job.json holds " + options.status().message());
-  json out = {{"schema", kGateStatusSchema},           {"directory", directory.string()},
-              {"baseline", options->baseline},         {"candidate", options->candidate},
-              {"utc", head.value("utc", "")},          {"steps", json::array()},
-              {"exit_code", static_cast<int>(kDefer)}, {"verdict", nullptr}};
+  GateStatus out;
+  out.directory = directory;
+  out.baseline = options->baseline;
+  out.candidate = options->candidate;
+  out.utc = head.value("utc", "");
+  out.exit_code = kDefer;
   std::error_code error;
-  const fs::path record = directory / "gate.json";
-  if (fs::exists(record, error)) {
-    const auto gate = read_record(record);
-    if (!gate) return gate.status();
-    if (!gate->contains("verdict") || !(*gate)["verdict"].is_object())
-      return no_job(directory, "gate.json holds no verdict");
-    out["state"] = "finished";
-    out["verdict"] = (*gate)["verdict"].value("decision", "?");
-    out["exit_code"] = (*gate)["verdict"].value("exit_code", static_cast<int>(kInternal));
-    for (const json& step : gate->value("steps", json::array()))
-      out["steps"].push_back(
-          {{"name", step.value("name", "")}, {"what", step.value("what", "")}, {"done", true}});
-    out["next"] = fmt::format("greenfast report {}", shell_word(directory.string()));
-    out["left"] = 0;
-    out["done"] = out["steps"].size();
-    return out;
-  }
-  int processes = 3;
-  {
-    const auto text = options->gate_policy.empty()
-                          ? Result<std::string>(std::string(builtin_gate_policy()))
-                          : read_file(options->gate_policy);
-    if (!text) return Status(text.status().code(), "--gate-policy " + text.status().message());
-    const auto rules = parse_gate_policy("gate policy", *text);
-    if (!rules) return rules.status();
-    processes = options->processes.value_or(rules->processes);
-  }
-  const auto add = [&](const std::string& name, const std::string& what) {
-    out["steps"].push_back({{"name", name}, {"what", what}, {"done", done(directory, name)}});
-  };
-  add("build", "plans and refusals");
-  const auto shapes = shapes_of(directory);
-  // Which shapes there are, and which are refused, the first step finds.
-  out["known"] = !shapes.empty();
-  for (std::size_t i = 0; i < shapes.size(); ++i)
-    if (!shapes[i].second) add(fmt::format("green.{}", i), "GREEN " + shapes[i].first);
-  if (!shapes.empty()) add("claims", "GREEN of what else it takes");
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    if (shapes[i].second) continue;
-    for (int p = 0; p < processes; ++p)
-      add(fmt::format("fast.{}.{}", i, p),
-          fmt::format("FAST {}, process {} of {}", shapes[i].first, p + 1, processes));
-  }
-  if (!shapes.empty() && !options->peers.empty()) add("peers", "beside peers");
-  std::size_t left = 0;
-  for (const json& step : out["steps"]) left += step["done"].get<bool>() ? 0 : 1;
-  out["left"] = left;
-  out["done"] = out["steps"].size() - left;
-  const bool running = is_held(directory / "job.json");
-  out["state"] = running ? "running" : "interrupted";
-  out["foreign"] = is_foreign(head);
-  out["next"] = running ? fmt::format("greenfast gate --status {}", shell_word(directory.string()))
-                        : fmt::format("greenfast gate --resume {}", shell_word(directory.string()));
+  if (const fs::path record = directory / "gate.json"; fs::exists(record, error))
+    return finished_gate(std::move(out), record);
+  const auto text = options->gate_policy.empty()
+                        ? Result<std::string>(std::string(builtin_gate_policy()))
+                        : read_file(options->gate_policy);
+  if (!text) return Status(text.status().code(), "--gate-policy " + text.status().message());
+  const auto rules = parse_gate_policy("gate policy", *text);
+  if (!rules) return rules.status();
+  const Walk walk{.shapes = shapes_of(directory),
+                  .processes = options->processes.value_or(rules->processes),
+                  .peers = options->peers};
+  for (const WalkStep& step : steps_of(walk))
+    out.steps.push_back({name_of(step), describe(step, walk), done(directory, name_of(step))});
+  out.known = !walk.shapes.empty();
+  out.state = is_held(directory / "job.json") ? JobState::running : JobState::interrupted;
+  out.foreign = is_foreign(head);
+  out.next =
+      fmt::format("greenfast gate --{} {}", out.state == JobState::running ? "status" : "resume",
+                  shell_word(directory.string()));
   return out;
 }
 
-Result<json> status_of_ladder(const fs::path& directory, const json& head) {
-  json out = {{"schema", kGateStatusSchema},
-              {"directory", directory.string()},
-              {"utc", head.value("utc", "")},
-              {"ladder", true},
-              {"steps", json::array()},
-              {"known", true},
-              {"verdict", nullptr}};
+Result<GateStatus> status_of_ladder(const fs::path& directory, const json& head) {
+  GateStatus out;
+  out.directory = directory;
+  out.ladder = true;
+  out.utc = head.value("utc", "");
   std::error_code error;
   std::vector<int> codes;
-  std::size_t left = 0;
   bool running = is_held(directory / "job.json");
-  const auto all = variants();
-  for (const VariantInfo& variant : all) {
+  for (const VariantInfo& variant : variants()) {
     if (variant.predecessor.empty() || !variant.built) continue;
-    json step = {{"name", variant.id},
-                 {"what", fmt::format("{} against {}", variant.id, variant.predecessor)},
-                 {"done", false}};
+    JobStep step{variant.id, fmt::format("{} against {}", variant.id, variant.predecessor), false};
     const fs::path own = directory / variant.id;
     if (fs::exists(own / "job.json", error)) {
       const auto rung = gate_status(own);
       if (!rung) return rung.status();
-      step["done"] = (*rung)["state"] == "finished";
-      running = running || (*rung)["state"] == "running";
-      step["what"] = fmt::format(
-          "{}: {}", plain(step["what"]),
-          (*rung)["verdict"].is_string()
-              ? plain((*rung)["verdict"])
-              : fmt::format("{} of {} steps", plain((*rung)["done"]), (*rung)["steps"].size()));
-      if (step["done"].get<bool>()) codes.push_back((*rung)["exit_code"].get<int>());
+      step.done = rung->state == JobState::finished;
+      running = running || rung->state == JobState::running;
+      step.what += rung->decision
+                       ? fmt::format(": {}", name_of(*rung->decision))
+                       : fmt::format(": {} of {} steps", rung->done(), rung->steps.size());
+      if (step.done) codes.push_back(rung->exit_code);
     }
-    left += step["done"].get<bool>() ? 0 : 1;
-    out["steps"].push_back(std::move(step));
+    out.steps.push_back(std::move(step));
   }
-  const bool finished = fs::exists(directory / "ladder.json", error);
-  if (finished) left = 0;
-  if (!finished) codes.push_back(kDefer);
-  out["left"] = left;
-  out["done"] = out["steps"].size() - left;
-  out["state"] = finished ? "finished" : running ? "running" : "interrupted";
-  out["exit_code"] = worst_of(codes);
-  out["next"] =
-      finished ? fmt::format("greenfast report {}", shell_word(directory.string()))
-      : running
-          ? fmt::format("greenfast gate --status {}", shell_word(directory.string()))
-          : fmt::format("greenfast gate --ladder --resume {}", shell_word(directory.string()));
+  if (fs::exists(directory / "ladder.json", error)) {
+    out.state = JobState::finished;
+    out.next = fmt::format("greenfast report {}", shell_word(directory.string()));
+  } else {
+    codes.push_back(kDefer);
+    out.state = running ? JobState::running : JobState::interrupted;
+    out.next = fmt::format("greenfast gate {} {}", running ? "--status" : "--ladder --resume",
+                           shell_word(directory.string()));
+  }
+  out.exit_code = worst_of(codes);
   return out;
 }
 
-std::string head_line(const json& status) {
-  const std::string what =
-      status.contains("ladder")
-          ? std::string("walk of the ladder")
-          : fmt::format("{} against {}", plain(status["candidate"]), plain(status["baseline"]));
-  return fmt::format("{}: {}, {} steps done, {}{} left, begun {}", plain(status["state"]), what,
-                     plain(status["done"]), status.value("known", true) ? "" : "more than ",
-                     plain(status["left"]), plain(status["utc"]));
+std::string head_line(const GateStatus& status) {
+  const std::string what = status.ladder
+                               ? std::string("walk of the ladder")
+                               : fmt::format("{} against {}", status.candidate, status.baseline);
+  return fmt::format("{}: {}, {} steps done, {}{} left, begun {}", name_of(status.state), what,
+                     status.done(), status.known ? "" : "more than ", status.left(), status.utc);
 }
 
 }  // namespace
 
-Result<json> gate_status(const fs::path& directory) {
+std::string_view name_of(JobState state) noexcept {
+  switch (state) {
+    case JobState::finished:
+      return "finished";
+    case JobState::running:
+      return "running";
+    case JobState::interrupted:
+      return "interrupted";
+  }
+  return "";
+}
+
+std::size_t GateStatus::done() const {
+  // A walk that is over leaves nothing, though it may have skipped rungs.
+  if (state == JobState::finished) return steps.size();
+  return static_cast<std::size_t>(
+      std::count_if(steps.begin(), steps.end(), [](const JobStep& step) { return step.done; }));
+}
+
+Result<GateStatus> gate_status(const fs::path& directory) {
   std::error_code error;
   if (!fs::is_directory(directory, error)) return no_job(directory, "no such directory");
   if (!fs::exists(directory / "job.json", error))
@@ -213,24 +205,43 @@ Result<json> gate_status(const fs::path& directory) {
   return no_job(directory, fmt::format("job.json is of schema {}, no gate's", schema));
 }
 
-std::string gate_status_text(const json& status) {
-  std::string out = head_line(status) + "\n";
-  for (const json& step : status["steps"])
-    out +=
-        fmt::format("  {} {}\n", step["done"].get<bool>() ? "done" : "left", plain(step["what"]));
-  if (status["verdict"].is_string())
-    out += fmt::format("verdict: {}, exit code {}\n", plain(status["verdict"]),
-                       plain(status["exit_code"]));
-  if (status.value("foreign", false) && status["state"] == "interrupted")
-    out += "it was begun by another build of greenfast: only that one goes on with it\n";
-  return out + fmt::format("next: {}\n", plain(status["next"]));
+json json_of(const GateStatus& status) {
+  json steps = json::array();
+  for (const JobStep& step : status.steps)
+    steps.push_back({{"name", step.name}, {"what", step.what}, {"done", step.done}});
+  json out = {{"schema", kGateStatusSchema}, {"directory", status.directory.string()},
+              {"utc", status.utc},           {"state", name_of(status.state)},
+              {"steps", std::move(steps)},   {"known", status.known},
+              {"done", status.done()},       {"left", status.left()},
+              {"verdict", nullptr},          {"exit_code", status.exit_code},
+              {"next", status.next}};
+  if (status.decision) out["verdict"] = name_of(*status.decision);
+  if (status.ladder) {
+    out["ladder"] = true;
+  } else {
+    out["baseline"] = status.baseline;
+    out["candidate"] = status.candidate;
+    out["foreign"] = status.foreign;
+  }
+  return out;
 }
 
-std::string gate_status_markdown(const json& status) {
+std::string gate_status_text(const GateStatus& status) {
+  std::string out = head_line(status) + "\n";
+  for (const JobStep& step : status.steps)
+    out += fmt::format("  {} {}\n", step.done ? "done" : "left", step.what);
+  if (status.decision)
+    out += fmt::format("verdict: {}, exit code {}\n", name_of(*status.decision), status.exit_code);
+  if (status.foreign && status.state == JobState::interrupted)
+    out += "it was begun by another build of greenfast: only that one goes on with it\n";
+  return out + fmt::format("next: {}\n", status.next);
+}
+
+std::string gate_status_markdown(const GateStatus& status) {
   std::string out = head_line(status) + ". There is no verdict yet.\n\n";
-  for (const json& step : status["steps"])
-    out += fmt::format("- [{}] {}\n", step["done"].get<bool>() ? "x" : " ", plain(step["what"]));
-  return out + fmt::format("\nNext:\n\n```\n{}\n```\n", plain(status["next"]));
+  for (const JobStep& step : status.steps)
+    out += fmt::format("- [{}] {}\n", step.done ? "x" : " ", step.what);
+  return out + fmt::format("\nNext:\n\n```\n{}\n```\n", status.next);
 }
 
 }  // namespace greenfast::workbench

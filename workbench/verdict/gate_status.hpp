@@ -1,20 +1,58 @@
 // Where a gate's job stands, read without touching it: steps done, steps left, what goes on.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include <greenfast/types.hpp>
 
+#include "workbench/verdict/decide.hpp"
+
 namespace greenfast::workbench {
 
-/// Of a directory of `gate`, or of `gate --ladder`: schema greenfast.gate_status/1. `state` is
-/// "finished", "running" (a process holds it) or "interrupted"; `exit_code` that of the verdict,
-/// kDefer while there is none. Refuses what is no job.
-Result<nlohmann::json> gate_status(const std::filesystem::path& directory);
-/// The same for people: one line a step, and the command that goes on.
-std::string gate_status_text(const nlohmann::json& status);
-std::string gate_status_markdown(const nlohmann::json& status);
+enum class JobState {
+  finished,
+  running,  ///< a process holds it
+  interrupted,
+};
+/// "finished", "running", "interrupted".
+std::string_view name_of(JobState state) noexcept;
+
+struct JobStep {
+  std::string name;  ///< in its folder; of a ladder the rung
+  std::string what;  ///< for people
+  bool done = false;
+};
+
+/// Of a directory of `gate`, or of `gate --ladder`.
+struct GateStatus {
+  std::filesystem::path directory;
+  bool ladder = false;
+  std::string baseline, candidate;  ///< of one gate
+  std::string utc;                  ///< when it was begun
+  JobState state = JobState::interrupted;
+  std::vector<JobStep> steps;
+  bool known = true;                ///< whether these are all: which shapes there are, build finds
+  std::optional<Outcome> decision;  ///< none before there is one, and of a ladder
+  int exit_code = 0;                ///< the verdict's; kDefer while there is none
+  bool foreign = false;  ///< begun by another build, which alone may go on with it; not of a ladder
+  std::string next;      ///< the command that goes on
+
+  std::size_t done() const;
+  std::size_t left() const { return steps.size() - done(); }
+};
+
+/// Refuses what is no job.
+Result<GateStatus> gate_status(const std::filesystem::path& directory);
+/// Schema greenfast.gate_status/1.
+nlohmann::json json_of(const GateStatus& status);
+/// For people: one line a step, and the command that goes on.
+std::string gate_status_text(const GateStatus& status);
+std::string gate_status_markdown(const GateStatus& status);
 
 }  // namespace greenfast::workbench

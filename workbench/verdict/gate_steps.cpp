@@ -12,6 +12,7 @@
 #include "workbench/green/validate.hpp"
 #include "workbench/subjects/mutants/mutants.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
+#include "workbench/verdict/compare_best.hpp"
 #include "workbench/verdict/peer.hpp"
 
 namespace greenfast::workbench::gate_steps {
@@ -409,9 +410,10 @@ Result<FastStep> fast(const GateOptions& options, const Policy& policy, const Ga
                   std::move(measured->stopped), std::move(measured->peak)};
 }
 
-Result<PeersStep> peers(const GateOptions& options, const GatePolicy& rules,
+Result<PeersStep> peers(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
                         const NamedProblem& shape, double budget, Activity& activity) {
   PeerOptions ask;
+  ask.policy = policy;
   ask.sides = {options.candidate};
   ask.sides.insert(ask.sides.end(), options.peers.begin(), options.peers.end());
   ask.problems = {shape};
@@ -429,14 +431,14 @@ Result<PeersStep> peers(const GateOptions& options, const GatePolicy& rules,
   }
   const Samples& samples = recorded->recording.shapes.front();
   const int ours = samples.side(options.candidate);
-  double fastest = 0;
+  std::vector<Contender> peers;
   for (std::size_t i = 0; i < samples.sides.size(); ++i) {
     const Side& side = samples.sides[i];
     // The GPU harness times the library's own choice as well.
     if (std::find(ask.sides.begin(), ask.sides.end(), side.id) == ask.sides.end()) continue;
     PeerSide& entry = out.sides.emplace_back();
     entry.id = side.id;
-    entry.correctness = recorded->recording.correctness_of(side.id, shape.name);
+    entry.correctness = recorded->recording.correctness_of(side.id, samples);
     entry.errors = side.errors;
     entry.refused = side.refused;
     if (!side.refused.empty()) continue;
@@ -451,12 +453,9 @@ Result<PeersStep> peers(const GateOptions& options, const GatePolicy& rules,
       continue;
     }
     entry.speedup = speedup(*ratio);
-    // A wrong peer is no rival.
-    if (!entry.correctness.red() && (out.best.empty() || times.p50 < fastest)) {
-      out.best = side.id;
-      fastest = times.p50;
-    }
+    peers.push_back({side.id, times.p50, entry.correctness});
   }
+  if (const auto best = fastest_right(peers)) out.best = peers[*best].id;
   out.shape = shape.name;
   out.notes = recorded->recording.notes;
   out.samples = samples;

@@ -53,7 +53,7 @@ Result<FastStep> fast(const GateOptions& options, const Policy& policy, const Ga
 
 /// Times the candidate beside peers at one shape. Where that cannot be done, that is its result: peers
 /// decide nothing.
-Result<PeersStep> peers(const GateOptions& options, const GatePolicy& rules,
+Result<PeersStep> peers(const GateOptions& options, const Policy& policy, const GatePolicy& rules,
                         const NamedProblem& shape, double budget, Activity& activity);
 
 }  // namespace greenfast::workbench::gate_steps

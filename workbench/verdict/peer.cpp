@@ -257,7 +257,7 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
           StatusCode::internal,
           fmt::format("{}: no end after {:.0f} s", out.recording.source, options.timeout_seconds));
     }
-    // RED of ours (20) comes with a record, which says so.
+    // That one of ours was too wrong to be timed (20) comes with a record, which says so.
     if (end->exit_code != kPassed && end->exit_code != kNumerics) {
       const std::string why =
           said.empty() ? fmt::format("ended with code {}", end->exit_code) : said;
@@ -270,6 +270,7 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
     }
     auto part = read_recording(file);
     if (!part) return part.status();
+    judge_errors(*part, options.policy);
     if (part->shapes.size() != group.size()) {
       return Status(StatusCode::internal,
                     fmt::format("{}: wrote {} shapes of {}", out.recording.source,
@@ -299,8 +300,6 @@ Result<PeerRecording> record_peers(const PeerOptions& options) {
           to.resize(bytes->size());
           std::memcpy(to.data(), bytes->data(), bytes->size());
         }
-        if (const Correctness& known = samples.sides[side].correctness; known.verdict)
-          out.recording.correctness[samples.sides[side].id][asked.name] = known;
       }
       samples.name = asked.name;
       out.recording.shapes[group[i]] = std::move(samples);
@@ -319,23 +318,24 @@ Result<Comparison> compare_with_peer(Device& device, const std::string& a, const
   peers.warmup = options.timing.warmup;
   peers.budget_seconds = options.timing.budget_seconds;
   peers.hot = options.timing.mode == CacheState::hot;
+  peers.policy = options.policy;
   if (Status status = check_peers(peers); !status) return status;
 
-  std::vector<std::string> skipped;
+  std::vector<SkippedShape> skipped;
   peers.problems.clear();
   for (const NamedProblem& problem : options.problems) {
-    std::string refused;
+    std::optional<SkippedShape> refused;
     for (const std::string& id : {a, b}) {
       if (is_peer(id)) continue;
       auto subjects = find_subjects(id);
       if (!subjects) return subjects.status();
       if (const auto why = subjects->front()->refusal(problem.problem, device.facts()))
-        refused = fmt::format("{}: {} refuses it: {}", problem.name, id, *why);
+        refused = SkippedShape{problem.name, id, SkipReason::refused, *why};
     }
-    if (refused.empty()) {
-      peers.problems.push_back(problem);
+    if (refused) {
+      skipped.push_back(std::move(*refused));
     } else {
-      skipped.push_back(refused);
+      peers.problems.push_back(problem);
     }
   }
   Comparison out;

@@ -37,6 +37,7 @@ struct PeerOptions {
   int warmup = 10;             ///< untimed calls first
   double budget_seconds = 10;  ///< of each shape
   bool hot = false;
+  Policy policy{};  ///< that the errors which the harness measures are held to
   double timeout_seconds = 900;
   std::function<void(const std::string&)> activity{};
 };

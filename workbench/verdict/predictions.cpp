@@ -154,10 +154,22 @@ std::vector<std::string> gaps_in(std::span<const Prediction> predictions) {
   return out;
 }
 
-std::string_view outcome_of(const std::pair<double, double>& predicted, const Interval& measured) {
-  if (measured.lo > predicted.second) return "more than predicted";
-  if (measured.hi < predicted.first) return "less than predicted";
-  return "as predicted";
+std::string_view name_of(PredictionOutcome outcome) noexcept {
+  switch (outcome) {
+    case PredictionOutcome::as_predicted:
+      return "as predicted";
+    case PredictionOutcome::more:
+      return "more than predicted";
+    case PredictionOutcome::less:
+      return "less than predicted";
+  }
+  return "";
+}
+
+PredictionOutcome outcome_of(const std::pair<double, double>& predicted, const Interval& measured) {
+  if (measured.lo > predicted.second) return PredictionOutcome::more;
+  if (measured.hi < predicted.first) return PredictionOutcome::less;
+  return PredictionOutcome::as_predicted;
 }
 
 }  // namespace greenfast::workbench

@@ -39,8 +39,14 @@ const Prediction* find_prediction(std::span<const Prediction> predictions,
 /// of it, with their line. The table is whole where this is empty.
 std::vector<std::string> gaps_in(std::span<const Prediction> predictions);
 
-/// A measured speedup beside the predicted one: "as predicted" where the intervals meet, "more than
-/// predicted", "less than predicted".
-std::string_view outcome_of(const std::pair<double, double>& predicted, const Interval& measured);
+/// A measured speedup beside the predicted one.
+enum class PredictionOutcome {
+  as_predicted,  ///< the intervals meet
+  more,
+  less,
+};
+/// "as predicted", "more than predicted", "less than predicted".
+std::string_view name_of(PredictionOutcome outcome) noexcept;
+PredictionOutcome outcome_of(const std::pair<double, double>& predicted, const Interval& measured);
 
 }  // namespace greenfast::workbench

@@ -3,7 +3,7 @@
 Every engine gets the same tensors in the same process. A shape is first checked (error of sampled rows against fp64 on
 the same bits), then timed: CUDA graphs that rotate through several input sets, replayed in rounds of random order, so
 that drift of clock and power meets every engine alike. What is plainly wrong is not timed; beyond that it judges nothing:
-who is faster, by how much and how sure that is, `greenfast compare FILE --sides PEER,greenfast` says of the samples.
+whether an output is right enough, who is faster, by how much and how sure that is, `greenfast compare FILE --best` says of the samples.
 
     python -m greenfast_bench.ab --suite peers --json peers.json --md peers.md --plot peers.svg
 """
@@ -14,13 +14,12 @@ import argparse
 import dataclasses
 import math
 import random
-import statistics
 import sys
 import time
 
 from greenfast_bench import capi, fp8, models, serving, ways
-from greenfast_bench.measure import (ERROR_LIMIT, SCHEMA, CpuClock, CudaClock, DeviceLost, Record, Telemetry, Usage, elapsed_us,
-                                     first_line, interrupted_by_term, measured, say)
+from greenfast_bench.measure import (SCHEMA, CpuClock, CudaClock, DeviceLost, Record, Telemetry, Usage, elapsed_us, first_line,
+                                     interrupted_by_term, measured, p50_us, say, why_not_timed)
 
 # The table of peers: every row is shown, the slower ones too.
 SUITES = {
@@ -383,11 +382,14 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, clock, tele
             for track, entry in zip(tracks, entries):
                 if engine.checked:
                     entry["error"] = worst
-                entry["verdict"] = "GREEN" if worst <= ERROR_LIMIT[args.dtype] else "RED"
+                why = why_not_timed({"rel_fro": worst}, args.dtype)
+                entry["timed"] = not why
                 if isinstance(engine, Greenfast):
                     entry["plan"] = engine.chosen(shape, causal, args.dtype)
                     entry["variant"] = entry["plan"]["variant"]
-                if entry["verdict"] == "GREEN":  # nothing is timed before it is right
+                if why:
+                    entry["skipped"] = why
+                else:
                     track.replays[engine.name], _ = track.prepare(calls[:track.row["sets"]])
                     singles[engine.name] = calls[0]
         except Exception as error:  # an engine that cannot take this row must not end the others'
@@ -409,19 +411,13 @@ def run_row(shape: Shape, causal: bool, engines: list[Engine], args, clock, tele
                 tracks[0].entry(name)["single_us"].append(elapsed_us(singles[name]))
     for track in tracks:
         track.replays.clear()
-        summarise(track.row)
     return [track.row for track in tracks]
 
 
-def summarise(row: dict) -> None:
-    """Adds medians and TFLOP/s, for the eye."""
-    for entry in row["engines"].values():
-        if not entry["us"]:
-            continue
-        entry["p50_us"] = statistics.median(entry["us"])
-        entry["tflops"] = row["flops"] / entry["p50_us"] * 1e-6
-        if entry["single_us"]:
-            entry["single_p50_us"] = statistics.median(entry["single_us"])
+def tflops(row: dict, entry: dict) -> float | None:
+    """At the median, for the eye."""
+    us = p50_us(entry)
+    return row["flops"] / us * 1e-6 if us else None
 
 
 def identity(name: str) -> str:
@@ -437,7 +433,7 @@ def samples(row: dict, device: str, seed: int) -> dict:
     return {"name": ways.title(row, row["shape"] + (" causal" if row["causal"] else "")),
             "problem": Shape.parse(row["shape"]).problem(row["causal"], row["dtype"]), "flops": row["flops"],
             "device": {"kind": "cuda", "name": device}, **ways.described(row, clock.timer, clock.tick_seconds), "seed": seed,
-            **measured(row, identity, lambda entry: f"rel_fro {entry['error']:.3g}")}
+            **measured(row, identity)}
 
 
 def rows_of(document: dict) -> list[dict]:
@@ -457,10 +453,10 @@ def table(rows: list[dict], markdown: bool) -> str:
         cells = [row["shape"].replace("x", ","), "causal" if row["causal"] else "full", *([row["way"]] if several else [])]
         for name in names:
             entry = row["engines"].get(name, {})
-            if "p50_us" in entry:
-                cells.append(f"{entry['p50_us']:.2f} ({entry['tflops']:.0f})")
+            if us := p50_us(entry):
+                cells.append(f"{us:.2f} ({tflops(row, entry):.0f})")
             else:
-                cells.append("RED" if entry.get("verdict") == "RED" else "noise" if ways.is_noise(entry) else "–")
+                cells.append("wrong" if entry.get("timed") is False else "noise" if ways.is_noise(entry) else "–")
         first = row["engines"].get(ours[0], {})
         cells.append(f"{first['error']:.2e}" if "error" in first else "–")
         cells.append(first.get("variant", "–"))
@@ -491,8 +487,7 @@ def plot(rows: list[dict], path: str) -> None:
                                 layout="constrained")
     for axis, ((dim, causal), curve) in zip(axes[0], sorted(panels.items())):
         for name in dict.fromkeys(n for row in curve.values() for n in row["engines"]):
-            points = [(seq, row["engines"][name]["tflops"]) for seq, row in sorted(curve.items())
-                      if "tflops" in row["engines"].get(name, {})]
+            points = [(seq, rate) for seq, row in sorted(curve.items()) if (rate := tflops(row, row["engines"].get(name, {})))]
             if points:
                 axis.plot(*zip(*points), marker="o", markersize=3, label=name,
                           linewidth=1.1 if name in PEERS else 2.2)
@@ -522,7 +517,7 @@ greenfast:bf16 get the same values in 16 bits; greenfast:from-fp16, where the pa
 time is then that of [neighbour, call] less that of the neighbours alone; where that is not above zero in every round it is noise.
 The record is written after each row, so that what an interrupted run measured is kept.
 
-Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours is RED, 24 the device was lost, 130 interrupted.""")
+Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours was too wrong to be timed, 24 the device was lost, 130 interrupted.""")
     parser.add_argument("--suite", choices=[*SUITES, *MODELS, *serving.SUITES], help="a named list of rows (default: mission)")
     parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv, Sq/Skv and D/Dv where they differ")
     parser.add_argument("--masks", default="full,causal", help="of dense rows: full, causal or both (default)")
@@ -654,7 +649,7 @@ def main(argv: list[str] | None = None) -> int:
         return code
     names = {e.name for e in engines if isinstance(e, Greenfast) or getattr(e, "ours", False)}
     ours = [entry for row in rows for name, entry in row["engines"].items() if name in names]
-    if any(entry.get("verdict") == "RED" for entry in ours):
+    if any(entry.get("timed") is False for entry in ours):
         return 20
     return 0 if any(entry["us"] for entry in ours) else 3
 
@@ -676,8 +671,8 @@ def measure_rows(args, engines, clock, record: Record, rows: list[dict]) -> None
 
 
 def progress(row: dict) -> str:
-    times = ", ".join(f"{name} {entry['p50_us']:.2f}" if "p50_us" in entry else f"{name} noise"
-                      for name, entry in row["engines"].items() if "p50_us" in entry or ways.is_noise(entry))
+    times = ", ".join(f"{name} {us:.2f}" if (us := p50_us(entry)) else f"{name} wrong" if entry.get("timed") is False else f"{name} noise"
+                      for name, entry in row["engines"].items() if entry["us"] or entry.get("timed") is False or ways.is_noise(entry))
     return f"{ways.title(row, row['shape'] + (' causal' if row['causal'] else ''))}: {times or 'nobody'}"
 
 

@@ -36,7 +36,7 @@ import numpy
 
 from greenfast_bench import capi
 from greenfast_bench.ab import Shape, reference_rows
-from greenfast_bench.measure import ERROR_LIMIT, SCHEMA, Usage
+from greenfast_bench.measure import SCHEMA, Usage, why_not_timed
 
 PEERS = {"torch-cpu": "torch", "zentorch": "zentorch", "onnxruntime": "onnxruntime", "openvino": "openvino"}  # and the module each needs
 BITS = {"fp32": numpy.float32, "fp16": numpy.float16, "bf16": numpy.uint16}
@@ -238,7 +238,9 @@ class Side:
 
     def __init__(self, name: str, peer: bool, process: Process):
         self.name, self.id, self.peer, self.process = name, f"peer:{name}" if peer else name, peer, process
-        self.refused, self.error, self.verdict, self.reason, self.sha256 = process.missing, math.nan, "", "", ""
+        self.refused, self.error, self.sha256 = process.missing, math.nan, ""
+        # Why its first outputs are plainly wrong. Numbers are timed all the same: `greenfast compare` says what their error means.
+        self.wrong = ""
         self.batch, self.estimate, self.cursor = 1, math.inf, 0
 
     def ask(self, do: str, **order) -> dict:
@@ -299,11 +301,10 @@ class Row:
         if args.outputs:
             name = f"{args.rows.index((self.shape, self.dtype, self.causal))}.{self.sides.index(side)}.bin"
             (pathlib.Path(args.outputs) / name).write_bytes(raw)
-        limit = ERROR_LIMIT[self.dtype]
-        if side.error <= limit:
-            side.verdict = "GREEN"
-        else:
-            side.verdict, side.reason = "RED", f"rel_fro {side.error:.3g} > {limit:.3g}"
+        why = why_not_timed({"rel_fro": side.error}, self.dtype)
+        side.wrong = why.removeprefix("not timed: ")
+        if math.isnan(side.error):
+            side.refused = why
 
     def _next(self, side: Side) -> int:
         slot, side.cursor = side.cursor, (side.cursor + 1) % self.slots
@@ -320,7 +321,7 @@ class Row:
             inputs = self.contents[slots[-1] % len(self.contents)]
             out = numpy.fromfile(wrong, BITS[self.dtype]).reshape(inputs[0].shape)
             error = relative_error(*inputs, out, reference_rows(self.shape, self.args.seed), self.causal)
-            if not error <= ERROR_LIMIT[self.dtype]:
+            if why_not_timed({"rel_fro": error}, self.dtype):
                 side.refused = f"a timed call went wrong: rel_fro {error:.3g}"
         return answer["seconds"] / len(slots)
 
@@ -385,10 +386,6 @@ class Row:
                 entry["refused"] = side.refused
             if math.isfinite(side.error):
                 entry["errors"] = {"rel_fro": side.error}
-            if side.verdict:
-                entry["verdict"] = side.verdict
-            if side.reason:
-                entry["reason"] = side.reason
             if side.sha256:
                 entry["output_sha256"] = side.sha256
             sides.append(entry)
@@ -441,21 +438,21 @@ def markdown(rows: list[Row], caption: str) -> str:
         timed = [bool(times) and not side.refused for side, times in zip(row.sides, seconds)]
         cells = [titles[metric]] * bool(args.pause)
         for side, times, good in zip(row.sides, seconds, timed):
-            red = " (RED)" if side.verdict == "RED" else ""
+            wrong = side.wrong
             if good:
                 rate = work / statistics.median(times)
-                share = f" ({rate / peak['flops']:.0%})" if peak and not red else ""
-                cells.append(f"{rate / 1e9:.0f}{share}{red}")
+                share = f" ({rate / peak['flops']:.0%})" if peak and not wrong else ""
+                cells.append(f"{rate / 1e9:.0f}{share}{' (wrong)' if wrong else ''}")
             else:
                 cells.append("refused")
-            if not good or red:
-                why = (side.refused or side.reason or "not timed") if not good else side.reason
+            if not good or wrong:
+                why = (side.refused or "not timed") if not good else wrong
                 where = reasons.setdefault((side.name, why), [])
                 where += [text for text in [f"{row.shape.text} {row.dtype}{' causal' if row.causal else ''}"] if text not in where]
         if peaked:
             cells.append(f"{peak['flops'] / 1e9:.0f} {peak['isa']}" if peak else "")
         # A wrong answer sets no pace.
-        peers = [index for index, side in enumerate(row.sides) if side.peer and timed[index] and side.verdict == "GREEN"]
+        peers = [index for index, side in enumerate(row.sides) if side.peer and timed[index] and not side.wrong]
         against, itself = "no peer takes it", ""
         if timed[0]:
             itself = ratio(*zip(*samples[0]))
@@ -475,7 +472,7 @@ def markdown(rows: list[Row], caption: str) -> str:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m greenfast_bench.ab_cpu", description=(__doc__ or "").split("\n\n")[0],
-        epilog="Exit: 0 measured, 2 bad input, 3 no library or none of the peers, 20 one of ours is RED, 130 "
+        epilog="Exit: 0 measured, 2 bad input, 3 no library or none of the peers, 20 one of ours is plainly wrong, 130 "
                "ended by a signal, with the rows so far.")
     parser.add_argument("--shapes", default="1x8x512x64", help="BxHxSxD[,…], with Hq/Hkv and Sq/Skv where they differ")
     parser.add_argument("--variants", default="cpu.flash", help="Greenfast variants")
@@ -642,7 +639,7 @@ def main(argv: list[str] | None = None) -> int:
         for process in processes.values():
             process.end()
     report.write()
-    return 20 if any(side.verdict == "RED" for row in report.rows for side in row.sides if not side.peer) else 0
+    return 20 if any(side.wrong for row in report.rows for side in row.sides if not side.peer) else 0
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ import sys
 import time
 
 SCHEMA = "greenfast.samples/1"
-# Relative Frobenius error against fp64 on the same bits beyond which an engine, ours or a peer, is RED and not timed: some three
+# Relative Frobenius error against fp64 on the same bits beyond which an engine, ours or a peer, is not timed: some three
 # times what an exact result on N(0,1) inputs has that is rounded to 16 bits (2.9e-4, 2.3e-3), and far above that in fp32 (3e-8), where
-# engines sum in other orders. It keeps what is plainly wrong out of a table; whether a kernel keeps its promises is `greenfast check`'s
-# to say. An engine that rounds more than its inputs' type says so by `allowed`, a factor of its own.
-ERROR_LIMIT = {"fp32": 1.0e-5, "fp16": 1.0e-3, "bf16": 8.0e-3, "e4m3": 6.0e-2}
+# engines sum in other orders. It saves a GPU's time on what computes something else; what an error means is `greenfast compare`'s to
+# say, and whether a kernel keeps its promises `greenfast check`'s. An engine that rounds more than its inputs' type says so by
+# `allowed`, a factor of its own.
+TIMED_UP_TO = {"fp32": 1.0e-5, "fp16": 1.0e-3, "bf16": 8.0e-3, "e4m3": 6.0e-2}
+ROW_FACTOR = 4.0  # times that is what any single row may be off
 
 
 class Usage(Exception):
@@ -24,6 +26,20 @@ class Usage(Exception):
 
 class DeviceLost(Exception):
     """No call of this process can succeed any more: which engine's was the first to fail."""
+
+
+def why_not_timed(errors: dict[str, float], dtype: str, allowed: float = 1.0) -> str:
+    """Of an output's errors against fp64, by metric; empty: it is timed. NaN is above any limit."""
+    limits = {"rel_fro": allowed * TIMED_UP_TO[dtype], "max_row": ROW_FACTOR * allowed * TIMED_UP_TO[dtype]}
+    for metric, error in errors.items():
+        if not error <= limits[metric]:
+            return f"not timed: {metric} {error:.3g} is above {limits[metric]:.3g}"
+    return ""
+
+
+def p50_us(entry: dict) -> float | None:
+    """Median of an engine's times, for the eye: records hold the times alone."""
+    return statistics.median(entry["us"]) if entry.get("us") else None
 
 
 def first_line(error: Exception) -> str:
@@ -207,22 +223,21 @@ def ratio_of_rounds(row: dict, over: str, name: str) -> float | None:
     return statistics.median(x / y for x, y in zip(a, b)) if a and b else None
 
 
-def measured(row: dict, identity, reason) -> dict:
+def measured(row: dict, identity) -> dict:
     """What greenfast.samples/1 has of a shape's engines: sides and blocks, with both readings where a time is their difference, and
     under "ab" what the schema does not know.
-    identity(name): how `greenfast compare` calls an engine; reason(entry): why it is RED."""
+    identity(name): how `greenfast compare` calls an engine."""
     names, sides = list(row["engines"]), []
     for name in names:
         entry = row["engines"][name]
         side = {"id": identity(name), "batch": row["calls_per_graph"]}
+        if entry.get("variant"):
+            side["variant"] = entry["variant"]
         if not entry["us"]:
-            side["refused"] = entry["skipped"] or entry.get("verdict", "not timed")
-        if math.isfinite(entry.get("error", math.nan)):
-            side["errors"] = {"rel_fro": entry["error"]}
-        if "verdict" in entry:
-            side["verdict"] = entry["verdict"]
-            if entry["verdict"] == "RED":
-                side["reason"] = reason(entry)
+            side["refused"] = entry["skipped"] or "not timed"
+        found = {"rel_fro": entry.get("error", math.nan), "max_row": entry.get("max_row", math.nan)}
+        if errors := {metric: error for metric, error in found.items() if math.isfinite(error)}:
+            side["errors"] = errors
         sides.append(side)
     blocks = []
     for i, round_ in enumerate(row["rounds"]):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import statistics
 
 from greenfast_bench import capi, ways
-from greenfast_bench.measure import ERROR_LIMIT, DeviceLost, Usage, first_line, measured, ratio_of_rounds, say
+from greenfast_bench.measure import DeviceLost, Usage, first_line, measured, p50_us, ratio_of_rounds, say, why_not_timed
 
 # Rows of tools/gpu/decode.
 DENSE_DECODE = [
@@ -56,7 +55,6 @@ SUITES = {
         "8x32/8x256/8192x128 pages=64 used-kv lengths=log-uniform:512 causal",  # a piece of a prompt over its cache
     ],
 }
-ROW_FACTOR = 4.0  # times ERROR_LIMIT is what any single row may be off
 MOST_SETS = 64
 ENTRIES, ROWS = 4, 64  # sequences, and rows of each, that are compared with fp64
 CHECKED_SETS = 2
@@ -333,7 +331,7 @@ def error_of(data: Data, o, wanted) -> dict[str, float]:
 
     o = widened(o)
     if torch.isnan(o).any():
-        return {"rel_fro": math.nan, "worst_row": math.nan}
+        return {"rel_fro": math.nan, "max_row": math.nan}
     err = norm = worst = 0.0
     for b, rows, r in wanted:
         got = data.output_of(o, b)[:, rows].double()
@@ -342,7 +340,7 @@ def error_of(data: Data, o, wanted) -> dict[str, float]:
         e, n = ((got - r) ** 2).sum(-1), (r ** 2).sum(-1)
         err, norm = err + float(e.sum()), norm + float(n.sum())
         worst = max(worst, float((e / n.clamp_min(1e-30)).max()))
-    return {"rel_fro": math.sqrt(err / norm) if norm else math.sqrt(err), "worst_row": math.sqrt(worst)}
+    return {"rel_fro": math.sqrt(err / norm) if norm else math.sqrt(err), "max_row": math.sqrt(worst)}
 
 
 def widened(o):
@@ -357,7 +355,7 @@ class Refused(Exception):
 class Engine:
     name = ""
     ours = False
-    allowed = 1.0  # of ERROR_LIMIT
+    allowed = 1.0  # of measure.TIMED_UP_TO
 
     def room(self, data: Data):
         """For O."""
@@ -831,7 +829,7 @@ def run_row(row: Row, engines: list[Engine], args, clock, telemetry, rng: random
                 entry["plan"], errors = engine.plan(), eager
                 if engine.ours:
                     entry["variant"] = entry["plan"]["variant"]
-                if good(eager, args.dtype, engine.allowed):
+                if not why_not_timed(eager, args.dtype, engine.allowed):
                     replay, outputs = track.prepare(calls[:track.row["sets"]])
                     kept.append(outputs)
                     for output in outputs:
@@ -839,10 +837,13 @@ def run_row(row: Row, engines: list[Engine], args, clock, telemetry, rng: random
                     clock.synchronize()
                     replay()
                     errors = worst_errors(data, outputs, wanted, clock)
-                if good(errors, args.dtype, engine.allowed):  # nothing is timed before it is right
+                entry["error"], entry["max_row"] = errors["rel_fro"], errors["max_row"]
+                why = why_not_timed(errors, args.dtype, engine.allowed)
+                entry["timed"] = not why
+                if why:
+                    entry["skipped"] = why
+                else:
                     track.replays[engine.name] = replay
-                entry["error"], entry["worst_row"] = errors["rel_fro"], errors["worst_row"]
-                entry["verdict"] = "GREEN" if engine.name in track.replays else "RED"
         except Refused as why:
             reason = str(why)
         except Exception as error:  # an engine that cannot take this row must not end the others'
@@ -852,15 +853,13 @@ def run_row(row: Row, engines: list[Engine], args, clock, telemetry, rng: random
             except Exception as lost:
                 raise DeviceLost(f"the device was lost in {engine.name} at {row.text}: {first_line(lost)}") from error
         for entry in entries:
-            if "verdict" not in entry:
+            if "timed" not in entry:
                 entry["skipped"] = reason
     ways.take_rounds(tracks, args.rounds, rng, telemetry)
     for track in tracks:
         track.replays.clear()
     kept.clear()
     clock.release()
-    for track in tracks:
-        summarise(track.row)
     return [track.row for track in tracks]
 
 
@@ -869,7 +868,7 @@ def worst_errors(data: list[Data], outputs: list, wanted: list, clock) -> dict[s
     import torch
 
     clock.synchronize()
-    worst = {"rel_fro": 0.0, "worst_row": 0.0}
+    worst = {"rel_fro": 0.0, "max_row": 0.0}
     for i, output in enumerate(outputs):
         if i < len(wanted):
             found = error_of(data[i], output, wanted[i])
@@ -881,70 +880,64 @@ def worst_errors(data: list[Data], outputs: list, wanted: list, clock) -> dict[s
     return worst
 
 
-def good(errors: dict[str, float], dtype: str, allowed: float = 1.0) -> bool:
-    limit = allowed * ERROR_LIMIT[dtype]
-    return errors["rel_fro"] <= limit and errors["worst_row"] <= ROW_FACTOR * limit
-
-
-def summarise(row: dict) -> None:
-    """Adds medians, rates, and how many times faster than the peer of the best median each of ours is, as the median of the rounds'
-    ratios: for the eye. Intervals and verdicts are `greenfast compare`'s."""
-    timed = {}
-    for name, entry in row["engines"].items():
-        if entry["us"]:
-            timed[name] = entry["p50_us"] = statistics.median(entry["us"])
-            entry["tflops"], entry["tbs"] = row["flops"] / timed[name] * 1e-6, row["bytes"] / timed[name] * 1e-6
-    peers = {name: us for name, us in timed.items() if is_peer(name)}
-    if peers:
-        best = min(peers, key=peers.get)
-        row["best_peer"] = best
-        for name in timed:
-            if not is_peer(name) and not name.endswith(BESIDE):
-                row["engines"][name]["over_best_peer"] = ratio_of_rounds(row, best, name)
-    for name in timed:
+def shown(row: dict) -> tuple[str, dict[str, dict[str, float]]]:
+    """For the eye, and in no record: the peer of the least median, and of each engine that was timed its median, rates, and how many
+    times faster than that peer and than its own twins it is, as medians of the rounds' ratios. Which peer is the best and how sure a
+    ratio is, `greenfast compare --best` says."""
+    times = {name: us for name, entry in row["engines"].items() if (us := p50_us(entry))}
+    peers = {name: us for name, us in times.items() if is_peer(name)}
+    best, figures = min(peers, key=peers.get, default=""), {}
+    for name, us in times.items():
+        own = figures[name] = {"p50_us": us, "tflops": row["flops"] / us * 1e-6, "tbs": row["bytes"] / us * 1e-6}
+        if best and not is_peer(name) and not name.endswith(BESIDE):
+            own["over_best_peer"] = ratio_of_rounds(row, best, name)
         for kind in ("dense", "fp16", "bf16"):
             other = f"{name.partition(':')[0]}:{kind}"
-            if other in timed and not name.endswith((":dense", ":fp16", ":bf16")):
-                row["engines"][name][f"over_{kind}"] = ratio_of_rounds(row, other, name)
+            if other in times and not name.endswith((":dense", ":fp16", ":bf16")):
+                own[f"over_{kind}"] = ratio_of_rounds(row, other, name)
+    return best, figures
 
 
 def samples(row: dict, clock, seed: int) -> dict:
     """One shape of greenfast.samples/1: a round is a block. What the schema does not know stands under "ab"."""
     return {"name": ways.title(row, row["shape"]), "problem": row["problem"], "flops": row["flops"],
             "device": {"kind": clock.kind, "name": clock.name}, **ways.described(row, clock.timer, clock.tick_seconds), "seed": seed,
-            **measured(row, identity, lambda entry: f"rel_fro {entry['error']:.3g}, worst row {entry['worst_row']:.3g}")}
+            **measured(row, identity)}
 
 
 def table(rows: list[dict], markdown: bool) -> str:
     """µs a call of every engine that took any row; of ours how many times faster than the best peer; and of the fastest of ours how
     it stands beside its dense twin, or the same values in 16 bits."""
     names = [n for n in dict.fromkeys(name for row in rows for name in row["engines"])
-             if any(row["engines"].get(n, {}).get("verdict") for row in rows)]
+             if any("timed" in row["engines"].get(n, {}) for row in rows)]
+    every = [shown(row) for row in rows]
     ours = [n for n in names if not is_peer(n) and not n.endswith(BESIDE)]
-    quantised = any(e.get("p50_us") for row in rows for n, e in row["engines"].items() if n.endswith(":from-fp16"))
-    beside = [kind for kind in ("dense", "fp16", "bf16") if any(f"over_{kind}" in e for row in rows for e in row["engines"].values())]
+    quantised = any(name.endswith(":from-fp16") for _, figures in every for name in figures)
+    beside = [kind for kind in ("dense", "fp16", "bf16") if any(f"over_{kind}" in own for _, figures in every for own in figures.values())]
     several = any(row.get("way") for row in rows)
     header = ["problem", *(["way"] if several else []), "MB", *(f"{n} µs" for n in names), "TB/s", "TFLOP/s", *(f"× {n}" for n in ours),
               *(f"× over {kind}" for kind in beside), *(["from fp16 × over fp16"] if quantised else []), "error", "variant"]
     body = []
-    for row in rows:
+    for row, (best, figures) in zip(rows, every):
         cells = [row["shape"], *([row["way"]] if several else []),
                  f"{row['bytes'] / 1e6:.1f}" + ("" if row["cache"] == "cold" else " hot")]
         for name in names:
             entry = row["engines"].get(name, {})
             noise = ways.is_noise(entry)
-            cells.append(f"{entry['p50_us']:.2f}" if "p50_us" in entry else "RED" if entry.get("verdict") == "RED" else "noise" if noise else "–")
+            cells.append(f"{figures[name]['p50_us']:.2f}" if name in figures else "wrong" if entry.get("timed") is False else "noise" if noise else "–")
         # Of several of ours the fastest speaks for the row.
-        fastest = min((row["engines"][n] for n in ours if "p50_us" in row["engines"].get(n, {})), key=lambda e: e["p50_us"], default={})
+        speaker = min((n for n in ours if n in figures), key=lambda n: figures[n]["p50_us"], default="")
+        fastest = figures.get(speaker, {})
         cells += [f"{fastest['tbs']:.2f}" if fastest else "–", f"{fastest['tflops']:.0f}" if fastest else "–"]
         for name in ours:
-            ratio = row["engines"].get(name, {}).get("over_best_peer")
-            cells.append(f"{ratio:.3f} ({row['best_peer']})" if ratio else "–")
+            ratio = figures.get(name, {}).get("over_best_peer")
+            cells.append(f"{ratio:.3f} ({best})" if ratio else "–")
         cells += [*(f"{fastest[f'over_{kind}']:.3f}" if fastest.get(f"over_{kind}") else "–" for kind in beside)]
         if quantised:
-            ratio = row["engines"].get("greenfast:from-fp16", {}).get("over_fp16")
+            ratio = figures.get("greenfast:from-fp16", {}).get("over_fp16")
             cells.append(f"{ratio:.3f}" if ratio else "–")
-        cells += [f"{fastest['error']:.1e}" if fastest else "–", fastest.get("variant", "–")]
+        entry = row["engines"].get(speaker, {})
+        cells += [f"{entry['error']:.1e}" if entry else "–", entry.get("variant", "–")]
         body.append(cells)
     if markdown:
         lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
@@ -954,10 +947,11 @@ def table(rows: list[dict], markdown: bool) -> str:
 
 
 def progress(row: dict) -> str:
-    parts = [f"{name} {entry['p50_us']:.2f}" if entry["us"] else f"{name} RED {entry['error']:.2g}" if entry.get("verdict") == "RED" else
+    _, figures = shown(row)
+    parts = [f"{name} {figures[name]['p50_us']:.2f}" if name in figures else f"{name} {entry['skipped']}" if entry.get("timed") is False else
              f"{name} noise" if ways.is_noise(entry) else ""
              for name, entry in row["engines"].items()]
-    ratios = [f"×{entry['over_best_peer']:.2f} {name}" for name, entry in row["engines"].items() if entry.get("over_best_peer")]
+    ratios = [f"×{own['over_best_peer']:.2f} {name}" for name, own in figures.items() if own.get("over_best_peer")]
     return f"{ways.title(row, row['shape'])}: {', '.join(part for part in parts if part) or 'nobody'}  {', '.join(ratios)}"
 
 

@@ -11,7 +11,9 @@
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/fast/statistics.hpp"
+#include "workbench/green/policy.hpp"
 #include "workbench/verdict/compare.hpp"
+#include "workbench/verdict/compare_best.hpp"
 
 namespace greenfast::workbench::test {
 namespace {
@@ -60,6 +62,45 @@ TEST(RecheckGate, AnotherMethodThanTheRecordsIsSeen) {
             std::string::npos);
 }
 
+/// A live comparison of two shapes, of which `long` was measured and is not shown.
+json recorded_comparison() {
+  Comparison c;
+  Recording recording;
+  for (const char* name : {"mission", "long"}) {
+    Samples s = SimulatedMachine({}, 1, 100).paired(1.2, 8, 1, 4);
+    s.name = name;
+    recording.shapes.push_back(std::move(s));
+  }
+  const Samples both = recording.shapes.back();
+  recording.shapes.back().sides[0].refused = "noise";
+  c = *compare_sides(recording, "baseline", "candidate");
+  c.skipped[0] = {"long", "baseline", SkipReason::noise, "the neighbours' own spread hides it"};
+  c.samples = {recording.shapes.front(), both};
+  return to_json(c);
+}
+
+TEST(RecheckCompare, AShapeThatIsNotShownIsAccountedForByItsNameAndNoSentence) {
+  const auto found = [](const json& record) {
+    const auto all = recheck(record);
+    return all.empty() ? std::string() : all.front().detail;
+  };
+  json record = recorded_comparison();
+  EXPECT_EQ(found(record), "");
+  record["skipped"][0]["detail"] = "in other words";
+  EXPECT_EQ(found(record), "");
+  const std::string tampered = "long: was measured, and is not shown";
+  record["skipped"][0]["shape"] = "longer";
+  record["skipped"][0]["detail"] = "long: too slow";
+  EXPECT_EQ(found(record), tampered);
+  record["skipped"].clear();
+  EXPECT_EQ(found(record), tampered);
+  // As records have it from before an entry had members.
+  record["skipped"] = {"long: cpu.flash: noise"};
+  EXPECT_EQ(found(record), "");
+  record["skipped"] = {"long:hot: cpu.flash: noise"};
+  EXPECT_EQ(found(record), tampered) << "another shape, whose name begins alike";
+}
+
 /// A record of the harness for peers: back to back, and behind a neighbour that takes 5 us alone.
 json recorded_ways() {
   std::vector<Samples> shapes;
@@ -71,6 +112,7 @@ json recorded_ways() {
     if (between) s.neighbour = "elementwise: x += 1";
     s.sides[0].id = "peer:fa3";
     s.sides[1].id = "greenfast";
+    for (Side& side : s.sides) side.errors = {{"rel_fro", 3e-4}};
     for (Block& block : s.blocks)
       for (Sample& sample : block.samples) sample.neighbour_alone = between ? 5e-6 : 0;
     shapes.push_back(std::move(s));
@@ -125,13 +167,15 @@ TEST(RecheckPeers, EveryWayOfARunIsHeldToItsSamplesAndNoneIsLeftOut) {
   const auto part = [&](const std::string& way) {
     Recording kept = *recording;
     EXPECT_TRUE(keep_way(kept, way));
-    const Comparison c = *compare_sides(kept, "peer:fa3", "greenfast");
+    judge_errors(kept, *load_policy("strict"));
+    const BestComparison best = *compare_best(kept, {"peer:fa3"}, "greenfast");
+    const Comparison& c = best.beside.at(0);
     const auto side = [](const Summary& s) {
       return json{{"p50_seconds", s.p50},
                   {"p50_ci_seconds", {s.ci_lo, s.ci_hi}},
                   {"p90_seconds", s.p90},
                   {"samples", s.n},
-                  {"green", "not checked"}};
+                  {"green", "GREEN"}};
     };
     const ShapeComparison& shape = c.shapes.at(0);
     json peer = side(shape.a);
@@ -139,8 +183,11 @@ TEST(RecheckPeers, EveryWayOfARunIsHeldToItsSamplesAndNoneIsLeftOut) {
     peer["speedup_p90"] = interval_json(shape.p90);
     return json{{"way", way},
                 {"overall_p50", {{"peer:fa3", interval_json(*c.overall_p50)}}},
+                {"standings", standings_json(best)},
                 {"shapes",
-                 {{{"problem", shape.problem},
+                 {{{"name", shape.name},
+                   {"problem", shape.problem},
+                   {"best", "peer:fa3"},
                    {"greenfast", side(shape.b)},
                    {"peers", {{"peer:fa3", peer}}}}}}};
   };
@@ -154,6 +201,21 @@ TEST(RecheckPeers, EveryWayOfARunIsHeldToItsSamplesAndNoneIsLeftOut) {
     return all.empty() ? std::string() : all.front().detail;
   };
   EXPECT_EQ(found(), "");
+  // Which peer was the best, and the mean over the shapes, are figures as well.
+  const json whole = table;
+  table["shapes"][0]["best"] = "peer:slow";
+  EXPECT_NE(found().find("/best: \"peer:slow\", but its samples say \"peer:fa3\""),
+            std::string::npos)
+      << found();
+  table["shapes"][0].erase("best");
+  EXPECT_NE(found().find("/best"), std::string::npos) << found();
+  table = whole;
+  table["ways"][0]["standings"]["all"]["mean_p50"]["lo"] = 9.0;
+  EXPECT_NE(found().find("elementwise:hot: standings/all/mean_p50/lo"), std::string::npos)
+      << found();
+  table["ways"][0].erase("standings");
+  EXPECT_NE(found().find("standings"), std::string::npos) << found();
+  table = whole;
   json& value = table["ways"][0]["shapes"][0]["peers"]["peer:fa3"]["speedup_p50"]["value"];
   value = value.get<double>() * 1.1;
   EXPECT_NE(found().find("elementwise:hot: 1x8x512x64 fp16/speedup_p50/value"), std::string::npos)

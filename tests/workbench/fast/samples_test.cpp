@@ -22,6 +22,8 @@ std::vector<Samples> recorded() {
   samples.flops = 5.4e8;
   samples.device = DeviceKind::cuda;
   samples.cache = CacheState::hot;
+  samples.metric = CallMetric::after_pause;
+  samples.sides[1].variant = "cuda.sm90.prefill";
   samples.sides[1].errors = {{"rel_fro", 2.5e-7}};
   samples.sides[1].output_sha256 = "ab12";
   samples.blocks[2].dropped = "slow";
@@ -39,6 +41,22 @@ TEST(SamplesFile, RoundTrips) {
   ASSERT_TRUE(read) << read.status().message();
   EXPECT_EQ(to_json(*read), written);
   EXPECT_EQ((*read)[0].blocks[3].telemetry.throttle_reasons[0], "power");
+}
+
+TEST(SamplesFile, AnOldRecordNamesAKernelInTheHarnessOwnMember) {
+  json record = to_json(recorded());
+  json& shape = record["shapes"][0];
+  shape["sides"][1].erase("variant");
+  EXPECT_EQ((*samples_from_json(record))[0].sides[1].variant, "");
+  shape["ab"] = {{"engines", {{shape["sides"][1]["id"], {{"variant", "cuda.sm90.small"}}}}}};
+  EXPECT_EQ((*samples_from_json(record))[0].sides[1].variant, "cuda.sm90.small");
+  EXPECT_EQ((*samples_from_json(record))[0].sides[0].variant, "");
+  for (const json& other : {json(), json("text"), json{{"engines", 3}}}) {
+    shape["ab"] = other;
+    EXPECT_EQ((*samples_from_json(record))[0].sides[1].variant, "") << other;
+  }
+  shape["metric"] = "now and then";
+  EXPECT_NE(samples_from_json(record).status().message().find("/metric"), std::string::npos);
 }
 
 /// The same behind a neighbour that took 5 us alone.

@@ -150,6 +150,37 @@ TEST(Coverage, DifferencesBelowTheTickAreNotClaimed) {
   EXPECT_GE(i.hi - i.lo, 2 * 1.024e-6 / 656e-6) << "at least a tick to each side";
 }
 
+TEST(Coverage, TheGeometricMeanOverShapesHolds) {
+  // Eight shapes whose ratios differ, as rows of a table of peers do, 15 blocks each.
+  Weather weather;
+  weather.tick = 20e-9;
+  BootstrapOptions quick;
+  quick.resamples = 600;
+  constexpr int kMeans = 300, kShapes = 8;
+  int p50 = 0, p90 = 0;
+  for (int trial = 0; trial < kMeans; ++trial) {
+    std::vector<LogRatio> ratios[2];
+    double truth = 0;
+    for (int shape = 0; shape < kShapes; ++shape) {
+      const auto seed = static_cast<std::uint64_t>(100 * trial + shape);
+      const double ratio = 0.9 + 0.1 * shape;
+      Samples samples = SimulatedMachine(weather, 7000 + seed, 60).paired(ratio, 15, seed);
+      samples.name = fmt::format("{}", shape);
+      ratios[0].push_back(*paired_log_ratio(samples, 0, 1, Statistic::p50, quick));
+      ratios[1].push_back(*paired_log_ratio(samples, 0, 1, Statistic::p90, quick));
+      truth += std::log(ratio) / kShapes;
+    }
+    const auto contains = [&](const std::vector<LogRatio>& of) {
+      const Interval i = speedup(geometric_mean(of));
+      return i.lo <= std::exp(truth) && std::exp(truth) <= i.hi;
+    };
+    p50 += contains(ratios[0]);
+    p90 += contains(ratios[1]);
+  }
+  EXPECT_GE(p50, 0.93 * kMeans);
+  EXPECT_GE(p90, 0.93 * kMeans);
+}
+
 TEST(Coverage, ProcessesAreTheOuterLevel) {
   // Three processes that differ by 3% from each other: resampling blocks alone would pretend to
   // know the ratio to 0.1%.

@@ -93,7 +93,12 @@ TEST(Compare, SidesOfOneRecording) {
   EXPECT_EQ(c->shapes[0].outputs, "bit for bit");
   EXPECT_EQ(c->shapes[1].outputs, "no digests recorded");
   ASSERT_EQ(c->skipped.size(), 1u);
-  EXPECT_EQ(c->skipped[0], "long: candidate: too long");
+  EXPECT_EQ(c->skipped[0].shape, "long");
+  EXPECT_EQ(c->skipped[0].side, "candidate");
+  EXPECT_EQ(c->skipped[0].reason, SkipReason::no_samples);
+  EXPECT_EQ(describe(c->skipped[0]), "long: candidate: too long");
+  EXPECT_EQ(to_json(*c)["skipped"][0].dump(),
+            R"({"detail":"too long","reason":"no_samples","shape":"long","side":"candidate"})");
   EXPECT_EQ(c->exit_code, 0);
   const auto back = compare_sides(r, "candidate", "baseline");
   ASSERT_TRUE(back);
@@ -129,7 +134,26 @@ TEST(Compare, TwoRecordingsAreComparedWithAWarning) {
   EXPECT_NEAR(c->shapes[0].p50.value, 0.5, 0.01);
   EXPECT_FALSE(c->paired);
   EXPECT_NE(c->notes.at(0).find("not interleaved"), std::string::npos);
-  EXPECT_EQ(c->skipped.size(), 2u);
+  ASSERT_EQ(c->skipped.size(), 2u);
+  EXPECT_EQ(c->skipped[1].reason, SkipReason::other_recording);
+  EXPECT_EQ(describe(c->skipped[1]), "long: is only in b.json");
+  Recording known = a;
+  known.shapes[0].sides[0].refused = "no room";
+  const auto why = compare_recordings(known, "baseline", a, "candidate");
+  ASSERT_TRUE(why) << why.status().message();
+  EXPECT_EQ(describe(why->skipped.at(0)), "mission: baseline: no room");
+}
+
+TEST(Compare, ASkippedShapeIsReadAsItIsWrittenAndAsItUsedToBe) {
+  const SkippedShape noise{"mission, gemm:hot", "cuda.a", SkipReason::noise, "a: b"};
+  Comparison c;
+  c.skipped = {noise};
+  const json written = to_json(c)["skipped"][0];
+  EXPECT_EQ(shape_of_skipped(written), noise.shape);
+  EXPECT_EQ(words_of_skipped(written), describe(noise));
+  EXPECT_EQ(shape_of_skipped("mission, gemm:hot: cuda.a: noise"), noise.shape);
+  EXPECT_EQ(words_of_skipped("long: is only in a.json"), "long: is only in a.json");
+  EXPECT_THROW((void)shape_of_skipped({{"shape", "long"}, {"reason", "whim"}}), json::exception);
 }
 
 TEST(Compare, OneWayOfTimingIsTakenAtATime) {
@@ -220,7 +244,7 @@ TEST_F(RecordingFile, SamplesRunsAndGatesAreRead) {
   const auto run = read_recording(folder->path());
   ASSERT_TRUE(run) << run.status().message();
   EXPECT_EQ(run->source, at("run.json"));
-  EXPECT_EQ(describe(run->correctness_of("baseline", "mission")), "RED: max_row");
+  EXPECT_EQ(describe(run->correctness_of("baseline", run->shapes.at(0))), "RED: max_row");
 }
 
 TEST_F(RecordingFile, StrangersAreRefusedByName) {

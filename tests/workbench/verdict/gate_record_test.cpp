@@ -11,7 +11,7 @@ using nlohmann::json;
 GateRecord begun() {
   GateRecord record;
   record.head = {{"status", "running"}, {"run_id", "one"}, {"build", {{"version", "1"}}}};
-  record.steps.push_back({"build", "plans and refusals", {}, true, 0.5});
+  record.steps.push_back({{.kind = StepKind::build}, "plans and refusals", {}, true, 0.5});
   return record;
 }
 
@@ -32,8 +32,9 @@ TEST(GateRecord, WhatWasNotReachedIsAbsent) {
 
 TEST(GateRecord, AStepThatDiedSaysHow) {
   GateRecord record = begun();
-  record.steps.push_back({"green.0", "GREEN small", ReasonCode::timeout, false, 9});
+  record.steps.push_back({{.kind = StepKind::green}, "GREEN small", ReasonCode::timeout, false, 9});
   const json step = json_of(record)["steps"][1];
+  EXPECT_EQ(step["name"], "green.0");
   EXPECT_EQ(step["status"], "TIMEOUT");
   EXPECT_FALSE(step.contains("resumed")) << "nothing came home that could be a checkpoint's";
 }
@@ -88,13 +89,42 @@ TEST(GateRecord, TimesDecideByTheIntervalBesideTheirNoise) {
   EXPECT_EQ(fast[1].dump(), R"({"primary":false,"shape":"long","skipped":"refused"})");
 }
 
+TEST(GateRecord, ACheckSaysWhatItIsAbout) {
+  GateRecord record = begun();
+  record.checklist = {{CheckKind::build, "build", "both sides built", "abc", CheckStatus::pass},
+                      {CheckKind::guard, "any words", ">= 0.98x", "1x", CheckStatus::defer, "long",
+                       Statistic::p90}};
+  const json rows = json_of(record)["checklist"];
+  EXPECT_EQ(rows[0].dump(), R"({"actual":"abc","gate":"build","kind":"build","status":"PASS",)"
+                            R"("target":"both sides built"})");
+  EXPECT_EQ(rows[1]["kind"], "guard");
+  EXPECT_EQ(rows[1]["shape"], "long");
+  EXPECT_EQ(rows[1]["statistic"], "p90");
+  EXPECT_EQ(kind_of_check(rows[1]), CheckKind::guard);
+}
+
+TEST(GateRecord, ACheckOfAnOldRecordIsKnownByItsName) {
+  const auto kind = [](const char* gate) { return kind_of_check({{"gate", gate}}); };
+  EXPECT_EQ(kind("build"), CheckKind::build);
+  EXPECT_EQ(kind("GREEN"), CheckKind::green);
+  EXPECT_EQ(kind("GREEN of the baseline"), CheckKind::green_baseline);
+  EXPECT_EQ(kind("GREEN of what else it takes"), CheckKind::green_claims);
+  EXPECT_EQ(kind("resources: kernel"), CheckKind::resources);
+  EXPECT_EQ(kind("A/A noise floor"), CheckKind::noise);
+  EXPECT_EQ(kind("FAST mission p50"), CheckKind::fast);
+  EXPECT_EQ(kind("guard long p90"), CheckKind::guard);
+  EXPECT_EQ(kind("speed of light mission"), CheckKind::light);
+  EXPECT_EQ(kind("something else"), std::nullopt);
+  EXPECT_EQ(kind_of_check({{"gate", "GREEN"}, {"kind", "of a later version"}}), std::nullopt);
+}
+
 TEST(GateRecord, APredictionWithoutItsShapeHasNoOutcome) {
   GateRecord record = begun();
   Prediction prediction;
   prediction.speedup = {1.0, 2.0};
   record.verdict.predicted = GatePrediction{prediction, {}};
   EXPECT_TRUE(json_of(record)["verdict"]["predicted"]["outcome"].is_null());
-  record.verdict.predicted->outcome = "as predicted";
+  record.verdict.predicted->outcome = PredictionOutcome::as_predicted;
   const json predicted = json_of(record)["verdict"]["predicted"];
   EXPECT_EQ(predicted["outcome"], "as predicted");
   EXPECT_EQ(predicted["speedup"].dump(), "[1.0,2.0]");

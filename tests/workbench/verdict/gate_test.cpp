@@ -11,6 +11,7 @@
 
 #include "workbench/base/checkpoint.hpp"
 #include "workbench/base/schemas.hpp"
+#include "workbench/verdict/gate_walk.hpp"
 
 namespace greenfast::workbench::test {
 namespace {
@@ -41,9 +42,7 @@ class GateTest : public ::testing::Test {
   Result<GateResult> run(const GateOptions& options) {
     return run_gate(options, directory, {"gate", "..."}, observer);
   }
-  static std::string code(const GateResult& result) {
-    return result.record["verdict"]["reasons"].at(0)["code"].get<std::string>();
-  }
+  static ReasonCode code(const GateResult& result) { return result.decision().reasons.at(0).code; }
 
   fs::path directory;
   GateObserver observer;
@@ -53,43 +52,49 @@ class GateTest : public ::testing::Test {
 TEST_F(GateTest, AMutantIsRejectedWithTheMetricThatCaughtIt) {
   const auto result = run(small("cpu.naive", "mutant.drops_last_key"));
   ASSERT_TRUE(result) << result.status().message();
-  EXPECT_EQ(result->exit_code, 20);
-  EXPECT_EQ(result->record["verdict"]["decision"], "REJECT");
-  EXPECT_EQ(code(*result), "NUMERICS");
-  EXPECT_FALSE(result->record.contains("fast")) << "a failed gate ends the walk";
-  EXPECT_NE(gate_text(result->record, false).find("REJECT(NUMERICS)"), std::string::npos);
+  EXPECT_EQ(result->decision().exit_code, 20);
+  EXPECT_EQ(result->decision().outcome, Outcome::reject);
+  EXPECT_EQ(code(*result), ReasonCode::numerics);
+  EXPECT_FALSE(result->record.fast) << "a failed gate ends the walk";
+  EXPECT_NE(gate_text(json_of(*result), false).find("REJECT(NUMERICS)"), std::string::npos);
 }
 
 TEST_F(GateTest, ABreachOfIntegrityHasItsOwnCode) {
   const auto result = run(small("cpu.naive", "mutant.modifies_input"));
   ASSERT_TRUE(result) << result.status().message();
-  EXPECT_EQ(result->exit_code, 21);
-  EXPECT_EQ(code(*result), "INTEGRITY");
+  EXPECT_EQ(result->decision().exit_code, 21);
+  EXPECT_EQ(code(*result), ReasonCode::integrity);
 }
 
 TEST_F(GateTest, TheSameVariantTwiceIsNoComparison) {
   const auto result = run(small("cpu.naive", "cpu.naive"));
   ASSERT_TRUE(result) << result.status().message();
-  EXPECT_EQ(result->exit_code, 10);
-  EXPECT_EQ(result->record["verdict"]["decision"], "DEFER");
-  EXPECT_EQ(code(*result), "NO_OP");
+  EXPECT_EQ(result->decision().exit_code, 10);
+  EXPECT_EQ(result->decision().outcome, Outcome::defer);
+  EXPECT_EQ(code(*result), ReasonCode::no_op);
   // It was measured all the same, in both processes, with an A/A beside it.
-  const json& fast = result->record["fast"][0];
-  EXPECT_EQ(fast["processes"], 2);
-  EXPECT_TRUE(fast.contains("same_against_same"));
-  EXPECT_EQ(result->record["headline"].size(), 3u);
+  const GateTimes& fast = result->record.fast->at(0);
+  EXPECT_EQ(fast.processes, 2);
+  EXPECT_TRUE(fast.same);
+  EXPECT_EQ(result->headline.size(), 3u);
+  // What was walked is the list that --status shows of such a job.
+  const Walk walk{.shapes = {{"1x2x33x16"}}, .processes = 2};
+  std::vector<WalkStep> walked;
+  for (const GateStep& step : result->record.steps) walked.push_back(step.step);
+  EXPECT_EQ(walked, steps_of(walk));
+  for (const WalkStep& step : walked)
+    EXPECT_TRUE(fs::exists(directory / "steps" / (name_of(step) + ".json"))) << name_of(step);
   EXPECT_TRUE(fs::exists(directory / "gate.json"));
   EXPECT_TRUE(fs::exists(directory / "report.md"));
-  EXPECT_EQ(*read_json(directory / "gate.json"), result->record);
+  EXPECT_EQ(*read_json(directory / "gate.json"), json_of(*result));
 }
 
 TEST_F(GateTest, AWrongBaselineDecidesNothing) {
   const auto result = run(small("mutant.gain", "cpu.naive"));
   ASSERT_TRUE(result) << result.status().message();
-  EXPECT_EQ(result->exit_code, 10);
-  EXPECT_EQ(code(*result), "INCONCLUSIVE");
-  EXPECT_NE(result->record["verdict"]["reasons"][0]["detail"].get<std::string>().find(
-                "the baseline mutant.gain is RED"),
+  EXPECT_EQ(result->decision().exit_code, 10);
+  EXPECT_EQ(code(*result), ReasonCode::inconclusive);
+  EXPECT_NE(result->decision().reasons.at(0).detail.find("the baseline mutant.gain is RED"),
             std::string::npos);
 }
 
@@ -198,12 +203,11 @@ TEST_F(GateTest, APeerThatCannotBeMeasuredIsSkippedAndDecidesNothing) {
   const auto result = run(options);
   unsetenv("GREENFAST_PYTHON");
   ASSERT_TRUE(result) << result.status().message();
-  EXPECT_EQ(code(*result), "NO_OP");
-  EXPECT_NE(result->record["peers"]["skipped"].get<std::string>().find("/nowhere/python3"),
-            std::string::npos);
-  const auto last = result->record["headline"][2].get<std::string>();
+  EXPECT_EQ(code(*result), ReasonCode::no_op);
+  EXPECT_NE(result->record.peers->skipped.find("/nowhere/python3"), std::string::npos);
+  const std::string& last = result->headline.at(2);
   EXPECT_NE(last.find("peers SKIPPED"), std::string::npos) << last;
-  EXPECT_NE(gate_markdown(result->record).find("## Beside peers"), std::string::npos);
+  EXPECT_NE(gate_markdown(json_of(*result)).find("## Beside peers"), std::string::npos);
 
   options.peers = {"peer:torch-cudnn"};
   EXPECT_EQ(check_gate(options).code(), StatusCode::invalid_argument);
@@ -214,9 +218,8 @@ TEST_F(GateTest, APeerThatCannotBeMeasuredIsSkippedAndDecidesNothing) {
 TEST_F(GateTest, TheReportTellsTheDistanceToTheBestPeer) {
   const auto result = run(small("cpu.naive", "cpu.naive"));
   ASSERT_TRUE(result);
-  EXPECT_NE(result->record["headline"][2].get<std::string>().find("no peer measured"),
-            std::string::npos);
-  json record = result->record;
+  EXPECT_NE(result->headline.at(2).find("no peer measured"), std::string::npos);
+  json record = json_of(*result);
   const auto side = [](const char* id, double p50, double speedup) {
     return json{{"id", id},
                 {"verdict", "GREEN"},

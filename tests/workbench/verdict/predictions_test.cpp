@@ -85,9 +85,10 @@ TEST(Predictions, MetricsAreAskedForWhereTheyAreKnown) {
 
 TEST(Predictions, AMeasurementIsSetBesideThem) {
   const std::pair predicted(1.05, 1.10);
-  EXPECT_EQ(outcome_of(predicted, {1.02, 1.01, 1.04}), "less than predicted");
-  EXPECT_EQ(outcome_of(predicted, {1.04, 1.03, 1.05}), "as predicted") << "the intervals meet";
-  EXPECT_EQ(outcome_of(predicted, {1.12, 1.11, 1.13}), "more than predicted");
+  EXPECT_EQ(outcome_of(predicted, {1.02, 1.01, 1.04}), PredictionOutcome::less);
+  EXPECT_EQ(outcome_of(predicted, {1.04, 1.03, 1.05}), PredictionOutcome::as_predicted)
+      << "the intervals meet";
+  EXPECT_EQ(outcome_of(predicted, {1.12, 1.11, 1.13}), PredictionOutcome::more);
 }
 
 }  // namespace
