@@ -10,12 +10,18 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "fuzz/serving/draw.hpp"
 #include "fuzz/serving/invariance.hpp"
+#include "workbench/base/atomic_file.hpp"
+#include "workbench/base/host.hpp"
+#include "workbench/base/json.hpp"
 #include "workbench/green/validate.hpp"
+#include "workbench/record/facts.hpp"
+#include "workbench/record/record.hpp"
 #include "workbench/subjects/mutants/mutants.hpp"
 
 namespace greenfast::fuzz {
@@ -33,11 +39,12 @@ constexpr const char* kHelp =
   --seconds S            stop after that long, whatever --count says (default: no limit)
   --seed N               of the problems (default 1)
   --case K               this problem of the seed alone
+  --json FILE            the record (docs/schema/fuzz_serving.schema.json)
   --help
 
 Each finding is printed with the command that checks its problem again.
-Exit codes: 0 nothing found, 2 usage, 3 no device, 20 wrong numbers, 21 memory that is not the call's
-or was not written, 24 a call failed.
+Exit codes: 0 nothing found, 2 usage, 3 no device, 4 I/O, 20 wrong numbers, 21 memory that is not the
+call's or was not written, 24 a call failed.
 )";
 
 struct Arguments {
@@ -46,6 +53,7 @@ struct Arguments {
   bool reference = true, invariance = true;
   std::uint64_t count = 1000, seed = 1, first = 0;
   double seconds = 0;
+  std::string json;
 };
 
 struct Usage {
@@ -87,6 +95,8 @@ Arguments parse(const std::vector<std::string>& words) {
     } else if (option == "--case") {
       a.first = number_of(option, value);
       a.count = 1;
+    } else if (option == "--json") {
+      a.json = value;
     } else {
       throw Usage{"there is no option '" + option + "'; --help lists them"};
     }
@@ -108,7 +118,34 @@ struct Tally {
   std::uint64_t checked = 0, refused = 0, wrong = 0, compared = 0;
 };
 
-int run(const Arguments& a) {
+struct Outcome {
+  std::uint64_t problems = 0;
+  double seconds = 0;
+  std::map<std::string, Tally> tallies;
+  nlohmann::json findings = nlohmann::json::array();
+  int code = 0;
+};
+
+nlohmann::json record_of(const Arguments& a, const RecordHead& head, const DeviceFacts& device,
+                         const Outcome& outcome) {
+  nlohmann::json record = head_json(head, "greenfast.fuzz_serving/1");
+  record["device"] = device_json(device);
+  record["property"] = !a.reference ? "batch-invariant" : a.invariance ? "both" : "reference";
+  record["seed"] = a.seed;
+  record["problems"] = outcome.problems;
+  record["exit_code"] = outcome.code;
+  record["variants"] = nlohmann::json::array();
+  for (const auto& [id, tally] : outcome.tallies)
+    record["variants"].push_back({{"name", id},
+                                  {"checked", tally.checked},
+                                  {"refused", tally.refused},
+                                  {"compared", tally.compared},
+                                  {"wrong", tally.wrong}});
+  record["findings"] = outcome.findings;
+  return record;
+}
+
+int run(const Arguments& a, const std::vector<std::string>& words) {
   auto opened = open_device(a.device);
   if (!opened) {
     std::fprintf(stderr, "fuzz_serving: %s\n", opened.status().message().c_str());
@@ -124,18 +161,22 @@ int run(const Arguments& a) {
   policy->reruns = {0, 0};  // twice, over two patterns of poison
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) std::signal(signal, tell_at_work);
 
+  RecordHead head;
+  head.command = "fuzz_serving";
+  head.argv = words;
+  head.host = host_facts();
+  head.utc = utc_time();
+  head.run_id = utc_stamp() + "-" + std::to_string(::getpid());
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
-  std::map<std::string, Tally> tallies;
-  std::uint64_t problems = 0, wrong = 0;
-  int code = 0;
+  Outcome outcome;
   const auto worse = [&](int one) {
     const auto order = [](int c) { return c == 24 ? 3 : c == 21 ? 2 : c == 20 ? 1 : 0; };
-    if (order(one) > order(code)) code = one;
+    if (order(one) > order(outcome.code)) outcome.code = one;
   };
-  for (std::uint64_t n = a.first; n < a.first + a.count; ++n, ++problems) {
+  for (std::uint64_t n = a.first; n < a.first + a.count; ++n, ++outcome.problems) {
     if (a.seconds > 0 && elapsed() >= a.seconds) break;
     const Drawn drawn = draw(a.seed, n);
     std::snprintf(at_work, sizeof at_work, "at case %llu: %s\n", static_cast<unsigned long long>(n),
@@ -144,15 +185,23 @@ int run(const Arguments& a) {
     if (!data) {
       std::printf("case %llu: %s\n", static_cast<unsigned long long>(n),
                   data.status().message().c_str());
+      outcome.findings.push_back({{"case", n},
+                                  {"variant", nullptr},
+                                  {"options", drawn.options},
+                                  {"what", data.status().message()}});
       worse(24);
       continue;
     }
     for (const auto& subject : *found) {
-      Tally& tally = tallies[subject->id()];
+      Tally& tally = outcome.tallies[subject->id()];
       const auto report = [&](const std::string& what, int one) {
         ++tally.wrong;
-        ++wrong;
         worse(one);
+        outcome.findings.push_back({{"case", n},
+                                    {"variant", subject->id()},
+                                    {"options", drawn.options},
+                                    {"distribution", name_of(drawn.test.distribution)},
+                                    {"what", what}});
         std::printf("case %llu, %s, %s: %s\n  greenfast check --variants %s %s\n",
                     static_cast<unsigned long long>(n), subject->id().c_str(),
                     std::string(name_of(drawn.test.distribution)).c_str(), what.c_str(),
@@ -175,17 +224,26 @@ int run(const Arguments& a) {
         report("batch_invariant: " + *what, 20);
     }
   }
+  outcome.seconds = head.seconds = elapsed();
   std::printf("%-28s %9s %9s %9s %9s\n", "variant", "checked", "refused", "compared", "wrong");
-  for (const auto& [id, tally] : tallies)
+  for (const auto& [id, tally] : outcome.tallies)
     std::printf("%-28s %9llu %9llu %9llu %9llu\n", id.c_str(),
                 static_cast<unsigned long long>(tally.checked),
                 static_cast<unsigned long long>(tally.refused),
                 static_cast<unsigned long long>(tally.compared),
                 static_cast<unsigned long long>(tally.wrong));
-  std::printf("%llu problems in %.1f s, seed %llu: %llu findings\n",
-              static_cast<unsigned long long>(problems), elapsed(),
-              static_cast<unsigned long long>(a.seed), static_cast<unsigned long long>(wrong));
-  return code;
+  std::printf("%llu problems in %.1f s, seed %llu: %zu findings\n",
+              static_cast<unsigned long long>(outcome.problems), outcome.seconds,
+              static_cast<unsigned long long>(a.seed), outcome.findings.size());
+  if (!a.json.empty()) {
+    const auto record = record_of(a, head, device.facts(), outcome);
+    if (const Status written = write_file_atomically(a.json, json_text(record, 1) + "\n");
+        !written) {
+      std::fprintf(stderr, "fuzz_serving: %s\n", written.message().c_str());
+      return 4;
+    }
+  }
+  return outcome.code;
 }
 
 }  // namespace
@@ -198,7 +256,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   try {
-    return greenfast::fuzz::run(greenfast::fuzz::parse(words));
+    return greenfast::fuzz::run(greenfast::fuzz::parse(words), words);
   } catch (const greenfast::fuzz::Usage& usage) {
     std::fprintf(stderr, "fuzz_serving: %s\n", usage.message.c_str());
     return 2;

@@ -57,12 +57,21 @@ def serving(*arguments):
                           check=False, timeout=300)
 
 
-def test_serving_problems_find_nothing_in_the_library_and_a_planted_fault():
-    clean = serving("--count", 25, "--seed", 3)
+def test_serving_problems_find_nothing_in_the_library_and_a_planted_fault(tmp_path):
+    record = tmp_path / "record.json"
+    clean = serving("--count", 25, "--seed", 3, "--json", record)
     assert clean.returncode == 0 and "25 problems" in clean.stdout and " 0 findings" in clean.stdout
-    wrong = serving("--count", 25, "--seed", 3, "--variants", "mutant.sink_forgotten")
+    kept = json.loads(record.read_text())
+    validate(kept)
+    assert (kept["problems"], kept["exit_code"], kept["findings"]) == (25, 0, []) and kept["variants"][0]["checked"] > 10
+    wrong = serving("--count", 25, "--seed", 3, "--variants", "mutant.sink_forgotten", "--json", record)
     assert wrong.returncode == 20 and "sinks" in wrong.stdout
     assert "greenfast check --variants mutant.sink_forgotten --shapes '" in wrong.stdout
+    kept = json.loads(record.read_text())
+    validate(kept)
+    assert kept["exit_code"] == 20 and all("sinks" in finding["options"] for finding in kept["findings"])
+    assert kept["variants"][0]["wrong"] == len(kept["findings"]) > 0
+    assert serving("--count", 1, "--json", tmp_path / "no" / "such" / "record.json").returncode == 4
 
 
 @pytest.mark.parametrize("arguments, word", [

@@ -21,6 +21,10 @@ case "$1" in
       *cuda.sm90.decode*) sleep ${SLOW:-0} ;;
       *) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2/run.json" ;;
     esac ;;
+  gate)
+    for word; do case "$before" in --out) mkdir -p "$word/made"; echo '{}' >"$word/made/gate.json" ;; esac; before=$word; done
+    case "$*" in *mutant*) exit 20 ;; *no-op*) exit 10 ;; *reject*) exit 23 ;; esac ;;
+  profile) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2/profile.json" ;;
   evidence) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2" ;;
 esac
 """
@@ -85,3 +89,13 @@ def test_what_the_budget_has_no_time_for_is_named_and_the_rest_is_kept(record):
 def test_the_package_is_named_where_the_build_has_none(record):
     done, out, _ = record("python")
     assert done.returncode == 1 and "GREENFAST_PYTHON=ON" in (out / "python.log").read_text() and not (out / "bundle.json").exists()
+
+
+def test_gates_and_their_profiles_go_into_the_bundle_where_the_pages_read_them(record):
+    done, out, calls = record("gates")
+    assert done.returncode == 0, (out / "gates.log").read_text()
+    bundled = calls.read_text().splitlines()[-1].split()
+    names = {word.partition("=")[0] for word in bundled if word.startswith("verdicts/")}
+    assert {"verdicts/cuda-stage1/gate", "verdicts/cuda-stage1/profile", "verdicts/cuda-fp8-wgmma/profile", "verdicts/cuda-no-op/gate"} <= names
+    assert "verdicts/cuda-no-op/profile" not in names
+    assert (out / "gates" / "stage1" / "gate.json").exists()
