@@ -117,7 +117,7 @@ std::string words_of(const StandingOf& of) {
                      *of.metric == CallMetric::after_pause ? ", after a pause" : "");
 }
 
-std::string opening(const BestComparison& c) {
+std::string best_opening(const BestComparison& c) {
   const Comparison& first = c.beside.front();
   std::vector<std::string> others;
   for (const Comparison& one : c.beside) others.push_back(one.a);
@@ -172,7 +172,7 @@ Table standings_table(const BestComparison& c) {
   return table;
 }
 
-std::string remarks(const BestComparison& c, const char* bullet) {
+std::string best_remarks(const BestComparison& c, const char* bullet) {
   std::string out;
   for (const Comparison& one : c.beside) {
     for (const ShapeComparison& shape : one.shapes) {
@@ -269,14 +269,14 @@ json to_json(const BestComparison& c) {
 }
 
 std::string compare_text(const BestComparison& c, bool color) {
-  return fmt::format("{}\n\n{}\n{}\n{}", opening(c), shapes_table(c, color).text(),
-                     standings_table(c).text(), remarks(c, "  "));
+  return fmt::format("{}\n\n{}\n{}\n{}", best_opening(c), shapes_table(c, color).text(),
+                     standings_table(c).text(), best_remarks(c, "  "));
 }
 
 std::string compare_markdown(const BestComparison& c) {
-  return fmt::format("# {} beside its best rival\n\n{}.\n\n{}\n{}\n{}", c.ours, opening(c),
+  return fmt::format("# {} beside its best rival\n\n{}.\n\n{}\n{}\n{}", c.ours, best_opening(c),
                      shapes_table(c, false).markdown(), standings_table(c).markdown(),
-                     remarks(c, "- "));
+                     best_remarks(c, "- "));
 }
 
 }  // namespace greenfast::workbench
