@@ -508,7 +508,7 @@ class Recheck {
 
   /// tools/gpu/python: medians, ratios and shares of models whose calls were timed one by one.
   void check_python() {
-    for (const auto& [name, model] : record_.at("models").items()) {
+    for (const auto& [name, model] : record_.value("models", json::object()).items()) {
       json medians = json::object(), speedups = json::object(), shares;
       for (const char* mode : {"eager", "compiled"}) {
         if (!model.contains(mode)) continue;

@@ -505,8 +505,9 @@ class GateRecheck {
   }
   void expect(const json& line, const std::string& target, const std::string& actual) {
     if (!same_facts(text(line, "target"), target) || !same_facts(text(line, "actual"), actual))
-      check_.add(fmt::format("checklist, {}: says \"{}\", and its row says \"{}\"",
-                             text(line, "gate"), text(line, "actual"), actual));
+      check_.add(fmt::format(
+          "checklist, {}: says \"{}\" of \"{}\", and its row says \"{}\" of \"{}\"",
+          text(line, "gate"), text(line, "actual"), text(line, "target"), actual, target));
   }
   /// "65 registers, 51.0 KB, 0 B local (sm_90a)": of one of the kernels, where rows say so much.
   void summary_of_kernel(const json& line) {
