@@ -7,6 +7,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:selftest evidence/selftest.json -->   planted kernels and what caught them
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
     <!-- greenfast:ladder evidence/run.json [evidence/gates.json] -->   rungs beside predecessor and ceiling
+    <!-- greenfast:acceptance evidence/run.json -->      rungs at a policy's acceptance problems: error and time
     <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
     <!-- greenfast:predictions policies/predictions.toml evidence/gates.json... -->   each step's prediction, and what its gates found
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
@@ -588,7 +589,22 @@ def ladder_checks(path):
             f"commit {commits}, policy {source['policy']}.\n")
 
 
-KINDS = {"predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+def acceptance(path):
+    """The originals' acceptance of a family: what each rung is off by, and its time, at each of the problems."""
+    record = load(path, "greenfast.run/1")
+    problems = list(dict.fromkeys(row["problem"] for row in record["rows"]))
+    rows = []
+    for variant in dict.fromkeys(row["variant"] for row in record["rows"]):
+        by_problem = {row["problem"]: row for row in record["rows"] if row["variant"] == variant}
+        cells = [f"`{variant.removeprefix('cuda.')}`"]
+        for problem in problems:
+            row = by_problem[problem]
+            cells.append(f"{row['verdict']}, {small(row['worst']['max_err'])}, {seconds(row['time']['p50_seconds'])} µs" if row["time"] else row["verdict"])
+        rows.append(cells)
+    return table(["rung", *(f"{problem}: max error, p50" for problem in problems)], "l" * (1 + len(problems)), rows) + f"\n{provenance(record)}\n"
+
+
+KINDS = {"acceptance": acceptance, "predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -19,7 +19,7 @@ case "$1" in
       *--plugin*) echo '{"rows": [{"variant": "plugin:x", "verdict": "GREEN", "reason": null}]}'; exit 0 ;;
       *rollback*) exit 21 ;;
       *cuda.sm90.decode*) sleep ${SLOW:-0} ;;
-      *) while [ "$1" != --out ]; do shift; done; echo '{}' >"$2/run.json" ;;
+      *) while [ "$1" != --out ]; do shift; done; mkdir -p "$2"; echo '{}' >"$2/run.json" ;;
     esac ;;
   gate)
     for word; do case "$before" in --out) mkdir -p "$word/made"; echo '{}' >"$word/made/gate.json" ;; esac; before=$word; done

@@ -208,10 +208,23 @@ def test_a_walk_becomes_one_record_of_what_ran_on_a_gpu(tmp_path):
     assert subprocess.run([sys.executable, ROOT / "tools" / "ladder_gates", tmp_path / "bin"], capture_output=True, check=False).returncode == 3
 
 
+def test_the_ladder_records_the_steps_that_are_asked_for_and_no_other(tmp_path):
+    program = tmp_path / "greenfast"
+    program.write_text('#!/bin/sh\necho "$1" >>"$0.calls"\necho "{}"\n')
+    program.chmod(0o755)
+    ladder = ROOT / "tools" / "gpu" / "ladder"
+    done = subprocess.run([ladder, program, tmp_path / "out", "60", "selftest,phases"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "greenfast.calls").read_text().split() == ["selftest", "phases"]
+    assert {file.name for file in (tmp_path / "out").glob("*.json")} == {"selftest.json", "phases.json"}
+    refused = subprocess.run([ladder, program, tmp_path / "out", "60", "phases,walk"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "no step walk; there are selftest" in refused.stderr
+
+
 def test_persistence_is_timed_where_every_cta_has_four_tiles():
     """On an H200: 227 KB a multiprocessor for the kernel's 53 KB, 132 multiprocessors, tiles of 32 queries."""
     script = (ROOT / "tools" / "gpu" / "ladder").read_text()
-    shapes = [re.search(r'^primary="(.*)"$', script, re.MULTILINE)[1], *re.search(r'^guards="(.*)"$', script, re.MULTILINE)[1].split(",")]
+    shapes = [re.search(r'^ *primary="(.*)"$', script, re.MULTILINE)[1], *re.search(r'^ *guards="(.*)"$', script, re.MULTILINE)[1].split(",")]
     assert '--candidate cuda.stage_c.persistent --dtype e4m3 --primary "$primary"' in script and '--guards "$guards"' in script
     places = 227 // 53 * 132
     lengths = []

@@ -235,7 +235,7 @@ class Verifier {
     const std::string name = text_of(member(record, "policy"), "name"),
                       digest = text_of(member(record, "policy"), "sha256");
     for (const BuiltinPolicy& policy : builtin_policies()) {
-      if (policy.name == name && sha256_hex(policy.text) != digest)
+      if (policy.name == name && load_policy(policy.name)->sha256 != digest)
         add({.file = file,
              .subject = "policy " + name,
              .state = EvidenceState::uncompared,

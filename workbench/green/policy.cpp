@@ -123,11 +123,27 @@ void read_limits(PolicyTable root, LimitTables& limits) {
   root.finish();
 }
 
+/// What a policy's text says: with `base = "strict"` that policy's text, in which each key of its
+/// own stands for the whole of the base's. Its digest covers both texts.
+std::pair<toml::table, std::string> whole_policy(std::string_view text) {
+  toml::table own = toml::parse(text);
+  if (!own.contains("base")) return {own, sha256_hex(text)};
+  const auto name = own["base"].value<std::string>();
+  for (const BuiltinPolicy& builtin : builtin_policies()) {
+    toml::table document = toml::parse(builtin.text);
+    if (name != builtin.name || document.contains("base")) continue;
+    own.erase("base");
+    for (auto&& [key, value] : own) document.insert_or_assign(key, value);
+    return {document, sha256_hex(std::string(builtin.text) + std::string(text))};
+  }
+  throw Mistake("base must name a built-in policy that has none itself");
+}
+
 Policy read_policy(std::string_view name, std::string_view text) {
-  const toml::table document = toml::parse(text);
+  const auto [document, digest] = whole_policy(text);
   Policy policy;
   policy.name = name;
-  policy.sha256 = sha256_hex(text);
+  policy.sha256 = digest;
   policy.text = std::string(text);
   PolicyTable root(&document, "");
 

@@ -66,13 +66,6 @@ TEST(KernelSources, NoFileIsLeftOut) {
     const std::string path = fs::relative(item.path(), root).generic_string();
     // No variants: evidence never speaks of them.
     if (path.ends_with("cpu/30_merge.cpp") || path.ends_with("cpu/31_append.cpp")) continue;
-    // Nor of one that only GREENFAST_EXPERIMENTAL builds, in a build without it.
-    const auto left_out = [&](std::string_view file, std::string_view id) {
-      return path.find(file) != std::string::npos && sources_of(id).empty();
-    };
-    if (left_out("stage_c_fp8_wgmma", "cuda.stage_c.fp8_wgmma") ||
-        left_out("v2c_v8_slim", "cuda.v2c.v8_slim"))
-      continue;
     EXPECT_TRUE(known.contains(path)) << path << " is in no kernel's list (CMakeLists.txt)";
   }
 }

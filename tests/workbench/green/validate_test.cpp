@@ -567,10 +567,7 @@ TEST(Subjects, SelectorsFindWhatIsThere) {
   EXPECT_GT(rollbacks, 0u);
   const auto ladder = find_subjects("ladder");
   ASSERT_TRUE(ladder) << ladder.status().message();
-  std::size_t experimental = 0;
-  for (const char* id : {"cuda.v2c.v8_slim", "cuda.stage_c.fp8_wgmma"})
-    experimental += find_subjects(id).ok() ? 1 : 0;
-  EXPECT_EQ(ladder->size(), 16u + experimental) << "five rungs of V2c and eleven of stage-C";
+  EXPECT_EQ(ladder->size(), 18u) << "six rungs of V2c and twelve of stage-C";
   const auto two = find_subjects("cpu.naive, mutant.zeros,cpu.n*");
   ASSERT_TRUE(two) << two.status().message();
   ASSERT_EQ(two->size(), 2u) << "each once";

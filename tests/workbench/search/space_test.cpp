@@ -37,7 +37,7 @@ TEST(Space, EveryVariantThatHasOneDeclaresItWell) {
     found.insert(id);
   }
   for (const VariantInfo& variant : variants()) {
-    // What GREENFAST_EXPERIMENTAL adds has none before a GPU has run it.
+    // Its tile is what one wgmma multiplies.
     if (variant.id.starts_with("cuda.stage_c.") && variant.derived_from.empty() &&
         variant.id != "cuda.stage_c.fp8_wgmma") {
       EXPECT_TRUE(found.contains(variant.id)) << variant.id << " has no space in tune/";

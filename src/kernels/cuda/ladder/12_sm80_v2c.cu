@@ -21,9 +21,7 @@
 #include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
-#if GREENFAST_EXPERIMENTAL
 #include "kernels/cuda/ladder/twin.cuh"
-#endif
 
 namespace greenfast::cuda::v2c {
 namespace {
@@ -292,7 +290,6 @@ using V5 = Rung<Multiply::scalar, false>;
 using V6 = Rung<Multiply::wmma, false>;
 using V7 = Rung<Multiply::wmma, true>;
 
-#if GREENFAST_EXPERIMENTAL
 using Clocks =
     ClockProbeOf<Phase::loads, Phase::scores, Phase::softmax, Phase::values, Phase::epilogue>;
 
@@ -336,7 +333,6 @@ constexpr core::Kernel kTwin{.supports = R::supports,
                              .plan = Twin<R>::plan,
                              .workspace = Twin<R>::workspace,
                              .launch = Twin<R>::launch};
-#endif
 
 }  // namespace
 }  // namespace greenfast::cuda::v2c
@@ -349,9 +345,7 @@ extern const core::Kernel cuda_v2c_v6{
     .supports = V6::supports, .plan = V6::plan, .launch = V6::launch};
 extern const core::Kernel cuda_v2c_v7{
     .supports = V7::supports, .plan = V7::plan, .launch = V7::launch};
-#if GREENFAST_EXPERIMENTAL
 extern const core::Kernel cuda_v2c_v5_phases = kTwin<V5>;
 extern const core::Kernel cuda_v2c_v6_phases = kTwin<V6>;
 extern const core::Kernel cuda_v2c_v7_phases = kTwin<V7>;
-#endif
 }  // namespace greenfast::kernels

@@ -14,9 +14,7 @@
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
-#if GREENFAST_EXPERIMENTAL
 #include "kernels/cuda/ladder/twin.cuh"
-#endif
 
 namespace greenfast::cuda::stage_c_3b {
 namespace {
@@ -215,7 +213,6 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   return plan;
 }
 
-#if GREENFAST_EXPERIMENTAL
 using Clocks = ClockProbe;
 
 // The family's limit, which clocks would pass by two registers (ptxas 13.0, sm_89).
@@ -239,7 +236,6 @@ Status twin_launch(const Problem& problem, const Tensors& tensors, const core::C
   return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads, 0,
                                            "cuda.stage_c.stage3b, instrumented");
 }
-#endif
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_3b
@@ -253,10 +249,8 @@ extern const core::Kernel cuda_stage_c_stage3b_no_cp_async{
     .supports = cuda::stage_c_3b::supports,
     .plan = cuda::stage_c_3b::plan<false>,
     .launch = cuda::stage_c_3b::launch<false>};
-#if GREENFAST_EXPERIMENTAL
 extern const core::Kernel cuda_stage_c_stage3b_phases{.supports = cuda::stage_c_3b::supports,
                                                       .plan = cuda::stage_c_3b::twin_plan,
                                                       .workspace = cuda::stage_c_3b::twin_workspace,
                                                       .launch = cuda::stage_c_3b::twin_launch};
-#endif
 }  // namespace greenfast::kernels

@@ -12,9 +12,7 @@
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
-#if GREENFAST_EXPERIMENTAL
 #include "kernels/cuda/ladder/twin.cuh"
-#endif
 
 namespace greenfast::cuda::stage_c_warp_spec {
 namespace {
@@ -204,7 +202,6 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   return plan;
 }
 
-#if GREENFAST_EXPERIMENTAL
 using Clocks = ClockProbeOf<Phase::loads, Phase::free_stage, Phase::decode, Phase::full_stage,
                             Phase::scores, Phase::softmax, Phase::values, Phase::epilogue>;
 
@@ -229,7 +226,6 @@ Status twin_launch(const Problem& problem, const Tensors& tensors, const core::C
                                            sizeof(SharedMemoryPlan),
                                            "cuda.stage_c.warp_spec, instrumented");
 }
-#endif
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_warp_spec
@@ -242,11 +238,9 @@ constexpr core::Kernel kWarpSpec{.supports = cuda::stage_c_warp_spec::supports,
 extern const core::Kernel cuda_stage_c_warp_spec = kWarpSpec<true, true>;
 extern const core::Kernel cuda_stage_c_warp_spec_no_cp_async = kWarpSpec<false, true>;
 extern const core::Kernel cuda_stage_c_warp_spec_no_wmma_pv = kWarpSpec<true, false>;
-#if GREENFAST_EXPERIMENTAL
 extern const core::Kernel cuda_stage_c_warp_spec_phases{
     .supports = cuda::stage_c_warp_spec::supports,
     .plan = cuda::stage_c_warp_spec::twin_plan,
     .workspace = cuda::stage_c_warp_spec::twin_workspace,
     .launch = cuda::stage_c_warp_spec::twin_launch};
-#endif
 }  // namespace greenfast::kernels

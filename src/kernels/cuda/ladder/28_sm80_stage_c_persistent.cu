@@ -228,9 +228,7 @@ constexpr core::Kernel kPersistent{
 extern const core::Kernel cuda_stage_c_persistent = kPersistent<true, true>;
 extern const core::Kernel cuda_stage_c_persistent_no_cp_async = kPersistent<false, true>;
 extern const core::Kernel cuda_stage_c_persistent_no_wmma_pv = kPersistent<true, false>;
-#if GREENFAST_EXPERIMENTAL
 // The same machine code on three CTAs: edge checks and sanitizers, whose problems are small, then go
 // from tile to tile and over tiles without keys.
 extern const core::Kernel cuda_stage_c_persistent_capped = kPersistent<true, true, 3>;
-#endif
 }  // namespace greenfast::kernels

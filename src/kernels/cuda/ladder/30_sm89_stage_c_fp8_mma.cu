@@ -16,9 +16,7 @@
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/stage_c.cuh"
-#if GREENFAST_EXPERIMENTAL
 #include "kernels/cuda/ladder/twin.cuh"
-#endif
 
 namespace greenfast::cuda::stage_c_fp8_mma {
 namespace {
@@ -252,7 +250,6 @@ Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
   return plan;
 }
 
-#if GREENFAST_EXPERIMENTAL
 using Clocks = ClockProbeOf<Phase::loads, Phase::transpose, Phase::scores, Phase::softmax,
                             Phase::values, Phase::epilogue>;
 
@@ -276,7 +273,6 @@ Status twin_launch(const Problem& problem, const Tensors& tensors, const core::C
   return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads, 0,
                                            "cuda.stage_c.fp8_mma, instrumented");
 }
-#endif
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_fp8_mma
@@ -285,11 +281,9 @@ namespace greenfast::kernels {
 extern const core::Kernel cuda_stage_c_fp8_mma{.supports = cuda::stage_c_fp8_mma::supports,
                                                .plan = cuda::stage_c_fp8_mma::plan,
                                                .launch = cuda::stage_c_fp8_mma::launch};
-#if GREENFAST_EXPERIMENTAL
 extern const core::Kernel cuda_stage_c_fp8_mma_phases{
     .supports = cuda::stage_c_fp8_mma::supports,
     .plan = cuda::stage_c_fp8_mma::twin_plan,
     .workspace = cuda::stage_c_fp8_mma::twin_workspace,
     .launch = cuda::stage_c_fp8_mma::twin_launch};
-#endif
 }  // namespace greenfast::kernels
