@@ -508,7 +508,9 @@ class Recheck {
 
   /// tools/gpu/python: medians, ratios and shares of models whose calls were timed one by one.
   void check_python() {
-    for (const auto& [name, model] : record_.value("models", json::object()).items()) {
+    // A record of other parts of the tool has no models. Not a temporary: items() refers to it.
+    const json models = record_.value("models", json::object());
+    for (const auto& [name, model] : models.items()) {
       json medians = json::object(), speedups = json::object(), shares;
       for (const char* mode : {"eager", "compiled"}) {
         if (!model.contains(mode)) continue;
