@@ -73,3 +73,14 @@ def test_errors_that_a_recording_holds_are_judged_here(greenfast, tmp_path):
     assert wrong["beside"][0]["shapes"][0]["a"]["green"] == "RED: rel_fro 0.005 is above 0.004"
     record["shapes"][0]["sides"][names.index("greenfast")]["errors"]["rel_fro"] = 5e-3
     assert greenfast("compare", path, "--best").code in (0, 20) and judged()["exit_code"] == 20
+
+
+def test_a_shape_without_rows_or_keys_is_left_out_by_name(greenfast):
+    shapes = ["1x2x0/64x16", "1x2x64/0x16", "0x2x64x16"]
+    run = greenfast("compare", "cpu.naive", "cpu.flash", "--shapes", ",".join(shapes), "--dtype", "fp32", "--json")
+    assert run.code == 3, "nothing was compared"
+    record = run.json
+    validate(record)
+    assert record["shapes"] == [] and [(s["shape"], s["reason"]) for s in record["skipped"]] == [(shape, "nothing") for shape in shapes]
+    text = greenfast("compare", "cpu.naive", "cpu.flash", "--shapes", ",".join(shapes), "--dtype", "fp32")
+    assert text.out.count("has no rows or no keys") == 3 and "bit for bit" not in text.out

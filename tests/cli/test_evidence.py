@@ -112,19 +112,33 @@ def test_a_figure_that_its_samples_do_not_say_is_tampered_even_with_a_fresh_dige
     assert [f[0] for f in found] == ["TAMPERED"] and f"{figure} " in found[0][3] and "its samples say" in found[0][3]
 
 
+@pytest.mark.parametrize("file, decision, code, exit_code", [
+    ("reject", "DEFER", "INCONCLUSIVE", 10),
+    ("reject", "DEFER", "BELOW_GATE", 10),
+    ("mutant", "DEFER", "INCONCLUSIVE", 10),
+    ("mutant", "REJECT", "REGRESSION", 23),
+    ("promote", "REJECT", "REGRESSION", 23),
+])
+def test_a_verdict_that_its_steps_and_samples_do_not_bear_out_is_tampered(greenfast, tmp_path, evidence, file, decision, code, exit_code):
+    record = json.loads((ROOT / "evidence" / "verdicts" / file / "gate.json").read_text())
+    record["verdict"].update(decision=decision, exit_code=exit_code, reasons=[{"code": code, "detail": "x", "settle": ""}])
+    assert greenfast("evidence", "import", write(tmp_path / "mine.json", record)).code == 0
+    assert any(f[0] == "TAMPERED" and f"its reasons are {code}, and its steps and samples say" in f[3] for f in evidence())
+
+
 @pytest.mark.parametrize("file, path, words", [
     ("cpu.json", ("rows", 0, "worst", "max_row"), "worst max_row"),
     ("verdicts/peer/compare.json", ("shapes", 0, "ratio_p50", "lo"), "ratio_p50: lo"),
     ("verdicts/peer/compare.json", ("shapes", 0, "ratio_p90", "value"), "ratio_p90: value"),
     ("verdicts/peer/compare.json", ("shapes", 0, "b", "mean_seconds"), "mean_seconds"),
     ("verdicts/peer/compare.json", ("overall_p50", "hi"), "overall_p50: hi"),
-    ("verdicts/promote/gate.json", ("overall", "value"), "overall: value"),
-    ("verdicts/promote/gate.json", ("fast", 0, "same_against_same", "hi"), "same against same: hi"),
+    ("verdicts/promote/gate.json", ("overall", "value"), "overall/value"),
+    ("verdicts/promote/gate.json", ("fast", 0, "same_against_same", "hi"), "same_against_same/hi"),
     ("verdicts/promote/gate.json", ("fast", 0, "noise_floor"), "noise_floor"),
     ("verdicts/promote/gate.json", ("fast", 0, "candidate", "ci_hi"), "ci_hi"),
     ("verdicts/promote/gate.json", ("fast", 0, "candidate_flops"), "candidate_flops"),
     ("verdicts/promote/gate.json", ("fast", 0, "candidate_percent_of_peak"), "candidate_percent_of_peak"),
-    ("verdicts/promote/gate.json", ("resources", 0, "limit"), "passes its limit"),
+    ("verdicts/promote/gate.json", ("resources", 0, "limit"), "beside its limit"),
 ])
 def test_every_figure_that_can_be_computed_again_is(greenfast, tmp_path, evidence, file, path, words):
     record = json.loads((ROOT / "evidence" / file).read_text())

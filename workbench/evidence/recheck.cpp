@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -11,25 +12,20 @@
 #include "workbench/base/files.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/cases/workload.hpp"
+#include "workbench/evidence/recheck_facts.hpp"
+#include "workbench/evidence/recheck_gate.hpp"
+#include "workbench/fast/measure.hpp"
 #include "workbench/fast/statistics.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/verdict/compare.hpp"
 #include "workbench/verdict/compare_best.hpp"
-#include "workbench/verdict/decide.hpp"
-#include "workbench/verdict/gate.hpp"
 
 namespace greenfast::workbench {
 namespace {
 
 using nlohmann::json;
-
-/// Of figures that went through JSON and back, and through other compilers' sums.
-constexpr double kTolerance = 1e-6;
-
-bool same(double said, double is) {
-  return std::fabs(said - is) <= kTolerance * std::max(std::fabs(is), 1e-300) || said == is;
-}
 
 class Recheck {
  public:
@@ -39,9 +35,18 @@ class Recheck {
     const std::string schema = record_.value("schema", "");
     try {
       if (schema == kRunSchema) check_run();
-      if (schema == kGateSchema) check_gate();
+      if (schema == kGateSchema) found(recheck_gate(record_));
       if (schema == kSamplesSchema) check_samples();
-      if (schema == kCompareSchema) check_compare();
+      if (schema == kCompareSchema) {
+        check_compare();
+        check_seen(record_);
+      }
+      if (schema == kSelftestSchema) check_selftest();
+      // Of tools that are no part of this program.
+      if (schema == "greenfast.ladder_gates/1") found(recheck_ladder_gates(record_));
+      if (schema == "greenfast.known-factors/1") found(recheck_known_factors(record_));
+      if (schema == "greenfast.python/1") check_python();
+      if (schema == "greenfast.loaded/1") check_loaded();
     } catch (const json::exception& error) {
       add("", fmt::format("is not what its schema says: {}", error.what()));
     }
@@ -52,11 +57,14 @@ class Recheck {
   void add(std::string subject, std::string detail) {
     out_.push_back({std::move(subject), std::move(detail)});
   }
+  void found(std::vector<Disagreement> disagreements) {
+    std::move(disagreements.begin(), disagreements.end(), std::back_inserter(out_));
+  }
   /// `said` is what an object says under `name`; absent or null says nothing.
   void figure(const std::string& subject, const std::string& where, const json& object,
               const char* name, double is) {
     const auto said = object.find(name);
-    if (said == object.end() || !said->is_number() || same(said->get<double>(), is)) return;
+    if (said == object.end() || !said->is_number() || same_figure(said->get<double>(), is)) return;
     add(subject, fmt::format("{}: {} {:.6g}, but its samples say {:.6g}", where, name,
                              said->get<double>(), is));
   }
@@ -79,11 +87,14 @@ class Recheck {
     if (std::isfinite(s.std)) figure(subject, where, said, "std_seconds", s.std);
     figure(subject, where, said, "samples", static_cast<double>(s.n));
     figure(subject, where, said, "discarded", static_cast<double>(s.discarded));
+    figure(subject, where, said, "other_work", s.other_work);
+    figure(subject, where, said, "batch", s.batch);
+    figure(subject, where, said, "tick_seconds", s.tick);
     const json& ends = said.value("p50_ci_seconds", json());
     if (!ends.is_array() || ends.size() != 2) return;
     for (const std::size_t end : {0, 1}) {
       const double is = end == 0 ? s.ci_lo : s.ci_hi;
-      if (ends[end].is_number() && !same(ends[end].get<double>(), is))
+      if (ends[end].is_number() && !same_figure(ends[end].get<double>(), is))
         add(subject, fmt::format("{}: p50_ci_seconds {:.6g}, but its samples say {:.6g}", where,
                                  ends[end].get<double>(), is));
     }
@@ -96,6 +107,11 @@ class Recheck {
     for (const json& peak : record_.value("peaks", json::array()))
       if (peak.at("flops").is_number())
         peaks[peak.at("problem").get<std::string>()] = peak.at("flops").get<double>();
+    for (const Samples& shape : *samples) flops_of(shape);
+    codes_of_run();
+    for (const json& row : record_.value("problems", json::array()))
+      if (const auto problem = problem_of_json(row); problem && is_dense(*problem))
+        figure("", row.at("name").get<std::string>(), row, "flop", flop_count(*problem));
     for (const bool compare : {false, true})
       for (const json& row : record_.at("rows")) {
         const std::string variant = row.at("variant"), problem = row.at("problem");
@@ -128,18 +144,42 @@ class Recheck {
       }
   }
 
+  /// A row's code is its verdict's kind, the run's the gravest of them.
+  void codes_of_run() {
+    std::vector<int> codes;
+    for (const json& row : record_.at("rows")) {
+      const std::string verdict = row.at("verdict");
+      const int code = row.at("exit_code").get<int>();
+      codes.push_back(code);
+      const bool red = verdict == name_of(Verdict::red);
+      if ((verdict == name_of(Verdict::green)) != (code == kPassed) ||
+          red != (code == kCrash || code == kIntegrity || code == kNumerics))
+        add(row.at("variant"), fmt::format("{}: says {} with exit_code {}",
+                                           row.at("problem").get<std::string>(), verdict, code));
+    }
+    const int said = record_.at("exit_code").get<int>();
+    const bool failed = !record_.value("failures", json::array()).empty();
+    const int is = failed ? static_cast<int>(kInternal) : worst_of(codes);
+    if (said != is && said != kInterrupted)
+      add("", fmt::format("exit_code {}, but its rows say {}", said, is));
+  }
+
   /// A row against the cases that it sums up.
   void cases_of(const json& row, const std::string& variant, const std::string& problem) {
-    int judged = 0, red = 0;
+    int judged = 0, red = 0, sampled = 0;
     for (const json& c : record_.at("cases")) {
       if (c.at("variant") != variant || c.at("problem") != problem) continue;
-      if (c.at("verdict") != "SKIPPED") ++judged;
+      if (c.at("verdict") != "SKIPPED") {
+        ++judged;
+        sampled += c.at("rows_checked") < c.at("rows_total");
+      }
       red += c.at("verdict") == "RED";
       if (c.at("verdict") == "GREEN") metrics_of(c, variant);
     }
     const int said = row.at("cases").get<int>();
     if (said != judged)
       add(variant, fmt::format("{}: says {} cases, and has {}", problem, said, judged));
+    figure(variant, problem, row, "cases_with_sampled_rows", sampled);
     if (row.at("verdict") == "GREEN") worst_of_cases(row, variant, problem);
     if (row.at("verdict") == "GREEN" && (red > 0 || judged == 0))
       add(variant,
@@ -180,7 +220,7 @@ class Recheck {
       if (!said.is_object() || !said.contains(name) || !said.at(name).is_number())
         add(variant,
             fmt::format("{}: worst {} is not said, and its cases say {:.6g}", problem, name, is));
-      else if (!same(said.at(name).get<double>(), is))
+      else if (!same_figure(said.at(name).get<double>(), is))
         add(variant, fmt::format("{}: worst {} {:.6g}, but its cases say {:.6g}", problem, name,
                                  said.at(name).get<double>(), is));
     }
@@ -220,6 +260,8 @@ class Recheck {
       const json ab = shapes.at(i).value("ab", json());
       if (!ab.is_object()) continue;
       figure("", shape.name, ab, "flops", shape.flops);
+      flops_of(shape);
+      best_peer(shape.name, ab);
       for (const auto& [name, engine] : ab.at("engines").items()) {
         const int side = side_of(shape, name);
         if (side < 0 || !engine.contains("us")) continue;
@@ -232,12 +274,13 @@ class Recheck {
           add(name,
               fmt::format("{}: {} times, and {} samples", shape.name, us.size(), seconds.size()));
         for (std::size_t k = 0; k < std::min(us.size(), seconds.size()); ++k)
-          if (!same(us[k].get<double>(), 1e6 * seconds[k])) {
+          if (!same_figure(us[k].get<double>(), 1e6 * seconds[k])) {
             add(name, fmt::format("{}: us {:.6g}, but its sample says {:.6g}", shape.name,
                                   us[k].get<double>(), 1e6 * seconds[k]));
             break;
           }
         if (!shape.neighbour.empty()) differences(name, shape.name, engine);
+        ratios(shape.name, ab, name);
         const Summary s = summarize(shape, side);
         if (s.n == 0) continue;
         figure(name, shape.name, engine, "p50_us", 1e6 * s.p50);
@@ -245,6 +288,55 @@ class Recheck {
         figure(name, shape.name, engine, "error", error_of(shape, side));
       }
     }
+  }
+  /// Medians over the rounds of the time of another engine over this one's, in records from before
+  /// 2026-11-25, when the harness left them to `greenfast compare`.
+  void ratios(const std::string& shape, const json& ab, const std::string& name) {
+    const json& engine = ab.at("engines").at(name);
+    const std::string best = ab.value("best_peer", "");
+    const auto over = [&](const char* member, const std::string& other) {
+      const json& said = engine.contains(member) ? engine.at(member) : json();
+      if (!said.is_number()) return;
+      const json &ours = engine.at("us"),
+                 theirs = ab.at("engines").value(other, json::object()).value("us", json::array());
+      std::vector<double> rounds;
+      for (std::size_t k = 0; k < std::min(ours.size(), theirs.size()); ++k)
+        rounds.push_back(theirs[k].get<double>() / ours[k].get<double>());
+      if (rounds.empty())
+        add(name, fmt::format("{}: {} is said, and {} has no times", shape, member,
+                              other.empty() ? "no peer" : other));
+      else
+        figure(name, shape, engine, member, quantile(rounds, 0.5));
+    };
+    over("ratio", best);
+    over("over_best_peer", best);
+    const std::string family = name.substr(0, name.find(':'));
+    over("over_dense", family + ":dense");
+    over("over_fp16", family + ":fp16");
+    over("over_bf16", family + ":bf16");
+    if (ab.contains("bytes") && engine.contains("p50_us") && engine.at("p50_us").is_number())
+      figure(name, shape, engine, "tbs",
+             1e-6 * ab.at("bytes").get<double>() / engine.at("p50_us").get<double>());
+  }
+  /// The fastest peer that is GREEN sets the pace.
+  void best_peer(const std::string& shape, const json& ab) {
+    if (!ab.contains("best_peer") || !ab.at("best_peer").is_string()) return;
+    std::string best;
+    double least = 0;
+    for (const auto& [name, engine] : ab.at("engines").items()) {
+      if (engine.contains("variant") || name.starts_with("greenfast") ||
+          engine.value("verdict", "") != name_of(Verdict::green) || !engine.contains("p50_us") ||
+          !engine.at("p50_us").is_number())
+        continue;
+      const double us = engine.at("p50_us").get<double>();
+      if (best.empty() || us < least) {
+        best = name;
+        least = us;
+      }
+    }
+    if (ab.at("best_peer") != best)
+      add("", fmt::format("{}: best_peer {}, and the fastest GREEN one is {}", shape,
+                          ab.at("best_peer").dump(), best.empty() ? "none" : best));
   }
   /// Times behind a neighbour are what the stretches took less what the neighbours took alone; none
   /// where that was not above zero in every round.
@@ -257,7 +349,7 @@ class Recheck {
     for (std::size_t k = 0; k < us.size(); ++k) {
       const double is = with[k].get<double>() - alone[k].get<double>();
       // Of readings that may be much larger than their difference.
-      if (!(std::fabs(us[k].get<double>() - is) <= kTolerance * with[k].get<double>()))
+      if (!(std::fabs(us[k].get<double>() - is) <= kFigureTolerance * with[k].get<double>()))
         return add(name, fmt::format("{}: us {:.6g}, but its readings say {:.6g}", shape,
                                      us[k].get<double>(), is));
     }
@@ -272,6 +364,52 @@ class Recheck {
     const auto& errors = shape.sides[static_cast<std::size_t>(side)].errors;
     const auto found = errors.find("rel_fro");
     return found == errors.end() ? std::nan("") : found->second;
+  }
+
+  void flops_of(const Samples& shape) {
+    if (std::string wrong = wrong_flops(shape); !wrong.empty()) add("", std::move(wrong));
+  }
+
+  /// What both kinds of comparison say beside their samples: an interval's reading, and RED's code.
+  void check_seen(const json& record) {
+    bool some_red = false;
+    std::vector<int> codes;
+    for (const json& said : record.at("shapes")) {
+      const std::string name = said.at("name");
+      const json& ratio = said.at("ratio_p50");
+      const Interval p50{ratio.at("value").get<double>(), ratio.at("lo").get<double>(),
+                         ratio.at("hi").get<double>()};
+      // Records from before 2026-11-25 leave the reading to whoever reads.
+      if (said.contains("seen") && said.at("seen") != name_of(seen_of(p50)))
+        add("", fmt::format("{}: seen {}, and its interval says {}", name, said.at("seen").dump(),
+                            name_of(seen_of(p50))));
+      double peak[2] = {};
+      for (const int side : {0, 1}) {
+        const json& of = said.at(side == 0 ? "a" : "b");
+        const std::string correct = of.at("green");
+        some_red = some_red || correct.starts_with(name_of(Verdict::red));
+        codes.push_back(correct.starts_with(name_of(Verdict::skipped)) ? kDefer : kPassed);
+        // Both beside one peak, which is not kept.
+        if (of.contains("percent_of_peak"))
+          peak[side] = of.at("percent_of_peak").get<double>() * of.at("p50_seconds").get<double>();
+      }
+      if (!same_figure(peak[0], peak[1]))
+        add("", fmt::format("{}: the sides' shares of the peak are of different peaks", name));
+    }
+    // Which fault a side that is RED or failed has shown, no member says.
+    bool failed = false;
+    for (const json& skipped : record.at("skipped")) {
+      const std::string reason = skipped.is_object() ? skipped.value("reason", "") : "";
+      failed = failed || skipped.is_string() || reason == name_of(SkipReason::failed);
+      if (reason == name_of(SkipReason::noise)) codes.push_back(kDefer);
+    }
+    for (const json& note : record.at("notes"))
+      if (note.get<std::string>().find(" is IMPOSSIBLE, below ") != std::string::npos)
+        codes.push_back(kIntegrity);
+    const int said = record.at("exit_code").get<int>(), is = worst_of(codes);
+    if (some_red ? said == kPassed || said == kDefer : !failed && said != is)
+      add("", fmt::format("exit_code {}, but its shapes say {}", said,
+                          some_red ? "RED" : fmt::format("{}", is)));
   }
 
   /// A live comparison keeps its samples; of two recordings they are elsewhere.
@@ -307,8 +445,24 @@ class Recheck {
         interval("", fmt::format("{} {}", name, member), said.at(member), speedup(*ratio));
         overall[statistic == Statistic::p90].push_back(*ratio);
       }
-      for (const std::size_t side : {0, 1})
-        times(ids[side], name, said.at(side == 0 ? "a" : "b"), summarize(*shape, sides[side]));
+      for (const std::size_t side : {0, 1}) {
+        const json& of = said.at(side == 0 ? "a" : "b");
+        times(ids[side], name, of, summarize(*shape, sides[side]));
+        const Side& recorded = shape->sides[static_cast<std::size_t>(sides[side])];
+        std::vector<std::string> wrong;
+        compare_members(of.value("errors", json::object()), json(recorded.errors), "errors", wrong);
+        if (of.value("errors", json::object()).size() != recorded.errors.size())
+          wrong.push_back("errors: not those of its samples");
+        if (of.value("variant", recorded.variant) != recorded.variant)
+          wrong.push_back("variant: not that of its samples");
+        for (const std::string& detail : wrong) add(ids[side], fmt::format("{}: {}", name, detail));
+      }
+      flops_of(*shape);
+      const std::string &a = shape->sides[static_cast<std::size_t>(sides[0])].output_sha256,
+                        &b = shape->sides[static_cast<std::size_t>(sides[1])].output_sha256;
+      if (!a.empty() && a == b && said.at("outputs") != describe(OutputDifference()))
+        add("", fmt::format("{}: outputs {}, and their digests are one", name,
+                            said.at("outputs").dump()));
     }
     for (const int p90 : {0, 1}) {
       const char* const member = p90 == 0 ? "overall_p50" : "overall_p90";
@@ -317,130 +471,118 @@ class Recheck {
     }
   }
 
-  void check_gate() {
-    const json& verdict = record_.at("verdict");
-    std::vector<Reason> reasons;
-    for (const json& reason : verdict.at("reasons")) {
-      const auto code = parse_reason_code(reason.at("code").get<std::string>());
-      if (!code)
-        return add("", fmt::format("{} is no reason of a verdict", reason.at("code").dump()));
-      reasons.push_back({*code, reason.at("detail"), reason.at("settle")});
+  /// Counts of its rows.
+  void check_selftest() {
+    int honest = 0, honest_green = 0, mutants = 0, caught = 0;
+    for (const json& row : record_.at("rows")) {
+      const bool is_honest = row.at("honest").get<bool>(), is_caught = row.at("caught").get<bool>();
+      const int cases = row.at("cases").get<int>(), red = row.at("red_cases").get<int>();
+      const std::string subject = row.at("subject");
+      if (is_caught != (red > 0) || red > cases || row.at("metric").is_string() != is_caught)
+        add(subject, fmt::format("says caught {} of {} RED cases of {}, by {}", is_caught, red,
+                                 cases, row.at("metric").dump()));
+      // The first RED case of a mutant ends its list.
+      if (!is_honest && red > 1) add(subject, fmt::format("says {} RED cases of a mutant", red));
+      (is_honest ? honest : mutants) += 1;
+      honest_green += is_honest && !is_caught && cases > 0;
+      caught += !is_honest && is_caught;
     }
-    const Decision decision = from_reasons(std::move(reasons));
-    if (verdict.at("decision") != name_of(decision.outcome) ||
-        verdict.at("exit_code") != decision.exit_code)
-      add("", fmt::format("says {}, its reasons say {}", verdict.at("decision").get<std::string>(),
-                          name_of(decision.outcome)));
-    // A gate that ended before FAST has none, and then nothing that they would say.
-    const auto samples = record_.contains("samples")
-                             ? samples_from_json(record_.at("samples"))
-                             : Result<std::vector<Samples>>(std::vector<Samples>());
-    if (!samples) return add("", "samples: " + samples.status().message());
-    std::vector<LogRatio> overall;
-    for (const json& fast : record_.value("fast", json::array())) {
-      if (!fast.contains("speedup")) continue;
-      const std::string name = fast.at("shape");
-      // Records from before a method had a name were made with the first.
-      const auto spread = parse_process_spread(fast.value("process_spread", "resampled"));
-      if (!spread) {
-        add("", fmt::format("{}: process_spread {} is no method", name,
-                            fast.at("process_spread").dump()));
-        continue;
-      }
-      if (std::none_of(samples->begin(), samples->end(), [&](const Samples& shape) {
-            return shape.name == name && shape.sides.size() >= 2;
-          }))
-        add("", fmt::format("{}: has a speedup, and no samples", name));
-      for (const Samples& shape : *samples) {
-        if (shape.name != name || shape.sides.size() < 2) continue;
-        for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
-          const auto ratio = paired_log_ratio(shape, 0, 1, statistic, {.processes = *spread});
-          if (!ratio) continue;
-          interval("", fmt::format("{} {}", name, name_of(statistic)),
-                   fast.at(statistic == Statistic::p50 ? "speedup" : "speedup_p90"),
-                   speedup(*ratio));
-          if (statistic == Statistic::p50) overall.push_back(*ratio);
+    const auto count = [&](const char* name, int is) {
+      if (record_.at(name) != is)
+        add("", fmt::format("{} {}, but its rows say {}", name, record_.at(name).dump(), is));
+    };
+    count("honest", honest);
+    count("honest_green", honest_green);
+    count("mutants", mutants);
+    count("mutants_caught", caught);
+    bool exact = true;
+    for (const json& row : record_.value("quantizer", json::array())) {
+      exact = exact && row.at("wrong") == 0;
+      if ((row.at("wrong") == 0) != row.at("first").is_null())
+        add("", fmt::format("{}: {} wrong, the first {}", row.at("what").get<std::string>(),
+                            row.at("wrong").dump(), row.at("first").dump()));
+    }
+    const bool ok = caught == mutants && honest_green == honest && exact;
+    if (record_.at("ok") != ok) add("", fmt::format("ok {}, but its rows say {}", !ok, ok));
+  }
+
+  /// tools/gpu/python: medians, ratios and shares of models whose calls were timed one by one.
+  void check_python() {
+    // A record of other parts of the tool has no models. Not a temporary: items() refers to it.
+    const json models = record_.value("models", json::object());
+    for (const auto& [name, model] : models.items()) {
+      json medians = json::object(), speedups = json::object(), shares;
+      for (const char* mode : {"eager", "compiled"}) {
+        if (!model.contains(mode)) continue;
+        std::map<std::string, std::vector<double>> times;
+        for (const auto& [engine, seconds] : model.at(mode).items())
+          if (!seconds.empty()) times[engine] = seconds.get<std::vector<double>>();
+        json median = json::object(), speedup = json::object();
+        for (const auto& [engine, seconds] : times) {
+          median[engine] = 1e3 * quantile(seconds, 0.5);
+          if (engine == "sdpa" || engine == "nothing" || !times.contains("sdpa")) continue;
+          std::vector<double> rounds;
+          const std::vector<double>& sdpa = times.at("sdpa");
+          for (std::size_t k = 0; k < std::min(sdpa.size(), seconds.size()); ++k)
+            rounds.push_back(sdpa[k] / seconds[k]);
+          speedup[engine] = quantile(rounds, 0.5);
         }
-        if (shape.sides.size() > 2 && fast.contains("same_against_same"))
-          if (const auto ratio = paired_log_ratio(shape, 0, 2, Statistic::p50,
-                                                  {.processes = ProcessSpread::resampled})) {
-            const Interval is = speedup(*ratio);
-            interval("", name + " same against same", fast.at("same_against_same"), is);
-            figure("", name, fast, "noise_floor", noise_floor(is));
-          }
-        for (const int side : {0, 1}) {
-          const Summary s = summarize(shape, side);
-          const json& said = fast.at(side == 0 ? "baseline" : "candidate");
-          const std::string& id = shape.sides[static_cast<std::size_t>(side)].id;
-          figure(id, name, said, "p50", s.p50);
-          figure(id, name, said, "p90", s.p90);
-          figure(id, name, said, "mean", s.mean);
-          if (std::isfinite(s.std)) figure(id, name, said, "std", s.std);
-          figure(id, name, said, "ci_lo", s.ci_lo);
-          figure(id, name, said, "ci_hi", s.ci_hi);
-          figure(id, name, said, "samples", static_cast<double>(s.n));
-          figure(id, name, said, "discarded", static_cast<double>(s.discarded));
-          if (side == 0) continue;
-          figure(id, name, fast, "candidate_flops", shape.flops / s.p50);
-          const json peak = fast.value("peak", json());
-          if (peak.is_object() && peak.value("flops", 0.0) > 0)
-            figure(id, name, fast, "candidate_percent_of_peak",
-                   100 * shape.flops / s.p50 / peak.at("flops").get<double>());
-        }
+        if (std::string_view(mode) == "eager" && times.contains("nothing"))
+          for (const auto& [engine, seconds] : times)
+            if (engine != "nothing")
+              shares[engine] = 1 - quantile(times.at("nothing"), 0.5) / quantile(seconds, 0.5);
+        medians[mode] = std::move(median);
+        speedups[mode] = std::move(speedup);
       }
+      std::vector<std::string> wrong;
+      // A model that failed early has none of them.
+      const auto held = [&](const char* member, const json& is) {
+        const json& said = model.contains(member) ? model.at(member) : json();
+        if (said.is_null() && (is.is_null() || is.empty())) return;
+        compare_members(said, is, member, wrong);
+        compare_members(is, said, member, wrong);
+      };
+      held("median_ms", medians);
+      held("speedup_over_sdpa", speedups);
+      held("attention_share", shares);
+      for (const std::string& detail : wrong) add(name, detail);
     }
-    if (!overall.empty() && record_.contains("overall"))
-      interval("", "overall", record_.at("overall"), speedup(geometric_mean(overall)));
-    for (const json& row : record_.value("resources", json::array()))
-      if (row.at("status") == "PASS" && row.contains("limit") && row.at("limit").is_number() &&
-          row.contains("value") && row.at("value").is_number() &&
-          row.at("value").get<double>() > row.at("limit").get<double>())
-        add("", fmt::format("{} {} passes its limit {}", row.at("name").get<std::string>(),
-                            row.at("value").dump(), row.at("limit").dump()));
-    if (verdict.at("decision") != name_of(Outcome::promote)) return;
-    // What is promoted was right wherever it was looked at, and reached every threshold.
-    for (const json& shape : record_.value("green", json::array())) {
-      const json& tally = shape.at("candidate");
-      if (!tally.at("first_red").is_null() || tally.at("green") != tally.at("cases"))
-        add("", fmt::format("says PROMOTE, and {} of {} cases are GREEN at {}",
-                            tally.at("green").dump(), tally.at("cases").dump(),
-                            shape.at("shape").get<std::string>()));
+  }
+
+  /// tools/loaded: what it says of two comparisons and benches that it keeps without their samples.
+  void check_loaded() {
+    const json &quiet = record_.at("quiet"), &busy = record_.at("busy");
+    bool same = true;
+    const auto reading = [](const json& shape) {
+      const json& ratio = shape.at("ratio_p50");
+      return seen_of({ratio.at("value").get<double>(), ratio.at("lo").get<double>(),
+                      ratio.at("hi").get<double>()});
+    };
+    const json &a = quiet.at("compare").at("shapes"), &b = busy.at("compare").at("shapes");
+    for (std::size_t k = 0; k < std::min(a.size(), b.size()); ++k)
+      same = same && reading(a[k]) == reading(b[k]);
+    json missed = json::array();
+    const json &first = quiet.at("bench"), &second = busy.at("bench");
+    for (std::size_t k = 0; k < std::min(first.size(), second.size()); ++k) {
+      same = same && first[k].at("verdict") == second[k].at("verdict");
+      const double time = first[k].at("time").at("p50_seconds").get<double>();
+      const json& ends = second[k].at("time").at("p50_ci_seconds");
+      if (!(ends.at(0).get<double>() <= time && time <= ends.at(1).get<double>()))
+        missed.push_back(fmt::format("{}, {}", first[k].at("variant").get<std::string>(),
+                                     first[k].at("problem").get<std::string>()));
     }
-    for (const json& row : record_.value("resources", json::array()))
-      if (row.at("status") == "FAIL")
-        add("", fmt::format("says PROMOTE, and {} is over its limit",
-                            row.at("name").get<std::string>()));
-    for (const json& fast : record_.at("fast")) {
-      const double least = fast.at("primary").get<bool>() ? verdict.at("gate").get<double>()
-                                                          : verdict.at("guard").get<double>();
-      for (const char* which : {"speedup", "speedup_p90"})
-        if (!fast.contains(which) || !(fast.at(which).at("lo").get<double>() >= least))
-          add("", fmt::format("says PROMOTE, and {} of {} is not above {:.2f}", which,
-                              fast.at("shape").get<std::string>(), least));
-    }
+    if (record_.at("same") != same)
+      add("", fmt::format("same {}, but its rows say {}", record_.at("same").dump(), same));
+    if (record_.at("missed") != missed)
+      add("", fmt::format("missed {}, but its rows say {}", record_.at("missed").dump(),
+                          missed.dump()));
+    check_seen(quiet.at("compare"));
+    check_seen(busy.at("compare"));
   }
 
   const json& record_;
   std::vector<Disagreement> out_;
 };
-
-/// Where a table and what it should say differ, as "/shapes/3/peers/peer:fa3/p50_seconds: 1 is 2".
-void compare_members(const json& said, const json& is, const std::string& at,
-                     std::vector<std::string>& out) {
-  if (is.is_number() && said.is_number()) {
-    if (!same(said.get<double>(), is.get<double>()))
-      out.push_back(fmt::format("{}: {:.6g}, but its samples say {:.6g}", at, said.get<double>(),
-                                is.get<double>()));
-  } else if (is.is_object() && said.is_object()) {
-    for (const auto& [key, value] : is.items())
-      compare_members(said.contains(key) ? said.at(key) : json(), value, at + "/" + key, out);
-  } else if (is.is_array() && said.is_array() && is.size() == said.size()) {
-    for (std::size_t i = 0; i < is.size(); ++i)
-      compare_members(said[i], is[i], fmt::format("{}/{}", at, i), out);
-  } else if (said != is) {
-    out.push_back(fmt::format("{}: {}, but its samples say {}", at, said.dump(), is.dump()));
-  }
-}
 
 json side_words(const Summary& s, const Correctness& correctness) {
   return {{"p50_seconds", s.p50},

@@ -15,8 +15,9 @@ struct Disagreement {
   std::string detail;   ///< which figure, what it says, what its sources say
 };
 
-/// Of greenfast.run/1, greenfast.gate/1, greenfast.samples/1, greenfast.compare/1. Others hold no
-/// samples that their figures could be computed from: a search's cache has ratios alone.
+/// Of greenfast.run/1, greenfast.gate/1, greenfast.samples/1, greenfast.compare/1 and
+/// greenfast.selftest/1, and of tools' records that keep parts which their figures follow from.
+/// docs/evidence.md lists what of each is computed again, and what has no source in it.
 std::vector<Disagreement> recheck(const nlohmann::json& record);
 
 /// A table of peers (greenfast.peers/1, which tools/peer_table writes) against what `compare` says

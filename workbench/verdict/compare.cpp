@@ -96,6 +96,22 @@ std::optional<SkippedShape> without_samples(const Samples& samples, const std::s
   return SkippedShape{samples.name, id, SkipReason::no_samples, refused};
 }
 
+/// A shape without rows or keys: no kernel is called for it, so equal outputs and times are nobody's.
+std::optional<SkippedShape> without_work(const std::string& name,
+                                         const std::optional<Problem>& problem) {
+  if (!problem || problem->batch * problem->heads_q * problem->seq_q * problem->seq_kv != 0)
+    return std::nullopt;
+  return SkippedShape{name, "", SkipReason::nothing,
+                      fmt::format("{} has no rows or no keys: nothing of the sides is compared",
+                                  to_string(*problem))};
+}
+
+/// As a recording's text says the problem; where it says more than can be read, it has some.
+std::optional<Problem> read_problem(const Samples& samples) {
+  const auto problem = problem_of_text(samples.problem);
+  return problem ? std::optional<Problem>(*problem) : std::nullopt;
+}
+
 void overall(Comparison& comparison) {
   if (comparison.shapes.empty()) return;
   std::vector<LogRatio> p50, p90;
@@ -363,6 +379,7 @@ Result<Comparison> compare_sides(const Recording& recording, const std::string& 
     const int side_a = samples.side(a), side_b = samples.side(b);
     auto skipped = without_samples(samples, a);
     if (auto other = without_samples(samples, b)) skipped = std::move(other);
+    if (!skipped) skipped = without_work(samples.name, read_problem(samples));
     if (skipped) {
       out.skipped.push_back(std::move(*skipped));
       continue;
@@ -441,6 +458,7 @@ Result<Comparison> compare_recordings(const Recording& first, const std::string&
     const int side_a = x.side(a), side_b = y.side(b);
     auto skipped = without_samples(x, a);
     if (!skipped) skipped = without_samples(y, b);
+    if (!skipped) skipped = without_work(x.name, read_problem(x));
     if (skipped) {
       out.skipped.push_back(std::move(*skipped));
       continue;
@@ -488,6 +506,7 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
       if (const auto why = subject->refusal(problem.problem, device.facts()))
         refused = SkippedShape{problem.name, subject->id(), SkipReason::refused, *why};
     }
+    if (!refused) refused = without_work(problem.name, problem.problem);
     if (refused) {
       out.skipped.push_back(std::move(*refused));
       done += 2;

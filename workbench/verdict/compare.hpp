@@ -96,6 +96,7 @@ enum class SkipReason {
   other_recording,  ///< one of two recordings alone holds the shape
   noise,            ///< a difference from the neighbours alone that is no time
   failed,           ///< timed calls failed or were wrong
+  nothing,          ///< no rows or no keys: there is nothing that two sides could differ in
 };
 /// "refused", "not_measured", ...: as records have it.
 std::string_view name_of(SkipReason reason) noexcept;

@@ -13,7 +13,8 @@ using nlohmann::json;
 
 constexpr SkipReason kSkipReasons[] = {SkipReason::refused,    SkipReason::not_measured,
                                        SkipReason::no_samples, SkipReason::other_recording,
-                                       SkipReason::noise,      SkipReason::failed};
+                                       SkipReason::noise,      SkipReason::failed,
+                                       SkipReason::nothing};
 
 json side_json(const Summary& s, double percent, const Correctness& correctness,
                const std::string& variant, const std::map<std::string, double>& errors) {
@@ -171,6 +172,8 @@ std::string_view name_of(SkipReason reason) noexcept {
       return "other_recording";
     case SkipReason::noise:
       return "noise";
+    case SkipReason::nothing:
+      return "nothing";
     case SkipReason::failed:
       return "failed";
   }
@@ -185,6 +188,8 @@ std::string describe(const SkippedShape& s) {
       return fmt::format("{}: {} was not measured there", s.shape, s.side);
     case SkipReason::other_recording:
       return fmt::format("{}: is only in {}", s.shape, s.detail);
+    case SkipReason::nothing:
+      return fmt::format("{}: {}", s.shape, s.detail);
     case SkipReason::no_samples:
     case SkipReason::noise:
     case SkipReason::failed:

@@ -29,6 +29,7 @@
 #include "workbench/subjects/plugin/plugins.hpp"
 #include "workbench/verdict/advise.hpp"
 #include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_judge.hpp"
 #include "workbench/verdict/gate_policy.hpp"
 #include "workbench/verdict/gate_record.hpp"
 #include "workbench/verdict/gate_resources.hpp"
@@ -44,10 +45,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
-
-/// Share of the cores' time that others may take before nothing is promoted any more: pairs cancel
-/// a load that is steady, not one that comes and goes with a block.
-constexpr double kMostOtherWork = 0.5;
 
 /// What a plugin's process may grow by while it is timed: allocators round, pools fill.
 constexpr std::int64_t kMostGrowth = std::int64_t{1} << 20;
@@ -103,29 +100,6 @@ std::optional<KernelResources> compiled_kernel(const std::string& kernel, int ar
   if (const auto report = resources_of(candidate, arch, plans, limits))
     for (const ResourceRow& row : report->rows)
       out.checks.insert(out.checks.end(), row.checks.begin(), row.checks.end());
-  return out;
-}
-
-/// What the device told about itself while a shape was timed.
-GateClocks clocks_of(const Samples& samples) {
-  GateClocks out;
-  const auto range = [&](std::optional<Range>& to, std::optional<double> Telemetry::*of) {
-    std::vector<double> values;
-    for (const Block& block : samples.blocks) {
-      if (block.telemetry.*of) values.push_back(*(block.telemetry.*of));
-    }
-    if (values.empty()) return;
-    const auto [low, high] = std::minmax_element(values.begin(), values.end());
-    to = Range{*low, quantile(values, 0.5), *high};
-  };
-  range(out.sm_mhz, &Telemetry::sm_mhz);
-  range(out.memory_mhz, &Telemetry::memory_mhz);
-  range(out.watts, &Telemetry::watts);
-  range(out.celsius, &Telemetry::celsius);
-  for (const Block& block : samples.blocks) {
-    for (const std::string& reason : block.telemetry.throttle_reasons)
-      ++out.throttled_blocks[reason];
-  }
   return out;
 }
 
@@ -287,8 +261,15 @@ class Gate {
     reasons_.push_back(std::move(reason));
     ended_ = true;
   }
-  static CheckKind kind_of_speed(bool primary) {
-    return primary ? CheckKind::fast : CheckKind::guard;
+  /// What a part comes to, as the record and the verdict have it.
+  void take(GatePart part) {
+    record_.checklist.insert(record_.checklist.end(), part.checklist.begin(), part.checklist.end());
+    for (Reason& reason : part.reasons) reasons_.push_back(std::move(reason));
+    ended_ = ended_ || part.ended;
+  }
+  CheckAgain again() const {
+    return
+        [this](const std::string& asked, std::uint64_t seed) { return check_command(asked, seed); };
   }
 
   Status take_build(BuildStep build) {
@@ -326,10 +307,7 @@ class Gate {
 
   Status green() {
     green_.assign(shapes_.size(), std::nullopt);
-    int cases = 0, passed = 0, base_cases = 0, base_passed = 0;
     auto& rows = record_.green.emplace();
-    std::optional<RedCase> candidate_red, baseline_red;
-    std::string red_shape;
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
       if (!refused(i).empty()) continue;
       const NamedProblem& shape = shapes_[i];
@@ -341,67 +319,15 @@ class Gate {
       if (!*result) break;
       const GreenStep& seen = green_[i].emplace(std::move(**result));
       rows.push_back({shape.name, seen.baseline, seen.candidate});
-      cases += seen.candidate.cases;
-      passed += seen.candidate.green;
-      base_cases += seen.baseline.cases;
-      base_passed += seen.baseline.green;
-      candidate_red = seen.candidate.first_red;
-      baseline_red = seen.baseline.first_red;
-      if (candidate_red || baseline_red) {
-        red_shape = shape.name;
-        break;
-      }
+      if (seen.candidate.first_red || seen.baseline.first_red) break;
     }
-    const auto describe = [&](const RedCase& red) {
-      return fmt::format("{} {} seed {}: {}", red_shape, red.distribution, red.seed, red.reason);
-    };
-    const std::string target = fmt::format("all cases of policy {}", policy_.name);
     if (ended_) {
-      check(CheckKind::green, "GREEN", target, reasons_.back().detail,
+      check(CheckKind::green, "GREEN", fmt::format("all cases of policy {}", policy_.name),
+            reasons_.back().detail,
             rejects(reasons_.back().code) ? CheckStatus::fail : CheckStatus::defer);
       return {};
     }
-    if (candidate_red) {
-      check(CheckKind::green, "GREEN", target,
-            fmt::format("RED at {} {} seed {}: {}", red_shape, candidate_red->distribution,
-                        candidate_red->seed, candidate_red->metric),
-            CheckStatus::fail);
-      end_with(
-          {reason_of(candidate_red->fault),
-           fmt::format("{} is RED on {}", options_.candidate, describe(*candidate_red)),
-           check_command(fmt::format("--shapes {}{}", red_shape,
-                                     options_.causal.empty() ? "" : " --causal=" + options_.causal),
-                         candidate_red->seed)});
-      return {};
-    }
-    check(CheckKind::green, "GREEN", target, fmt::format("{}/{} cases", passed, cases),
-          passed == 0       ? CheckStatus::skipped
-          : passed == cases ? CheckStatus::pass
-                            : CheckStatus::defer);
-    if (passed > 0 && passed < cases) {
-      reasons_.push_back({ReasonCode::inconclusive,
-                          fmt::format("{} of {} cases of {} could not be judged", cases - passed,
-                                      cases, options_.candidate),
-                          "smaller shapes, or a device with more memory"});
-    }
-    if (passed == 0) {
-      end_with({ReasonCode::inconclusive, "the candidate could not be checked on any case",
-                "shapes and types that it accepts"});
-      return {};
-    }
-    if (baseline_red) {
-      check(CheckKind::green_baseline, "GREEN of the baseline", "GREEN", describe(*baseline_red),
-            CheckStatus::defer);
-      end_with(
-          {ReasonCode::inconclusive,
-           fmt::format("the baseline {} is RED on {}: a speedup over a wrong kernel says nothing",
-                       options_.baseline, describe(*baseline_red)),
-           "a baseline that is GREEN"});
-      return {};
-    }
-    check(CheckKind::green_baseline, "GREEN of the baseline", "first seed",
-          fmt::format("{}/{} cases", base_passed, base_cases),
-          base_passed > 0 ? CheckStatus::pass : CheckStatus::skipped);
+    take(judge_green(options_, policy_.name, rows, again()));
     return {};
   }
 
@@ -412,48 +338,19 @@ class Gate {
       return gate_steps::claims(options_, policy_, primary, activity);
     });
     if (!result) return result.status();
-    const std::string target = "right wherever it does not refuse";
-    const char* const gate = "GREEN of what else it takes";
     if (!*result) {
-      check(CheckKind::green_claims, gate, target, reasons_.back().detail,
+      check(CheckKind::green_claims, "GREEN of what else it takes",
+            "right wherever it does not refuse", reasons_.back().detail,
             rejects(reasons_.back().code) ? CheckStatus::fail : CheckStatus::defer);
       return {};
     }
     claims_ = std::move(**result);
-    int cases = 0, green = 0, taken = 0;
-    for (const Claim& claim : claims_->claims) {
-      if (!claim.refused.empty()) continue;
-      ++taken;
-      cases += claim.tally.cases;
-      green += claim.tally.green;
-      record_.green->push_back(
-          {fmt::format("{}: {}", claim.kind, claim.problem), GreenTally(), claim.tally});
-      if (!claim.tally.first_red) continue;
-      const RedCase& red = *claim.tally.first_red;
-      check(CheckKind::green_claims, gate, target,
-            fmt::format("RED with {} ({}), {} seed {}: {}", claim.kind, claim.problem,
-                        red.distribution, red.seed, red.metric),
-            CheckStatus::fail);
-      end_with({reason_of(red.fault),
-                fmt::format("{} takes {} ({}) and is RED on {} seed {}: {}; a kernel refuses what "
-                            "it does not compute (supports)",
-                            options_.candidate, claim.problem, claim.kind, red.distribution,
-                            red.seed, red.reason),
-                check_command(asked_of(claim.kind), red.seed)});
-      return {};
-    }
-    check(CheckKind::green_claims, gate, target,
-          fmt::format("{}/{} cases of {} kinds, {} refused", green, cases, taken,
-                      claims_->claims.size() - static_cast<std::size_t>(taken)),
-          taken == 0       ? CheckStatus::skipped
-          : green == cases ? CheckStatus::pass
-                           : CheckStatus::defer);
-    if (green < cases)
-      reasons_.push_back(
-          {ReasonCode::inconclusive,
-           fmt::format("{} took problems of {} kinds and then refused {} of {} cases",
-                       options_.candidate, taken, cases - green, cases),
-           "a kernel that refuses a problem before it has taken it, or never"});
+    for (const Claim& claim : claims_->claims)
+      if (claim.refused.empty())
+        record_.green->push_back(
+            {fmt::format("{}: {}", claim.kind, claim.problem), GreenTally(), claim.tally});
+    take(judge_claims(
+        options_, *claims_, [this](const std::string& kind) { return asked_of(kind); }, again()));
     return {};
   }
 
@@ -554,10 +451,10 @@ class Gate {
         if (!*result) {
           record_.checklist.push_back({kind_of_speed(i == 0), "FAST", "", reasons_.back().detail,
                                        CheckStatus::fail, shape.name});
-          return {};
+          return keep(std::move(all));
         }
         const FastStep& timed = **result;
-        if (failed_side(timed, shape, i == 0)) return {};
+        if (failed_side(timed, shape, i == 0)) return keep(std::move(all));
         if (build_.device.name != timed.samples.device_name) {
           job_.forget(name_of(step));
           return {StatusCode::invalid_argument,
@@ -573,75 +470,32 @@ class Gate {
         if (timed.peak.flops > peak.flops) peak = timed.peak;
       }
       const Summary baseline = summarize(samples, 0), candidate = summarize(samples, 1);
-      if (impossible) {
-        // Every process agreed; one alone may have met a probe that was disturbed.
-        seen.impossible =
-            fmt::format("p50 {:.4g} us is below {:.4g} us, which the measured ceilings allow",
-                        1e6 * candidate.p50, 1e6 * floor);
-      }
-      if (base_impossible && !impossible) {
-        reasons_.push_back(
-            {ReasonCode::inconclusive,
-             fmt::format("the baseline {} at {}: p50 {:.4g} us is below {:.4g} us, "
-                         "which the measured ceilings allow",
-                         options_.baseline, shape.name, 1e6 * baseline.p50, 1e6 * floor),
-             "a baseline that does the work while timed"});
-      }
-      if (baseline.other_work > kMostOtherWork) {
-        busy = fmt::format("{}: other work took {:.0f}% of the cores while this was timed",
-                           shape.name, 100 * baseline.other_work);
-      }
-      auto p50 = paired_log_ratio(samples, 0, 1, Statistic::p50);
-      auto p90 = paired_log_ratio(samples, 0, 1, Statistic::p90);
-      if (!p50) return p50.status();
-      if (!p90) return p90.status();
-      seen.p50 = *p50;
-      seen.p90 = *p90;
-      overall.push_back(*p50);
-      if (samples.sides.size() > 2) {
-        // The noise of these processes, not what others would show.
-        auto same = paired_log_ratio(samples, 0, 2, Statistic::p50,
-                                     {.processes = ProcessSpread::resampled});
-        if (!same) return same.status();
-        seen.same = *same;
-      }
-      GateTimes times{.shape = shape.name,
-                      .primary = seen.primary,
-                      .problem = samples.problem,
-                      .speedup = speedup(seen.p50),
-                      .speedup_p90 = speedup(seen.p90),
-                      .blocks = seen.p50.blocks,
-                      .processes = rules_.processes,
-                      .stopped = stopped,
-                      .baseline = baseline,
-                      .candidate = candidate,
-                      .candidate_flops = samples.flops / candidate.p50,
-                      .candidate_percent_of_peak =
-                          peak.flops > 0 ? 100 * samples.flops / candidate.p50 / peak.flops : 0.0,
-                      .floor_seconds = floor,
-                      .peak = peak,
-                      .clocks = clocks_of(samples)};
-      if (seen.same) {
-        const Interval same = speedup(*seen.same);
-        times.same = GateNoise{same, noise_floor(same),
-                               decisive(seen.p50, seen.same, thresholds_.confidence)};
-      }
+      auto judged = evidence_of(samples, seen.primary);
+      if (!judged) return judged.status();
+      seen = std::move(*judged);
+      seen.name = shape.name;
+      // Every process agreed; one alone may have met a probe that was disturbed.
+      if (impossible) seen.impossible = impossible_words(candidate.p50, floor);
+      if (base_impossible && !impossible)
+        reasons_.push_back(impossible_baseline(options_, shape.name, baseline.p50, floor));
+      if (const std::string words = busy_words(shape.name, baseline); !words.empty()) busy = words;
+      overall.push_back(seen.p50);
+      GateTimes times =
+          times_of(samples, seen, {rules_.processes, stopped, peak, floor}, thresholds_);
       rows.push_back(std::move(times));
       all.push_back(std::move(samples));
       evidence.push_back(std::move(seen));
     }
-    if (plugin_memory_ && !memory_of_plugin(all)) return {};
+    if (plugin_memory_ && !memory_of_plugin(all)) return keep(std::move(all));
     if (!overall.empty()) record_.overall = speedup(geometric_mean(overall));
     record_.samples = all;
-    checklist_of(evidence);
-    if (!no_op_.empty()) {
-      reasons_.push_back({ReasonCode::no_op, no_op_, "a candidate that differs from the baseline"});
-      return {};
-    }
-    for (Reason& reason : decide(evidence, thresholds_).reasons)
-      reasons_.push_back(std::move(reason));
-    if (reasons_.empty() && !busy.empty())
-      reasons_.push_back({ReasonCode::noisy, busy, "a quieter machine: nothing else running"});
+    take(judge_times(evidence, thresholds_, no_op_, busy, reasons_.empty()));
+    return {};
+  }
+
+  /// Samples of the shapes that were timed before the walk ended; their figures stand in the record.
+  Status keep(std::vector<Samples> all) {
+    if (!all.empty()) record_.samples = std::move(all);
     return {};
   }
 
@@ -749,48 +603,6 @@ class Gate {
     to.blocks.insert(to.blocks.end(), from.blocks.begin(), from.blocks.end());
   }
 
-  void checklist_of(const std::vector<ShapeEvidence>& evidence) {
-    for (const ShapeEvidence& shape : evidence) {
-      const double threshold = shape.primary ? thresholds_.gate : thresholds_.guard;
-      const CheckKind kind = kind_of_speed(shape.primary);
-      const std::string role = shape.primary ? "FAST" : "guard";
-      const auto add = [&](CheckKind of, std::string gate, std::string target, std::string actual,
-                           CheckStatus status, std::optional<Statistic> statistic = {}) {
-        record_.checklist.push_back({of, std::move(gate), std::move(target), std::move(actual),
-                                     status, shape.name, statistic});
-      };
-      if (!shape.missing.empty()) {
-        add(kind, fmt::format("{} {}", role, shape.name), fmt::format(">= {:.2f}x", threshold),
-            shape.missing, CheckStatus::skipped);
-        continue;
-      }
-      if (shape.same) {
-        const Interval same = speedup(*shape.same);
-        add(CheckKind::noise, "A/A noise floor",
-            fmt::format("baseline against itself: 1 inside, within {:.3g}% of it",
-                        100 * thresholds_.noise),
-            fmt::format("{:.4f} [{:.4f}, {:.4f}]", same.value, same.lo, same.hi),
-            same.lo <= 1 && 1 <= same.hi && noise_floor(same) <= thresholds_.noise
-                ? CheckStatus::pass
-                : CheckStatus::noisy);
-      }
-      for (const Statistic statistic : {Statistic::p50, Statistic::p90}) {
-        const Interval i = decisive(statistic == Statistic::p50 ? shape.p50 : shape.p90, shape.same,
-                                    thresholds_.confidence);
-        const double worse = shape.primary ? 1.0 : thresholds_.guard;
-        const CheckStatus status = i.lo >= threshold ? CheckStatus::pass
-                                   : i.hi < worse    ? CheckStatus::fail
-                                                     : CheckStatus::defer;
-        add(kind, fmt::format("{} {} {}", role, shape.name, name_of(statistic)),
-            fmt::format("lower bound >= {:.2f}x", threshold), ratio_words(i), status, statistic);
-      }
-      add(CheckKind::light, fmt::format("speed of light {}", shape.name),
-          "not below the measured ceiling",
-          shape.impossible.empty() ? "above it" : shape.impossible,
-          shape.impossible.empty() ? CheckStatus::pass : CheckStatus::fail);
-    }
-  }
-
   /// What GREEN of this gate never saw of what a problem may ask for: not promised by its verdict.
   std::vector<std::string> unseen() const {
     std::vector<std::string> out;
@@ -837,6 +649,7 @@ class Gate {
     verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree), options_.candidate, primary);
     verdict.gate = thresholds_.gate;
     verdict.guard = thresholds_.guard;
+    verdict.noise = thresholds_.noise;
     verdict.expected = prediction_.expected;
     verdict.original = prediction_.original;
     verdict.predicted = predicted();

@@ -154,6 +154,7 @@ json verdict_json(const GateVerdict& verdict) {
               {"next", verdict.advice.next},
               {"gate", verdict.gate},
               {"guard", verdict.guard},
+              {"noise", verdict.noise},
               {"expected", verdict.expected},
               {"original", verdict.original},
               {"unseen", verdict.unseen}};
@@ -207,6 +208,8 @@ std::optional<CheckKind> kind_of_check(const json& row) {
   if (kind == row.end()) return kind_of_old_check(row.at("gate").get_ref<const std::string&>());
   return parse_check_kind(kind->get_ref<const std::string&>());
 }
+
+json json_of(const GateTimes& times) { return row_of(times); }
 
 json json_of(const GateRecord& record) {
   json out = record.head;

@@ -135,6 +135,7 @@ struct GateVerdict {
   Decision decision;
   Advice advice;
   double gate = 0, guard = 0;      ///< thresholds
+  double noise = 0;                ///< as Thresholds has it
   std::string expected, original;  ///< in words of the prediction, where the step has one
   std::optional<GatePrediction> predicted;
   std::vector<std::string> unseen;  ///< what GREEN of this gate never saw
@@ -158,6 +159,8 @@ struct GateRecord {
   double seconds = 0;
 };
 
+/// One row of "fast".
+nlohmann::json json_of(const GateTimes& times);
 /// As gate.json has it, but for the headline, which is made from this.
 nlohmann::json json_of(const GateRecord& record);
 

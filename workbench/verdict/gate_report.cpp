@@ -19,13 +19,14 @@ namespace {
 using nlohmann::json;
 
 std::string interval(const json& i) {
-  return ratio_words({i["value"].get<double>(), i["lo"].get<double>(), i["hi"].get<double>()});
+  return ratio_words(
+      {i.at("value").get<double>(), i.at("lo").get<double>(), i.at("hi").get<double>()});
 }
 
 const json* primary(const json& record) {
   if (!record.contains("fast")) return nullptr;
-  for (const json& shape : record["fast"]) {
-    if (shape["primary"].get<bool>() && shape.contains("speedup")) return &shape;
+  for (const json& shape : record.at("fast")) {
+    if (shape.at("primary").get<bool>() && shape.contains("speedup")) return &shape;
   }
   return nullptr;
 }
@@ -33,27 +34,27 @@ const json* primary(const json& record) {
 /// The distance to the best peer, in words.
 std::string peer_words(const json& record) {
   if (!record.contains("peers")) return "no peer measured (--peers)";
-  const json& peers = record["peers"];
+  const json& peers = record.at("peers");
   if (!peers.contains("best")) return "peers SKIPPED";
-  for (const json& side : peers["sides"]) {
-    if (side["id"] == peers["best"])
-      return fmt::format("{} against the best peer, {}", interval(side["speedup"]),
-                         plain(side["id"]));
+  for (const json& side : peers.at("sides")) {
+    if (side.at("id") == peers.at("best"))
+      return fmt::format("{} against the best peer, {}", interval(side.at("speedup")),
+                         plain(side.at("id")));
   }
   return "";
 }
 
 std::string decision_line(const json& record) {
-  const json& verdict = record["verdict"];
+  const json& verdict = record.at("verdict");
   std::vector<std::string> codes;
-  for (const json& reason : verdict["reasons"]) {
-    if (std::find(codes.begin(), codes.end(), plain(reason["code"])) == codes.end())
-      codes.push_back(plain(reason["code"]));
+  for (const json& reason : verdict.at("reasons")) {
+    if (std::find(codes.begin(), codes.end(), plain(reason.at("code"))) == codes.end())
+      codes.push_back(plain(reason.at("code")));
   }
-  std::string line = plain(verdict["decision"]);
+  std::string line = plain(verdict.at("decision"));
   if (!codes.empty()) line += fmt::format("({})", fmt::join(codes, ", "));
-  if (!plain(verdict["level"]).empty() && plain(verdict["level"]) != "promote")
-    line += fmt::format(", level \"{}\"", plain(verdict["level"]));
+  if (!plain(verdict.at("level")).empty() && plain(verdict.at("level")) != "promote")
+    line += fmt::format(", level \"{}\"", plain(verdict.at("level")));
   return line;
 }
 
@@ -212,38 +213,38 @@ std::string unseen_words(const json& verdict) {
 }  // namespace
 
 std::vector<std::string> gate_headline(const json& record) {
-  const std::string& candidate = record["options"]["candidate"].get_ref<const std::string&>();
-  const std::string& baseline = record["options"]["baseline"].get_ref<const std::string&>();
+  const std::string& candidate = record.at("options").at("candidate").get_ref<const std::string&>();
+  const std::string& baseline = record.at("options").at("baseline").get_ref<const std::string&>();
   const json* shape = primary(record);
   std::vector<std::string> lines;
   lines.push_back(fmt::format(
       "{}: {} against {}{}", decision_line(record), candidate, baseline,
       shape != nullptr
-          ? fmt::format(", {} at {} (gate {:.2f})", interval((*shape)["speedup"]),
-                        plain((*shape)["shape"]), record["verdict"]["gate"].get<double>())
+          ? fmt::format(", {} at {} (gate {:.2f})", interval((*shape).at("speedup")),
+                        plain((*shape).at("shape")), record.at("verdict").at("gate").get<double>())
           : ""));
   int pass = 0;
   std::vector<std::string> others;
-  for (const json& row : record["checklist"]) {
-    if (row["status"] == "PASS") {
+  for (const json& row : record.at("checklist")) {
+    if (row.at("status") == "PASS") {
       ++pass;
     } else {
-      others.push_back(fmt::format("{} {}", plain(row["gate"]), plain(row["status"])));
+      others.push_back(fmt::format("{} {}", plain(row.at("gate")), plain(row.at("status"))));
     }
   }
-  lines.push_back(fmt::format("{} of {} checks passed{}", pass, record["checklist"].size(),
+  lines.push_back(fmt::format("{} of {} checks passed{}", pass, record.at("checklist").size(),
                               others.empty() ? "" : fmt::format("; {}", fmt::join(others, ", "))));
   if (shape != nullptr) {
     const json& s = *shape;
     lines.push_back(
         fmt::format("{}: p50 {} -> {}, p90 {} -> {}, {:.1f}% of the peak measured beside it; {}",
-                    plain(s["shape"]), format_duration(s["baseline"]["p50"].get<double>()),
-                    format_duration(s["candidate"]["p50"].get<double>()),
-                    format_duration(s["baseline"]["p90"].get<double>()),
-                    format_duration(s["candidate"]["p90"].get<double>()),
-                    s["candidate_percent_of_peak"].get<double>(), peer_words(record)));
-  } else if (!record["verdict"]["reasons"].empty()) {
-    lines.push_back(plain(record["verdict"]["reasons"][0]["detail"]));
+                    plain(s.at("shape")), format_duration(s.at("baseline").at("p50").get<double>()),
+                    format_duration(s.at("candidate").at("p50").get<double>()),
+                    format_duration(s.at("baseline").at("p90").get<double>()),
+                    format_duration(s.at("candidate").at("p90").get<double>()),
+                    s.at("candidate_percent_of_peak").get<double>(), peer_words(record)));
+  } else if (!record.at("verdict").at("reasons").empty()) {
+    lines.push_back(plain(record.at("verdict").at("reasons").at(0).at("detail")));
   } else {
     lines.push_back("nothing was timed");
   }

@@ -12,7 +12,7 @@
 #include "workbench/green/validate.hpp"
 #include "workbench/subjects/mutants/mutants.hpp"
 #include "workbench/subjects/plugin/plugins.hpp"
-#include "workbench/verdict/compare_best.hpp"
+#include "workbench/verdict/gate_judge.hpp"
 #include "workbench/verdict/peer.hpp"
 
 namespace greenfast::workbench::gate_steps {
@@ -160,7 +160,6 @@ Result<BuildStep> build(const GateOptions& options, const Policy& policy) {
     BuildStep out;
     out.dtype = dtype;
     out.device = facts;
-    bool same_plans = true;
     for (const NamedProblem& shape : *shapes) {
       PlannedShape& entry = out.shapes.emplace_back();
       entry.name = shape.name;
@@ -174,16 +173,8 @@ Result<BuildStep> build(const GateOptions& options, const Policy& policy) {
         }
         (is_candidate ? entry.candidate : entry.baseline) = subject.plan(shape.problem, facts);
       }
-      same_plans = same_plans && entry.baseline && entry.candidate &&
-                   entry.baseline->kernel == entry.candidate->kernel &&
-                   !entry.baseline->kernel.empty() &&
-                   entry.baseline->variant == entry.candidate->variant;
     }
-    if (options.baseline == options.candidate) {
-      out.no_op = "baseline and candidate are the same variant";
-    } else if (same_plans) {
-      out.no_op = "both sides run the same kernel on every shape";
-    }
+    out.no_op = no_op_of(options, out.shapes);
     return out;
   }
   return Status(StatusCode::unsupported, refusal);
@@ -430,32 +421,14 @@ Result<PeersStep> peers(const GateOptions& options, const Policy& policy, const 
     return out;
   }
   const Samples& samples = recorded->recording.shapes.front();
-  const int ours = samples.side(options.candidate);
-  std::vector<Contender> peers;
-  for (std::size_t i = 0; i < samples.sides.size(); ++i) {
-    const Side& side = samples.sides[i];
+  for (const Side& side : samples.sides) {
     // The GPU harness times the library's own choice as well.
     if (std::find(ask.sides.begin(), ask.sides.end(), side.id) == ask.sides.end()) continue;
     PeerSide& entry = out.sides.emplace_back();
     entry.id = side.id;
     entry.correctness = recorded->recording.correctness_of(side.id, samples);
-    entry.errors = side.errors;
-    entry.refused = side.refused;
-    if (!side.refused.empty()) continue;
-    const Summary times = summarize(samples, static_cast<int>(i));
-    entry.p50 = times.p50;
-    entry.p90 = times.p90;
-    entry.samples = times.n;
-    if (static_cast<int>(i) == ours || ours < 0) continue;
-    const auto ratio = paired_log_ratio(samples, static_cast<int>(i), ours, Statistic::p50);
-    if (!ratio) {
-      entry.refused = ratio.status().message();
-      continue;
-    }
-    entry.speedup = speedup(*ratio);
-    peers.push_back({side.id, times.p50, entry.correctness});
   }
-  if (const auto best = fastest_right(peers)) out.best = peers[*best].id;
+  judge_peers(out, samples, options.candidate);
   out.shape = shape.name;
   out.notes = recorded->recording.notes;
   out.samples = samples;

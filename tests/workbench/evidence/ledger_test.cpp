@@ -27,6 +27,12 @@ std::string record_of(int number) {
   return json{{"schema", kSelftestSchema},
               {"utc", "2026-01-02T03:04:05Z"},
               {"build", {{"git", {{"sha", "abc"}, {"dirty", false}}}}},
+              {"rows", json::array()},
+              {"honest", 0},
+              {"honest_green", 0},
+              {"mutants", 0},
+              {"mutants_caught", 0},
+              {"ok", true},
               {"number", number}}
       .dump();
 }

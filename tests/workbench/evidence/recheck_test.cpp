@@ -1,4 +1,4 @@
-// Figures of a gate against its samples, by the method that the record names.
+// Figures of runs, comparisons, peers, selftests and tools' records against what they were made from.
 #include "workbench/evidence/recheck.hpp"
 
 #include <gtest/gtest.h>
@@ -20,48 +20,6 @@ namespace {
 
 using nlohmann::json;
 
-/// A deferred gate of two processes whose intervals were made by `method`.
-json recorded_gate(ProcessSpread method) {
-  const Samples samples = SimulatedMachine::processes({}, 1.05, 2, 10, 0.02, 3);
-  json fast = {{"shape", samples.name},
-               {"primary", true},
-               {"process_spread", name_of(method)},
-               {"baseline", json::object()},
-               {"candidate", json::object()}};
-  for (const Statistic statistic : {Statistic::p50, Statistic::p90})
-    fast[statistic == Statistic::p50 ? "speedup" : "speedup_p90"] =
-        interval_json(speedup(*paired_log_ratio(samples, 0, 1, statistic, {.processes = method})));
-  return {{"schema", kGateSchema},
-          {"verdict",
-           {{"decision", "DEFER"},
-            {"exit_code", 10},
-            {"reasons", {{{"code", "INCONCLUSIVE"}, {"detail", ""}, {"settle", ""}}}}}},
-          {"samples", to_json(std::vector<Samples>{samples})},
-          {"fast", {fast}}};
-}
-
-TEST(RecheckGate, TakesTheMethodThatTheRecordNames) {
-  const json now = recorded_gate(ProcessSpread::student);
-  EXPECT_TRUE(recheck(now).empty());
-  json before = recorded_gate(ProcessSpread::resampled);
-  EXPECT_TRUE(recheck(before).empty());
-  // Records from before the method had a name.
-  before["fast"][0].erase("process_spread");
-  EXPECT_TRUE(recheck(before).empty());
-  EXPECT_LT(now["fast"][0]["speedup"]["lo"], before["fast"][0]["speedup"]["lo"]);
-}
-
-TEST(RecheckGate, AnotherMethodThanTheRecordsIsSeen) {
-  json record = recorded_gate(ProcessSpread::resampled);
-  record["fast"][0]["process_spread"] = "student";
-  ASSERT_FALSE(recheck(record).empty());
-  EXPECT_NE(recheck(record).front().detail.find("but its samples say"), std::string::npos);
-  record["fast"][0]["process_spread"] = "wishful";
-  ASSERT_FALSE(recheck(record).empty());
-  EXPECT_NE(recheck(record).front().detail.find("process_spread \"wishful\" is no method"),
-            std::string::npos);
-}
-
 /// A live comparison of two shapes, of which `long` was measured and is not shown.
 json recorded_comparison() {
   Comparison c;
@@ -74,6 +32,7 @@ json recorded_comparison() {
   const Samples both = recording.shapes.back();
   recording.shapes.back().sides[0].refused = "noise";
   c = *compare_sides(recording, "baseline", "candidate");
+  c.exit_code = 10;  // as compare_live has it of noise
   c.skipped[0] = {"long", "baseline", SkipReason::noise, "the neighbours' own spread hides it"};
   c.samples = {recording.shapes.front(), both};
   return to_json(c);
@@ -99,6 +58,124 @@ TEST(RecheckCompare, AShapeThatIsNotShownIsAccountedForByItsNameAndNoSentence) {
   EXPECT_EQ(found(record), "");
   record["skipped"] = {"long:hot: cpu.flash: noise"};
   EXPECT_EQ(found(record), tampered) << "another shape, whose name begins alike";
+}
+
+std::string told(const json& record) {
+  std::string out;
+  for (const Disagreement& one : recheck(record)) out += one.subject + ": " + one.detail + "\n";
+  return out;
+}
+
+/// Each edit alone; a path of a member and what it says instead.
+void every_edit_is_seen(const json& record,
+                        const std::vector<std::pair<std::string, json>>& edits) {
+  ASSERT_EQ(told(record), "");
+  for (const auto& [path, instead] : edits) {
+    json changed = record;
+    json& member = changed.at(json::json_pointer(path));
+    EXPECT_NE(member, instead) << path;
+    member = instead;
+    EXPECT_NE(told(changed), "") << path;
+  }
+}
+
+TEST(RecheckCompare, ReadingsErrorsAndCodesFollowFromSamples) {
+  Recording recording;
+  Samples s = SimulatedMachine({}, 1, 100).paired(1.2, 8, 1, 4);
+  s.name = "mission";
+  for (Side& side : s.sides) side.errors = {{"rel_fro", 3e-4}};
+  for (Side& side : s.sides) side.output_sha256 = "ab";
+  recording.shapes.push_back(s);
+  Comparison c = *compare_sides(recording, "baseline", "candidate");
+  c.samples = recording.shapes;
+  c.shapes[0].a_percent_of_peak = 50;
+  c.shapes[0].b_percent_of_peak = 50 * c.shapes[0].a.p50 / c.shapes[0].b.p50;
+  c.shapes[0].outputs = "bit for bit";
+  json record = to_json(c);
+  record["shapes"][0]["seen"] = "faster";  // as a tool may add it
+  every_edit_is_seen(record, {{"/shapes/0/seen", "slower"},
+                              {"/shapes/0/a/errors/rel_fro", 1e-12},
+                              {"/shapes/0/b/errors", json::object()},
+                              {"/shapes/0/a/percent_of_peak", 60},
+                              {"/shapes/0/b/batch", 3},
+                              {"/shapes/0/b/other_work", 0.3},
+                              {"/shapes/0/outputs", "3 of 9 elements differ"},
+                              {"/shapes/0/a/green", "RED: rel_fro"},
+                              {"/exit_code", 20},
+                              {"/exit_code", 10}});
+}
+
+TEST(RecheckSelftest, ItsCountsAreThoseOfItsRows) {
+  const auto row = [](const char* subject, bool honest, bool caught) {
+    return json{{"subject", subject},          {"honest", honest}, {"caught", caught}, {"cases", 3},
+                {"red_cases", caught ? 1 : 0}, {"metric", nullptr}};
+  };
+  json record = {{"schema", kSelftestSchema},
+                 {"rows", {row("honest.a", true, false), row("mutant.b", false, true)}},
+                 {"quantizer", {{{"what", "all"}, {"wrong", 0}, {"first", nullptr}}}},
+                 {"honest", 1},
+                 {"honest_green", 1},
+                 {"mutants", 1},
+                 {"mutants_caught", 1},
+                 {"ok", true}};
+  record["rows"][1]["metric"] = "rel_fro";
+  every_edit_is_seen(record, {{"/honest", 2},
+                              {"/honest_green", 0},
+                              {"/mutants", 2},
+                              {"/mutants_caught", 0},
+                              {"/ok", false},
+                              {"/rows/0/caught", true},
+                              {"/rows/1/red_cases", 0},
+                              {"/rows/1/metric", nullptr},
+                              {"/quantizer/0/wrong", 1}});
+}
+
+TEST(RecheckPython, MediansRatiosAndSharesFollowFromItsTimes) {
+  const json model = {
+      {"eager",
+       {{"sdpa", {2e-3, 3e-3, 4e-3}}, {"greenfast", {1e-3, 1e-3, 2e-3}}, {"nothing", {5e-4}}}},
+      {"median_ms", {{"eager", {{"sdpa", 3.0}, {"greenfast", 1.0}, {"nothing", 0.5}}}}},
+      {"speedup_over_sdpa", {{"eager", {{"greenfast", 2.0}}}}},
+      {"attention_share", {{"sdpa", 1 - 0.5 / 3}, {"greenfast", 0.5}}}};
+  every_edit_is_seen(
+      {{"schema", "greenfast.python/1"}, {"models", {{"encoder", model}, {"failed early", {}}}}},
+      {{"/models/encoder/median_ms/eager/sdpa", 2.0},
+       {"/models/encoder/speedup_over_sdpa/eager/greenfast", 3.0},
+       {"/models/encoder/speedup_over_sdpa/eager", {{"greenfast", 2.0}, {"fa3", 1.0}}},
+       {"/models/encoder/attention_share/greenfast", 0.9},
+       {"/models/encoder/eager/sdpa", {2e-3, 2e-3, 4e-3}},
+       {"/models/encoder/attention_share", nullptr}});
+}
+
+TEST(RecheckLoaded, WhatChangedUnderLoadIsReadFromBothParts) {
+  const auto part = [](double lo, double hi) {
+    const json side = {{"green", "GREEN"}, {"p50_seconds", 1e-3}};
+    const json shape = {{"name", "mission"},
+                        {"ratio_p50", {{"value", 1.5}, {"lo", lo}, {"hi", hi}}},
+                        {"a", side},
+                        {"b", side}};
+    const json bench = {{"variant", "cpu.flash"},
+                        {"problem", "mission"},
+                        {"verdict", "GREEN"},
+                        {"time", {{"p50_seconds", 1e-3}, {"p50_ci_seconds", {9e-4, 11e-4}}}}};
+    return json{{"compare",
+                 {{"shapes", {shape}},
+                  {"skipped", json::array()},
+                  {"notes", json::array()},
+                  {"exit_code", 0}}},
+                {"bench", {bench}}};
+  };
+  const json record = {{"schema", "greenfast.loaded/1"},
+                       {"same", true},
+                       {"missed", json::array()},
+                       {"quiet", part(1.4, 1.6)},
+                       {"busy", part(1.2, 1.8)}};
+  every_edit_is_seen(record, {{"/same", false},
+                              {"/missed", {"cpu.flash, mission"}},
+                              {"/busy/compare/shapes/0/ratio_p50/lo", 0.9},
+                              {"/busy/bench/0/time/p50_ci_seconds/0", 105e-5},
+                              {"/busy/bench/0/verdict", "RED"},
+                              {"/quiet/compare/exit_code", 10}});
 }
 
 /// A record of the harness for peers: back to back, and behind a neighbour that takes 5 us alone.
@@ -155,6 +232,31 @@ TEST(RecheckSamples, ADifferenceIsComputedAgainFromItsReadings) {
   edited = record;
   edited["shapes"][1]["blocks"][0]["neighbour_alone"][0] = 4e-6;
   EXPECT_NE(found(edited).find("less the neighbours alone"), std::string::npos) << found(edited);
+}
+
+TEST(RecheckSamples, RatiosOfTheHarnessAreMediansOfItsRounds) {
+  json record = recorded_ways();
+  record["shapes"].erase(1);
+  json& ab = record["shapes"][0]["ab"];
+  ab["best_peer"] = "fa3";
+  ab["bytes"] = 1e9;
+  json &ours = ab["engines"]["greenfast"], &theirs = ab["engines"]["fa3"];
+  theirs["verdict"] = "GREEN";
+  ours["variant"] = "cuda.sm90.prefill";
+  ab["engines"]["greenfast:dense"] = theirs;
+  std::vector<double> rounds;
+  for (std::size_t k = 0; k < ours["us"].size(); ++k)
+    rounds.push_back(theirs["us"][k].get<double>() / ours["us"][k].get<double>());
+  for (const char* member : {"ratio", "over_best_peer", "over_dense"})
+    ours[member] = quantile(rounds, 0.5);
+  ours["tbs"] = 1e-6 * 1e9 / ours["p50_us"].get<double>();
+  const std::string engine = "/shapes/0/ab/engines/greenfast/";
+  every_edit_is_seen(record, {{engine + "ratio", 3},
+                              {engine + "over_best_peer", 3},
+                              {engine + "over_dense", 3},
+                              {engine + "tbs", 3},
+                              {"/shapes/0/ab/best_peer", "fa4"},
+                              {"/shapes/0/ab/engines/fa3/verdict", "RED"}});
 }
 
 TEST(RecheckPeers, EveryWayOfARunIsHeldToItsSamplesAndNoneIsLeftOut) {

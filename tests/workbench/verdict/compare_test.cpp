@@ -156,6 +156,24 @@ TEST(Compare, ASkippedShapeIsReadAsItIsWrittenAndAsItUsedToBe) {
   EXPECT_THROW((void)shape_of_skipped({{"shape", "long"}, {"reason", "whim"}}), json::exception);
 }
 
+TEST(Compare, AShapeWithoutRowsOrKeysIsLeftOutByName) {
+  Recording recording;
+  for (const char* problem : {"1x2x0/64x16 fp32", "1x2x64/0x16 fp32", "0x2x64x16 fp32"}) {
+    Samples samples = SimulatedMachine({}, 1, 100).paired(1.2, 8, 1, 4);
+    samples.name = samples.problem = problem;
+    for (Side& side : samples.sides) side.output_sha256 = "of nothing";
+    recording.shapes.push_back(samples);
+  }
+  const auto c = compare_sides(recording, "baseline", "candidate");
+  ASSERT_TRUE(c) << c.status().message();
+  EXPECT_TRUE(c->shapes.empty());
+  ASSERT_EQ(c->skipped.size(), 3u);
+  for (const SkippedShape& skipped : c->skipped) EXPECT_EQ(skipped.reason, SkipReason::nothing);
+  EXPECT_EQ(c->exit_code, 3) << "everything was skipped";
+  EXPECT_EQ(compare_text(*c, false).find("bit for bit"), std::string::npos);
+  EXPECT_EQ(words_of_skipped(to_json(*c)["skipped"][0]), describe(c->skipped[0]));
+}
+
 TEST(Compare, OneWayOfTimingIsTakenAtATime) {
   Samples behind = shape("mission, gemm:hot", 1.2, 2);
   behind.way = "gemm:hot";

@@ -11,6 +11,7 @@
 
 #include "workbench/base/checkpoint.hpp"
 #include "workbench/base/schemas.hpp"
+#include "workbench/evidence/recheck.hpp"
 #include "workbench/verdict/gate_walk.hpp"
 
 namespace greenfast::workbench::test {
@@ -40,7 +41,12 @@ class GateTest : public ::testing::Test {
     return options;
   }
   Result<GateResult> run(const GateOptions& options) {
-    return run_gate(options, directory, {"gate", "..."}, observer);
+    auto result = run_gate(options, directory, {"gate", "..."}, observer);
+    // Whatever becomes of it, its own record bears out what it says.
+    if (result)
+      for (const Disagreement& found : recheck(json_of(*result)))
+        ADD_FAILURE() << found.subject << ": " << found.detail;
+    return result;
   }
   static ReasonCode code(const GateResult& result) { return result.decision().reasons.at(0).code; }
 
