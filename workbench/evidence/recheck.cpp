@@ -510,7 +510,10 @@ class Recheck {
   void check_python() {
     // A record of other parts of the tool has no models. Not a temporary: items() refers to it.
     const json models = record_.value("models", json::object());
-    for (const auto& [name, model] : models.items()) {
+    for (const auto& item : models.items()) {
+      // Not a structured binding: Clang 14 lets no lambda capture one.
+      const std::string& name = item.key();
+      const json& model = item.value();
       json medians = json::object(), speedups = json::object(), shares;
       for (const char* mode : {"eager", "compiled"}) {
         if (!model.contains(mode)) continue;
