@@ -54,6 +54,16 @@ struct Config {
   bool serving = false;
   Features features = Features::plain;
 
+  constexpr bool masked() const { return features != Features::plain; }
+  constexpr bool windowed() const { return features >= Features::window; }
+  constexpr bool general() const { return features == Features::general; }
+  // A block's K and V are in stages of one index.
+  constexpr bool one_ring() const { return k_stages == v_stages; }
+  // From a warpgroup's block to its next.
+  constexpr int stride() const { return split ? warpgroups : 1; }
+  // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
+  // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
+  constexpr bool takes_turns() const { return ones && !masked() && warpgroups == 2 && !split; }
   // The guard looks at the weights after P V of the block before: its rare path then has that
   // product's registers. Two warpgroups want its vote earlier, because ptxas moves the wait for
   // P V up to the next branch.

@@ -21,10 +21,11 @@
 // Bound   issue slots under wgmma, then power.
 //
 // Read config.hpp, shared_memory.cuh and producer.cuh first; then the kernel here, whose consumers
-// are a script of moves: products.cuh multiplies, softmax.cuh masks and exponentiates, guard.cuh
-// rescales and has blocks done again, epilogue.cuh merges and stores. That the arrays are the
-// kernel's own, and the moves lambdas over functions, is for the compiler: in a struct of arrays it
-// finds other registers, and 74 KB of code are not the same code any more.
+// are a script of moves: steps.cuh takes the blocks one by one, products.cuh multiplies, softmax.cuh
+// masks and exponentiates, guard.cuh rescales and has blocks done again, epilogue.cuh merges and
+// stores. That the arrays are the kernel's own, and the moves lambdas over functions, is for the
+// compiler: in a struct of arrays it finds other registers, and 74 KB of code are not the same code
+// any more.
 #pragma once
 
 #include <cuda.h>
@@ -46,6 +47,7 @@
 #include "kernels/cuda/sm90_prefill/repair.cuh"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 #include "kernels/cuda/sm90_prefill/softmax.cuh"
+#include "kernels/cuda/sm90_prefill/steps.cuh"
 
 namespace greenfast::cuda::prefill {
 
@@ -56,22 +58,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                    const __grid_constant__ CUtensorMap v_map,
                    const __grid_constant__ CUtensorMap o_map, const __grid_constant__ Params p) {
   static constexpr Config kConfig = ConfigOf::value;
-  constexpr int kHeadDim = kConfig.head_dim, kValueDim = kConfig.values(), kKeys = kConfig.keys;
-  constexpr int kWarpgroups = kConfig.warpgroups, kQStages = kConfig.q_stages;
-  constexpr bool kOnes = kConfig.ones, kSplit = kConfig.split;
-  constexpr bool kLateGuard = kConfig.late_guard();
-  constexpr bool kMasked = kConfig.features != Features::plain;
-  constexpr bool kWindow = kConfig.features >= Features::window;
-  constexpr bool kGeneral = kConfig.features == Features::general;
-  constexpr bool kFlush = Flushed<ConfigOf>::kUsed;
-  constexpr bool kPacked = kConfig.packed;
-  // A block's K and V are in stages of one index.
-  constexpr bool kOneRing = kConfig.k_stages == kConfig.v_stages;
-  // From a warpgroup's block to its next.
-  constexpr int kStride = kSplit ? kWarpgroups : 1;
-  // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
-  // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
-  constexpr bool kTurns = kOnes && !kMasked && kWarpgroups == 2 && !kSplit;
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
@@ -79,8 +65,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr int kWords = SharedMemory<ConfigOf>::kBarriers + 1;
   // Behind them, at 16 bytes, the tiles of packed sequences.
   constexpr int kRingAt = (kWords + 1) / 2 * 2;
-  __shared__ alignas(kPacked ? 16 : 8)
-      std::uint64_t barriers[kPacked ? kRingAt + TileRing<ConfigOf>::kWords : kWords];
+  __shared__ alignas(kConfig.packed ? 16 : 8)
+      std::uint64_t barriers[kConfig.packed ? kRingAt + TileRing<ConfigOf>::kWords : kWords];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
   [[maybe_unused]] const TileRing<ConfigOf> ring{shared.q_full + 8 * kRingAt};
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
@@ -90,17 +76,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::tensormap_prefetch(&k_map);
     ptx::tensormap_prefetch(&v_map);
     shared.init_barriers();
-    if constexpr (kPacked) ring.init();
+    if constexpr (kConfig.packed) ring.init();
     if (p.release_at_entry) ptx::grid_launch_dependents();
   }
-  if constexpr (kOnes) shared.template lay_out_ones<T>(raw_shared);
+  if constexpr (kConfig.ones) shared.template lay_out_ones<T>(raw_shared);
   __syncthreads();
 
   TileOf<ConfigOf> tile;
   // Not a function of the tile: where it is not packed the compiler would not find the same code.
 #pragma nv_diag_suppress 836  // `p` is the kernel's argument and outlives the lambda that returns it
   const ExtentOf<ConfigOf>& extent = [&]() -> const ExtentOf<ConfigOf>& {
-    if constexpr (kPacked)
+    if constexpr (kConfig.packed)
       return tile.extent;
     else
       return p;
@@ -113,8 +99,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile, extent,
                                   ring.first);
       producer.run();
-    } else if (kPacked && threadIdx.x < 64) {
-      if constexpr (kPacked) send_tiles<ConfigOf>(p, ring);
+    } else if (kConfig.packed && threadIdx.x < 64) {
+      if constexpr (kConfig.packed) send_tiles<ConfigOf>(p, ring);
     }
     return;
   }
@@ -126,18 +112,20 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   int q_index = group;
   const auto q_tile = [&] { return shared.q + q_index * kConfig.q_bytes(); };
   const bool leader = lane == 0;
-  const float scale = kGeneral ? 1.0f : p.scale_log2;
+  const Seat seat{group, warp, leader};
+  const auto release_q = [&] { ptx::mbarrier_arrive_if(shared.q_empty + 8 * q_index, leader); };
+  const float scale = kConfig.general() ? 1.0f : p.scale_log2;
 
   // Scores, then weights.
   typename Fragments<ConfigOf>::Scores s;
-  // Output, not yet normalised; then the row sums if kOnes.
+  // Output, not yet normalised; then the row sums, if there is a column of ones.
   typename Fragments<ConfigOf>::Output o;
   // Weights of the block before, as the A operand of O += P V.
   typename Fragments<ConfigOf>::Weights weights;
   typename Fragments<ConfigOf>::Queries q;
   // Of rows g and g + 8: base of the exponents, and this thread's part of the sum.
   float top[2] = {}, sum[2];
-  // The stage of the next block; with kOneRing V's is that of the block whose V is wanted next.
+  // The stage of the next block; with one ring V's is that of the block whose V is wanted next.
   Stage<kConfig.k_stages> k_stage(shared.k_full, 0);
   Stage<kConfig.v_stages> v_stage(shared.v_full, 0);
   const auto v_follows_k = [&] {
@@ -176,7 +164,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const auto redo_scores = [&] {
     const auto k_tile = [&] {
       std::uint32_t first = shared.k;
-      if constexpr (kGeneral) {
+      if constexpr (kConfig.general()) {
         first = shared.q;  // which is there; shared.k would be spilled
         asm volatile("" : "+r"(first));
         first += kConfig.k_offset();
@@ -194,7 +182,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
   // The warpgroup's first block of the tile, and that with which O begins anew.
   int newest = 0, second = 0;
-  const auto flushed = [&] { return second != newest - kStride; };
+  const auto flushed = [&] { return second != newest - kConfig.stride(); };
   const auto rescale_output = [&](const float(&shrink)[2]) {
     rescale<ConfigOf>(o, seldom, flushed, shrink);
   };
@@ -204,12 +192,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
 
   // ---- Consumers: tile after tile ----
-  if (kTurns && group == 1) ptx::named_barrier_arrive<256>(kTurn);
-  if (kSplit && group == 0) ptx::named_barrier_arrive<256>(kExchangeEmpty);
+  if (kConfig.takes_turns() && group == 1) ptx::named_barrier_arrive<256>(kTurn);
+  if (kConfig.split && group == 0) ptx::named_barrier_arrive<256>(kExchangeEmpty);
   TileOf<ConfigOf> next = {};
   // An index below 0 says that there is no tile: a bool beside it would be what spills.
   const auto find_next = [&](int step, auto& found) {
-    if constexpr (kPacked)
+    if constexpr (kConfig.packed)
       ring.read(step, found);
     else if (!next_tile(p, step, found))
       found.index = -1;
@@ -217,51 +205,33 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   find_next(0, tile);
   for (int tile_step = 0; tile.index >= 0; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(),
-              first_row = tile_row + (kSplit ? 0 : 64 * group);
+              first_row = tile_row + (kConfig.split ? 0 : 64 * group);
     const BlockRange tile_blocks = visible_blocks<ConfigOf>(
         extent, tile_row, min(tile_row + kConfig.rows(), extent.seq_q) - 1);
     const int last_row = min(first_row + 63, extent.seq_q - 1);
     const BlockRange blocks = visible_blocks<ConfigOf>(extent, first_row, last_row);
-    newest = blocks.end - 1 - (kSplit ? group : 0);
+    newest = blocks.end - 1 - (kConfig.split ? group : 0);
     const bool works = first_row < extent.seq_q && newest >= blocks.begin;
     // Blocks from exact_from on, and up to exact_to, are not seen whole by all rows.
     const SeenInPart part = seen_in_part<ConfigOf>(extent.band, first_row, last_row);
     const int exact_from = part.from, exact_to = part.to;
 
-    const auto release = [&](std::uint32_t barrier) { ptx::mbarrier_arrive_if(barrier, leader); };
-    const auto my_turn = [&] {
-      if constexpr (kTurns) ptx::named_barrier_sync<256>(kTurn + group);
-    };
-    const auto your_turn = [&] {
-      if constexpr (kTurns) ptx::named_barrier_arrive<256>(kTurn + (group + 1) % 2);
-    };
-    // A block that other warpgroups of the CTA want.
-    const auto skip_block = [&] {
-      my_turn();
-      your_turn();
-      ptx::mbarrier_wait(k_stage.full, k_stage.parity);
-      release(k_stage.empty());
-      if constexpr (kOneRing) v_follows_k();
-      k_stage.advance(shared.k_full);
-      ptx::mbarrier_wait(v_stage.full, v_stage.parity);
-      release(v_stage.empty());
-      if constexpr (!kOneRing) v_stage.advance(shared.v_full);
-    };
     // Blocks before the warpgroup's first: of split tiles the other's, else what it sees none of.
-    if constexpr (kSplit) {
+    if constexpr (kConfig.split) {
       if (group == 1 && blocks.end > blocks.begin) {
         k_stage.advance(shared.k_full);
-        if constexpr (!kOneRing) v_stage.advance(shared.v_full);
+        if constexpr (!kConfig.one_ring()) v_stage.advance(shared.v_full);
       }
     } else {
 #pragma unroll 1
       for (int block = tile_blocks.end; block > (works ? blocks.end : tile_blocks.begin); --block)
-        skip_block();
+        skip_block<ConfigOf>(shared, k_stage, v_stage, seat, v_follows_k);
     }
 
     // ---- Q ----
-    if constexpr (kQStages > 1) q_index = group + tile_step % kQStages * kWarpgroups;
-    ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kQStages & 1);
+    if constexpr (kConfig.q_stages > 1)
+      q_index = group + tile_step % kConfig.q_stages * kConfig.warpgroups;
+    ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kConfig.q_stages & 1);
     if constexpr (kConfig.q_in_registers) load_queries<ConfigOf>(q, q_tile(), warp);
 
     // The constant half, in a way that ptxas cannot know: it would set a constant again for every
@@ -272,72 +242,25 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     q_low = (q_tile() / 16) | Low::kQ;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
-    second = newest - kStride;
+    second = newest - kConfig.stride();
     if (works) {
       // ---- First block ----
       int block = newest;
       float shrink[2];
-      ptx::mbarrier_wait(k_stage.full, k_stage.parity);
-      my_turn();
-      ptx::pin_registers(s);
-      ptx::wgmma_fence();
-      issue_scores();
-      your_turn();
-      // Not before wgmma_fence, which waits for ldmatrix to finish: an arrival overtakes it, and
-      // the next Q then lands in rows not yet read (seen once in 400 runs).
-      if constexpr (kConfig.q_in_registers) release(shared.q_empty + 8 * q_index);
-      // Not where tiles are packed: what it takes to know of them would be spilled.
-      if constexpr (!kPacked)
-        find_next(tile_step + 1, next);  // 300 clocks that pass beside this product
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(s);
-      if (!kMasked && (block + 1) * kKeys <= extent.band.keys) {
-        rows.guess_bases(s);  // where that is not enough, the block is done again
-        float large[2];       // sums of weights, or with kOnes the largest
-        rows.exponentiate(s, large);
-        if constexpr (kOnes) {
-          rows.largest_weights(s, large);
-        } else {
-          sum[0] = large[0];
-          sum[1] = large[1];
-        }
-        convert();
-        note_large_bases(rows.noted, top[0], top[1]);
-        const bool fits = large[0] + large[1] <= Softmax::kLimit;
-        if (__any_sync(kFullWarp, !fits)) {
-          redo_scores();
-          rows.template exact<true>(s, shrink);
-          convert();
-        }
-        release(k_stage.empty());
-      } else {
-        release(k_stage.empty());
-        const auto first_softmax = [&]<int kCount>(float(&scores)[kCount]) {
-          rows.transform(scores);
-          rows.mask(scores, block, first_row, warp);
-          rows.template exact<true>(scores, shrink);
-        };
-        // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half
-        // would need accumulators of two sizes, which ptxas answers with C7511 in some builds.)
-        if (kKeys == 128 && extent.band.end(last_row) - block * kKeys <= 64) {
-          first_softmax(reinterpret_cast<float(&)[32]>(s));
-#pragma unroll
-          for (int i = 32; i < kKeys / 2; ++i) s[i] = 0.0f;
-        } else {
-          first_softmax(s);
-        }
-        convert();
-      }
+      float large[2];
+      first_block<ConfigOf>(block, first_row, last_row, seat, k_stage, s, rows, shrink, large,
+                            issue_scores, release_q, find_next, tile_step, next, convert,
+                            redo_scores);
       // To the warpgroup's next block, if there is one in the tile, else past the tile's last.
       const auto advance = [&](auto& stage, std::uint32_t first, int from) {
         stage.advance(first);
-        if (kSplit && from > blocks.begin) stage.advance(first);
+        if (kConfig.split && from > blocks.begin) stage.advance(first);
       };
       const auto next_stages = [&]<bool kFirst>() {
-        if constexpr (kOneRing) {
+        if constexpr (kConfig.one_ring()) {
           v_follows_k();
         } else if constexpr (!kFirst) {
-          advance(v_stage, shared.v_full, block + kStride);
+          advance(v_stage, shared.v_full, block + kConfig.stride());
         }
         advance(k_stage, shared.k_full, block);
       };
@@ -345,101 +268,44 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
       // ---- Main loop: S(block) and O += P V of the block before ----
       const auto step = [&]<bool kExact>() {
-        block -= kStride;
-        // Else ptxas keeps the descriptors of a large Q in registers that it does not have.
-        if constexpr (kHeadDim > 128) q_low ^= zero;
-        ptx::mbarrier_wait(k_stage.full, k_stage.parity);
-        ptx::mbarrier_wait(v_stage.full, v_stage.parity);
-        my_turn();
-        ptx::pin_registers(s);
-        ptx::pin_registers(o);
-        ptx::wgmma_fence();
-        issue_scores();
-        issue_output(block < second);
-        your_turn();
-        ptx::wgmma_wait<1>();
-        ptx::pin_registers(s);
-        rows.transform(s);
-        bool rescale = true;
-        if constexpr (kExact) {
-          // Three warpgroups have no registers to keep it, nor has anyone for eight numbers.
-          if constexpr (kPacked && (kWarpgroups == 3 || kConfig.serving))
-            ring.read_band(tile_step, tile.extent.band);
-          rows.mask(s, block, first_row, warp);
-          rows.template exact<false>(s, shrink);
-        } else if constexpr (kLateGuard) {
-          float unused[2];
-          rows.exponentiate(s, unused);
-        } else {
-          rescale = softmax_guarded(shrink);
-        }
-        if constexpr (!kLateGuard || kExact) {
-          release(k_stage.empty());
-        }
-        ptx::pin_registers(s);
-        ptx::wgmma_wait<0>();
-        ptx::pin_registers(o);
-        ptx::pin_registers(s);
-        release(v_stage.empty());
-        if constexpr (kLateGuard && !kExact) {
-          convert();
-          guard_converted();
-          release(k_stage.empty());
-        } else {
-          if (rescale) rescale_output(shrink);
-          convert();
-        }
-        next_stages.template operator()<false>();
+        step_block<ConfigOf, kExact>(block, second, tile_step, first_row, seat, zero, q_low,
+                                     k_stage, v_stage, s, o, rows, ring, tile, shrink, issue_scores,
+                                     issue_output, softmax_guarded, convert, guard_converted,
+                                     rescale_output, next_stages);
       };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
       while (true) {
         const int stop =
-            kFlush ? max(blocks.begin, block - kStride * Flushed<ConfigOf>::kBlocks) : blocks.begin;
-        const auto more = [&] { return block - kStride >= stop; };
-        const auto far_edge = [&] { return kWindow && block - kStride <= exact_to; };
+            Flushed<ConfigOf>::kUsed
+                ? max(blocks.begin, block - kConfig.stride() * Flushed<ConfigOf>::kBlocks)
+                : blocks.begin;
+        const auto more = [&] { return block - kConfig.stride() >= stop; };
+        const auto far_edge = [&] {
+          return kConfig.windowed() && block - kConfig.stride() <= exact_to;
+        };
         while (more()) {
-          if constexpr (kMasked) {
-            while (more() && (block - kStride >= exact_from || far_edge()))
+          if constexpr (kConfig.masked()) {
+            while (more() && (block - kConfig.stride() >= exact_from || far_edge()))
               step.template operator()<true>();
           }
           while (more() && !far_edge()) step.template operator()<false>();
         }
-        if (!kFlush || block - kStride < blocks.begin) break;
-        if constexpr (kFlush) flush();
-        second = block - kStride;
+        if (!Flushed<ConfigOf>::kUsed || block - kConfig.stride() < blocks.begin) break;
+        if constexpr (Flushed<ConfigOf>::kUsed) flush();
+        second = block - kConfig.stride();
       }
 
       // ---- Last product ----
-      // Q's place is free from here on, if it was not since Q came to registers; where O takes it,
-      // after O is stored.
-      if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q())
-        release(shared.q_empty + 8 * q_index);
-      ptx::mbarrier_wait(v_stage.full, v_stage.parity);
-      ptx::pin_registers(o);
-      ptx::wgmma_fence();
-      issue_output(block <= second);
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(o);
-      release(v_stage.empty());
-      if constexpr (!kOneRing) advance(v_stage, shared.v_full, block);
-      if constexpr (kFlush) {
-        if (flushed()) {
-          add_flushed<ConfigOf>(seldom, o, sum);
-        }
-      }
-      // The other columns of the ones are zeros.
-      if constexpr (kOnes) {
-        sum[0] = o[kHeadDim / 2] + o[kHeadDim / 2 + 1];
-        sum[1] = o[kHeadDim / 2 + 2] + o[kHeadDim / 2 + 3];
-      }
+      last_product<ConfigOf>(block, second, seat, shared, v_stage, o, rows, release_q, issue_output,
+                             advance, flushed, seldom);
     } else {
-      if constexpr (!kPacked) find_next(tile_step + 1, next);
-      if constexpr (!kConfig.o_over_q()) release(shared.q_empty + 8 * q_index);
+      if constexpr (!kConfig.packed) find_next(tile_step + 1, next);
+      if constexpr (!kConfig.o_over_q()) release_q();
     }
-    if constexpr (!kSplit) {
+    if constexpr (!kConfig.split) {
 #pragma unroll 1
       for (int block = works ? blocks.begin : tile_blocks.begin; block > tile_blocks.begin; --block)
-        skip_block();
+        skip_block<ConfigOf>(shared, k_stage, v_stage, seat, v_follows_k);
     } else {
       // ---- Merge: the second warpgroup hands its part to the first ----
       const Exchange<ConfigOf> exchange(shared);
@@ -452,7 +318,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
     // ---- Epilogue: normalise, store ----
     // Read again, so that it does not live in registers through the main loop.
-    if constexpr (kPacked) {
+    if constexpr (kConfig.packed) {
       ring.read(tile_step, tile);
       ring.release(tile_step);
     }
@@ -460,9 +326,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int row = first_row + 16 * warp + (lane >> 2), t = lane & 3;
     // Whether there is an output: asked again, where the answer would be spilled.
     bool has_output = works;
-    if constexpr (kPacked) has_output = __any_sync(kFullWarp, sum[0] != 0.0f || sum[1] != 0.0f);
+    if constexpr (kConfig.packed)
+      has_output = __any_sync(kFullWarp, sum[0] != 0.0f || sum[1] != 0.0f);
     finish_rows<ConfigOf>(p, tile, rows, row, t);
-    if constexpr (kGeneral) {
+    if constexpr (kConfig.general()) {
       store_anywhere<ConfigOf>(p, tile, o, sum, has_output, row, t);
     } else {
       Strip<ConfigOf> strip;
@@ -481,12 +348,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       __syncwarp();
       if (leader) strip.store(p, extent, o_map, tile, first_row, warp);
     }
-    if constexpr (kConfig.o_over_q()) release(shared.q_empty + 8 * q_index);
-    if constexpr (kPacked) find_next(tile_step + 1, next);
+    if constexpr (kConfig.o_over_q()) release_q();
+    if constexpr (kConfig.packed) find_next(tile_step + 1, next);
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
-  if (!kGeneral && leader) ptx::tma_store_wait();
+  if (!kConfig.general() && leader) ptx::tma_store_wait();
   __syncwarp();
   if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
     repair_rows<T, ConfigOf>(p);
