@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/ptx_stmatrix.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_prefill/consumer.cuh"
 #include "kernels/cuda/sm90_prefill/products.cuh"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 #include "kernels/cuda/sm90_prefill/softmax.cuh"
@@ -233,6 +234,37 @@ __device__ __forceinline__ void fill_strip(const Strip<ConfigOf>& strip,
         factor[h] *= quad_max(fmaxf(two.x, two.y)) > 65504.0f ? 1.0f - 0x1p-11f : 1.0f;
       }
     }
+  }
+}
+
+/// The end of a tile: O is stored, times what finish_rows left in `factor`.
+template <class T, class ConfigOf>
+__device__ __forceinline__ void store_rows(const Params& p, const CUtensorMap& o_map,
+                                           const TileOf<ConfigOf>& tile,
+                                           const Consumer<T, ConfigOf>& consumer,
+                                           float (&factor)[2], bool has_output, int first_row,
+                                           int row, int lane) {
+  constexpr Config kConfig = ConfigOf::value;
+  if constexpr (kConfig.general()) {
+    store_anywhere<ConfigOf>(p, tile, consumer.o, factor, has_output, row, lane & 3);
+  } else {
+    Strip<ConfigOf> strip;
+    if constexpr (kConfig.o_over_q()) {
+      strip.address = consumer.q_tile() + consumer.seat.warp * 16 * 128;
+      ptx::named_barrier_sync<128>(kQIsRead + consumer.seat.group);
+    } else {
+      // lane / 32 is 0, but keeps the address from living in a register through the main loop.
+      strip.address =
+          consumer.shared.q + kConfig.o_offset() +
+          (4 * consumer.seat.group + consumer.seat.warp + lane / 32) * kConfig.strip_bytes();
+      if (consumer.seat.leader) ptx::tma_store_wait_read();
+      __syncwarp();
+    }
+    fill_strip<T>(strip, consumer.o, factor, has_output, lane);
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (consumer.seat.leader)
+      strip.store(p, consumer.rows.extent, o_map, tile, first_row, consumer.seat.warp);
   }
 }
 

@@ -5,115 +5,21 @@
 #pragma once
 
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/sm90_prefill/products.cuh"
+#include "kernels/cuda/sm90_prefill/consumer.cuh"
 #include "kernels/cuda/sm90_prefill/softmax.cuh"
 
 namespace greenfast::cuda::prefill {
 
-/// What a thread of a build that flushes keeps in memory: output and sums of the blocks before the
-/// last flush.
-//
-// The tensor cores cut off what an addition cannot hold, always downwards: 1.2e-7 of the sum for
-// every 16 keys (H200), 0.5% after a million. So the accumulators begin anew every 8192 keys, and
-// what they held is added up here, rounded to nearest. Features::window has this, and takes all
-// problems of more keys than kLongRow; in the others it costs up to 4% where a CTA has one tile,
-// because every launch fetches its code anew (H200, 2026-11-22).
-template <class ConfigOf>
-struct Flushed {
-  static constexpr bool kUsed = ConfigOf::value.features >= Features::window;
-  static constexpr int kBlocks = 8192 / ConfigOf::value.keys;  // between two flushes
-  float o[kUsed ? ConfigOf::value.columns() / 2 : 1];
-  float sum[2];
-};
-
-/// Adds up output and sums in memory; `before` is empty unless `flushed`. The output then begins
-/// anew, because the next product does not accumulate.
-template <class ConfigOf, int kCount, class Memory, class Question>
-__device__ __forceinline__ void flush_to(const Memory& memory, const Question& flushed,
-                                         const float (&o)[kCount], float (&sum)[2]) {
-  Flushed<ConfigOf>& before = memory();
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) before.o[i] = flushed() ? before.o[i] + o[i] : o[i];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    before.sum[h] = flushed() ? before.sum[h] + sum[h] : sum[h];
-    sum[h] = 0.0f;
-  }
-}
-
-template <class ConfigOf, int kCount, class Memory>
-__device__ __forceinline__ void add_flushed(const Memory& memory, float (&o)[kCount],
-                                            float (&sum)[2]) {
-  const Flushed<ConfigOf>& before = memory();
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) o[i] += before.o[i];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) sum[h] += before.sum[h];
-}
-
-/// O, and what was flushed of it, times `shrink` of the row.
-template <class ConfigOf, int kCount, class Memory, class Question>
-__device__ __forceinline__ void rescale(float (&o)[kCount], const Memory& memory,
-                                        const Question& flushed, const float (&shrink)[2]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) o[i] *= shrink[(i >> 1) & 1];
-  if constexpr (Flushed<ConfigOf>::kUsed) {
-    if (flushed()) {
-      Flushed<ConfigOf>& before = memory();
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) before.o[i] *= shrink[(i >> 1) & 1];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) before.sum[h] *= shrink[h];
-    }
-  }
-}
-
-/// Weights beyond the range of the guard, `large` of them at most or their sum: scales them down
-/// exactly, or takes the block's true maximum. A base follows a row's largest weight, never a sum:
-/// 32 keys that share the top would raise it five octaves too far, and fp16 would lose the tail of
-/// the row as far.
-template <class ConfigOf, class Redo>
-__device__ __forceinline__ void recover_weights(OnlineSoftmax<ConfigOf>& rows,
-                                                typename Fragments<ConfigOf>::Scores& s,
-                                                const Redo& redo_scores, const float (&large)[2],
-                                                float (&shrink)[2]) {
-  constexpr bool kOnes = ConfigOf::value.ones;
-  if (__any_sync(kFullWarp, !(large[0] + large[1] <= OnlineSoftmax<ConfigOf>::kHuge))) {
-    redo_scores();
-    rows.transform(s);
-    rows.template exact<false>(s, shrink);
-    return;
-  }
-  float most[2] = {large[0], large[1]};
-  if constexpr (!kOnes) {
-    // Without NaN, and by fmaxf: largest_weights would spill 30 registers here.
-    most[0] = s[0], most[1] = s[2];
-#pragma unroll
-    for (int i = 0; i < ConfigOf::value.keys / 2; ++i)
-      most[(i >> 1) & 1] = fmaxf(most[(i >> 1) & 1], s[i]);
-  }
-  rows.raise_bases(most[0], most[1], shrink);
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-    if constexpr (!kOnes) rows.sum[h] = rows.sum[h] * shrink[h] + large[h] * shrink[h];
-#pragma unroll
-  for (int i = 0; i < ConfigOf::value.keys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
-}
-
 /// Softmax with the maximum of earlier blocks. Returns whether O must be multiplied by `shrink`.
-template <class ConfigOf, class Recover>
-__device__ __forceinline__ bool guarded_softmax(OnlineSoftmax<ConfigOf>& rows,
-                                                typename Fragments<ConfigOf>::Scores& s,
-                                                const Recover& recover, float (&shrink)[2]) {
-  constexpr bool kOnes = ConfigOf::value.ones;
+template <class T, class ConfigOf>
+__device__ __forceinline__ bool Consumer<T, ConfigOf>::softmax_guarded(float (&shrink)[2]) const {
   float large[2];  // sums, or with the ones column the largest
   rows.exponentiate(s, large);
-  if constexpr (kOnes) rows.largest_weights(s, large);
-  const bool trouble =
-      __any_sync(kFullWarp, !(large[0] + large[1] <= OnlineSoftmax<ConfigOf>::kLimit));  // or NaN
+  if constexpr (kConfig.ones) rows.largest_weights(s, large);
+  const bool trouble = __any_sync(kFullWarp, !(large[0] + large[1] <= Softmax::kLimit));  // or NaN
   if (trouble) {
     recover(large, shrink);
-  } else if constexpr (!kOnes) {
+  } else if constexpr (!kConfig.ones) {
     rows.sum[0] += large[0];
     rows.sum[1] += large[1];
   }
@@ -121,24 +27,18 @@ __device__ __forceinline__ bool guarded_softmax(OnlineSoftmax<ConfigOf>& rows,
 }
 
 /// The guard on weights that are converted already, two to a word.
-template <class ConfigOf, class Recover, class Convert, class Rescale>
-__device__ __forceinline__ void guard_words(OnlineSoftmax<ConfigOf>& rows,
-                                            typename Fragments<ConfigOf>::Scores& s,
-                                            typename Fragments<ConfigOf>::Weights& weights,
-                                            const Recover& recover, const Convert& convert,
-                                            const Rescale& rescale_output) {
-  constexpr int kKeys = ConfigOf::value.keys;
+template <class T, class ConfigOf>
+__device__ __forceinline__ void Consumer<T, ConfigOf>::guard_converted() const {
   const auto pair = [&](int i, int h) {
     return reinterpret_cast<const __half2&>(weights[i / 2][2 * (i % 2) + h]);
   };
   __half2 most[2] = {pair(0, 0), pair(0, 1)};
 #pragma unroll
-  for (int i = 1; i < kKeys / 8; ++i) {
+  for (int i = 1; i < kConfig.keys / 8; ++i) {
     most[0] = __hmax2_nan(most[0], pair(i, 0));
     most[1] = __hmax2_nan(most[1], pair(i, 1));
   }
-  const bool inside =
-      __hble2(__hmax2_nan(most[0], most[1]), __float2half2_rn(OnlineSoftmax<ConfigOf>::kLimit));
+  const bool inside = __hble2(__hmax2_nan(most[0], most[1]), __float2half2_rn(Softmax::kLimit));
   if (!__any_sync(kFullWarp, !inside)) return;
   float shrink[2];
   const float2 row[2] = {__half22float2(most[0]), __half22float2(most[1])};
@@ -152,12 +52,82 @@ __device__ __forceinline__ void guard_words(OnlineSoftmax<ConfigOf>& rows,
     rows.raise_bases(fmaxf(row[0].x, row[0].y), fmaxf(row[1].x, row[1].y), shrink);
     const __half2 factor[2] = {__float2half2_rn(shrink[0]), __float2half2_rn(shrink[1])};
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) {
+    for (int i = 0; i < kConfig.keys / 4; ++i) {
       auto& two = reinterpret_cast<__half2&>(weights[i / 4][i % 4]);
       two = __hmul2(two, factor[i & 1]);
     }
   }
   rescale_output(shrink);
+}
+
+/// Weights beyond the range of the guard, `large` of them at most or their sum: scales them down
+/// exactly, or takes the block's true maximum. A base follows a row's largest weight, never a sum:
+/// 32 keys that share the top would raise it five octaves too far, and fp16 would lose the tail of
+/// the row as far.
+template <class T, class ConfigOf>
+__device__ __forceinline__ void Consumer<T, ConfigOf>::recover(const float (&large)[2],
+                                                               float (&shrink)[2]) const {
+  if (__any_sync(kFullWarp, !(large[0] + large[1] <= Softmax::kHuge))) {
+    redo_scores();
+    rows.transform(s);
+    rows.template exact<false>(s, shrink);
+    return;
+  }
+  float most[2] = {large[0], large[1]};
+  if constexpr (!kConfig.ones) {
+    // Without NaN, and by fmaxf: largest_weights would spill 30 registers here.
+    most[0] = s[0], most[1] = s[2];
+#pragma unroll
+    for (int i = 0; i < kConfig.keys / 2; ++i) most[(i >> 1) & 1] = fmaxf(most[(i >> 1) & 1], s[i]);
+  }
+  rows.raise_bases(most[0], most[1], shrink);
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if constexpr (!kConfig.ones) rows.sum[h] = rows.sum[h] * shrink[h] + large[h] * shrink[h];
+#pragma unroll
+  for (int i = 0; i < kConfig.keys / 2; ++i) s[i] *= shrink[(i >> 1) & 1];
+}
+
+/// O, and what was flushed of it, times `shrink` of the row.
+template <class T, class ConfigOf>
+__device__ __forceinline__ void Consumer<T, ConfigOf>::rescale_output(
+    const float (&shrink)[2]) const {
+  constexpr int kCount = kConfig.columns() / 2;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) o[i] *= shrink[(i >> 1) & 1];
+  if constexpr (kFlush) {
+    if (flushed()) {
+      Flushed<ConfigOf>& before = memory();
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) before.o[i] *= shrink[(i >> 1) & 1];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) before.sum[h] *= shrink[h];
+    }
+  }
+}
+
+/// Adds up output and sums in memory. The output then begins anew, because the next product does
+/// not accumulate.
+template <class T, class ConfigOf>
+__device__ __forceinline__ void Consumer<T, ConfigOf>::flush() const {
+  Flushed<ConfigOf>& before = memory();
+#pragma unroll
+  for (int i = 0; i < kConfig.columns() / 2; ++i)
+    before.o[i] = flushed() ? before.o[i] + o[i] : o[i];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    before.sum[h] = flushed() ? before.sum[h] + rows.sum[h] : rows.sum[h];
+    rows.sum[h] = 0.0f;
+  }
+}
+
+template <class T, class ConfigOf>
+__device__ __forceinline__ void Consumer<T, ConfigOf>::add_flushed() const {
+  const Flushed<ConfigOf>& before = memory();
+#pragma unroll
+  for (int i = 0; i < kConfig.columns() / 2; ++i) o[i] += before.o[i];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows.sum[h] += before.sum[h];
 }
 
 }  // namespace greenfast::cuda::prefill

@@ -21,11 +21,9 @@
 // Bound   issue slots under wgmma, then power.
 //
 // Read config.hpp, shared_memory.cuh and producer.cuh first; then the kernel here, whose consumers
-// are a script of moves: steps.cuh takes the blocks one by one, products.cuh multiplies, softmax.cuh
-// masks and exponentiates, guard.cuh rescales and has blocks done again, epilogue.cuh merges and
-// stores. That the arrays are the kernel's own, and the moves lambdas over functions, is for the
-// compiler: in a struct of arrays it finds other registers, and 74 KB of code are not the same code
-// any more.
+// are a script of moves. consumer.cuh names them: steps.cuh takes the blocks one by one,
+// products.cuh multiplies, softmax.cuh masks and exponentiates, guard.cuh rescales and has blocks
+// done again, epilogue.cuh merges and stores.
 #pragma once
 
 #include <cuda.h>
@@ -58,6 +56,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                    const __grid_constant__ CUtensorMap v_map,
                    const __grid_constant__ CUtensorMap o_map, const __grid_constant__ Params p) {
   static constexpr Config kConfig = ConfigOf::value;
+  constexpr bool kFlush = Flushed<ConfigOf>::kUsed;
+  constexpr int kStride = kConfig.stride();
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
@@ -110,85 +110,50 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
   // Of the tile's Q among stages and warpgroups.
   int q_index = group;
-  const auto q_tile = [&] { return shared.q + q_index * kConfig.q_bytes(); };
   const bool leader = lane == 0;
   const Seat seat{group, warp, leader};
-  const auto release_q = [&] { ptx::mbarrier_arrive_if(shared.q_empty + 8 * q_index, leader); };
   const float scale = kConfig.general() ? 1.0f : p.scale_log2;
 
-  // Scores, then weights.
+  // consumer.cuh says what they are.
   typename Fragments<ConfigOf>::Scores s;
-  // Output, not yet normalised; then the row sums, if there is a column of ones.
   typename Fragments<ConfigOf>::Output o;
-  // Weights of the block before, as the A operand of O += P V.
   typename Fragments<ConfigOf>::Weights weights;
   typename Fragments<ConfigOf>::Queries q;
   // Of rows g and g + 8: base of the exponents, and this thread's part of the sum.
   float top[2] = {}, sum[2];
-  // The stage of the next block; with one ring V's is that of the block whose V is wanted next.
   Stage<kConfig.k_stages> k_stage(shared.k_full, 0);
   Stage<kConfig.v_stages> v_stage(shared.v_full, 0);
-  const auto v_follows_k = [&] {
-    v_stage.full = k_stage.full + (shared.v_full - shared.k_full);
-    v_stage.parity = k_stage.parity;
-  };
 
   // Of descriptors: the half that is constant, and Q's other half.
   std::uint32_t high = 0, q_low = 0;
   using Low = Descriptors<ConfigOf>;
   const std::uint32_t k_base =
       uniform(((shared.k / 16) | Low::kK) - shared.k_full * Low::kPerBarrier);
-  // S = Q K^T; asynchronous.
-  const auto issue_scores = [&] {
-    multiply_qk<T, ConfigOf>(s, q, high, q_low, k_base + k_stage.full * Low::kPerBarrier);
-  };
   const std::uint32_t v_base =
       uniform(((shared.v / 16) | Low::kV) - shared.v_full * Low::kVPerBarrier);
-  // O (+)= P V; asynchronous.
-  const auto issue_output = [&](bool accumulate) {
-    multiply_pv<T, ConfigOf>(o, weights, high, v_base + v_stage.full * Low::kVPerBarrier,
-                             accumulate);
-  };
   Flushed<ConfigOf> in_memory;
-  const auto seldom = [&]() -> Flushed<ConfigOf>& {
-    Flushed<ConfigOf>* address = &in_memory;
-    asm volatile("" : "+l"(address));  // else the compiler would keep it all in registers
-    return *address;
-  };
   using Softmax = OnlineSoftmax<ConfigOf>;
   Softmax rows{p, extent, scale, top, sum, shared.q_full + 8 * (kWords - 1)};
-  // Weights become the A operand of the next product.
-  const auto convert = [&] { convert_to<T>(weights, s); };
-  // S = Q K^T again by this warp alone, after the weights have overwritten it. K's stage must still
-  // be held.
-  const auto redo_scores = [&] {
-    const auto k_tile = [&] {
-      std::uint32_t first = shared.k;
-      if constexpr (kConfig.general()) {
-        first = shared.q;  // which is there; shared.k would be spilled
-        asm volatile("" : "+r"(first));
-        first += kConfig.k_offset();
-      }
-      return first + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes();
-    };
-    multiply_qk_alone<T, ConfigOf>(s, q, q_tile, k_tile, warp);
-  };
-  // Weights out of range: the guard's remedies.
-  const auto recover = [&](const float(&large)[2], float(&shrink)[2]) {
-    recover_weights(rows, s, redo_scores, large, shrink);
-  };
-  const auto softmax_guarded = [&](float(&shrink)[2]) {
-    return guarded_softmax(rows, s, recover, shrink);
-  };
   // The warpgroup's first block of the tile, and that with which O begins anew.
   int newest = 0, second = 0;
-  const auto flushed = [&] { return second != newest - kConfig.stride(); };
-  const auto rescale_output = [&](const float(&shrink)[2]) {
-    rescale<ConfigOf>(o, seldom, flushed, shrink);
-  };
-  const auto flush = [&] { flush_to<ConfigOf>(seldom, flushed, o, sum); };
-  const auto guard_converted = [&] {
-    guard_words(rows, s, weights, recover, convert, rescale_output);
+  const Consumer<T, ConfigOf> consumer{
+      .v_stage = v_stage,
+      .k_stage = k_stage,
+      .seat = seat,
+      .shared = shared,
+      .s = s,
+      .o = o,
+      .weights = weights,
+      .q = q,
+      .rows = rows,
+      .high = high,
+      .q_low = q_low,
+      .k_base = k_base,
+      .v_base = v_base,
+      .q_index = q_index,
+      .newest = newest,
+      .second = second,
+      .in_memory = in_memory,
   };
 
   // ---- Consumers: tile after tile ----
@@ -216,6 +181,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const SeenInPart part = seen_in_part<ConfigOf>(extent.band, first_row, last_row);
     const int exact_from = part.from, exact_to = part.to;
 
+    const auto find_next_tile = [&] { find_next(tile_step + 1, next); };
+
     // Blocks before the warpgroup's first: of split tiles the other's, else what it sees none of.
     if constexpr (kConfig.split) {
       if (group == 1 && blocks.end > blocks.begin) {
@@ -225,87 +192,65 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     } else {
 #pragma unroll 1
       for (int block = tile_blocks.end; block > (works ? blocks.end : tile_blocks.begin); --block)
-        skip_block<ConfigOf>(shared, k_stage, v_stage, seat, v_follows_k);
+        consumer.skip_block();
     }
 
     // ---- Q ----
     if constexpr (kConfig.q_stages > 1)
       q_index = group + tile_step % kConfig.q_stages * kConfig.warpgroups;
     ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kConfig.q_stages & 1);
-    if constexpr (kConfig.q_in_registers) load_queries<ConfigOf>(q, q_tile(), warp);
+    if constexpr (kConfig.q_in_registers) load_queries<ConfigOf>(q, consumer.q_tile(), warp);
 
     // The constant half, in a way that ptxas cannot know: it would set a constant again for every
     // wgmma, in a register that holds it already. For each tile, because it would copy what lives
     // longer.
     const std::uint32_t zero = uniform(ptx::lane_id());
     high = ptx::kSwizzle128High + zero;
-    q_low = (q_tile() / 16) | Low::kQ;
+    q_low = (consumer.q_tile() / 16) | Low::kQ;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
-    second = newest - kConfig.stride();
+    second = newest - kStride;
     if (works) {
       // ---- First block ----
       int block = newest;
-      float shrink[2];
-      float large[2];
-      first_block<ConfigOf>(block, first_row, last_row, seat, k_stage, s, rows, shrink, large,
-                            issue_scores, release_q, find_next, tile_step, next, convert,
-                            redo_scores);
-      // To the warpgroup's next block, if there is one in the tile, else past the tile's last.
-      const auto advance = [&](auto& stage, std::uint32_t first, int from) {
-        stage.advance(first);
-        if (kConfig.split && from > blocks.begin) stage.advance(first);
-      };
-      const auto next_stages = [&]<bool kFirst>() {
-        if constexpr (kConfig.one_ring()) {
-          v_follows_k();
-        } else if constexpr (!kFirst) {
-          advance(v_stage, shared.v_full, block + kConfig.stride());
-        }
-        advance(k_stage, shared.k_full, block);
-      };
-      next_stages.template operator()<true>();
+      // What a new base takes from the output, and what the guard looks at. They stand here for
+      // ptxas, which finds other code where they are the first block's own.
+      float shrink[2], large[2];
+      consumer.first_block(block, first_row, last_row, shrink, large, find_next_tile);
+      consumer.template next_stages<true>(block, blocks.begin);
 
       // ---- Main loop: S(block) and O += P V of the block before ----
-      const auto step = [&]<bool kExact>() {
-        step_block<ConfigOf, kExact>(block, second, tile_step, first_row, seat, zero, q_low,
-                                     k_stage, v_stage, s, o, rows, ring, tile, shrink, issue_scores,
-                                     issue_output, softmax_guarded, convert, guard_converted,
-                                     rescale_output, next_stages);
-      };
       // Diagonal, inside, far edge of a window: exact, guarded, exact.
       while (true) {
         const int stop =
-            Flushed<ConfigOf>::kUsed
-                ? max(blocks.begin, block - kConfig.stride() * Flushed<ConfigOf>::kBlocks)
-                : blocks.begin;
-        const auto more = [&] { return block - kConfig.stride() >= stop; };
-        const auto far_edge = [&] {
-          return kConfig.windowed() && block - kConfig.stride() <= exact_to;
-        };
+            kFlush ? max(blocks.begin, block - kStride * Flushed<ConfigOf>::kBlocks) : blocks.begin;
+        const auto more = [&] { return block - kStride >= stop; };
+        const auto far_edge = [&] { return kConfig.windowed() && block - kStride <= exact_to; };
         while (more()) {
           if constexpr (kConfig.masked()) {
-            while (more() && (block - kConfig.stride() >= exact_from || far_edge()))
-              step.template operator()<true>();
+            while (more() && (block - kStride >= exact_from || far_edge()))
+              consumer.template step<true>(block, tile_step, first_row, blocks.begin, zero, ring,
+                                           tile, shrink);
           }
-          while (more() && !far_edge()) step.template operator()<false>();
+          while (more() && !far_edge())
+            consumer.template step<false>(block, tile_step, first_row, blocks.begin, zero, ring,
+                                          tile, shrink);
         }
-        if (!Flushed<ConfigOf>::kUsed || block - kConfig.stride() < blocks.begin) break;
-        if constexpr (Flushed<ConfigOf>::kUsed) flush();
-        second = block - kConfig.stride();
+        if (!kFlush || block - kStride < blocks.begin) break;
+        if constexpr (kFlush) consumer.flush();
+        second = block - kStride;
       }
 
       // ---- Last product ----
-      last_product<ConfigOf>(block, second, seat, shared, v_stage, o, rows, release_q, issue_output,
-                             advance, flushed, seldom);
+      consumer.last_product(block, second, blocks.begin);
     } else {
-      if constexpr (!kConfig.packed) find_next(tile_step + 1, next);
-      if constexpr (!kConfig.o_over_q()) release_q();
+      if constexpr (!kConfig.packed) find_next_tile();
+      if constexpr (!kConfig.o_over_q()) consumer.release_q();
     }
     if constexpr (!kConfig.split) {
 #pragma unroll 1
       for (int block = works ? blocks.begin : tile_blocks.begin; block > tile_blocks.begin; --block)
-        skip_block<ConfigOf>(shared, k_stage, v_stage, seat, v_follows_k);
+        consumer.skip_block();
     } else {
       // ---- Merge: the second warpgroup hands its part to the first ----
       const Exchange<ConfigOf> exchange(shared);
@@ -329,27 +274,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if constexpr (kConfig.packed)
       has_output = __any_sync(kFullWarp, sum[0] != 0.0f || sum[1] != 0.0f);
     finish_rows<ConfigOf>(p, tile, rows, row, t);
-    if constexpr (kConfig.general()) {
-      store_anywhere<ConfigOf>(p, tile, o, sum, has_output, row, t);
-    } else {
-      Strip<ConfigOf> strip;
-      if constexpr (kConfig.o_over_q()) {
-        strip.address = q_tile() + warp * 16 * 128;
-        ptx::named_barrier_sync<128>(kQIsRead + group);
-      } else {
-        // lane / 32 is 0, but keeps the address from living in a register through the main loop.
-        strip.address =
-            shared.q + kConfig.o_offset() + (4 * group + warp + lane / 32) * kConfig.strip_bytes();
-        if (leader) ptx::tma_store_wait_read();
-        __syncwarp();
-      }
-      fill_strip<T>(strip, o, sum, has_output, lane);
-      ptx::fence_proxy_async_shared();
-      __syncwarp();
-      if (leader) strip.store(p, extent, o_map, tile, first_row, warp);
-    }
-    if constexpr (kConfig.o_over_q()) release_q();
-    if constexpr (kConfig.packed) find_next(tile_step + 1, next);
+    store_rows<T, ConfigOf>(p, o_map, tile, consumer, sum, has_output, first_row, row, lane);
+    if constexpr (kConfig.o_over_q()) consumer.release_q();
+    if constexpr (kConfig.packed) find_next_tile();
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
