@@ -389,6 +389,7 @@ class Recheck {
         const std::string correct = of.at("green");
         some_red = some_red || correct.starts_with(name_of(Verdict::red));
         codes.push_back(correct.starts_with(name_of(Verdict::skipped)) ? kDefer : kPassed);
+        if (of.value("impossible", false)) codes.push_back(kIntegrity);
         // Both beside one peak, which is not kept.
         if (of.contains("percent_of_peak"))
           peak[side] = of.at("percent_of_peak").get<double>() * of.at("p50_seconds").get<double>();
@@ -403,9 +404,6 @@ class Recheck {
       failed = failed || skipped.is_string() || reason == name_of(SkipReason::failed);
       if (reason == name_of(SkipReason::noise)) codes.push_back(kDefer);
     }
-    for (const json& note : record.at("notes"))
-      if (note.get<std::string>().find(" is IMPOSSIBLE, below ") != std::string::npos)
-        codes.push_back(kIntegrity);
     const int said = record.at("exit_code").get<int>(), is = worst_of(codes);
     if (some_red ? said == kPassed || said == kDefer : !failed && said != is)
       add("", fmt::format("exit_code {}, but its shapes say {}", said,

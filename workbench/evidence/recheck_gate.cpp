@@ -20,6 +20,26 @@ namespace {
 
 using nlohmann::json;
 
+/// Before 2026-11-25 the line of a shape alone said that a candidate was below its floor, and a reason
+/// that a baseline was.
+void impossible_of_old(json& record) {
+  if (!record.contains("fast")) return;
+  for (json& row : record["fast"]) {
+    if (!row.contains("speedup") || row.contains("impossible")) continue;
+    const std::string shape = row.at("shape");
+    bool baseline = false, candidate = false;
+    for (const json& line : record.at("checklist"))
+      candidate = candidate || (line.at("gate") == fmt::format("speed of light {}", shape) &&
+                                line.at("status") == name_of(CheckStatus::fail));
+    const std::string words =
+        fmt::format("the baseline {} at {}: p50 ",
+                    record.at("options").at("baseline").get<std::string>(), shape);
+    for (const json& reason : record.at("verdict").at("reasons"))
+      baseline = baseline || reason.at("detail").get<std::string>().starts_with(words);
+    row["impossible"] = {{"baseline", baseline}, {"candidate", candidate}};
+  }
+}
+
 /// The one place that knows what records from before a member was kept would have said under it.
 json gate_of_today(json record) {
   for (json& row : record.at("checklist"))  // 2026-11-25
@@ -28,6 +48,7 @@ json gate_of_today(json record) {
     for (json& row : record["fast"])  // 2026-11-23: the first method was the only one
       if (row.contains("speedup") && !row.contains("process_spread"))
         row["process_spread"] = name_of(ProcessSpread::resampled);
+  impossible_of_old(record);
   if (record.contains("green"))
     for (json& row : record["green"])
       for (const char* side : {"baseline", "candidate"}) {
@@ -533,30 +554,12 @@ class GateRecheck {
     return nullptr;
   }
 
-  /// Whether the k-th shape that was timed was below its floor, as its line says.
-  bool said_impossible(std::size_t k) const {
-    for (const json& row : record_.at("checklist"))
-      if (kind_of_check(row) == CheckKind::light && k-- == 0)
-        return row.at("status") == name_of(CheckStatus::fail);
-    return false;
-  }
-  /// A baseline that was, as a reason says: there is no line of it.
-  bool said_impossible_baseline(const std::string& shape) const {
-    for (const Reason& reason : said_.reasons)
-      if (reason.code == ReasonCode::inconclusive &&
-          reason.detail.starts_with(
-              fmt::format("the baseline {} at {}: p50 ", options_.baseline, shape)))
-        return true;
-    return false;
-  }
-
   void fast() {
     const json& rows = record_.at("fast");
     std::vector<ShapeEvidence> evidence;
     std::vector<LogRatio> overall;
     std::vector<Reason> baselines;
     std::string busy;
-    std::size_t timed = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const json& row = rows[i];
       const std::string name = text(row, "shape");
@@ -577,9 +580,8 @@ class GateRecheck {
         evidence.push_back(std::move(seen));
         continue;
       }
-      auto seen = times(row, i == 0, timed, baselines, busy);
+      auto seen = times(row, i == 0, baselines, busy);
       if (!seen) return;
-      ++timed;
       overall.push_back(seen->p50);
       evidence.push_back(std::move(*seen));
     }
@@ -594,8 +596,8 @@ class GateRecheck {
   }
 
   /// One row against its samples; nothing where it has none, which is told.
-  std::optional<ShapeEvidence> times(const json& row, bool primary, std::size_t timed,
-                                     std::vector<Reason>& baselines, std::string& busy) {
+  std::optional<ShapeEvidence> times(const json& row, bool primary, std::vector<Reason>& baselines,
+                                     std::string& busy) {
     const std::string name = text(row, "shape");
     const Samples* const samples = samples_of(name);
     const auto spread = parse_process_spread(text(row, "process_spread"));
@@ -626,16 +628,21 @@ class GateRecheck {
                             thresholds_);
     is.process_spread = *spread;
     members(samples->sides[1].id, row, json_of(is), name);
-    // Each process had a floor of its own, of which the record keeps the largest.
-    if (said_impossible(timed)) {
-      seen->impossible = impossible_words(is.candidate.p50, floor);
-      if (!(is.candidate.p50 < floor))
+    const json& impossible = row.at("impossible");
+    is.baseline_impossible = impossible.at("baseline").get<bool>();
+    is.candidate_impossible = impossible.at("candidate").get<bool>();
+    for (const auto& [said, p50] : {std::pair(is.baseline_impossible, is.baseline.p50),
+                                    std::pair(is.candidate_impossible, is.candidate.p50)})
+      if (said && !(p50 < floor))
         check_.add(fmt::format("{}: says IMPOSSIBLE, and p50 is above its floor", name));
-    } else if (processes.size() == 1 && is.candidate.p50 < floor && record_.contains("overall")) {
-      check_.add(fmt::format("{}: p50 is below its floor, and no line says so", name));
-    }
-    if (said_impossible_baseline(name) && is.baseline.p50 < floor)
+    if (is.candidate_impossible) {
+      seen->impossible = impossible_words(is.candidate.p50, floor);
+    } else if (is.baseline_impossible) {
       baselines.push_back(impossible_baseline(options_, name, is.baseline.p50, floor));
+    }
+    if (!is.candidate_impossible && processes.size() == 1 && is.candidate.p50 < floor &&
+        record_.contains("overall"))
+      check_.add(fmt::format("{}: p50 is below its floor, and no line says so", name));
     if (const std::string words = busy_words(name, is.baseline); !words.empty()) busy = words;
     if (primary) primary_ = is.deciding();
     return std::move(*seen);

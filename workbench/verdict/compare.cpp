@@ -582,6 +582,8 @@ Result<Comparison> compare_live(Device& device, Subject& a, Subject& b,
       if (!shape) return shape.status();
       shape->a_correct = correct[0];
       shape->b_correct = correct[1];
+      shape->a_impossible = measured->checks[0].impossible;
+      shape->b_impossible = measured->checks[1].impossible;
       const auto bytes = static_cast<std::size_t>((*ring)->operands().front().bytes);  // of O
       shape->outputs = describe(difference(problem.problem.out_dtype,
                                            std::span(measured->checks[0].output).first(bytes),

@@ -80,6 +80,7 @@ struct ShapeComparison {
   std::string a_variant, b_variant;  ///< as Side has it
   std::string outputs;               ///< how the outputs agree, in words
   std::map<std::string, double> a_errors, b_errors;
+  bool a_impossible = false, b_impossible = false;  ///< faster than the measured ceilings allow
 };
 
 /// What an interval of a ratio shows of the second side.

@@ -17,7 +17,8 @@ constexpr SkipReason kSkipReasons[] = {SkipReason::refused,    SkipReason::not_m
                                        SkipReason::nothing};
 
 json side_json(const Summary& s, double percent, const Correctness& correctness,
-               const std::string& variant, const std::map<std::string, double>& errors) {
+               const std::string& variant, const std::map<std::string, double>& errors,
+               bool impossible) {
   json out = {{"p50_seconds", s.p50},
               {"p90_seconds", s.p90},
               {"mean_seconds", s.mean},
@@ -33,6 +34,7 @@ json side_json(const Summary& s, double percent, const Correctness& correctness,
   if (percent > 0) out["percent_of_peak"] = percent;
   if (!variant.empty()) out["variant"] = variant;
   if (!errors.empty()) out["errors"] = errors;
+  if (impossible) out["impossible"] = true;
   return out;
 }
 
@@ -211,14 +213,15 @@ json to_json(const Comparison& c) {
   json shapes = json::array(), skipped = json::array();
   for (const SkippedShape& shape : c.skipped) skipped.push_back(skipped_json(shape));
   for (const ShapeComparison& s : c.shapes) {
-    shapes.push_back(
-        {{"name", s.name},
-         {"problem", s.problem},
-         {"ratio_p50", interval_json(s.p50)},
-         {"ratio_p90", interval_json(s.p90)},
-         {"a", side_json(s.a, s.a_percent_of_peak, s.a_correct, s.a_variant, s.a_errors)},
-         {"b", side_json(s.b, s.b_percent_of_peak, s.b_correct, s.b_variant, s.b_errors)},
-         {"outputs", s.outputs}});
+    shapes.push_back({{"name", s.name},
+                      {"problem", s.problem},
+                      {"ratio_p50", interval_json(s.p50)},
+                      {"ratio_p90", interval_json(s.p90)},
+                      {"a", side_json(s.a, s.a_percent_of_peak, s.a_correct, s.a_variant,
+                                      s.a_errors, s.a_impossible)},
+                      {"b", side_json(s.b, s.b_percent_of_peak, s.b_correct, s.b_variant,
+                                      s.b_errors, s.b_impossible)},
+                      {"outputs", s.outputs}});
   }
   json out = {{"schema", kCompareSchema}, {"a", c.a},           {"b", c.b},
               {"paired", c.paired},       {"device", c.device}, {"cache", c.cache},

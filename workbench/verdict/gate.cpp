@@ -482,6 +482,8 @@ class Gate {
       overall.push_back(seen.p50);
       GateTimes times =
           times_of(samples, seen, {rules_.processes, stopped, peak, floor}, thresholds_);
+      times.baseline_impossible = base_impossible;
+      times.candidate_impossible = impossible;
       rows.push_back(std::move(times));
       all.push_back(std::move(samples));
       evidence.push_back(std::move(seen));

@@ -119,6 +119,8 @@ json row_of(const GateTimes& times) {
   out["candidate_flops"] = times.candidate_flops;
   out["candidate_percent_of_peak"] = times.candidate_percent_of_peak;
   out["floor_seconds"] = times.floor_seconds;
+  out["impossible"] = {{"baseline", times.baseline_impossible},
+                       {"candidate", times.candidate_impossible}};
   out["peak"] = {{"flops", times.peak.flops},
                  {"bytes_per_second", times.peak.bytes_per_second},
                  {"method", times.peak.method}};

@@ -117,6 +117,8 @@ struct GateTimes {
   std::string stopped{};                                  ///< by what
   Summary baseline{}, candidate{};
   double candidate_flops = 0, candidate_percent_of_peak = 0, floor_seconds = 0;
+  /// Below the floor in every process; each had one of its own, floor_seconds is the largest.
+  bool baseline_impossible = false, candidate_impossible = false;
   Peak peak{};
   GateClocks clocks{};
   std::optional<GateNoise> same{};

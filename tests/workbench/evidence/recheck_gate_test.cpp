@@ -237,6 +237,8 @@ const std::vector<Edit> kFigures = {
     {"other work", [](json& r) { r["fast"][0]["baseline"]["other_work"] = 0.4; }},
     {"share of peak", [](json& r) { r["fast"][0]["candidate_percent_of_peak"] = 50; }},
     {"method", [](json& r) { r["fast"][0]["process_spread"] = "wishful"; }},
+    {"impossible candidate", [](json& r) { r["fast"][1]["impossible"]["candidate"] = true; }},
+    {"impossible baseline", [](json& r) { r["fast"][0]["impossible"]["baseline"] = true; }},
     {"GREEN cases",
      [](json& r) {
        r["green"][0]["candidate"]["green"] = r["green"][0]["candidate"]["cases"] = 8;
@@ -314,7 +316,8 @@ TEST(RecheckGate, RecordsFromBeforeAMemberWasKeptAreReadAsTheyWere) {
   json record = Recorded(1.5, ProcessSpread::resampled).made();
   for (json& row : record["checklist"])
     for (const char* member : {"kind", "shape", "statistic"}) row.erase(member);
-  for (json& row : record["fast"]) row.erase("process_spread");
+  for (json& row : record["fast"])
+    for (const char* member : {"process_spread", "impossible"}) row.erase(member);
   for (json& row : record["green"])
     for (const char* side : {"baseline", "candidate"}) row[side].erase("refused");
   record["verdict"].erase("noise");
