@@ -99,3 +99,14 @@ def test_gates_and_their_profiles_go_into_the_bundle_where_the_pages_read_them(r
     assert {"verdicts/cuda-stage1/gate", "verdicts/cuda-stage1/profile", "verdicts/cuda-fp8-wgmma/profile", "verdicts/cuda-no-op/gate"} <= names
     assert "verdicts/cuda-no-op/profile" not in names
     assert (out / "gates" / "stage1" / "gate.json").exists()
+
+
+def test_problems_are_drawn_by_the_build_that_is_named(record, tmp_path):
+    for name in ("fuzz_library", "fuzz_serving"):
+        program = tmp_path / "build" / "bin" / name
+        program.write_text('#!/bin/sh\nfor word; do case "$before" in --json) echo "{}" >"$word" ;; esac; before=$word; done\n')
+        program.chmod(0o755)
+    done, out, calls = record("invariant", "fuzz")
+    assert done.returncode == 0, (out / "fuzz.log").read_text()
+    bundled = calls.read_text().splitlines()[-1]
+    assert all(f"{name}-h200=" in bundled for name in ("invariant", "fuzz-dense", "fuzz-e4m3", "fuzz-serving"))
