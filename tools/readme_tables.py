@@ -8,6 +8,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
     <!-- greenfast:ladder evidence/run.json [evidence/gates.json] -->   rungs beside predecessor and ceiling
     <!-- greenfast:acceptance evidence/run.json -->      rungs at a policy's acceptance problems: error and time
+    <!-- greenfast:numerics evidence/numerics.json -->   every engine's error at the ends of the range
     <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
     <!-- greenfast:predictions policies/predictions.toml evidence/gates.json... -->   each step's prediction, and what its gates found
     <!-- greenfast:ladder-checks evidence/checks.json -->   each rung's verdict by shape, and the bits it shares with its predecessor
@@ -604,7 +605,18 @@ def acceptance(path):
     return table(["rung", *(f"{problem}: max error, p50" for problem in problems)], "l" * (1 + len(problems)), rows) + f"\n{provenance(record)}\n"
 
 
-KINDS = {"acceptance": acceptance, "predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+def numerics(path):
+    """Errors of tools/gpu/numerics; of engines that no row has a value of there is no column."""
+    record = load(path, "greenfast.numerics/1")
+    engines = sorted({name for row in record["rows"] for name in row["engines"]}, key=lambda name: (name in ("fa2", "cudnn", "fa3"), " before" in name, name))
+    cell = lambda value: "–" if value is None else "NaN" if value == "nan" else value if isinstance(value, str) else f"{value:.2g}"  # noqa: E731
+    rows = [[row["group"], row["what"], f"{row['dtype']}, {row['head_dim']}", metric,
+             *(cell(row["engines"].get(name, {}).get(metric)) for name in engines)] for row in record["rows"] for metric in row["promise"]]
+    command = "tools/gpu/numerics --json FILE" + (" --before LIBRARY" if "--before" in record["argv"] else "")
+    return table(["", "case", "type, D", "of", *engines], "llll" + "r" * len(engines), rows) + f"\n`{command}` on {record['device']}, PyTorch {record['torch']}.\n"
+
+
+KINDS = {"acceptance": acceptance, "numerics": numerics, "predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):
