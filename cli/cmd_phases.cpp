@@ -1,7 +1,6 @@
 // greenfast phases: where a ladder rung's time goes, by its instrumented twin.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -9,7 +8,6 @@
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
-#include "workbench/base/atomic_file.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/fast/phases.hpp"
@@ -127,12 +125,7 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
     for (std::size_t i = 0; i < problems.size(); ++i) shapes[i].push_back(std::move(problems[i]));
   }
   const workbench::Policy policy = value_or_fail(workbench::load_policy("strict"));
-  workbench::RecordHead head;
-  head.command = "phases";
-  head.argv = argv;
-  head.host = workbench::host_facts();
-  head.utc = workbench::utc_time();
-  head.run_id = fmt::format("{}-{}", workbench::utc_stamp(), ::getpid());
+  const workbench::RecordHead head = workbench::begin_record("phases", argv);
 
   const auto device = value_or_fail(workbench::open_device(DeviceKind::cuda));
   const auto rows =

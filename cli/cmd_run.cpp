@@ -232,13 +232,8 @@ int run_job(const RunOptions& options, const Arguments& argv, workbench::Activit
   for (const auto& subject : selected.subjects) plan.subjects.push_back(subject.get());
   plan.problems = problems_to_run(options, plan);
 
-  workbench::RecordHead head;
-  head.command = name_of(options.kind);
-  head.argv = argv;
-  head.host = workbench::host_facts();
-  head.utc = workbench::utc_time();
-  const std::string stamp = workbench::utc_stamp();
-  head.run_id = fmt::format("{}-{}", stamp, ::getpid());
+  workbench::RecordHead head = workbench::begin_record(std::string(name_of(options.kind)), argv);
+  const std::string stamp = head.run_id.substr(0, head.run_id.find('-'));
 
   std::optional<workbench::EarlierRun> earlier;
   if (resumes) {

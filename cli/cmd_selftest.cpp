@@ -1,12 +1,10 @@
 // greenfast selftest: the gate against planted wrong kernels and honest ones.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <memory>
 
 #include "cli/command.hpp"
-#include "workbench/base/atomic_file.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/record/run_table.hpp"
@@ -26,12 +24,7 @@ int run_selftest(const SelftestOptions& options, const Arguments& argv) {
   if (options.device != "cpu" && options.device != "cuda")
     throw Failure(workbench::kUsage,
                   fmt::format("--device {}: possible are cpu, cuda", options.device));
-  workbench::RecordHead head;
-  head.command = "selftest";
-  head.argv = argv;
-  head.host = workbench::host_facts();
-  head.utc = workbench::utc_time();
-  head.run_id = fmt::format("{}-{}", workbench::utc_stamp(), ::getpid());
+  workbench::RecordHead head = workbench::begin_record("selftest", argv);
 
   workbench::Progress progress(stderr, options.quiet);
   const auto result = value_or_fail(workbench::selftest(

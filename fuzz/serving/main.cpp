@@ -17,7 +17,6 @@
 #include "fuzz/serving/draw.hpp"
 #include "fuzz/serving/invariance.hpp"
 #include "workbench/base/atomic_file.hpp"
-#include "workbench/base/host.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/green/validate.hpp"
 #include "workbench/record/facts.hpp"
@@ -161,12 +160,7 @@ int run(const Arguments& a, const std::vector<std::string>& words) {
   policy->reruns = {0, 0};  // twice, over two patterns of poison
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) std::signal(signal, tell_at_work);
 
-  RecordHead head;
-  head.command = "fuzz_serving";
-  head.argv = words;
-  head.host = host_facts();
-  head.utc = utc_time();
-  head.run_id = utc_stamp() + "-" + std::to_string(::getpid());
+  RecordHead head = begin_record("fuzz_serving", words);
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -20,7 +20,7 @@ struct MetricLimit {
 
 struct Policy {
   std::string name;    // "strict", or the path it was read from
-  std::string sha256;  // of the text
+  std::string sha256;  // of the text, and of the one that it is based on before it
   /// As it was read: its [[limit]] and [[waiver]] tables are read where resources are judged.
   std::string text;
   Truth reference = Truth::decoded;

@@ -1,9 +1,12 @@
 #include "workbench/record/record.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <utility>
 
+#include "workbench/base/atomic_file.hpp"
 #include "workbench/base/json.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/cases/problem_codec.hpp"
@@ -91,6 +94,14 @@ json row_json(const RunRow& row) {
 }
 
 }  // namespace
+
+RecordHead begin_record(std::string command, std::vector<std::string> argv) {
+  return {.command = std::move(command),
+          .argv = std::move(argv),
+          .run_id = fmt::format("{}-{}", utc_stamp(), ::getpid()),
+          .utc = utc_time(),
+          .host = host_facts()};
+}
 
 json head_json(const RecordHead& head, std::string_view schema) {
   return {{"schema", schema},        {"run_id", head.run_id},       {"utc", head.utc},

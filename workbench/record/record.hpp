@@ -18,10 +18,13 @@ namespace greenfast::workbench {
 struct RecordHead {
   std::string command;            // "run", "check", "bench"
   std::vector<std::string> argv;  // as typed, without the program's path
-  std::string run_id, utc;        // when it began
+  std::string run_id, utc;        // when it began; the id is utc_stamp(), a dash, and the process
   double seconds = 0;             // it took
   HostFacts host;                 // before it began
 };
+
+/// The head of a record that begins now.
+RecordHead begin_record(std::string command, std::vector<std::string> argv);
 
 /// What every record begins with: schema, run, build, host.
 nlohmann::json head_json(const RecordHead& head, std::string_view schema);

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "workbench/base/numeric.hpp"
+#include "workbench/base/sha256.hpp"
 #include "workbench/subjects/mutants/mutants.hpp"
 
 namespace greenfast::workbench::test {
@@ -74,6 +75,28 @@ TEST(Policies, UnknownNameListsTheKnownOnes) {
   EXPECT_EQ(policy.status().code(), StatusCode::invalid_argument);
   for (const char* part : {"'lenient'", "strict", "legacy.stage_c", "legacy.v2c"})
     EXPECT_NE(policy.status().message().find(part), std::string::npos) << part;
+}
+
+TEST(Policies, ABaseSaysWhatAPolicyDoesNot) {
+  const std::string own = "base = \"strict\"\ndistributions = [\"normal\"]\n";
+  const auto policy = parse_policy("test", own);
+  ASSERT_TRUE(policy) << mistake(own);
+  EXPECT_EQ(policy->distributions, std::vector{Distribution::normal});
+  Problem half;
+  half.dtype = half.out_dtype = DType::f16;
+  EXPECT_EQ(policy->limit("max_row", half)->cap, strict().limit("max_row", half)->cap);
+  EXPECT_EQ(policy->reruns.cuda, strict().reruns.cuda);
+  EXPECT_NE(policy->sha256, strict().sha256);
+  EXPECT_NE(policy->sha256, sha256_hex(own)) << "another base is another policy";
+  // A key stands for the whole of the base's: no metric but this one has a limit.
+  const auto narrow = parse_policy("test", own + "[limits.max_row]\nfp16 = { limit = 1 }\n");
+  ASSERT_TRUE(narrow);
+  EXPECT_EQ(narrow->limit("rel_fro", half), nullptr);
+  for (const char* base : {"\"lenient\"", "\"ladder\"", "3"}) {
+    const std::string said = mistake(std::string("base = ") + base + "\n");
+    EXPECT_NE(said.find("base must name a built-in policy that has none itself"), std::string::npos)
+        << base << ": " << said;
+  }
 }
 
 TEST(Policies, AnyTextIsAcceptedOrRefusedInWords) {
