@@ -23,6 +23,13 @@ inline Status to_status(cudaError_t error, std::string_view variant, std::string
                        cudaGetErrorString(error), ")")};
 }
 
+/// Whether machine code for sm_90a runs on the device; else `why` says that it does not.
+inline bool runs_sm90a(const DeviceFacts& facts, std::string* why) {
+  if (facts.arch == 90) return true;
+  return core::refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
+                      ": its machine code (sm_90a) runs on 9.0 only");
+}
+
 template <auto kKernel>
 struct KernelTag {};
 
@@ -70,6 +77,18 @@ inline Status launch_early(cudaLaunchConfig_t config, const void* kernel, void**
   config.attrs = &early;
   config.numAttrs = 1;
   return launch_kernel(config, kernel, arguments, variant);
+}
+
+/// Whether every row of a tensor starts at a multiple of `bytes`. Strides of axes of length 1 never
+/// move a pointer.
+inline bool rows_aligned(const void* data, const Layout& layout, std::int64_t batch,
+                         std::int64_t heads, std::int64_t rows, std::size_t element,
+                         std::size_t bytes) {
+  const auto fits = [&](std::int64_t length, std::int64_t stride) {
+    return length <= 1 || static_cast<std::uint64_t>(stride) * element % bytes == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && fits(batch, layout.stride[0]) &&
+         fits(heads, layout.stride[1]) && fits(rows, layout.stride[2]);
 }
 
 /// An input type as kernels' names have it.

@@ -5,8 +5,12 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string_view>
 
+#include <greenfast/attention.hpp>
 #include <greenfast/types.hpp>
+
+#include "core/text.hpp"
 
 namespace greenfast::cuda {
 
@@ -56,6 +60,22 @@ inline const TensorMapDriver* tensor_map_driver() {
     return found;
   }();
   return driver.encode != nullptr && driver.replace_address != nullptr ? &driver : nullptr;
+}
+
+/// Why `variant` cannot be launched where that is null.
+inline Status check_tensor_map_driver(std::string_view variant) {
+  if (tensor_map_driver() != nullptr) return {};
+  return {
+      StatusCode::device_error,
+      core::concat(variant, ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or ",
+                   "later, update the driver, or force another variant")};
+}
+
+/// What to say where a map of one of `tensors` could not be made.
+inline Status tensor_map_refused(std::string_view variant, std::string_view tensors) {
+  return {StatusCode::device_error,
+          core::concat(variant, ": the driver refused a tensor map; check that ", tensors,
+                       " are device pointers, or force another variant")};
 }
 
 /// What a map covers. [B, H, S, D], D contiguous.

@@ -92,17 +92,6 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   return result;
 }
 
-/// Whether every row of a tensor starts at a multiple of `bytes`. Strides of axes of length 1 never
-/// move a pointer.
-bool rows_aligned(const void* data, const Layout& layout, std::int64_t batch, std::int64_t heads,
-                  std::int64_t rows, std::size_t element, std::size_t bytes) {
-  const auto fits = [&](std::int64_t length, std::int64_t stride) {
-    return length <= 1 || static_cast<std::uint64_t>(stride) * element % bytes == 0;
-  };
-  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && fits(batch, layout.stride[0]) &&
-         fits(heads, layout.stride[1]) && fits(rows, layout.stride[2]);
-}
-
 Operand operand(const void* data, const Layout& layout) {
   return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
 }

@@ -91,15 +91,6 @@ Element element_of(DType dtype) {
   return dtype == DType::f32 ? Element::f32 : dtype == DType::f16 ? Element::f16 : Element::bf16;
 }
 
-/// Whether rows start at multiples of 16 bytes. Strides of axes of length 1 never move a pointer.
-bool rows_aligned(const void* data, const Layout& layout,
-                  const std::array<std::int64_t, 4>& shape) {
-  if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return false;
-  for (std::size_t axis = 0; axis < 3; ++axis)
-    if (shape[axis] > 1 && layout.stride[axis] % 8 != 0) return false;
-  return true;
-}
-
 Params make_params(const Problem& problem, const Tensors& tensors, const Config& config) {
   const auto operand = [](const void* data, const Layout& layout) -> Operand {
     return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
@@ -143,9 +134,14 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
     p.mask_row = mask.stride[2];
     p.mask_key = mask.stride[3];
   }
-  p.aligned = rows_aligned(p.q.data, problem.q, core::shape_of_q(problem, problem.head_dim)) &&
-              rows_aligned(p.k.data, problem.k, core::shape_of_kv(problem, problem.head_dim)) &&
-              rows_aligned(p.v.data, problem.v, core::shape_of_kv(problem, value_dim(problem)));
+  // Of packed rows and of pages the tensor's own shape counts, not the problem's.
+  const auto aligned = [](const Operand& x, const Layout& layout,
+                          const std::array<std::int64_t, 4>& shape) {
+    return rows_aligned(x.data, layout, shape[0], shape[1], shape[2], 2, 16);
+  };
+  p.aligned = aligned(p.q, problem.q, core::shape_of_q(problem, problem.head_dim)) &&
+              aligned(p.k, problem.k, core::shape_of_kv(problem, problem.head_dim)) &&
+              aligned(p.v, problem.v, core::shape_of_kv(problem, value_dim(problem)));
   p.output = element_of(problem.out_dtype);
   return p;
 }

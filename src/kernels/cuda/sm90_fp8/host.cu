@@ -120,10 +120,7 @@ template <Weights kWeights>
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
-  if (facts.arch != 90) {
-    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
-                  ": its machine code (sm_90a) runs on 9.0 only");
-  }
+  if (!runs_sm90a(facts, why)) return false;
   if (problem.head_dim > kHeadDims.back()) {
     return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());
   }
@@ -215,12 +212,7 @@ const void* kernel_of(const Config& config) {
 constinit std::array<SharedMemoryOptIn, 3 * 2 * kHeadDims.size()> opt_in;
 
 Status ensure_ready(const Decision& d, int device) {
-  if (tensor_map_driver() == nullptr) {
-    return {StatusCode::device_error,
-            std::string(id_of(d.config.weights)) +
-                ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
-                "later, update the driver"};
-  }
+  if (Status status = check_tensor_map_driver(id_of(d.config.weights)); !status.ok()) return status;
   const std::size_t index = 4 * index_of(d.config) + (d.config.masked ? 2u : 0u) +
                             (d.config.head_dim == kHeadDims[0] ? 0u : 1u);
   return opt_in[index].ensure(kernel_of(d.config), d.config.shared_bytes(), device,
@@ -331,10 +323,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
                                    problem.seq_q, problem.head_dim, problem.out_dtype},
                                   16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B));
   if (!encoded) {
-    return {StatusCode::device_error,
-            std::string(id_of(kWeights)) +
-                ": the driver refused a tensor map; check that Q, K, O and the workspace are "
-                "device pointers, or force another variant"};
+    return tensor_map_refused(id_of(kWeights), "Q, K, O and the workspace");
   }
 
   // The pass waits for all that stands before it in the stream; the kernel may set up beside its

@@ -85,10 +85,7 @@ std::int64_t tiles_of_an_entry(const Problem& problem) {
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
-  if (facts.arch != 90) {
-    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
-                  ": its machine code (sm_90a) runs on 9.0 only");
-  }
+  if (!runs_sm90a(facts, why)) return false;
   const struct {
     const char* name;
     const Layout& layout;
@@ -157,12 +154,7 @@ const void* kernel_of(DType dtype, std::size_t tile, Features features) {
 constinit std::array<std::array<std::array<SharedMemoryOptIn, kFeatures>, kTiles.size()>, 2> opt_in;
 
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
-  if (tensor_map_driver() == nullptr) {
-    return {StatusCode::device_error,
-            std::string(kId) +
-                ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
-                "later, update the driver"};
-  }
+  if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][d.tile]
                                    [static_cast<std::size_t>(d.config.features)];
   return state.ensure(kernel_of(problem.dtype, d.tile, d.config.features), d.config.shared_bytes(),
@@ -248,10 +240,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
       (d.config.features == Features::general ||
        o_maps.make(&o_map, queries_of(tensors.o, problem.o), 16, kPromotion));
   if (!encoded) {
-    return {StatusCode::device_error,
-            std::string(kId) +
-                ": the driver refused a tensor map; check that Q, K, V and O are "
-                "device pointers, or force another variant"};
+    return tensor_map_refused(kId, "Q, K, V and O");
   }
   Params params = make_params(problem, tensors, d);
   cudaLaunchConfig_t config{};

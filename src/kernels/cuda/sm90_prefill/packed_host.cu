@@ -125,10 +125,7 @@ constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
-  if (facts.arch != 90) {
-    return refuse(why, "compute capability ", facts.arch / 10, ".", facts.arch % 10,
-                  ": its machine code (sm_90a) runs on 9.0 only");
-  }
+  if (!runs_sm90a(facts, why)) return false;
   const std::int64_t dims = larger_dim(problem);
   constexpr std::int64_t kLargest = 256;
   if (dims > kLargest) return refuse(why, "head dim ", dims, "; takes up to ", kLargest);
@@ -304,12 +301,7 @@ constinit std::array<std::array<OptIns, kTiles.size()>, 2> opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, kServingTiles.size()>, 2> serving_opt_in;
 
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
-  if (tensor_map_driver() == nullptr) {
-    return {StatusCode::device_error,
-            std::string(kId) +
-                ": the driver has no cuTensorMapEncodeTiled; it needs CUDA 12.0 or "
-                "later, update the driver"};
-  }
+  if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
   SharedMemoryOptIn& state = d.serving ? serving_opt_in[type][d.tile]
                                        : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
@@ -408,10 +400,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
         k_maps.make(&k_map, tensor_of(1, tensors.k), key_rows) &&
         v_maps.make(&v_map, tensor_of(2, tensors.v), key_rows) &&
         o_maps.make(&o_map, tensor_of(3, tensors.o), 16))) {
-    return {StatusCode::device_error,
-            std::string(kId) +
-                ": the driver refused a tensor map; check that Q, K, V and O are "
-                "device pointers, or force another variant"};
+    return tensor_map_refused(kId, "Q, K, V and O");
   }
   Params params = make_params(problem, tensors, d);
   cudaLaunchConfig_t config{};

@@ -128,11 +128,7 @@ const void* kernel_of(const Problem& problem, std::size_t index) {
 constinit std::array<std::array<SharedMemoryOptIn, kKernels>, 2> opt_in;
 
 Status ensure_ready(const Problem& problem, std::size_t index, int device) {
-  if (tensor_map_driver() == nullptr) {
-    return {StatusCode::device_error, std::string(kId) +
-                                          ": this driver cannot encode tensor maps; update it to "
-                                          "CUDA 12 or later, or ask for cuda.sm80.mma"};
-  }
+  if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   const Config config = config_of(index, problem.dtype == DType::f16);
   return opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
       kernel_of(problem, index), std::max(config.shared_bytes(), kWholeSm), device, kId);
