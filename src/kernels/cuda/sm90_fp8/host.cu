@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/shared_buffers.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/device/tile_order.hpp"
 #include "kernels/cuda/sm90_fp8/config.hpp"
 #include "kernels/cuda/sm90_fp8/layout.hpp"
 
@@ -55,8 +56,7 @@ struct Decision {
   Config config;
   std::int32_t tiles = 0;   // of a head
   std::int32_t blocks = 0;  // of keys
-  TileOrder order = TileOrder::by_head;
-  int paired_rounds = 0;
+  Dealing dealing;
   bool longest_is_last = true;
   bool o_by_tma = false;
   int ctas = 1;
@@ -95,16 +95,16 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int64_t heads = problem.batch * problem.heads_q;
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = last >= first;
-  if (4 * std::min(first, last) < 3 * std::max({first, last, middle})) {
-    // As prefill: longest first balances best, but visits all heads at once; where their K and V
-    // do not fit L2, most of the work is done in pairs, which keep to a few heads.
-    d.order = TileOrder::balanced;
-    const std::int64_t kv_bytes =
-        2 * problem.batch * problem.heads_kv * band.keys * problem.head_dim;
-    if (kv_bytes > facts.l2_bytes / 2)
-      d.paired_rounds =
-          static_cast<int>(std::max<std::int64_t>(0, heads * (d.tiles / 2) / d.ctas - 1));
-  }
+  d.dealing =
+      deal_tiles({.tiles = d.tiles,
+                  .even = 4 * std::min(first, last) >= 3 * std::max({first, last, middle}),
+                  .longest_is_last = d.longest_is_last,
+                  .heads = heads,
+                  .ctas = d.ctas,
+                  .kv_bytes = 2 * problem.batch * problem.heads_kv * band.keys * problem.head_dim,
+                  .l2_bytes = facts.l2_bytes,
+                  .head_dim = problem.head_dim},
+                 work);
   return d;
 }
 
@@ -268,9 +268,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.heads_kv = static_cast<std::int32_t>(problem.heads_kv);
   p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
   p.k_last_batch = last(problem.batch, problem.k.stride[0]);
-  p.schedule = make_schedule(d.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
+  p.schedule = make_schedule(d.dealing.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
                              static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
-                             d.paired_rounds, d.longest_is_last);
+                             d.dealing.paired_rounds, d.longest_is_last);
   p.scale_log2 = static_cast<double>(problem.scale) * std::numbers::log2e;
   if (problem.scales != ScaleKind::none)
     p.scales = {tensors.q_scale, tensors.k_scale, tensors.v_scale,

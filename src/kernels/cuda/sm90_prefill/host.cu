@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/device/tile_order.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/tiling.hpp"
 
@@ -45,8 +46,7 @@ struct Decision {
   std::size_t tile;
   std::int32_t tiles;  // of a head
   Config config;
-  TileOrder order;
-  int paired_rounds;
+  Dealing dealing;
   bool longest_is_last;
   int ctas;
 };
@@ -63,15 +63,16 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int64_t heads = problem.batch * problem.heads_q;
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
-  d.order = work.even() ? TileOrder::by_head : TileOrder::balanced;
-  // Longest first balances best, but visits all heads at once. When their K and V do not fit L2,
-  // most of the work is done in pairs, which keep to a few heads.
-  const std::int64_t kv_bytes =
-      4 * problem.batch * problem.heads_kv * d.keys.band.keys * problem.head_dim;
-  d.paired_rounds =
-      kv_bytes <= facts.l2_bytes / 2
-          ? 0
-          : static_cast<int>(std::max<std::int64_t>(0, heads * (d.tiles / 2) / d.ctas - 1));
+  d.dealing = deal_tiles(
+      {.tiles = d.tiles,
+       .even = work.even(),
+       .longest_is_last = d.longest_is_last,
+       .heads = heads,
+       .ctas = d.ctas,
+       .kv_bytes = 4 * problem.batch * problem.heads_kv * d.keys.band.keys * problem.head_dim,
+       .l2_bytes = facts.l2_bytes,
+       .head_dim = problem.head_dim},
+      blocks_of_tile(d.config, d.keys.band, problem.seq_q));
   return d;
 }
 
@@ -129,10 +130,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const char* type = type_name(problem.dtype);
   result.kernel = core::concat("prefill::prefill_kernel<", type, ", Compiled<", type, ", ", d.tile,
                                ", ", static_cast<int>(d.config.features), ">>");
-  result.note = d.order == TileOrder::by_head ? "tiles of equal work, head after head"
-                : d.paired_rounds == 0
-                    ? "longest tiles first: K and V of all heads fit half of L2"
-                    : "a long and a short tile together, head after head, the rest longest first";
+  result.note = d.dealing.note;
   return result;
 }
 
@@ -179,9 +177,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.k_last_batch = last(problem.batch, problem.k.stride[0]);
   p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
   p.v_last_batch = last(problem.batch, problem.v.stride[0]);
-  p.schedule = make_schedule(d.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
+  p.schedule = make_schedule(d.dealing.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
                              static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
-                             d.paired_rounds, d.longest_is_last);
+                             d.dealing.paired_rounds, d.longest_is_last);
   // H200, 2026-11-21: released at entry, small problems at D 64 are 1 to 4% faster than after the
   // last load, large ones 1 to 2% slower, and 2x8x2048x128 causal 15% slower (32.6 to 38.6 us, not
   // understood).

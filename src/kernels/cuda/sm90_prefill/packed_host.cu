@@ -20,6 +20,7 @@
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/ragged_map.hpp"
 #include "kernels/cuda/device/sequence_arrays.hpp"
+#include "kernels/cuda/device/tile_order.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/tiling.hpp"
 
@@ -188,9 +189,8 @@ struct Decision {
   Features features;
   Config config;
   bool by_length;
-  TileOrder order;
   std::int32_t tiles;  // of a head of the longest sequence
-  int paired_rounds;
+  Dealing dealing;     // not by_length
   bool longest_is_last;
   int ctas;
 };
@@ -232,13 +232,16 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
       d.serving ? serving_config_of(d.tile) : packed_config_of(d.tile, problem.dtype, d.features);
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
-  d.order = work.even() ? TileOrder::by_head : TileOrder::balanced;
-  // As cuda.sm90.prefill does.
-  const std::int64_t kv_bytes = 4 * problem.batch * problem.heads_kv * band.keys * problem.head_dim;
-  d.paired_rounds =
-      kv_bytes <= facts.l2_bytes / 2
-          ? 0
-          : static_cast<int>(std::max<std::int64_t>(0, heads * (d.tiles / 2) / d.ctas - 1));
+  d.dealing =
+      deal_tiles({.tiles = d.tiles,
+                  .even = work.even(),
+                  .longest_is_last = d.longest_is_last,
+                  .heads = heads,
+                  .ctas = d.ctas,
+                  .kv_bytes = 4 * problem.batch * problem.heads_kv * band.keys * problem.head_dim,
+                  .l2_bytes = facts.l2_bytes,
+                  .head_dim = problem.head_dim},
+                 blocks_of_tile(d.config, band, problem.seq_q));
   return d;
 }
 
@@ -347,9 +350,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   if (d.by_length) {
     p.schedule.heads = static_cast<std::int32_t>(problem.heads_q);
   } else {
-    p.schedule = make_schedule(d.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
+    p.schedule = make_schedule(d.dealing.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
                                static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
-                               d.paired_rounds, d.longest_is_last);
+                               d.dealing.paired_rounds, d.longest_is_last);
   }
   // As cuda.sm90.prefill does, where the host knows how many tiles there are.
   p.release_at_entry = !d.by_length && d.config.head_dim <= 64 &&

@@ -86,6 +86,16 @@ Tiling choose_tile(std::index_sequence<kTile...>, const Problem& problem, const 
   return best;
 }
 
+/// For deal_tiles.
+inline auto blocks_of_tile(const Config& config, const Band& band, std::int64_t seq_q) {
+  return [rows = config.rows(), keys = config.keys, band,
+          last = static_cast<std::int32_t>(seq_q) - 1](std::int32_t tile) {
+    const std::int32_t first = tile * rows;
+    const BlockRange range = blocks_of(band, keys, first, std::min(first + rows - 1, last));
+    return range.end - range.begin;
+  };
+}
+
 /// For Plan::shared.
 inline std::vector<SharedBuffer> buffers_of(const Config& config) {
   return shared_buffers(config.shared_bytes(),
