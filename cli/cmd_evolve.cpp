@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/command.hpp"
 #include "cli/search_options.hpp"
@@ -28,7 +29,7 @@ using workbench::kUsage;
 
 struct EvolveOptions {
   std::vector<std::string> what;
-  std::string proposer, tree, profile;
+  std::string proposer, tree, profile, simulate;
   int candidates = 16;
   double patience = 600;
   bool compile_only = false;
@@ -142,6 +143,17 @@ int run_evolve(EvolveOptions& options) {
     throw Failure(kUsage, "--proposer COMMAND is needed: who proposes sources (docs/evolve.md)");
   if (options.candidates < 1) throw Failure(kUsage, "--candidates: at least 1");
   if (!(options.patience > 0)) throw Failure(kUsage, "--patience: more than 0 seconds");
+  const bool simulates = !options.simulate.empty();
+  if (simulates && options.compile_only)
+    throw Failure(kUsage, "--simulate runs nothing and compiles nothing: leave --compile-only out");
+  if (simulates && !options.search.cache.empty())
+    throw Failure(kUsage, "--simulate reads its cache and writes none: leave --cache out");
+  // What it is shown of sources again is nobody's to keep.
+  std::optional<workbench::ScratchFolder> scratch;
+  if (simulates) {
+    scratch.emplace(value_or_fail(workbench::ScratchFolder::make("evolve")));
+    options.search.cache = (scratch->path() / "cache.jsonl").string();
+  }
   const Start start = start_of(options);
   const fs::path& source = start.source;
   SearchDisplay display(options.search.as_json);
@@ -153,6 +165,11 @@ int run_evolve(EvolveOptions& options) {
   evolve.candidates = options.candidates;
   evolve.proposal_seconds = options.patience;
   evolve.lab = options.search.lab("evolve", start.name, source, start.tree, display);
+  evolve.folder = fs::absolute(evolve.lab.cache).parent_path() / "candidates";
+  if (simulates) {
+    evolve.lab.cache = options.simulate;
+    evolve.lab.simulate = true;
+  }
   // What the source includes is found from where its children lie as well.
   if (start.tree.empty())
     evolve.lab.compile.flags += " -I" + fs::absolute(source).parent_path().string();
@@ -163,16 +180,20 @@ int run_evolve(EvolveOptions& options) {
     const nlohmann::json result = workbench::evolve(evolve);
     display.clear();
     if (options.compile_only) return print_compiled(options, result);
-    const fs::path record =
-        write_search_record(result, fs::absolute(evolve.lab.cache).parent_path(), "evolve.json");
+    const fs::path folder = evolve.folder.parent_path();
+    fs::path record;
+    if (!simulates) record = write_search_record(result, folder, "evolve.json");
     if (options.search.as_json) {
       fmt::print("{}\n", result.dump(1));
     } else {
-      fmt::print("{}{} candidates, {} rejected\nsource: {}\nrecord: {}\n",
-                 workbench::search_text(result), result["lineage"].size() - 1,
-                 result["rejected"].size(),
-                 workbench::clean_line(result["winner_file"].get<std::string>()),
-                 workbench::clean_line(record.string()));
+      fmt::print("{}{} candidates, {} rejected\n", workbench::search_text(result),
+                 result["lineage"].size() - 1, result["rejected"].size());
+      const fs::path winner = result["winner"] == result["hand_set"]
+                                  ? source
+                                  : folder / result["winner_file"].get<std::string>();
+      if (!simulates)
+        fmt::print("source: {}\nrecord: {}\n", workbench::clean_line(winner.string()),
+                   workbench::clean_line(record.string()));
     }
     return workbench::exit_code_of_search(result);
   });
@@ -194,6 +215,10 @@ Action define_evolve(OptionSet& set) {
            "A profile.json; what it finds and advises goes to the proposer");
   set.flag("--compile-only", &options->compile_only,
            "Compile every proposal into the cache's folder and run none; needs no device");
+  set.text(
+      "--simulate", &options->simulate, "FILE",
+      "Walk the search that this cache recorded with the proposer and without a device: it must "
+      "propose the same sources");
   options->search.define(set);
   return [options](const Arguments&) {
     try {

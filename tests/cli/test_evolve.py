@@ -1,4 +1,5 @@
 """evolve as its users run it: proposers that work, die, are silent and talk nonsense."""
+import hashlib
 import json
 import pathlib
 import re
@@ -53,7 +54,9 @@ def test_the_example_proposer_finds_a_faster_source_and_its_lineage_is_kept(evol
     lineage = {row["id"]: row for row in found["lineage"]}
     assert lineage["c1"]["parents"] == ["c0"] and lineage["c1"]["note"].startswith("WORK from 4")
     assert lineage[found["winner"]]["speedup"] > 1
-    assert "#define WORK" in (greenfast.work / found["winner_file"]).read_text()
+    folder = greenfast.work / "results" / "evolve-work"
+    assert "#define WORK" in (folder / found["winner_file"]).read_text()
+    assert lineage["c1"]["sha256"] == hashlib.sha256((folder / "candidates" / "c1.c").read_bytes()).hexdigest()
 
     # Killed or not: what is in the cache is not asked again.
     again = evolve("raise SystemExit(1)", "--candidates", "3")
@@ -97,6 +100,23 @@ def test_a_silent_proposer_is_given_up(evolve):
     assert result.code == 10, result.err
     assert result.json["winner"] == "c0"
     assert [row["reason"] for row in result.json["rejected"]] == ["no answer within 0.2 s"] * 3
+
+
+def test_a_recorded_search_is_walked_again_with_its_proposer(evolve, greenfast):
+    first = evolve(PROPOSERS / "edits.py", "--candidates", "4")
+    assert first.code in (0, 10), first.err
+    (greenfast.work / "results").rename(greenfast.work / "kept")
+    walk = ["--simulate", "kept/evolve-work/cache.jsonl"]
+    again = evolve(PROPOSERS / "edits.py", *walk)
+    assert again.code == first.code and again.json == first.json
+    assert not (greenfast.work / "results").exists()
+    said = evolve(f"{PROPOSERS / 'edits.py'} --kinds pitch", *walk)
+    said.refused(2, "cache.jsonl", "c1 was source", "now answers that it is done")
+    (greenfast.work / "work.c").write_text(SOURCE + "\n")
+    evolve(PROPOSERS / "edits.py", *walk).refused(2, "c1 was source", "has changed since")
+    evolve(PROPOSERS / "edits.py", "--simulate", "absent.jsonl").refused(2, "absent.jsonl")
+    evolve(PROPOSERS / "edits.py", *walk, "--cache", "other.jsonl").refused(2, "--cache")
+    evolve(PROPOSERS / "edits.py", *walk, "--compile-only").refused(2, "--compile-only")
 
 
 def test_what_cannot_be_evolved_is_refused(greenfast):

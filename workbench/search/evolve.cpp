@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -155,7 +156,7 @@ class Evolution {
   Evolution(const EvolveOptions& options, Lab& lab)
       : options_(options),
         lab_(lab),
-        folder_(fs::absolute(options.lab.cache).parent_path() / "candidates"),
+        folder_(options.folder),
         proposer_(options.proposer),
         base_{"c0", options.source, {}} {}
 
@@ -177,11 +178,9 @@ class Evolution {
     known_[sha256_hex(base_text)] = base_.key;
     speedups_[base_.key] = 1;
     right_.push_back(base_);
-    json first = {{"id", base_.key},
-                  {"parents", json::array()},
-                  {"ok", true},
-                  {"speedup", speedup_json(base_.key)},
-                  {"note", ""}};
+    json first = {{"id", base_.key}, {"parents", json::array()},
+                  {"ok", true},      {"speedup", speedup_json(base_.key)},
+                  {"note", ""},      {"sha256", sha256_hex(base_text)}};
     add_resources(first);
     (void)same_code(base_.key);
     history_.push_back(std::move(first));
@@ -189,11 +188,14 @@ class Evolution {
     for (int n = 1; n <= options_.candidates && lost < kPatience && !done_; ++n) {
       const std::string id = fmt::format("c{}", n);
       if (options_.lab.stop && options_.lab.stop()) throw LabStopped{};
-      if (lab_.find(id, "proposal") == nullptr) {
+      const json* kept = lab_.find(id, "proposal");
+      if (kept == nullptr && options_.lab.simulate) break;  // there it ended
+      if (kept == nullptr || options_.lab.simulate) {
         if (options_.lab.step) options_.lab.step(fmt::format("waiting for proposal {}", id));
         json proposal = ask(id);
+        if (options_.lab.simulate) hold(id, *kept, proposal);
         if (done_) break;
-        lab_.add(id, "proposal", std::move(proposal));
+        if (kept == nullptr) lab_.add(id, "proposal", std::move(proposal));
       }
       const json proposal = *lab_.find(id, "proposal");
       lost = proposal.value("lost", false) ? lost + 1 : 0;
@@ -209,6 +211,23 @@ class Evolution {
     // Whatever it says next belongs to nobody's question.
     proposer_.stop();
     return {{"ok", false}, {"reason", reason}, {"lost", lost}};
+  }
+
+  /// That a simulated search's proposer answers as it did when the cache was made.
+  void hold(const std::string& id, const json& kept, const json& now) const {
+    if (!done_ && kept == now) return;
+    const auto told = [](const json& one) {
+      return one.value("ok", false)
+                 ? fmt::format("source {} from {} ({})", one.value("sha256", "").substr(0, 8),
+                               fmt::join(one["parents"].get<std::vector<std::string>>(), ", "),
+                               one.value("note", ""))
+                 : one.value("reason", "");
+    };
+    throw LabError({StatusCode::invalid_argument,
+                    fmt::format("{}: {} was {}, and the proposer now answers {}: what is searched "
+                                "from, or the proposer, has changed since",
+                                options_.lab.cache.string(), id, told(kept),
+                                done_ ? "that it is done" : told(now))});
   }
 
   json ask(const std::string& id) {
@@ -284,6 +303,7 @@ class Evolution {
       told["stage"] = "proposal";
       told["reason"] = "the same source as " + same->second;
     } else {
+      told["sha256"] = proposal["sha256"];
       known_[proposal.value("sha256", "")] = id;
       const LabCandidate candidate{id, folder_ / proposal.value("file", ""), {}};
       bool good = false;
@@ -381,7 +401,10 @@ class Evolution {
             {"measured", origin["measured"]},
             {"hand_set", base_.key},
             {"winner", final.winner.key},
-            {"winner_file", final.winner.source.string()},
+            {"winner_file", (final.winner.key == base_.key
+                                 ? base_.source.filename()
+                                 : final.winner.source.lexically_relative(folder_.parent_path()))
+                                .string()},
             {"finalists", final.finalists},
             {"confirmed", final.confirmed},
             {"lineage", history_},
