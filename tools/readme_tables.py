@@ -8,6 +8,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:selftest-summary evidence/a.json evidence/b.json -->   one line for each record
     <!-- greenfast:ladder evidence/run.json [evidence/gates.json] -->   rungs beside predecessor and ceiling
     <!-- greenfast:acceptance evidence/run.json -->      rungs at a policy's acceptance problems: error and time
+    <!-- greenfast:rung-peers evidence/ladder/peers.json -->   rungs beside engines that take the same values in 16 bits
     <!-- greenfast:numerics evidence/numerics.json -->   every engine's error at the ends of the range
     <!-- greenfast:history evidence/run.json -->         version, idea, time and cumulative speedup of each rung at mission
     <!-- greenfast:predictions policies/predictions.toml evidence/gates.json... -->   each step's prediction, and what its gates found
@@ -27,6 +28,7 @@ Which rung is compared with which is what `greenfast list --json` says, of GREEN
 """
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -172,6 +174,7 @@ def ratio(interval, digits):
 def peer_name(peer):
     return {"torch-cudnn": "cuDNN", "cudnn-graph": "cuDNN (its frontend)", "cudnn-fp8": "cuDNN fp8", "fa3": "FlashAttention-3",
             "fa3-vllm": "FlashAttention-3 (vLLM's)", "fa3-vllm-plan": "FlashAttention-3 (vLLM's, planned)", "fa3-fp8": "FlashAttention-3 fp8",
+            "fa3-fp16": "FlashAttention-3 fp16", "cudnn-fp16": "cuDNN fp16",
             "varlen": "PyTorch's varlen", "fa4": "FlashAttention-4", "torch-cpu": "PyTorch", "onnxruntime": "ONNX Runtime",
             "openvino": "OpenVINO"}.get(peer.removeprefix("peer:"), peer.removeprefix("peer:"))
 
@@ -600,9 +603,41 @@ def acceptance(path):
         cells = [f"`{variant.removeprefix('cuda.')}`"]
         for problem in problems:
             row = by_problem[problem]
-            cells.append(f"{row['verdict']}, {small(row['worst']['max_err'])}, {seconds(row['time']['p50_seconds'])} µs" if row["time"] else row["verdict"])
+            cells.append(f"{row['verdict']}, {small(row['worst']['max_err'])}, {seconds(row['time']['p50_seconds'])}" if row["time"] else row["verdict"])
         rows.append(cells)
     return table(["rung", *(f"{problem}: max error, p50" for problem in problems)], "l" * (1 + len(problems)), rows) + f"\n{provenance(record)}\n"
+
+
+def rung_peers(path):
+    """Rungs beside engines on the same values in 16 bits, each way and problem with the best of them, as `greenfast compare` judges."""
+    record, command = load(path, "greenfast.samples/1"), program()
+    sides = list(dict.fromkeys(side["id"] for shape in record["shapes"] for side in shape["sides"]))
+    peers, rungs = ([side for side in sides if side.startswith(kind)] for kind in ("peer:", "cuda.stage_c."))
+    problems = list(dict.fromkeys(shape["problem"] for shape in record["shapes"]))
+    ways = list(dict.fromkeys(shape["way"] for shape in record["shapes"]))
+    rows = []
+    for rung, way in itertools.product(rungs, ways):
+        asked = [command, "compare", ROOT / path, "--best", "--sides", ",".join([*peers, rung]), "--way", way, "--json"]
+        run = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if not run.stdout:
+            raise Unusable(f"{' '.join(map(str, asked))} ended with {run.returncode}: {run.stderr.strip()}")
+        said = json.loads(run.stdout)
+        times = {row["problem"]: row["b"]["p50_seconds"] for beside in said["beside"] for row in beside["shapes"]}
+        best = {row["problem"]: row for row in said["shapes"]}
+        rows.append([f"`{rung.removeprefix('cuda.')}`", way.removeprefix("back-to-back:"),
+                     *(f"{seconds(times[problem])}, {ratio(best[problem]['ratio_p50'], 2)} {peer_name(best[problem]['best'])}"
+                       if problem in best else "–" for problem in problems)])
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (table(["rung", "inputs", *problems], "ll" + "r" * len(problems), rows) +
+            f"\nTime of a call, and × the fastest peer with its 95% interval (below 1: the rung is slower), from `greenfast compare {path} --best --way WAY`. Hot: each "
+            f"call on the same inputs; cold: on sets that are twice the L2 cache, in turn. `python -m greenfast_bench.ab {' '.join(kept_words(record['argv']))}` on "
+            f"{record['device']}, {record['utc'][:10]}, {versions}.\n")
+
+
+def kept_words(argv):
+    """Without the files that it wrote."""
+    files = ("--json", "--md", "--plot")
+    return [word for i, word in enumerate(argv) if word not in files and (i == 0 or argv[i - 1] not in files)]
 
 
 def numerics(path):
@@ -616,7 +651,7 @@ def numerics(path):
     return table(["", "case", "type, D", "of", *engines], "llll" + "r" * len(engines), rows) + f"\n`{command}` on {record['device']}, PyTorch {record['torch']}.\n"
 
 
-KINDS = {"acceptance": acceptance, "numerics": numerics, "predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+KINDS = {"acceptance": acceptance, "rung-peers": rung_peers, "numerics": numerics, "predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -601,8 +601,7 @@ def main(argv: list[str] | None = None) -> int:
         clock = CpuClock() if args.device == "cpu" else CudaClock()
         variants = listed(args.variants)
         if args.dtype == "e4m3":
-            engines, missing = fp8.open_engines(listed(",".join(fp8.PEERS) if args.peers is None else args.peers), variants,
-                                                args.before)
+            engines, missing = fp8.open_engines(listed(fp8.DEFAULT_PEERS if args.peers is None else args.peers), variants, args.before)
         elif args.serving:
             peers = serving.DEFAULT_PEERS.get(args.suite, ",".join(serving.PEERS)) if args.peers is None else args.peers
             engines, missing = serving.open_engines(listed(peers), variants, args.invariant, args.before)

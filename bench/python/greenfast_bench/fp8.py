@@ -1,12 +1,15 @@
-"""Engines of `greenfast_bench.ab --dtype e4m3`: the kernels of the library for e4m3, its 16-bit ones on the same values, and the peers'.
+"""Engines of `greenfast_bench.ab --dtype e4m3`: the kernels of the library for e4m3, its 16-bit ones on the same values, and the peers'
+of both kinds.
 
 Q, K and V are N(0,1) rounded to e4m3 with factors of 1; what an engine returns is compared with fp64 on these bits.
 """
 
 from __future__ import annotations
 
+import copy
+
 from greenfast_bench import capi
-from greenfast_bench.serving import (Engine, FlashAttention3, Greenfast, Refused, Row, Usage, first_line, _vllm)
+from greenfast_bench.serving import (Engine, FlashAttention3, Greenfast, Refused, Row, TorchCudnn, Usage, first_line, _upstream, _vllm)
 
 
 # Scales of cudnn's sdpa_fp8, in the order of its signature; all 1 here.
@@ -157,7 +160,30 @@ class CudnnFp8(Engine):
         return call
 
 
-PEERS = {"fa3-fp8": FlashAttention3Fp8, "cudnn-fp8": CudnnFp8}
+class In16(Engine):
+    """A 16-bit engine on the same values in fp16, which holds every e4m3: what someone would call who does not quantise."""
+
+    def __init__(self, engine: Engine):
+        self.name, self._engine = f"{engine.name}-fp16", engine
+
+    def room(self, data):
+        import torch
+
+        return data.room(torch.float16)
+
+    def bind(self, row, data, o, clock):
+        same = copy.copy(data)
+        (same.q, same.k, same.v), same.twin = data.twin, None
+        return self._engine.bind(row, same, o, clock)
+
+
+PEERS = {
+    "fa3-fp8": FlashAttention3Fp8,
+    "cudnn-fp8": CudnnFp8,
+    "fa3-fp16": lambda: In16(FlashAttention3("fa3", _upstream(), varlen_only=False)),
+    "cudnn-fp16": lambda: In16(TorchCudnn()),
+}
+DEFAULT_PEERS = "fa3-fp8,cudnn-fp8"
 
 
 def open_engines(peers: list[str], variants: list[str], before: str | None) -> tuple[list[Engine], dict[str, str]]:

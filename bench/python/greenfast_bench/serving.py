@@ -564,11 +564,15 @@ class TorchCudnn(Engine):
                                False, scale=scale)[0]
 
             return packed
-        k, v = seen_by_one_row(row, data)
+        options = {"enable_gqa": row.heads_q != row.heads_kv}
+        if row.seq_q == row.seq_kv > 1 and row.band == (-1, 0) and not row.chunk:
+            k, v, options["is_causal"] = data.k, data.v, True
+        else:
+            k, v = seen_by_one_row(row, data)
 
         def call():
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return torch.nn.functional.scaled_dot_product_attention(data.q, k, v, enable_gqa=row.heads_q != row.heads_kv)
+                return torch.nn.functional.scaled_dot_product_attention(data.q, k, v, **options)
 
         return call
 
@@ -737,7 +741,7 @@ def identity(name: str) -> str:
 
 
 def is_peer(name: str) -> bool:
-    return name in PEERS or name in ("fa3-fp8", "cudnn-fp8")
+    return name in PEERS or name in ("fa3-fp8", "cudnn-fp8", "fa3-fp16", "cudnn-fp16")
 
 
 def open_engines(peers: list[str], variants: list[str], invariant: bool, before: str | None, twins: bool = True
