@@ -437,6 +437,32 @@ void Lab::child(const std::string& stage, const LabCandidate* reference,
   }
 }
 
+/// Lengths that end inside every tile, then the search's own: a barrier that is missing may show
+/// only where there are many tiles (cuda.stage_c.stage2 without its first one: at long alone, H100).
+std::vector<Case> Lab::adversarial_cases() const {
+  const Problem& primary = options_.problems.front().problem;
+  std::vector<Case> cases(1);
+  Problem& ragged = cases[0].problem;
+  cases[0].name = "ragged";
+  ragged = make_problem(2, 2, 2, 97, 133, primary.head_dim, primary.dtype);
+  ragged.out_dtype = primary.out_dtype;
+  ragged.scales = primary.scales;
+  ragged.mask = primary.mask;
+  ragged.softcap = primary.softcap;
+  ragged.accuracy = primary.accuracy;
+  ragged.lse = primary.lse;
+  for (const NamedProblem& of : options_.problems) {
+    cases.emplace_back();
+    cases.back().name = of.name;
+    cases.back().problem = of.problem;
+  }
+  for (Case& test : cases) {
+    test.distribution = Distribution::permutation;
+    test.seed = options_.seed;
+  }
+  return cases;
+}
+
 std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidates) {
   compile(candidates);
   std::vector<LabCandidate> built, todo, passed;
@@ -453,38 +479,32 @@ std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidat
   }
   if (!options_.simulate && !todo.empty())
     child("case", nullptr, todo, [this](Loaded& all) {
+      std::map<std::string, CaseData> prepared;
       for (std::size_t i = 0; i < all.subjects.size(); ++i) {
         const LabCandidate& c = all.candidates[i];
-        all.activity.set(fmt::format("one adversarial case {{{}}}", c.key), Actor::candidate,
-                         c.key);
-        // Lengths that end inside every tile, where the kernel takes them.
-        Case test;
-        test.name = "ragged";
-        Problem& p = test.problem;
-        p = make_problem(2, 2, 2, 97, 133, options_.problems.front().problem.head_dim,
-                         options_.problems.front().problem.dtype);
-        const Problem& primary = options_.problems.front().problem;
-        p.out_dtype = primary.out_dtype;
-        p.scales = primary.scales;
-        p.mask = primary.mask;
-        p.softcap = primary.softcap;
-        p.accuracy = primary.accuracy;
-        p.lse = primary.lse;
-        if (all.subjects[i]->refusal(p, all.device.facts())) {
-          test.name = options_.problems.front().name;
-          p = primary;
+        json told;
+        for (const Case& test : adversarial_cases()) {
+          if (all.subjects[i]->refusal(test.problem, all.device.facts())) continue;
+          const std::string name = to_string(test);
+          all.activity.set(fmt::format("{} {{{}}}", name, c.key), Actor::candidate, c.key);
+          auto data = prepared.find(name);
+          if (data == prepared.end()) {
+            auto made = prepare_case(test, all.policy);
+            if (!made) throw std::runtime_error(made.status().message());
+            data = prepared.emplace(name, std::move(*made)).first;
+          }
+          const CaseResult result =
+              validate(*all.subjects[i], all.device, data->second, all.policy);
+          told = {{"ok", result.verdict == Verdict::green},
+                  {"case", name},
+                  {"fault", name_of(result.fault)},
+                  {"reason", result.reason}};
+          if (result.verdict != Verdict::green) break;
         }
-        test.distribution = Distribution::permutation;
-        test.seed = options_.seed;
-        const auto data = prepare_case(test, all.policy);
-        if (!data) throw std::runtime_error(data.status().message());
-        const CaseResult result = validate(*all.subjects[i], all.device, *data, all.policy);
         all.subjects[i]->pause();  // nothing of it runs while another is looked at
-        all.lab.add(c.key, "case",
-                    {{"ok", result.verdict == Verdict::green},
-                     {"case", to_string(test)},
-                     {"fault", name_of(result.fault)},
-                     {"reason", result.reason}});
+        if (told.is_null())
+          told = {{"ok", false}, {"reason", "takes none of the search's problems"}};
+        all.lab.add(c.key, "case", std::move(told));
       }
     });
   for (const LabCandidate& c : built) {
@@ -493,7 +513,7 @@ std::vector<LabCandidate> Lab::qualify(const std::vector<LabCandidate>& candidat
     if (options_.finished && !options_.simulate &&
         std::any_of(todo.begin(), todo.end(), [&](const auto& t) { return t.key == c.key; }))
       options_.finished(fmt::format("{}: {}", c.key,
-                                    result["ok"].get<bool>() ? "right on one adversarial case"
+                                    result["ok"].get<bool>() ? "right on the adversarial cases"
                                                              : result.value("reason", "failed")));
   }
   return passed;

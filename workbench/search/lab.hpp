@@ -1,4 +1,4 @@
-// Where candidates of a search are tried: each through compile, resources, one adversarial case,
+// Where candidates of a search are tried: each through compile, resources, adversarial cases,
 // short timings, full GREEN, paired finals and a last measurement on fresh data, every result a
 // line of a cache. A search that is killed finds its results there again; a simulated one finds
 // nothing else.
@@ -83,7 +83,7 @@ class Lab {
   /// Results of a stage: {"ok": bool, "reason": why not, ...}. All throw LabError and LabStopped.
   /// Compiles and looks at resources: spills and what the machine code takes.
   void compile(const std::vector<LabCandidate>& candidates);
-  /// compile, then the adversarial case for those that passed. Returns those that passed both, but
+  /// compile, then the adversarial cases for those that passed. Returns those that passed both, but
   /// of several with the same machine code the first alone.
   std::vector<LabCandidate> qualify(const std::vector<LabCandidate>& candidates);
   /// Speedup over `reference` on the primary shape, 2^fidelity times as many samples each step; 0
@@ -114,6 +114,7 @@ class Lab {
   const nlohmann::json& need(const std::string& key, const std::string& stage) const;
   void reload();
   void watch();
+  std::vector<Case> adversarial_cases() const;
   void child(const std::string& stage, const LabCandidate* reference,
              const std::vector<LabCandidate>& candidates, const std::function<void(Loaded&)>& work);
   void measure_beside(const std::string& stage, const LabCandidate& reference,

@@ -52,6 +52,7 @@ struct TilesToDeal {
   std::int32_t ctas = 0;
   std::int64_t kv_bytes = 0, l2_bytes = 0;
   std::int64_t head_dim = 0;
+  bool by_head = true;  // whether few of unequal work may go head after head
 };
 
 struct Dealing {
@@ -77,7 +78,7 @@ Dealing deal_tiles(const TilesToDeal& of, BlocksOf&& blocks_of) {
   if (of.kv_bytes <= of.l2_bytes / 2)
     return {TileOrder::balanced, 0, "longest tiles first: K and V of all heads fit half of L2"};
   const std::int64_t rounds = std::max<std::int64_t>(0, of.heads * (of.tiles / 2) / of.ctas - 1);
-  if (of.tiles <= kMostByHead) {
+  if (of.by_head && of.tiles <= kMostByHead) {
     std::array<std::int32_t, kMostByHead> room;
     const std::span work = std::span(room).first(static_cast<std::size_t>(of.tiles));
     for (std::int32_t rank = 0; rank < of.tiles; ++rank) {
