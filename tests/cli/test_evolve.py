@@ -119,6 +119,16 @@ def test_a_recorded_search_is_walked_again_with_its_proposer(evolve, greenfast):
     evolve(PROPOSERS / "edits.py", *walk, "--compile-only").refused(2, "--compile-only")
 
 
+def test_the_recorded_run_on_a_gpu_is_walked_again(greenfast):
+    """From the rung as it is today, by the proposer as it is today: a change of either asks for a new record."""
+    record = json.loads((ROOT / "evidence" / "search" / "evolve-cuda.stage_c.stage2-h100.json").read_text())
+    validate(record)
+    walked = greenfast("evolve", "cuda.stage_c.stage2", "--proposer", f"{sys.executable} {PROPOSERS / 'edits.py'}", "--simulate",
+                       ROOT / "tests" / "cli" / "search" / "evolve-cuda.stage_c.stage2.h100.jsonl", "--json")
+    assert walked.code == 0, walked.err
+    assert walked.json == record and record["winner"] == "c11" and len(record["lineage"]) == 13
+
+
 def test_what_cannot_be_evolved_is_refused(greenfast):
     greenfast("evolve", "absent.c", "--proposer", "true").refused(2, "absent.c")
 
