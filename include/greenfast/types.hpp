@@ -99,7 +99,10 @@ struct Mask {
   static constexpr Mask window(std::int64_t left, std::int64_t right, Alignment alignment) {
     return {left, right, alignment};
   }
-  constexpr bool is_none() const { return left < 0 && right < 0; }
+  constexpr bool is_none() const {
+    const auto& [before, after, where] = *this;  // a new member says here whether it hides keys
+    return before < 0 && after < 0;
+  }
   constexpr bool is_causal() const { return right == 0; }
   friend bool operator==(const Mask&, const Mask&) = default;
 };

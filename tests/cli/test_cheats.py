@@ -197,6 +197,13 @@ BEYOND = {
     "type into the terminal": 'could = ioctl(2, TIOCSTI, "x") == 0 || errno != EPERM;',
     "signal another process": "could = syscall(SYS_tgkill, getppid(), getppid(), 0) == 0 || kill(0, 0) == 0;",
     "write into memory that others share": "could = open(SHARED, O_RDWR) >= 0;",
+    "change the mode of a file": "could = chmod(SHARED, 0600) == 0 || fchmodat(AT_FDCWD, SHARED, 0600, 0) == 0;",
+    "leave an attribute to the next process": 'could = setxattr(SHARED, "user.kept", "x", 1, 0) == 0 || errno != EPERM;',
+    "leave a time to the next process": "could = utimensat(AT_FDCWD, SHARED, NULL, 0) == 0;",
+    "send its files' signals to the command": "could = fcntl(0, F_SETOWN, getppid()) == 0;",
+    "hold a thread where nothing stops it": """
+  could = syscall(SYS_seccomp, 2, 0, NULL) == 0 || errno != EPERM;
+  could |= prctl(PR_SET_SECCOMP, 2, NULL) == 0 || errno != EPERM;""",
 }
 
 
@@ -220,8 +227,10 @@ def test_a_plugin_reaches_nothing_beyond_its_process(greenfast, what):
 #include <sys/prctl.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/timex.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 #include "{ROOT}/examples/plugins/attention.h"

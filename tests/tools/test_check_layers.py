@@ -201,6 +201,25 @@ def test_names_that_cannot_clash_pass(tmp_path):
     assert result.returncode == 0, result.stdout
 
 
+CARD = "// Idea    a\n// Takes   b\n// Limits  c\n// Budget  d\n// Bound   e\n"
+KERNEL = "__global__ void kernel() {}\n"
+
+
+@pytest.mark.parametrize("text, missing", [
+    (KERNEL, "Idea, Takes, Limits, Budget, Bound"),
+    (CARD.replace("// Budget  d\n", "") + KERNEL, "Budget"),
+    (CARD.replace("Bound   e", "Bound") + KERNEL, "Bound"),
+])
+def test_a_kernel_without_its_card_is_found(tmp_path, text, missing):
+    result = check(tmp_path, {**TREE, "src/backends/cuda/fill.cu": text})
+    assert result.returncode == 1 and f"src/backends/cuda/fill.cu: its kernel's card lacks {missing}\n" in result.stdout
+
+
+@pytest.mark.parametrize("text", [CARD + KERNEL, "// A twin. Its card is that of other.cu.\n" + KERNEL, "int of_the_host;\n"])
+def test_a_card_or_the_name_of_its_file_passes(tmp_path, text):
+    assert check(tmp_path, {**TREE, "src/backends/cuda/fill.cu": text}).returncode == 0
+
+
 def test_empty_tree_is_no_pass(tmp_path):
     assert check(tmp_path, {}).returncode == 1
 

@@ -40,6 +40,36 @@ void impossible_of_old(json& record) {
   }
 }
 
+/// What a gate from before 2026-11-25 kept of claims: those that were tried in their rows, how many
+/// were refused in its line alone.
+void claims_of_old(json& record) {
+  if (record.contains("claims") || !record.contains("green") || !record.contains("shapes")) return;
+  std::set<std::string> shapes;
+  for (const json& shape : record.at("shapes")) shapes.insert(shape.value("name", ""));
+  json claims = json::array();
+  for (const json& row : record.at("green")) {
+    const std::string shape = row.at("shape").get<std::string>();
+    const auto colon = shape.find(": ");
+    if (shapes.contains(shape)) continue;
+    claims.push_back({{"kind", shape.substr(0, colon)},
+                      {"problem", colon == std::string::npos ? "" : shape.substr(colon + 2)},
+                      {"candidate", row.at("candidate")}});
+  }
+  bool asked = false;
+  for (const json& row : record.at("checklist")) {
+    if (kind_of_check(row) != CheckKind::green_claims) continue;
+    asked = true;
+    const std::string actual = row.at("actual").get<std::string>();
+    const auto comma = actual.rfind(", ");
+    int refused = 0;
+    if (comma != std::string::npos && actual.ends_with(" refused"))
+      refused = std::atoi(actual.c_str() + comma + 2);
+    for (int i = 0; i < std::min(refused, 1000); ++i)
+      claims.push_back({{"kind", ""}, {"problem", ""}, {"refused", "refused"}});
+  }
+  if (asked || !claims.empty()) record["claims"] = std::move(claims);
+}
+
 /// The one place that knows what records from before a member was kept would have said under it.
 json gate_of_today(json record) {
   for (json& row : record.at("checklist"))  // 2026-11-25
@@ -59,6 +89,7 @@ json gate_of_today(json record) {
           red["fault"] =
               name_of(red.at("integrity").get<bool>() ? Fault::integrity : Fault::numerics);
       }
+  claims_of_old(record);
   json& verdict = record.at("verdict");
   if (!verdict.contains("noise")) verdict["noise"] = nullptr;    // 2026-11-25
   if (!verdict.contains("levels")) verdict["levels"] = nullptr;  // 2026-11-22
@@ -422,24 +453,21 @@ class GateRecheck {
 
   void claims() {
     if (died(StepKind::claims, CheckKind::green_claims)) return;
+    if (!record_.contains("claims")) return;
     ClaimsStep step;
-    for (const GateGreen& row : claimed_) {
-      const auto colon = row.shape.find(": ");
-      step.claims.push_back({row.shape.substr(0, colon),
-                             colon == std::string::npos ? "" : row.shape.substr(colon + 2), "",
-                             row.candidate});
+    from_json({{"claims", record_.at("claims")}}, step);
+    std::size_t next = 0;
+    for (const Claim& claim : step.claims) {
+      if (!claim.refused.empty()) continue;
+      if (next >= claimed_.size() ||
+          claimed_[next].shape != fmt::format("{}: {}", claim.kind, claim.problem) ||
+          !(json_of(claimed_[next].candidate) == json_of(claim.tally)))
+        return check_.add(
+            fmt::format("green: does not show what came of {} as its claims do", claim.kind));
+      ++next;
     }
-    // How many were refused stands in the line alone.
-    for (const json& row : record_.at("checklist")) {
-      if (kind_of_check(row) != CheckKind::green_claims) continue;
-      const std::string actual = text(row, "actual");
-      const auto comma = actual.rfind(", ");
-      int refused = 0;
-      if (comma != std::string::npos && actual.ends_with(" refused"))
-        refused = std::atoi(actual.c_str() + comma + 2);
-      for (int i = 0; i < std::min(refused, 1000); ++i)
-        step.claims.push_back({"", "", "refused", {}});
-    }
+    if (next != claimed_.size())
+      check_.add(fmt::format("green: shows {}, which its claims do not", claimed_[next].shape));
     take(judge_claims(
         options_, step, [](const std::string&) { return std::string(); }, kNoCommand));
   }

@@ -164,16 +164,6 @@ class Verifier {
             !unbound_here_.contains(variant))
           green_.insert(variant);
       }
-      for (const json& shape : list_of(record, "shapes")) {  // greenfast.ab
-        const json& engines = member(member(shape, "ab"), "engines");
-        if (!engines.is_object()) continue;
-        for (const auto& [name, engine] : engines.items()) {
-          const std::string variant = text_of(engine, "variant");
-          if (text_of(engine, "verdict") == "GREEN" && !stale.contains(variant) &&
-              !unbound_here_.contains(variant))
-            green_.insert(variant);
-        }
-      }
     }
     stale_.insert(stale.begin(), stale.end());
     if (out_.findings.size() == before) {

@@ -345,6 +345,7 @@ class Gate {
       return {};
     }
     claims_ = std::move(**result);
+    record_.claims = claims_;
     for (const Claim& claim : claims_->claims)
       if (claim.refused.empty())
         record_.green->push_back(

@@ -151,6 +151,7 @@ struct GateRecord {
   std::vector<GateStep> steps;
   std::vector<GateCheck> checklist;
   std::optional<std::vector<GateGreen>> green;
+  std::optional<ClaimsStep> claims;  ///< those that were tried stand in `green` as well
   std::optional<std::vector<GateResource>> resources;
   std::optional<std::vector<GateTimes>> fast;
   std::optional<Interval> overall;

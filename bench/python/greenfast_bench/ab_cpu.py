@@ -563,7 +563,7 @@ class Report:
         if args.markdown and self.rows:
             shares = ", and their share of the peak measured beside them" * any(row.peaks for row in self.rows)
             caption = (f"{self.device}, {args.threads} threads each on processors {cpus}, {'hot' if args.hot else 'cold'}; GFLOP/s, medians"
-                       f"{shares}; ratios with 95% intervals. {said}. {record['utc']}." + "".join(f" {note}." for note in notes[1:]))
+                       f"{shares}; ratios are medians over blocks, for the eye. {said}. {record['utc']}." + "".join(f" {note}." for note in notes[1:]))
             replace(args.markdown, markdown(self.rows, caption))
         text = json.dumps(record, indent=1) + "\n"
         if args.json:

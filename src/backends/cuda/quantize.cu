@@ -10,6 +10,7 @@
 // Takes   every problem that core::check_quantize accepts; rows that begin at multiples of 16 bytes
 //         (values) and 8 (codes) in parts of that size, others element by element.
 // Limits  compute capability 8.0; clusters from 9.0 on, in builds with code for it.
+// Budget  shared memory as far as it reaches, a head's values over the blocks of its cluster.
 // Bound   device memory.
 #include "backends/cuda/quantize.hpp"
 
@@ -403,9 +404,10 @@ bool launch_clusters(const T* from, std::uint8_t* to, float* scale, View view, C
     return false;
   }
   const std::size_t bytes = static_cast<std::size_t>(clusters.room) * kThreads * sizeof(Values<T>);
-  if (bytes > 48 << 10) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(bytes));
+  if (bytes > 48 << 10 && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               static_cast<int>(bytes)) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
   }
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -420,8 +422,9 @@ bool launch_clusters(const T* from, std::uint8_t* to, float* scale, View view, C
   // Eight blocks of a cluster fit every device that has clusters.
   if (clusters.blocks > 8) {
     int fit = 0;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (cudaOccupancyMaxActiveClusters(&fit, kernel, &config) != cudaSuccess || fit == 0) {
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+            cudaSuccess ||
+        cudaOccupancyMaxActiveClusters(&fit, kernel, &config) != cudaSuccess || fit == 0) {
       cudaGetLastError();
       return false;
     }

@@ -66,6 +66,13 @@ class Recorded {
     const Thresholds thresholds{.gate = gate, .guard = policy_.guard, .noise = rules().noise_floor};
     record_.green = {green_at("mission"), green_at("small")};
     take(judge_green(asked(), policy_.name, *record_.green, none()));
+    const GreenTally tally = green_at("").candidate;
+    record_.steps.push_back({{.kind = StepKind::claims}, "what else it takes", {}, false, 0.5});
+    record_.claims =
+        ClaimsStep{{{"odd lengths", "1x1x7x64", "", tally}, {"pages", "1x1x8x64", "no", {}}}};
+    record_.green->push_back({"odd lengths: 1x1x7x64", GreenTally(), tally});
+    take(judge_claims(
+        asked(), *record_.claims, [](const std::string&) { return std::string(); }, none()));
     record_.resources = {{.name = "arena_bytes_per_thread",
                           .status = CheckStatus::pass,
                           .value = 242176,
@@ -244,6 +251,10 @@ const std::vector<Edit> kFigures = {
        r["green"][0]["candidate"]["green"] = r["green"][0]["candidate"]["cases"] = 8;
      }},
     {"GREEN of a shape taken out", [](json& r) { r["green"].erase(1); }},
+    {"a claim's cases", [](json& r) { r["claims"][0]["candidate"]["green"] = 6; }},
+    {"a claim taken out", [](json& r) { r["claims"].erase(0); }},
+    {"a refused claim taken out", [](json& r) { r["claims"].erase(1); }},
+    {"a claim's line", [](json& r) { line(r, CheckKind::green_claims)["actual"] = "8/8 cases"; }},
     {"arena", [](json& r) { r["resources"][0]["value"] = 1; }},
     {"arena's limit", [](json& r) { r["resources"][0]["limit"] = 1 << 20; }},
     {"resource's status", [](json& r) { r["resources"][0]["status"] = "FAIL"; }},
@@ -321,6 +332,7 @@ TEST(RecheckGate, RecordsFromBeforeAMemberWasKeptAreReadAsTheyWere) {
   for (json& row : record["green"])
     for (const char* side : {"baseline", "candidate"}) row[side].erase("refused");
   record["verdict"].erase("noise");
+  record.erase("claims");
   EXPECT_EQ(told(recheck(record)), "");
   json red = Recorded(Fault::integrity).made();
   red["green"][0]["candidate"]["first_red"].erase("fault");

@@ -182,20 +182,38 @@ std::uint32_t no_processes() {
         __NR_socketpair,
         // A signal from a timer or a queue continues a process that is stopped.
         __NR_timer_create, __NR_mq_notify, __NR_tkill, 424 /* pidfd_send_signal */,
-        425 /* io_uring_setup */, 438 /* pidfd_getfd */, 440 /* process_madvise */})
+        425 /* io_uring_setup */, 438 /* pidfd_getfd */, 440 /* process_madvise */,
+        // What Landlock lets everybody do to files that are there: their modes, owners, times and
+        // attributes.
+        __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat,
+        __NR_setxattr, __NR_lsetxattr, __NR_fsetxattr, __NR_removexattr, __NR_lremovexattr,
+        __NR_fremovexattr, 463 /* setxattrat */, 466 /* removexattrat */,
+        // Filters of its own, whose listener can hold a thread where nothing stops it.
+        __NR_seccomp})
     filter.refuse(call, EPERM);
+#if defined(__NR_chmod)
+  for (const long call :
+       {__NR_chmod, __NR_chown, __NR_lchown, __NR_utime, __NR_utimes, __NR_futimesat})
+    filter.refuse(call, EPERM);
+#endif
   // Limits of other processes; and pages of the memory that all share, which whoever is timed next
   // would have to get back: MADV_REMOVE, MADV_COLD, MADV_PAGEOUT.
   filter.refuse_where(__NR_prlimit64, 0, 0, false, EPERM);
   for (const std::uint32_t advice : {9u, 20u, 21u})
     filter.refuse_where(__NR_madvise, 2, advice, true, EPERM);
   // Signals to itself alone, also where Landlock does not see to that; none from a file that is
-  // ready (F_SETSIG), nor another than SIGKILL when the command dies.
+  // ready (F_SETSIG), nor to others (F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP), nor another than
+  // SIGKILL when the command dies.
   const auto own = static_cast<std::uint32_t>(getpid());
   for (const long call : {__NR_kill, __NR_tgkill, __NR_rt_sigqueueinfo, __NR_rt_tgsigqueueinfo})
     filter.refuse_where(call, 0, own, false, EPERM);
-  filter.refuse_where(__NR_fcntl, 1, 10, true, EPERM);
-  filter.refuse_where(__NR_prctl, 0, PR_SET_PDEATHSIG, true, EPERM);
+  for (const std::uint32_t command : {8u, 10u, 15u})
+    filter.refuse_where(__NR_fcntl, 1, command, true, EPERM);
+  for (const std::uint32_t request : {0x8901u, 0x8902u})
+    filter.refuse_where(__NR_ioctl, 1, request, true, EPERM);
+  for (const std::uint32_t what :
+       {static_cast<std::uint32_t>(PR_SET_PDEATHSIG), static_cast<std::uint32_t>(PR_SET_SECCOMP)})
+    filter.refuse_where(__NR_prctl, 0, what, true, EPERM);
   // Typing into a terminal: TIOCSTI, TIOCLINUX.
   for (const std::uint32_t request : {0x5412u, 0x541cu})
     filter.refuse_where(__NR_ioctl, 1, request, true, EPERM);

@@ -32,7 +32,7 @@ struct RaggedTensor {
 /// coordinate of a map ends at 2^30 (prefill::ragged_place): a sequence's rows are laid before that
 /// end, two more dimensions move the address back to where they are, modulo 2^64, and TMA itself
 /// reads zeros behind the sequence and writes nothing there. (The idea is that of Triton's ragged
-/// descriptors, tools/ragged_tma.py.)
+/// descriptors, triton/tools/ragged_tma.py.)
 class RaggedMaps {
  public:
   bool make(CUtensorMap* map, const RaggedTensor& tensor, int box_rows) {

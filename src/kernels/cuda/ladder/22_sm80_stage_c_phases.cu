@@ -1,5 +1,5 @@
 // Instrumented twins of three rungs of stage-C: the same loop with a clock read at the end of every
-// phase.
+// phase. Their card is that of 22_sm80_stage_c.cuh.
 #include "kernels/cuda/ladder/22_sm80_stage_c.cuh"
 #include "kernels/cuda/ladder/twin.cuh"
 

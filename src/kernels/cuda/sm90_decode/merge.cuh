@@ -1,4 +1,10 @@
-// The second kernel of cuda.sm90.decode: rows whose keys several blocks had.
+// The second kernel of cuda.sm90.decode.
+//
+// Idea    a block adds the parts of a row whose keys several blocks had, in their order.
+// Takes   what the first kernel left in the workspace: sums, bases and columns of each part.
+// Limits  rows with one part are passed over: their only block has written them.
+// Budget  registers for eight parts of four columns a thread; shared memory for the groups' sums.
+// Bound   the launch, which waits for the first kernel's end; then L2, where the parts lie.
 #pragma once
 
 #include "kernels/cuda/device/ptx_mbarrier.cuh"

@@ -1,8 +1,13 @@
-// V to V^T for cuda.sm90.fp8, because wgmma multiplies e4m3 only with k along the rows. A pass of
-// its own and not the work of producer warps: they would share registers that two-level
-// accumulation needs, and three of them fall behind two consumer warpgroups (H200, 2026-11-22: they
-// feed 1,028 TFLOP/s of three warpgroups, two thirds of that of two). The pass reads and writes V
-// once, 18.6 us for 33.5 M elements.
+// V to V^T for cuda.sm90.fp8.
+//
+// Idea    wgmma multiplies e4m3 only with k along the rows, so V is turned first. A pass of its own
+//         and not the work of producer warps: they would share registers that two-level accumulation
+//         needs, and three of them fall behind two consumer warpgroups (H200, 2026-11-22: they feed
+//         1,028 TFLOP/s of three warpgroups, two thirds of that of two).
+// Takes   V of e4m3 whose rows begin at multiples of 16 bytes; 128 keys of one head a block.
+// Limits  sm_90a, for which the kernel after it is; it releases that one at once.
+// Budget  one tile of shared memory, head dim x 128 bytes and padding.
+// Bound   device memory: V is read and written once, 18.6 us for 33.5 M elements (H200).
 #pragma once
 
 #include <cstdint>

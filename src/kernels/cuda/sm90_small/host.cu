@@ -187,10 +187,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
                    kRows, kPromotion) ||
       !k_maps.make(&k_map, keys_of(tensors.k, problem.k), kPieceKeys, kPromotion) ||
       !v_maps.make(&v_map, keys_of(tensors.v, problem.v), config.keys, kPromotion)) {
-    return {StatusCode::invalid_argument,
-            std::string(kId) +
-                ": the driver refused a tensor map; Q, K and V must start at "
-                "16-byte boundaries"};
+    return tensor_map_refused(kId, "Q, K and V");
   }
 
   cudaLaunchAttribute early{};
