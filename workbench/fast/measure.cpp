@@ -61,6 +61,9 @@ constexpr double kUsualWait = 0.02;
 /// Of a sample that waited all the time: a logarithm needs something.
 constexpr double kLeastShare = 0.01;
 constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
+/// A pool that spins runs on from its answer to its stop: some tens of microseconds a sample, on a
+/// busy machine up to 0.08 of its time (OpenMP's on two cores, load 3, 2026-11-25).
+constexpr double kLateShare = 0.25, kLateSeconds = 0.02;
 /// CPU seconds in a second of its calls beyond the thread budget, relative.
 constexpr double kMoreThreads = 0.15;
 
@@ -158,9 +161,9 @@ class Clocked {
     double estimate = 0;  // seconds per call
     int batch = 1;
     SideCheck check;
-    // CPU time within timed stretches, between them, and of this while its next inputs lay there;
-    // and how long the stretches were.
-    double cpu_inside = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
+    // CPU time within timed stretches, of this after the answer; between them, and of this while
+    // its next inputs lay there; and how long the stretches were.
+    double cpu_inside = 0, cpu_late = 0, cpu_between = 0, cpu_stolen = 0, wall_inside = 0;
     // Of its process's own memory: before the subject was loaded, and before it was timed.
     std::optional<std::int64_t> bytes_loaded, bytes_warm;
 
@@ -366,7 +369,7 @@ class Clocked {
   struct Stretch {
     std::vector<int> slots;
     double seconds = 0;
-    std::optional<CpuUse> cpu_stopped, cpu_before, cpu_after;
+    std::optional<CpuUse> cpu_stopped, cpu_before, cpu_at_answer, cpu_after;
     std::map<int, double> waited_before, waited_after;
   };
 
@@ -398,6 +401,7 @@ class Clocked {
     out.seconds = time(c, batch, out.slots, ready);
     // At once: whoever says that its calls have ended before they have computes on until it is stopped.
     c.timed.subject->pause();
+    out.cpu_at_answer = c.timed.subject->cpu_at_answer();
     out.cpu_after = cpu_use(c);
     out.waited_after = waited(c);
     return out;
@@ -419,6 +423,8 @@ class Clocked {
       end->second = after->seconds;
       c.cpu_stolen += before->seconds - stopped->seconds;
       c.cpu_inside += after->seconds - before->seconds;
+      if (const auto& answer = seen.cpu_at_answer; answer && answer->process == after->process)
+        c.cpu_late += after->seconds - answer->seconds;
       c.wall_inside += seconds;
     }
     if (options_.between) {
@@ -569,6 +575,12 @@ class Clocked {
                fmt::format("computed {:.3f} s while it was stopped and its next inputs were there, "
                            "beside {:.3f} s in its timed calls",
                            c.cpu_stolen, c.cpu_inside));
+      } else if (c.cpu_late > kLateShare * c.cpu_inside + kLateSeconds) {
+        c.fail(
+            Fault::integrity,
+            fmt::format("computed {:.3f} s from its answers until it was stopped, beside {:.3f} s "
+                        "in its timed calls: what it does belongs before the answer",
+                        c.cpu_late, c.cpu_inside - c.cpu_late));
       } else if (c.cpu_between > kIdleShare * c.cpu_inside + kIdleSeconds) {
         c.fail(Fault::integrity,
                fmt::format("computed {:.2f} s between its timed calls, beside {:.2f} s in them, "

@@ -47,6 +47,8 @@ class Subject {
   virtual void pause() {}
   /// CPU time of its process so far; nothing where it has none of its own.
   virtual std::optional<CpuUse> cpu_use() { return std::nullopt; }
+  /// The same when its last timed launches had ended, by its own word.
+  virtual std::optional<CpuUse> cpu_at_answer() { return std::nullopt; }
   /// Private memory of its process, in bytes; nothing where it has none of its own.
   virtual std::optional<std::int64_t> private_bytes() { return std::nullopt; }
   /// The same before anything of the subject's was loaded into it.

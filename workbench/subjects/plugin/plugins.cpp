@@ -197,6 +197,10 @@ class PluginSubject final : public Subject {
     PluginProcess* process = running();
     return process != nullptr ? process->cpu_use() : std::nullopt;
   }
+  std::optional<CpuUse> cpu_at_answer() override {
+    PluginProcess* process = running();
+    return process != nullptr ? process->cpu_at_answer() : std::nullopt;
+  }
   std::optional<std::int64_t> private_bytes() override {
     if (device() == DeviceKind::cpu) (void)process_of(*plugin_);  // from before its first call on
     PluginProcess* process = running();

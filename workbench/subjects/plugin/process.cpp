@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -199,10 +200,12 @@ Status PluginProcess::ask(channel::Request request, double timeout, double* seco
     }
   }
   // What it printed is shown when it is stopped: until then it might go on computing meanwhile.
-  if (seconds != nullptr)
+  if (seconds != nullptr) {
     *seconds = seconds_since(begin);
-  else
+    cpu_at_answer_ = cpu_use();
+  } else {
     show_output();
+  }
   const auto code = control_->status;
   if (code == 0) return {};
   const std::string text =
@@ -236,8 +239,11 @@ void PluginProcess::show_output(bool all) {
 void PluginProcess::pause() {
   if (end_ != PluginEnd::none || owner_ != getpid() || paused_) return;
   kill(-child_, SIGSTOP);
-  // On a busy machine one of its threads has to be scheduled before the others stop. A thread that
-  // cannot be stopped (in the system, for a device or as vfork waits) would hold this up for good.
+  // The system leaves that to one thread, its first where it can. While this one waits for a CPU or
+  // for what only SIGKILL ends, the others would go on computing: whoever meets its own stops all.
+  for (const pid_t thread : thread_ids()) syscall(SYS_tgkill, child_, thread, SIGSTOP);
+  // A thread that cannot be stopped (in the system, for a device or as vfork waits) would hold this
+  // up for good.
   const auto begin = Clock::now();
   for (useconds_t look = 10;; look = std::min<useconds_t>(2 * look, 2000)) {
     siginfo_t stopped{};
@@ -365,13 +371,15 @@ bool own_threads_changed(const ThreadStates& before) {
   });
 }
 
-int PluginProcess::threads() const {
-  int count = 0;
+std::vector<pid_t> PluginProcess::thread_ids() const {
+  std::vector<pid_t> ids;
   std::error_code error;
   for (std::filesystem::directory_iterator it(fmt::format("/proc/{}/task", child_), error), end;
        !error && it != end; it.increment(error))
-    ++count;
-  return count;
+    ids.push_back(std::atoi(it->path().filename().c_str()));
+  return ids;
 }
+
+int PluginProcess::threads() const { return static_cast<int>(thread_ids().size()); }
 
 }  // namespace greenfast::workbench

@@ -51,6 +51,8 @@ class PluginProcess {
   void pause();
   /// CPU time of all its threads so far; nothing when it is gone.
   std::optional<CpuUse> cpu_use() const;
+  /// The same when the last ask that was timed had its answer.
+  const std::optional<CpuUse>& cpu_at_answer() const { return cpu_at_answer_; }
   /// Memory that it alone has, in bytes, private or in files without a name, or in a part of the
   /// arena that holds no tensor; nothing when it is gone.
   std::optional<std::int64_t> private_bytes() const;
@@ -66,6 +68,7 @@ class PluginProcess {
   /// also where that has no end.
   void show_output(bool all = false);
   std::int64_t shared_bytes() const;
+  std::vector<pid_t> thread_ids() const;
 
   channel::Control* control_;
   pid_t child_;
@@ -74,6 +77,7 @@ class PluginProcess {
   std::string unfinished_;   // line
   std::vector<ino_t> ours_;  // files of the command that it has mapped
   bool paused_ = false;
+  std::optional<CpuUse> cpu_at_answer_;
   PluginEnd end_ = PluginEnd::none;
   Status why_;
 };
