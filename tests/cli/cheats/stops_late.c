@@ -75,7 +75,8 @@ static gf_status launch(const gf_plugin_call* call) {
   g_turn = 1;
   syscall(SYS_futex, &g_turn, FUTEX_WAKE, 1, NULL, NULL, 0);
   const size_t held = (size_t)1 << 29;
-  void* pages = mmap(NULL, held, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_POPULATE, -1, 0);
+  void* pages = mmap(NULL, held, PROT_READ,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_POPULATE, -1, 0);
   if (pages != MAP_FAILED) munmap(pages, held);
   return GF_OK;
 }
