@@ -38,6 +38,15 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t shared, uint4 valu
                : "memory");
 }
 
+__device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(shared)
+               : "memory");
+  return value;
+}
+
 /// One 16-byte store. Written out because nvcc 13.0 splits `*(uint4*)p = make_uint4(...)` into four
 /// 4-byte stores when it cannot prove alignment, which halves the use of every sector.
 __device__ __forceinline__ void store_global_16(void* global, uint4 value) {

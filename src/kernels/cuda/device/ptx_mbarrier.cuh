@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/ptx_barrier.cuh"
+
 namespace greenfast::cuda::ptx {
 
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrivals) {
@@ -50,18 +52,6 @@ __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
-}
-
-/// Named barriers of a block: 16 in all, 0 is __syncthreads. A count includes every arriving and
-/// every waiting thread, in whole warps. This one waits until kThreads threads have come.
-template <int kThreads>
-__device__ __forceinline__ void named_barrier_sync(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
-}
-/// Counts this thread in and goes on.
-template <int kThreads>
-__device__ __forceinline__ void named_barrier_arrive(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
 /// Volatile: read where it stands, never hoisted.

@@ -8,7 +8,10 @@
 
 namespace greenfast::cuda::sm80_mma {
 
-/// One compiled kernel. A warp owns 16 * atoms query rows; a block of keys is one loop step.
+/// One compiled kernel. A warp owns 16 * atoms query rows; a block of keys is one loop step. In pairs
+/// two warps own the same rows: each multiplies Q with half of the block's keys, hands its weights to
+/// the other, and multiplies those of both with half of V's columns. 32 rows then read no more of K
+/// and V than 16 do alone, in as many registers.
 struct Config {
   int head_dim = 64;  // of the tile; smaller head dims are padded with zeros in shared memory
   int warps = 4;
@@ -16,11 +19,14 @@ struct Config {
   int keys = 64;
   bool q_in_registers = true;  // otherwise its fragments are re-read from shared memory each step
   int blocks_per_sm = 1;       // for the register budget
+  bool pairs = false;
 
   static constexpr int kStages = 2;
 
   constexpr int threads() const { return 32 * warps; }
-  constexpr int rows() const { return 16 * atoms * warps; }
+  /// Warps that own the same rows.
+  constexpr int sharers() const { return pairs ? 2 : 1; }
+  constexpr int rows() const { return 16 * atoms * warps / sharers(); }
   /// Bytes from one row to the next in shared memory. An odd number of 16-byte units, so the eight
   /// rows of an 8x8 matrix fall into different banks without a swizzle, and every address is a
   /// base plus a constant.
@@ -31,13 +37,21 @@ struct Config {
     if (!q_in_registers) return kStages * stage_bytes();
     return rows() * pitch() <= stage_bytes() ? stage_bytes() : 0;
   }
-  constexpr int shared_bytes() const {
+  /// Of pairs: a warp's weights of a block, and a float of each of a lane's rows.
+  constexpr int weights_bytes() const { return 16 * atoms * keys / sharers() * 2; }
+  constexpr int lane_rows_bytes() const { return 32 * 2 * atoms * 4; }
+  constexpr int handed_offset() const {
     const int after_q = q_offset() + rows() * pitch();
     return after_q > kStages * stage_bytes() ? after_q : kStages * stage_bytes();
   }
+  constexpr int shared_bytes() const {
+    return handed_offset() + (pairs ? warps * (weights_bytes() + lane_rows_bytes()) : 0);
+  }
   constexpr bool valid() const {
-    return head_dim % 32 == 0 && keys % 16 == 0 && shared_bytes() <= 227 * 1024 &&
-           (q_offset() != 0 || rows() * pitch() <= kStages * stage_bytes());
+    return head_dim % (32 * sharers()) == 0 && keys % (16 * sharers()) == 0 &&
+           shared_bytes() <= 227 * 1024 &&
+           (q_offset() != 0 || rows() * pitch() <= kStages * stage_bytes()) &&
+           (!pairs || (atoms == 2 && warps % 2 == 0));
   }
 };
 
@@ -51,7 +65,8 @@ inline constexpr std::array kConfigs{Config{.head_dim = SM80_MMA_HEAD_DIM,
                                             .atoms = SM80_MMA_ATOMS,
                                             .keys = SM80_MMA_KEYS,
                                             .q_in_registers = SM80_MMA_Q_IN_REGISTERS != 0,
-                                            .blocks_per_sm = SM80_MMA_BLOCKS}};
+                                            .blocks_per_sm = SM80_MMA_BLOCKS,
+                                            .pairs = SM80_MMA_PAIRS != 0}};
 #else
 inline constexpr std::array kConfigs{
     Config{.head_dim = 64, .atoms = 2, .blocks_per_sm = 2},
@@ -60,10 +75,21 @@ inline constexpr std::array kConfigs{
     Config{.head_dim = 96, .blocks_per_sm = 2},
     Config{.head_dim = 128, .atoms = 2, .keys = 48, .q_in_registers = false, .blocks_per_sm = 2},
     Config{.head_dim = 128, .blocks_per_sm = 3},
-    Config{.head_dim = 192, .warps = 8},
+    Config{.head_dim = 192, .warps = 8, .atoms = 2, .q_in_registers = false, .pairs = true},
+    Config{.head_dim = 192,
+           .warps = 8,
+           .atoms = 2,
+           .keys = 32,
+           .q_in_registers = false,
+           .pairs = true},
     Config{.head_dim = 192, .warps = 8, .keys = 32},
-    Config{.head_dim = 256, .warps = 8, .q_in_registers = false},
-    Config{.head_dim = 256, .warps = 8, .keys = 32, .q_in_registers = false},
+    Config{.head_dim = 256, .warps = 8, .atoms = 2, .q_in_registers = false, .pairs = true},
+    Config{.head_dim = 256,
+           .warps = 8,
+           .atoms = 2,
+           .keys = 32,
+           .q_in_registers = false,
+           .pairs = true},
     Config{.head_dim = 256, .keys = 32, .q_in_registers = false},
 };
 #endif

@@ -41,7 +41,7 @@ std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choic
     best = i;
     const std::int64_t count =
         blocks(problem, config) / (choice.batch_invariant ? problem.batch : 1);
-    if (config.atoms == 1 || count >= enough) break;
+    if (config.atoms == 1 || config.pairs || count >= enough) break;
   }
   return best;
 }
@@ -86,7 +86,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   result.kernel = std::string("sm80_mma::attention_kernel<") + type_name(problem.dtype) + ", " +
                   std::to_string(index) + ">";
-  result.note = config.atoms == 2   ? "128-row tiles of 4 warps: enough of them to fill the device"
+  result.note = config.pairs ? "128-row tiles of 8 warps in pairs: the head dim fills the registers"
+                : config.atoms == 2 ? "128-row tiles of 4 warps: enough of them to fill the device"
                 : config.warps == 4 ? "64-row tiles: more blocks"
                                     : "128-row tiles of 8 warps: the head dim fills the registers";
   return result;

@@ -16,6 +16,7 @@
 
 #include <greenfast/arithmetic.hpp>
 
+#include "kernels/cuda/device/ptx_barrier.cuh"
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
@@ -170,9 +171,11 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   constexpr int kKeys = kC.keys;
   constexpr int kAtoms = kC.atoms;
   constexpr int kPitch = kC.pitch();
-  constexpr int kStepsD = kC.head_dim / 16;  // k-steps of Q K^T
-  constexpr int kAtomsD = kC.head_dim / 8;   // 8-column atoms of O
-  constexpr int kAtomsN = kKeys / 8;         // 8-key atoms of S
+  constexpr int kSharers = kC.sharers();
+  constexpr int kStepsD = kC.head_dim / 16;            // k-steps of Q K^T
+  constexpr int kAtomsD = kC.head_dim / kSharers / 8;  // 8-column atoms of O
+  constexpr int kOwnKeys = kKeys / kSharers;
+  constexpr int kAtomsN = kOwnKeys / 8;  // 8-key atoms of S
   constexpr int kQSteps = kC.q_in_registers ? kStepsD : 1;
 
   extern __shared__ __align__(16) unsigned char shared_memory[];
@@ -225,13 +228,15 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
-  const int warp_row = tile_row + warp * 16 * kAtoms;
+  const int part = warp % kSharers;  // of a block's keys, and of V's columns
+  const int warp_row = tile_row + warp / kSharers * 16 * kAtoms;
   const int warp_last = warp_row + 16 * kAtoms - 1;
   // A lane's row of the first 16x16 piece of a matrix; right for Q and for V, K has rows and
   // columns of the 8x8 matrices exchanged.
   const std::uint32_t lane_offset = lane % 16 * kPitch + lane / 16 * 16;
   const std::uint32_t k_lane_offset = (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
-  const std::uint32_t q_address = base + kC.q_offset() + warp * 16 * kAtoms * kPitch + lane_offset;
+  const std::uint32_t q_address =
+      base + kC.q_offset() + warp / kSharers * 16 * kAtoms * kPitch + lane_offset;
   std::uint32_t q_fragment[kQSteps][kAtoms][4];
   if constexpr (kC.q_in_registers) {
 #pragma unroll
@@ -249,6 +254,34 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       __syncthreads();
     }
   }
+
+  // ---- What a pair hands over ----
+  // Lane by lane: a lane's accumulator fragment is the same lane's operand in the other warp.
+  [[maybe_unused]] const int pair_barrier = 1 + warp / kSharers;
+  const auto weights_of = [&](int of_part, int step) {
+    const int owner = warp / kSharers * kSharers + of_part;
+    return base + kC.handed_offset() + owner * kC.weights_bytes() + (step * 32 + lane) * 16;
+  };
+  const auto lane_rows_of = [&](int of_part) {
+    const int owner = warp / kSharers * kSharers + of_part;
+    return base + kC.handed_offset() + kC.warps * kC.weights_bytes() +
+           owner * kC.lane_rows_bytes() + lane * 16;
+  };
+  // The other warp's floats of a lane's rows; the pair meets here.
+  [[maybe_unused]] const auto others = [&](const float(&mine)[kAtoms][2],
+                                           float(&theirs)[kAtoms][2]) {
+    static_assert(!kC.pairs || kAtoms == 2);
+    ptx::store_shared_16(
+        lane_rows_of(part),
+        make_uint4(__float_as_uint(mine[0][0]), __float_as_uint(mine[0][1]),
+                   __float_as_uint(mine[kAtoms - 1][0]), __float_as_uint(mine[kAtoms - 1][1])));
+    ptx::named_barrier_sync<64>(pair_barrier);
+    const uint4 words = ptx::load_shared_16(lane_rows_of(part ^ 1));
+    theirs[0][0] = __uint_as_float(words.x);
+    theirs[0][1] = __uint_as_float(words.y);
+    theirs[kAtoms - 1][0] = __uint_as_float(words.z);
+    theirs[kAtoms - 1][1] = __uint_as_float(words.w);
+  };
 
   float o[kAtoms][kAtomsD][4] = {};
   float row_max[kAtoms][2];  // in units of the exponent
@@ -289,7 +322,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 
     if (block >= some_begin && block < some_end) {
       const std::uint32_t k_base = base + stage * kC.stage_bytes();
-      const std::uint32_t k_address = k_base + k_lane_offset;
+      const std::uint32_t k_address = k_base + part * kOwnKeys * kPitch + k_lane_offset;
 
       // S = Q K^T
       float s[kAtoms][kAtomsN][4] = {};
@@ -330,7 +363,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
       }
       if (block < all_begin || block >= all_end) {
-        const int first_key = block * kKeys;
+        const int first_key = block * kKeys + part * kOwnKeys;
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a) {
 #pragma unroll
@@ -373,6 +406,15 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           }
         }
       };
+      const auto hand_over = [&] {
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a)
+#pragma unroll
+          for (int n = 0; n < kAtomsN; n += 2)
+            ptx::store_shared_16(weights_of(part, a * kAtomsN / 2 + n / 2),
+                                 make_uint4(weights[a][n][0], weights[a][n][1],
+                                            weights[a][n + 1][0], weights[a][n + 1][1]));
+      };
       // The maximum need not be exact, only near enough for the weights to fit T: once all rows of
       // the warp have one, it is kept until the sums say that it no longer does.
       bool fits = shifted;
@@ -381,7 +423,12 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a)
           fits &= added[a][0] <= kSumLimit && added[a][1] <= kSumLimit;
-        fits = __all_sync(kFullWarp, fits);
+        if constexpr (kC.pairs) {
+          hand_over();
+          fits = ptx::named_barrier_all<64>(pair_barrier, fits);
+        } else {
+          fits = __all_sync(kFullWarp, fits);
+        }
       }
       if (!fits) {
         shifted = true;
@@ -398,6 +445,21 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
               m1 = fmaxf(m1, s[a][n][2 * half + 1]);
             }
             most[a][half] = quad_max(fmaxf(m0, m1));
+          }
+        }
+        if constexpr (kC.pairs) {
+          float theirs[kAtoms][2];
+          others(most, theirs);
+#pragma unroll
+          for (int a = 0; a < kAtoms; ++a)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              most[a][half] = fmaxf(most[a][half], theirs[a][half]);
+        }
+#pragma unroll
+        for (int a = 0; a < kAtoms; ++a) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
             const float now = fmaxf(row_max[a][half], most[a][half] * scale);
             large |= fabsf(now) > kLargestBase && now != -INFINITY;
           }
@@ -446,6 +508,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         wide = large;
         shifted = __all_sync(kFullWarp, shifted && !wide);
         weigh(wide ? 1.0f : scale);
+        if constexpr (kC.pairs) {
+          hand_over();
+          ptx::named_barrier_sync<64>(pair_barrier);
+        }
       }
 #pragma unroll
       for (int a = 0; a < kAtoms; ++a) {
@@ -453,20 +519,40 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         row_sum[a][1] += added[a][1];
       }
 
-      // O += P V
-      const std::uint32_t v_address = k_base + kKeys * kPitch + lane_offset;
+      // O += P V, first by the keys whose weights this warp has.
+      const std::uint32_t v_address =
+          k_base + kKeys * kPitch + part * 2 * (kC.head_dim / kSharers) + lane_offset;
 #pragma unroll
-      for (int n = 0; n < kAtomsN; n += 2) {
+      for (int turn = 0; turn < kSharers; ++turn) {
+        const std::uint32_t v_part = v_address + (part ^ turn) * kOwnKeys * kPitch;
 #pragma unroll
-        for (int d = 0; d < kAtomsD; d += 2) {
-          std::uint32_t b[4];
-          ptx::ldmatrix_x4_trans(b, v_address + n * 8 * kPitch + d * 16);
+        for (int n = 0; n < kAtomsN; n += 2) {
+          std::uint32_t fragment[kAtoms][4];
 #pragma unroll
           for (int a = 0; a < kAtoms; ++a) {
-            const std::uint32_t fragment[4] = {weights[a][n][0], weights[a][n][1],
-                                               weights[a][n + 1][0], weights[a][n + 1][1]};
-            ptx::mma_m16n8k16<T>(o[a][d], fragment, b[0], b[1]);
-            ptx::mma_m16n8k16<T>(o[a][d + 1], fragment, b[2], b[3]);
+            if (turn == 0) {
+              fragment[a][0] = weights[a][n][0];
+              fragment[a][1] = weights[a][n][1];
+              fragment[a][2] = weights[a][n + 1][0];
+              fragment[a][3] = weights[a][n + 1][1];
+            } else {
+              const uint4 words =
+                  ptx::load_shared_16(weights_of(part ^ 1, a * kAtomsN / 2 + n / 2));
+              fragment[a][0] = words.x;
+              fragment[a][1] = words.y;
+              fragment[a][2] = words.z;
+              fragment[a][3] = words.w;
+            }
+          }
+#pragma unroll
+          for (int d = 0; d < kAtomsD; d += 2) {
+            std::uint32_t b[4];
+            ptx::ldmatrix_x4_trans(b, v_part + n * 8 * kPitch + d * 16);
+#pragma unroll
+            for (int a = 0; a < kAtoms; ++a) {
+              ptx::mma_m16n8k16<T>(o[a][d], fragment[a], b[0], b[1]);
+              ptx::mma_m16n8k16<T>(o[a][d + 1], fragment[a], b[2], b[3]);
+            }
           }
         }
       }
@@ -510,6 +596,16 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       for (int half = 0; half < 2; ++half) row_sum[a][half] += before.row_sum[a][half];
     }
   }
+  if constexpr (kC.pairs) {
+    float theirs[kAtoms][2];
+    others(row_sum, theirs);
+#pragma unroll
+    for (int a = 0; a < kAtoms; ++a) {
+      row_sum[a][0] += theirs[a][0];
+      row_sum[a][1] += theirs[a][1];
+    }
+  }
+  const int first_column = part * (kC.head_dim / kSharers);
   const int lane_row = warp_row + lane / 4;
   const std::int64_t o_base = work.batch * p.o_batch + work.head * p.o_head;
   const std::int64_t lse_base = (std::int64_t{work.batch} * p.heads_q + work.head) * p.seq_q;
@@ -521,7 +617,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       const bool row_ok = row < p.seq_q;
       const float sum = quad_sum(row_sum[a][half]);
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      if (p.lse != nullptr && lane % 4 == 0 && row_ok) {
+      if (p.lse != nullptr && part == 0 && lane % 4 == 0 && row_ok) {
         const float low = wide ? seldom().low[a][half] : 0.0f;
         p.lse[lse_base + row] =
             sum == 0.0f ? -INFINITY : (row_max[a][half] + (low + __log2f(sum))) * kLn2;
@@ -535,16 +631,17 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
         for (float2& mean : x) mean = make_float2(finite_mean(mean.x), finite_mean(mean.y));
       }
-      const std::int64_t offset = o_base + row * p.o_row;
+      const std::int64_t offset = o_base + row * p.o_row + first_column;
+      const int columns = p.head_dim - first_column;
       switch (p.output) {
         case Output::f16:
-          store_row(static_cast<__half*>(p.o) + offset, x, row_ok, p.head_dim, p.wide_store);
+          store_row(static_cast<__half*>(p.o) + offset, x, row_ok, columns, p.wide_store);
           break;
         case Output::bf16:
-          store_row(static_cast<__nv_bfloat16*>(p.o) + offset, x, row_ok, p.head_dim, p.wide_store);
+          store_row(static_cast<__nv_bfloat16*>(p.o) + offset, x, row_ok, columns, p.wide_store);
           break;
         case Output::f32:
-          store_row(static_cast<float*>(p.o) + offset, x, row_ok, p.head_dim, p.wide_store);
+          store_row(static_cast<float*>(p.o) + offset, x, row_ok, columns, p.wide_store);
           break;
       }
     }

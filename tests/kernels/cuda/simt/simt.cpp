@@ -33,11 +33,17 @@ struct Warp {
   int arrived = 0;
   unsigned generation = 0;
 };
+struct Named {
+  int arrived = 0;
+  bool all = true, answer[2] = {};
+  unsigned generation = 0;
+};
 struct Block {
   Dim index;
   unsigned rank = 0, threads = 0;
   std::vector<Warp> warps;
   std::map<std::uint32_t, Barrier> barriers;
+  std::map<int, Named> named;
   std::vector<unsigned char> shared;  // while another block runs
   int arrived = 0, left = 0;
   unsigned generation = 0;
@@ -222,6 +228,21 @@ void sync_block() {
     }
     return block.generation != generation;
   });
+}
+
+bool sync_named(int barrier, int threads, bool yes) {
+  Named& named = machine.now->block->named[barrier];
+  const unsigned generation = named.generation;
+  named.all = named.all && yes;
+  if (++named.arrived == threads) {
+    named.answer[generation % 2] = named.all;
+    named.arrived = 0;
+    named.all = true;
+    ++named.generation;
+    ++machine.progress;
+  }
+  wait_until([&] { return named.generation != generation; });
+  return named.answer[generation % 2];
 }
 
 void copy_16(std::uint32_t shared, const void* global, bool keep) {

@@ -24,11 +24,15 @@ struct alignas(16) float4 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
+struct alignas(8) float2 {
+  float x, y;
+};
 struct alignas(8) uint2 {
   unsigned x, y;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
   std::memcpy(&bits, &x, 4);
@@ -107,6 +111,8 @@ struct Given {
 };
 const Given* exchange(const Given& mine);
 void sync_block();
+/// Of so many threads of the block; whether all of them said yes.
+bool sync_named(int barrier, int threads, bool yes);
 void copy_16(std::uint32_t shared, const void* global, bool keep);
 void commit();
 void wait_copies(int pending);

@@ -23,7 +23,11 @@ struct WideBase {
 inline WideBase wide_base(float score, float scale) {
   return {score * scale, std::fma(score, scale, -(score * scale))};
 }
+inline constexpr float kLargestBase = 0x1p22f;
 inline float distance(WideBase a, WideBase b) { return (a.high - b.high) + (a.low - b.low); }
+inline WideBase larger(WideBase a, WideBase b) {
+  return a.high == -INFINITY || (b.high != -INFINITY && distance(b, a) > 0.0f) ? b : a;
+}
 inline WideBase finite(WideBase base) {
   return base.high == -INFINITY ? WideBase{0.0f, 0.0f} : base;
 }
@@ -48,5 +52,12 @@ std::uint32_t pack2(float lo, float hi) {
     return __float2half_rn(lo).bits | std::uint32_t{__float2half_rn(hi).bits} << 16;
   else
     return __float2bfloat16_rn(lo).bits | std::uint32_t{__float2bfloat16_rn(hi).bits} << 16;
+}
+/// Lane t of a quad has word i of column block t, and gets words 0..3 of block t.
+inline uint4 quad_transpose(const std::uint32_t (&x)[4]) {
+  const simt::Given* all = simt::exchange({{x[0], x[1], x[2], x[3], 0, 0, 0, 0}});
+  const unsigned first = simt::lane() & ~3u, t = simt::lane() % 4;
+  return make_uint4(all[first].word[t], all[first + 1].word[t], all[first + 2].word[t],
+                    all[first + 3].word[t]);
 }
 }  // namespace greenfast::cuda

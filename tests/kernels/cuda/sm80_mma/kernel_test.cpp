@@ -1,0 +1,227 @@
+// The kernels of cuda.sm80.mma as they stand, run on the CPU by simt.hpp, against attention in fp64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "simt.hpp"
+
+#define __shared__
+#include "kernels/cuda/sm80_mma/kernel.cuh"
+#undef __shared__
+
+namespace greenfast::cuda::sm80_mma {
+
+alignas(1024) unsigned char shared_memory[227 * 1024];
+
+namespace {
+
+struct Case {
+  std::string name;
+  int seq_q = 1, seq_kv = 1, head_dim = 64;
+  std::int64_t left = -1, right = -1;  // a window, of bottom-right alignment; -1: no bound
+  float softcap = 0, times = 1;        // Q's and K's elements are N(0, times^2)
+  int group = 1, pad = 0;              // elements between rows
+  float rise = 0;                      // added to the last key's product with every row
+};
+
+struct Worst {
+  double o = 0, lse = 0;
+};
+
+/// The largest errors of the kernel of this configuration; infinite where it gives no number.
+template <class T, std::size_t kIndex>
+Worst errors_of(const Case& c, simt::Copies copies) {
+  constexpr Config kC = kConfigs[kIndex];
+  constexpr int kHeads = 2;
+  std::mt19937 random(static_cast<unsigned>(c.seq_q * 31 + c.seq_kv));
+  std::normal_distribution<float> normal;
+  const int pitch = c.head_dim + c.pad, heads_kv = kHeads / c.group;
+  const auto draw = [&](int heads, int seq, float times) {
+    std::vector<T> out(static_cast<std::size_t>(heads) * seq * pitch);
+    for (T& x : out) {
+      if constexpr (std::is_same_v<T, __half>)
+        x = __float2half_rn(times * normal(random));
+      else
+        x = __float2bfloat16_rn(times * normal(random));
+    }
+    return out;
+  };
+  auto q = draw(kHeads, c.seq_q, c.times), k = draw(heads_kv, c.seq_kv, c.times);
+  const auto v = draw(heads_kv, c.seq_kv, 1);
+  if (c.rise != 0) {
+    for (int h = 0; h < kHeads; ++h)
+      for (int i = 0; i < c.seq_q; ++i)
+        q[(static_cast<std::size_t>(h) * c.seq_q + i) * pitch] = from_float<T>(1.0f);
+    for (int h = 0; h < heads_kv; ++h)
+      k[(static_cast<std::size_t>(h) * c.seq_kv + c.seq_kv - 1) * pitch] = from_float<T>(c.rise);
+  }
+  std::vector<float> o(static_cast<std::size_t>(kHeads) * c.seq_q * c.head_dim, NAN);
+  std::vector<float> lse(static_cast<std::size_t>(kHeads) * c.seq_q, NAN);
+
+  Problem problem = make_problem(1, kHeads, heads_kv, c.seq_q, c.seq_kv, c.head_dim, DType::f16);
+  problem.mask = {.left = c.left, .right = c.right, .alignment = Alignment::bottom_right};
+  Params p;
+  const auto operand = [&](const std::vector<T>& data, int seq) {
+    return Operand{data.data(), 0, std::int64_t{seq} * pitch, pitch};
+  };
+  p.q = operand(q, c.seq_q);
+  p.k = operand(k, c.seq_kv);
+  p.v = operand(v, c.seq_kv);
+  p.o = o.data();
+  p.o_head = std::int64_t{c.seq_q} * c.head_dim;
+  p.o_row = c.head_dim;
+  p.lse = lse.data();
+  p.band = make_band(problem);
+  p.seq_q = c.seq_q;
+  p.head_dim = c.head_dim;
+  p.heads_q = kHeads;
+  p.group = static_cast<std::uint32_t>(c.group);
+  p.tiles = static_cast<std::uint32_t>((c.seq_q + kC.rows() - 1) / kC.rows());
+  p.heads_total = kHeads;
+  constexpr float kLog2E = 1.44269504f;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+  p.scale_log2 = scale * kLog2E;
+  p.transform = c.softcap > 0;
+  // Twice the argument of tanh in units of log 2, and the cap in them.
+  p.transform_scale = p.transform ? 2 * kLog2E * scale / c.softcap : 0;
+  p.transform_cap = c.softcap * kLog2E;
+  p.aligned = c.pad % 8 == 0;
+  p.wide_store = true;
+  p.output = Output::f32;
+
+  simt::forget_allowed();
+  for (const std::vector<T>* data : {&std::as_const(q), &std::as_const(k), &v})
+    simt::allow(data->data(), data->size() * sizeof(T));
+  simt::Launch launch;
+  launch.grid = {p.heads_total * p.tiles, 1, 1};
+  launch.threads = static_cast<unsigned>(kC.threads());
+  launch.copies = copies;
+  launch.shared = shared_memory;
+  launch.shared_bytes = static_cast<std::size_t>(kC.shared_bytes());
+  simt::run(launch, [&] { attention_kernel<T, kIndex>(p); });
+
+  Worst worst;
+  const auto see = [](double& most, double error) {
+    most = std::isnan(error) ? INFINITY : std::max(most, error);
+  };
+  for (int h = 0; h < kHeads; ++h) {
+    for (int i = 0; i < c.seq_q; ++i) {
+      const auto row = [&](const std::vector<T>& of, int head, int seq, int at) {
+        return of.data() + (static_cast<std::size_t>(head) * seq + at) * pitch;
+      };
+      const int begin = p.band.first(i), end = p.band.end(i);
+      std::vector<double> scores;
+      for (int j = begin; j < end; ++j) {
+        double score = 0;
+        for (int d = 0; d < c.head_dim; ++d)
+          score += double{to_float(row(q, h, c.seq_q, i)[d])} *
+                   to_float(row(k, h / c.group, c.seq_kv, j)[d]);
+        score /= std::sqrt(static_cast<double>(c.head_dim));
+        scores.push_back(c.softcap > 0 ? c.softcap * std::tanh(score / c.softcap) : score);
+      }
+      const double most = scores.empty() ? 0 : *std::max_element(scores.begin(), scores.end());
+      std::vector<double> out(static_cast<std::size_t>(c.head_dim));
+      double sum = 0;
+      for (int j = begin; j < end; ++j) {
+        const double weight = std::exp(scores[static_cast<std::size_t>(j - begin)] - most);
+        sum += weight;
+        for (int d = 0; d < c.head_dim; ++d)
+          out[static_cast<std::size_t>(d)] +=
+              weight * to_float(row(v, h / c.group, c.seq_kv, j)[d]);
+      }
+      const std::size_t at = static_cast<std::size_t>(h) * c.seq_q + i;
+      for (int d = 0; d < c.head_dim; ++d)
+        see(worst.o, std::fabs((sum > 0 ? out[static_cast<std::size_t>(d)] / sum : 0) -
+                               o[at * c.head_dim + d]));
+      if (sum > 0)
+        see(worst.lse, std::fabs(most + std::log(sum) - lse[at]) / std::max(1.0, std::fabs(most)));
+      else
+        see(worst.lse, lse[at] == -INFINITY ? 0.0 : INFINITY);
+    }
+  }
+  return worst;
+}
+
+class MmaKernel : public testing::TestWithParam<Case> {};
+
+/// Every configuration whose tile is the next for this head dim.
+template <class T, std::size_t... kI>
+void expect_attention(const Case& c, simt::Copies copies, double limit,
+                      std::index_sequence<kI...>) {
+  int tile = 0;
+  for (const Config& config : kConfigs)
+    if (tile == 0 && config.head_dim >= c.head_dim) tile = config.head_dim;
+  const auto one = [&]<std::size_t kIndex>(std::integral_constant<std::size_t, kIndex>) {
+    if (kConfigs[kIndex].head_dim != tile) return;
+    const Worst worst = errors_of<T, kIndex>(c, copies);
+    EXPECT_LT(worst.o, limit) << "configuration " << kIndex;
+    EXPECT_LT(worst.lse, 1e-5) << "configuration " << kIndex;
+  };
+  (one(std::integral_constant<std::size_t, kI>{}), ...);
+}
+
+constexpr auto kAll = std::make_index_sequence<kConfigs.size()>();
+
+TEST_P(MmaKernel, IsAttention) {
+  expect_attention<__half>(GetParam(), simt::Copies::late, 2e-3, kAll);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, MmaKernel,
+    testing::Values(
+        Case{.name = "one_key_of_256", .head_dim = 256},
+        Case{.name = "plain_256", .seq_q = 40, .seq_kv = 200, .head_dim = 256},
+        Case{.name = "causal_256", .seq_q = 150, .seq_kv = 150, .head_dim = 256, .right = 0},
+        Case{.name = "no_keys_256", .seq_q = 70, .seq_kv = 33, .head_dim = 256, .right = 0},
+        Case{.name = "window_256",
+             .seq_q = 40,
+             .seq_kv = 300,
+             .head_dim = 256,
+             .left = 50,
+             .right = 3},
+        Case{.name = "large_256", .seq_q = 20, .seq_kv = 150, .head_dim = 256, .times = 3e3f},
+        Case{.name = "rises_256", .seq_q = 33, .seq_kv = 193, .head_dim = 256, .rise = 800},
+        Case{
+            .name = "padded_232", .seq_q = 33, .seq_kv = 90, .head_dim = 232, .group = 2, .pad = 8},
+        Case{.name = "unaligned_200", .seq_q = 17, .seq_kv = 70, .head_dim = 200, .pad = 3},
+        Case{.name = "softcap_192", .seq_q = 40, .seq_kv = 130, .head_dim = 192, .softcap = 2},
+        Case{.name = "causal_192",
+             .seq_q = 130,
+             .seq_kv = 160,
+             .head_dim = 192,
+             .right = 0,
+             .group = 2},
+        Case{.name = "rises_160", .seq_q = 33, .seq_kv = 193, .head_dim = 160, .rise = 800},
+        Case{.name = "causal_128", .seq_q = 60, .seq_kv = 100, .head_dim = 128, .right = 0},
+        Case{.name = "plain_64", .seq_q = 70, .seq_kv = 130, .head_dim = 64, .group = 2}),
+    [](const auto& named) { return named.param.name; });
+
+TEST(MmaKernels, AreAttentionWhereCopiesArriveAtOnce) {
+  for (const int head_dim : {64, 256}) {
+    Case c;
+    c.seq_q = 20;
+    c.seq_kv = 150;
+    c.head_dim = head_dim;
+    expect_attention<__half>(c, simt::Copies::early, 2e-3, kAll);
+  }
+}
+
+TEST(MmaKernels, AreAttentionInBf16) {
+  Case c;
+  c.seq_q = 20;
+  c.seq_kv = 130;
+  c.head_dim = 256;
+  c.right = 0;
+  expect_attention<__nv_bfloat16>(c, simt::Copies::late, 1e-2, kAll);
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::sm80_mma
