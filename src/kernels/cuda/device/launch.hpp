@@ -11,6 +11,7 @@
 
 #include <greenfast/attention.hpp>
 
+#include "core/device_error.hpp"
 #include "core/text.hpp"
 
 namespace greenfast::cuda {
@@ -18,9 +19,12 @@ namespace greenfast::cuda {
 /// `action` completes "cuda.sm80.mma: cannot ...".
 inline Status to_status(cudaError_t error, std::string_view variant, std::string_view action) {
   if (error == cudaSuccess) return {};
-  return {StatusCode::device_error,
-          core::concat(variant, ": cannot ", action, ": ", cudaGetErrorName(error), " (",
-                       cudaGetErrorString(error), ")")};
+  return core::device_error(variant, action, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+/// Of the launches since the last call, where their syntax (<<<>>>) gives no answer.
+inline Status launched(std::string_view variant) {
+  return to_status(cudaGetLastError(), variant, "launch");
 }
 
 /// Whether machine code for sm_90a runs on the device; else `why` says that it does not.
@@ -77,18 +81,6 @@ inline Status launch_early(cudaLaunchConfig_t config, const void* kernel, void**
   config.attrs = &early;
   config.numAttrs = 1;
   return launch_kernel(config, kernel, arguments, variant);
-}
-
-/// Whether every row of a tensor starts at a multiple of `bytes`. Strides of axes of length 1 never
-/// move a pointer.
-inline bool rows_aligned(const void* data, const Layout& layout, std::int64_t batch,
-                         std::int64_t heads, std::int64_t rows, std::size_t element,
-                         std::size_t bytes) {
-  const auto fits = [&](std::int64_t length, std::int64_t stride) {
-    return length <= 1 || static_cast<std::uint64_t>(stride) * element % bytes == 0;
-  };
-  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && fits(batch, layout.stride[0]) &&
-         fits(heads, layout.stride[1]) && fits(rows, layout.stride[2]);
 }
 
 /// An input type as kernels' names have it.

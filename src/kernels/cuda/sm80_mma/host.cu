@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/alignment.hpp"
 #include "core/arithmetic.hpp"
+#include "core/check.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -129,16 +131,13 @@ Params make_params(const Problem& problem, const Tensors& tensors, const DeviceF
   const core::ScoreTransform transform = core::score_transform(problem);
   p.transform_scale = transform.scale;
   p.transform_cap = transform.cap;
-  const auto input_aligned = [&](const Operand& x, const Layout& layout, std::int64_t heads,
-                                 std::int64_t rows) {
-    return rows_aligned(x.data, layout, problem.batch, heads, rows, 2, 16);
-  };
-  p.aligned = input_aligned(p.q, problem.q, problem.heads_q, problem.seq_q) &&
-              input_aligned(p.k, problem.k, problem.heads_kv, problem.seq_kv) &&
-              input_aligned(p.v, problem.v, problem.heads_kv, problem.seq_kv);
+  const auto of_q = core::shape_of_q(problem, problem.head_dim);
+  const auto of_kv = core::shape_of_kv(problem, problem.head_dim);
+  p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, 2, 16) &&
+              core::rows_aligned(tensors.k, problem.k, of_kv, 2, 16) &&
+              core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
   const std::size_t out_bytes = size_of(problem.out_dtype);
-  p.wide_store = rows_aligned(p.o, problem.o, problem.batch, problem.heads_q, problem.seq_q,
-                              out_bytes, out_bytes == 4 ? 8 : 16);
+  p.wide_store = core::rows_aligned(tensors.o, problem.o, of_q, out_bytes, out_bytes == 4 ? 8 : 16);
   p.output = problem.out_dtype == DType::f32   ? Output::f32
              : problem.out_dtype == DType::f16 ? Output::f16
                                                : Output::bf16;

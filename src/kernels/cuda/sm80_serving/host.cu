@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 
+#include "core/alignment.hpp"
 #include "core/arithmetic.hpp"
 #include "core/check.hpp"
 #include "core/text.hpp"
@@ -135,13 +136,11 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
     p.mask_key = mask.stride[3];
   }
   // Of packed rows and of pages the tensor's own shape counts, not the problem's.
-  const auto aligned = [](const Operand& x, const Layout& layout,
-                          const std::array<std::int64_t, 4>& shape) {
-    return rows_aligned(x.data, layout, shape[0], shape[1], shape[2], 2, 16);
-  };
-  p.aligned = aligned(p.q, problem.q, core::shape_of_q(problem, problem.head_dim)) &&
-              aligned(p.k, problem.k, core::shape_of_kv(problem, problem.head_dim)) &&
-              aligned(p.v, problem.v, core::shape_of_kv(problem, value_dim(problem)));
+  const auto of_q = core::shape_of_q(problem, problem.head_dim);
+  const auto of_kv = core::shape_of_kv(problem, problem.head_dim);
+  p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, 2, 16) &&
+              core::rows_aligned(tensors.k, problem.k, of_kv, 2, 16) &&
+              core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
   p.output = element_of(problem.out_dtype);
   return p;
 }
