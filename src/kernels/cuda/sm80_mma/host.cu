@@ -94,10 +94,6 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   return result;
 }
 
-Operand operand(const void* data, const Layout& layout) {
-  return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
-}
-
 /// Heads whose K and V together take half of L2; one head where all tiles are equally long.
 std::uint32_t section(const Problem& problem, const DeviceFacts& facts) {
   if (problem.mask.is_none()) return 1;
@@ -110,9 +106,9 @@ std::uint32_t section(const Problem& problem, const DeviceFacts& facts) {
 Params make_params(const Problem& problem, const Tensors& tensors, const DeviceFacts& facts,
                    const Config& config) {
   Params p;
-  p.q = operand(tensors.q, problem.q);
-  p.k = operand(tensors.k, problem.k);
-  p.v = operand(tensors.v, problem.v);
+  p.q = strided(tensors.q, problem.q);
+  p.k = strided(tensors.k, problem.k);
+  p.v = strided(tensors.v, problem.v);
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -138,9 +134,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const DeviceF
               core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
   const std::size_t out_bytes = size_of(problem.out_dtype);
   p.wide_store = core::rows_aligned(tensors.o, problem.o, of_q, out_bytes, out_bytes == 4 ? 8 : 16);
-  p.output = problem.out_dtype == DType::f32   ? Output::f32
-             : problem.out_dtype == DType::f16 ? Output::f16
-                                               : Output::bf16;
+  p.output = element_type_of(problem.out_dtype);
   return p;
 }
 

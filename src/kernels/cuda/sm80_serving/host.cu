@@ -88,21 +88,14 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   return result;
 }
 
-Element element_of(DType dtype) {
-  return dtype == DType::f32 ? Element::f32 : dtype == DType::f16 ? Element::f16 : Element::bf16;
-}
-
 Params make_params(const Problem& problem, const Tensors& tensors, const Config& config) {
-  const auto operand = [](const void* data, const Layout& layout) -> Operand {
-    return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
-  };
   const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
   const auto count = [](std::int64_t x) { return static_cast<std::uint32_t>(x); };
   Params p;
   p.sequences = sequence_arrays(problem, tensors);
-  p.q = operand(tensors.q, problem.q);
-  p.k = operand(tensors.k, problem.k);
-  p.v = operand(tensors.v, problem.v);
+  p.q = strided(tensors.q, problem.q);
+  p.k = strided(tensors.k, problem.k);
+  p.v = strided(tensors.v, problem.v);
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -129,7 +122,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   if (const ArrayMask& mask = problem.array_mask; mask.kind != MaskKind::none) {
     p.mask = tensors.mask;
     p.bool_mask = mask.kind == MaskKind::boolean;
-    p.mask_type = element_of(mask.dtype);
+    p.mask_type = element_type_of(mask.dtype);
     p.mask_batch = mask.stride[0];
     p.mask_head = mask.stride[1];
     p.mask_row = mask.stride[2];
@@ -141,7 +134,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, 2, 16) &&
               core::rows_aligned(tensors.k, problem.k, of_kv, 2, 16) &&
               core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
-  p.output = element_of(problem.out_dtype);
+  p.output = element_type_of(problem.out_dtype);
   return p;
 }
 

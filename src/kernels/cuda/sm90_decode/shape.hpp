@@ -300,14 +300,11 @@ inline std::optional<Steps> steps_of(const Layout& layout, const Pages& pages) {
 /// Everything but the workspace's addresses.
 inline Params make_params(const Problem& problem, const Tensors& tensors, const Shape& shape) {
   const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
-  const auto operand = [](const void* data, const Layout& layout) {
-    return Operand{data, layout.stride[0], layout.stride[1], layout.stride[2]};
-  };
   const Sequences& s = problem.sequences;
   Params p;
-  p.q = operand(tensors.q, problem.q);
-  p.k = operand(tensors.k, problem.k);
-  p.v = operand(tensors.v, problem.v);
+  p.q = strided(tensors.q, problem.q);
+  p.k = strided(tensors.k, problem.k);
+  p.v = strided(tensors.v, problem.v);
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -373,9 +370,7 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
                                     core::shape_of_q(problem, value_dim(problem)), out, 4 * out);
   p.k_steps = steps_of(problem.k, problem.pages).value_or(Steps{});
   p.v_steps = steps_of(problem.v, problem.pages).value_or(Steps{});
-  p.output = problem.out_dtype == DType::f32   ? Output::f32
-             : problem.out_dtype == DType::f16 ? Output::f16
-                                               : Output::bf16;
+  p.output = element_type_of(problem.out_dtype);
   return p;
 }
 

@@ -169,9 +169,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   p.o_head = problem.o.stride[1];
   p.o_row = problem.o.stride[2];
   p.lse = problem.lse ? tensors.lse : nullptr;
-  p.output = problem.out_dtype == DType::f32   ? Output::f32
-             : problem.out_dtype == DType::f16 ? Output::f16
-                                               : Output::bf16;
+  p.output = element_type_of(problem.out_dtype);
 
   CUtensorMap q_map, k_map, v_map;
   thread_local TensorMaps q_maps, k_maps, v_maps;
