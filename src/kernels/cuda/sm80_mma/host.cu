@@ -19,7 +19,6 @@ namespace {
 
 constexpr const char* kId = "cuda.sm80.mma";
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::uint32_t>::max();
-constexpr std::int64_t kMaxGridX = std::numeric_limits<std::int32_t>::max();
 
 using core::ceil_div;
 
@@ -70,10 +69,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const std::size_t index = choose(problem, facts, choice);
   if (index == kConfigs.size()) return {};
   const Config& config = kConfigs[index];
-  const std::int64_t count = blocks(problem, config);
   Plan result;
-  result.grid = {static_cast<int>(std::min(count, kMaxGridX)),
-                 static_cast<int>(ceil_div(count, kMaxGridX)), 1};
+  result.grid = grid_of_blocks(blocks(problem, config));
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
   // Q that goes to registers at once lends its place to later stages.
@@ -138,15 +135,10 @@ Params make_params(const Problem& problem, const Tensors& tensors, const DeviceF
   return p;
 }
 
-const void* kernel_of(const Problem& problem, std::size_t index) {
-  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
-}
-
-constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
 
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
-  SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][index];
-  return state.ensure(kernel_of(problem, index), kConfigs[index].shared_bytes(), device, kId);
+  return builds.ensure_shared(problem.dtype, index, kConfigs[index].shared_bytes(), device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -161,15 +153,10 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return status;
   }
   Params params = make_params(problem, tensors, *context.facts, config);
-  const std::int64_t count = blocks(problem, config);
-  cudaLaunchConfig_t launch_config{};
-  launch_config.gridDim = dim3(static_cast<unsigned>(std::min(count, kMaxGridX)),
-                               static_cast<unsigned>(ceil_div(count, kMaxGridX)));
-  launch_config.blockDim = dim3(static_cast<unsigned>(config.threads()));
-  launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
-  launch_config.stream = static_cast<cudaStream_t>(context.stream);
   void* arguments[] = {&params};
-  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
+  return launch_kernel(launch_config(grid_of_blocks(blocks(problem, config)), config.threads(),
+                                     config.shared_bytes(), context),
+                       builds.kernel(problem.dtype, index), arguments, kId);
 }
 
 }  // namespace

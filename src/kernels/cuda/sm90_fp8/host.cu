@@ -331,24 +331,19 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
 
   // The pass waits for all that stands before it in the stream; the kernel may set up beside its
   // last blocks.
-  cudaLaunchConfig_t first{};
-  first.gridDim = dim3(static_cast<unsigned>(problem.batch * problem.heads_kv * d.blocks));
-  first.blockDim = dim3(static_cast<unsigned>(2 * head_dim));
-  first.stream = static_cast<cudaStream_t>(context.stream);
+  const auto blocks_of_v = static_cast<int>(problem.batch * problem.heads_kv * d.blocks);
   void* first_arguments[] = {&transpose};
   if (Status status =
-          launch_kernel(first, entries_of(d.config).transpose, first_arguments, id_of(kWeights));
+          launch_kernel(launch_config({blocks_of_v, 1, 1}, 2 * head_dim, 0, context),
+                        entries_of(d.config).transpose, first_arguments, id_of(kWeights));
       !status.ok())
     return status;
 
   Params params = make_params(problem, tensors, d);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
-  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
-  config.stream = first.stream;
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_early(config, kernel_of(d.config), arguments, id_of(kWeights));
+  return launch_early(
+      launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
+      kernel_of(d.config), arguments, id_of(kWeights));
 }
 
 template <Weights kWeights>

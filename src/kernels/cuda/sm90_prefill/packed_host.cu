@@ -406,13 +406,10 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return tensor_map_refused(kId, "Q, K, V and O");
   }
   Params params = make_params(problem, tensors, d);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
-  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
-  config.stream = static_cast<cudaStream_t>(context.stream);
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_early(config, kernel_of(problem.dtype, d), arguments, kId);
+  return launch_early(
+      launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
+      kernel_of(problem.dtype, d), arguments, kId);
 }
 
 }  // namespace

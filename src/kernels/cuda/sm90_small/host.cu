@@ -46,6 +46,12 @@ std::int64_t blocks(const Problem& problem, core::Choice choice) {
          (choice.batch_invariant ? 1 : problem.batch);
 }
 
+/// Of the first part of a batch that is launched in parts.
+std::array<int, 3> grid_of(const Problem& problem) {
+  return {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
+          static_cast<int>(problem.heads_q), static_cast<int>(std::min(problem.batch, kGridLimit))};
+}
+
 int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {
   return blocks(problem, {}) <= facts.multiprocessors ? std::max(config.shared_bytes(), kWholeSm)
                                                       : config.shared_bytes();
@@ -93,9 +99,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   if (index == kKernels) return {};
   const Config config = config_of(index, problem.dtype == DType::f16);
   Plan result;
-  result.grid = {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
-                 static_cast<int>(problem.heads_q),
-                 static_cast<int>(std::min(problem.batch, kGridLimit))};
+  result.grid = grid_of(problem);
   result.block = {kThreads, 1, 1};
   result.cluster = {kCluster, 1, 1};
   result.shared_bytes = shared_bytes(problem, config, facts);
@@ -121,17 +125,13 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   return result;
 }
 
-const void* kernel_of(const Problem& problem, std::size_t index) {
-  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
-}
-
-constinit std::array<std::array<SharedMemoryOptIn, kKernels>, 2> opt_in;
+constinit BuildsByType<kKernels> builds(entries<__half>, entries<__nv_bfloat16>);
 
 Status ensure_ready(const Problem& problem, std::size_t index, int device) {
   if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   const Config config = config_of(index, problem.dtype == DType::f16);
-  return opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
-      kernel_of(problem, index), std::max(config.shared_bytes(), kWholeSm), device, kId);
+  return builds.ensure_shared(problem.dtype, index, std::max(config.shared_bytes(), kWholeSm),
+                              device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -188,21 +188,10 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
     return tensor_map_refused(kId, "Q, K and V");
   }
 
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch_config{};
-  launch_config.gridDim =
-      dim3(static_cast<unsigned>(kCluster * ceil_div(problem.seq_q, kRows)),
-           static_cast<unsigned>(problem.heads_q), static_cast<unsigned>(problem.batch));
-  launch_config.blockDim = dim3(kThreads);
-  launch_config.dynamicSmemBytes =
-      static_cast<std::size_t>(shared_bytes(problem, config, *context.facts));
-  launch_config.stream = static_cast<cudaStream_t>(context.stream);
-  launch_config.attrs = &early;
-  launch_config.numAttrs = 1;
   void* arguments[] = {&p, &q_map, &k_map, &v_map};
-  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
+  return launch_early(launch_config(grid_of(problem), kThreads,
+                                    shared_bytes(problem, config, *context.facts), context),
+                      builds.kernel(problem.dtype, index), arguments, kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
