@@ -69,7 +69,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   const Layout& o = problem.o;
   const auto addressable = [&](const Layout& layout, std::int64_t heads, std::int64_t rows) {
     const std::int64_t entries = entries_for_choice(problem, layout, choice.batch_invariant);
-    return tma_addressable(layout, entries, heads, rows, true);
+    return tma_addressable(layout, problem.dtype, entries, heads, rows, true);
   };
   const auto misaligned = [](std::int64_t length, std::int64_t stride) {
     return length > 1 && stride % 8 != 0;
@@ -172,19 +172,20 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   p.output = element_type_of(problem.out_dtype);
 
   CUtensorMap q_map, k_map, v_map;
-  thread_local TensorMaps q_maps, k_maps, v_maps;
-  constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-  const auto keys_of = [&](const void* data, const Layout& layout) -> MapTensor {
-    const auto* first = static_cast<const std::uint16_t*>(data) + keys.first * layout.stride[2];
-    return {first,          layout,           problem.batch, problem.heads_kv,
-            keys.band.keys, problem.head_dim, problem.dtype};
+  thread_local KeptMap kept_q, kept_k, kept_v;
+  const auto shape_of = [&](const Layout& layout, std::int64_t heads, std::int64_t rows, int box) {
+    return map_of({layout, problem.batch, heads, rows, problem.head_dim, problem.dtype}, 64, box,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
   };
-  if (!q_maps.make(&q_map,
-                   {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
-                    problem.head_dim, problem.dtype},
-                   kRows, kPromotion) ||
-      !k_maps.make(&k_map, keys_of(tensors.k, problem.k), kPieceKeys, kPromotion) ||
-      !v_maps.make(&v_map, keys_of(tensors.v, problem.v), config.keys, kPromotion)) {
+  const auto keys_of = [&](const Layout& layout, int box) {
+    return shape_of(layout, problem.heads_kv, keys.band.keys, box);
+  };
+  const auto from_key = [&](const void* data, const Layout& layout) {
+    return static_cast<const std::uint16_t*>(data) + keys.first * layout.stride[2];
+  };
+  if (!kept_q.make(&q_map, shape_of(problem.q, problem.heads_q, problem.seq_q, kRows), tensors.q) ||
+      !kept_k.make(&k_map, keys_of(problem.k, kPieceKeys), from_key(tensors.k, problem.k)) ||
+      !kept_v.make(&v_map, keys_of(problem.v, config.keys), from_key(tensors.v, problem.v))) {
     return tensor_map_refused(kId, "Q, K and V");
   }
 
