@@ -20,6 +20,7 @@
 
 #include "backends/cuda/elements.cuh"
 #include "backends/cuda/launched.hpp"
+#include "core/alignment.hpp"
 
 namespace greenfast::cuda {
 namespace {
@@ -139,15 +140,16 @@ bool aligned(const Call& call, std::int64_t part) {
   struct Side {
     const void* data;
     const Layout& layout;
-    std::array<std::int64_t, 3> sizes;  // batch, heads, rows: the stride of one of 1 is not used
+    std::array<std::int64_t, 4> shape;
   };
   const auto side_of_new = [&](const void* data, const Layout& layout, std::int64_t heads) -> Side {
-    if (p.packed) return {data, layout, {1, heads, p.total_new}};
-    return {data, layout, {p.batch, heads, p.seq_new}};
+    if (p.packed) return {data, layout, {1, heads, p.total_new, p.head_dim}};
+    return {data, layout, {p.batch, heads, p.seq_new, p.head_dim}};
   };
   const auto side_of_cache = [&](const void* data, const Layout& layout) -> Side {
-    if (p.pages.used()) return {data, layout, {p.pages.count, p.heads_kv, p.pages.size}};
-    return {data, layout, {p.kv_index ? p.kv_rows : p.batch, p.heads_kv, p.seq_kv}};
+    if (p.pages.used())
+      return {data, layout, {p.pages.count, p.heads_kv, p.pages.size, p.head_dim}};
+    return {data, layout, {p.kv_index ? p.kv_rows : p.batch, p.heads_kv, p.seq_kv, p.head_dim}};
   };
   const std::array sides{side_of_new(t.k_new, p.k_new, p.heads_kv),
                          side_of_new(t.v_new, p.v_new, p.heads_kv),
@@ -155,12 +157,9 @@ bool aligned(const Call& call, std::int64_t part) {
                          side_of_cache(t.v, p.v),
                          side_of_new(t.q, p.q, p.heads_q),
                          side_of_new(t.q_out, p.q_out, p.heads_q)};
-  const bool rows = std::all_of(sides.begin(), sides.end(), [part](const Side& side) {
-    if (side.sizes[1] == 0) return true;  // no Q
-    bool whole = reinterpret_cast<std::uintptr_t>(side.data) % 16 == 0;
-    for (std::size_t n = 0; n < side.sizes.size(); ++n)
-      whole = whole && (side.sizes[n] <= 1 || side.layout.stride[n] % part == 0);
-    return whole;
+  const bool rows = std::all_of(sides.begin(), sides.end(), [&](const Side& side) {
+    return side.shape[1] == 0 ||  // no Q
+           core::rows_aligned(side.data, side.layout, side.shape, size_of(p.dtype), 16);
   });
   // Halves are turned in parts; pairs one by one, and only what is behind them is copied in parts.
   const bool turned = p.rotary == Rotary::none || p.rotary_dim % part == 0;
@@ -196,7 +195,7 @@ Status append(const AppendProblem& problem, const AppendTensors& tensors,
   } else {
     launch<std::uint8_t>(call, stream);
   }
-  return launched("append");
+  return launched("cuda append");
 }
 
 }  // namespace greenfast::cuda

@@ -62,7 +62,7 @@ Status fill_empty(const Problem& problem, const Tensors& tensors, const core::Co
   } else {
     fill<<<blocks, kThreads, 0, stream>>>(static_cast<float*>(tensors.o), shape, lse, -INFINITY);
   }
-  return launched("fill of an empty problem");
+  return launched("cuda fill of an empty problem");
 }
 
 }  // namespace greenfast::cuda

@@ -1,4 +1,5 @@
-// How the launches of this folder went.
+// How the launches of this folder went: as device/launch.hpp of the CUDA kernels has it, which a
+// backend must not include.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,16 +8,15 @@
 
 #include <greenfast/types.hpp>
 
-#include "core/text.hpp"
+#include "core/device_error.hpp"
 
 namespace greenfast::cuda {
 
-/// Of the launches since the last call; `what` is what they do: "merge".
-inline Status launched(std::string_view what) {
+/// Of the launches since the last call; `who` is what they do: "cuda merge".
+inline Status launched(std::string_view who) {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, core::concat("cuda ", what, ": ", cudaGetErrorName(error), " (",
-                                                 cudaGetErrorString(error), ")")};
+  return core::device_error(who, "launch", cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
 }  // namespace greenfast::cuda

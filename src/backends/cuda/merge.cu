@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 
@@ -18,6 +19,7 @@
 
 #include "backends/cuda/elements.cuh"
 #include "backends/cuda/launched.hpp"
+#include "core/alignment.hpp"
 
 namespace greenfast::cuda {
 namespace {
@@ -79,10 +81,9 @@ __global__ void __launch_bounds__(32 * kWarps)
 template <class In, class Out>
 void launch(const MergeProblem& p, const MergeTensors& t, cudaStream_t stream) {
   constexpr int kPart = 4;
-  const auto in_parts = [](const void* data, const Layout& layout, std::size_t size) {
-    const auto& stride = layout.stride;
-    return reinterpret_cast<std::uintptr_t>(data) % (kPart * size) == 0 && stride[0] % kPart == 0 &&
-           stride[1] % kPart == 0 && stride[2] % kPart == 0;
+  const auto in_parts = [&](const void* data, const Layout& layout, std::size_t size) {
+    const std::array shape{p.batch, p.heads, p.seq, p.head_dim};
+    return core::rows_aligned(data, layout, shape, size, kPart * size);
   };
   const std::int64_t rows = p.batch * p.heads * p.seq;
   const auto blocks =
@@ -115,7 +116,7 @@ Status merge(const MergeProblem& p, const MergeTensors& t, const core::Context& 
   } else {
     launch_to<__nv_bfloat16>(p, t, stream);
   }
-  return launched("merge");
+  return launched("cuda merge");
 }
 
 }  // namespace greenfast::cuda

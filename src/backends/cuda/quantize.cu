@@ -21,6 +21,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -28,6 +29,7 @@
 
 #include "backends/cuda/launched.hpp"
 #include "backends/cuda/quotient.hpp"
+#include "core/alignment.hpp"
 #include "core/e4m3.hpp"
 
 namespace greenfast::cuda {
@@ -463,17 +465,9 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, const
 template <class T>
 void launch(const QuantizeProblem& p, const QuantizeTensors& t, const View& view,
             const DeviceFacts& facts, cudaStream_t stream) {
-  // A stride of a dimension of one element says nothing.
-  const auto whole = [&](const void* data, const Layout& layout, std::int64_t size,
-                         std::int64_t unit) {
-    const std::int64_t extent[] = {p.batch, p.heads, p.seq};
-    bool fits = reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(unit) == 0;
-    for (std::size_t n = 0; n < 3; ++n)
-      fits = fits && (extent[n] <= 1 || layout.stride[n] * size % unit == 0);
-    return fits;
-  };
-  constexpr std::int64_t kBytes = kPart * sizeof(T);
-  if (whole(t.from, p.from, sizeof(T), kBytes) && whole(t.to, p.to, 1, kPart))
+  const std::array shape{p.batch, p.heads, p.seq, p.head_dim};
+  if (core::rows_aligned(t.from, p.from, shape, sizeof(T), kPart * sizeof(T)) &&
+      core::rows_aligned(t.to, p.to, shape, 1, kPart))
     launch<T, true>(p, t, view, facts, stream);
   else
     launch<T, false>(p, t, view, facts, stream);
@@ -502,7 +496,7 @@ Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::
   } else {
     launch<__nv_bfloat16>(p, t, view, facts, stream);
   }
-  return launched("quantisation");
+  return launched("cuda quantisation");
 }
 
 }  // namespace greenfast::cuda

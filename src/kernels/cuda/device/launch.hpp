@@ -1,26 +1,36 @@
-// Host side of a launch: the runtime's errors as Status, and the opt-in to large shared memory.
+// Host side of a launch: the runtime's errors as Status, the opt-in to large shared memory, the grid.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <typeinfo>
 
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/attention.hpp>
 
+#include "core/device_error.hpp"
 #include "core/text.hpp"
+#include "core/variant.hpp"
 
 namespace greenfast::cuda {
 
 /// `action` completes "cuda.sm80.mma: cannot ...".
 inline Status to_status(cudaError_t error, std::string_view variant, std::string_view action) {
   if (error == cudaSuccess) return {};
-  return {StatusCode::device_error,
-          core::concat(variant, ": cannot ", action, ": ", cudaGetErrorName(error), " (",
-                       cudaGetErrorString(error), ")")};
+  return core::device_error(variant, action, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+/// Of the launches since the last call, where their syntax (<<<>>>) gives no answer.
+inline Status launched(std::string_view variant) {
+  return to_status(cudaGetLastError(), variant, "launch");
 }
 
 /// Whether machine code for sm_90a runs on the device; else `why` says that it does not.
@@ -61,6 +71,48 @@ class SharedMemoryOptIn {
   std::atomic<std::uint64_t> done_{0};
 };
 
+/// The builds of a kernel for fp16 and bf16, each instantiated in a source of its own, and on which
+/// devices they may use their shared memory. Constant-initialised; any thread may call.
+template <std::size_t kBuilds>
+class BuildsByType {
+ public:
+  using Entries = const std::array<const void*, kBuilds>& (*)();
+  constexpr BuildsByType(Entries half, Entries bfloat) : half_(half), bfloat_(bfloat) {}
+
+  const void* kernel(DType dtype, std::size_t build) const {
+    return (dtype == DType::f16 ? half_ : bfloat_)()[build];
+  }
+  Status ensure_shared(DType dtype, std::size_t build, int bytes, int device,
+                       std::string_view variant) {
+    return opt_ins_[dtype == DType::f16 ? 0 : 1][build].ensure(kernel(dtype, build), bytes, device,
+                                                               variant);
+  }
+
+ private:
+  Entries half_, bfloat_;
+  std::array<std::array<SharedMemoryOptIn, kBuilds>, 2> opt_ins_{};
+};
+
+inline constexpr std::int64_t kMostBlocksX = std::numeric_limits<std::int32_t>::max();
+
+/// A grid of at least `count` blocks in x and, where x holds no more, y.
+inline std::array<int, 3> grid_of_blocks(std::int64_t count) {
+  return {static_cast<int>(std::min(count, kMostBlocksX)),
+          static_cast<int>(ceil_div(count, kMostBlocksX)), 1};
+}
+
+/// `grid` and `shared` (bytes, dynamic) as the plan has them.
+inline cudaLaunchConfig_t launch_config(const std::array<int, 3>& grid, int threads, int shared,
+                                        const core::Context& context) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid[0]), static_cast<unsigned>(grid[1]),
+                        static_cast<unsigned>(grid[2]));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  return config;
+}
+
 /// Launches a kernel that another source instantiated.
 inline Status launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, void** arguments,
                             std::string_view variant) {
@@ -77,18 +129,6 @@ inline Status launch_early(cudaLaunchConfig_t config, const void* kernel, void**
   config.attrs = &early;
   config.numAttrs = 1;
   return launch_kernel(config, kernel, arguments, variant);
-}
-
-/// Whether every row of a tensor starts at a multiple of `bytes`. Strides of axes of length 1 never
-/// move a pointer.
-inline bool rows_aligned(const void* data, const Layout& layout, std::int64_t batch,
-                         std::int64_t heads, std::int64_t rows, std::size_t element,
-                         std::size_t bytes) {
-  const auto fits = [&](std::int64_t length, std::int64_t stride) {
-    return length <= 1 || static_cast<std::uint64_t>(stride) * element % bytes == 0;
-  };
-  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && fits(batch, layout.stride[0]) &&
-         fits(heads, layout.stride[1]) && fits(rows, layout.stride[2]);
 }
 
 /// An input type as kernels' names have it.

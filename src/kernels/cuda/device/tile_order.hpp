@@ -43,6 +43,9 @@ inline double busiest_by_head(std::span<const std::int32_t> work, std::int64_t h
   return static_cast<double>(most) * ctas / static_cast<double>(heads * head);
 }
 
+/// Tiles of 128 rows that one launch counts; its tiles may have 64.
+inline constexpr std::int64_t kMostTilesOf128 = std::numeric_limits<std::int32_t>::max() / 2;
+
 /// What a launch tells of its tiles.
 struct TilesToDeal {
   std::int32_t tiles = 0;       // of a head

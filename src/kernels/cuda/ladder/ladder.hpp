@@ -2,12 +2,12 @@
 // rungs differ in their kernels, not in what they accept.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 #include <string>
 
+#include "core/alignment.hpp"
 #include "core/arithmetic.hpp"
+#include "core/check.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -39,12 +39,6 @@ struct Place {
   int tile, head, batch;
 };
 
-inline bool allows_16_bytes(const void* base, const Layout& layout, std::size_t element) {
-  const auto step = static_cast<std::int64_t>(16 / element);
-  return reinterpret_cast<std::uintptr_t>(base) % 16 == 0 && layout.stride[0] % step == 0 &&
-         layout.stride[1] % step == 0 && layout.stride[2] % step == 0;
-}
-
 inline View view(const void* base, const Layout& layout) {
   return {base, layout.stride[0], layout.stride[1], layout.stride[2]};
 }
@@ -69,8 +63,10 @@ inline Params make_params(const Problem& p, const Tensors& t, int block_m) {
   params.causal = p.mask.is_causal();
   params.shift =
       p.mask.alignment == Alignment::bottom_right ? static_cast<int>(p.seq_kv - p.seq_q) : 0;
-  params.vector_loads = allows_16_bytes(t.q, p.q, element) && allows_16_bytes(t.k, p.k, element) &&
-                        allows_16_bytes(t.v, p.v, element);
+  const auto of_q = core::shape_of_q(p, p.head_dim), of_kv = core::shape_of_kv(p, p.head_dim);
+  params.vector_loads = core::rows_aligned(t.q, p.q, of_q, element, 16) &&
+                        core::rows_aligned(t.k, p.k, of_kv, element, 16) &&
+                        core::rows_aligned(t.v, p.v, of_kv, element, 16);
   return params;
 }
 
@@ -106,8 +102,6 @@ Status allow_shared(int bytes, const core::Context& context, std::string_view va
                        variant);
 }
 
-inline Status launched(std::string_view variant) {
-  return to_status(cudaGetLastError(), variant, "launch");
-}
+using cuda::launched;
 
 }  // namespace greenfast::cuda::ladder

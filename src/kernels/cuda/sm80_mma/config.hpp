@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/mask.hpp"
+#include "kernels/cuda/device/strided_tensor.hpp"
 
 namespace greenfast::cuda::sm80_mma {
 
@@ -94,16 +95,8 @@ inline constexpr std::array kConfigs{
 };
 #endif
 
-enum class Output : std::int32_t { f32, f16, bf16 };
-
-/// Strides in elements. [B, H, S, D]
-struct Operand {
-  const void* data = nullptr;
-  std::int64_t batch = 0, head = 0, row = 0;
-};
-
 struct Params {
-  Operand q, k, v;
+  StridedTensor q, k, v;
   void* o = nullptr;
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;
   float* lse = nullptr;  // [B, Hq, Sq] or null
@@ -124,7 +117,7 @@ struct Params {
   float transform_cap = 0.0f;
   bool aligned = false;     // rows of Q, K and V start at 16-byte boundaries
   bool wide_store = false;  // output rows allow one vector store a lane
-  Output output = Output::f16;
+  ElementType output = ElementType::f16;
 };
 
 /// The compiled kernels of an element type, in the order of kConfigs, for cudaLaunchKernelExC.

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/alignment.hpp"
 #include "core/arithmetic.hpp"
+#include "core/check.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
@@ -17,7 +19,6 @@ namespace {
 
 constexpr const char* kId = "cuda.sm80.mma";
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::uint32_t>::max();
-constexpr std::int64_t kMaxGridX = std::numeric_limits<std::int32_t>::max();
 
 using core::ceil_div;
 
@@ -68,10 +69,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const std::size_t index = choose(problem, facts, choice);
   if (index == kConfigs.size()) return {};
   const Config& config = kConfigs[index];
-  const std::int64_t count = blocks(problem, config);
   Plan result;
-  result.grid = {static_cast<int>(std::min(count, kMaxGridX)),
-                 static_cast<int>(ceil_div(count, kMaxGridX)), 1};
+  result.grid = grid_of_blocks(blocks(problem, config));
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
   // Q that goes to registers at once lends its place to later stages.
@@ -93,10 +92,6 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   return result;
 }
 
-Operand operand(const void* data, const Layout& layout) {
-  return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
-}
-
 /// Heads whose K and V together take half of L2; one head where all tiles are equally long.
 std::uint32_t section(const Problem& problem, const DeviceFacts& facts) {
   if (problem.mask.is_none()) return 1;
@@ -109,9 +104,9 @@ std::uint32_t section(const Problem& problem, const DeviceFacts& facts) {
 Params make_params(const Problem& problem, const Tensors& tensors, const DeviceFacts& facts,
                    const Config& config) {
   Params p;
-  p.q = operand(tensors.q, problem.q);
-  p.k = operand(tensors.k, problem.k);
-  p.v = operand(tensors.v, problem.v);
+  p.q = strided(tensors.q, problem.q);
+  p.k = strided(tensors.k, problem.k);
+  p.v = strided(tensors.v, problem.v);
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -130,31 +125,21 @@ Params make_params(const Problem& problem, const Tensors& tensors, const DeviceF
   const core::ScoreTransform transform = core::score_transform(problem);
   p.transform_scale = transform.scale;
   p.transform_cap = transform.cap;
-  const auto input_aligned = [&](const Operand& x, const Layout& layout, std::int64_t heads,
-                                 std::int64_t rows) {
-    return rows_aligned(x.data, layout, problem.batch, heads, rows, 2, 16);
-  };
-  p.aligned = input_aligned(p.q, problem.q, problem.heads_q, problem.seq_q) &&
-              input_aligned(p.k, problem.k, problem.heads_kv, problem.seq_kv) &&
-              input_aligned(p.v, problem.v, problem.heads_kv, problem.seq_kv);
+  const auto of_q = core::shape_of_q(problem, problem.head_dim);
+  const auto of_kv = core::shape_of_kv(problem, problem.head_dim);
+  p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, 2, 16) &&
+              core::rows_aligned(tensors.k, problem.k, of_kv, 2, 16) &&
+              core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
   const std::size_t out_bytes = size_of(problem.out_dtype);
-  p.wide_store = rows_aligned(p.o, problem.o, problem.batch, problem.heads_q, problem.seq_q,
-                              out_bytes, out_bytes == 4 ? 8 : 16);
-  p.output = problem.out_dtype == DType::f32   ? Output::f32
-             : problem.out_dtype == DType::f16 ? Output::f16
-                                               : Output::bf16;
+  p.wide_store = core::rows_aligned(tensors.o, problem.o, of_q, out_bytes, out_bytes == 4 ? 8 : 16);
+  p.output = element_type_of(problem.out_dtype);
   return p;
 }
 
-const void* kernel_of(const Problem& problem, std::size_t index) {
-  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
-}
-
-constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
 
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
-  SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][index];
-  return state.ensure(kernel_of(problem, index), kConfigs[index].shared_bytes(), device, kId);
+  return builds.ensure_shared(problem.dtype, index, kConfigs[index].shared_bytes(), device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -169,15 +154,10 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return status;
   }
   Params params = make_params(problem, tensors, *context.facts, config);
-  const std::int64_t count = blocks(problem, config);
-  cudaLaunchConfig_t launch_config{};
-  launch_config.gridDim = dim3(static_cast<unsigned>(std::min(count, kMaxGridX)),
-                               static_cast<unsigned>(ceil_div(count, kMaxGridX)));
-  launch_config.blockDim = dim3(static_cast<unsigned>(config.threads()));
-  launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
-  launch_config.stream = static_cast<cudaStream_t>(context.stream);
   void* arguments[] = {&params};
-  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
+  return launch_kernel(launch_config(grid_of_blocks(blocks(problem, config)), config.threads(),
+                                     config.shared_bytes(), context),
+                       builds.kernel(problem.dtype, index), arguments, kId);
 }
 
 }  // namespace

@@ -627,20 +627,20 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       for (int n = 0; n < kAtomsD; ++n) {
         x[n] = make_float2(o[a][n][2 * half] * inverse, o[a][n][2 * half + 1] * inverse);
       }
-      if (p.output == Output::f16) {
+      if (p.output == ElementType::f16) {
 #pragma unroll
         for (float2& mean : x) mean = make_float2(finite_mean(mean.x), finite_mean(mean.y));
       }
       const std::int64_t offset = o_base + row * p.o_row + first_column;
       const int columns = p.head_dim - first_column;
       switch (p.output) {
-        case Output::f16:
+        case ElementType::f16:
           store_row(static_cast<__half*>(p.o) + offset, x, row_ok, columns, p.wide_store);
           break;
-        case Output::bf16:
+        case ElementType::bf16:
           store_row(static_cast<__nv_bfloat16*>(p.o) + offset, x, row_ok, columns, p.wide_store);
           break;
-        case Output::f32:
+        case ElementType::f32:
           store_row(static_cast<float*>(p.o) + offset, x, row_ok, columns, p.wide_store);
           break;
       }

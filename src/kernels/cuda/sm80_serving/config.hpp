@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/sequences.hpp"
+#include "kernels/cuda/device/strided_tensor.hpp"
 
 namespace greenfast::cuda::sm80_serving {
 
@@ -34,16 +35,8 @@ inline constexpr std::array kConfigs{
     Config{.head_dim = 256, .keys = 32, .q_in_registers = false, .blocks_per_sm = 1},
 };
 
-enum class Element : std::int32_t { f32, f16, bf16 };
-
-/// Strides in elements. [B, H, S, D], or [1, H, total, D], or [pages, H, page, D].
-struct Operand {
-  const void* data = nullptr;
-  std::int64_t batch = 0, head = 0, row = 0;
-};
-
 struct Params {
-  Operand q, k, v;
+  StridedTensor q, k, v;
   void* o = nullptr;
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;
   float* lse = nullptr;  // [B, Hq, Sq], or packed [Hq, total]
@@ -64,10 +57,10 @@ struct Params {
   std::uint32_t slopes_of_entry = 0;  // from one entry of the batch to the next
   const void* mask = nullptr;
   bool bool_mask = false;
-  Element mask_type = Element::f32;
+  ElementType mask_type = ElementType::f32;
   std::int64_t mask_batch = 0, mask_head = 0, mask_row = 0, mask_key = 0;  // strides in elements
   bool aligned = false;  // rows of Q, K and V start at 16-byte boundaries
-  Element output = Element::f16;
+  ElementType output = ElementType::f16;
 };
 
 static_assert(kConfigs.back().shared_bytes() <= 99 * 1024);

@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 
+#include "core/alignment.hpp"
 #include "core/arithmetic.hpp"
 #include "core/check.hpp"
 #include "core/text.hpp"
@@ -20,7 +21,6 @@ namespace greenfast::cuda::sm80_serving {
 namespace {
 
 constexpr const char* kId = "cuda.sm80.serving";
-constexpr std::int64_t kMaxGridX = std::numeric_limits<std::int32_t>::max();
 
 using core::ceil_div;
 
@@ -67,10 +67,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   const std::size_t index = choose(problem, facts);
   if (index == kConfigs.size()) return {};
   const Config& config = kConfigs[index];
-  const std::int64_t count = blocks(problem, config);
   Plan result;
-  result.grid = {static_cast<int>(std::min(count, kMaxGridX)),
-                 static_cast<int>(ceil_div(count, kMaxGridX)), 1};
+  result.grid = grid_of_blocks(blocks(problem, config));
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
   const int stages = Config::kStages * config.stage_bytes();
@@ -87,21 +85,14 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   return result;
 }
 
-Element element_of(DType dtype) {
-  return dtype == DType::f32 ? Element::f32 : dtype == DType::f16 ? Element::f16 : Element::bf16;
-}
-
 Params make_params(const Problem& problem, const Tensors& tensors, const Config& config) {
-  const auto operand = [](const void* data, const Layout& layout) -> Operand {
-    return {data, layout.stride[0], layout.stride[1], layout.stride[2]};
-  };
   const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
   const auto count = [](std::int64_t x) { return static_cast<std::uint32_t>(x); };
   Params p;
   p.sequences = sequence_arrays(problem, tensors);
-  p.q = operand(tensors.q, problem.q);
-  p.k = operand(tensors.k, problem.k);
-  p.v = operand(tensors.v, problem.v);
+  p.q = strided(tensors.q, problem.q);
+  p.k = strided(tensors.k, problem.k);
+  p.v = strided(tensors.v, problem.v);
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -128,33 +119,26 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
   if (const ArrayMask& mask = problem.array_mask; mask.kind != MaskKind::none) {
     p.mask = tensors.mask;
     p.bool_mask = mask.kind == MaskKind::boolean;
-    p.mask_type = element_of(mask.dtype);
+    p.mask_type = element_type_of(mask.dtype);
     p.mask_batch = mask.stride[0];
     p.mask_head = mask.stride[1];
     p.mask_row = mask.stride[2];
     p.mask_key = mask.stride[3];
   }
   // Of packed rows and of pages the tensor's own shape counts, not the problem's.
-  const auto aligned = [](const Operand& x, const Layout& layout,
-                          const std::array<std::int64_t, 4>& shape) {
-    return rows_aligned(x.data, layout, shape[0], shape[1], shape[2], 2, 16);
-  };
-  p.aligned = aligned(p.q, problem.q, core::shape_of_q(problem, problem.head_dim)) &&
-              aligned(p.k, problem.k, core::shape_of_kv(problem, problem.head_dim)) &&
-              aligned(p.v, problem.v, core::shape_of_kv(problem, value_dim(problem)));
-  p.output = element_of(problem.out_dtype);
+  const auto of_q = core::shape_of_q(problem, problem.head_dim);
+  const auto of_kv = core::shape_of_kv(problem, problem.head_dim);
+  p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, 2, 16) &&
+              core::rows_aligned(tensors.k, problem.k, of_kv, 2, 16) &&
+              core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
+  p.output = element_type_of(problem.out_dtype);
   return p;
 }
 
-const void* kernel_of(const Problem& problem, std::size_t index) {
-  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
-}
-
-constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
+constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
 
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
-  SharedMemoryOptIn& state = opt_in[problem.dtype == DType::f16 ? 0 : 1][index];
-  return state.ensure(kernel_of(problem, index), kConfigs[index].shared_bytes(), device, kId);
+  return builds.ensure_shared(problem.dtype, index, kConfigs[index].shared_bytes(), device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -168,15 +152,10 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return status;
   }
   Params params = make_params(problem, tensors, config);
-  const std::int64_t count = blocks(problem, config);
-  cudaLaunchConfig_t launch_config{};
-  launch_config.gridDim = dim3(static_cast<unsigned>(std::min(count, kMaxGridX)),
-                               static_cast<unsigned>(ceil_div(count, kMaxGridX)));
-  launch_config.blockDim = dim3(static_cast<unsigned>(config.threads()));
-  launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
-  launch_config.stream = static_cast<cudaStream_t>(context.stream);
   void* arguments[] = {&params};
-  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
+  return launch_kernel(launch_config(grid_of_blocks(blocks(problem, config)), config.threads(),
+                                     config.shared_bytes(), context),
+                       builds.kernel(problem.dtype, index), arguments, kId);
 }
 
 }  // namespace

@@ -46,8 +46,8 @@ struct Bias {
     if (p.mask == nullptr) return score;
     const std::int64_t at = mask_at + key * p.mask_key;
     if (p.bool_mask) return static_cast<const unsigned char*>(p.mask)[at] != 0 ? score : -INFINITY;
-    const float bias = p.mask_type == Element::f32 ? static_cast<const float*>(p.mask)[at]
-                       : p.mask_type == Element::f16
+    const float bias = p.mask_type == ElementType::f32 ? static_cast<const float*>(p.mask)[at]
+                       : p.mask_type == ElementType::f16
                            ? __half2float(static_cast<const __half*>(p.mask)[at])
                            : __bfloat162float(static_cast<const __nv_bfloat16*>(p.mask)[at]);
     return bias == -INFINITY ? bias : fmaf(bias, 1.0f / kLn2, score);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int block_end = keys_end > keys_begin ? ceil_div(keys_end, kKeys) : block_begin;
 
   const std::uint32_t base = ptx::shared_address(shared_memory);
-  const auto load_keys = [&](const Operand& x, int head_dim, int block, std::uint32_t to) {
+  const auto load_keys = [&](const StridedTensor& x, int head_dim, int block, std::uint32_t to) {
     const T* const matrix = static_cast<const T*>(x.data) + std::int64_t{at.kv_batch} * x.batch +
                             kv_head * x.head + at.kv_row * x.row;
     copy_rows<T, kC, kKeys>(to, head_dim, p.aligned, [&](int r) -> const T* {
@@ -404,13 +404,13 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const std::int64_t offset =
         std::int64_t{at.q_batch} * p.o_batch + head[h] * p.o_head + q_row * p.o_row;
     switch (p.output) {
-      case Element::f16:
+      case ElementType::f16:
         store_row(static_cast<__half*>(p.o) + offset, o, h, factor, p.value_dim);
         break;
-      case Element::bf16:
+      case ElementType::bf16:
         store_row(static_cast<__nv_bfloat16*>(p.o) + offset, o, h, factor, p.value_dim);
         break;
-      case Element::f32:
+      case ElementType::f32:
         store_row(static_cast<float*>(p.o) + offset, o, h, factor, p.value_dim);
         break;
     }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/host_device.hpp"
+#include "kernels/cuda/device/strided_tensor.hpp"
 #include "kernels/cuda/sm90_decode/schedule.hpp"
 
 namespace greenfast::cuda::decode {
@@ -66,14 +67,6 @@ inline constexpr std::array kConfigs{
     Config{.head_dim = 128, .warps = 8},
 };
 
-enum class Output : std::int32_t { f32, f16, bf16 };
-
-/// Strides in elements. [B, H, S, D], or [page, H, row of the page, D]
-struct Operand {
-  const void* data = nullptr;
-  std::int64_t batch = 0, head = 0, row = 0;
-};
-
 /// Of a row over some of its keys: the largest x (below), and the sum of weights beside it.
 struct alignas(8) Stats {
   float most, sum;
@@ -87,7 +80,7 @@ struct Steps {
 };
 
 struct Params {
-  Operand q, k, v;
+  StridedTensor q, k, v;
   void* o = nullptr;
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;
   float* lse = nullptr;  // [B, Hq, lse_rows] or null; packed [Hq, lse_rows]
@@ -128,7 +121,7 @@ struct Params {
   bool transform = false;
   float transform_scale = 0.0f, transform_cap = 0.0f;
   bool wide_store = false;  // O's rows take stores of four elements
-  Output output = Output::f16;
+  ElementType output = ElementType::f16;
   Steps k_steps, v_steps;
 };
 

@@ -91,13 +91,13 @@ __device__ __forceinline__ void finish(const Params& p, const Sequence& sequence
   const std::int64_t at =
       sequence.q_batch * p.o_batch + head * p.o_head + q_row * p.o_row + 4 * chunk;
   switch (p.output) {
-    case Output::f16:
+    case ElementType::f16:
       store_four(static_cast<__half*>(p.o) + at, x, p.wide_store);
       break;
-    case Output::bf16:
+    case ElementType::bf16:
       store_four(static_cast<__nv_bfloat16*>(p.o) + at, x, p.wide_store);
       break;
-    case Output::f32:
+    case ElementType::f32:
       store_four(static_cast<float*>(p.o) + at, x, p.wide_store);
       break;
   }

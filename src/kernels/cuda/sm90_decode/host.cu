@@ -111,26 +111,22 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
   return result;
 }
 
-const void* kernel_of(const Problem& problem, std::size_t index) {
-  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
-}
+constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
 
-constinit std::array<std::array<SharedMemoryOptIn, kConfigs.size()>, 2> opt_in;
-
-Status ensure_ready(const Problem& problem, std::size_t index, int device) {
-  return opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
-      kernel_of(problem, index), kConfigs[index].shared_bytes(), device, kId);
+Status ensure_shared(const Problem& problem, std::size_t index, int device) {
+  return builds.ensure_shared(problem.dtype, index, kConfigs[index].shared_bytes(), device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
-  return ensure_ready(problem, shape_of(first_part(problem), *context.facts, context.choice).config,
-                      context.facts->index);
+  return ensure_shared(problem,
+                       shape_of(first_part(problem), *context.facts, context.choice).config,
+                       context.facts->index);
 }
 
 Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& shape,
                    const core::Context& context) {
   const Config& config = kConfigs[shape.config];
-  if (Status status = ensure_ready(problem, shape.config, context.facts->index); !status.ok())
+  if (Status status = ensure_shared(problem, shape.config, context.facts->index); !status.ok())
     return status;
   Params params = make_params(problem, tensors, shape);
   const Workspace space = workspace_of(problem, shape);
@@ -141,33 +137,26 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& 
   }
 
   cudaLaunchAttribute attribute{};
-  cudaLaunchConfig_t launch_config{};
-  launch_config.gridDim =
-      dim3(static_cast<unsigned>(shape.grid[0]), static_cast<unsigned>(shape.grid[1]),
-           static_cast<unsigned>(shape.grid[2]));
-  launch_config.blockDim = dim3(static_cast<unsigned>(config.threads()));
-  launch_config.dynamicSmemBytes = static_cast<std::size_t>(config.shared_bytes());
-  launch_config.stream = static_cast<cudaStream_t>(context.stream);
-  launch_config.attrs = &attribute;
+  cudaLaunchConfig_t of_parts =
+      launch_config(shape.grid, config.threads(), config.shared_bytes(), context);
   if (shape.clustered) {
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    launch_config.numAttrs = 1;
+    of_parts.attrs = &attribute;
+    of_parts.numAttrs = 1;
   }
   void* arguments[] = {&params};
   if (Status status =
-          launch_kernel(launch_config, kernel_of(problem, shape.config), arguments, kId);
+          launch_kernel(of_parts, builds.kernel(problem.dtype, shape.config), arguments, kId);
       !status.ok() || space.bytes == 0)
     return status;
 
   // Its blocks may be set up while the parts are computed.
-  launch_config.gridDim = dim3(static_cast<unsigned>(params.rows * params.heads_kv),
-                               static_cast<unsigned>(params.batch),
-                               static_cast<unsigned>(merge_splits(problem, shape)));
-  launch_config.blockDim = dim3(kMergeThreads);
-  launch_config.dynamicSmemBytes = 0;
-  return launch_early(launch_config, reinterpret_cast<const void*>(&merge_kernel), arguments, kId);
+  return launch_early(
+      launch_config({params.rows * params.heads_kv, params.batch, merge_splits(problem, shape)},
+                    kMergeThreads, 0, context),
+      reinterpret_cast<const void*>(&merge_kernel), arguments, kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

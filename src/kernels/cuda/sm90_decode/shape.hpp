@@ -14,6 +14,7 @@
 
 #include <greenfast/types.hpp>
 
+#include "core/alignment.hpp"
 #include "core/arithmetic.hpp"
 #include "core/check.hpp"
 #include "core/variant.hpp"
@@ -262,21 +263,11 @@ inline int merge_splits(const Problem& p, const Shape& shape) {
   return 1;
 }
 
-/// Whether every row starts at a multiple of `bytes`. batch_invariant asks of one entry what it asks
-/// of a batch.
-inline bool rows_aligned(const Layout& layout, const std::array<std::int64_t, 4>& shape,
-                         bool batch_invariant, std::int64_t element, std::int64_t bytes) {
-  if (layout.alignment % bytes != 0) return false;
-  for (std::size_t axis = 0; axis < 3; ++axis) {
-    const bool moves = shape[axis] > 1 || (axis == 0 && batch_invariant);
-    if (moves && layout.stride[axis] * element % bytes != 0) return false;
-  }
-  return true;
-}
-
+/// batch_invariant asks of one entry what it asks of a batch.
 inline const char* misaligned_operand(const Problem& p, bool batch_invariant) {
-  const auto aligned = [&](const Layout& layout, const std::array<std::int64_t, 4>& shape) {
-    return rows_aligned(layout, shape, batch_invariant, 2, 16);
+  const auto aligned = [&](const Layout& layout, std::array<std::int64_t, 4> shape) {
+    if (batch_invariant) shape[0] = std::max<std::int64_t>(shape[0], 2);
+    return core::rows_aligned(layout.alignment, layout, shape, 2, 16);
   };
   if (!aligned(p.q, core::shape_of_q(p, p.head_dim))) return "Q";
   if (!aligned(p.k, core::shape_of_kv(p, p.head_dim))) return "K";
@@ -309,14 +300,11 @@ inline std::optional<Steps> steps_of(const Layout& layout, const Pages& pages) {
 /// Everything but the workspace's addresses.
 inline Params make_params(const Problem& problem, const Tensors& tensors, const Shape& shape) {
   const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
-  const auto operand = [](const void* data, const Layout& layout) {
-    return Operand{data, layout.stride[0], layout.stride[1], layout.stride[2]};
-  };
   const Sequences& s = problem.sequences;
   Params p;
-  p.q = operand(tensors.q, problem.q);
-  p.k = operand(tensors.k, problem.k);
-  p.v = operand(tensors.v, problem.v);
+  p.q = strided(tensors.q, problem.q);
+  p.k = strided(tensors.k, problem.k);
+  p.v = strided(tensors.v, problem.v);
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];
   p.o_head = problem.o.stride[1];
@@ -377,14 +365,12 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
       p.transform ? 1.0f
                   : std::min(problem.scale * core::kLog2E, std::numeric_limits<float>::max());
   p.natural_scale = p.transform ? std::numbers::ln2_v<float> : problem.scale;
-  const std::int64_t out = static_cast<std::int64_t>(size_of(problem.out_dtype));
-  p.wide_store =
-      rows_aligned(problem.o, core::shape_of_q(problem, value_dim(problem)), false, out, 4 * out);
+  const std::size_t out = size_of(problem.out_dtype);
+  p.wide_store = core::rows_aligned(problem.o.alignment, problem.o,
+                                    core::shape_of_q(problem, value_dim(problem)), out, 4 * out);
   p.k_steps = steps_of(problem.k, problem.pages).value_or(Steps{});
   p.v_steps = steps_of(problem.v, problem.pages).value_or(Steps{});
-  p.output = problem.out_dtype == DType::f32   ? Output::f32
-             : problem.out_dtype == DType::f16 ? Output::f16
-                                               : Output::bf16;
+  p.output = element_type_of(problem.out_dtype);
   return p;
 }
 

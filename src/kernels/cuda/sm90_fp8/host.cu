@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <numbers>
 #include <string>
 
@@ -38,18 +37,6 @@ constexpr const char* id_of(Weights weights) {
 
 using core::ceil_div;
 
-/// Whether rows of bytes begin where TMA, or a load of 16 bytes, wants them. A stride of 0 over
-/// heads or batch is a broadcast.
-bool rows_of_16_bytes(const Layout& layout, std::int64_t batch, std::int64_t heads,
-                      std::int64_t rows, bool broadcast) {
-  const auto fits = [](std::int64_t length, std::int64_t stride, bool may_broadcast) {
-    return length <= 1 || (stride == 0 && may_broadcast) ||
-           (stride > 0 && stride % kTmaAlignment == 0 && stride < kTmaStrideLimit);
-  };
-  return layout.alignment >= kTmaAlignment && fits(batch, layout.stride[0], broadcast) &&
-         fits(heads, layout.stride[1], broadcast) && fits(rows, layout.stride[2], false);
-}
-
 /// What a launch will do: everything that does not depend on addresses.
 struct Decision {
   VisibleKeys keys;
@@ -80,10 +67,10 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int32_t rows = d.config.rows();
   d.tiles = (seq_q - 1) / rows + 1;
   d.blocks = std::max(1, static_cast<std::int32_t>(ceil_div(band.keys, Config::kKeys)));
-  d.o_by_tma =
-      problem.out_dtype != DType::f32 &&
-      tma_addressable(problem.o, entries_for_choice(problem, problem.o, choice.batch_invariant),
-                      problem.heads_q, problem.seq_q, false);
+  d.o_by_tma = problem.out_dtype != DType::f32 &&
+               tma_addressable(problem.o, problem.out_dtype,
+                               entries_for_choice(problem, problem.o, choice.batch_invariant),
+                               problem.heads_q, problem.seq_q, false);
 
   const auto work = [&](std::int32_t tile) {
     const std::int32_t first = tile * rows;
@@ -111,9 +98,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   return d;
 }
 
-/// Tiles of 128 rows, and blocks of V^T, that one launch counts.
-constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / 2;
-
+/// Blocks of V^T, which the first pass counts, are of 128 keys.
 std::int64_t tiles_of_an_entry(const Problem& problem) {
   return std::max(problem.heads_q * ceil_div(problem.seq_q, 128),
                   problem.heads_kv * ceil_div(problem.seq_kv, 128));
@@ -130,24 +115,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
     return refuse(why, "a sequence longer than 2^30");
   }
-  const struct {
-    const char* name;
-    const Layout& layout;
-    std::int64_t heads, seq;
-    bool broadcast;
-  } inputs[] = {{"Q", problem.q, problem.heads_q, problem.seq_q, false},
-                {"K", problem.k, problem.heads_kv, problem.seq_kv, true},
-                {"V", problem.v, problem.heads_kv, problem.seq_kv, true}};
-  for (const auto& input : inputs) {
-    const std::int64_t entries = entries_for_choice(problem, input.layout, choice.batch_invariant);
-    if (rows_of_16_bytes(input.layout, entries, input.heads, input.seq, input.broadcast)) continue;
-    return refuse(why, input.name, " has strides ", input.layout.stride[0], ", ",
-                  input.layout.stride[1], ", ", input.layout.stride[2], " (B, H, S) and alignment ",
-                  input.layout.alignment,
-                  ": TMA takes positive strides in multiples of 16 elements of e4m3 below 2^40",
-                  " and 16-byte addresses; pad the rows or copy");
-  }
-  if (tiles_of_an_entry(problem) > kMostTiles) {
+  if (!inputs_addressable(problem, choice.batch_invariant, why)) return false;
+  if (tiles_of_an_entry(problem) > kMostTilesOf128) {
     return refuse(why, tiles_of_an_entry(problem),
                   " tiles of 128 queries or keys in a batch entry: at most 2^30 - 1; split the "
                   "heads");
@@ -228,49 +197,15 @@ Status prepare(const Problem& problem, const core::Context& context) {
                       context.facts->index);
 }
 
-/// A map of bytes. Axes of length 1 may have any stride.
-struct ByteMap {
-  const void* data;
-  std::array<std::int64_t, 4> sizes;    // the contiguous axis first
-  std::array<std::int64_t, 3> strides;  // in bytes
-  int box_columns, box_rows;
-};
-bool encode(CUtensorMap* map, const ByteMap& m) {
-  cuuint64_t sizes[4], strides[3];
-  for (int i = 0; i < 4; ++i)
-    sizes[i] = static_cast<cuuint64_t>(std::max<std::int64_t>(m.sizes[i], 1));
-  for (int i = 0; i < 3; ++i)
-    strides[i] = static_cast<cuuint64_t>(m.sizes[i + 1] > 1 ? m.strides[i] : kTmaAlignment);
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(m.box_columns),
-                             static_cast<cuuint32_t>(m.box_rows), 1, 1};
-  const cuuint32_t element_steps[4] = {1, 1, 1, 1};
-  return tensor_map_driver()->encode(
-             map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(m.data), sizes, strides, box,
-             element_steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             m.box_columns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-ByteMap rows_of(const void* data, const Layout& layout, std::int64_t batch, std::int64_t heads,
-                std::int64_t rows, std::int64_t head_dim, int box_columns, int box_rows) {
-  return {data,
-          {head_dim, rows, layout.stride[1] == 0 ? 1 : heads, layout.stride[0] == 0 ? 1 : batch},
-          {layout.stride[2], layout.stride[1], layout.stride[0]},
-          box_columns,
-          box_rows};
-}
-
 Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
-  const auto last = [](std::int64_t n, std::int64_t stride) {
-    return static_cast<std::int32_t>(stride == 0 ? 0 : n - 1);
-  };
   Params p;
   p.band = d.keys.band;
   p.seq_q = static_cast<std::int32_t>(problem.seq_q);
   p.key_blocks = static_cast<std::int32_t>(ceil_div(p.band.keys, Config::kKeys));
   p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
   p.heads_kv = static_cast<std::int32_t>(problem.heads_kv);
-  p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
-  p.k_last_batch = last(problem.batch, problem.k.stride[0]);
+  p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
+  p.k_last_batch = last_coordinate(problem.batch, problem.k.stride[0]);
   p.schedule = make_schedule(d.dealing.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
                              static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
                              d.dealing.paired_rounds, d.longest_is_last);
@@ -307,54 +242,57 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   transpose.head_dim = static_cast<std::int32_t>(problem.head_dim);
   transpose.out = static_cast<std::uint8_t*>(context.workspace);
 
+  // A head's rows of V^T are its columns, its keys in whole blocks.
+  const Layout transposed{
+      .stride = {pitch * head_dim * problem.heads_kv, pitch * head_dim, pitch, 1}};
   CUtensorMap q_map, k_map, v_map, o_map{};
-  thread_local TensorMaps o_maps;
+  thread_local KeptMap kept_q, kept_k, kept_v, kept_o;
   const bool encoded =
-      encode(&q_map, rows_of(tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
-                             problem.head_dim, head_dim, 64)) &&
-      encode(&k_map,
-             rows_of(static_cast<const char*>(tensors.k) + d.keys.first * problem.k.stride[2],
-                     problem.k, problem.batch, problem.heads_kv, keys, problem.head_dim, head_dim,
-                     Config::kKeys)) &&
-      encode(&v_map, {context.workspace,
-                      {pitch, head_dim, problem.heads_kv, problem.batch},
-                      {pitch, pitch * head_dim, pitch * head_dim * problem.heads_kv},
-                      Config::kKeys,
-                      head_dim}) &&
-      (!d.o_by_tma || o_maps.make(&o_map,
-                                  {tensors.o, problem.o, problem.batch, problem.heads_q,
-                                   problem.seq_q, problem.head_dim, problem.out_dtype},
-                                  16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B));
+      kept_q.make(&q_map,
+                  map_of({problem.q, problem.batch, problem.heads_q, problem.seq_q,
+                          problem.head_dim, problem.dtype},
+                         head_dim, 64),
+                  tensors.q) &&
+      kept_k.make(&k_map,
+                  map_of({problem.k, problem.batch, problem.heads_kv, keys, problem.head_dim,
+                          problem.dtype},
+                         head_dim, Config::kKeys),
+                  static_cast<const char*>(tensors.k) + d.keys.first * problem.k.stride[2]) &&
+      kept_v.make(
+          &v_map,
+          map_of({transposed, problem.batch, problem.heads_kv, head_dim, pitch, problem.dtype},
+                 Config::kKeys, head_dim),
+          context.workspace) &&
+      (!d.o_by_tma || kept_o.make(&o_map,
+                                  map_of({problem.o, problem.batch, problem.heads_q, problem.seq_q,
+                                          problem.head_dim, problem.out_dtype},
+                                         64, 16),
+                                  tensors.o));
   if (!encoded) {
     return tensor_map_refused(id_of(kWeights), "Q, K, O and the workspace");
   }
 
   // The pass waits for all that stands before it in the stream; the kernel may set up beside its
   // last blocks.
-  cudaLaunchConfig_t first{};
-  first.gridDim = dim3(static_cast<unsigned>(problem.batch * problem.heads_kv * d.blocks));
-  first.blockDim = dim3(static_cast<unsigned>(2 * head_dim));
-  first.stream = static_cast<cudaStream_t>(context.stream);
+  const auto blocks_of_v = static_cast<int>(problem.batch * problem.heads_kv * d.blocks);
   void* first_arguments[] = {&transpose};
   if (Status status =
-          launch_kernel(first, entries_of(d.config).transpose, first_arguments, id_of(kWeights));
+          launch_kernel(launch_config({blocks_of_v, 1, 1}, 2 * head_dim, 0, context),
+                        entries_of(d.config).transpose, first_arguments, id_of(kWeights));
       !status.ok())
     return status;
 
   Params params = make_params(problem, tensors, d);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
-  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
-  config.stream = first.stream;
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_early(config, kernel_of(d.config), arguments, id_of(kWeights));
+  return launch_early(
+      launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
+      kernel_of(d.config), arguments, id_of(kWeights));
 }
 
 template <Weights kWeights>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   // Parts of a batch follow each other in the stream and share the workspace.
-  return in_batch_parts(problem, tensors, kMostTiles / tiles_of_an_entry(problem),
+  return in_batch_parts(problem, tensors, kMostTilesOf128 / tiles_of_an_entry(problem),
                         [&](const Problem& part, const Tensors& there) {
                           return launch_part<kWeights>(part, there, context);
                         });

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -32,7 +31,8 @@ Features features_of(const Problem& problem, const Band& band, core::Choice choi
   // Outside this range a masked score times the scale could be NaN or the scale underflow.
   const bool plain_scale = problem.scale >= 1e-30f && problem.scale <= 1e30f;
   if (problem.softcap > 0.0f || !plain_scale || problem.out_dtype != problem.dtype ||
-      !tma_addressable(problem.o, entries_for_choice(problem, problem.o, choice.batch_invariant),
+      !tma_addressable(problem.o, problem.dtype,
+                       entries_for_choice(problem, problem.o, choice.batch_invariant),
                        problem.heads_q, problem.seq_q, false)) {
     return Features::general;
   }
@@ -76,9 +76,6 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   return d;
 }
 
-/// Tiles of 128 rows that one launch counts; its tiles may have 64.
-constexpr std::int64_t kMostTiles = std::numeric_limits<std::int32_t>::max() / 2;
-
 std::int64_t tiles_of_an_entry(const Problem& problem) {
   return problem.heads_q * ceil_div(problem.seq_q, 128);
 }
@@ -87,24 +84,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
               std::string* why) {
   using core::refuse;
   if (!runs_sm90a(facts, why)) return false;
-  const struct {
-    const char* name;
-    const Layout& layout;
-    std::int64_t heads, seq;
-    bool broadcast;
-  } inputs[] = {{"Q", problem.q, problem.heads_q, problem.seq_q, false},
-                {"K", problem.k, problem.heads_kv, problem.seq_kv, true},
-                {"V", problem.v, problem.heads_kv, problem.seq_kv, true}};
-  for (const auto& input : inputs) {
-    const std::int64_t entries = entries_for_choice(problem, input.layout, choice.batch_invariant);
-    if (tma_addressable(input.layout, entries, input.heads, input.seq, input.broadcast)) continue;
-    return refuse(why, input.name, " has strides ", input.layout.stride[0], ", ",
-                  input.layout.stride[1], ", ", input.layout.stride[2], " (B, H, S) and alignment ",
-                  input.layout.alignment,
-                  ": TMA takes positive strides in multiples of 8 elements below 2^39",
-                  " and 16-byte addresses; pad the rows or copy");
-  }
-  if (tiles_of_an_entry(problem) > kMostTiles) {
+  if (!inputs_addressable(problem, choice.batch_invariant, why)) return false;
+  if (tiles_of_an_entry(problem) > kMostTilesOf128) {
     return refuse(why, tiles_of_an_entry(problem),
                   " tiles of 128 queries in a batch entry: at most 2^30 - 1; split the heads");
   }
@@ -165,18 +146,15 @@ Status prepare(const Problem& problem, const core::Context& context) {
 }
 
 Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
-  const auto last = [](std::int64_t n, std::int64_t stride) {
-    return static_cast<std::int32_t>(stride == 0 ? 0 : n - 1);
-  };
   Params p;
   p.band = d.keys.band;
   p.seq_q = static_cast<std::int32_t>(problem.seq_q);
   p.key_blocks = static_cast<std::int32_t>(ceil_div(p.band.keys, d.config.keys));
   p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
-  p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
-  p.k_last_batch = last(problem.batch, problem.k.stride[0]);
-  p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
-  p.v_last_batch = last(problem.batch, problem.v.stride[0]);
+  p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
+  p.k_last_batch = last_coordinate(problem.batch, problem.k.stride[0]);
+  p.v_last_head = last_coordinate(problem.heads_kv, problem.v.stride[1]);
+  p.v_last_batch = last_coordinate(problem.batch, problem.v.stride[0]);
   p.schedule = make_schedule(d.dealing.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
                              static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
                              d.dealing.paired_rounds, d.longest_is_last);
@@ -214,45 +192,33 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   const Decision d = decide(problem, *context.facts, context.choice);
   if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
 
-  const auto keys_of = [&](const void* data, const Layout& layout) -> MapTensor {
-    const std::int64_t skipped = 2 * d.keys.first * layout.stride[2];
-    return {static_cast<const char*>(data) + skipped,
-            layout,
-            problem.batch,
-            problem.heads_kv,
-            d.keys.band.keys,
-            problem.head_dim,
-            problem.dtype};
+  const auto shape_of = [&](const Layout& layout, std::int64_t heads, std::int64_t rows, int box) {
+    return map_of({layout, problem.batch, heads, rows, problem.head_dim, problem.dtype}, 64, box);
   };
-  const auto queries_of = [&](const void* data, const Layout& layout) -> MapTensor {
-    return {data,          layout,           problem.batch, problem.heads_q,
-            problem.seq_q, problem.head_dim, problem.dtype};
+  const auto queries_of = [&](const Layout& layout, int box) {
+    return shape_of(layout, problem.heads_q, problem.seq_q, box);
   };
-  CUtensorMap q_map, k_map, v_map, o_map{};
-  thread_local TensorMaps q_maps, k_maps, v_maps, o_maps;
-  constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-  const bool encoded =
-      q_maps.make(&q_map, queries_of(tensors.q, problem.q), 64, kPromotion) &&
-      k_maps.make(&k_map, keys_of(tensors.k, problem.k), d.config.keys, kPromotion) &&
-      v_maps.make(&v_map, keys_of(tensors.v, problem.v), d.config.keys, kPromotion) &&
-      (d.config.features == Features::general ||
-       o_maps.make(&o_map, queries_of(tensors.o, problem.o), 16, kPromotion));
-  if (!encoded) {
-    return tensor_map_refused(kId, "Q, K, V and O");
-  }
+  const auto keys_of = [&](const Layout& layout) {
+    return shape_of(layout, problem.heads_kv, d.keys.band.keys, d.config.keys);
+  };
   Params params = make_params(problem, tensors, d);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
-  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
-  config.stream = static_cast<cudaStream_t>(context.stream);
+  CUtensorMap q_map, k_map, v_map, o_map{};
+  thread_local KeptMap kept_q, kept_k, kept_v, kept_o;
+  const bool encoded = kept_q.make(&q_map, queries_of(problem.q, 64), params.q) &&
+                       kept_k.make(&k_map, keys_of(problem.k), params.k) &&
+                       kept_v.make(&v_map, keys_of(problem.v), params.v) &&
+                       (d.config.features == Features::general ||
+                        kept_o.make(&o_map, queries_of(problem.o, 16), params.o));
+  if (!encoded) return tensor_map_refused(kId, "Q, K, V and O");
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_early(config, kernel_of(problem.dtype, d.tile, d.config.features), arguments, kId);
+  return launch_early(
+      launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
+      kernel_of(problem.dtype, d.tile, d.config.features), arguments, kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   return in_batch_parts(
-      problem, tensors, kMostTiles / tiles_of_an_entry(problem),
+      problem, tensors, kMostTilesOf128 / tiles_of_an_entry(problem),
       [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
 }
 

@@ -153,11 +153,9 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   for (const Side& side : sides_of(problem)) {
     const auto& stride = side.layout.stride;
     const std::int64_t entries = side.entries_for(choice);
-    if (!tma_addressable(side.layout, entries, side.heads, side.rows, side.broadcast)) {
-      return refuse(why, side.name, " has strides ", stride[0], ", ", stride[1], ", ", stride[2],
-                    " (B, H, S) and alignment ", side.layout.alignment,
-                    ": TMA takes positive strides in multiples of 8 elements below 2^39",
-                    " and 16-byte addresses; pad the rows or copy");
+    if (!tma_addressable(side.layout, problem.dtype, entries, side.heads, side.rows,
+                         side.broadcast)) {
+      return refuse_strides(why, side.name, side.layout, problem.dtype);
     }
     const RaggedRows rows = ragged_rows(side.layout, entries, side.rows);
     if (rows.rows_of_entry < 0 || 2 * rows.row_stride >= kRaggedStrideLimit) {
@@ -340,13 +338,10 @@ PackedFacts facts_of(const Problem& problem, const Tensors& tensors, const Decis
 }
 
 Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
-  const auto last = [](std::int64_t n, std::int64_t stride) {
-    return static_cast<std::int32_t>(stride == 0 ? 0 : n - 1);
-  };
   Params p;
   p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
-  p.k_last_head = last(problem.heads_kv, problem.k.stride[1]);
-  p.v_last_head = last(problem.heads_kv, problem.v.stride[1]);
+  p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
+  p.v_last_head = last_coordinate(problem.heads_kv, problem.v.stride[1]);
   if (d.by_length) {
     p.schedule.heads = static_cast<std::int32_t>(problem.heads_q);
   } else {
@@ -385,34 +380,30 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
 
   const auto all = sides_of(problem);
-  const auto tensor_of = [&](std::size_t i, const void* data) -> RaggedTensor {
+  const auto make = [&](KeptMap& kept, CUtensorMap* map, std::size_t i, const void* data,
+                        int box_rows) {
     const Side& side = all[i];
-    return {// Without a key there may be no tensor; a map needs an address, which nothing reads.
-            data != nullptr ? data : tensors.q,
-            ragged_rows(side.layout, side.entries, side.rows).row_stride,
-            side.layout.stride[1],
-            side.heads,
-            side.columns,
-            problem.dtype};
+    const std::int64_t row_stride = ragged_rows(side.layout, side.entries, side.rows).row_stride;
+    return kept.make(
+        map,
+        ragged_map_of({row_stride, side.layout.stride[1], side.heads, side.columns, problem.dtype},
+                      box_rows),
+        // Without a key there may be no tensor; a map needs an address, which nothing reads.
+        data != nullptr ? data : tensors.q);
   };
   CUtensorMap q_map, k_map, v_map, o_map;
   const int key_rows =
       problem.pages.used() ? page_box(problem.pages.size, d.config.keys) : d.config.keys;
-  thread_local RaggedMaps q_maps, k_maps, v_maps, o_maps;
-  if (!(q_maps.make(&q_map, tensor_of(0, tensors.q), 64) &&
-        k_maps.make(&k_map, tensor_of(1, tensors.k), key_rows) &&
-        v_maps.make(&v_map, tensor_of(2, tensors.v), key_rows) &&
-        o_maps.make(&o_map, tensor_of(3, tensors.o), 16))) {
+  thread_local KeptMap kept_q, kept_k, kept_v, kept_o;
+  if (!(make(kept_q, &q_map, 0, tensors.q, 64) && make(kept_k, &k_map, 1, tensors.k, key_rows) &&
+        make(kept_v, &v_map, 2, tensors.v, key_rows) && make(kept_o, &o_map, 3, tensors.o, 16))) {
     return tensor_map_refused(kId, "Q, K, V and O");
   }
   Params params = make_params(problem, tensors, d);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(d.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(d.config.threads()));
-  config.dynamicSmemBytes = static_cast<std::size_t>(d.config.shared_bytes());
-  config.stream = static_cast<cudaStream_t>(context.stream);
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
-  return launch_early(config, kernel_of(problem.dtype, d), arguments, kId);
+  return launch_early(
+      launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
+      kernel_of(problem.dtype, d), arguments, kId);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/mask.hpp"
+#include "kernels/cuda/device/strided_tensor.hpp"
 
 namespace greenfast::cuda::small {
 
@@ -69,8 +70,6 @@ constexpr Config config_of(std::size_t index, bool half) {
   return config;
 }
 
-enum class Output : std::int32_t { f32, f16, bf16 };
-
 struct Params {
   Band band;  // over the keys that the K and V maps hold: those that some query sees
   std::int32_t seq_q = 0;
@@ -88,7 +87,7 @@ struct Params {
   void* o = nullptr;
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;  // in elements
   float* lse = nullptr;                             // [B, Hq, Sq] or null
-  Output output = Output::f16;
+  ElementType output = ElementType::f16;
 };
 
 /// The compiled kernels of an element type.

@@ -46,6 +46,12 @@ std::int64_t blocks(const Problem& problem, core::Choice choice) {
          (choice.batch_invariant ? 1 : problem.batch);
 }
 
+/// Of the first part of a batch that is launched in parts.
+std::array<int, 3> grid_of(const Problem& problem) {
+  return {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
+          static_cast<int>(problem.heads_q), static_cast<int>(std::min(problem.batch, kGridLimit))};
+}
+
 int shared_bytes(const Problem& problem, const Config& config, const DeviceFacts& facts) {
   return blocks(problem, {}) <= facts.multiprocessors ? std::max(config.shared_bytes(), kWholeSm)
                                                       : config.shared_bytes();
@@ -63,7 +69,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   const Layout& o = problem.o;
   const auto addressable = [&](const Layout& layout, std::int64_t heads, std::int64_t rows) {
     const std::int64_t entries = entries_for_choice(problem, layout, choice.batch_invariant);
-    return tma_addressable(layout, entries, heads, rows, true);
+    return tma_addressable(layout, problem.dtype, entries, heads, rows, true);
   };
   const auto misaligned = [](std::int64_t length, std::int64_t stride) {
     return length > 1 && stride % 8 != 0;
@@ -93,9 +99,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   if (index == kKernels) return {};
   const Config config = config_of(index, problem.dtype == DType::f16);
   Plan result;
-  result.grid = {static_cast<int>(kCluster * ceil_div(problem.seq_q, kRows)),
-                 static_cast<int>(problem.heads_q),
-                 static_cast<int>(std::min(problem.batch, kGridLimit))};
+  result.grid = grid_of(problem);
   result.block = {kThreads, 1, 1};
   result.cluster = {kCluster, 1, 1};
   result.shared_bytes = shared_bytes(problem, config, facts);
@@ -121,17 +125,13 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   return result;
 }
 
-const void* kernel_of(const Problem& problem, std::size_t index) {
-  return problem.dtype == DType::f16 ? entries<__half>()[index] : entries<__nv_bfloat16>()[index];
-}
-
-constinit std::array<std::array<SharedMemoryOptIn, kKernels>, 2> opt_in;
+constinit BuildsByType<kKernels> builds(entries<__half>, entries<__nv_bfloat16>);
 
 Status ensure_ready(const Problem& problem, std::size_t index, int device) {
   if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   const Config config = config_of(index, problem.dtype == DType::f16);
-  return opt_in[problem.dtype == DType::f16 ? 0 : 1][index].ensure(
-      kernel_of(problem, index), std::max(config.shared_bytes(), kWholeSm), device, kId);
+  return builds.ensure_shared(problem.dtype, index, std::max(config.shared_bytes(), kWholeSm),
+                              device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -169,42 +169,30 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   p.o_head = problem.o.stride[1];
   p.o_row = problem.o.stride[2];
   p.lse = problem.lse ? tensors.lse : nullptr;
-  p.output = problem.out_dtype == DType::f32   ? Output::f32
-             : problem.out_dtype == DType::f16 ? Output::f16
-                                               : Output::bf16;
+  p.output = element_type_of(problem.out_dtype);
 
   CUtensorMap q_map, k_map, v_map;
-  thread_local TensorMaps q_maps, k_maps, v_maps;
-  constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-  const auto keys_of = [&](const void* data, const Layout& layout) -> MapTensor {
-    const auto* first = static_cast<const std::uint16_t*>(data) + keys.first * layout.stride[2];
-    return {first,          layout,           problem.batch, problem.heads_kv,
-            keys.band.keys, problem.head_dim, problem.dtype};
+  thread_local KeptMap kept_q, kept_k, kept_v;
+  const auto shape_of = [&](const Layout& layout, std::int64_t heads, std::int64_t rows, int box) {
+    return map_of({layout, problem.batch, heads, rows, problem.head_dim, problem.dtype}, 64, box,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
   };
-  if (!q_maps.make(&q_map,
-                   {tensors.q, problem.q, problem.batch, problem.heads_q, problem.seq_q,
-                    problem.head_dim, problem.dtype},
-                   kRows, kPromotion) ||
-      !k_maps.make(&k_map, keys_of(tensors.k, problem.k), kPieceKeys, kPromotion) ||
-      !v_maps.make(&v_map, keys_of(tensors.v, problem.v), config.keys, kPromotion)) {
+  const auto keys_of = [&](const Layout& layout, int box) {
+    return shape_of(layout, problem.heads_kv, keys.band.keys, box);
+  };
+  const auto from_key = [&](const void* data, const Layout& layout) {
+    return static_cast<const std::uint16_t*>(data) + keys.first * layout.stride[2];
+  };
+  if (!kept_q.make(&q_map, shape_of(problem.q, problem.heads_q, problem.seq_q, kRows), tensors.q) ||
+      !kept_k.make(&k_map, keys_of(problem.k, kPieceKeys), from_key(tensors.k, problem.k)) ||
+      !kept_v.make(&v_map, keys_of(problem.v, config.keys), from_key(tensors.v, problem.v))) {
     return tensor_map_refused(kId, "Q, K and V");
   }
 
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch_config{};
-  launch_config.gridDim =
-      dim3(static_cast<unsigned>(kCluster * ceil_div(problem.seq_q, kRows)),
-           static_cast<unsigned>(problem.heads_q), static_cast<unsigned>(problem.batch));
-  launch_config.blockDim = dim3(kThreads);
-  launch_config.dynamicSmemBytes =
-      static_cast<std::size_t>(shared_bytes(problem, config, *context.facts));
-  launch_config.stream = static_cast<cudaStream_t>(context.stream);
-  launch_config.attrs = &early;
-  launch_config.numAttrs = 1;
   void* arguments[] = {&p, &q_map, &k_map, &v_map};
-  return launch_kernel(launch_config, kernel_of(problem, index), arguments, kId);
+  return launch_early(launch_config(grid_of(problem), kThreads,
+                                    shared_bytes(problem, config, *context.facts), context),
+                      builds.kernel(problem.dtype, index), arguments, kId);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

@@ -402,7 +402,8 @@ __global__ void __cluster_dims__(kCluster)
   const int store_row = row0 + lane % 2 * 8;
   const int store_column = part * kColumns + (lane & 2 ? 8 : 0);
   const bool store_ok = store_row < p.seq_q;
-  const bool native = p.output == (std::is_same_v<T, __half> ? Output::f16 : Output::bf16);
+  const bool native =
+      p.output == (std::is_same_v<T, __half> ? ElementType::f16 : ElementType::bf16);
   T* store_to = static_cast<T*>(p.o) + o_base + store_row * p.o_row + store_column;
   asm volatile("" : "+l"(store_to));
 
@@ -559,7 +560,7 @@ __global__ void __cluster_dims__(kCluster)
         x[j] = fmaf(upper ? weight1[n] : weight0[n], theirs[n][i + j], x[j]);
       }
     }
-    if (p.output == Output::f32) {  // 32 neighbouring bytes a quad
+    if (p.output == ElementType::f32) {  // 32 neighbouring bytes a quad
       float* out = static_cast<float*>(p.o) + o_base;
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {

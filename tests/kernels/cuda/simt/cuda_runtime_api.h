@@ -2,4 +2,3 @@
 #pragma once
 
 using cudaError_t = int;
-inline cudaError_t cudaGetLastError() { return 0; }

@@ -70,7 +70,7 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   problem.mask = {.left = c.left, .right = c.right, .alignment = Alignment::bottom_right};
   Params p;
   const auto operand = [&](const std::vector<T>& data, int seq) {
-    return Operand{data.data(), 0, std::int64_t{seq} * pitch, pitch};
+    return StridedTensor{data.data(), 0, std::int64_t{seq} * pitch, pitch};
   };
   p.q = operand(q, c.seq_q);
   p.k = operand(k, c.seq_kv);
@@ -95,7 +95,7 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   p.transform_cap = c.softcap * kLog2E;
   p.aligned = c.pad % 8 == 0;
   p.wide_store = true;
-  p.output = Output::f32;
+  p.output = ElementType::f32;
 
   simt::forget_allowed();
   for (const std::vector<T>* data : {&std::as_const(q), &std::as_const(k), &v})
