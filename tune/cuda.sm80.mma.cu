@@ -1,12 +1,16 @@
 // The space of cuda.sm80.mma at head dim 64: warps of a block, rows of a warp, keys of a tile, where Q
-// waits, and registers. Hand-set is what the kernel takes at mission; another head dim is another
+// waits, registers, and whether warps share rows in pairs. Hand-set is what the kernel takes at mission; another head dim is another
 // hand-set one (kConfigs of its config.hpp), for --plugin-flags -DSM80_MMA_HEAD_DIM=128.
 // tune: SM80_MMA_WARPS = *4 8
 // tune: SM80_MMA_ATOMS = *1 2
 // tune: SM80_MMA_KEYS = 32 48 *64 96 128
 // tune: SM80_MMA_Q_IN_REGISTERS = 0 *1
 // tune: SM80_MMA_BLOCKS = 1 2 *3
+// tune: SM80_MMA_PAIRS = *0 1
 // tune-if: SM80_MMA_WARPS * SM80_MMA_BLOCKS <= 16
+// tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_ATOMS == 2
+// tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_Q_IN_REGISTERS == 0
+// tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_KEYS % 32 == 0
 #ifndef SM80_MMA_HEAD_DIM
 #define SM80_MMA_HEAD_DIM 64
 #endif
