@@ -29,7 +29,7 @@ using workbench::EvidenceState;
 struct EvidenceOptions {
   std::vector<std::string> what;
   std::string directory = "evidence";
-  std::string out, source, binary, rebuilt, known;
+  std::string out, source, binary, rebuilt, known, why;
   bool as_json = false;
 };
 
@@ -138,6 +138,16 @@ int import(const EvidenceOptions& options) {
   return workbench::kPassed;
 }
 
+int retire(const EvidenceOptions& options) {
+  std::vector<std::string> names;
+  for (const std::string& name : options.what)
+    names.push_back(name.ends_with(".json") ? name : name + ".json");
+  if (Status status = workbench::retire_evidence(directory_of(options), names, options.why);
+      !status)
+    throw Failure(status);
+  return workbench::kPassed;
+}
+
 int verify(const EvidenceOptions& options) {
   const std::string directory = directory_of(options);
   workbench::DeviceCode code;
@@ -202,10 +212,11 @@ int verify(const EvidenceOptions& options) {
 Action define_evidence(OptionSet& set) {
   auto options = std::make_shared<EvidenceOptions>();
   set.positional("what", &options->what, 1, 1000,
-                 "record [NAME=]FILE..., import [NAME=]FILE..., or verify. record binds run.json, "
+                 "record [NAME=]FILE..., import [NAME=]FILE..., retire NAME..., or verify. record "
+                 "binds run.json, "
                  "gate.json and the records of "
                  "greenfast.ab to the machine code that ran; import takes a bundle, or a record "
-                 "made elsewhere");
+                 "made elsewhere; retire takes out records that others have replaced");
   set.text("--dir", &options->directory, "DIR", "Where evidence lies (default: evidence)");
   set.text("--out", &options->out, "FILE",
            "record: write one bundle to take home instead; - prints it");
@@ -224,20 +235,23 @@ Action define_evidence(OptionSet& set) {
   set.text("--known", &options->known, "FILE",
            "verify: variants whose evidence is known to be missing (policies/evidence.toml): told, "
            "and no failure");
+  set.text("--why", &options->why, "TEXT",
+           "retire: what stands in the records' place, for the ledger");
   set.flag("--json", &options->as_json, "verify: print JSON");
   return [options](const Arguments&) {
     const std::string verb = options->what.front();
     options->what.erase(options->what.begin());
-    const bool takes_files = verb == "record" || verb == "import";
+    const bool takes_files = verb == "record" || verb == "import" || verb == "retire";
     if (!takes_files && verb != "verify")
       throw Failure(workbench::kUsage,
-                    fmt::format("'{}': possible are record, import, verify", verb));
+                    fmt::format("'{}': possible are record, import, retire, verify", verb));
     if (takes_files == options->what.empty())
       throw Failure(workbench::kUsage,
                     takes_files ? fmt::format("{}: a file is needed", verb)
                                 : fmt::format("verify: unexpected '{}'", options->what.front()));
     return verb == "record"   ? record(*options)
            : verb == "import" ? import(*options)
+           : verb == "retire" ? retire(*options)
                               : verify(*options);
   };
 }

@@ -6,7 +6,7 @@ import pytest
 from cli_paths import ROOT
 from schemas import validate
 
-PEERS = ROOT / "evidence" / "peers-h200.json"
+PEERS = ROOT / "evidence" / "peers-h100.json"
 
 
 def test_the_best_of_several_and_the_mean_over_the_shapes(greenfast):

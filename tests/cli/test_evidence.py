@@ -269,6 +269,27 @@ def test_a_record_that_says_the_same_stays_bound(greenfast, tmp_path, run_on_gpu
     assert evidence("--binary", CUBIN) == [("CURRENT", "gpu.json", None, "bound to machine code")]
 
 
+def test_a_record_that_others_replaced_is_retired(greenfast, tmp_path, evidence):
+    record = write(tmp_path / "seen.json", {"schema": "greenfast.sanitizer/1", "rows": []})
+    assert greenfast("evidence", "import", f"old={record}", f"ladder/old={record}", f"new={record}").code == 0
+    greenfast("evidence", "retire", "old").refused(2, "--why")
+    greenfast("evidence", "retire", "never", "--why", "new.json").refused(2, "never.json", "no record of that name")
+    kept = (evidence.folder / "ladder" / "old.json").read_text()
+    (evidence.folder / "ladder" / "old.json").write_text(kept + " ")
+    greenfast("evidence", "retire", "old", "ladder/old", "--why", "new.json").refused(2, "ladder/old.json", "not the file that was recorded")
+    assert (evidence.folder / "old.json").exists()  # nothing or all
+    (evidence.folder / "ladder" / "old.json").write_text(kept)
+    assert greenfast("evidence", "retire", "old", "ladder/old", "--why", "new.json").code == 0
+    assert not (evidence.folder / "old.json").exists() and not (evidence.folder / "ladder" / "old.json").exists()
+    assert [found[:2] for found in evidence()] == [("UNBOUND", "new.json")]
+    assert json.loads((evidence.folder / "ledger.json").read_text())["entries"][-1]["why"] == "new.json"
+    greenfast("evidence", "retire", "old", "--why", "again").refused(2, "old.json", "no record of that name")
+    (evidence.folder / "old.json").write_text(kept)
+    assert ("TAMPERED", "old.json") in [found[:2] for found in evidence()]
+    assert greenfast("evidence", "import", f"old={record}").code == 0  # a name may come back
+    assert ("UNBOUND", "old.json") in [found[:2] for found in evidence()]
+
+
 def test_files_that_never_were_recorded_are_named(greenfast, tmp_path, run_on_gpu, evidence):
     write(evidence.folder / "stray.json", run_on_gpu(CUBIN))
     [found] = evidence("--binary", CUBIN)
@@ -390,7 +411,7 @@ def test_a_change_makes_its_kernel_stale_and_no_other_a_comment_none(greenfast, 
 def checkout(tmp_path):
     """What verify looks at in a checkout beside the records."""
     root = tmp_path / "checkout"
-    for file in ["src/dispatch/variants.def", "docs/results/peers-h200.json", "evidence/peers-h200.json"]:
+    for file in ["src/dispatch/variants.def", "docs/results/peers-h100.json", "evidence/peers-h100.json"]:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, root / file)
     shutil.copytree(ROOT / "policies", root / "policies")
@@ -405,7 +426,7 @@ def of_checkout(greenfast, root):
 
 def test_a_table_of_peers_says_what_its_samples_say(greenfast, checkout):
     assert of_checkout(greenfast, checkout) == []
-    path = checkout / "docs/results/peers-h200.json"
+    path = checkout / "docs/results/peers-h100.json"
     whole = json.loads(path.read_text())
     peer = whole["peers"][0]
 
@@ -419,13 +440,13 @@ def test_a_table_of_peers_says_what_its_samples_say(greenfast, checkout):
         table["shapes"][0]["peers"][peer]["speedup_p50"]["value"] *= 1.01
 
     [(state, file, subject, detail)] = found(faster)
-    assert (state, file, subject) == ("TAMPERED", "docs/results/peers-h200.json", peer) and "speedup_p50/value" in detail
+    assert (state, file, subject) == ("TAMPERED", "docs/results/peers-h100.json", peer) and "speedup_p50/value" in detail
     assert "p50_seconds" in found(lambda t: t["shapes"][1]["greenfast"].update(p50_seconds=1e-6))[0][3]
     assert "overall_p50" in found(lambda t: t["overall_p50"][peer].update(lo=2.0))[0][3]
     assert "green" in found(lambda t: t["shapes"][0]["greenfast"].update(green="RED: no"))[0][3]
     assert "shows" in found(lambda t: t["shapes"].pop())[0][3]
     path.write_text(json.dumps(whole))
-    samples = checkout / "evidence/peers-h200.json"
+    samples = checkout / "evidence/peers-h100.json"
     samples.write_text(samples.read_text() + "\n")
     assert "SHA-256" in of_checkout(greenfast, checkout)[0][3]
 
@@ -440,7 +461,7 @@ def test_policies_on_disk_are_those_that_judge(greenfast, checkout):
 
 @pytest.mark.parametrize("figure", ["us", "p50_us", "tflops", "error"])
 def test_what_the_harness_says_beside_its_samples_is_computed_again(greenfast, tmp_path, evidence, figure):
-    record = json.loads((ROOT / "evidence" / "peers-h200.json").read_text())
+    record = json.loads((ROOT / "evidence" / "peers-h100.json").read_text())
     record["shapes"] = record["shapes"][:1]
     engine = record["shapes"][0]["ab"]["engines"]["cudnn"]
     if figure == "us":

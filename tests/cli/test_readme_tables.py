@@ -94,7 +94,7 @@ def test_an_unfinished_block_is_refused(page):
 
 # ---- Beside peers: the harness writes samples, greenfast compare judges them, tables and chart show that. ----
 
-PEERS = ROOT / "docs" / "results" / "peers-h200.json"
+PEERS = ROOT / "docs" / "results" / "peers-h100.json"
 
 
 def run_tool(name, *arguments):
@@ -102,7 +102,7 @@ def run_tool(name, *arguments):
 
 
 def test_what_the_readme_says_of_peers_is_what_compare_says_of_the_samples(greenfast):
-    result = run_tool("peer_table", "--check", "--greenfast", greenfast.program, ROOT / "evidence" / "peers-h200.json", PEERS)
+    result = run_tool("peer_table", "--check", "--greenfast", greenfast.program, ROOT / "evidence" / "peers-h100.json", PEERS)
     assert result.returncode == 0, result.stderr
     result = run_tool("peer_chart", "--check", PEERS, ROOT / "docs" / "results" / "peers.svg")
     assert result.returncode == 0, result.stderr
@@ -111,7 +111,7 @@ def test_what_the_readme_says_of_peers_is_what_compare_says_of_the_samples(green
 @pytest.fixture
 def samples(tmp_path):
     """Two shapes of the recorded run as it was timed back to back, beside two of its peers, in a file of their own."""
-    record = json.loads((ROOT / "evidence" / "peers-h200.json").read_text())
+    record = json.loads((ROOT / "evidence" / "peers-h100.json").read_text())
     record["shapes"] = [shape for shape in record["shapes"] if shape.pop("way") == "back-to-back:hot"][-2:]
     for shape in record["shapes"]:
         del shape["ab"]["way"]

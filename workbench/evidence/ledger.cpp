@@ -308,4 +308,41 @@ Import import_evidence(const fs::path& directory, const std::string& name, const
   return out;
 }
 
+Status retire_evidence(const fs::path& directory, std::span<const std::string> names,
+                       const std::string& why) {
+  if (why.empty()) return bad("retire: --why says what stands in the records' place");
+  auto ledger = read_ledger(directory);
+  if (!ledger.ok()) return ledger.status();
+  json& entries = (*ledger)["entries"];
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    if (Status status = check_name(name); !status) return status;
+    if (!seen.insert(name).second) return bad(fmt::format("{}: given twice", name));
+    const auto entry = std::find_if(entries.rbegin(), entries.rend(),
+                                    [&](const json& e) { return text_of(e, "file") == name; });
+    if (entry == entries.rend() || text_of(*entry, "bound_to") == kRetired)
+      return bad(fmt::format("{}: the ledger has no record of that name", name));
+    const auto text = read_file(directory / name);
+    if (!text.ok() || sha256_hex(*text) != text_of(*entry, "sha256"))
+      return bad(fmt::format("{}: is not the file that was recorded", name));
+    json last = *entry;
+    for (const char* bound : {"code", "sources", "variants"}) last.erase(bound);
+    last["recorded"] = utc_time();
+    last["bound_to"] = kRetired;
+    last["why"] = why;
+    last["how"] = nullptr;
+    seal(last, text_of(entries.back(), "digest"));
+    entries.push_back(std::move(last));
+  }
+  // The ledger first: a file that it calls retired and that is still there is found by verify.
+  const std::vector<FileText> files{{directory / kLedgerFile, record_text(*ledger)}};
+  if (Status status = write_files_atomically(files); !status) return status;
+  for (const std::string& name : names) {
+    std::error_code error;
+    fs::remove(directory / name, error);
+    if (error) return bad(fmt::format("{}: {}", (directory / name).string(), error.message()));
+  }
+  return {};
+}
+
 }  // namespace greenfast::workbench

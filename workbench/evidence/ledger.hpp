@@ -19,7 +19,7 @@ inline constexpr std::string_view kLedgerFile = "ledger.json";
 
 /// What an entry is bound to.
 inline constexpr std::string_view kMachineCode = "machine code", kSources = "sources",
-                                  kNothing = "nothing";
+                                  kNothing = "nothing", kRetired = "no file any more";
 
 /// Where what a record does not hold comes from.
 struct BindingSources {
@@ -62,6 +62,12 @@ struct Import {
 /// ledger, or none.
 Import import_evidence(const std::filesystem::path& directory, const std::string& name,
                        const std::string& text, const BindingSources& from);
+
+/// Takes records out of a directory: each gets a last entry that says why, and its file goes. Errors:
+/// a name without a record, a record that is not what was recorded, no reason. Nothing is changed
+/// where anything is refused.
+Status retire_evidence(const std::filesystem::path& directory, std::span<const std::string> names,
+                       const std::string& why);
 
 /// The ledger of a directory; one without entries where there is none.
 Result<nlohmann::json> read_ledger(const std::filesystem::path& directory);

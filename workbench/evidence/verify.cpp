@@ -133,6 +133,14 @@ class Verifier {
 
   void verify_file(const std::string& file, const json& entry) {
     const std::size_t before = out_.findings.size();
+    if (text_of(entry, "bound_to") == kRetired) {
+      std::error_code error;
+      if (fs::exists(directory_ / file, error))
+        add({.file = file,
+             .state = EvidenceState::tampered,
+             .detail = "the ledger says that it was retired, and it is there"});
+      return;
+    }
     const auto text = read_file(directory_ / file);
     if (!text.ok()) {
       add({.file = file,
