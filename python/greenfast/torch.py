@@ -15,7 +15,9 @@ gradients are refused by name, before any work. There is no second derivative.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import sys
 import warnings
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad as _forward_ad
 from torch.nn import functional as _functional
+from torch.utils import _python_dispatch
 
 from . import _arrays, _core
 
@@ -30,7 +33,7 @@ __all__ = ["FallbackWarning", "replace_sdpa", "scaled_dot_product_attention"]
 
 Tensor = torch.Tensor
 _SDPA = _functional.scaled_dot_product_attention
-_is_compiling = torch.compiler.is_compiling
+_is_compiling, _is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 _is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
 _dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _increment_version = torch.autograd.graph.increment_version
@@ -166,12 +169,12 @@ def _readable(more: tuple[Any, ...]) -> bool:
     return True
 
 
-def _elsewhere(q: Tensor) -> bool:
-    """Whether q lies on a GPU that is not this thread's."""
+def _elsewhere(q: Tensor) -> bool | None:
+    """Whether q lies on a GPU that is not this thread's; None: there is one alone, and never need be asked again."""
     global _devices
     if _devices is None:
         _devices = torch.cuda.device_count()
-    return _devices > 1 and torch.cuda.current_device() != q.device.index
+    return None if _devices == 1 else torch.cuda.current_device() != q.device.index
 
 
 def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale: Any, v_scale: Any, scale: float | None, softcap: float,
@@ -205,12 +208,61 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
                        stream, out_dtype, return_lse, more)
 
 
-# A call that says no more than tensors, an output and a few numbers is read and checked in C: 0.6 us
-# less, 1.2 where the output is allocated (CPU, torch 2.15, 2026-11-24).
-if _DIRECT:
+# What the module asks PyTorch for at each call, in the order of its Direct (plain.cpp): library, symbol. Static functions without
+# arguments, functions of one const at::Tensor&, and a member of TensorImpl: the address of the one, or what lies there, is all they take.
+_SYMBOLS = (
+    ("torch_cpu", "aoti_torch_grad_mode_is_enabled"),
+    ("c10", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv"),
+    ("torch_cpu", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"),
+    ("torch_cpu", "_ZN2at6native6is_negERKNS_6TensorE"),
+    ("torch_cpu", "_ZN2at6native12is_inferenceERKNS_6TensorE"),
+    ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
+    ("torch_cpu", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"),
+)
+
+
+def _direct_answers() -> tuple[int, ...] | None:
+    """Addresses of PyTorch's own answers, which take hardly any of the time that they take through Python; None where this PyTorch does not
+    have all of them, or one says something else than Python's. They are tried on tensors of each kind, outside whatever modes are on."""
+    try:
+        libraries = {name: ctypes.CDLL(f"lib{name}.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY) for name, _ in _SYMBOLS}
+        found = tuple(ctypes.cast(getattr(libraries[name], symbol), ctypes.c_void_p).value or 0 for name, symbol in _SYMBOLS)
+        with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+            plain, learns = torch.zeros(2, device="cpu"), torch.zeros(2, device="cpu", requires_grad=True)
+            with torch.inference_mode():
+                still = torch.zeros(2, device="cpu")
+            for x in (plain, learns, learns * 2, plain[1:], torch._neg_view(plain), torch.nn.Parameter(plain, False), still):
+                for grad in (True, False):
+                    before = 0 if x.is_inference() else x._version
+                    with torch.set_grad_enabled(grad):
+                        told = _core.peek(found, x)
+                    if (told[0], *told[3:]) != (grad, x.is_neg(), x.is_inference(), x.requires_grad) or told[1] != _dispatch_modes():
+                        return None
+                    if not x.is_inference() and x._version != before + 1:
+                        return None
+            with _python_dispatch.TorchDispatchMode():
+                if _core.peek(found, plain)[1] != _dispatch_modes():
+                    return None
+        before = torch._C._len_torch_function_stack()
+        with torch.overrides.TorchFunctionMode():
+            with torch._C.DisableTorchFunction():
+                if _core.peek(found, plain)[2] != before + 1:
+                    return None
+        return found
+    except Exception:  # whatever is missing or different there: Python's functions answer
+        return None
+
+
+def _ready(addresses: tuple[int, ...] | None) -> None:
     _core.plain_ready(torch.Tensor, torch.nn.Parameter, _is_grad_enabled, _dispatch_modes, _trace, torch.Tensor.is_neg, torch.empty_like, _scratch,
-                      _elsewhere, _forward_ad, torch._C._increment_version)
-    sys.modules[__package__]._is_compiling, sys.modules[__package__]._shortcut = _is_compiling, _core.plain
+                      _elsewhere, vars(_forward_ad), torch._C._increment_version, vars(torch.compiler), _is_any_autocast_enabled, addresses)
+
+
+# A call that says no more than tensors, an output and a few numbers is read and checked in C.
+_ADDRESSES = _direct_answers() if _DIRECT else None
+if _DIRECT:
+    _ready(_ADDRESSES)
+    sys.modules[__package__]._is_dynamo_compiling, sys.modules[__package__]._shortcut = _is_dynamo_compiling, _core.plain
 
 
 def _learns(more: tuple[Any, ...]) -> bool:
@@ -798,17 +850,22 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     """
     if fallback != "torch" and fallback != "error":
         raise ValueError(f"fallback is {fallback!r}: 'torch' or 'error' is possible")
-    if (not _is_compiling() and attn_mask is None and dropout_p == 0.0 and type(query) in _EXACT and type(key) in _EXACT
-            and type(value) in _EXACT and query.dtype in _FLOATS and not _layered() and not _is_any_autocast_enabled()
-            and not (_is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))):
+    if attn_mask is None and dropout_p == 0.0 and not _is_dynamo_compiling():
         # The common case. Whether it is one, the library finds out faster than Python; what it refuses is looked at below.
-        try:
-            if enable_gqa or query.size(1) == key.size(1):
-                out = torch.empty_like(query)
-                _run(query, key, value, out, None, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None)
-                return out
-        except (TypeError, ValueError, RuntimeError, IndexError):
-            pass
+        if _DIRECT:
+            done = _core.plain_sdpa(query, key, value, is_causal, scale, enable_gqa)
+            if done is not NotImplemented:
+                return done
+        elif (not _is_compiling() and type(query) in _EXACT and type(key) in _EXACT
+              and type(value) in _EXACT and query.dtype in _FLOATS and not _layered() and not _is_any_autocast_enabled()
+              and not (_is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))):
+            try:
+                if enable_gqa or query.size(1) == key.size(1):
+                    out = torch.empty_like(query)
+                    _run(query, key, value, out, None, None, None, None, scale, 0.0, -1, 0 if is_causal else -1, _TOP_LEFT, 0, None, False, None)
+                    return out
+            except (TypeError, ValueError, RuntimeError, IndexError):
+                pass
     reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is None:
         q, k, v, mask = query, key, value, attn_mask

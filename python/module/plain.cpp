@@ -5,34 +5,72 @@
 namespace greenfast::python {
 namespace {
 
-// As greenfast/__init__.py passes them.
-enum PlainArgument {
-  kPlainQ,
-  kPlainK,
-  kPlainV,
-  kPlainOut,
-  kPlainScale,
-  kPlainCausal,
-  kPlainSoftcap,
-  kPlainVariant,
-  kPlainInvariant,
-  kPlainLayout,
-  kPlainFeatures,   // a dict
-  kPlainReturnLse,  // False, as the next seven are None, where the call is plain
-  kPlainNone,
-  kPlainArguments = kPlainNone + 8
-};
-
 // What PyTorch is asked for. Held for the life of the process.
 struct Asked {
   std::array<PyTypeObject*, 2> types{};
   PyObject *is_grad_enabled = nullptr, *dispatch_modes = nullptr, *trace = nullptr;
   PyObject *is_neg = nullptr, *empty_like = nullptr, *scratch = nullptr, *elsewhere = nullptr;
-  PyObject *forward_ad = nullptr, *increment_version = nullptr;
-  PyObject *level = nullptr, *requires_grad = nullptr, *minus_one = nullptr, *zero = nullptr,
-           *two = nullptr;
+  PyObject* increment_version = nullptr;
+  PyObject *forward_ad = nullptr, *compiler = nullptr;  // dictionaries of modules
+  PyObject* autocast = nullptr;
+  PyObject *level = nullptr, *requires_grad = nullptr, *compiling = nullptr,
+           *implementation = nullptr;
+  PyObject *minus_one = nullptr, *zero = nullptr, *two = nullptr, *no_softcap = nullptr;
+  bool one_gpu = false;
 };
 Asked asked;
+
+// The same questions put to PyTorch's own C++ functions, where greenfast/torch.py found and tried
+// them. Through Python each is_neg takes 0.06 us, since it gives the GIL back, and requires_grad
+// 0.02 (PyTorch 2.15, 2-core Xeon, 2026-11-25); a call asks both of four tensors.
+struct Direct {
+  using Tensor = void* const;  // at::Tensor: a pointer to the TensorImpl, which _cdata gives
+  bool (*is_grad_enabled)() = nullptr;
+  std::int64_t (*dispatch_modes)() = nullptr;
+  std::int64_t (*function_modes)() = nullptr;
+  bool (*is_neg)(Tensor&) = nullptr;
+  bool (*is_inference)(Tensor&) = nullptr;
+  bool (*requires_grad)(const void*) = nullptr;  // a member of TensorImpl
+  void (*bump_version)(Tensor&) = nullptr;
+};
+Direct direct;
+constexpr int kDirect = 7;
+
+bool read_direct(PyObject* addresses, Direct& to) {
+  if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != kDirect)
+    return fail(PyExc_TypeError, text("expected a tuple of ", kDirect, " addresses"));
+  std::array<void*, kDirect> at{};
+  for (int i = 0; i < kDirect; ++i) {
+    at[i] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, i));
+    if (at[i] == nullptr)
+      return PyErr_Occurred() == nullptr ? fail(PyExc_ValueError, "an address is null") : false;
+  }
+  const auto set = [](auto& function, void* address) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(address);
+  };
+  set(to.is_grad_enabled, at[0]);
+  set(to.dispatch_modes, at[1]);
+  set(to.function_modes, at[2]);
+  set(to.is_neg, at[3]);
+  set(to.is_inference, at[4]);
+  set(to.requires_grad, at[5]);
+  set(to.bump_version, at[6]);
+  return true;
+}
+
+// _cdata of a tensor of exactly PyTorch's types, by its descriptor. Null: it has none, and no
+// exception is set.
+void* implementation_of(PyObject* tensor, PyObject* descriptor) {
+  const auto get =
+      reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_get));
+  PyObject* number = get != nullptr
+                         ? get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)))
+                         : nullptr;
+  void* at = number != nullptr ? PyLong_AsVoidPtr(number) : nullptr;
+  Py_XDECREF(number);
+  if (at == nullptr) PyErr_Clear();
+  return at;
+}
 
 bool of_torch(PyObject* x) { return Py_TYPE(x) == asked.types[0] || Py_TYPE(x) == asked.types[1]; }
 
@@ -50,44 +88,98 @@ bool answers(PyObject* question, PyObject* about, PyObject* wanted) {
   return answers(PyObject_CallFunctionObjArgs(question, about, nullptr), wanted);
 }
 
-bool said_nothing_more(PyObject* const* args) {
-  for (int i = kPlainNone; i < kPlainArguments; ++i)
-    if (args[i] != Py_None) return false;
-  const auto is_bool = [](PyObject* x) { return x == Py_True || x == Py_False; };
-  return args[kPlainReturnLse] == Py_False && is_bool(args[kPlainCausal]) &&
-         is_bool(args[kPlainInvariant]) && PyDict_Size(args[kPlainFeatures]) == 0 &&
-         PyUnicode_Check(args[kPlainLayout]) &&
-         PyUnicode_CompareWithASCIIString(args[kPlainLayout], "bhsd") == 0;
+// The four tensors of a call, the last of which may be None, and what else it says.
+struct Said {
+  std::array<PyObject*, 4> tensors{};  // Q, K, V, the output
+  PyObject *scale = Py_None, *softcap = nullptr, *variant = Py_None;
+  bool causal = false, invariant = false;
+  bool grouped = true;  // K and V may have fewer heads than Q
+  int count() const { return given(tensors[3]) ? 4 : 3; }
+};
+
+bool read_bool(PyObject* value, bool& out) {
+  out = value == Py_True;
+  return out || value == Py_False;
 }
 
-// Nobody watches operators, nobody wants gradients, and what memory holds is what tensors say.
-bool tensors_are_plain(PyObject* const* args) {
-  const int last = args[kPlainOut] == Py_None ? kPlainV : kPlainOut;
-  for (int i = kPlainQ; i <= last; ++i)
-    if (!of_torch(args[i])) return false;
-  if (!answers(PyObject_CallNoArgs(asked.trace), Py_None)) return false;
+// A keyword of attention. False: more is said than a plain call says.
+bool read_option(PyObject* name, PyObject* value, Said& out) {
+  const auto is = [name](const char* word) {
+    return PyUnicode_CompareWithASCIIString(name, word) == 0;
+  };
+  bool none = false;
+  if (is("causal")) return read_bool(value, out.causal);
+  if (is("scale")) return out.scale = value, true;
+  if (is("softcap")) return out.softcap = value, true;
+  if (is("variant")) return out.variant = value, true;
+  if (is("batch_invariant")) return read_bool(value, out.invariant);
+  if (is("return_lse")) return read_bool(value, none) && !none;
+  if (is("layout"))
+    return PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, "bhsd") == 0;
+  for (const char* word :
+       {"window", "align", "lse", "q_scale", "k_scale", "v_scale", "out_dtype", "stream"})
+    if (is(word)) return value == Py_None;
+  return false;
+}
+
+bool read_options(PyObject* options, Said& out) {
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(options, &at, &name, &value))
+    if (!read_option(name, value, out)) return false;
+  return true;
+}
+
+bool no_dispatch_modes() {
   PyObject* modes = PyObject_CallNoArgs(asked.dispatch_modes);
-  const bool watched = modes == nullptr || PyLong_AsLong(modes) != 0;
+  const bool none = modes != nullptr && PyLong_AsLong(modes) == 0;
   Py_XDECREF(modes);
-  if (watched) {
-    PyErr_Clear();
+  if (!none) PyErr_Clear();
+  return none;
+}
+
+// Whether this thread's tensors and operators are watched by modes. They see each question that is
+// put in Python, and may answer it: so they are asked there.
+bool may_ask_directly() { return direct.is_neg != nullptr && direct.function_modes() == 0; }
+
+// Nobody watches operators, nobody wants gradients, and what memory holds is what tensors say.
+bool tensors_are_plain(const Said& said) {
+  for (int i = 0; i < said.count(); ++i)
+    if (!of_torch(said.tensors[i])) return false;
+  if (PyDict_GetItemWithError(asked.compiler, asked.compiling) != Py_False ||
+      !answers(PyObject_CallNoArgs(asked.trace), Py_None))
     return false;
-  }
   // -1 where forward-mode derivatives are not asked for.
-  PyObject* level = PyObject_GetAttr(asked.forward_ad, asked.level);
-  const bool forward = level == nullptr || PyLong_AsLong(level) >= 0;
-  Py_XDECREF(level);
-  if (forward) return false;
+  PyObject* level = PyDict_GetItemWithError(asked.forward_ad, asked.level);
+  if (level == nullptr || PyLong_AsLong(level) >= 0) return PyErr_Clear(), false;
+
+  if (may_ask_directly()) {
+    if (direct.dispatch_modes() != 0) return false;
+    const bool learns = direct.is_grad_enabled();
+    for (int i = 0; i < said.count(); ++i) {
+      void* const at = implementation_of(said.tensors[i], asked.implementation);
+      if (at == nullptr || direct.is_neg(at) || (learns && direct.requires_grad(at))) return false;
+    }
+    return true;
+  }
+  if (!no_dispatch_modes()) return false;
   if (!answers(PyObject_CallNoArgs(asked.is_grad_enabled), Py_False))
-    for (int i = kPlainQ; i <= last; ++i)
-      if (!answers(PyObject_GetAttr(args[i], asked.requires_grad), Py_False)) return false;
-  for (int i = kPlainQ; i <= last; ++i)
-    if (!answers(asked.is_neg, args[i], Py_False)) return false;
+    for (int i = 0; i < said.count(); ++i)
+      if (!answers(PyObject_GetAttr(said.tensors[i], asked.requires_grad), Py_False)) return false;
+  for (int i = 0; i < said.count(); ++i)
+    if (!answers(asked.is_neg, said.tensors[i], Py_False)) return false;
   return true;
 }
 
 // The caller's memory holds something else now: backward of who saved it before raises.
 bool tell_written(PyObject* out) {
+  if (may_ask_directly()) {
+    void* const at = implementation_of(out, asked.implementation);
+    if (at != nullptr) {
+      if (!direct.is_inference(at)) direct.bump_version(at);  // those of inference have no version
+      return true;
+    }
+  }
   PyObject* written = PyTuple_Pack(1, out);
   PyObject* done = written != nullptr
                        ? PyObject_CallFunctionObjArgs(asked.increment_version, written, nullptr)
@@ -97,75 +189,51 @@ bool tell_written(PyObject* out) {
   return done != nullptr;
 }
 
+// Whether q lies on the GPU that is this thread's. None says that there is one alone.
+bool is_here(PyObject* q) {
+  if (asked.one_gpu) return true;
+  PyObject* elsewhere = PyObject_CallFunctionObjArgs(asked.elsewhere, q, nullptr);
+  if (elsewhere == Py_None) asked.one_gpu = true;
+  const bool here = elsewhere == Py_None || elsewhere == Py_False;
+  Py_XDECREF(elsewhere);
+  return here;
+}
+
 PyObject* not_plain() {
   PyErr_Clear();
   return Py_NewRef(Py_NotImplemented);
 }
 
-}  // namespace
-
-PyObject* py_plain_ready(PyObject*, PyObject* args) {
-  PyObject *first = nullptr, *second = nullptr;
-  Asked a;
-  if (!PyArg_ParseTuple(args, "OOOOOOOOOOO", &first, &second, &a.is_grad_enabled, &a.dispatch_modes,
-                        &a.trace, &a.is_neg, &a.empty_like, &a.scratch, &a.elsewhere, &a.forward_ad,
-                        &a.increment_version))
-    return nullptr;
-  if (!PyType_Check(first) || !PyType_Check(second)) {
-    PyErr_SetString(PyExc_TypeError, "two types of tensors are expected");
-    return nullptr;
-  }
-  a.types = {reinterpret_cast<PyTypeObject*>(first), reinterpret_cast<PyTypeObject*>(second)};
-  for (PyObject* held : {first, second, a.is_grad_enabled, a.dispatch_modes, a.trace, a.is_neg,
-                         a.empty_like, a.scratch, a.elsewhere, a.forward_ad, a.increment_version})
-    Py_INCREF(held);
-  a.level = PyUnicode_InternFromString("_current_level");
-  a.requires_grad = PyUnicode_InternFromString("requires_grad");
-  a.minus_one = PyLong_FromLong(-1);
-  a.zero = PyLong_FromLong(0);
-  a.two = PyLong_FromLong(2);
-  if (a.level == nullptr || a.requires_grad == nullptr || a.minus_one == nullptr ||
-      a.zero == nullptr || a.two == nullptr)
-    return nullptr;
-  asked = a;
-  Py_RETURN_NONE;
-}
-
-PyObject* py_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != kPlainArguments)
-    return fail(PyExc_TypeError,
-                text("expected ", static_cast<int>(kPlainArguments), " arguments, got ", count)),
-           nullptr;
-  if (asked.is_neg == nullptr || !said_nothing_more(args) || !tensors_are_plain(args))
-    return not_plain();
-
-  const bool made = args[kPlainOut] == Py_None;
-  PyObject* out = made ? PyObject_CallFunctionObjArgs(asked.empty_like, args[kPlainQ], nullptr)
-                       : args[kPlainOut];
+// The output; NotImplemented where the call is not plain. What the library refuses is raised.
+PyObject* run_plain(const Said& said, PyObject* align) {
+  PyObject* const q = said.tensors[0];
+  const bool made = !given(said.tensors[3]);
+  PyObject* out =
+      made ? PyObject_CallFunctionObjArgs(asked.empty_like, q, nullptr) : said.tensors[3];
   if (out == nullptr) return not_plain();
   if (!made) Py_INCREF(out);
 
   std::array<PyObject*, kArguments> of_call;
   of_call.fill(Py_None);
-  of_call[kQ] = args[kPlainQ];
-  of_call[kK] = args[kPlainK];
-  of_call[kV] = args[kPlainV];
+  of_call[kQ] = q;
+  of_call[kK] = said.tensors[1];
+  of_call[kV] = said.tensors[2];
   of_call[kOut] = out;
-  of_call[kScale] = args[kPlainScale];
-  of_call[kSoftcap] = args[kPlainSoftcap];
+  of_call[kScale] = said.scale;
+  of_call[kSoftcap] = said.softcap != nullptr ? said.softcap : asked.no_softcap;
   of_call[kLeft] = asked.minus_one;
-  of_call[kRight] = args[kPlainCausal] == Py_True ? asked.zero : asked.minus_one;
-  of_call[kAlign] = asked.two;
+  of_call[kRight] = said.causal ? asked.zero : asked.minus_one;
+  of_call[kAlign] = align;
   of_call[kBshd] = asked.zero;
-  of_call[kVariant] = args[kPlainVariant];
-  of_call[kBatchInvariant] = args[kPlainInvariant];
+  of_call[kVariant] = said.variant;
+  of_call[kBatchInvariant] = said.invariant ? Py_True : Py_False;
   of_call[kAllocate] = asked.scratch;
   Call call;
-  const bool plain =
-      read_call(of_call.data(), kArguments, call) &&
-      // An output of e4m3's own type is not what is asked for where none is given.
-      !(made && call.q.dtype == DType::e4m3) &&
-      (call.options.device == DeviceKind::cpu || answers(asked.elsewhere, args[kPlainQ], Py_False));
+  const bool plain = read_call(of_call.data(), kArguments, call) &&
+                     // An output of e4m3's own type is not what is asked for where none is given.
+                     !(made && call.q.dtype == DType::e4m3) &&
+                     (said.grouped || call.problem.heads_q == call.problem.heads_kv) &&
+                     (call.options.device == DeviceKind::cpu || is_here(q));
   if (!plain) {
     Py_DECREF(out);
     return not_plain();
@@ -173,6 +241,90 @@ PyObject* py_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (run(call, asked.scratch) && (made || tell_written(out))) return out;
   Py_DECREF(out);
   return nullptr;
+}
+
+}  // namespace
+
+PyObject* py_peek(PyObject*, PyObject* args) {
+  PyObject *addresses = nullptr, *tensor = nullptr;
+  Direct found;
+  if (!PyArg_ParseTuple(args, "OO", &addresses, &tensor) || !read_direct(addresses, found))
+    return nullptr;
+  PyObject* descriptor =
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(tensor)), "_cdata");
+  if (descriptor == nullptr) return nullptr;
+  void* const at = implementation_of(tensor, descriptor);
+  Py_DECREF(descriptor);
+  if (at == nullptr) return fail(PyExc_TypeError, "the tensor's _cdata is no address"), nullptr;
+  const bool inference = found.is_inference(at);
+  if (!inference) found.bump_version(at);
+  const auto truth = [](bool x) { return x ? Py_True : Py_False; };
+  return Py_BuildValue("(OLLOOO)", truth(found.is_grad_enabled()),
+                       static_cast<long long>(found.dispatch_modes()),
+                       static_cast<long long>(found.function_modes()), truth(found.is_neg(at)),
+                       truth(inference), truth(found.requires_grad(at)));
+}
+
+PyObject* py_plain_ready(PyObject*, PyObject* args) {
+  PyObject *first = nullptr, *second = nullptr, *addresses = nullptr;
+  Asked a;
+  Direct found;
+  if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOOO", &first, &second, &a.is_grad_enabled,
+                        &a.dispatch_modes, &a.trace, &a.is_neg, &a.empty_like, &a.scratch,
+                        &a.elsewhere, &a.forward_ad, &a.increment_version, &a.compiler, &a.autocast,
+                        &addresses))
+    return nullptr;
+  if (!PyType_Check(first) || !PyType_Check(second)) {
+    PyErr_SetString(PyExc_TypeError, "two types of tensors are expected");
+    return nullptr;
+  }
+  if (!PyDict_Check(a.forward_ad) || !PyDict_Check(a.compiler))
+    return fail(PyExc_TypeError, "the dictionaries of two modules are expected"), nullptr;
+  if (given(addresses) && !read_direct(addresses, found)) return nullptr;
+  a.types = {reinterpret_cast<PyTypeObject*>(first), reinterpret_cast<PyTypeObject*>(second)};
+  for (PyObject* held :
+       {first, second, a.is_grad_enabled, a.dispatch_modes, a.trace, a.is_neg, a.empty_like,
+        a.scratch, a.elsewhere, a.forward_ad, a.increment_version, a.compiler, a.autocast})
+    Py_INCREF(held);
+  a.level = PyUnicode_InternFromString("_current_level");
+  a.requires_grad = PyUnicode_InternFromString("requires_grad");
+  a.compiling = PyUnicode_InternFromString("_is_compiling_flag");
+  a.implementation = PyObject_GetAttrString(first, "_cdata");
+  a.minus_one = PyLong_FromLong(-1);
+  a.zero = PyLong_FromLong(0);
+  a.two = PyLong_FromLong(2);
+  a.no_softcap = PyFloat_FromDouble(0.0);
+  for (const PyObject* made : {a.level, a.requires_grad, a.compiling, a.implementation, a.minus_one,
+                               a.zero, a.two, a.no_softcap})
+    if (made == nullptr) return nullptr;
+  asked = a;
+  direct = found;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5 || !PyDict_Check(args[4]))
+    return fail(PyExc_TypeError, "expected q, k, v, out and a dict of options"), nullptr;
+  Said said{.tensors = {args[0], args[1], args[2], args[3]}};
+  if (asked.is_neg == nullptr || !read_options(args[4], said) || !tensors_are_plain(said))
+    return not_plain();
+  return run_plain(said, asked.two);
+}
+
+PyObject* py_plain_sdpa(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6)
+    return fail(PyExc_TypeError, "expected q, k, v, is_causal, scale and enable_gqa"), nullptr;
+  Said said{.tensors = {args[0], args[1], args[2], Py_None}, .scale = args[4]};
+  if (asked.is_neg == nullptr || !read_bool(args[3], said.causal) ||
+      !read_bool(args[5], said.grouped) ||
+      !answers(PyObject_CallNoArgs(asked.autocast), Py_False) || !tensors_are_plain(said))
+    return not_plain();
+  PyObject* out = run_plain(said, asked.zero);
+  // What the library refuses goes to PyTorch, or is refused by what knows all of the call.
+  if (out == nullptr)
+    for (PyObject* kind : {PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError})
+      if (PyErr_ExceptionMatches(kind)) return not_plain();
+  return out;
 }
 
 }  // namespace greenfast::python

@@ -29,7 +29,17 @@ def step(model):
 def test_a_step_of_flux_is_the_native_one(flux, monkeypatch):
     expected = step(flux)
     calls = []
-    monkeypatch.setattr(greenfast.torch._core, "attention", lambda *args, real=greenfast.torch._core.attention: calls.append(real(*args)))
+
+    def counted(name):
+        def call(*arguments, real=getattr(greenfast.torch._core, name)):
+            answer = real(*arguments)
+            if answer is not NotImplemented:
+                calls.append(name)
+            return answer
+        monkeypatch.setattr(greenfast.torch._core, name, call)
+
+    counted("attention")
+    counted("plain_sdpa")
     with warnings.catch_warnings():
         warnings.simplefilter("error", greenfast.torch.FallbackWarning)
         flux.set_attention_backend("greenfast")

@@ -1,5 +1,8 @@
 """What serving needs of greenfast.attention, with NumPy alone: masks, sinks, ALiBi, chunks, lengths, pages."""
+import copy
+import functools
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -263,3 +266,25 @@ def test_help_names_every_argument():
     for function in (greenfast.attention, greenfast.explain):
         assert set(greenfast.Features.__annotations__) <= set(inspect.signature(function).parameters)
     assert set(greenfast.Features.__annotations__) == set(greenfast._arrays.FEATURES)
+
+
+def test_the_call_has_its_name_its_signature_and_its_errors():
+    q, k, v = reference.inputs()
+    f = greenfast.attention
+    assert f is pickle.loads(pickle.dumps(f)) and f is copy.deepcopy(f) and inspect.isfunction(f)
+    assert (f.__name__, f.__qualname__, f.__module__) == ("attention", "attention", "greenfast") and f.__doc__.startswith("softmax")
+    assert inspect.signature(functools.wraps(f)(lambda *x: 0)) == inspect.signature(f)
+    parameters = inspect.signature(f).parameters
+    assert list(parameters)[:5] == ["q", "k", "v", "out", "scale"] and parameters["layout"].default == "bhsd"
+    assert all((x.kind is x.KEYWORD_ONLY) == (name not in "qkv") for name, x in parameters.items())
+    want = f(q, k, v, scale=0.3, softcap=2.0)
+    assert (f(softcap=2.0, v=v, scale=0.3, k=k, q=q) == want).all()
+    assert (functools.partial(f, q, softcap=2.0)(k, v, **{"scale": 0.3}) == want).all()
+    for call, words in ((lambda: f(q, k, v, q), r"^attention\(\) takes 3 positional arguments but 4 were given$"),
+                        (lambda: f(q, k), r"^attention\(\) missing 1 required positional argument: 'v'$"),
+                        (lambda: f(q, k, v, q=q), r"^attention\(\) got multiple values for argument 'q'$"),
+                        (lambda: f(q, k, v, sink=1), r"^attention\(\) got an unexpected keyword argument 'sink': is 'sinks' meant\?$"),
+                        (lambda: f(q, k, v, whatever=None), r"^attention\(\) got an unexpected keyword argument 'whatever'$"),
+                        (lambda: f(q, k, v, **{3: 4}), "keywords must be strings")):
+        with pytest.raises(TypeError, match=words):
+            call()

@@ -20,14 +20,20 @@ def tensors(dtype=torch.float32, **shape):
     return tuple(torch.from_numpy(x).to(dtype) for x in reference.inputs(**shape))
 
 
-@pytest.fixture(params=["table", "attributes"])
+@pytest.fixture(params=["table", "asked in Python", "attributes"])
 def either_way(request, monkeypatch):
-    """Tensors are read through DLPack's table, and attribute by attribute as before PyTorch 2.10."""
+    """Tensors are read through DLPack's table, and what else there is to know of them is asked of PyTorch's C++ functions or of Python's;
+    attribute by attribute as before PyTorch 2.10."""
     if request.param == "attributes":
         monkeypatch.setattr(gt, "_DIRECT", False)
         monkeypatch.setattr(greenfast, "_shortcut", None)
     elif not gt._DIRECT:
         pytest.skip("this PyTorch has no table")
+    elif request.param == "asked in Python":
+        gt._ready(None)
+    yield
+    if gt._DIRECT:
+        gt._ready(gt._ADDRESSES)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +67,7 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_short_way_takes_plain_calls_and_nothing_else(monkeypatch):
+def test_the_short_way_takes_plain_calls_and_nothing_else(either_way, monkeypatch):
     if greenfast._shortcut is None:
         pytest.skip("this PyTorch has no table")
     answers = []
@@ -75,14 +81,15 @@ def test_the_short_way_takes_plain_calls_and_nothing_else(monkeypatch):
     wide = torch.randn(*v.shape[:3], 16)
     learns, negated = q.clone().requires_grad_(), torch._neg_view(q)
     plain = [(q, k, v, {}), (q, k, v, {"out": torch.empty_like(q)}), (q, k, v, {"scale": 0.3, "softcap": 2.0}), (q, q, q, {"causal": True}),
-             (q, k, v, {"variant": "cpu.naive"}), (q, k, v, {"batch_invariant": True}), (torch.nn.Parameter(q, requires_grad=False), k, v, {})]
+             (q, k, v, {"variant": "cpu.naive"}), (q, k, v, {"batch_invariant": True}), (q, k, v, {"window": None, "align": None, "lse": None, "return_lse": False, "layout": "bhsd", "stream": None,
+              "q_scale": None, "out_dtype": None, "out": None}), (torch.nn.Parameter(q, requires_grad=False), k, v, {})]
     other = [(q, k, v, {"return_lse": True}), (q, k, v, {"window": (2, 0), "align": "top_left"}), (q, k, v, {"align": "top_left", "causal": True}),
              (q, k, wide, {}), (learns, k, v, {}), (q, k, v, {"sinks": torch.zeros(q.shape[1])}), (q, k, v, {"stream": 0}),
              (q, k, v, {"out_dtype": torch.float32}), (q, k, v, {"lse": torch.empty(q.shape[:3])}),
              (*(x.transpose(1, 2) for x in (q, k, v)), {"layout": "bshd"}), (q.numpy(), k.numpy(), v.numpy(), {})]
     refused = [(q, k[:, :, :, :-8], v, {}), (q, k.half(), v, {}), (q, k, v, {"variant": "cpu.nothing"}), (q, k[:, :, 1:], v[:, :, 1:], {"causal": True}),
                (q.to_sparse(), k, v, {}), (q.to("meta"), k, v, {}), (q, k, v, {"out": torch.empty(1)}), (q, k, v, {"scale": "a"}),
-               (q, k, v, {"causal": "yes", "layout": 3}), (q, k, v, {"out": negated}), (negated, k, v, {})]
+               (q, k, v, {"causal": "yes", "layout": 3}), (q, k, v, {"out": negated}), (negated, k, v, {}), (q, k, v, {"sink": 1}), (q, k, v, {"out": learns}), (q, k, v, {"return_lse": None, "window": 3})]
 
     def outcome(q, k, v, options):
         try:
@@ -110,6 +117,128 @@ def test_the_short_way_takes_plain_calls_and_nothing_else(monkeypatch):
     with torch.no_grad():
         assert torch.equal(greenfast.attention(learns, k, v), greenfast.attention(q, k, v))
     assert [answer is not NotImplemented for answer in answers] == [False, True, True]
+
+
+def negated_tensors():
+    """Tensors whose bytes are not their values, most of which PyTorch does not know as views."""
+    q = tensors()[0]
+    by_metadata = q.clone()
+    torch._C._set_tensor_metadata(by_metadata, {"neg": True})
+    with torch.inference_mode():
+        at_rest = torch._neg_view(q.clone())
+    yield from (torch._neg_view(q), torch._neg_view(q).data, torch._neg_view(q).detach(), torch.complex(q, q).conj().imag, by_metadata, at_rest,
+                torch.nn.Parameter(torch._neg_view(q), requires_grad=False), torch._neg_view(q)[:, :, 1:])
+
+
+def test_a_negated_tensor_is_never_read_as_it_lies(either_way):
+    plain = tensors()[0]
+    for x in negated_tensors():
+        assert x.is_neg()
+        y = plain[:, :, :x.shape[2]]
+        for call in (lambda: greenfast.attention(x, y, y), lambda: greenfast.attention(y, x, y), lambda: greenfast.attention(y, y, x),
+                     lambda: greenfast.attention(y, y, y, out=x)):
+            with pytest.raises(TypeError, match="negated"):
+                call()
+        for arguments in ((x, y, y), (y, x, y), (y, y, x)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.testing.assert_close(gt.scaled_dot_product_attention(*arguments), SDPA(*arguments), atol=2e-6, rtol=1e-5)
+
+
+def test_pytorchs_own_functions_answer_here():
+    """Where they are missing calls are right and slower: this notices."""
+    if not gt._DIRECT or not sys.platform.startswith("linux"):
+        pytest.skip("this PyTorch has no table")
+    assert gt._ADDRESSES is not None and gt._direct_answers() == gt._ADDRESSES
+    # As it would be with functions that say something else: none is relied on.
+    wrong = (*gt._ADDRESSES[:3], gt._ADDRESSES[4], gt._ADDRESSES[3], *gt._ADDRESSES[5:])
+    assert gt._core.peek(wrong, torch._neg_view(torch.zeros(1)))[3:5] == (False, True)
+    for bad in ((), (0,) * 7, gt._ADDRESSES[:6], None):
+        with pytest.raises((TypeError, ValueError)):
+            gt._core.peek(bad, torch.zeros(1))
+    with pytest.raises(AttributeError):
+        gt._core.peek(gt._ADDRESSES, np.zeros(1))
+
+
+@pytest.mark.parametrize("before", [
+    "torch.set_default_device('meta')", "context = torch.device('meta'); context.__enter__()", "torch.set_grad_enabled(False)",
+    "mode = torch.inference_mode(); mode.__enter__()",
+    "from torch._subclasses.fake_tensor import FakeTensorMode; mode = FakeTensorMode(); mode.__enter__()"])
+def test_pytorchs_own_functions_are_found_whatever_mode_the_import_meets(before):
+    code = f"import torch\n{before}\nimport greenfast.torch as gt\nassert not gt._DIRECT or gt._ADDRESSES is not None"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Seen(torch.overrides.TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(getattr(function, "__name__", str(function)))
+        return function(*args, **(kwargs or {}))
+
+
+class Liar(torch.overrides.TorchFunctionMode):
+    """Numbers that are no addresses, and tensors that are no plain ones."""
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor._cdata.__get__:
+            return 12345
+        return True if function is torch.Tensor.is_neg else function(*args, **(kwargs or {}))
+
+
+def test_function_modes_are_asked_and_change_nothing(either_way):
+    q, k, v = tensors()
+    out = torch.empty_like(q)
+    want = greenfast.attention(q, k, v)
+    with Seen() as seen:
+        assert greenfast.attention(q, k, v, out=out) is out and torch.equal(out, want)
+        assert torch.equal(greenfast.attention(q, k, v), want)
+        assert torch.equal(gt.scaled_dot_product_attention(q, k, v, enable_gqa=True), want)
+    assert "is_neg" in seen.names and "empty_like" in seen.names
+    with Liar(), pytest.raises(TypeError, match="negated"):
+        greenfast.attention(q, k, v)
+    with torch.device("meta"):
+        assert torch.equal(greenfast.attention(q, k, v), want)
+    with torch._C.DisableTorchFunction():
+        assert torch.equal(greenfast.attention(q, k, v), want)
+
+
+class Dispatched(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError("the operator was seen")
+
+
+def test_subclasses_modes_and_traces_are_not_the_short_ways(either_way):
+    q, k, v = tensors()
+    for which in range(3):
+        three = [q, k, v]
+        three[which] = three[which].as_subclass(Dispatched)
+        with pytest.raises(AssertionError, match="was seen"):
+            greenfast.attention(*three)
+    seen = []
+
+    class Counted(Watch):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return super().__torch_dispatch__(function, types, args, kwargs)
+
+    with Counted():
+        greenfast.attention(q, k, v)
+        gt.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert seen.count("greenfast.sdpa.default") == 2
+    from torch.fx.experimental.proxy_tensor import make_fx
+    graph = make_fx(lambda *x: greenfast.attention(*x))(q, k, v)
+    assert "greenfast" in graph.code
+    with torch.compiler._compile_session_context() if hasattr(torch.compiler, "_compile_session_context") else torch.no_grad():
+        assert torch.equal(greenfast.attention(q, k, v), graph(q, k, v))
+    for grad in (True, False):
+        learns = q.clone().requires_grad_()
+        with torch.set_grad_enabled(grad):
+            assert greenfast.attention(learns, k, v).requires_grad == grad
+            assert gt.scaled_dot_product_attention(learns, k, v, enable_gqa=True).requires_grad == grad
+            assert greenfast.attention(learns * 2, k, v).requires_grad == grad
 
 
 def test_the_output_has_the_order_of_q(either_way):
@@ -378,6 +507,7 @@ def test_a_problem_that_no_kernel_takes_goes_to_torch_in_the_librarys_words(monk
         raise NotImplementedError("no variant takes this")
     q, k, v = tensors(heads=2)
     monkeypatch.setattr(gt._core, "attention", refuses)
+    monkeypatch.setattr(gt._core, "plain_sdpa", lambda *arguments: NotImplemented)
     with pytest.warns(gt.FallbackWarning, match="no variant takes this"):
         assert torch.equal(gt.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
     with pytest.raises(NotImplementedError, match="no variant"):
