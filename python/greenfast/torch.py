@@ -15,9 +15,7 @@ gradients are refused by name, before any work. There is no second derivative.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
 import sys
 import warnings
 from typing import Any
@@ -25,7 +23,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad as _forward_ad
 from torch.nn import functional as _functional
-from torch.utils import _python_dispatch
 
 from . import _arrays, _core
 
@@ -208,60 +205,10 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
                        stream, out_dtype, return_lse, more)
 
 
-# What the module asks PyTorch for at each call, in the order of its Direct (plain.cpp): library, symbol. Static functions without
-# arguments, functions of one const at::Tensor&, and a member of TensorImpl: the address of the one, or what lies there, is all they take.
-_SYMBOLS = (
-    ("torch_cpu", "aoti_torch_grad_mode_is_enabled"),
-    ("c10", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv"),
-    ("torch_cpu", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"),
-    ("torch_cpu", "_ZN2at6native6is_negERKNS_6TensorE"),
-    ("torch_cpu", "_ZN2at6native12is_inferenceERKNS_6TensorE"),
-    ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
-    ("torch_cpu", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"),
-)
-
-
-def _direct_answers() -> tuple[int, ...] | None:
-    """Addresses of PyTorch's own answers, which take hardly any of the time that they take through Python; None where this PyTorch does not
-    have all of them, or one says something else than Python's. They are tried on tensors of each kind, outside whatever modes are on."""
-    try:
-        libraries = {name: ctypes.CDLL(f"lib{name}.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY) for name, _ in _SYMBOLS}
-        found = tuple(ctypes.cast(getattr(libraries[name], symbol), ctypes.c_void_p).value or 0 for name, symbol in _SYMBOLS)
-        with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
-            plain, learns = torch.zeros(2, device="cpu"), torch.zeros(2, device="cpu", requires_grad=True)
-            with torch.inference_mode():
-                still = torch.zeros(2, device="cpu")
-            for x in (plain, learns, learns * 2, plain[1:], torch._neg_view(plain), torch.nn.Parameter(plain, False), still):
-                for grad in (True, False):
-                    before = 0 if x.is_inference() else x._version
-                    with torch.set_grad_enabled(grad):
-                        told = _core.peek(found, x)
-                    if (told[0], *told[3:]) != (grad, x.is_neg(), x.is_inference(), x.requires_grad) or told[1] != _dispatch_modes():
-                        return None
-                    if not x.is_inference() and x._version != before + 1:
-                        return None
-            with _python_dispatch.TorchDispatchMode():
-                if _core.peek(found, plain)[1] != _dispatch_modes():
-                    return None
-        before = torch._C._len_torch_function_stack()
-        with torch.overrides.TorchFunctionMode():
-            with torch._C.DisableTorchFunction():
-                if _core.peek(found, plain)[2] != before + 1:
-                    return None
-        return found
-    except Exception:  # whatever is missing or different there: Python's functions answer
-        return None
-
-
-def _ready(addresses: tuple[int, ...] | None) -> None:
-    _core.plain_ready(torch.Tensor, torch.nn.Parameter, _is_grad_enabled, _dispatch_modes, _trace, torch.Tensor.is_neg, torch.empty_like, _scratch,
-                      _elsewhere, vars(_forward_ad), torch._C._increment_version, vars(torch.compiler), _is_any_autocast_enabled, addresses)
-
-
 # A call that says no more than tensors, an output and a few numbers is read and checked in C.
-_ADDRESSES = _direct_answers() if _DIRECT else None
 if _DIRECT:
-    _ready(_ADDRESSES)
+    _core.plain_ready(torch.Tensor, torch.nn.Parameter, _is_grad_enabled, _dispatch_modes, _trace, torch.Tensor.is_neg, torch.empty_like, _scratch,
+                      _elsewhere, vars(_forward_ad), torch._C._increment_version, vars(torch.compiler), _is_any_autocast_enabled)
     sys.modules[__package__]._is_dynamo_compiling, sys.modules[__package__]._shortcut = _is_dynamo_compiling, _core.plain
 
 

@@ -223,7 +223,6 @@ PyMethodDef methods[] = {
     {"plain", function(py_plain), METH_FASTCALL, nullptr},
     {"plain_sdpa", function(py_plain_sdpa), METH_FASTCALL, nullptr},
     {"plain_ready", function(py_plain_ready), METH_VARARGS, nullptr},
-    {"peek", function(py_peek), METH_VARARGS, nullptr},
     {"explain", function(py_explain), METH_FASTCALL, nullptr},
     {"prepare", function(py_prepare), METH_FASTCALL, nullptr},
     {"merge", function(py_merge), METH_FASTCALL, nullptr},

@@ -13,64 +13,11 @@ struct Asked {
   PyObject* increment_version = nullptr;
   PyObject *forward_ad = nullptr, *compiler = nullptr;  // dictionaries of modules
   PyObject* autocast = nullptr;
-  PyObject *level = nullptr, *requires_grad = nullptr, *compiling = nullptr,
-           *implementation = nullptr;
+  PyObject *level = nullptr, *requires_grad = nullptr, *compiling = nullptr;
   PyObject *minus_one = nullptr, *zero = nullptr, *two = nullptr, *no_softcap = nullptr;
   bool one_gpu = false;
 };
 Asked asked;
-
-// The same questions put to PyTorch's own C++ functions, where greenfast/torch.py found and tried
-// them. Through Python each is_neg takes 0.06 us, since it gives the GIL back, and requires_grad
-// 0.02 (PyTorch 2.15, 2-core Xeon, 2026-11-25); a call asks both of four tensors.
-struct Direct {
-  using Tensor = void* const;  // at::Tensor: a pointer to the TensorImpl, which _cdata gives
-  bool (*is_grad_enabled)() = nullptr;
-  std::int64_t (*dispatch_modes)() = nullptr;
-  std::int64_t (*function_modes)() = nullptr;
-  bool (*is_neg)(Tensor&) = nullptr;
-  bool (*is_inference)(Tensor&) = nullptr;
-  bool (*requires_grad)(const void*) = nullptr;  // a member of TensorImpl
-  void (*bump_version)(Tensor&) = nullptr;
-};
-Direct direct;
-constexpr int kDirect = 7;
-
-bool read_direct(PyObject* addresses, Direct& to) {
-  if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != kDirect)
-    return fail(PyExc_TypeError, text("expected a tuple of ", kDirect, " addresses"));
-  std::array<void*, kDirect> at{};
-  for (int i = 0; i < kDirect; ++i) {
-    at[i] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, i));
-    if (at[i] == nullptr)
-      return PyErr_Occurred() == nullptr ? fail(PyExc_ValueError, "an address is null") : false;
-  }
-  const auto set = [](auto& function, void* address) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(address);
-  };
-  set(to.is_grad_enabled, at[0]);
-  set(to.dispatch_modes, at[1]);
-  set(to.function_modes, at[2]);
-  set(to.is_neg, at[3]);
-  set(to.is_inference, at[4]);
-  set(to.requires_grad, at[5]);
-  set(to.bump_version, at[6]);
-  return true;
-}
-
-// _cdata of a tensor of exactly PyTorch's types, by its descriptor. Null: it has none, and no
-// exception is set.
-void* implementation_of(PyObject* tensor, PyObject* descriptor) {
-  const auto get =
-      reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_get));
-  PyObject* number = get != nullptr
-                         ? get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)))
-                         : nullptr;
-  void* at = number != nullptr ? PyLong_AsVoidPtr(number) : nullptr;
-  Py_XDECREF(number);
-  if (at == nullptr) PyErr_Clear();
-  return at;
-}
 
 bool of_torch(PyObject* x) { return Py_TYPE(x) == asked.types[0] || Py_TYPE(x) == asked.types[1]; }
 
@@ -138,10 +85,6 @@ bool no_dispatch_modes() {
   return none;
 }
 
-// Whether this thread's tensors and operators are watched by modes. They see each question that is
-// put in Python, and may answer it: so they are asked there.
-bool may_ask_directly() { return direct.is_neg != nullptr && direct.function_modes() == 0; }
-
 // Nobody watches operators, nobody wants gradients, and what memory holds is what tensors say.
 bool tensors_are_plain(const Said& said) {
   for (int i = 0; i < said.count(); ++i)
@@ -153,15 +96,6 @@ bool tensors_are_plain(const Said& said) {
   PyObject* level = PyDict_GetItemWithError(asked.forward_ad, asked.level);
   if (level == nullptr || PyLong_AsLong(level) >= 0) return PyErr_Clear(), false;
 
-  if (may_ask_directly()) {
-    if (direct.dispatch_modes() != 0) return false;
-    const bool learns = direct.is_grad_enabled();
-    for (int i = 0; i < said.count(); ++i) {
-      void* const at = implementation_of(said.tensors[i], asked.implementation);
-      if (at == nullptr || direct.is_neg(at) || (learns && direct.requires_grad(at))) return false;
-    }
-    return true;
-  }
   if (!no_dispatch_modes()) return false;
   if (!answers(PyObject_CallNoArgs(asked.is_grad_enabled), Py_False))
     for (int i = 0; i < said.count(); ++i)
@@ -173,13 +107,6 @@ bool tensors_are_plain(const Said& said) {
 
 // The caller's memory holds something else now: backward of who saved it before raises.
 bool tell_written(PyObject* out) {
-  if (may_ask_directly()) {
-    void* const at = implementation_of(out, asked.implementation);
-    if (at != nullptr) {
-      if (!direct.is_inference(at)) direct.bump_version(at);  // those of inference have no version
-      return true;
-    }
-  }
   PyObject* written = PyTuple_Pack(1, out);
   PyObject* done = written != nullptr
                        ? PyObject_CallFunctionObjArgs(asked.increment_version, written, nullptr)
@@ -245,34 +172,13 @@ PyObject* run_plain(const Said& said, PyObject* align) {
 
 }  // namespace
 
-PyObject* py_peek(PyObject*, PyObject* args) {
-  PyObject *addresses = nullptr, *tensor = nullptr;
-  Direct found;
-  if (!PyArg_ParseTuple(args, "OO", &addresses, &tensor) || !read_direct(addresses, found))
-    return nullptr;
-  PyObject* descriptor =
-      PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(tensor)), "_cdata");
-  if (descriptor == nullptr) return nullptr;
-  void* const at = implementation_of(tensor, descriptor);
-  Py_DECREF(descriptor);
-  if (at == nullptr) return fail(PyExc_TypeError, "the tensor's _cdata is no address"), nullptr;
-  const bool inference = found.is_inference(at);
-  if (!inference) found.bump_version(at);
-  const auto truth = [](bool x) { return x ? Py_True : Py_False; };
-  return Py_BuildValue("(OLLOOO)", truth(found.is_grad_enabled()),
-                       static_cast<long long>(found.dispatch_modes()),
-                       static_cast<long long>(found.function_modes()), truth(found.is_neg(at)),
-                       truth(inference), truth(found.requires_grad(at)));
-}
-
 PyObject* py_plain_ready(PyObject*, PyObject* args) {
-  PyObject *first = nullptr, *second = nullptr, *addresses = nullptr;
+  PyObject *first = nullptr, *second = nullptr;
   Asked a;
-  Direct found;
-  if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOOO", &first, &second, &a.is_grad_enabled,
+  if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOO", &first, &second, &a.is_grad_enabled,
                         &a.dispatch_modes, &a.trace, &a.is_neg, &a.empty_like, &a.scratch,
-                        &a.elsewhere, &a.forward_ad, &a.increment_version, &a.compiler, &a.autocast,
-                        &addresses))
+                        &a.elsewhere, &a.forward_ad, &a.increment_version, &a.compiler,
+                        &a.autocast))
     return nullptr;
   if (!PyType_Check(first) || !PyType_Check(second)) {
     PyErr_SetString(PyExc_TypeError, "two types of tensors are expected");
@@ -280,7 +186,6 @@ PyObject* py_plain_ready(PyObject*, PyObject* args) {
   }
   if (!PyDict_Check(a.forward_ad) || !PyDict_Check(a.compiler))
     return fail(PyExc_TypeError, "the dictionaries of two modules are expected"), nullptr;
-  if (given(addresses) && !read_direct(addresses, found)) return nullptr;
   a.types = {reinterpret_cast<PyTypeObject*>(first), reinterpret_cast<PyTypeObject*>(second)};
   for (PyObject* held :
        {first, second, a.is_grad_enabled, a.dispatch_modes, a.trace, a.is_neg, a.empty_like,
@@ -289,16 +194,14 @@ PyObject* py_plain_ready(PyObject*, PyObject* args) {
   a.level = PyUnicode_InternFromString("_current_level");
   a.requires_grad = PyUnicode_InternFromString("requires_grad");
   a.compiling = PyUnicode_InternFromString("_is_compiling_flag");
-  a.implementation = PyObject_GetAttrString(first, "_cdata");
   a.minus_one = PyLong_FromLong(-1);
   a.zero = PyLong_FromLong(0);
   a.two = PyLong_FromLong(2);
   a.no_softcap = PyFloat_FromDouble(0.0);
-  for (const PyObject* made : {a.level, a.requires_grad, a.compiling, a.implementation, a.minus_one,
-                               a.zero, a.two, a.no_softcap})
+  for (const PyObject* made :
+       {a.level, a.requires_grad, a.compiling, a.minus_one, a.zero, a.two, a.no_softcap})
     if (made == nullptr) return nullptr;
   asked = a;
-  direct = found;
   Py_RETURN_NONE;
 }
 

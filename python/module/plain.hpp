@@ -6,14 +6,9 @@
 
 namespace greenfast::python {
 
-/// The types of tensors whose memory may be read as it is, what is asked of PyTorch in Python, and
-/// the addresses of what is asked of it in C++, as peek takes them, or None (greenfast/torch.py).
+/// The types of tensors whose memory may be read as it is, and what is asked of PyTorch
+/// (greenfast/torch.py).
 PyObject* py_plain_ready(PyObject*, PyObject* args);
-
-/// (addresses, tensor) -> (gradients are enabled, dispatch modes, function modes, the tensor is
-/// negated, made in inference mode, requires gradients), from the functions at these addresses;
-/// where it was not, it counts as changed in place. To try them before they are relied on.
-PyObject* py_peek(PyObject*, PyObject* args);
 
 /// (q, k, v, out or None, the other keywords of greenfast.attention as a dict). Returns the output;
 /// NotImplemented, with nothing done, for every call that is not plain or cannot be read, which the
