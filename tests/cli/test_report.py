@@ -93,10 +93,10 @@ def test_a_truncated_record_is_refused_by_name(greenfast, folder):
     greenfast("report", folder).refused(2, str(folder / "gate.json"), "truncated")
 
 
-def test_a_job_without_its_record_is_refused_by_name(greenfast, folder):
+def test_a_job_that_is_none_is_refused_by_name(greenfast, folder):
     (folder / "gate.json").unlink()
     (folder / "job.json").write_text("{}")
-    greenfast("report", folder).refused(2, str(folder / "gate.json"), "missing beside job.json", "--resume")
+    greenfast("report", folder).refused(2, str(folder), "job.json is of schema missing", "directory that a gate made")
 
 
 @pytest.mark.parametrize("file, change, words", [

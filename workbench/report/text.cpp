@@ -652,7 +652,7 @@ Result<std::vector<ReportPart>> make_report(const ReportSources& sources,
     parts.push_back({reproduce_text(sources), {}});
   } catch (const json::exception& error) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: not of its schema: {}", current, error.what()));
+                  fmt::format("{}: not of its schema: {}", current, reason_of(error)));
   }
   return parts;
 }
@@ -679,7 +679,7 @@ Result<std::string> pull_request_text(const ReportSources& sources) {
     }
   } catch (const json::exception& error) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: not of its schema: {}", current, error.what()));
+                  fmt::format("{}: not of its schema: {}", current, reason_of(error)));
   }
   if (out.empty())
     return Status(
