@@ -301,6 +301,8 @@ class Gate {
     std::string logs;
     // Of kernels for a GPU alone there are logs; a program that was copied away has lost them.
     if (build_.device.kind == DeviceKind::cuda) {
+      if (const Result<DeviceCode>& code = own_device_code())
+        record_.code = code_of_sides(build_.shapes, build_.device.arch, *code);
       if (const auto said = own_compiler_logs()) {
         record_.compiler_logs = *said;
         logs = said->complaints.empty()
