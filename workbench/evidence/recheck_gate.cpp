@@ -161,8 +161,8 @@ class VerdictCheck {
     const auto rules = rules_of_record();
     if (!rules) return;
     const std::string candidate = text(record_.at("options"), "candidate");
-    const Advice is =
-        advise(decision, rules->tree(rules->rule(candidate).tree), candidate, primary);
+    const Advice is = advise(decision, rules->tree(rules->rule(candidate).tree),
+                             {text(record_.at("options"), "baseline"), candidate}, primary, {});
     if (text(verdict_, "level") != is.level)
       add(fmt::format("says level \"{}\", and its policy says \"{}\"", text(verdict_, "level"),
                       is.level));

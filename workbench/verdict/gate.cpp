@@ -118,9 +118,10 @@ class Gate {
         start_(Clock::now()) {
     thresholds_.gate = options_.gate.value_or(rule_.gate.value_or(policy_.gate));
     thresholds_.guard = policy_.guard;
-    if (const auto rows = parse_predictions("policies/predictions.toml", builtin_predictions()))
-      if (const Prediction* p = find_prediction(*rows, options_.baseline, options_.candidate))
-        prediction_ = *p;
+    if (auto rows = parse_predictions("policies/predictions.toml", builtin_predictions()))
+      predictions_ = std::move(*rows);
+    if (const Prediction* p = find_prediction(predictions_, options_.baseline, options_.candidate))
+      prediction_ = *p;
     thresholds_.noise = rules_.noise_floor;
     if (options_.processes) rules_.processes = *options_.processes;
     walk_.processes = rules_.processes;
@@ -664,7 +665,8 @@ class Gate {
       primary = record_.fast->front().deciding();
     GateVerdict& verdict = record_.verdict;
     verdict.decision = from_reasons(std::move(reasons_));
-    verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree), options_.candidate, primary);
+    verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree),
+                            {options_.baseline, options_.candidate}, primary, predictions_);
     verdict.gate = thresholds_.gate;
     verdict.guard = thresholds_.guard;
     verdict.noise = thresholds_.noise;
@@ -691,6 +693,7 @@ class Gate {
   GatePolicy rules_;
   ResourceLimits limits_;
   RungRule rule_;
+  std::vector<Prediction> predictions_;
   Prediction prediction_;  // without words where the step has none
   const GateObserver& observer_;
   Clock::time_point start_;
