@@ -37,6 +37,8 @@ fs::path Checkpoint::file(const std::string& step) const {
   return directory_ / "steps" / (step + ".json");
 }
 
+fs::path Checkpoint::head_file() const { return directory_ / kHead; }
+
 Result<Checkpoint> Checkpoint::begin(const fs::path& directory, json head) {
   Checkpoint job;
   job.directory_ = directory;

@@ -25,6 +25,8 @@ class Checkpoint {
 
   const nlohmann::json& head() const { return head_; }
   const std::filesystem::path& directory() const { return directory_; }
+  /// Holds the secret that steps are signed with.
+  std::filesystem::path head_file() const;
   /// Whether the step lay there when the job was resumed, or was saved by this process. What
   /// somebody else puts beside them later is no step.
   bool finished(const std::string& step) const;

@@ -795,6 +795,7 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
                                            {"options", to_json(options)},
                                            {"build", gate_identity(*policy, *rules, options)}});
   if (!job) return job.status();
+  hide_from_plugins(job->head_file());
   return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), std::move(*limits),
               observer)
       .run();
@@ -803,6 +804,7 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
 Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& observer) {
   auto job = Checkpoint::resume(directory, kGateSchema);
   if (!job) return job.status();
+  hide_from_plugins(job->head_file());
   if (Status status = check_job_head(directory, job->head(), false); !status) return status;
   auto options = gate_options_from_json(job->head()["options"]);
   if (Status status = check_options(*options); !status) return status;
