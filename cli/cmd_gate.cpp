@@ -17,6 +17,7 @@
 #include "workbench/base/json.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/terminal.hpp"
+#include "workbench/subjects/plugin/plugins.hpp"
 #include "workbench/verdict/gate.hpp"
 #include "workbench/verdict/gate_status.hpp"
 
@@ -175,6 +176,8 @@ int run_gate(const GateFlags& given, const Arguments& arguments) {
                       options.resume));
   }
   options.gate.seeds = parse_seeds(options.seeds);
+  // What is loaded here is loaded beside the job's secret.
+  if (!options.resume.empty()) workbench::hide_from_plugins(fs::path(options.resume) / "job.json");
   options.plugins.load();
   options.gate.plugins = options.plugins.options();
   options.gate.peers = split_list(options.peers);

@@ -11,6 +11,7 @@
 #include "cli/search_options.hpp"
 #include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
+#include "workbench/base/json.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/search/tune.hpp"
 #include "workbench/subjects/plugin/toolchain.hpp"
@@ -96,7 +97,7 @@ int simulate(const TuneOptions& options) {
   } catch (const json::exception& error) {
     throw Failure(kUsage, fmt::format("--simulate {}: its first line lacks what a search is made "
                                       "of ({})",
-                                      options.simulate, error.what()));
+                                      options.simulate, workbench::reason_of(error)));
   }
   // The shapes are those of the cache; their number alone matters to nobody here.
   tune.lab.problems.resize(1);

@@ -202,6 +202,15 @@ BEYOND = {
     "leave an attribute to the next process": 'could = setxattr(SHARED, "user.kept", "x", 1, 0) == 0 || errno != EPERM;',
     "leave a time to the next process": "could = utimensat(AT_FDCWD, SHARED, NULL, 0) == 0;",
     "send its files' signals to the command": "could = fcntl(0, F_SETOWN, getppid()) == 0;",
+    "hold a thread by mapping gigabytes at once": """
+  size_t large = (size_t)1 << 26;
+  char* pages = mmap(NULL, large, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  for (int advice = 22; advice <= 23; ++advice) {
+    could |= madvise(pages, large, advice) == 0 || errno != EINVAL;
+    could |= madvise(pages, (4 << 20) + 4096, advice) == 0;
+    could |= madvise(pages, 1 << 20, advice) != 0; /* what an allocator asks for it gets */
+  }
+  munmap(pages, large);""",
     "hold a thread where nothing stops it": """
   could = syscall(SYS_seccomp, 2, 0, NULL) == 0 || errno != EPERM;
   could |= prctl(PR_SET_SECCOMP, 2, NULL) == 0 || errno != EPERM;""",
@@ -225,6 +234,7 @@ def test_a_plugin_reaches_nothing_beyond_its_process(greenfast, what):
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/ipc.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
@@ -259,6 +269,56 @@ EXAMPLE_PLUGIN("tries", "what it may not do", launch)
     if len(record["plugins"][0]["confined"]) < 2:
         pytest.skip(f"this system confines less: {record['plugins'][0]['confined']}")
     assert record["rows"][0]["verdict"] == "GREEN", record["rows"][0]["reason"]
+
+
+def test_a_plugin_cannot_read_what_steps_are_signed_with(greenfast):
+    """Nor anything of the job's head; what lies beside it and elsewhere it reads as before."""
+    greenfast.work.mkdir()
+    (greenfast.work / "beside.txt").write_text("beside")
+    (greenfast.work / "reads.c").write_text(r"""
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include "%s"
+static int seen, beside;
+static void look(void) {
+  DIR* folder = opendir("results");
+  for (struct dirent* e; folder != NULL && (e = readdir(folder)) != NULL;) {
+    char name[600];
+    snprintf(name, sizeof name, "results/%%s/job.json", e->d_name);
+    FILE* file = fopen(name, "r");
+    if (file != NULL) seen = 1;
+    if (file != NULL) fclose(file);
+  }
+  if (folder != NULL) closedir(folder);
+  for (int i = 0; i < 3; ++i) {
+    FILE* file = fopen(i == 0 ? "beside.txt" : i == 1 ? "/etc/passwd" : "/proc/self/maps", "r");
+    beside += file != NULL;
+    if (file != NULL) fclose(file);
+  }
+}
+__attribute__((constructor)) static void early(void) { look(); }
+static gf_status launch(const gf_plugin_call* call) {
+  beside = 0;
+  look();
+  example_attend(call);
+  if (!seen && beside == 3) return GF_OK;
+  snprintf(call->error, call->error_capacity, seen ? "read the secret" : "could not read what it may");
+  return GF_INTERNAL;
+}
+EXAMPLE_PLUGIN("reads", "looks for the job's secret", launch)
+""" % (ROOT / "examples" / "plugins" / "attention.h"))
+    confined = greenfast("check", "reads.c", "--shapes", "1x1x16x16", "--dtype", "fp32", "--json").json["plugins"][0]["confined"]
+    if len(confined) < 3:
+        pytest.skip(f"this system confines less: {confined}")
+    result = greenfast("gate", "--plugin", "reads.c", "--plugin", HONEST, "--candidate", "plugin:reads", *GATE, "--json")
+    assert not [r for r in result.json["verdict"]["reasons"] if r["code"] == "CRASH"], result.json["verdict"]["reasons"]
+    # It is hidden from what a resume loads, too.
+    [folder] = (greenfast.work / "results").iterdir()
+    for name in ("gate.json", "steps/green.0.json", "steps/fast.0.0.json"):
+        (folder / name).unlink(missing_ok=True)
+    again = greenfast("gate", "--resume", folder, "--json")
+    assert not [r for r in again.json["verdict"]["reasons"] if r["code"] == "CRASH"], again.json["verdict"]["reasons"]
 
 
 def prints(greenfast, code):

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from cli_paths import BUILD, ROOT
+from schemas import validate
 
 CUBIN = ROOT / "fuzz" / "seeds" / "device_code" / "sm_90a.cubin"
 
@@ -124,6 +125,67 @@ def test_a_verdict_that_its_steps_and_samples_do_not_bear_out_is_tampered(greenf
     record["verdict"].update(decision=decision, exit_code=exit_code, reasons=[{"code": code, "detail": "x", "settle": ""}])
     assert greenfast("evidence", "import", write(tmp_path / "mine.json", record)).code == 0
     assert any(f[0] == "TAMPERED" and f"its reasons are {code}, and its steps and samples say" in f[3] for f in evidence())
+
+
+@pytest.fixture
+def gate_on_gpu():
+    """A recorded gate of a GPU, with the digests of both sides as a gate writes them today."""
+    record = json.loads((ROOT / "evidence" / "verdicts" / "cuda-promote" / "gate.json").read_text())
+    digests = {row["kernel"]: row["sha256"] for row in record["resources"] if "sha256" in row}
+    launched = {}
+    for shape in record["shapes"]:
+        for plan in shape["plans"].values():
+            launched.setdefault(plan["kernel"], set()).add(plan["variant"])
+    record["code"] = [{"kernel": kernel, "arch": "sm_90a", "sha256": digests.get(kernel, "5" * 64), "variants": sorted(variants)}
+                      for kernel, variants in sorted(launched.items())]
+    return record
+
+
+def test_a_gate_is_bound_to_the_code_of_both_sides(greenfast, tmp_path, evidence, gate_on_gpu):
+    validate(gate_on_gpu)
+    old = {key: value for key, value in gate_on_gpu.items() if key != "code"}
+    assert greenfast("evidence", "import", write(tmp_path / "old.json", old)).code == 0
+    assert greenfast("evidence", "import", write(tmp_path / "new.json", gate_on_gpu)).code == 0
+    told = evidence()
+    assert [f[1:] for f in told if f[0] == "UNBOUND"] == [("old.json", "cuda.stage_c.stage1", "no machine code of it is recorded")]
+    assert not [f for f in told if f[0] == "TAMPERED"]
+    entries = {e["file"]: e["code"] for e in json.loads((evidence.folder / "ledger.json").read_text())["entries"]}
+    assert len(entries["new.json"]) == 2 and len(entries["old.json"]) == 1
+
+
+def test_a_plugins_digest_stands_beside_the_baselines(greenfast, tmp_path, evidence, gate_on_gpu):
+    # In a plugin's gate the code is the baseline's, and the resources hold what the plugin's file has.
+    mine = next(row for row in gate_on_gpu["resources"] if "sha256" in row)["kernel"]
+    gate_on_gpu["code"] = [row for row in gate_on_gpu["code"] if row["kernel"] != mine]
+    assert len(gate_on_gpu["code"]) == 1
+    greenfast("evidence", "import", write(tmp_path / "mine.json", gate_on_gpu))
+    [entry] = json.loads((evidence.folder / "ledger.json").read_text())["entries"]
+    assert {row["kernel"] for row in entry["code"]} == {mine, gate_on_gpu["code"][0]["kernel"]}
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda r: r["code"].pop(0), "code: no row of "),
+    (lambda r: [row.update(sha256="6" * 64) for row in r["code"]], "has another digest than its row of resources"),
+])
+def test_digests_that_a_gate_contradicts_are_tampered(greenfast, tmp_path, evidence, gate_on_gpu, change, words):
+    change(gate_on_gpu)
+    assert greenfast("evidence", "import", write(tmp_path / "mine.json", gate_on_gpu)).code == 0
+    assert any(f[0] == "TAMPERED" and words in f[3] for f in evidence()), evidence()
+
+
+def test_a_walk_of_the_ladder_is_bound_to_what_its_steps_hold(greenfast, tmp_path, evidence):
+    record = json.loads((ROOT / "evidence" / "ladder" / "gates-h200.json").read_text())
+    assert greenfast("evidence", "import", write(tmp_path / "walk.json", record)).code == 0
+    [entry] = json.loads((evidence.folder / "ledger.json").read_text())["entries"]
+    assert entry["bound_to"] == "machine code"
+    launched = {variant for row in entry["code"] for variant in row["variants"]}
+    assert launched == {step["candidate"] for step in record["steps"]}
+    assert all(f[0] != "UNBOUND" for f in evidence())
+    # One of today has the first step's baseline as well.
+    record["steps"][0]["code"] = [{"kernel": "of the first", "arch": "sm_90a", "sha256": "5" * 64, "variants": [record["steps"][0]["baseline"]]}]
+    greenfast("evidence", "import", write(tmp_path / "new.json", record))
+    entry = json.loads((evidence.folder / "ledger.json").read_text())["entries"][-1]
+    assert record["steps"][0]["baseline"] in {variant for row in entry["code"] for variant in row["variants"]}
 
 
 @pytest.mark.parametrize("file, path, words", [

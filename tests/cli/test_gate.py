@@ -85,14 +85,8 @@ def test_a_job_can_be_looked_at(greenfast, job):
     data = greenfast("gate", "--status", directory, "--json").json
     assert data["schema"] == "greenfast.gate_status/1" and (data["state"], data["done"], data["left"]) == ("interrupted", 3, 1)
     assert [step["name"] for step in data["steps"]] == ["build", "green.0", "claims", "fast.0.0"] and data["verdict"] is None
-    assert "another build" not in looked.out
+    assert "refuse" not in looked.out and data["foreign"] is False
     head = (work / "job.json").read_text()
-    other = json.loads(head)
-    other["build"]["git_sha"] = "0" * 40
-    (work / "job.json").write_text(json.dumps(other))
-    assert "it was begun by another build of greenfast: only that one goes on with it" in greenfast("gate", "--status", directory).out
-    greenfast("gate", "--resume", directory).refused(2, "another build")
-    (work / "job.json").write_text(head)
     with open(work / "job.json", "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         running = greenfast("gate", "--status", directory)
@@ -117,12 +111,108 @@ def test_an_unfinished_job_is_reported_as_that(greenfast, job):
     assert secret not in result.out and secret.encode() not in gzip.decompress((greenfast.work / "walk.tar.gz").read_bytes())
 
 
+@pytest.mark.parametrize("part, changed, begun, remedy", [
+    ("git_sha", "0" * 40, "by another build of greenfast (", "go on with that build"),
+    ("gate_policy_sha256", "0" * 64, "under another policy", "put back the policy of then"),
+    ("cpu", {"isa": "of then", "threads": 999}, "with other threads or instructions (999 of of then; here ", "GREENFAST_THREADS"),
+])
+def test_a_resume_that_would_be_refused_is_not_proposed(greenfast, job, part, changed, begun, remedy):
+    directory, work, _ = job
+    head = json.loads((work / "job.json").read_text())
+    head["build"][part] = changed
+    (work / "job.json").write_text(json.dumps(head))
+    greenfast("gate", "--resume", directory).refused(2, begun)
+    looked = greenfast("gate", "--status", directory)
+    assert looked.code == 10, looked.err
+    assert f"would refuse it: it was begun {begun}" in looked.out and remedy in looked.out
+    assert f"--resume {directory}" not in looked.out
+    anew = "greenfast gate --baseline cpu.naive --candidate cpu.naive --primary 1x2x33x16 "
+    assert f"next: {anew}" in looked.out
+    data = greenfast("gate", "--status", directory, "--json").json
+    assert data["foreign"] is True and begun in data["refused"] and data["next"].startswith(anew)
+    told = greenfast("report", directory, "--md", "-")
+    assert begun.split(" (")[0] in told.out and anew in told.out and f"--resume {directory}" not in told.out
+
+
+def damages(text):
+    """(what it is like, what stands in the file then) of a file that was whole."""
+    document = json.loads(text)
+    yield "cut off", text[:len(text) // 2]
+    yield "empty", ""
+    yield "a list", "[]"
+    for key in document:
+        if key != "digest":
+            yield f"without {key}", json.dumps({k: v for k, v in document.items() if k != key})
+            yield f"{key} of another kind", json.dumps(document | {key: 3})
+
+
+def named_everywhere(greenfast, directory, named, todo, what):
+    for words in (["gate", "--status", directory], ["report", directory, "--md", "-"]):
+        seen = greenfast(*words)
+        assert "json.exception" not in seen.out + seen.err, what
+        seen.refused(2, named, todo)
+    resumed = greenfast("gate", "--resume", directory)
+    assert resumed.code == 2 and "json.exception" not in resumed.err and named in resumed.err, (what, resumed.err)
+
+
+@pytest.mark.parametrize("name", ["steps/build.json", "steps/green.0.json", "steps/claims.json", "steps/fast.0.0.json"])
+def test_a_damaged_step_is_named_with_what_to_do(greenfast, job, name):
+    directory, work, _ = job
+    if "fast" in name:  # as when the end came between the last step and the record
+        assert greenfast("gate", "--resume", directory).code == 10
+        (work / "gate.json").unlink()
+    whole = (work / name).read_text()
+    for what, text in damages(whole):
+        (work / name).write_text(text)
+        named_everywhere(greenfast, directory, f"{directory}/{name}", "delete this file, and resuming does the step again", what)
+    # What the message says to do helps.
+    (work / name).unlink()
+    assert greenfast("gate", "--status", directory).code == 10
+    assert greenfast("gate", "--resume", directory).code == 10
+
+
+def test_a_damaged_head_of_a_job_is_named_with_what_to_do(greenfast, job):
+    directory, work, _ = job
+    whole = (work / "job.json").read_text()
+    head = json.loads(whole)
+    wrong = {"cut off": whole[:len(whole) // 2], "empty": ""}
+    for key in ("argv", "options", "build", "utc", "secret"):
+        wrong[f"without {key}"] = json.dumps({k: v for k, v in head.items() if k != key})
+        wrong[f"{key} of another kind"] = json.dumps(head | {key: 3})
+    for key in head["options"]:
+        wrong[f"without options.{key}"] = json.dumps(
+            head | {"options": {k: v for k, v in head["options"].items() if k != key}})
+        wrong[f"options.{key} of another kind"] = json.dumps(head | {"options": head["options"] | {key: None}})
+    for what, text in wrong.items():
+        if what in ("without options.budget_seconds", "without options.processes", "without options.peers"):
+            continue  # these may be left out
+        (work / "job.json").write_text(text)
+        named_everywhere(greenfast, directory, f"{directory}/job.json", "start a new", what)
+
+
+def test_a_damaged_record_is_named_with_what_to_do(greenfast, job):
+    directory, work, record = job
+    whole = json.loads(record)
+    assert greenfast("gate", "--resume", directory).code == 10
+    for text in (record[:900], "", json.dumps(whole | {"verdict": 3}), json.dumps(whole | {"steps": "x"}),
+                 json.dumps(whole | {"verdict": whole["verdict"] | {"exit_code": None}}),
+                 json.dumps(whole | {"verdict": {k: v for k, v in whole["verdict"].items() if k != "exit_code"}}),
+                 json.dumps(whole | {"verdict": whole["verdict"] | {"exit_code": 0}})):
+        (work / "gate.json").write_text(text)
+        seen = greenfast("gate", "--status", directory)
+        assert "json.exception" not in seen.err
+        seen.refused(2, f"{directory}/gate.json: damaged: ", f"or delete it, and greenfast gate --resume {directory} makes it anew")
+    (work / "gate.json").unlink()
+    assert greenfast("gate", "--resume", directory).code == 10
+    assert greenfast("gate", "--status", directory).code == 10
+
+
 def test_what_is_no_job_has_no_status(greenfast, job):
     directory, work, _ = job
     greenfast("gate", "--status", "nowhere").refused(2, "nowhere", "no such directory")
     greenfast("gate", "--status", directory, "--resume", directory).refused(2, "--status", "--resume")
     (work / "steps" / "build.json").write_text('{"shapes": [3]}')
-    greenfast("gate", "--status", directory).refused(2, "damaged")
+    greenfast("gate", "--status", directory).refused(2, "steps/build.json", "delete this file")
     (work / "job.json").write_text('{"schema": "greenfast.tune/1"}')
     greenfast("gate", "--status", directory).refused(2, "no gate's")
     (work / "job.json").unlink()
@@ -203,6 +293,28 @@ def test_a_policys_limits_that_bind_nobody_are_refused_with_the_line(greenfast, 
     line = f"line {len(text.splitlines()) + 1}"
     greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--policy", policy).refused(2, "mine.toml", line, *words)
     assert greenfast.files() == []
+
+
+@pytest.mark.parametrize("option, name, wrong, words", [
+    ("--gate-policy", "gate.toml", ("processes = 3", "proceses = 3"), "measure.proceses: unknown key; known: processes, "),
+    ("--gate-policy", "gate.toml", ("halfwidth = 0.01", "halfwidth = 'x'"), "measure.halfwidth: expected a number above 0"),
+    ("--policy", "strict.toml", ("redzones = true ", "redzone = true "), "unknown key integrity.redzone; known: "),
+    ("--policy", "strict.toml", ("redzones = true ", "redzones = 3 "), "integrity.redzones must be true or false"),
+])
+def test_a_wrong_key_of_a_policy_is_refused_with_file_and_line(greenfast, tmp_path, option, name, wrong, words):
+    text = (ROOT / "policies" / name).read_text()
+    assert text.count("\n" + wrong[0]) == 1
+    line = text[:text.index("\n" + wrong[0])].count("\n") + 2
+    (tmp_path / "mine.toml").write_text(text.replace("\n" + wrong[0], "\n" + wrong[1]))
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", option, tmp_path / "mine.toml").refused(
+        2, f"mine.toml: line {line}: {words}")
+    assert greenfast.files() == []
+
+
+def test_a_wrong_key_beside_a_base_is_refused_with_its_own_line(greenfast, tmp_path):
+    (tmp_path / "mine.toml").write_text("base = 'strict'\n\n[fast]\ngait = 1.2\n")
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--policy", tmp_path / "mine.toml").refused(
+        2, "mine.toml: line 4: unknown key fast.gait")
 
 
 def test_recordings_that_cannot_be_compared_are_refused_by_name(greenfast, tmp_path):

@@ -84,6 +84,29 @@ def test_a_commit_that_was_lost_is_said_to_be(greenfast, repository):
     assert last["seen"] == "faster" and "0123456789 is not in this repository" in last["note"]
 
 
+def test_a_record_without_a_commit_is_said_to_have_none(greenfast, repository):
+    def nameless(record):
+        record["build"]["git"]["sha"] = ""
+
+    brought = [repository.record(2e-3, change=nameless), repository.record(1e-3, change=nameless)]
+    last = repository.record(1e-3)
+    points = greenfast("history", "--repo", repository.path, "--json").json["points"][-3:]
+    assert [p["commit"] for p in points[:2]] == ["", ""] and [p["evidence_commit"] for p in points] == [c[:10] for c in (*brought, last)]
+    one, two, three = (p["note"] for p in points)
+    assert one == "this record names no commit; taken from the commits that brought the records"
+    assert two == "neither record names the commit it was built from; taken from the commits that brought the records"
+    assert three == "the record before it names no commit; taken from the commits that brought the records"
+    table = greenfast("history", "--repo", repository.path).out
+    assert f"recorded in {brought[0][:10]} 2026-01-01" in table and "commit  is" not in table
+
+
+def test_a_record_that_tells_no_time_is_no_older_for_it(greenfast, repository):
+    brought = repository.record(2e-3, change=lambda record: record.update(utc=""))
+    points = greenfast("history", "--repo", repository.path, "--json").json["points"]
+    assert [p["p50_seconds"] for p in points] == [8e-3, 4e-3, 4.01e-3, 2e-3]
+    assert points[-1]["evidence_commit"] == brought[:10] and points[-1]["utc"] == f"2026-01-01T00:{repository.minute:02}:00Z"
+
+
 def test_without_an_interval_nothing_is_called_faster(greenfast, repository):
     def bare(record):
         record["rows"][0]["time"]["p50_ci_seconds"] = [None, None]

@@ -93,10 +93,10 @@ def test_a_truncated_record_is_refused_by_name(greenfast, folder):
     greenfast("report", folder).refused(2, str(folder / "gate.json"), "truncated")
 
 
-def test_a_job_without_its_record_is_refused_by_name(greenfast, folder):
+def test_a_job_that_is_none_is_refused_by_name(greenfast, folder):
     (folder / "gate.json").unlink()
     (folder / "job.json").write_text("{}")
-    greenfast("report", folder).refused(2, str(folder / "gate.json"), "missing beside job.json", "--resume")
+    greenfast("report", folder).refused(2, str(folder), "job.json is of schema missing", "directory that a gate made")
 
 
 @pytest.mark.parametrize("file, change, words", [
@@ -426,3 +426,16 @@ def test_readme_tables_are_checked_and_rewritten_from_inside_the_repository(gree
 
 def test_readme_tables_outside_a_repository_are_refused(greenfast):
     greenfast("report", "--readme").refused(2, "--readme", "inside a Greenfast repository")
+
+
+def test_an_idea_that_the_profile_speaks_against_is_not_recommended(greenfast):
+    verdicts = ROOT / "evidence" / "verdicts"
+    text = greenfast("report", verdicts / "cuda-stage3a", "--md", "-").out
+    denied = "none to expect: bank_conflicts are 15% of shared_wavefronts, and it is for more than 20%"
+    rows = [line for line in text.splitlines() if line.startswith("|") and "cuda.stage_c.swizzle" in line and "gate" not in line.split("|")[2]]
+    assert [line for line in rows if line.startswith("| not: try USE_XOR_SWIZZLE=1") and denied in line], rows
+    assert [line for line in rows if line.startswith("| not: cuda.stage_c.swizzle: ") and denied in line], rows
+    assert "| try USE_XOR_SWIZZLE" not in text and "| gate cuda.stage_c.swizzle against" not in text
+    # 47% of fp8_mma's wavefronts are conflicts: there the profile says nothing against it. Its own baseline is no idea.
+    text = greenfast("report", verdicts / "cuda-fp8-mma", "--md", "-").out
+    assert "| try USE_XOR_SWIZZLE=1" in text and "| consider cuda.stage_c.stage3b" not in text

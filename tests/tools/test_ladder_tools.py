@@ -189,7 +189,7 @@ def test_the_plot_of_the_page_shows_its_records(tmp_path):
 
 def test_a_walk_becomes_one_record_of_what_ran_on_a_gpu(tmp_path):
     def gate(kind):
-        return {"device": {"kind": kind}, "argv": ["gate"], "build": {}, "host": {}, "utc": "2026-11-21T00:00:00Z", "fast": [],
+        return {"device": {"kind": kind}, "argv": ["gate"], "build": {}, "host": {}, "utc": "2026-11-21T00:00:00Z", "fast": [], "code": [{"kernel": "k"}],
                 "samples": "left out", "verdict": {"decision": "DEFER"}}
 
     for name, kind in (("cuda.b", "cuda"), ("cpu.b", "cpu")):
@@ -200,6 +200,7 @@ def test_a_walk_becomes_one_record_of_what_ran_on_a_gpu(tmp_path):
     done = subprocess.run([sys.executable, ROOT / "tools" / "ladder_gates", tmp_path], capture_output=True, text=True, check=False)
     record = json.loads(done.stdout)
     assert [step["candidate"] for step in record["steps"]] == ["cuda.b"] and "samples" not in record["steps"][0]
+    assert record["steps"][0]["code"] == [{"kernel": "k"}]  # evidence binds the walk to it
     # A gate of one step is a walk of one.
     alone = tmp_path / "cuda.b"
     (alone / "gate.json").write_text(json.dumps(gate("cuda") | {"options": {"candidate": "cuda.b", "baseline": "cuda.a", "seeds": [0]}}))

@@ -37,6 +37,8 @@ fs::path Checkpoint::file(const std::string& step) const {
   return directory_ / "steps" / (step + ".json");
 }
 
+fs::path Checkpoint::head_file() const { return directory_ / kHead; }
+
 Result<Checkpoint> Checkpoint::begin(const fs::path& directory, json head) {
   Checkpoint job;
   job.directory_ = directory;
@@ -64,6 +66,15 @@ Result<Checkpoint> Checkpoint::begin(const fs::path& directory, json head) {
 }
 
 Result<Checkpoint> Checkpoint::resume(const fs::path& directory, std::string_view schema) {
+  auto job = look(directory, schema);
+  if (!job) return job;
+  if (Status status = job->lock(); !status) return status;
+  // Who held it may have saved steps since.
+  job->find_steps();
+  return job;
+}
+
+Result<Checkpoint> Checkpoint::look(const fs::path& directory, std::string_view schema) {
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
     return Status(
@@ -78,6 +89,11 @@ Result<Checkpoint> Checkpoint::resume(const fs::path& directory, std::string_vie
         fmt::format("{}: holds no job to resume ({} is missing)", directory.string(), kHead));
   }
   Result<json> head = read_json(directory / kHead);
+  if (!head && head.status().code() == StatusCode::invalid_argument)
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: damaged: not valid JSON, perhaps truncated; nothing goes on "
+                              "without it: start a new one",
+                              (directory / kHead).string()));
   if (!head) return head.status();
   const auto found = head->is_object() ? head->find("schema") : head->end();
   if (!head->is_object() || found == head->end() || *found != schema) {
@@ -97,11 +113,15 @@ Result<Checkpoint> Checkpoint::resume(const fs::path& directory, std::string_vie
   }
   job.secret_ = secret->get<std::string>();
   job.head_.erase(secret);
-  if (Status status = job.lock(); !status) return status;
-  for (fs::directory_iterator it(directory / "steps", error), end; !error && it != end;
-       it.increment(error))
-    if (it->path().extension() == ".json") job.finished_.insert(it->path().stem().string());
+  job.find_steps();
   return job;
+}
+
+void Checkpoint::find_steps() {
+  std::error_code error;
+  for (fs::directory_iterator it(directory_ / "steps", error), end; !error && it != end;
+       it.increment(error))
+    if (it->path().extension() == ".json") finished_.insert(it->path().stem().string());
 }
 
 bool Checkpoint::finished(const std::string& step) const { return finished_.contains(step); }

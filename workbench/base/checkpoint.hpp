@@ -20,9 +20,13 @@ class Checkpoint {
   static Result<Checkpoint> begin(const std::filesystem::path& directory, nlohmann::json head);
   /// Goes on with the job of a directory. Refuses, by name, what is no job of that schema.
   static Result<Checkpoint> resume(const std::filesystem::path& directory, std::string_view schema);
+  /// Reads what is there, beside whoever is at work on it: for who saves nothing.
+  static Result<Checkpoint> look(const std::filesystem::path& directory, std::string_view schema);
 
   const nlohmann::json& head() const { return head_; }
   const std::filesystem::path& directory() const { return directory_; }
+  /// Holds the secret that steps are signed with.
+  std::filesystem::path head_file() const;
   /// Whether the step lay there when the job was resumed, or was saved by this process. What
   /// somebody else puts beside them later is no step.
   bool finished(const std::string& step) const;
@@ -38,6 +42,7 @@ class Checkpoint {
   std::string digest(const std::string& step, const nlohmann::json& result) const;
 
   Status lock();
+  void find_steps();
 
   std::filesystem::path directory_;
   nlohmann::json head_;

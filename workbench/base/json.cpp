@@ -102,4 +102,66 @@ std::string plain(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+std::string reason_of(const json::exception& error) {
+  const std::string text = error.what();
+  const std::size_t end = text.starts_with('[') ? text.find("] ") : std::string::npos;
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
+namespace field {
+
+void wrong(const std::string& why) { throw json::other_error::create(600, why, nullptr); }
+
+const json& any(const json& object, const char* name) {
+  if (!object.is_object()) wrong(fmt::format("no object that could hold {}", name));
+  const auto found = object.find(name);
+  if (found == object.end()) wrong(fmt::format("{} is missing", name));
+  return *found;
+}
+
+const json& object(const json& object, const char* name) {
+  const json& found = any(object, name);
+  if (!found.is_object()) wrong(fmt::format("{} is no object", name));
+  return found;
+}
+
+const json& list(const json& object, const char* name, bool may_be_empty) {
+  const json& found = any(object, name);
+  if (!found.is_array()) wrong(fmt::format("{} is no list", name));
+  if (!may_be_empty && found.empty()) wrong(fmt::format("{} is empty", name));
+  return found;
+}
+
+std::string text(const json& object, const char* name) {
+  const json& found = any(object, name);
+  if (!found.is_string()) wrong(fmt::format("{} is no text", name));
+  return found.get<std::string>();
+}
+
+std::string text_or_none(const json& object, const char* name) {
+  return object.contains(name) ? text(object, name) : std::string();
+}
+
+bool flag(const json& object, const char* name) {
+  const json& found = any(object, name);
+  if (!found.is_boolean()) wrong(fmt::format("{} is neither true nor false", name));
+  return found.get<bool>();
+}
+
+double number(const json& object, const char* name) {
+  const json& found = any(object, name);
+  if (!found.is_number()) wrong(fmt::format("{} is no number", name));
+  return found.get<double>();
+}
+
+std::int64_t count(const json& object, const char* name, std::int64_t most) {
+  const json& found = any(object, name);
+  if (!found.is_number_integer()) wrong(fmt::format("{} is no whole number", name));
+  const auto value = found.get<std::int64_t>();
+  if (value < 0 || value > most) wrong(fmt::format("{} is {}", name, value));
+  return value;
+}
+
+}  // namespace field
+
 }  // namespace greenfast::workbench

@@ -1,7 +1,9 @@
 // What every record is made of and read with.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -29,5 +31,30 @@ std::string record_text(const nlohmann::json& document);
 nlohmann::json text_or_null(const std::string& text);
 /// A string as it is, anything else as JSON.
 std::string plain(const nlohmann::json& value);
+/// What one says, without the library's name and number before it.
+std::string reason_of(const nlohmann::json::exception& error);
+
+/// Members of an object as they must be. What is missing or of another kind throws
+/// json::exception, whose reason names the member: what is read here was written by this program,
+/// so that one place for a whole document can say that it is damaged.
+namespace field {
+
+[[noreturn]] void wrong(const std::string& why);
+const nlohmann::json& any(const nlohmann::json& object, const char* name);
+const nlohmann::json& object(const nlohmann::json& object, const char* name);
+const nlohmann::json& list(const nlohmann::json& object, const char* name,
+                           bool may_be_empty = false);
+std::string text(const nlohmann::json& object, const char* name);
+std::string text_or_none(const nlohmann::json& object, const char* name);
+bool flag(const nlohmann::json& object, const char* name);
+double number(const nlohmann::json& object, const char* name);
+/// Of 0 or more, up to `most`.
+std::int64_t count(const nlohmann::json& object, const char* name, std::int64_t most);
+template <class Integer>
+Integer count_of(const nlohmann::json& object, const char* name) {
+  return static_cast<Integer>(count(object, name, std::numeric_limits<Integer>::max()));
+}
+
+}  // namespace field
 
 }  // namespace greenfast::workbench

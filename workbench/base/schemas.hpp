@@ -13,6 +13,7 @@ inline constexpr std::string_view kCompareSchema = "greenfast.compare/1";
 inline constexpr std::string_view kCompareBestSchema = "greenfast.compare_best/1";
 inline constexpr std::string_view kGateSchema = "greenfast.gate/1";
 inline constexpr std::string_view kLadderSchema = "greenfast.ladder/1";
+inline constexpr std::string_view kLadderGatesSchema = "greenfast.ladder_gates/1";
 inline constexpr std::string_view kPhasesSchema = "greenfast.phases/1";
 inline constexpr std::string_view kProfileSchema = "greenfast.profile/1";
 inline constexpr std::string_view kGateStatusSchema = "greenfast.gate_status/1";

@@ -57,15 +57,41 @@ std::optional<json> laid_out_anew(const fs::path& directory, const std::string& 
 
 // ---- Machine code of a record that does not hold it at its head ----
 
-/// A gate's record has it in its rows of resources.
+/// A gate's record has it for both sides; one from before 2026-11-26 in its rows of resources, which
+/// are the candidate's, and where a plugin's still is.
 json code_of_gate(const json& record) {
-  json out = json::array();
+  json out = list_of(record, "code");
   std::set<std::string> seen;
+  for (const json& row : out) seen.insert(text_of(row, "kernel") + text_of(row, "arch"));
   for (const json& row : list_of(record, "resources")) {
     const std::string kernel = text_of(row, "kernel"), arch = text_of(row, "arch"),
                       digest = text_of(row, "sha256");
     if (digest.empty() || !seen.insert(kernel + arch).second) continue;
     out.push_back({{"kernel", kernel}, {"arch", arch}, {"sha256", digest}});
+  }
+  return out;
+}
+
+/// A walk of the ladder has it in its steps, each a gate; which variants launch it is told here,
+/// because no plan beside it does.
+json code_of_walk(const json& record) {
+  json out = json::array();
+  std::map<std::string, std::size_t> places;
+  for (const json& step : list_of(record, "steps")) {
+    for (json row : code_of_gate(step)) {
+      std::set<std::string> variants{text_of(step, "candidate")};
+      if (row.contains("variants")) variants = row["variants"].get<std::set<std::string>>();
+      const auto [place, fresh] = places.try_emplace(
+          text_of(row, "kernel") + text_of(row, "arch") + text_of(row, "sha256"), out.size());
+      if (fresh) {
+        row["variants"] = variants;
+        out.push_back(std::move(row));
+        continue;
+      }
+      json& known = out[place->second]["variants"];
+      variants.merge(known.get<std::set<std::string>>());
+      known = variants;
+    }
   }
   return out;
 }
@@ -160,7 +186,12 @@ Result<json> make_entry(const std::string& file, const std::string& text,
   for (const Launch& launch : launches) variants.insert(launch.variant);
   json code = list_of(record, "code");
   std::string why, how = "told by the program that ran";
-  if (code.empty() && schema == kGateSchema) code = code_of_gate(record);
+  if (schema == kGateSchema) code = code_of_gate(record);
+  if (schema == kLadderGatesSchema) {
+    code = code_of_walk(record);
+    for (const json& row : code)
+      for (const json& variant : row["variants"]) variants.insert(variant.get<std::string>());
+  }
   if (code.empty() && on_gpu && !launches.empty()) {
     const std::string loaded = text_of(member(record, "library"), "sha256");
     const DeviceCode* binary = nullptr;

@@ -161,8 +161,8 @@ class VerdictCheck {
     const auto rules = rules_of_record();
     if (!rules) return;
     const std::string candidate = text(record_.at("options"), "candidate");
-    const Advice is =
-        advise(decision, rules->tree(rules->rule(candidate).tree), candidate, primary);
+    const Advice is = advise(decision, rules->tree(rules->rule(candidate).tree),
+                             {text(record_.at("options"), "baseline"), candidate}, primary, {});
     if (text(verdict_, "level") != is.level)
       add(fmt::format("says level \"{}\", and its policy says \"{}\"", text(verdict_, "level"),
                       is.level));
@@ -271,6 +271,23 @@ class VerdictCheck {
     }
   }
 
+  /// Digests of both sides: what the plans launch is among them, and resources know no others.
+  void code() {
+    if (!record_.contains("code")) return;  // of a CPU, or from before 2026-11-26
+    std::map<std::string, std::set<std::string>> digests;
+    for (const json& row : list_of(record_, "code"))
+      digests[text_of(row, "kernel")].insert(text_of(row, "arch") + " " + text_of(row, "sha256"));
+    for (const Launch& launch : launches_of(record_))
+      if (launch.variant.starts_with(name_of(DeviceKind::cuda)) && !digests.contains(launch.kernel))
+        add(fmt::format("code: no row of {}, which {} launches", launch.kernel, launch.variant));
+    for (const json& row : list_of(record_, "resources")) {
+      const auto found = digests.find(text_of(row, "kernel"));
+      if (found == digests.end() || text_of(row, "sha256").empty()) continue;
+      if (!found->second.contains(text_of(row, "arch") + " " + text_of(row, "sha256")))
+        add(fmt::format("code: {} has another digest than its row of resources", found->first));
+    }
+  }
+
  private:
   std::string subject_;
   const json& record_;
@@ -326,6 +343,7 @@ class GateRecheck {
     said_ = *decision;
     thresholds_ = check_.thresholds();
     check_.resources();
+    check_.code();
     check_.promoted(thresholds_);
     if (!read_samples()) return std::move(out_);
     walk();
@@ -890,6 +908,7 @@ std::vector<Disagreement> recheck_ladder_gates(const json& record) {
     if (!decision) continue;
     const Thresholds thresholds = check.thresholds();
     check.resources();
+    check.code();
     check.promoted(thresholds);
     check.headline();
     std::vector<IntervalsAt> shapes;

@@ -25,9 +25,11 @@ std::string list(auto&& names) {
   return text;
 }
 
-// What is wrong with the text; carries no path or line, which only the caller knows.
+// What is wrong with the text, with the line where it stands; 0: of no line, or of a base's text,
+// which is not the one that was given.
 struct Mistake : std::exception {
-  explicit Mistake(std::string text) : what_text(std::move(text)) {}
+  explicit Mistake(std::string text, std::uint32_t line = 0)
+      : what_text(line == 0 ? std::move(text) : "line " + std::to_string(line) + ": " + text) {}
   const char* what() const noexcept override { return what_text.c_str(); }
   std::string what_text;
 };
@@ -78,14 +80,16 @@ class PolicyTable {
     if (!table_) return;
     for (const auto& [key, node] : *table_)
       if (std::find(known_.begin(), known_.end(), key.str()) == known_.end())
-        throw Mistake("unknown key " + name(key.str()) + "; known: " + list(known_));
+        throw Mistake("unknown key " + name(key.str()) + "; known: " + list(known_),
+                      key.source().begin.line);
   }
 
   std::string name(std::string_view key) const {
     return path_.empty() ? std::string(key) : path_ + "." + std::string(key);
   }
   [[noreturn]] void fail(std::string_view key, const std::string& what) const {
-    throw Mistake(name(key) + " " + what);
+    const toml::node* node = table_ ? table_->get(key) : nullptr;
+    throw Mistake(name(key) + " " + what, node ? node->source().begin.line : 0);
   }
 
  private:
@@ -127,20 +131,23 @@ void read_limits(PolicyTable root, LimitTables& limits) {
 /// own stands for the whole of the base's. Its digest covers both texts.
 std::pair<toml::table, std::string> whole_policy(std::string_view text) {
   toml::table own = toml::parse(text);
-  if (!own.contains("base")) return {own, sha256_hex(text)};
+  // A copy forgets on which lines its values stood: what is the caller's is moved, what is the
+  // base's is copied, whose lines are of another text.
+  if (!own.contains("base")) return {std::move(own), sha256_hex(text)};
   const auto name = own["base"].value<std::string>();
   for (const BuiltinPolicy& builtin : builtin_policies()) {
-    toml::table document = toml::parse(builtin.text);
-    if (name != builtin.name || document.contains("base")) continue;
+    const toml::table base = toml::parse(builtin.text);
+    if (name != builtin.name || base.contains("base")) continue;
+    toml::table document = base;
     own.erase("base");
-    for (auto&& [key, value] : own) document.insert_or_assign(key, value);
-    return {document, sha256_hex(std::string(builtin.text) + std::string(text))};
+    for (auto&& [key, value] : own) document.insert_or_assign(key, std::move(value));
+    return {std::move(document), sha256_hex(std::string(builtin.text) + std::string(text))};
   }
   throw Mistake("base must name a built-in policy that has none itself");
 }
 
 Policy read_policy(std::string_view name, std::string_view text) {
-  const auto [document, digest] = whole_policy(text);
+  auto [document, digest] = whole_policy(text);
   Policy policy;
   policy.name = name;
   policy.sha256 = digest;

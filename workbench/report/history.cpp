@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
+#include <ctime>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -78,6 +80,7 @@ class Repository {
 struct Found {
   ReportSource source;
   std::string evidence;  // commit
+  std::string brought;   // when that commit was made
 };
 
 bool wanted(const std::vector<std::string>& variants, const std::string& id) {
@@ -110,6 +113,32 @@ HistoryChange change_between(const Timing& before, const Timing& after) {
                                 : HistoryChange::no_difference;
 }
 
+// Why a commit that was built is not known: a harness that knows no repository records none.
+std::string unknown_commits(const std::string& before, bool before_known, const std::string& after,
+                            bool after_known) {
+  if (!before_known && before.empty() && !after_known && after.empty())
+    return "neither record names the commit it was built from";
+  std::vector<std::string> out;
+  const auto add = [&](const char* which, const std::string& commit) {
+    out.push_back(commit.empty() ? fmt::format("{} names no commit", which)
+                                 : fmt::format("commit {} is not in this repository", commit));
+  };
+  if (!before_known) add("the record before it", before);
+  if (!after_known && (before_known || after != before)) add("this record", after);
+  return fmt::format("{}", fmt::join(out, ", "));
+}
+
+// A commit's time as records have it: "2026-11-25T20:03:10Z".
+std::string utc_of(const std::string& seconds) {
+  char* end = nullptr;
+  const std::time_t time = std::strtoll(seconds.c_str(), &end, 10);
+  if (seconds.empty() || *end != 0) return {};
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
 std::string times(double ratio) {
   return ratio > 0 ? fmt::format("{:.2f}×", ratio) : std::string("-");
 }
@@ -135,9 +164,8 @@ std::string_view name_of(HistoryChange change) noexcept {
 Result<History> read_history(const HistoryOptions& options) {
   auto repository = Repository::open(options.repository);
   if (!repository.ok()) return repository.status();
-  const std::string log =
-      repository->ask({"log", "--reverse", "--diff-filter=AM", "--name-only",
-                       "--format=%x1e%H%x1f%cI%x1f%s", "--", "evidence/*.json"});
+  const std::string log = repository->ask({"log", "--reverse", "--diff-filter=AM", "--name-only",
+                                           "--format=%x1e%H%x1f%ct", "--", "evidence/*.json"});
   History out;
   std::vector<Found> found;
   std::set<std::string> seen_runs;
@@ -145,7 +173,9 @@ Result<History> read_history(const HistoryOptions& options) {
   for (const std::string& entry : split(log, kCommit)) {
     if (entry.empty()) continue;
     const std::vector<std::string> lines = split(entry, '\n');
-    const std::string commit = split(lines[0], kField)[0];
+    const std::vector<std::string> fields = split(lines[0], kField);
+    const std::string commit = fields[0];
+    const std::string brought = fields.size() > 1 ? utc_of(fields[1]) : std::string();
     for (std::size_t i = 1; i < lines.size(); ++i) {
       const std::string& file = lines[i];
       if (!file.ends_with(".json")) continue;
@@ -169,7 +199,8 @@ Result<History> read_history(const HistoryOptions& options) {
                                  ? record["run_id"].get<std::string>()
                                  : record.dump().substr(0, 4096);
       if (!seen_runs.insert(id).second) continue;
-      found.push_back({{repository->folder() / file, file, kind, std::move(record), {}}, commit});
+      found.push_back(
+          {{repository->folder() / file, file, kind, std::move(record), {}}, commit, brought});
     }
   }
   if (found.empty())
@@ -189,7 +220,7 @@ Result<History> read_history(const HistoryOptions& options) {
       model = model_of(one);
     } catch (const json::exception& error) {
       out.left_out.push_back(
-          fmt::format("{} of {}: {}", f.source.label, f.evidence.substr(0, 10), error.what()));
+          fmt::format("{} of {}: {}", f.source.label, f.evidence.substr(0, 10), reason_of(error)));
       continue;
     }
     newest[f.source.label] = f.source;
@@ -200,6 +231,8 @@ Result<History> read_history(const HistoryOptions& options) {
         continue;
       HistoryPoint point;
       point.timing = t;
+      // One that tells no time is no older than the others for it.
+      if (point.timing.utc.empty()) point.timing.utc = f.brought;
       point.evidence = f.evidence.substr(0, 10);
       point.file = f.source.label;
       out.points.push_back(std::move(point));
@@ -260,9 +293,9 @@ Result<History> read_history(const HistoryOptions& options) {
     const std::string from = from_known ? before.timing.commit : before.evidence;
     const std::string to = to_known ? p.timing.commit : p.evidence;
     if (!from_known || !to_known)
-      p.note = fmt::format(
-          "commit {} is not in this repository; taken from the commits that brought the records",
-          from_known ? p.timing.commit : before.timing.commit);
+      p.note =
+          fmt::format("{}; taken from the commits that brought the records",
+                      unknown_commits(before.timing.commit, from_known, p.timing.commit, to_known));
     // The sources that the variant is compiled from, wherever they lay then. The library under a
     // harness's name, or a variant that is gone, may have run any kernel.
     const std::vector<std::string>& own = sources(p.timing.variant);
@@ -298,14 +331,19 @@ std::string change_of(const HistoryPoint& p) {
   return out;
 }
 
+// What stands for the version: what was built, or where that is not told, which commit has the
+// record.
+std::string version_of(const HistoryPoint& p) {
+  return p.timing.commit.empty() ? "recorded in " + p.evidence : p.timing.commit;
+}
+
 const std::vector<std::string> kHeader{
     "version",      "variant", "optimisation",         "p50",
     "95% interval", "caches",  "over its predecessor", "over the first",
     "seen"};
 
 std::vector<std::string> row_of(const HistoryPoint& p) {
-  const std::string version = fmt::format(
-      "{} {}", p.timing.commit.empty() ? p.evidence : p.timing.commit, p.timing.utc.substr(0, 10));
+  const std::string version = fmt::format("{} {}", version_of(p), p.timing.utc.substr(0, 10));
   return {version,
           p.timing.variant,
           change_of(p),
@@ -337,8 +375,7 @@ std::vector<ReportPart> history_parts(const History& history, const HistoryOptio
     // Records in the order of measuring; the same one for all variants that it timed.
     std::vector<std::pair<std::string, std::string>> records;  // UTC, label
     for (const HistoryPoint& p : history.points)
-      if (p.timing.device == devices[d])
-        records.emplace_back(p.timing.utc, p.timing.commit.empty() ? p.evidence : p.timing.commit);
+      if (p.timing.device == devices[d]) records.emplace_back(p.timing.utc, version_of(p));
     std::sort(records.begin(), records.end());
     records.erase(std::unique(records.begin(), records.end()), records.end());
     for (const auto& [utc, label] : records) chart.x_ticks.push_back(label);
@@ -349,9 +386,8 @@ std::vector<ReportPart> history_parts(const History& history, const HistoryOptio
       if (chart.series.empty() || chart.series.back().name != name) {
         chart.series.push_back({name, {}, true, true});
       }
-      const auto at = std::find(
-          records.begin(), records.end(),
-          std::pair(p.timing.utc, p.timing.commit.empty() ? p.evidence : p.timing.commit));
+      const auto at =
+          std::find(records.begin(), records.end(), std::pair(p.timing.utc, version_of(p)));
       chart.series.back().points.push_back(Chart::Point{static_cast<double>(at - records.begin()),
                                                         p.timing.p50 * 1e6, p.timing.lo * 1e6,
                                                         p.timing.hi * 1e6, change_of(p)});

@@ -269,10 +269,7 @@ class Loader {
         if (status->state != JobState::finished)
           out_.records.push_back({head, label_of(head), "job", json_of(*status), *status});
       } else {
-        return refuse(folder / "gate.json",
-                      fmt::format("missing beside job.json: the gate was interrupted or half of it "
-                                  "was copied; go on with greenfast gate --resume {}",
-                                  folder.string()));
+        return status.status();
       }
     }
     for (const fs::path& file : files)
@@ -325,7 +322,7 @@ Result<ReportSources> load_report_sources(std::span<const std::string> paths) {
     try {
       if (Status status = loader.add(path); !status) return status;
     } catch (const json::exception& error) {
-      return refuse(path, fmt::format("not of its schema: {}", error.what()));
+      return refuse(path, fmt::format("not of its schema: {}", reason_of(error)));
     }
   }
   ReportSources out = loader.take();

@@ -16,10 +16,12 @@
 #include "workbench/base/terminal.hpp"
 #include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
+#include "workbench/verdict/advise.hpp"
 #include "workbench/verdict/compare.hpp"
 #include "workbench/verdict/gate.hpp"
 #include "workbench/verdict/gate_record.hpp"
 #include "workbench/verdict/gate_status.hpp"
+#include "workbench/verdict/predictions.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -326,6 +328,26 @@ Directions directions_of(const ReportSources& sources, const json& gate) {
 struct Step {
   std::string what, gain, effort, risk;
 };
+// Why a profile of the candidate speaks against an idea; empty where it does not, or where there is
+// none.
+std::string denied_by(const ReportSource* profile, const std::string& candidate,
+                      const std::string& line, const std::vector<Prediction>& predictions) {
+  const Symptom* symptom = symptom_in_line(line, predictions);
+  if (symptom == nullptr || profile == nullptr) return {};
+  for (const json& side : profile->record["sides"]) {
+    if (plain(side.at("variant")) != candidate || !side.contains("metrics")) continue;
+    double metric = -1, of = -1;
+    for (const json& row : side["metrics"]) {
+      if (!row.at("value").is_number()) continue;
+      if (row.at("name") == symptom->metric) metric = row["value"].get<double>();
+      if (row.at("name") == symptom->of) of = row["value"].get<double>();
+    }
+    if (metric < 0 || !(of > 0) || metric > symptom->above * of) continue;
+    return fmt::format("none to expect: {} are {:.0f}% of {}, and it is for more than {:.0f}%",
+                       symptom->metric, 100 * metric / of, symptom->of, 100 * symptom->above);
+  }
+  return {};
+}
 // What the records say can still be gained, nothing else.
 std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& model,
                              const json& gate) {
@@ -334,8 +356,19 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
   for (const json& reason : gate["verdict"].at("reasons"))
     if (!plain(reason.at("settle")).empty() && reason["settle"].is_string())
       steps.push_back({plain(reason["settle"]), "the verdict", "one run", "none"});
-  for (const json& next : gate["verdict"].at("next"))
-    steps.push_back({plain(next), "not measured", "one gate each", "none: by name only"});
+  const std::string baseline = plain(gate["options"].at("baseline"));
+  const auto read = parse_predictions("policies/predictions.toml", builtin_predictions());
+  const std::vector<Prediction> predictions = read ? *read : std::vector<Prediction>();
+  const ReportSource* profile = profile_for(sources, candidate);
+  for (const json& next : gate["verdict"].at("next")) {
+    const std::string line = plain(next);
+    // Gates from before 2026-11-26 proposed what they had gated against.
+    if (names_variant(line, baseline) || names_variant(line, candidate)) continue;
+    if (const std::string why = denied_by(profile, candidate, line, predictions); !why.empty())
+      steps.push_back({"not: " + line, why, "-", "-"});
+    else
+      steps.push_back({line, "not measured", "one gate each", "none: by name only"});
+  }
   for (const VariantInfo& v : variants()) {
     if (v.predecessor != candidate) continue;
     // A ratio of two records would not be paired: only the same record counts.
@@ -346,11 +379,16 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
             after.shape == before.shape && after.shape.starts_with("mission"))
           gain =
               fmt::format("{:.2f}× at {} in {}", before.p50 / after.p50, after.shape, after.source);
+    // What was measured of it says more than what its idea is for.
+    if (const std::string why = denied_by(profile, candidate, v.id, predictions);
+        !why.empty() && gain == "not measured here") {
+      steps.push_back({fmt::format("not: {}: {}", v.id, v.idea), why, "-", "-"});
+      continue;
+    }
     steps.push_back({fmt::format("gate {} against {}: {}", v.id, candidate, v.idea), gain,
                      v.built ? "one run" : "a build with it, one run",
                      "none: built beside the others"});
   }
-  const ReportSource* profile = profile_for(sources, candidate);
   if (profile != nullptr) {
     for (const json& side : profile->record["sides"])
       if (plain(side.at("variant")) == candidate && side.contains("advice"))
@@ -652,7 +690,7 @@ Result<std::vector<ReportPart>> make_report(const ReportSources& sources,
     parts.push_back({reproduce_text(sources), {}});
   } catch (const json::exception& error) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: not of its schema: {}", current, error.what()));
+                  fmt::format("{}: not of its schema: {}", current, reason_of(error)));
   }
   return parts;
 }
@@ -679,7 +717,7 @@ Result<std::string> pull_request_text(const ReportSources& sources) {
     }
   } catch (const json::exception& error) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: not of its schema: {}", current, error.what()));
+                  fmt::format("{}: not of its schema: {}", current, reason_of(error)));
   }
   if (out.empty())
     return Status(

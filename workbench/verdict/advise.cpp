@@ -12,11 +12,12 @@ bool has(const Decision& decision, ReasonCode code) {
                      [&](const Reason& reason) { return reason.code == code; });
 }
 
-/// Whether a line of the tree proposes what was just gated.
-bool proposes(const std::string& line, std::string_view candidate) {
-  for (std::size_t at = line.find(candidate); at != std::string::npos;
-       at = line.find(candidate, at + 1)) {
-    const std::size_t end = at + candidate.size();
+}  // namespace
+
+bool names_variant(std::string_view line, std::string_view variant) {
+  for (std::size_t at = line.find(variant); !variant.empty() && at != std::string_view::npos;
+       at = line.find(variant, at + 1)) {
+    const std::size_t end = at + variant.size();
     const bool longer =
         end < line.size() &&
         (std::isalnum(static_cast<unsigned char>(line[end])) != 0 || line[end] == '_');
@@ -25,10 +26,14 @@ bool proposes(const std::string& line, std::string_view candidate) {
   return false;
 }
 
-}  // namespace
+const Symptom* symptom_in_line(std::string_view line, std::span<const Prediction> predictions) {
+  for (const Prediction& p : predictions)
+    if (p.symptom && names_variant(line, p.candidate)) return &*p.symptom;
+  return nullptr;
+}
 
-Advice advise(const Decision& decision, const DecisionTree& tree, std::string_view candidate,
-              const std::optional<Interval>& primary) {
+Advice advise(const Decision& decision, const DecisionTree& tree, const GatedSides& sides,
+              const std::optional<Interval>& primary, std::span<const Prediction> predictions) {
   Advice out;
   if (!primary) return out;
   const ReachedLevel* first_missed = nullptr;
@@ -62,8 +67,13 @@ Advice advise(const Decision& decision, const DecisionTree& tree, std::string_vi
     if (first_missed != nullptr)
       out.next.push_back(fmt::format("{} is short of level \"{}\", {:.2f}x", ratio_words(*primary),
                                      first_missed->name, first_missed->at_least));
-    for (const std::string& line : tree.below)
-      if (!proposes(line, candidate)) out.next.push_back(line);
+    for (const std::string& line : tree.below) {
+      if (names_variant(line, sides.candidate) || names_variant(line, sides.baseline)) continue;
+      const Symptom* symptom = symptom_in_line(line, predictions);
+      out.next.push_back(symptom == nullptr ? line
+                                            : fmt::format("{}, where a profile shows {}", line,
+                                                          words_of(*symptom)));
+    }
   }
   return out;
 }

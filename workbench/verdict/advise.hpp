@@ -3,12 +3,14 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate_policy.hpp"
+#include "workbench/verdict/predictions.hpp"
 
 namespace greenfast::workbench {
 
@@ -24,10 +26,20 @@ struct Advice {
   std::vector<std::string> next;     ///< empty after the highest level
 };
 
+/// What was gated: it is not proposed again, nor is what it was held against.
+struct GatedSides {
+  std::string_view baseline, candidate;
+};
+/// Whether a line of advice names that variant.
+bool names_variant(std::string_view line, std::string_view variant);
+/// The symptom of the idea that a line of advice proposes, where it names one that has some.
+const Symptom* symptom_in_line(std::string_view line, std::span<const Prediction> predictions);
+
 /// `primary`: the interval that decided p50 at the primary shape; none where nothing was timed. What
-/// would try the candidate itself is left out. A verdict about correctness, resources or integrity
-/// has its own remedy and asks for nothing that is about speed.
-Advice advise(const Decision& decision, const DecisionTree& tree, std::string_view candidate,
-              const std::optional<Interval>& primary);
+/// would try either side itself is left out, and an idea with a symptom is proposed where a profile
+/// shows it: a gate reads no counters. A verdict about correctness, resources or integrity has its
+/// own remedy and asks for nothing that is about speed.
+Advice advise(const Decision& decision, const DecisionTree& tree, const GatedSides& sides,
+              const std::optional<Interval>& primary, std::span<const Prediction> predictions);
 
 }  // namespace greenfast::workbench

@@ -29,6 +29,7 @@
 #include "workbench/subjects/plugin/plugins.hpp"
 #include "workbench/verdict/advise.hpp"
 #include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_identity.hpp"
 #include "workbench/verdict/gate_judge.hpp"
 #include "workbench/verdict/gate_policy.hpp"
 #include "workbench/verdict/gate_record.hpp"
@@ -117,9 +118,10 @@ class Gate {
         start_(Clock::now()) {
     thresholds_.gate = options_.gate.value_or(rule_.gate.value_or(policy_.gate));
     thresholds_.guard = policy_.guard;
-    if (const auto rows = parse_predictions("policies/predictions.toml", builtin_predictions()))
-      if (const Prediction* p = find_prediction(*rows, options_.baseline, options_.candidate))
-        prediction_ = *p;
+    if (auto rows = parse_predictions("policies/predictions.toml", builtin_predictions()))
+      predictions_ = std::move(*rows);
+    if (const Prediction* p = find_prediction(predictions_, options_.baseline, options_.candidate))
+      prediction_ = *p;
     thresholds_.noise = rules_.noise_floor;
     if (options_.processes) rules_.processes = *options_.processes;
     walk_.processes = rules_.processes;
@@ -130,15 +132,21 @@ class Gate {
   Result<GateResult> run() {
     try {
       return walk();
-    } catch (const json::exception& error) {
+    } catch (const WrongStep& wrong) {
       return Status(
           StatusCode::invalid_argument,
-          fmt::format("{}: a finished step is not what this version writes ({}); start a new gate",
-                      job_.directory().string(), error.what()));
+          fmt::format("{}: is not what this version writes ({}); delete this file, and "
+                      "resuming does the step again",
+                      (job_.directory() / "steps" / (wrong.step + ".json")).string(), wrong.why));
     }
   }
 
  private:
+  /// A finished step whose file is whole and holds something else.
+  struct WrongStep {
+    std::string step, why;
+  };
+
   Result<GateResult> walk() {
     record_.head = job_.head();
 
@@ -215,7 +223,13 @@ class Gate {
     }
     const auto stored = job_.load(name);
     if (!stored) return stored.status();
-    auto result = step_of_json<Step>(*stored);
+    auto result = [&]() -> Result<Step> {
+      try {
+        return step_of_json<Step>(*stored);
+      } catch (const json::exception& error) {
+        throw WrongStep{name, reason_of(error)};
+      }
+    }();
     step_ended({});
     if (observer_.finished) {
       observer_.finished(had ? fmt::format("{}: taken from the checkpoint", what)
@@ -278,7 +292,7 @@ class Gate {
     const auto shapes = gate_steps::shapes_of(options_, policy_, build_.dtype);
     if (!shapes) return shapes.status();
     if (shapes->size() != build_.shapes.size())
-      throw json::other_error::create(600, "plans of other shapes", nullptr);
+      throw WrongStep{name_of(WalkStep{.kind = StepKind::build}), "plans of other shapes"};
     shapes_ = *shapes;
     no_op_ = build_.no_op;
     for (const PlannedShape& shape : build_.shapes)
@@ -288,6 +302,8 @@ class Gate {
     std::string logs;
     // Of kernels for a GPU alone there are logs; a program that was copied away has lost them.
     if (build_.device.kind == DeviceKind::cuda) {
+      if (const Result<DeviceCode>& code = own_device_code())
+        record_.code = code_of_sides(build_.shapes, build_.device.arch, *code);
       if (const auto said = own_compiler_logs()) {
         record_.compiler_logs = *said;
         logs = said->complaints.empty()
@@ -649,7 +665,8 @@ class Gate {
       primary = record_.fast->front().deciding();
     GateVerdict& verdict = record_.verdict;
     verdict.decision = from_reasons(std::move(reasons_));
-    verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree), options_.candidate, primary);
+    verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree),
+                            {options_.baseline, options_.candidate}, primary, predictions_);
     verdict.gate = thresholds_.gate;
     verdict.guard = thresholds_.guard;
     verdict.noise = thresholds_.noise;
@@ -676,6 +693,7 @@ class Gate {
   GatePolicy rules_;
   ResourceLimits limits_;
   RungRule rule_;
+  std::vector<Prediction> predictions_;
   Prediction prediction_;  // without words where the step has none
   const GateObserver& observer_;
   Clock::time_point start_;
@@ -707,37 +725,6 @@ Result<ResourceLimits> load_limits(const Policy& policy) {
   if (Status status = check_names(*limits, code ? *code : DeviceCode(), plugins); !status)
     return status;
   return limits;
-}
-
-Result<GatePolicy> load_rules(const std::string& path) {
-  if (path.empty()) return parse_gate_policy("policies/gate.toml", builtin_gate_policy());
-  const auto text = read_file(path);
-  if (!text) return Status(text.status().code(), "--gate-policy " + text.status().message());
-  return parse_gate_policy(path, *text);
-}
-
-/// Identifies what would give other results: another binary, another policy, and on the CPU other
-/// threads or instructions.
-json identity(const Policy& policy, const GatePolicy& rules, const GateOptions& options) {
-  const BuildInfo& info = build_info();
-  json cpu;
-  if (const auto subject = gate_steps::one_subject(options.candidate, "--candidate");
-      subject && (*subject)->device() == DeviceKind::cpu) {
-    if (const auto facts = device_facts(DeviceKind::cpu))
-      cpu = {{"isa", facts->isa}, {"threads", facts->multiprocessors}};
-  }
-  return {{"version", info.version},
-          {"cpu", cpu},
-          {"git_sha", info.git_sha},
-          {"git_dirty", info.git_dirty},
-          {"git_diff_sha256", info.git_diff_sha256},
-          {"compiler", info.compiler},
-          {"flags", info.flags},
-          {"cuda", info.cuda},
-          {"policy", {{"name", policy.name}, {"sha256", policy.sha256}}},
-          {"gate_policy_sha256", rules.sha256},
-          {"resources_policy_sha256", sha256_hex(builtin_resource_limits())},
-          {"plugins", plugins_digest()}};
 }
 
 Status check_options(const GateOptions& options) {
@@ -783,7 +770,7 @@ Status check_gate(const GateOptions& options) {
   if (Status status = check_options(options); !status) return status;
   const auto policy = load_policy(options.policy);
   if (!policy) return policy.status();
-  if (const auto rules = load_rules(options.gate_policy); !rules) return rules.status();
+  if (const auto rules = load_gate_policy(options.gate_policy); !rules) return rules.status();
   if (const auto limits = load_limits(*policy); !limits) return limits.status();
   // Which dtype is decided later; it does not change which names are known.
   const std::string dtype = options.dtype.empty() ? "fp16" : options.dtype;
@@ -795,7 +782,7 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
   if (Status status = check_gate(options); !status) return status;
   auto policy = load_policy(options.policy);
   if (!policy) return policy.status();
-  auto rules = load_rules(options.gate_policy);
+  auto rules = load_gate_policy(options.gate_policy);
   if (!rules) return rules.status();
   auto limits = load_limits(*policy);
   if (!limits) return limits.status();
@@ -806,8 +793,9 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
                                            {"argv", argv},
                                            {"host", host_json(host_facts())},
                                            {"options", to_json(options)},
-                                           {"build", identity(*policy, *rules, options)}});
+                                           {"build", gate_identity(*policy, *rules, options)}});
   if (!job) return job.status();
+  hide_from_plugins(job->head_file());
   return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), std::move(*limits),
               observer)
       .run();
@@ -816,29 +804,22 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
 Result<GateResult> resume_gate(const fs::path& directory, const GateObserver& observer) {
   auto job = Checkpoint::resume(directory, kGateSchema);
   if (!job) return job.status();
-  if (!job->head().contains("options") || !job->head().contains("build")) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: job.json lacks its options", directory.string()));
-  }
+  hide_from_plugins(job->head_file());
+  if (Status status = check_job_head(directory, job->head(), false); !status) return status;
   auto options = gate_options_from_json(job->head()["options"]);
-  if (!options) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: {}", directory.string(), options.status().message()));
-  }
   if (Status status = check_options(*options); !status) return status;
   auto policy = load_policy(options->policy);
   if (!policy) return policy.status();
-  auto rules = load_rules(options->gate_policy);
+  auto rules = load_gate_policy(options->gate_policy);
   if (!rules) return rules.status();
   auto limits = load_limits(*policy);
   if (!limits) return limits.status();
-  if (job->head()["build"] != identity(*policy, *rules, *options)) {
-    return Status(
-        StatusCode::invalid_argument,
-        fmt::format("{}: was begun by another build or policy, or with other threads or "
-                    "instructions; its steps would not belong together. Start a new gate, or set "
-                    "what was set then (GREENFAST_THREADS, GREENFAST_ISA, the affinity)",
-                    directory.string()));
+  if (const auto gap =
+          gap_between(job->head()["build"], gate_identity(*policy, *rules, *options))) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: was begun {}; its steps would not belong together. Start a new "
+                              "gate, or {}",
+                              directory.string(), gap->begun, gap->remedy));
   }
   return Gate(std::move(*job), std::move(*options), std::move(*policy), std::move(*rules),
               std::move(*limits), observer)
@@ -854,14 +835,8 @@ Result<std::vector<LadderStep>> run_ladder(const GateOptions& asked, const fs::p
   if (fs::exists(directory / "job.json", error)) {
     auto job = Checkpoint::resume(directory, kLadderSchema);
     if (!job) return job.status();
-    auto begun =
-        job->head().contains("options")
-            ? gate_options_from_json(job->head()["options"])
-            : Result<GateOptions>(Status(StatusCode::invalid_argument, "options: missing"));
-    if (!begun) {
-      return Status(StatusCode::invalid_argument,
-                    fmt::format("{}: {}", directory.string(), begun.status().message()));
-    }
+    if (Status status = check_job_head(directory, job->head(), true); !status) return status;
+    auto begun = gate_options_from_json(job->head()["options"]);
     common = std::move(*begun);
   } else {
     auto job = Checkpoint::begin(directory, {{"schema", kLadderSchema},

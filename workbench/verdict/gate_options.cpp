@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "workbench/base/json.hpp"
+
 namespace greenfast::workbench {
 
 using nlohmann::json;
@@ -26,35 +28,74 @@ json to_json(const GateOptions& o) {
   return out;
 }
 
+namespace {
+
+std::vector<std::string> texts_of(const json& document, const char* name) {
+  std::vector<std::string> out;
+  for (const json& item : field::list(document, name, true)) {
+    if (!item.is_string()) field::wrong(fmt::format("{} holds what is no text", name));
+    out.push_back(item.get<std::string>());
+  }
+  return out;
+}
+
+std::vector<std::uint64_t> seeds_of(const json& document) {
+  std::vector<std::uint64_t> out;
+  for (const json& item : field::list(document, "seeds", true)) {
+    if (!item.is_number_unsigned()) field::wrong("seeds holds what is no whole number");
+    out.push_back(item.get<std::uint64_t>());
+  }
+  return out;
+}
+
+}  // namespace
+
 Result<GateOptions> gate_options_from_json(const json& document) {
   GateOptions o;
   try {
-    document.at("baseline").get_to(o.baseline);
-    document.at("candidate").get_to(o.candidate);
-    document.at("primary").get_to(o.primary);
-    document.at("guards").get_to(o.guards);
-    document.at("dtype").get_to(o.dtype);
-    document.at("causal").get_to(o.causal);
-    document.at("policy").get_to(o.policy);
-    document.at("gate_policy").get_to(o.gate_policy);
-    document.at("seeds").get_to(o.seeds);
-    document.at("hot").get_to(o.hot);
+    o.baseline = field::text(document, "baseline");
+    o.candidate = field::text(document, "candidate");
+    o.primary = field::text(document, "primary");
+    o.guards = field::text(document, "guards");
+    o.dtype = field::text(document, "dtype");
+    o.causal = field::text(document, "causal");
+    o.policy = field::text(document, "policy");
+    o.gate_policy = field::text(document, "gate_policy");
+    o.seeds = seeds_of(document);
+    o.hot = field::flag(document, "hot");
     if (document.contains("plugins")) {
-      const json& plugins = document.at("plugins");
-      plugins.at("files").get_to(o.plugins.files);
-      plugins.at("flags").get_to(o.plugins.compile.flags);
-      plugins.at("timeout_seconds").get_to(o.plugins.timeout_seconds);
-      plugins.at("memory_gib").get_to(o.plugins.memory_gib);
+      const json& plugins = field::object(document, "plugins");
+      o.plugins.files = texts_of(plugins, "files");
+      o.plugins.compile.flags = field::text(plugins, "flags");
+      o.plugins.timeout_seconds = field::number(plugins, "timeout_seconds");
+      o.plugins.memory_gib = field::number(plugins, "memory_gib");
     }
-    if (document.contains("peers")) document.at("peers").get_to(o.peers);
-    if (document.contains("gate")) o.gate = document.at("gate").get<double>();
+    if (document.contains("peers")) o.peers = texts_of(document, "peers");
+    if (document.contains("gate")) o.gate = field::number(document, "gate");
     if (document.contains("budget_seconds"))
-      o.budget_seconds = document.at("budget_seconds").get<double>();
-    if (document.contains("processes")) o.processes = document.at("processes").get<int>();
+      o.budget_seconds = field::number(document, "budget_seconds");
+    if (document.contains("processes")) o.processes = field::count_of<int>(document, "processes");
   } catch (const json::exception& error) {
-    return Status(StatusCode::invalid_argument, fmt::format("options: {}", error.what()));
+    return Status(StatusCode::invalid_argument, fmt::format("options: {}", reason_of(error)));
   }
   return o;
+}
+
+Status check_job_head(const std::filesystem::path& directory, const json& head, bool ladder) {
+  std::string why;
+  try {
+    (void)field::text(head, "utc");
+    (void)texts_of(head, "argv");
+    if (const auto options = gate_options_from_json(field::any(head, "options")); !options)
+      why = options.status().message();
+    if (!ladder) (void)field::object(head, "build");
+  } catch (const json::exception& error) {
+    why = reason_of(error);
+  }
+  if (why.empty()) return {};
+  return Status(StatusCode::invalid_argument,
+                fmt::format("{}: damaged: {}; nothing goes on without it: start a new gate",
+                            (directory / "job.json").string(), why));
 }
 
 }  // namespace greenfast::workbench

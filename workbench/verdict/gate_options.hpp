@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -31,5 +32,9 @@ struct GateOptions {
 };
 nlohmann::json to_json(const GateOptions& options);
 Result<GateOptions> gate_options_from_json(const nlohmann::json& document);
+/// Whether the head of a gate's job, or of a walk's of the ladder, holds what goes on from it; if
+/// not, its file and what to do.
+Status check_job_head(const std::filesystem::path& directory, const nlohmann::json& head,
+                      bool ladder);
 
 }  // namespace greenfast::workbench

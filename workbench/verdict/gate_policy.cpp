@@ -1,19 +1,24 @@
 #include "workbench/verdict/gate_policy.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <toml++/toml.h>
 #include <initializer_list>
 #include <sstream>
 #include <stdexcept>
 
+#include "workbench/base/files.hpp"
 #include "workbench/base/sha256.hpp"
 
 namespace greenfast::workbench {
 namespace {
 
+/// What is wrong with a rule, with the line of the text where it stands.
 struct BadRule : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  BadRule(const toml::source_region& where, const std::string& what)
+      : std::runtime_error(where.begin ? fmt::format("line {}: {}", where.begin.line, what)
+                                       : what) {}
 };
 
 /// A table whose every key must be one that is read; a misspelt limit would otherwise be no limit.
@@ -25,45 +30,47 @@ class TomlReader {
     for (const auto& [key, value] : table_) {
       bool found = false;
       for (const std::string_view name : known) found = found || name == key.str();
-      if (!found) throw BadRule(fmt::format("{}{}: unknown key", path_, key.str()));
+      if (!found)
+        throw BadRule(key.source(), fmt::format("{}{}: unknown key; known: {}", path_, key.str(),
+                                                fmt::join(known, ", ")));
     }
   }
   bool has(std::string_view key) const { return table_.contains(key); }
   const toml::node& node(std::string_view key) const {
     const toml::node* found = table_.get(key);
-    if (found == nullptr) throw BadRule(fmt::format("{}{}: missing", path_, key));
+    if (found == nullptr) throw BadRule(table_.source(), fmt::format("{}{}: missing", path_, key));
     return *found;
   }
   double number(std::string_view key, double above) const {
     const auto value = node(key).value<double>();
-    if (!value || !(*value > above)) {
-      throw BadRule(fmt::format("{}{}: expected a number above {}", path_, key, above));
-    }
+    if (!value || !(*value > above)) fail(key, fmt::format("expected a number above {}", above));
     return *value;
   }
   std::int64_t integer(std::string_view key, std::int64_t least) const {
     const auto value = node(key).value_exact<std::int64_t>();
-    if (!value || *value < least) {
-      throw BadRule(fmt::format("{}{}: expected an integer of at least {}", path_, key, least));
-    }
+    if (!value || *value < least)
+      fail(key, fmt::format("expected an integer of at least {}", least));
     return *value;
   }
   std::string text(std::string_view key) const {
     const auto value = node(key).value_exact<std::string>();
-    if (!value) throw BadRule(fmt::format("{}{}: expected a string", path_, key));
+    if (!value) fail(key, "expected a string");
     return *value;
   }
   const toml::table& table(std::string_view key) const {
     const toml::table* found = node(key).as_table();
-    if (found == nullptr) throw BadRule(fmt::format("{}{}: expected a table", path_, key));
+    if (found == nullptr) fail(key, "expected a table");
     return *found;
   }
   const toml::array& array(std::string_view key) const {
     const toml::array* found = node(key).as_array();
-    if (found == nullptr) throw BadRule(fmt::format("{}{}: expected a list", path_, key));
+    if (found == nullptr) fail(key, "expected a list");
     return *found;
   }
   std::string path(std::string_view key) const { return fmt::format("{}{}", path_, key); }
+  [[noreturn]] void fail(std::string_view key, const std::string& what) const {
+    throw BadRule(node(key).source(), fmt::format("{}{}: {}", path_, key, what));
+  }
 
  private:
   const toml::table& table_;
@@ -72,7 +79,7 @@ class TomlReader {
 
 const toml::table& as_table(const toml::node& node, const std::string& path) {
   const toml::table* table = node.as_table();
-  if (table == nullptr) throw BadRule(fmt::format("{}: expected a table", path));
+  if (table == nullptr) throw BadRule(node.source(), fmt::format("{}: expected a table", path));
   return *table;
 }
 
@@ -85,12 +92,13 @@ DecisionTree read_tree(const toml::table& table, const std::string& path) {
     tree.levels.push_back({level.number("at_least", 0), level.text("name")});
     if (tree.levels.size() > 1 &&
         tree.levels.back().at_least <= tree.levels[tree.levels.size() - 2].at_least) {
-      throw BadRule(fmt::format("{}at_least: levels must ascend", place + "."));
+      level.fail("at_least", "levels must ascend");
     }
   }
   for (const toml::node& node : reader.array("below")) {
     const auto text = node.value_exact<std::string>();
-    if (!text) throw BadRule(fmt::format("{}: expected strings", reader.path("below")));
+    if (!text)
+      throw BadRule(node.source(), fmt::format("{}: expected strings", reader.path("below")));
     tree.below.push_back(*text);
   }
   return tree;
@@ -124,17 +132,20 @@ GatePolicy read_policy(const toml::table& root) {
     const std::string path = fmt::format("tree.{}", name.str());
     policy.trees[std::string(name.str())] = read_tree(as_table(node, path), path);
   }
-  if (!policy.trees.contains("default")) throw BadRule("tree.default: missing");
+  if (!policy.trees.contains("default"))
+    throw BadRule(reader.node("tree").source(), "tree.default: missing");
   if (reader.has("rung")) {
     for (const toml::node& node : reader.array("rung")) {
       const std::string path = fmt::format("rung[{}]", policy.rungs.size());
       RungRule rule = read_rung(as_table(node, path), path);
       if (!policy.trees.contains(rule.tree)) {
-        throw BadRule(fmt::format("{}.tree: no tree is called \"{}\"", path, rule.tree));
+        throw BadRule(node.source(),
+                      fmt::format("{}.tree: no tree is called \"{}\"", path, rule.tree));
       }
       for (const RungRule& other : policy.rungs) {
         if (other.candidate == rule.candidate) {
-          throw BadRule(fmt::format("{}.candidate: {} has a row already", path, rule.candidate));
+          throw BadRule(node.source(),
+                        fmt::format("{}.candidate: {} has a row already", path, rule.candidate));
         }
       }
       policy.rungs.push_back(std::move(rule));
@@ -176,6 +187,13 @@ Result<GatePolicy> parse_gate_policy(std::string_view name, std::string_view tex
   } catch (const BadRule& wrong) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: {}", name, wrong.what()));
   }
+}
+
+Result<GatePolicy> load_gate_policy(const std::string& path) {
+  if (path.empty()) return parse_gate_policy("policies/gate.toml", builtin_gate_policy());
+  const auto text = read_file(path);
+  if (!text) return Status(text.status().code(), "--gate-policy " + text.status().message());
+  return parse_gate_policy(path, *text);
 }
 
 }  // namespace greenfast::workbench

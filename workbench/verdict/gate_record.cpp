@@ -227,6 +227,7 @@ json json_of(const GateRecord& record) {
   out["checklist"] = rows_of(record.checklist);
   if (record.green) out["green"] = rows_of(*record.green);
   if (record.claims) out["claims"] = json_of(*record.claims).at("claims");
+  if (record.code) out["code"] = *record.code;
   if (record.resources) out["resources"] = rows_of(*record.resources);
   if (record.fast) out["fast"] = rows_of(*record.fast);
   if (record.overall) out["overall"] = interval_json(*record.overall);

@@ -152,6 +152,8 @@ struct GateRecord {
   std::vector<GateCheck> checklist;
   std::optional<std::vector<GateGreen>> green;
   std::optional<ClaimsStep> claims;  ///< those that were tried stand in `green` as well
+  /// Both sides' machine code, as code_of_sides has it; none on a CPU.
+  std::optional<nlohmann::json> code;
   std::optional<std::vector<GateResource>> resources;
   std::optional<std::vector<GateTimes>> fast;
   std::optional<Interval> overall;

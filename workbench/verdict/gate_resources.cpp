@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+
+#include "workbench/record/code_json.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -118,6 +121,22 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
                         fmt::format("resources are unknown: {}", fmt::join(missing, "; ")),
                         "a build with -DGREENFAST_CUDA_ARCHS for this device"};
   }
+  return out;
+}
+
+nlohmann::json code_of_sides(std::span<const PlannedShape> shapes, int arch,
+                             const DeviceCode& code) {
+  std::vector<std::string> names;
+  std::map<std::string, std::set<std::string>> variants;
+  for (const PlannedShape& shape : shapes) {
+    for (const std::optional<Plan>& plan : {shape.baseline, shape.candidate}) {
+      if (!plan || !plan->variant.starts_with(name_of(DeviceKind::cuda))) continue;
+      names.push_back(plan->kernel);
+      variants[plan->kernel].insert(plan->variant);
+    }
+  }
+  nlohmann::json out = code_json(names, arch, code);
+  for (nlohmann::json& row : out) row["variants"] = variants[row.at("kernel").get<std::string>()];
   return out;
 }
 

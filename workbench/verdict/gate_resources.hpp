@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "workbench/resources/device_code.hpp"
 #include "workbench/resources/resources.hpp"
 #include "workbench/verdict/decide.hpp"
 #include "workbench/verdict/gate_record.hpp"
@@ -40,5 +42,12 @@ struct ResourceJudgement {
 };
 
 ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const KernelLookup& lookup);
+
+/// Digests of the machine code that both sides' plans launch on a device of compute capability
+/// `arch`, in the words of a run's record ("code"), each with the variants that launch it: what
+/// evidence binds a verdict to. A plugin's kernels are in no binary of ours; the resources hold
+/// theirs.
+nlohmann::json code_of_sides(std::span<const PlannedShape> shapes, int arch,
+                             const DeviceCode& code);
 
 }  // namespace greenfast::workbench

@@ -12,6 +12,7 @@
 #include <greenfast/types.hpp>
 
 #include "workbench/verdict/decide.hpp"
+#include "workbench/verdict/gate_identity.hpp"
 
 namespace greenfast::workbench {
 
@@ -40,14 +41,16 @@ struct GateStatus {
   bool known = true;                ///< whether these are all: which shapes there are, build finds
   std::optional<Outcome> decision;  ///< none before there is one, and of a ladder
   int exit_code = 0;                ///< the verdict's; kDefer while there is none
-  bool foreign = false;  ///< begun by another build, which alone may go on with it; not of a ladder
-  std::string next;      ///< the command that goes on
+  /// Why this program would refuse to go on with it as things stand: how it was begun, and what
+  /// would be the way. Of plugins it is not known before they are compiled.
+  std::optional<IdentityGap> gap;
+  std::string next;  ///< the command that goes on, or begins anew where nothing does
 
   std::size_t done() const;
   std::size_t left() const { return steps.size() - done(); }
 };
 
-/// Refuses what is no job.
+/// Refuses what is no job, and one with a damaged file, by that file's name with what to do.
 Result<GateStatus> gate_status(const std::filesystem::path& directory);
 /// Schema greenfast.gate_status/1.
 nlohmann::json json_of(const GateStatus& status);

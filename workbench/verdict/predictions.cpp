@@ -28,6 +28,26 @@ std::pair<double, double> range_of(const toml::node& node) {
   return {*least, *most};
 }
 
+Symptom symptom_in(const toml::node& node, const std::function<bool(std::string_view)>& is_metric) {
+  const toml::table* table = node.as_table();
+  Symptom out;
+  if (table != nullptr && table->size() == 3) {
+    out.metric = (*table)["metric"].value_or(std::string());
+    out.of = (*table)["of"].value_or(std::string());
+    out.above = (*table)["above"].value_or(0.0);
+  }
+  if (out.metric.empty() || out.of.empty() || !(out.above > 0 && out.above < 1))
+    throw BadPrediction(
+        "symptom: expected two metrics and a part of 1, such as { metric = \"bank_conflicts\", of "
+        "= "
+        "\"shared_wavefronts\", above = 0.2 }");
+  for (const std::string& id : {out.metric, out.of})
+    if (is_metric && !is_metric(id))
+      throw BadPrediction(
+          fmt::format("symptom: {}: no such metric (workbench/profile/counters.cpp)", id));
+  return out;
+}
+
 /// Whether a row is of a kernel that stands behind GREENFAST_EXPERIMENTAL and that this build lacks.
 bool is_left_out(const toml::table& row) {
   const toml::node* mark = row.get("experimental");
@@ -46,6 +66,10 @@ Prediction read_row(const toml::table& row,
     if (id == "experimental") continue;
     if (id == "speedup") {
       p.speedup = range_of(value);
+      continue;
+    }
+    if (id == "symptom") {
+      p.symptom = symptom_in(value, is_metric);
       continue;
     }
     const auto text = value.value_exact<std::string>();
@@ -130,6 +154,10 @@ const Prediction* find_prediction(std::span<const Prediction> predictions,
     return p.baseline == baseline && p.candidate == candidate;
   });
   return found == predictions.end() ? nullptr : &*found;
+}
+
+std::string words_of(const Symptom& symptom) {
+  return fmt::format("{} above {:.0f}% of {}", symptom.metric, 100 * symptom.above, symptom.of);
 }
 
 std::vector<std::string> gaps_in(std::span<const Prediction> predictions) {

@@ -16,6 +16,12 @@
 
 namespace greenfast::workbench {
 
+/// What an idea is for: where this metric is no more than that part of the other, it brings nothing.
+struct Symptom {
+  std::string metric, of;
+  double above = 0;
+};
+
 struct Prediction {
   std::string candidate, baseline;
   std::string expected;  ///< in words
@@ -25,6 +31,7 @@ struct Prediction {
   std::optional<std::pair<double, double>> speedup;            ///< least and most
   std::string shape = "mission";                               ///< where
   std::map<std::string, std::string, std::less<>> directions;  ///< metric id: "up", "down", "equal"
+  std::optional<Symptom> symptom;
   std::string place;  ///< "policies/predictions.toml: line 12"
 };
 std::string_view builtin_predictions();
@@ -35,6 +42,8 @@ Result<std::vector<Prediction>> parse_predictions(
     const std::function<bool(std::string_view id)>& is_metric = {});
 const Prediction* find_prediction(std::span<const Prediction> predictions,
                                   std::string_view baseline, std::string_view candidate);
+/// "bank_conflicts above 20% of shared_wavefronts".
+std::string words_of(const Symptom& symptom);
 /// Steps of the ladder (a variant and its predecessor) that have no row, and rows that are no step
 /// of it, with their line. The table is whole where this is empty.
 std::vector<std::string> gaps_in(std::span<const Prediction> predictions);

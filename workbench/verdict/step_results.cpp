@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <limits>
 
+#include "workbench/base/json.hpp"
 #include "workbench/cases/problem_codec.hpp"
 #include "workbench/fast/statistics.hpp"
 
@@ -13,57 +13,33 @@ namespace {
 
 using nlohmann::json;
 
-[[noreturn]] void not_a_step(const std::string& why) {
-  throw json::other_error::create(600, why, nullptr);
-}
+using field::count_of;
+using field::flag;
+using field::list;
+using field::number;
+using field::text;
+using field::text_or_none;
 
-const json& at(const json& object, const char* name, json::value_t kind, const char* what) {
-  const json& found = object.at(name);
-  if (found.type() != kind) not_a_step(fmt::format("{} is no {}", name, what));
-  return found;
-}
-std::string text(const json& object, const char* name) {
-  return object.at(name).get_ref<const std::string&>();
-}
-std::string text_or_none(const json& object, const char* name) {
-  return object.contains(name) ? text(object, name) : std::string();
-}
-bool flag(const json& object, const char* name) {
-  return at(object, name, json::value_t::boolean, "yes or no").get<bool>();
-}
-double number(const json& object, const char* name) {
-  const json& found = object.at(name);
-  if (!found.is_number()) not_a_step(fmt::format("{} is no number", name));
-  return found.get<double>();
-}
-template <class Integer>
-Integer count_of(const json& object, const char* name) {
-  const json& found = object.at(name);
-  if (!found.is_number_integer()) not_a_step(fmt::format("{} is no whole number", name));
-  const auto value = found.get<std::int64_t>();
-  if (value < 0 || value > std::numeric_limits<Integer>::max())
-    not_a_step(fmt::format("{} is {}", name, value));
-  return static_cast<Integer>(value);
-}
-const json& list(const json& object, const char* name, bool may_be_empty = false) {
-  const json& found = at(object, name, json::value_t::array, "list");
-  if (!may_be_empty && found.empty()) not_a_step(fmt::format("{} is empty", name));
-  return found;
-}
 /// JSON has no NaN: it is written as null.
 std::map<std::string, double> numbers(const json& object, const char* name, bool nan = false) {
   std::map<std::string, double> out;
-  for (const auto& [key, value] : at(object, name, json::value_t::object, "object").items()) {
+  for (const auto& [key, value] : field::object(object, name).items()) {
     if (!value.is_number() && !(nan && value.is_null()))
-      not_a_step(fmt::format("{} of {} is no number", key, name));
+      field::wrong(fmt::format("{} of {} is no number", key, name));
     out[key] = value.is_null() ? std::nan("") : value.get<double>();
   }
   return out;
 }
+std::map<std::string, std::string> texts_by_name(const json& object, const char* name) {
+  std::map<std::string, std::string> out;
+  const json& all = field::object(object, name);
+  for (const auto& [key, value] : all.items()) out[key] = text(all, key.c_str());
+  return out;
+}
 Samples one_shape(const json& object, const char* name) {
-  auto samples = samples_from_json(object.at(name));
-  if (!samples) not_a_step(samples.status().message());
-  if (samples->size() != 1) not_a_step("one shape is timed in a step");
+  auto samples = samples_from_json(field::any(object, name));
+  if (!samples) field::wrong(samples.status().message());
+  if (samples->size() != 1) field::wrong("one shape is timed in a step");
   return std::move(samples->front());
 }
 
@@ -79,13 +55,15 @@ json failed_case(const std::optional<RedCase>& red) {
 RedCase failed_case(const json& object) {
   RedCase red;
   red.distribution = text(object, "distribution");
-  red.seed = object.at("seed").get<std::uint64_t>();
+  const json& seed = field::any(object, "seed");
+  if (!seed.is_number_unsigned()) field::wrong("seed is no whole number");
+  red.seed = seed.get<std::uint64_t>();
   red.metric = text(object, "metric");
   red.reason = text(object, "reason");
   const std::optional<Fault> fault = parse_fault(text(object, "fault"));
   const bool integrity = flag(object, "integrity");
   if (!fault || *fault == Fault::none || (*fault != Fault::numerics) != integrity)
-    not_a_step(fmt::format("a fault of {} with integrity {}", text(object, "fault"), integrity));
+    field::wrong(fmt::format("a fault of {} with integrity {}", text(object, "fault"), integrity));
   red.fault = *fault;
   return red;
 }
@@ -98,21 +76,20 @@ GreenTally tally_of(const json& object) {
   tally.rows_checked = count_of<std::int64_t>(object, "rows_checked");
   tally.rows_total = count_of<std::int64_t>(object, "rows_total");
   tally.worst = numbers(object, "worst", true);
-  for (const auto& [seed, digest] : at(object, "digests", json::value_t::object, "object").items())
-    tally.digests[seed] = digest.get_ref<const std::string&>();
-  for (const auto& [name, why] : at(object, "refused", json::value_t::object, "object").items())
-    tally.refused[name] = why.get_ref<const std::string&>();
-  if (const json& red = object.at("first_red"); !red.is_null()) tally.first_red = failed_case(red);
+  tally.digests = texts_by_name(object, "digests");
+  tally.refused = texts_by_name(object, "refused");
+  if (const json& red = field::any(object, "first_red"); !red.is_null())
+    tally.first_red = failed_case(red);
   if (tally.cases != tally.green + tally.skipped + (tally.first_red ? 1 : 0))
-    not_a_step(fmt::format("{} cases are not {} GREEN, {} SKIPPED and {} RED", tally.cases,
-                           tally.green, tally.skipped, tally.first_red ? 1 : 0));
+    field::wrong(fmt::format("{} cases are not {} GREEN, {} SKIPPED and {} RED", tally.cases,
+                             tally.green, tally.skipped, tally.first_red ? 1 : 0));
   return tally;
 }
 
 std::optional<Plan> plan_in(const json& plans, const char* side) {
   if (!plans.contains(side)) return std::nullopt;
   auto plan = plan_of_json(plans.at(side));
-  if (!plan) not_a_step(plan.status().message());
+  if (!plan) field::wrong(plan.status().message());
   return *plan;
 }
 
@@ -149,10 +126,10 @@ json json_of(const BuildStep& step) {
 void from_json(const json& object, BuildStep& step) {
   step = {};
   step.dtype = text(object, "dtype");
-  const json& device = object.at("device");
+  const json& device = field::any(object, "device");
   const std::string kind = text(device, "kind");
   if (kind != name_of(DeviceKind::cpu) && kind != name_of(DeviceKind::cuda))
-    not_a_step(fmt::format("{} is no kind of device", kind));
+    field::wrong(fmt::format("{} is no kind of device", kind));
   step.device.kind = kind == name_of(DeviceKind::cuda) ? DeviceKind::cuda : DeviceKind::cpu;
   step.device.name = text(device, "name");
   step.device.isa = text(device, "isa");
@@ -166,7 +143,7 @@ void from_json(const json& object, BuildStep& step) {
     shape.problem = text(entry, "problem");
     shape.primary = flag(entry, "primary");
     shape.refused = text_or_none(entry, "refused");
-    const json& plans = at(entry, "plans", json::value_t::object, "object");
+    const json& plans = field::object(entry, "plans");
     shape.baseline = plan_in(plans, "baseline");
     shape.candidate = plan_in(plans, "candidate");
   }
@@ -188,8 +165,8 @@ json json_of(const GreenStep& step) {
 
 void from_json(const json& object, GreenStep& step) {
   step = {};
-  step.baseline = tally_of(object.at("baseline"));
-  step.candidate = tally_of(object.at("candidate"));
+  step.baseline = tally_of(field::any(object, "baseline"));
+  step.candidate = tally_of(field::any(object, "candidate"));
   step.limits = numbers(object, "limits");
 }
 
@@ -214,8 +191,8 @@ void from_json(const json& object, ClaimsStep& step) {
     claim.problem = text(entry, "problem");
     claim.refused = text_or_none(entry, "refused");
     if (claim.refused.empty() != entry.contains("candidate"))
-      not_a_step("a claim is refused or tried");
-    if (claim.refused.empty()) claim.tally = tally_of(entry.at("candidate"));
+      field::wrong("a claim is refused or tried");
+    if (claim.refused.empty()) claim.tally = tally_of(field::any(entry, "candidate"));
   }
 }
 
@@ -241,26 +218,26 @@ void from_json(const json& object, FastStep& step) {
   step = {};
   step.samples = one_shape(object, "samples");
   const std::size_t sides = step.samples.sides.size();
-  if (sides < 2 || sides > 3) not_a_step("two or three sides are timed");
+  if (sides < 2 || sides > 3) field::wrong("two or three sides are timed");
   const json& checks = list(object, "checks");
-  if (checks.size() != sides) not_a_step("each side has a check");
+  if (checks.size() != sides) field::wrong("each side has a check");
   bool failed = false;
   for (const json& entry : checks) {
     SideCheck& check = step.checks.emplace_back();
     check.failure = text(entry, "failure");
     const auto fault = parse_fault(text(entry, "fault"));
-    if (!fault) not_a_step(fmt::format("{} is no fault", text(entry, "fault")));
+    if (!fault) field::wrong(fmt::format("{} is no fault", text(entry, "fault")));
     if ((*fault == Fault::none) != check.failure.empty())
-      not_a_step("a failure has a fault, and a fault is a failure");
+      field::wrong("a failure has a fault, and a fault is a failure");
     check.fault = *fault;
     check.impossible = flag(entry, "impossible");
     check.judged = count_of<int>(entry, "judged");
     check.floor_seconds = number(entry, "floor_seconds");
     failed = failed || *fault != Fault::none;
   }
-  if (!failed && step.samples.blocks.empty()) not_a_step("no block was timed");
+  if (!failed && step.samples.blocks.empty()) field::wrong("no block was timed");
   step.stopped = text(object, "stopped");
-  const json& peak = object.at("peak");
+  const json& peak = field::any(object, "peak");
   step.peak = {number(peak, "flops"), number(peak, "bytes_per_second"), text(peak, "method")};
 }
 
@@ -290,19 +267,21 @@ void from_json(const json& object, PeersStep& step) {
   step = {};
   step.skipped = text_or_none(object, "skipped");
   if (!object.contains("sides")) {
-    if (step.skipped.empty()) not_a_step("neither sides nor a reason");
+    if (step.skipped.empty()) field::wrong("neither sides nor a reason");
     return;
   }
   step.shape = text(object, "shape");
   step.best = text_or_none(object, "best");
-  for (const json& note : list(object, "notes", true))
-    step.notes.push_back(note.get_ref<const std::string&>());
+  for (const json& note : list(object, "notes", true)) {
+    if (!note.is_string()) field::wrong("a note is no text");
+    step.notes.push_back(note.get<std::string>());
+  }
   for (const json& entry : list(object, "sides", true)) {
     PeerSide& side = step.sides.emplace_back();
     side.id = text(entry, "id");
     const std::string verdict = text(entry, "verdict");  // "" where nobody looked, never missing
     const auto correctness = read_correctness(entry);
-    if (!correctness) not_a_step(fmt::format("{} with its reason is no verdict", verdict));
+    if (!correctness) field::wrong(fmt::format("{} with its reason is no verdict", verdict));
     side.correctness = *correctness;
     side.errors = numbers(entry, "errors", true);
     side.refused = text_or_none(entry, "refused");
@@ -312,7 +291,7 @@ void from_json(const json& object, PeersStep& step) {
       side.samples = count_of<std::int64_t>(entry, "samples");
     }
     if (entry.contains("speedup")) {
-      const json& of = entry.at("speedup");
+      const json& of = field::any(entry, "speedup");
       side.speedup = Interval{number(of, "value"), number(of, "lo"), number(of, "hi")};
     }
   }
@@ -321,10 +300,10 @@ void from_json(const json& object, PeersStep& step) {
 
 std::optional<Status> step_failure(const json& object) {
   if (!object.is_object() || !object.contains("failed")) return std::nullopt;
-  const json& failed = object.at("failed");
+  const json& failed = field::any(object, "failed");
   const int code = count_of<int>(failed, "code");
   if (code == static_cast<int>(StatusCode::ok) || code > static_cast<int>(StatusCode::internal))
-    not_a_step(fmt::format("{} is no code of a failure", code));
+    field::wrong(fmt::format("{} is no code of a failure", code));
   return Status(static_cast<StatusCode>(code), text(failed, "message"));
 }
 

@@ -161,7 +161,7 @@ class Recorded {
     verdict.guard = thresholds.guard;
     verdict.noise = thresholds.noise;
     verdict.advice = advise(verdict.decision, rules().tree(rules().rule("cpu.flash").tree),
-                            "cpu.flash", primary);
+                            {"cpu.naive", "cpu.flash"}, primary, {});
   }
 
   Policy policy_;

@@ -23,7 +23,7 @@ TEST(GateRecord, WhatWasNotReachedIsAbsent) {
   EXPECT_EQ(out["steps"].dump(), R"([{"name":"build","resumed":true,"seconds":0.5,"status":"done",)"
                                  R"("what":"plans and refusals"}])");
   for (const char* part :
-       {"device", "shapes", "green", "resources", "fast", "overall", "samples", "peers"})
+       {"device", "shapes", "green", "code", "resources", "fast", "overall", "samples", "peers"})
     EXPECT_FALSE(out.contains(part)) << part;
   EXPECT_FALSE(out["build"].contains("compiler_logs"));
   EXPECT_FALSE(out["verdict"].contains("predicted"));

@@ -91,5 +91,32 @@ TEST(GateResources, TheSameMachineCodeAndPlanIsNoComparison) {
   EXPECT_TRUE(no_op(plan("fat", 8), plan("slim", 8)).empty());
 }
 
+TEST(GateResources, TheCodeOfBothSidesIsTold) {
+  DeviceCode code;
+  for (const char* name : {"first", "second", "nobodys"}) {
+    KernelCode& kernel = code.kernels.emplace_back();
+    kernel.name = name;
+    kernel.arch = "sm_90a";
+    kernel.sha256 = std::string("digest of ") + name;
+  }
+  Plan baseline = plan("first", 0), candidate = plan("second", 0);
+  baseline.variant = "cuda.a";
+  candidate.variant = "cuda.b";
+  std::vector<PlannedShape> asked = shapes(baseline, candidate);
+  Plan third = plan("first", 8);
+  third.variant = "cuda.b";
+  asked.push_back(shapes(baseline, third).front());
+  const auto rows = code_of_sides(asked, 90, code);
+  ASSERT_EQ(rows.size(), 2u) << rows.dump(1);
+  EXPECT_EQ(rows[0]["kernel"], "first");
+  EXPECT_EQ(rows[0]["sha256"], "digest of first");
+  EXPECT_EQ(rows[0]["variants"], nlohmann::json({"cuda.a", "cuda.b"}));
+  EXPECT_EQ(rows[1]["kernel"], "second");
+  EXPECT_EQ(rows[1]["variants"], nlohmann::json({"cuda.b"}));
+  // A plugin's kernels are in no binary of ours.
+  candidate.variant = "plugin:mine";
+  EXPECT_EQ(code_of_sides(shapes(baseline, candidate), 90, code).size(), 1u);
+}
+
 }  // namespace
 }  // namespace greenfast::workbench::test

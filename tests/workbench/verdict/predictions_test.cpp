@@ -56,6 +56,8 @@ TEST(Predictions, AnUnknownStepIsRefusedWithTheLine) {
   refused("speedup = [1.2, 1.1]\n", "least and most");
   refused("expected = 2\n", "expected: expected a text");
   refused("time = \"faster\"\n", "expected up, down or equal");
+  refused("symptom = \"bank_conflicts\"\n", "symptom: expected two metrics");
+  refused("symptom = { metric = \"a\", of = \"b\", above = 2 }\n", "a part of 1");
   refused("[steps]\n", "possible are [[change]]");
 }
 

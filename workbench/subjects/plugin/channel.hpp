@@ -50,6 +50,7 @@ struct Control {
   char text[kTextBytes];
   std::uint32_t confined;  // what the system keeps it from doing, as it said before it was loaded
   char description[kDescriptionBytes];  // of describe: name, then a line for each kernel
+  char secret[kTextBytes];  // a file that it shall not be able to read; read before it is loaded
 };
 
 /// Sleeps while *word is `seen`, at most `seconds`. Spurious returns are possible.

@@ -31,11 +31,38 @@ struct RulesetAttributes {
   std::uint64_t files, network, scoped;
 };
 // Bits of the accesses to files, in the order of the versions that brought them.
-constexpr std::uint64_t kWriteFile = 1u << 1, kRemoveAndMake = 0x1ff0, kRefer = 1u << 13,
-                        kTruncate = 1u << 14;
+constexpr std::uint64_t kWriteFile = 1u << 1, kReadFile = 1u << 2, kRemoveAndMake = 0x1ff0,
+                        kRefer = 1u << 13, kTruncate = 1u << 14;
 constexpr std::uint64_t kScopeSignal = 1u << 1;
 
-std::uint32_t landlock() {
+void allow(int rules, std::uint64_t access, const char* path, int flags) {
+  struct {
+    std::uint64_t access;
+    std::int32_t parent;
+  } __attribute__((packed)) beneath{access, open(path, O_PATH | O_CLOEXEC | flags)};
+  if (beneath.parent < 0) return;
+  syscall(kAddRule, rules, 1, &beneath, 0u);
+  close(beneath.parent);
+}
+
+/// What lies beside a file and beside each folder on the way to it: Landlock knows no rule that
+/// takes one file away, so that everything else has to be allowed. Nothing where a folder cannot be
+/// listed: who knows a name in it may read that.
+std::vector<std::filesystem::path> all_beside(const std::filesystem::path& file) {
+  std::vector<std::filesystem::path> out;
+  std::error_code error;
+  std::filesystem::path folder = "/";
+  for (const std::filesystem::path& name : file.relative_path()) {
+    std::filesystem::directory_iterator it(folder, error), end;
+    for (; !error && it != end; it.increment(error))
+      if (it->path().filename() != name) out.push_back(it->path());
+    if (error) return {};
+    folder /= name;
+  }
+  return out;
+}
+
+std::uint32_t landlock(const std::filesystem::path& secret) {
   const long version = syscall(kCreateRuleset, nullptr, std::size_t{0}, kVersionFlag);
   if (version < 1) return 0;
   RulesetAttributes attributes{};
@@ -43,6 +70,8 @@ std::uint32_t landlock() {
   if (version >= 2) attributes.files |= kRefer;
   if (version >= 3) attributes.files |= kTruncate;
   if (version >= 6) attributes.scoped = kScopeSignal;
+  const auto beside = secret.empty() ? std::vector<std::filesystem::path>() : all_beside(secret);
+  if (!beside.empty()) attributes.files |= kReadFile;
   const std::size_t size = version >= 6   ? sizeof attributes
                            : version >= 4 ? offsetof(RulesetAttributes, scoped)
                                           : offsetof(RulesetAttributes, network);
@@ -50,16 +79,10 @@ std::uint32_t landlock() {
   if (rules < 0) return 0;
   // What keeps nothing of what is written to it; not all of /dev, where memory of others (/dev/shm),
   // the terminal and the system's log lie.
-  for (const char* device :
-       {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}) {
-    struct {
-      std::uint64_t access;
-      std::int32_t parent;
-    } __attribute__((packed)) beneath{kWriteFile, open(device, O_PATH | O_CLOEXEC)};
-    if (beneath.parent < 0) continue;
-    syscall(kAddRule, rules, 1, &beneath, 0u);
-    close(beneath.parent);
-  }
+  for (const char* device : {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
+    allow(rules, kWriteFile, device, 0);
+  // A link is what it leads to.
+  for (const auto& path : beside) allow(rules, kReadFile, path.c_str(), O_NOFOLLOW);
   const bool done = syscall(kRestrictSelf, rules, 0u) == 0;
   close(rules);
   if (!done) return 0;
@@ -102,6 +125,23 @@ class Filter {
     load(offsetof(seccomp_data, args) + argument * sizeof(std::uint64_t));
     code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint8_t>(is ? 0 : 1),
                      static_cast<std::uint8_t>(is ? 1 : 0), value});
+    add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
+    load(offsetof(seccomp_data, nr));
+  }
+  /// The same where its argument of this number is `value` and the one of number `size` is above
+  /// `most`.
+  void refuse_above(long call, std::size_t argument, std::uint32_t value, std::size_t size,
+                    std::uint32_t most, int error) {
+    const auto place = [](std::size_t number) {
+      return offsetof(seccomp_data, args) + number * sizeof(std::uint64_t);
+    };
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 8, static_cast<std::uint32_t>(call)});
+    load(place(argument));
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 5, value});
+    load(place(size) + sizeof(std::uint32_t));  // its upper half
+    code_.push_back({BPF_JMP | BPF_JGT | BPF_K, 2, 0, 0});
+    load(place(size));
+    code_.push_back({BPF_JMP | BPF_JGT | BPF_K, 0, 1, most});
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
     load(offsetof(seccomp_data, nr));
   }
@@ -201,6 +241,10 @@ std::uint32_t no_processes() {
   filter.refuse_where(__NR_prlimit64, 0, 0, false, EPERM);
   for (const std::uint32_t advice : {9u, 20u, 21u})
     filter.refuse_where(__NR_madvise, 2, advice, true, EPERM);
+  // Mapping gigabytes at once (MADV_POPULATE_READ, MADV_POPULATE_WRITE) is a wait that no stop ends.
+  // An older kernel says the same of any: who asks for it does without.
+  for (const std::uint32_t advice : {22u, 23u})
+    filter.refuse_above(__NR_madvise, 2, advice, 1, kMostPopulated, EINVAL);
   // Signals to itself alone, also where Landlock does not see to that; none from a file that is
   // ready (F_SETSIG), nor to others (F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP), nor another than
   // SIGKILL when the command dies.
@@ -229,10 +273,10 @@ std::uint32_t no_processes() {
 
 }  // namespace
 
-std::uint32_t confine() {
+std::uint32_t confine(const std::filesystem::path& secret) {
   // Both ask for it: no program that this one might start gains rights.
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return 0;
-  const std::uint32_t files = landlock();
+  const std::uint32_t files = landlock(secret);
   if (build_info().sanitize.empty()) drop_capabilities();  // a leak check traces its process
   return files | no_processes();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 
 namespace greenfast::workbench {
 
@@ -12,7 +13,13 @@ namespace greenfast::workbench {
 /// - kNoProcesses (seccomp): starts threads but no processes, leaves its group for none, and does
 ///   not change priorities: what can be stopped and counted is all there is.
 /// - kNoSignals (Landlock 6): sends signals to itself alone.
-std::uint32_t confine();
+/// `secret`: a file that it shall not read, as its path is without links; empty: none. Where
+/// Landlock is there (kNoFiles), and every folder on the way to it can be listed, it does not; what
+/// is made beside those folders afterwards it cannot read either.
+std::uint32_t confine(const std::filesystem::path& secret);
+
+/// Most that it may ask the system to map at once, in bytes.
+inline constexpr std::uint32_t kMostPopulated = 4u << 20;
 
 /// Lets this process run on the first `threads` of the CPUs it may use; 0 changes nothing.
 void keep_to(std::uint32_t threads);

@@ -37,6 +37,9 @@ struct PluginFailure {
 /// Compiles what is a source, looks into each file in a process of its own, and adds its kernels.
 /// Files that are loaded already are left as they are.
 std::optional<PluginFailure> load_plugins(const PluginOptions& options);
+/// Processes of CPU plugins that start from now on cannot read this file, where the system can see to
+/// that (confine.hpp).
+void hide_from_plugins(const std::filesystem::path& secret);
 /// The same for one file; its kernels' ids are appended to `ids`. A prefix other than "plugin:"
 /// keeps several builds of one source apart.
 std::optional<PluginFailure> load_plugin(const std::string& file, const PluginOptions& options,

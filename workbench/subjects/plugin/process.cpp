@@ -30,6 +30,7 @@
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/device/arena.hpp"
 #include "workbench/subjects/plugin/channel.hpp"
+#include "workbench/subjects/plugin/plugins.hpp"
 #include "workbench/subjects/plugin/serve.hpp"
 
 extern char** environ;
@@ -49,7 +50,19 @@ constexpr double kLookSeconds = 0.05;
 /// long for a CPU.
 constexpr double kStopSeconds = 10;
 
+std::string& hidden() {
+  static std::string path;
+  return path;
+}
+
 }  // namespace
+
+void hide_from_plugins(const std::filesystem::path& secret) {
+  std::error_code error;
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(secret, error);
+  const std::string path = error ? std::string() : whole.string();
+  hidden() = path.size() < channel::kTextBytes ? path : std::string();
+}
 
 Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& path,
                                                             std::uint64_t memory_bytes) {
@@ -92,6 +105,7 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   control->parent = getpid();
   control->arena_bytes = arena.bytes();
   control->memory_bytes = memory_bytes;
+  std::memcpy(control->secret, hidden().c_str(), hidden().size() + 1);
   if (const auto facts = device_facts(DeviceKind::cpu))
     control->threads = static_cast<std::uint32_t>(std::max(0, facts->multiprocessors));
 

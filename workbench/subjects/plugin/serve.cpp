@@ -121,7 +121,11 @@ class Host {
   void populate() {
     constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
     const std::size_t used = std::min(control_->arena_used, control_->arena_bytes);
-    if (used == 0 || madvise(arena_, used, kPopulateWrite) == 0) return;
+    bool done = true;
+    for (std::size_t at = 0; done && at < used; at += kMostPopulated)
+      done = madvise(arena_ + at, std::min<std::size_t>(kMostPopulated, used - at),
+                     kPopulateWrite) == 0;
+    if (done) return;
     const volatile std::byte* bytes = arena_;
     for (std::size_t at = 0; at < used; at += 4096) (void)bytes[at];
   }
@@ -181,7 +185,8 @@ int serve_plugin(const std::string& path) {
   // A line that a kernel prints is there when its call returns.
   setvbuf(stdout, nullptr, _IOLBF, 0);
   keep_to(control->threads);
-  control->confined = confine();
+  control->secret[channel::kTextBytes - 1] = 0;
+  control->confined = confine(control->secret);
   return Host(control, static_cast<std::byte*>(arena), path).serve();
 }
 
