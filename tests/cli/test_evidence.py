@@ -420,7 +420,7 @@ def test_a_file_that_only_moved_has_not_changed(greenfast, tmp_path, evidence):
 
 def test_bad_input_is_said(greenfast, tmp_path, run_on_gpu, evidence):
     record = run_on_gpu(CUBIN)
-    greenfast("evidence", "perhaps").refused(2, "record, import, verify")
+    greenfast("evidence", "perhaps").refused(2, "record, import, retire, verify")
     greenfast("evidence", "record").refused(2, "a file is needed")
     greenfast("evidence", "import", tmp_path / "none.json").refused(2, "cannot be read")
     greenfast("evidence", "import", write(tmp_path / "x.json", {"schema": "greenfast.run/9"})).refused(2, "greenfast.run/9")
@@ -523,7 +523,8 @@ def test_policies_on_disk_are_those_that_judge(greenfast, checkout):
 
 @pytest.mark.parametrize("figure", ["us", "p50_us", "tflops", "error"])
 def test_what_the_harness_says_beside_its_samples_is_computed_again(greenfast, tmp_path, evidence, figure):
-    record = json.loads((ROOT / "evidence" / "peers-h100.json").read_text())
+    # Of an older harness, which wrote figures beside its samples.
+    record = json.loads((ROOT / "evidence" / "models-fp16-h200.json").read_text())
     record["shapes"] = record["shapes"][:1]
     engine = record["shapes"][0]["ab"]["engines"]["cudnn"]
     if figure == "us":

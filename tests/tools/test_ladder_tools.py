@@ -47,7 +47,7 @@ NVCC = '''#!/bin/sh
 while [ "$1" != -o ]; do shift; done
 case "$3" in */tools/gpu/racecheck_probe.cu) touch "$2" ;; *) exit 1 ;; esac
 '''
-PROVES = {"none": 9, "sync": 0, "arrive": 5, "mbarrier": 5}
+PROVES = {"none": 9, "sync": 0, "arrive": 5, "mbarrier": 5, "between": 2}
 
 
 @pytest.fixture
@@ -106,6 +106,8 @@ ORDERED = [  # variant, what racecheck names in it, the kernel of the probe that
     ("cuda.stage_c.warp_spec_no_wmma_pv", (DECODE, MULTIPLY), "arrive"),
     ("cuda.sm90.prefill", (STORE4, LOAD4), "arrive"),
     ("cuda.sm90.small", (STORE16, LOAD16), "mbarrier"),
+    ("cuda.sm80.mma", ("greenfast::cuda::ptx::cp_async_16(unsigned int, const void *, bool)",
+                       "greenfast::cuda::ptx::ldmatrix_x4_trans(unsigned int (&)[4], unsigned int)"), "between"),
 ]
 
 

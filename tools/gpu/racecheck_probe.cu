@@ -8,7 +8,10 @@
 //             where cuda.sm90.prefill merges split tiles
 //   mbarrier  a warp's first lane arrives for it after __syncwarp, the other side waits for the
 //             phase, as in cuda.sm90.small
-// The last two are right by the PTX ISA's memory consistency model: bar.arrive synchronises with
+//   between   all wait at __syncthreads, and pairs of warps at a named barrier of their own before
+//             they read what others wrote, some once, some three times, as cuda.sm80.mma does at head
+//             dims above 128
+// arrive and mbarrier are right by the PTX ISA's memory consistency model: bar.arrive synchronises with
 // bar.sync, and mbarrier.arrive, a release, with the test that sees its phase completed.
 //
 // sm_90 and later. Exit codes: 0 the kernel ran and read what had been written (`none` may read
@@ -16,13 +19,14 @@
 #include <cstdio>
 #include <cstring>
 
+#include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 
 namespace {
 
 namespace ptx = greenfast::cuda::ptx;
 
-constexpr int kGroup = 128, kThreads = 2 * kGroup, kRounds = 4;
+constexpr int kGroup = 128, kThreads = 2 * kGroup, kRounds = 4, kManyRounds = 300;
 
 enum class Order { none, sync, arrive, mbarrier };
 enum Barrier : int { kFull = 1, kFree = 2 };  // 0 is __syncthreads
@@ -78,6 +82,52 @@ __global__ void __launch_bounds__(kThreads) exchange(int* out) {
 #endif
 }
 
+/// Two stages of a buffer, each filled by all threads with copies while the other is read; what the
+/// first barrier of a round orders is read behind the second, which pairs of warps share.
+__global__ void __launch_bounds__(kThreads) between(const int* from, int* out) {
+  __shared__ alignas(16) int buffer[2][4 * kThreads];
+  __shared__ int scratch[kThreads];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto fill = [&](int round) {
+    ptx::cp_async_16(ptx::shared_address(&buffer[round % 2][4 * thread]),
+                     from + 4 * (round * kThreads + thread));
+    ptx::cp_async_commit();
+  };
+  fill(0);
+  for (int round = 0; round < kManyRounds; ++round) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    if (round + 1 < kManyRounds) fill(round + 1);
+    // A vote, and where it says no two more meetings: of every other pair, in turn.
+    const bool yes = (thread / 64 + round) % 2 == 0;
+    if (!ptx::named_barrier_all<64>(1 + thread / 64, yes)) {
+      scratch[thread] = round;
+      ptx::named_barrier_sync<64>(1 + thread / 64);
+      if (scratch[thread ^ 32] != round) return;
+      ptx::named_barrier_sync<64>(1 + thread / 64);
+    }
+    out[round * kThreads + thread] = buffer[round % 2][4 * (kThreads - 1 - thread)];
+  }
+}
+
+int run_between() {
+  int *from = nullptr, *out = nullptr;
+  static int host[kManyRounds * kThreads], source[4 * kManyRounds * kThreads];
+  for (int i = 0; i < 4 * kManyRounds * kThreads; ++i) source[i] = i;
+  cudaMalloc(&from, sizeof source);
+  cudaMalloc(&out, sizeof host);
+  cudaMemcpy(from, source, sizeof source, cudaMemcpyHostToDevice);
+  between<<<1, kThreads>>>(from, out);
+  if (const cudaError_t error = cudaMemcpy(host, out, sizeof host, cudaMemcpyDeviceToHost);
+      error != cudaSuccess) {
+    std::printf("racecheck_probe: %s\n", cudaGetErrorString(error));
+    return 1;
+  }
+  for (int i = 0; i < kManyRounds * kThreads; ++i)
+    if (host[i] != 4 * (i / kThreads * kThreads + kThreads - 1 - i % kThreads)) return 1;
+  return 0;
+}
+
 template <Order kOrder>
 int run() {
   int *out = nullptr, host[kRounds * kGroup];
@@ -109,7 +159,8 @@ int main(int count, char** arguments) {
   if (std::strcmp(name, "sync") == 0) code = run<Order::sync>();
   if (std::strcmp(name, "arrive") == 0) code = run<Order::arrive>();
   if (std::strcmp(name, "mbarrier") == 0) code = run<Order::mbarrier>();
-  if (code == 2) std::printf("usage: racecheck_probe none|sync|arrive|mbarrier\n");
+  if (std::strcmp(name, "between") == 0) code = run_between();
+  if (code == 2) std::printf("usage: racecheck_probe none|sync|arrive|mbarrier|between\n");
   // A sanitizer that has found something replaces the exit code.
   if (code == 0) std::printf("%s ran\n", name);
   return code;

@@ -47,6 +47,7 @@ std::optional<json> laid_out_anew(const fs::path& directory, const std::string& 
                                   const json& document, const json& entries) {
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     if (text_of(*entry, "file") != file) continue;
+    if (text_of(*entry, "bound_to") == kRetired) return std::nullopt;
     const auto text = read_file(directory / file);
     if (!text.ok() || sha256_hex(*text) != text_of(*entry, "sha256")) return std::nullopt;
     if (json::parse(*text, nullptr, false) != document) return std::nullopt;

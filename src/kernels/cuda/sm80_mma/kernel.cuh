@@ -473,14 +473,14 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
             if (large) {
               float& low = seldom().low[a][half];
               const WideBase before{row_max[a][half], wide ? low : 0.0f};
-              const WideBase base = larger(before, wide_base(most[a][half], scale));
-              decay = before.high == -INFINITY ? 1.0f : exp2_fast(distance(before, base));
-              new_max = base.high;
-              low = base.low;
+              const WideBase wider = larger(before, wide_base(most[a][half], scale));
+              decay = before.high == -INFINITY ? 1.0f : exp2_fast(distance(before, wider));
+              new_max = wider.high;
+              low = wider.low;
 #pragma unroll
               for (int n = 0; n < kAtomsN; ++n) {
-                s[a][n][2 * half] = exponent(s[a][n][2 * half], scale, finite(base));
-                s[a][n][2 * half + 1] = exponent(s[a][n][2 * half + 1], scale, finite(base));
+                s[a][n][2 * half] = exponent(s[a][n][2 * half], scale, finite(wider));
+                s[a][n][2 * half + 1] = exponent(s[a][n][2 * half + 1], scale, finite(wider));
               }
             } else {
               new_max = fmaxf(row_max[a][half], most[a][half] * scale);
