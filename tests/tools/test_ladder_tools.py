@@ -98,7 +98,7 @@ MULTIPLY = "greenfast::cuda::stage_c::multiply_scalar<(int)8>(float *, int, cons
 LOAD = ("nvcuda::wmma::load_matrix_sync(nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, (int)16, (int)16, (int)16, __half, "
         "nvcuda::wmma::row_major> &, const __half *, unsigned int)")
 STORE4, LOAD4 = "greenfast::cuda::ptx::shared_store4(unsigned int, float4)", "greenfast::cuda::ptx::shared_load4(unsigned int)"
-STORE16, LOAD16 = "greenfast::cuda::ptx::store_shared_16(unsigned int, uint4)", "greenfast::cuda::small::load_shared_16(unsigned int)"
+STORE16, LOAD16 = "greenfast::cuda::ptx::store_shared_16(unsigned int, uint4)", "greenfast::cuda::ptx::load_shared_16(unsigned int)"
 ORDERED = [  # variant, what racecheck names in it, the kernel of the probe that has to be reported
     ("cuda.stage_c.warp_spec", ("void " + DECODE, LOAD), "arrive"),
     ("cuda.stage_c.warp_spec_no_cp_async", (DECODE, LOAD), "arrive"),

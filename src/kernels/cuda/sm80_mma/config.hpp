@@ -41,13 +41,14 @@ struct Config {
   /// Of pairs: a warp's weights of a block, and a float of each of a lane's rows.
   constexpr int weights_bytes() const { return 16 * atoms * keys / sharers() * 2; }
   constexpr int lane_rows_bytes() const { return 32 * 2 * atoms * 4; }
+  constexpr int handed_bytes() const {
+    return pairs ? warps * (weights_bytes() + lane_rows_bytes()) : 0;
+  }
   constexpr int handed_offset() const {
     const int after_q = q_offset() + rows() * pitch();
     return after_q > kStages * stage_bytes() ? after_q : kStages * stage_bytes();
   }
-  constexpr int shared_bytes() const {
-    return handed_offset() + (pairs ? warps * (weights_bytes() + lane_rows_bytes()) : 0);
-  }
+  constexpr int shared_bytes() const { return handed_offset() + handed_bytes(); }
   constexpr bool valid() const {
     return head_dim % (32 * sharers()) == 0 && keys % (16 * sharers()) == 0 &&
            shared_bytes() <= 227 * 1024 &&

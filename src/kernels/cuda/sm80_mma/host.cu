@@ -75,10 +75,12 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.shared_bytes = config.shared_bytes();
   // Q that goes to registers at once lends its place to later stages.
   const int stages = Config::kStages * config.stage_bytes();
-  result.shared = shared_buffers(
-      config.shared_bytes(),
-      {{config.q_in_registers ? "K, before the loop Q" : "K", stages / 2}, {"V", stages / 2}},
-      config.q_in_registers ? "Q, where it is more than a stage" : "Q");
+  result.shared =
+      shared_buffers(config.shared_bytes(),
+                     {{config.q_in_registers ? "K, before the loop Q" : "K", stages / 2},
+                      {"V", stages / 2},
+                      {"what pairs hand over", config.handed_bytes()}},
+                     config.q_in_registers ? "Q, where it is more than a stage" : "Q");
   result.tile_q = config.rows();
   result.tile_kv = config.keys;
   result.stages = Config::kStages;

@@ -48,16 +48,8 @@ __device__ __forceinline__ uint4 as_words(Stats s) {
   return make_uint4(__float_as_uint(s.max0), __float_as_uint(s.max1), __float_as_uint(s.sum0),
                     __float_as_uint(s.sum1));
 }
-__device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
-  uint4 r;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "r"(shared)
-               : "memory");
-  return r;
-}
 __device__ __forceinline__ Stats load_stats(std::uint32_t shared) {
-  const uint4 w = load_shared_16(shared);
+  const uint4 w = ptx::load_shared_16(shared);
   return {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
 }
 
@@ -486,7 +478,7 @@ __global__ void __cluster_dims__(kCluster)
   const Stats stats[3] = {load_stats(near + quad), load_stats(far + quad),
                           load_stats(far + kFarBytes + quad)};
   const auto load_floats = [&](float* to, std::uint32_t from) {
-    const uint4 w = load_shared_16(from);
+    const uint4 w = ptx::load_shared_16(from);
     to[0] = __uint_as_float(w.x);
     to[1] = __uint_as_float(w.y);
     to[2] = __uint_as_float(w.z);
@@ -503,7 +495,7 @@ __global__ void __cluster_dims__(kCluster)
       const std::uint32_t from = far + w * kFarBytes + kStatsBytes + thread * 16;
       float* to = theirs[1 + w] + i;
       if constexpr (kHalfExchange) {
-        const uint4 words = load_shared_16(from + i * 256);
+        const uint4 words = ptx::load_shared_16(from + i * 256);
         const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
