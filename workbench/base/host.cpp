@@ -2,12 +2,14 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string_view>
 
@@ -31,6 +33,17 @@ std::string value_of(const char* path, std::string_view key, char separator) {
 }
 
 }  // namespace
+
+std::vector<int> threads_of(int process) {
+  std::vector<int> ids;
+  std::error_code error;
+  const std::string tasks =
+      process == 0 ? "/proc/self/task" : fmt::format("/proc/{}/task", process);
+  for (std::filesystem::directory_iterator it(tasks, error), end; !error && it != end;
+       it.increment(error))
+    ids.push_back(std::atoi(it->path().filename().c_str()));
+  return ids;
+}
 
 std::map<int, double> run_delays(int process) {
   char path[64];

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace greenfast::workbench {
 
@@ -19,6 +20,9 @@ struct HostFacts {
 };
 
 HostFacts host_facts();
+
+/// Ids of the threads that a process has now; 0 is this process. Empty where the system does not tell.
+std::vector<int> threads_of(int process);
 
 /// Seconds that each thread which a process has now was ready to run and had no CPU, by its id; 0 is
 /// this process. Empty where the system does not tell.

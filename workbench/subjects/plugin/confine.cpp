@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "workbench/base/build_info.hpp"
+#include "workbench/base/host.hpp"
 #include "workbench/subjects/plugin/channel.hpp"
 
 namespace greenfast::workbench {
@@ -166,15 +167,14 @@ class Filter {
   std::vector<sock_filter> code_;
 };
 
-std::vector<pid_t> threads_of(pid_t process) {
-  std::vector<pid_t> out{process};
+/// Those that a filter has room for, the first one among them.
+std::vector<int> some_threads_of(int process) {
   constexpr std::size_t kMost = 256;  // five instructions each, of 4096
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(fmt::format("/proc/{}/task", process), error), end;
-       !error && it != end && out.size() < kMost; it.increment(error))
-    if (const pid_t thread = std::atoi(it->path().filename().c_str()); thread != process)
-      out.push_back(thread);
-  return out;
+  std::vector<int> threads = threads_of(process);
+  std::erase(threads, process);
+  threads.insert(threads.begin(), process);
+  if (threads.size() > kMost) threads.resize(kMost);
+  return threads;
 }
 
 /// Rights of root that would reach the clock, the kernel's log, other users' processes; reading
@@ -262,7 +262,7 @@ std::uint32_t no_processes() {
   for (const std::uint32_t request : {0x5412u, 0x541cu})
     filter.refuse_where(__NR_ioctl, 1, request, true, EPERM);
   // CPUs of the command's threads that there are; of later ones it looks itself.
-  for (const pid_t thread : threads_of(getppid()))
+  for (const int thread : some_threads_of(getppid()))
     filter.refuse_where(__NR_sched_setaffinity, 0, static_cast<std::uint32_t>(thread), true, EPERM);
   // Threads alone: that share the table of open files, where memory files are counted, and none that
   // waits for another as vfork does, which cannot be stopped.

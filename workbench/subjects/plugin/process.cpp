@@ -27,6 +27,7 @@
 #include <greenfast/attention.hpp>
 
 #include "workbench/base/clean_text.hpp"
+#include "workbench/base/host.hpp"
 #include "workbench/base/seconds_since.hpp"
 #include "workbench/device/arena.hpp"
 #include "workbench/subjects/plugin/channel.hpp"
@@ -255,7 +256,7 @@ void PluginProcess::pause() {
   kill(-child_, SIGSTOP);
   // The system leaves that to one thread, its first where it can. While this one waits for a CPU or
   // for what only SIGKILL ends, the others would go on computing: whoever meets its own stops all.
-  for (const pid_t thread : thread_ids()) syscall(SYS_tgkill, child_, thread, SIGSTOP);
+  for (const int thread : threads_of(child_)) syscall(SYS_tgkill, child_, thread, SIGSTOP);
   // A thread that cannot be stopped (in the system, for a device or as vfork waits) would hold this
   // up for good.
   const auto begin = Clock::now();
@@ -357,10 +358,7 @@ void start_library_workers() {
 
 ThreadStates own_threads() {
   ThreadStates states;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it("/proc/self/task", error), end; !error && it != end;
-       it.increment(error)) {
-    const pid_t thread = std::atoi(it->path().filename().c_str());
+  for (const int thread : threads_of(0)) {
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(thread, sizeof set, &set) != 0) continue;
@@ -385,15 +383,6 @@ bool own_threads_changed(const ThreadStates& before) {
   });
 }
 
-std::vector<pid_t> PluginProcess::thread_ids() const {
-  std::vector<pid_t> ids;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(fmt::format("/proc/{}/task", child_), error), end;
-       !error && it != end; it.increment(error))
-    ids.push_back(std::atoi(it->path().filename().c_str()));
-  return ids;
-}
-
-int PluginProcess::threads() const { return static_cast<int>(thread_ids().size()); }
+int PluginProcess::threads() const { return static_cast<int>(threads_of(child_).size()); }
 
 }  // namespace greenfast::workbench

@@ -68,7 +68,6 @@ class PluginProcess {
   /// also where that has no end.
   void show_output(bool all = false);
   std::int64_t shared_bytes() const;
-  std::vector<pid_t> thread_ids() const;
 
   channel::Control* control_;
   pid_t child_;
