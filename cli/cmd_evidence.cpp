@@ -213,10 +213,9 @@ Action define_evidence(OptionSet& set) {
   auto options = std::make_shared<EvidenceOptions>();
   set.positional("what", &options->what, 1, 1000,
                  "record [NAME=]FILE..., import [NAME=]FILE..., retire NAME..., or verify. record "
-                 "binds run.json, "
-                 "gate.json and the records of "
-                 "greenfast.ab to the machine code that ran; import takes a bundle, or a record "
-                 "made elsewhere; retire takes out records that others have replaced");
+                 "binds run.json, gate.json and the records of greenfast.ab to the machine code "
+                 "that ran; import takes a bundle, or a record made elsewhere; retire takes out "
+                 "records that others have replaced");
   set.text("--dir", &options->directory, "DIR", "Where evidence lies (default: evidence)");
   set.text("--out", &options->out, "FILE",
            "record: write one bundle to take home instead; - prints it");
@@ -241,13 +240,14 @@ Action define_evidence(OptionSet& set) {
   return [options](const Arguments&) {
     const std::string verb = options->what.front();
     options->what.erase(options->what.begin());
-    const bool takes_files = verb == "record" || verb == "import" || verb == "retire";
-    if (!takes_files && verb != "verify")
+    const bool takes_names = verb == "record" || verb == "import" || verb == "retire";
+    if (!takes_names && verb != "verify")
       throw Failure(workbench::kUsage,
                     fmt::format("'{}': possible are record, import, retire, verify", verb));
-    if (takes_files == options->what.empty())
+    if (takes_names == options->what.empty())
       throw Failure(workbench::kUsage,
-                    takes_files ? fmt::format("{}: a file is needed", verb)
+                    takes_names ? fmt::format("{}: a {} is needed", verb,
+                                              verb == "retire" ? "record's name" : "file")
                                 : fmt::format("verify: unexpected '{}'", options->what.front()));
     return verb == "record"   ? record(*options)
            : verb == "import" ? import(*options)

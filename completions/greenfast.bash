@@ -49,7 +49,7 @@ _greenfast() {
     --device) mapfile -t COMPREPLY < <(compgen -W "auto cpu cuda" -- "$word") ;;
     --model) mapfile -t COMPREPLY < <(compgen -W "cpu h200 h100 a100 l4" -- "$word") ;;
     --causal) mapfile -t COMPREPLY < <(compgen -W "top-left bottom-right" -- "$word") ;;
-    evidence) mapfile -t COMPREPLY < <(compgen -W "record import verify" -- "$word") ;;
+    evidence) mapfile -t COMPREPLY < <(compgen -W "record import retire verify" -- "$word") ;;
     --inputs | --binary | --limits | --rebuilt | --known) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     --bundle) mapfile -t COMPREPLY < <(compgen -f -X '!*.tar.gz' -- "$word") ;;
     --repo) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;

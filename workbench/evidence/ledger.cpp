@@ -41,19 +41,29 @@ void seal(json& entry, const std::string& previous) {
   entry["digest"] = digest_of(entry);
 }
 
+/// The last entry of a record that was not retired; null where there is none.
+const json* entry_of(const json& entries, const std::string& file) {
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
+    if (text_of(*entry, "file") == file)
+      return text_of(*entry, "bound_to") == kRetired ? nullptr : &*entry;
+  return nullptr;
+}
+
+/// What a record's file says, where that is what was recorded.
+std::optional<std::string> as_recorded(const fs::path& directory, const json& entry) {
+  const auto text = read_file(directory / text_of(entry, "file"));
+  if (!text.ok() || sha256_hex(*text) != text_of(entry, "sha256")) return std::nullopt;
+  return *text;
+}
+
 /// The last entry of a record, where `document` says what the recorded file says: a record that is
 /// only laid out anew stays bound to what it was bound to.
 std::optional<json> laid_out_anew(const fs::path& directory, const std::string& file,
                                   const json& document, const json& entries) {
-  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    if (text_of(*entry, "file") != file) continue;
-    if (text_of(*entry, "bound_to") == kRetired) return std::nullopt;
-    const auto text = read_file(directory / file);
-    if (!text.ok() || sha256_hex(*text) != text_of(*entry, "sha256")) return std::nullopt;
-    if (json::parse(*text, nullptr, false) != document) return std::nullopt;
-    return *entry;
-  }
-  return std::nullopt;
+  const json* entry = entry_of(entries, file);
+  const auto text = entry != nullptr ? as_recorded(directory, *entry) : std::nullopt;
+  if (!text || json::parse(*text, nullptr, false) != document) return std::nullopt;
+  return *entry;
 }
 
 // ---- Machine code of a record that does not hold it at its head ----
@@ -350,12 +360,10 @@ Status retire_evidence(const fs::path& directory, std::span<const std::string> n
   for (const std::string& name : names) {
     if (Status status = check_name(name); !status) return status;
     if (!seen.insert(name).second) return bad(fmt::format("{}: given twice", name));
-    const auto entry = std::find_if(entries.rbegin(), entries.rend(),
-                                    [&](const json& e) { return text_of(e, "file") == name; });
-    if (entry == entries.rend() || text_of(*entry, "bound_to") == kRetired)
+    const json* entry = entry_of(entries, name);
+    if (entry == nullptr)
       return bad(fmt::format("{}: the ledger has no record of that name", name));
-    const auto text = read_file(directory / name);
-    if (!text.ok() || sha256_hex(*text) != text_of(*entry, "sha256"))
+    if (!as_recorded(directory, *entry))
       return bad(fmt::format("{}: is not the file that was recorded", name));
     json last = *entry;
     for (const char* bound : {"code", "sources", "variants"}) last.erase(bound);
