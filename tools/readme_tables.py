@@ -199,8 +199,10 @@ def peers(path):
                      f"{shape['rel_fro']:.2e}", f"`{shape['variant']}`"])
     header = ["B,H,S,D", "mask", "greenfast", *map(peer_name, record["peers"]), "best peer", "× p50", "× p90", "error", "variant"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    # A variant in place of the automatic choice (peer_table --ours) is asked for by name.
+    sides = f" --sides {','.join([*record['peers'], record['ours']])}" if "ours" in record else ""
     return (table(header, "ll" + "r" * (1 + len(record["peers"])) + "lrrrl", rows) +
-            f"\nµs a call (TFLOP/s); × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --best`. Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
+            f"\nµs a call (TFLOP/s); × is best peer / greenfast with its 95% interval, from `greenfast compare {record['source']} --best{sides}`. Samples: `python -m greenfast_bench.ab {' '.join(record['argv'])}` on {record['device']}, {record['utc'][:10]}, "
             f"{versions}.\n")
 
 
