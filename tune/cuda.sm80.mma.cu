@@ -7,9 +7,12 @@
 // tune: SM80_MMA_Q_IN_REGISTERS = 0 *1
 // tune: SM80_MMA_BLOCKS = 1 2 *3
 // tune: SM80_MMA_PAIRS = *0 1
+// tune: SM80_MMA_STAGES = 1 *2
 // tune-if: SM80_MMA_WARPS * SM80_MMA_BLOCKS <= 16
+// tune-if: SM80_MMA_KEYS % (4 * SM80_MMA_WARPS) == 0
 // tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_ATOMS == 2
-// tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_Q_IN_REGISTERS == 0
+// tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_STAGES == 1
+// tune-if: SM80_MMA_STAGES == 2 || SM80_MMA_Q_IN_REGISTERS == 0
 // tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_KEYS % 32 == 0
 #ifndef SM80_MMA_HEAD_DIM
 #define SM80_MMA_HEAD_DIM 64

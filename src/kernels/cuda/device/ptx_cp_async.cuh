@@ -22,6 +22,21 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* gl
                : "memory");
 }
 
+/// The same, and nothing at all where `go` is false: without a branch, which products around it could
+/// not be scheduled across.
+__device__ __forceinline__ void cp_async_16_if(bool go, std::uint32_t shared, const void* global,
+                                               bool keep) {
+  const int bytes = keep ? 16 : 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred go;\n"
+      "setp.ne.s32 go, %3, 0;\n"
+      "@go cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+      "}" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(static_cast<int>(go))
+      : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

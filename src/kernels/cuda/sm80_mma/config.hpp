@@ -21,21 +21,26 @@ struct Config {
   bool q_in_registers = true;  // otherwise its fragments are re-read from shared memory each step
   int blocks_per_sm = 1;       // for the register budget
   bool pairs = false;
-
-  static constexpr int kStages = 2;
+  int stages = 2;        // of K and of V
+  int least_blocks = 1;  // the tile is for SMs with room for so many of them
 
   constexpr int threads() const { return 32 * warps; }
   /// Warps that own the same rows.
   constexpr int sharers() const { return pairs ? 2 : 1; }
   constexpr int rows() const { return 16 * atoms * warps / sharers(); }
-  /// Bytes from one row to the next in shared memory. An odd number of 16-byte units, so the eight
-  /// rows of an 8x8 matrix fall into different banks without a swizzle, and every address is a
-  /// base plus a constant.
-  constexpr int pitch() const { return 2 * head_dim + 16; }
+  /// Bytes from one row to the next in shared memory.
+  constexpr int pitch() const { return 2 * head_dim; }
+  /// Rows are cut into lines of so many 16-byte chunks, and a row's phase is exclusive-ored with the
+  /// place of a chunk in its line. The eight rows of an 8x8 matrix then fall into different banks,
+  /// and a copy's 64 or 128 neighbouring bytes stay so: between padded rows they would straddle two
+  /// lines of 128 bytes, which costs half as much again of L2 and more than twice the writes
+  /// (docs/kernels/sm80-mma.md).
+  constexpr int line_chunks() const { return head_dim % 64 == 0 ? 8 : 4; }
+  constexpr int phase(int row) const { return line_chunks() == 8 ? row % 8 : row / 2 % 4; }
   constexpr int stage_bytes() const { return 2 * keys * pitch(); }  // K, then V
-  /// Q in registers lends its place to the second stage, or to both where it needs that much.
+  /// Of two stages: Q in registers lends its place to the second, or to both where it needs that much.
   constexpr int q_offset() const {
-    if (!q_in_registers) return kStages * stage_bytes();
+    if (!q_in_registers || stages == 1) return stages * stage_bytes();
     return rows() * pitch() <= stage_bytes() ? stage_bytes() : 0;
   }
   /// Of pairs: a warp's weights of a block, and a float of each of a lane's rows.
@@ -46,20 +51,33 @@ struct Config {
   }
   constexpr int handed_offset() const {
     const int after_q = q_offset() + rows() * pitch();
-    return after_q > kStages * stage_bytes() ? after_q : kStages * stage_bytes();
+    return after_q > stages * stage_bytes() ? after_q : stages * stage_bytes();
   }
   constexpr int shared_bytes() const { return handed_offset() + handed_bytes(); }
   constexpr bool valid() const {
-    return head_dim % (32 * sharers()) == 0 && keys % (16 * sharers()) == 0 &&
+    return head_dim % 32 == 0 && head_dim % (16 * sharers()) == 0 && keys % (16 * sharers()) == 0 &&
            shared_bytes() <= 227 * 1024 &&
-           (q_offset() != 0 || rows() * pitch() <= kStages * stage_bytes()) &&
-           (!pairs || (atoms == 2 && warps % 2 == 0));
+           (q_offset() != 0 || rows() * pitch() <= stages * stage_bytes()) &&
+           (!pairs || (atoms == 2 && warps % 2 == 0 && stages == 1)) &&
+           (stages == 1 || stages == 2) && keys % (threads() / line_chunks()) == 0;
   }
 };
 
-/// The configurations, in order of head dim, preferred first. Where the head dim leaves room there
-/// are two tile heights: 128 rows halve the shared-memory reads per product, 64 rows fill a GPU
-/// sooner. The later ones of 192 and 256 fit GPUs with 163 and 99 KB of shared memory a block.
+constexpr Config paired(int head_dim, int warps, int keys, int least_blocks = 1) {
+  return {.head_dim = head_dim,
+          .warps = warps,
+          .atoms = 2,
+          .keys = keys,
+          .q_in_registers = false,
+          .blocks_per_sm = 8 / warps,
+          .pairs = true,
+          .stages = 1,
+          .least_blocks = least_blocks};
+}
+
+/// The configurations, in order of head dim, preferred first. Up to 128 there are two tile heights:
+/// 128 rows halve the shared-memory reads per product, 64 rows fill a GPU sooner. Above, what an SM
+/// has room for decides: 227, 163 or 99 KB of shared memory a block.
 #ifdef SM80_MMA_WARPS
 // One alone, as `greenfast tune cuda.sm80.mma` asks for it.
 inline constexpr std::array kConfigs{Config{.head_dim = SM80_MMA_HEAD_DIM,
@@ -68,31 +86,23 @@ inline constexpr std::array kConfigs{Config{.head_dim = SM80_MMA_HEAD_DIM,
                                             .keys = SM80_MMA_KEYS,
                                             .q_in_registers = SM80_MMA_Q_IN_REGISTERS != 0,
                                             .blocks_per_sm = SM80_MMA_BLOCKS,
-                                            .pairs = SM80_MMA_PAIRS != 0}};
+                                            .pairs = SM80_MMA_PAIRS != 0,
+                                            .stages = SM80_MMA_STAGES}};
 #else
 inline constexpr std::array kConfigs{
     Config{.head_dim = 64, .atoms = 2, .blocks_per_sm = 2},
     Config{.head_dim = 64, .blocks_per_sm = 3},
     Config{.head_dim = 96, .atoms = 2, .q_in_registers = false, .blocks_per_sm = 2},
     Config{.head_dim = 96, .blocks_per_sm = 2},
-    Config{.head_dim = 128, .atoms = 2, .keys = 48, .q_in_registers = false, .blocks_per_sm = 2},
-    Config{.head_dim = 128, .blocks_per_sm = 3},
-    Config{.head_dim = 192, .warps = 8, .atoms = 2, .q_in_registers = false, .pairs = true},
-    Config{.head_dim = 192,
-           .warps = 8,
-           .atoms = 2,
-           .keys = 32,
-           .q_in_registers = false,
-           .pairs = true},
-    Config{.head_dim = 192, .warps = 8, .keys = 32},
-    Config{.head_dim = 256, .warps = 8, .atoms = 2, .q_in_registers = false, .pairs = true},
-    Config{.head_dim = 256,
-           .warps = 8,
-           .atoms = 2,
-           .keys = 32,
-           .q_in_registers = false,
-           .pairs = true},
-    Config{.head_dim = 256, .keys = 32, .q_in_registers = false},
+    Config{.head_dim = 128, .atoms = 2, .keys = 32, .q_in_registers = false, .blocks_per_sm = 2},
+    Config{.head_dim = 128, .atoms = 2, .blocks_per_sm = 2, .pairs = true, .stages = 1},
+    paired(160, 4, 64, 2),
+    paired(192, 4, 64, 2),
+    paired(192, 8, 64),
+    paired(192, 8, 32),
+    paired(256, 4, 64, 2),
+    paired(256, 8, 64),
+    paired(256, 4, 32),
 };
 #endif
 

@@ -26,23 +26,30 @@ std::int64_t blocks(const Problem& problem, const Config& config) {
   return ceil_div(problem.seq_q, config.rows()) * problem.batch * problem.heads_q;
 }
 
+/// Whether an SM has room for the configuration. It has a kilobyte more than a block may use, and
+/// keeps one of each block.
+bool fits(const Config& config, const DeviceFacts& facts) {
+  return config.least_blocks * (config.shared_bytes() + 1024) <= facts.shared_per_block + 1024;
+}
+
 /// The first configuration of the smallest sufficient head dim that fits the device and, when it is
-/// a tall one, gives nearly every SM the two blocks it has room for (crossover measured on H200,
-/// docs/kernels/sm80-mma.md).
+/// a tall one, gives nearly every SM the two blocks it has room for. Under a mask, whose tiles are
+/// not equally long, pairs are as fast up to four (both measured, docs/kernels/sm80-mma.md).
 std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t sms = facts.multiprocessors;
-  const std::int64_t enough = problem.mask.is_none() ? sms * 9 / 5 : 2 * sms;
   std::size_t best = kConfigs.size();
   for (std::size_t i = 0; i < kConfigs.size(); ++i) {
     const Config& config = kConfigs[i];
-    if (config.head_dim < problem.head_dim || config.shared_bytes() > facts.shared_per_block) {
-      continue;
-    }
+    if (config.head_dim < problem.head_dim || !fits(config, facts)) continue;
     if (best != kConfigs.size() && config.head_dim != kConfigs[best].head_dim) break;
     best = i;
+    if (config.atoms == 1 || config.pairs) break;
     const std::int64_t count =
         blocks(problem, config) / (choice.batch_invariant ? problem.batch : 1);
-    if (config.atoms == 1 || config.pairs || count >= enough) break;
+    const bool or_pairs = i + 1 < kConfigs.size() && kConfigs[i + 1].pairs &&
+                          kConfigs[i + 1].head_dim == config.head_dim;
+    const std::int64_t enough = problem.mask.is_none() ? sms * 9 / 5 : (or_pairs ? 4 : 2) * sms;
+    if (count >= enough) break;
   }
   return best;
 }
@@ -73,24 +80,25 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.grid = grid_of_blocks(blocks(problem, config));
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
-  // Q that goes to registers at once lends its place to later stages.
-  const int stages = Config::kStages * config.stage_bytes();
-  result.shared =
-      shared_buffers(config.shared_bytes(),
-                     {{config.q_in_registers ? "K, before the loop Q" : "K", stages / 2},
-                      {"V", stages / 2},
-                      {"what pairs hand over", config.handed_bytes()}},
-                     config.q_in_registers ? "Q, where it is more than a stage" : "Q");
+  // Of two stages, Q that goes to registers at once lends its place to the second.
+  const int stages = config.stages * config.stage_bytes();
+  const bool lent = config.q_in_registers && config.stages == 2;
+  result.shared = shared_buffers(config.shared_bytes(),
+                                 {{lent ? "K, before the loop Q" : "K", stages / 2},
+                                  {"V", stages / 2},
+                                  {"what pairs hand over", config.handed_bytes()}},
+                                 lent ? "Q, where it is more than a stage" : "Q");
   result.tile_q = config.rows();
   result.tile_kv = config.keys;
-  result.stages = Config::kStages;
+  result.stages = config.stages;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   result.kernel = std::string("sm80_mma::attention_kernel<") + type_name(problem.dtype) + ", " +
                   std::to_string(index) + ">";
-  result.note = config.pairs ? "128-row tiles of 8 warps in pairs: the head dim fills the registers"
+  result.note = config.pairs ? std::to_string(config.rows()) + "-row tiles of " +
+                                   std::to_string(config.warps) +
+                                   " warps in pairs: the head dim fills the registers"
                 : config.atoms == 2 ? "128-row tiles of 4 warps: enough of them to fill the device"
-                : config.warps == 4 ? "64-row tiles: more blocks"
-                                    : "128-row tiles of 8 warps: the head dim fills the registers";
+                                    : "64-row tiles: more blocks";
   return result;
 }
 

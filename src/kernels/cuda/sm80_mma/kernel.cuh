@@ -47,13 +47,29 @@ __device__ __forceinline__ Work block_to_work(const Params& p, std::uint32_t id)
   return {batch, flat_head - batch * p.heads_q, p.tiles - 1 - order};
 }
 
+/// Bytes from the start of a matrix in shared memory to the 16-byte chunk of a row.
+template <Config kC>
+__device__ __forceinline__ int place_of(int row, int chunk) {
+  return row * kC.pitch() + (chunk ^ kC.phase(row)) * 16;
+}
+
+/// From the place of a chunk, which is one of the first two of its row or of a pair's four, to that
+/// `pieces` times two chunks farther in the row.
+template <Config kC>
+__device__ __forceinline__ std::uint32_t along(std::uint32_t place, int pieces) {
+  constexpr int kLine = kC.line_chunks();
+  const int chunk = 2 * pieces;
+  return (place ^ chunk % kLine * 16) + chunk / kLine * kLine * 16;
+}
+
 /// How the threads of a block share the copying of rows: each takes every kRowsAtOnce-th row, and
 /// of it every kLanes-th chunk of 16 bytes.
 template <Config kC>
 struct CopyShape {
   static constexpr int kChunks = kC.head_dim / 8;
-  static constexpr int kLanes = kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kLanes = kC.line_chunks();
   static constexpr int kRowsAtOnce = kC.threads() / kLanes;
+  static_assert(kRowsAtOnce % 8 == 0);  // so that all rows of a thread have one phase
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
   static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kLanes; }
 };
@@ -115,6 +131,30 @@ __device__ __forceinline__ void copy_rows(std::uint32_t target, const T* source,
   }
 }
 
+/// A thread's copies of a block of K or V, row after row. They are issued one by one between products:
+/// in a row each waits for a place in the memory pipeline's queue, and what reuses the registers of
+/// their addresses waits for the last (a tenth of the time each at D 256, docs/kernels/sm80-mma.md).
+template <class T, Config kC>
+struct BlockCopies {
+  using Shape = CopyShape<kC>;
+  static constexpr int kOfRow = Shape::kChunks / Shape::kLanes;
+  static constexpr int kCount = kC.keys / Shape::kRowsAtOnce * kOfRow;
+  static_assert(kC.keys % Shape::kRowsAtOnce == 0 && Shape::kChunks % Shape::kLanes == 0);
+
+  const T* source;  // of the next row
+  std::int64_t step;
+
+  /// The copy of this number, which is the next. `target` is the place of the thread's first chunk;
+  /// where `go` is false nothing is copied.
+  __device__ __forceinline__ void issue(int number, std::uint32_t target, bool last_column,
+                                        bool go) {
+    const int chunk = number % kOfRow * Shape::kLanes;
+    ptx::cp_async_16_if(go, target + number / kOfRow * Shape::kRowsAtOnce * kC.pitch() + chunk * 16,
+                        source + chunk * 8, number % kOfRow < kOfRow - 1 || last_column);
+    if (number % kOfRow == kOfRow - 1) source += step;
+  }
+};
+
 template <class T>
 __device__ __forceinline__ T from_float(float x) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -126,41 +166,51 @@ __device__ __forceinline__ T from_float(float x) {
   }
 }
 
-/// Writes one row's share of a lane. x[n] holds the columns 8n + 2t and 8n + 2t + 1.
-template <class TOut, int kAtomsD>
-__device__ __forceinline__ void store_row(TOut* row, const float2 (&x)[kAtomsD], bool row_ok,
-                                          int head_dim, bool wide) {
+/// The first column of the n-th 8-column atom of O that a warp owns. Of a pair the warps own pieces of
+/// 16 columns in turn, which is every other step of V's addresses whatever the head dim.
+template <Config kC>
+__device__ __forceinline__ int column_of(int n, int part) {
+  return kC.pairs ? (n / 2 * 2 + part) * 16 + n % 2 * 8 : n * 8;
+}
+
+/// Writes one row's share of a lane. x[n] holds two columns of the n-th atom, from 2t.
+template <Config kC, class TOut, int kAtomsD>
+__device__ __forceinline__ void store_row(TOut* row, const float2 (&x)[kAtomsD], int part,
+                                          bool row_ok, int head_dim, bool wide) {
   const int t = threadIdx.x & 3;
+  constexpr int kWhole = kAtomsD / 4 * 4;  // atoms of which a quad stores 64 bytes at once
+  int n = 0;
   if constexpr (sizeof(TOut) == 2) {
-    if (wide) {  // 64 neighbouring bytes a quad: whole sectors
+    if (wide) {
 #pragma unroll
-      for (int n = 0; n < kAtomsD; n += 4) {
+      for (; n < kWhole; n += 4) {
         std::uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[i] = pack2<TOut>(x[n + i].x, x[n + i].y);
         const uint4 chunk = quad_transpose(words);
-        const int column = 8 * (n + t);
+        const int column = column_of<kC>(n + t, part);
         if (row_ok && column < head_dim) ptx::store_global_16(row + column, chunk);
       }
-      return;
-    }
-  } else {
-    if (wide) {  // 32 neighbouring bytes a quad
-#pragma unroll
-      for (int n = 0; n < kAtomsD; ++n) {
-        const int column = 8 * n + 2 * t;
-        if (row_ok && column < head_dim) *reinterpret_cast<float2*>(row + column) = x[n];
-      }
-      return;
     }
   }
 #pragma unroll
-  for (int n = 0; n < kAtomsD; ++n) {
-    const int column = 8 * n + 2 * t;
-    if (row_ok && column < head_dim) {
-      row[column] = from_float<TOut>(x[n].x);
-      row[column + 1] = from_float<TOut>(x[n].y);
+  for (int m = 0; m < kAtomsD; ++m) {
+    if (m < n) continue;
+    const int column = column_of<kC>(m, part) + 2 * t;
+    if (!row_ok || column >= head_dim) continue;
+    if constexpr (sizeof(TOut) == 2) {
+      if (wide) {
+        *reinterpret_cast<std::uint32_t*>(row + column) = pack2<TOut>(x[m].x, x[m].y);
+        continue;
+      }
+    } else {
+      if (wide) {  // 32 neighbouring bytes a quad
+        *reinterpret_cast<float2*>(row + column) = x[m];
+        continue;
+      }
     }
+    row[column] = from_float<TOut>(x[m].x);
+    row[column + 1] = from_float<TOut>(x[m].y);
   }
 }
 
@@ -177,9 +227,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   constexpr int kAtomsD = kC.head_dim / kSharers / 8;  // 8-column atoms of O
   constexpr int kOwnKeys = kKeys / kSharers;
   constexpr int kAtomsN = kOwnKeys / 8;  // 8-key atoms of S
+  constexpr bool kSingle = kC.stages == 1;
   constexpr int kQSteps = kC.q_in_registers ? kStepsD : 1;
 
-  extern __shared__ __align__(16) unsigned char shared_memory[];
+  extern __shared__ __align__(128) unsigned char shared_memory[];
 
   // ---- Which work ----
   const std::uint64_t id = std::uint64_t{blockIdx.y} * gridDim.x + blockIdx.x;
@@ -193,8 +244,6 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int tile_row = static_cast<int>(work.tile) * kC.rows();
   const int tile_last = min(tile_row + kC.rows(), p.seq_q) - 1;
   // Keys that some row of the tile sees, and the blocks that hold them.
-  // Here and below not by ceil_div, which gives other machine code (nvcc 13.0): the records are of
-  // this one.
   const int keys_begin = p.band.first(tile_row);
   const int keys_end = p.band.end(tile_last);
   const int block_begin = keys_begin / kKeys;
@@ -202,27 +251,49 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 
   const std::uint32_t base = ptx::shared_address(shared_memory);
   using Shape = CopyShape<kC>;
-  const std::uint32_t copy_to = base + Shape::row() * kPitch + Shape::lane() * 16;
+  const std::uint32_t copy_to = base + place_of<kC>(Shape::row(), Shape::lane());
   const auto first_source = [](const T* matrix, std::int64_t stride, int row) {
     return matrix + (row + Shape::row()) * stride + Shape::lane() * 8;
   };
-  const T* k_source = first_source(k, p.k.row, block_begin * kKeys);
-  const T* v_source = first_source(v, p.v.row, block_begin * kKeys);
-  const auto load_block = [&](int block, int stage) {  // called for one block after the other
-    const std::uint32_t to = copy_to + stage * kC.stage_bytes();
-    const Extent extent{keys_begin - block * kKeys, keys_end - block * kKeys, p.head_dim,
-                        p.aligned};
-    copy_rows<T, kC, kKeys>(to, k_source, p.k.row, extent);
-    copy_rows<T, kC, kKeys>(to + kKeys * kPitch, v_source, p.v.row, extent);
-    k_source += kKeys * p.k.row;
-    v_source += kKeys * p.v.row;
+  using Copies = BlockCopies<T, kC>;
+  Copies k_copies{first_source(k, p.k.row, block_begin * kKeys), Shape::kRowsAtOnce * p.k.row};
+  Copies v_copies{first_source(v, p.v.row, block_begin * kKeys), Shape::kRowsAtOnce * p.v.row};
+  const bool last_column = (Shape::lane() + Shape::kChunks - Shape::kLanes) * 8 < p.head_dim;
+  const auto extent_of = [&](int block) {
+    return Extent{keys_begin - block * kKeys, keys_end - block * kKeys, p.head_dim, p.aligned};
+  };
+  constexpr std::uint32_t kV = kKeys * kPitch;  // from a stage's K to its V
+  // The blocks whose copies are issued one by one: every row of them is seen, and of a row at most the
+  // last copy ends before the tile's columns do. The others are copied by copy_rows; issuing copies
+  // then only leads to the next block.
+  const bool whole_rows = p.aligned && p.head_dim > (Shape::kChunks - Shape::kLanes) * 8;
+  const int whole_begin = ceil_div(keys_begin, kKeys);
+  const int whole_end = whole_rows ? keys_end / kKeys : 0;
+  const auto copy_k = [&](int block, std::uint32_t to) {
+    copy_rows<T, kC, kKeys>(to, k_copies.source, p.k.row, extent_of(block));
+  };
+  const auto copy_v = [&](int block, std::uint32_t to) {
+    copy_rows<T, kC, kKeys>(to + kV, v_copies.source, p.v.row, extent_of(block));
+  };
+  bool whole = block_begin >= whole_begin && block_begin < whole_end;
+  const auto load_first = [&] {
+    if (!whole) {
+      copy_k(block_begin, copy_to);
+      if constexpr (!kSingle) copy_v(block_begin, copy_to);
+    }
+#pragma unroll
+    for (int i = 0; i < Copies::kCount; ++i) k_copies.issue(i, copy_to, last_column, whole);
+    if constexpr (!kSingle) {
+#pragma unroll
+      for (int i = 0; i < Copies::kCount; ++i) v_copies.issue(i, copy_to + kV, last_column, whole);
+    }
   };
 
   // ---- Prologue: Q and the first block ----
   copy_rows<T, kC, kC.rows()>(copy_to + kC.q_offset(), first_source(q, p.q.row, tile_row), p.q.row,
                               {0, p.seq_q - tile_row, p.head_dim, p.aligned});
   constexpr bool kQOverFirstStage = kC.q_offset() == 0;
-  if (!kQOverFirstStage && block_begin < block_end) load_block(block_begin, 0);
+  if (!kQOverFirstStage && block_begin < block_end) load_first();
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -232,10 +303,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int part = warp % kSharers;  // of a block's keys, and of V's columns
   const int warp_row = tile_row + warp / kSharers * 16 * kAtoms;
   const int warp_last = warp_row + 16 * kAtoms - 1;
-  // A lane's row of the first 16x16 piece of a matrix; right for Q and for V, K has rows and
+  // Where a lane reads the first 16x16 piece of a matrix; right for Q and for V, K has rows and
   // columns of the 8x8 matrices exchanged.
-  const std::uint32_t lane_offset = lane % 16 * kPitch + lane / 16 * 16;
-  const std::uint32_t k_lane_offset = (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
+  const std::uint32_t lane_offset = place_of<kC>(lane % 16, lane / 16);
+  const std::uint32_t k_lane_offset = place_of<kC>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const std::uint32_t q_address =
       base + kC.q_offset() + warp / kSharers * 16 * kAtoms * kPitch + lane_offset;
   std::uint32_t q_fragment[kQSteps][kAtoms][4];
@@ -244,12 +315,12 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     for (int d = 0; d < kStepsD; ++d) {
 #pragma unroll
       for (int a = 0; a < kAtoms; ++a) {
-        ptx::ldmatrix_x4(q_fragment[d][a], q_address + a * 16 * kPitch + d * 32);
+        ptx::ldmatrix_x4(q_fragment[d][a], along<kC>(q_address, d) + a * 16 * kPitch);
       }
     }
     __syncthreads();  // the second stage takes Q's place
     if (kQOverFirstStage && block_begin < block_end) {
-      load_block(block_begin, 0);
+      load_first();
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       __syncthreads();
@@ -312,14 +383,40 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   // output begins anew every 8192 keys.
   constexpr int kFlushBlocks = 8192 / kKeys;
   int flush_at = block_begin + kFlushBlocks;
-  const auto flushed = [&] { return flush_at != block_begin + kFlushBlocks; };
+  bool flushed = false;
 
   // ---- Mainloop ----
+  int stage = 0;
 #pragma unroll 1
   for (int block = block_begin; block < block_end; ++block) {
-    const int stage = (block - block_begin) & 1;
-    if (block + 1 < block_end) load_block(block + 1, stage ^ 1);
-    ptx::cp_async_commit();
+    // What comes while this block is worked on: with two stages the next one's K and V, with one this
+    // one's V, and later the next one's K.
+    const std::uint32_t next_to = copy_to + (kSingle ? 0 : (stage ^ 1) * kC.stage_bytes());
+    const bool more = block + 1 < block_end;
+    const bool next_whole = block + 1 < whole_end;
+    if constexpr (kSingle) {
+      if (!whole) copy_v(block, copy_to);
+    } else if (more && !next_whole) {
+      copy_k(block + 1, next_to);
+      copy_v(block + 1, next_to);
+    }
+    // The copies during Q K^T, by number.
+    constexpr int kDuringScores = kSingle ? Copies::kCount : 2 * Copies::kCount;
+    const auto issue_during_scores = [&](int number) {
+      if (!kSingle && number < Copies::kCount)
+        k_copies.issue(number, next_to, last_column, next_whole);
+      else
+        v_copies.issue(kSingle ? number : number - Copies::kCount, next_to + kV, last_column,
+                       kSingle ? whole : next_whole);
+    };
+    // Of one stage: V has come and nobody reads K any more, so the next may come.
+    [[maybe_unused]] const auto meet = [&](bool fits) {
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      fits = ptx::named_barrier_all<kC.threads()>(0, fits);
+      if (more && !next_whole) copy_k(block + 1, copy_to);
+      return fits;
+    };
 
     if (block >= some_begin && block < some_end) {
       const std::uint32_t k_base = base + stage * kC.stage_bytes();
@@ -329,16 +426,19 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       float s[kAtoms][kAtomsN][4] = {};
 #pragma unroll
       for (int d = 0; d < kStepsD; ++d) {
+        static_assert(kDuringScores <= 2 * kStepsD);
+        if (2 * d < kDuringScores) issue_during_scores(2 * d);
+        if (2 * d + 1 < kDuringScores) issue_during_scores(2 * d + 1);
         if constexpr (!kC.q_in_registers) {
 #pragma unroll
           for (int a = 0; a < kAtoms; ++a) {
-            ptx::ldmatrix_x4(q_fragment[0][a], q_address + a * 16 * kPitch + d * 32);
+            ptx::ldmatrix_x4(q_fragment[0][a], along<kC>(q_address, d) + a * 16 * kPitch);
           }
         }
 #pragma unroll
         for (int n = 0; n < kAtomsN; n += 2) {
           std::uint32_t b[4];
-          ptx::ldmatrix_x4(b, k_address + n * 8 * kPitch + d * 32);
+          ptx::ldmatrix_x4(b, along<kC>(k_address, d) + n * 8 * kPitch);
 #pragma unroll
           for (int a = 0; a < kAtoms; ++a) {
             const auto& fragment = q_fragment[kC.q_in_registers ? d : 0][a];
@@ -424,13 +524,12 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
         for (int a = 0; a < kAtoms; ++a)
           fits &= added[a][0] <= kSumLimit && added[a][1] <= kSumLimit;
-        if constexpr (kC.pairs) {
+        if constexpr (kC.pairs)
           hand_over();
-          fits = ptx::named_barrier_all<64>(pair_barrier, fits);
-        } else {
+        else
           fits = __all_sync(kFullWarp, fits);
-        }
       }
+      if constexpr (kSingle) fits = meet(fits);
       if (!fits) {
         shifted = true;
         float most[kAtoms][2];  // of this block's scores
@@ -495,7 +594,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
               o[a][n][2 * half] *= decay;
               o[a][n][2 * half + 1] *= decay;
             }
-            if (flushed()) {
+            if (flushed) {
               Seldom& before = seldom();
               before.row_sum[a][half] *= decay;
 #pragma unroll
@@ -521,8 +620,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
 
       // O += P V, first by the keys whose weights this warp has.
-      const std::uint32_t v_address =
-          k_base + kKeys * kPitch + part * 2 * (kC.head_dim / kSharers) + lane_offset;
+      const std::uint32_t v_address = k_base + kKeys * kPitch + (lane_offset ^ part * 32);
 #pragma unroll
       for (int turn = 0; turn < kSharers; ++turn) {
         const std::uint32_t v_part = v_address + (part ^ turn) * kOwnKeys * kPitch;
@@ -547,8 +645,13 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           }
 #pragma unroll
           for (int d = 0; d < kAtomsD; d += 2) {
+            if constexpr (kSingle) {
+              static_assert(Copies::kCount <= kSharers * kAtomsN / 2 * kAtomsD / 2);
+              const int number = ((turn * kAtomsN + n) / 2 * kAtomsD + d) / 2;
+              if (number < Copies::kCount) k_copies.issue(number, copy_to, last_column, next_whole);
+            }
             std::uint32_t b[4];
-            ptx::ldmatrix_x4_trans(b, v_part + n * 8 * kPitch + d * 16);
+            ptx::ldmatrix_x4_trans(b, along<kC>(v_part, kSharers * d / 2) + n * 8 * kPitch);
 #pragma unroll
             for (int a = 0; a < kAtoms; ++a) {
               ptx::mma_m16n8k16<T>(o[a][d], fragment[a], b[0], b[1]);
@@ -556,6 +659,15 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
             }
           }
         }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kDuringScores; ++i) issue_during_scores(i);
+      if constexpr (kSingle) {
+        meet(true);
+#pragma unroll
+        for (int i = 0; i < Copies::kCount; ++i)
+          k_copies.issue(i, copy_to, last_column, next_whole);
       }
     }
     if (block + 1 == flush_at) {
@@ -566,25 +678,29 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         for (int n = 0; n < kAtomsD; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            before.o[a][n][i] = flushed() ? before.o[a][n][i] + o[a][n][i] : o[a][n][i];
+            before.o[a][n][i] = flushed ? before.o[a][n][i] + o[a][n][i] : o[a][n][i];
             o[a][n][i] = 0.0f;
           }
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float sum = row_sum[a][half];
-          before.row_sum[a][half] = flushed() ? before.row_sum[a][half] + sum : sum;
+          before.row_sum[a][half] = flushed ? before.row_sum[a][half] + sum : sum;
           row_sum[a][half] = 0.0f;
         }
       }
       flush_at += kFlushBlocks;
+      flushed = true;
     }
+    ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
+    if constexpr (!kSingle) stage ^= 1;
+    whole = next_whole;
   }
 
   // ---- Epilogue ----
-  if (flushed()) {
+  if (flushed) {
     const Seldom& before = seldom();
 #pragma unroll
     for (int a = 0; a < kAtoms; ++a) {
@@ -606,7 +722,6 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       row_sum[a][1] += theirs[a][1];
     }
   }
-  const int first_column = part * (kC.head_dim / kSharers);
   const int lane_row = warp_row + lane / 4;
   const std::int64_t o_base = work.batch * p.o_batch + work.head * p.o_head;
   const std::int64_t lse_base = (std::int64_t{work.batch} * p.heads_q + work.head) * p.seq_q;
@@ -632,17 +747,19 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
         for (float2& mean : x) mean = make_float2(finite_mean(mean.x), finite_mean(mean.y));
       }
-      const std::int64_t offset = o_base + row * p.o_row + first_column;
-      const int columns = p.head_dim - first_column;
+      const std::int64_t offset = o_base + row * p.o_row;
       switch (p.output) {
         case ElementType::f16:
-          store_row(static_cast<__half*>(p.o) + offset, x, row_ok, columns, p.wide_store);
+          store_row<kC>(static_cast<__half*>(p.o) + offset, x, part, row_ok, p.head_dim,
+                        p.wide_store);
           break;
         case ElementType::bf16:
-          store_row(static_cast<__nv_bfloat16*>(p.o) + offset, x, row_ok, columns, p.wide_store);
+          store_row<kC>(static_cast<__nv_bfloat16*>(p.o) + offset, x, part, row_ok, p.head_dim,
+                        p.wide_store);
           break;
         case ElementType::f32:
-          store_row(static_cast<float*>(p.o) + offset, x, row_ok, columns, p.wide_store);
+          store_row<kC>(static_cast<float*>(p.o) + offset, x, part, row_ok, p.head_dim,
+                        p.wide_store);
           break;
       }
     }

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 namespace greenfast {
 namespace {
 
@@ -24,10 +26,25 @@ TEST(MmaConfigs, PlacesInSharedMemoryDoNotOverlap) {
   for (const auto& config : cuda::sm80_mma::kConfigs) {
     // Q lies behind the stages, or in one that is filled once Q is in registers.
     if (!config.q_in_registers) {
-      EXPECT_GE(config.q_offset(), config.kStages * config.stage_bytes());
+      EXPECT_GE(config.q_offset(), config.stages * config.stage_bytes());
     }
     EXPECT_LE(config.q_offset() + config.rows() * config.pitch(), config.shared_bytes());
-    EXPECT_EQ(config.pitch() / 16 % 2, 1);  // rows of a matrix in different banks
+  }
+}
+
+// ldmatrix reads 16 bytes of eight rows at once, and a copy writes a line of a row.
+TEST(MmaConfigs, EightRowsLieInDifferentBanksAndALineInOnePiece) {
+  for (const auto& config : cuda::sm80_mma::kConfigs) {
+    const int line = config.line_chunks();
+    for (int chunk = 0; chunk < config.head_dim / 8; ++chunk) {
+      std::set<int> banks;
+      for (int row = 8; row < 16; ++row) {
+        const int at = row * config.pitch() / 16 + (chunk ^ config.phase(row));
+        EXPECT_EQ(at / line, (row * config.pitch() / 16 + chunk) / line);
+        banks.insert(at % 8);
+      }
+      EXPECT_EQ(banks.size(), 8U) << "head dim " << config.head_dim << ", chunk " << chunk;
+    }
   }
 }
 

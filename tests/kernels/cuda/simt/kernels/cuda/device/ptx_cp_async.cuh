@@ -10,6 +10,9 @@ inline void cp_async_16(std::uint32_t shared, const void* global, bool keep) {
 inline void cp_async_16(std::uint32_t shared, const void* global) {
   simt::copy_16(shared, global, true);
 }
+inline void cp_async_16_if(bool go, std::uint32_t shared, const void* global, bool keep) {
+  if (go) simt::copy_16(shared, global, keep);
+}
 inline void store_shared_16(std::uint32_t shared, uint4 value) {
   std::memcpy(simt::at(shared), &value, 16);
 }
