@@ -1,14 +1,14 @@
 // cuda.sm80.mma: attention for everything. mma.sync m16n8k16, ldmatrix, cp.async; sm_80 and later.
 //
-// Idea    FlashAttention-2's loop (Dao 2023): one thread block per query tile and head, K and V in
-//         two stages, scores and weights never leave registers: the accumulator of Q K^T is, lane
-//         by lane, the A operand of P V. Above D 128 pairs of warps share 32 rows, and hand each
-//         other half of the weights through shared memory.
+// Idea    FlashAttention-2's loop (Dao 2023): one thread block per query tile and head, K and V by
+//         cp.async between the products, scores and weights never leave registers: the accumulator
+//         of Q K^T is, lane by lane, the A operand of P V. Above D 128, and at 128 where tiles are
+//         few, pairs of warps share 32 rows, and hand each other half of the weights.
 // Takes   fp16 and bf16, head dims 8..256 in steps of 8, any strides and 2-byte alignment, every
 //         mask and option of the library.
 // Limits  sequences up to 2^30. Rows that are not 16-byte aligned are copied element by element.
-// Budget  two or three CTAs of 4 warps an SM of sm_90 up to D 128, one of 8 warps above: 162 to 255
-//         registers, 36 to 218 KB of shared memory; each tile's in docs/kernels/sm80-mma.md.
+// Budget  two or three CTAs of 4 warps an SM of sm_90, one of 8 warps where less is shared: 168 to
+//         255 registers, 32 to 148 KB of shared memory; each tile's in docs/kernels/sm80-mma.md.
 // Bound   issue slots and shared-memory reads; mma.sync reaches about 60% of wgmma's rate on sm_90.
 #pragma once
 
