@@ -90,6 +90,7 @@ def _written(*tensors: Any) -> None:
 def _describe(name: str, x: Tensor) -> Any:
     """x as _core reads it. Memory that is not there, or not laid out in strides, is refused here."""
     if type(x) not in _EXACT:
+        _of_torch((name,), (x,))
         raise TypeError(f"{name} is {type(x).__module__}.{type(x).__name__}, which holds no memory of its own: pass a torch.Tensor")
     if x.layout != torch.strided or x.is_nested or x.is_conj() or x.is_neg() or x._is_zerotensor():
         kind = "nested" if x.is_nested else str(x.layout) if x.layout != torch.strided else "conjugate, negated or zero"

@@ -814,7 +814,7 @@ def test_forward_mode_derivatives_are_never_lost(either_way):
             with pytest.raises(NotImplementedError, match="forward-mode"):
                 call()
         with pytest.raises(NotImplementedError, match="forward AD"), pytest.warns(gt.FallbackWarning, match="forward-mode"):
-            gt.scaled_dot_product_attention(dual, k[:, :1], v[:, :1])
+            gt.scaled_dot_product_attention(dual[:, :2], k[:, :2], v[:, :2])  # PyTorch's own kernel has none either
     with pytest.raises(NotImplementedError, match="torch.func|forward-mode"):
         torch.func.jvp(lambda x: greenfast.attention(x, k, v), (q,), (q,))
     with pytest.raises(NotImplementedError, match="torch.func"):
