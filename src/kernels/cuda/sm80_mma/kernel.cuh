@@ -330,14 +330,14 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   // ---- What a pair hands over ----
   // Lane by lane: a lane's accumulator fragment is the same lane's operand in the other warp.
   [[maybe_unused]] const int pair_barrier = 1 + warp / kSharers;
+  const auto warp_of = [&](int of_part) { return warp / kSharers * kSharers + of_part; };
   const auto weights_of = [&](int of_part, int step) {
-    const int owner = warp / kSharers * kSharers + of_part;
-    return base + kC.handed_offset() + owner * kC.weights_bytes() + (step * 32 + lane) * 16;
+    return base + kC.handed_offset() + warp_of(of_part) * kC.weights_bytes() +
+           (step * 32 + lane) * 16;
   };
   const auto lane_rows_of = [&](int of_part) {
-    const int owner = warp / kSharers * kSharers + of_part;
     return base + kC.handed_offset() + kC.warps * kC.weights_bytes() +
-           owner * kC.lane_rows_bytes() + lane * 16;
+           warp_of(of_part) * kC.lane_rows_bytes() + lane * 16;
   };
   // The other warp's floats of a lane's rows; the pair meets here.
   [[maybe_unused]] const auto others = [&](const float(&mine)[kAtoms][2],
