@@ -1,6 +1,8 @@
 // The space of cuda.sm80.mma at head dim 64: warps of a block, rows of a warp, keys of a tile, where Q
-// waits, registers, and whether warps share rows in pairs. Hand-set is what the kernel takes at mission; another head dim is another
-// hand-set one (kConfigs of its config.hpp), for --plugin-flags -DSM80_MMA_HEAD_DIM=128.
+// waits, registers, whether warps share rows in pairs, and stages of K and V. Hand-set is what the
+// kernel takes at mission; another head dim is another space, for --plugin-flags
+// -DSM80_MMA_HEAD_DIM=128, whose hand-set tiles are in kConfigs of the kernel's config.hpp. What a
+// head dim forbids beyond these conditions does not compile.
 // tune: SM80_MMA_WARPS = *4 8
 // tune: SM80_MMA_ATOMS = *1 2
 // tune: SM80_MMA_KEYS = 32 48 *64 96 128
@@ -10,9 +12,10 @@
 // tune: SM80_MMA_STAGES = 1 *2
 // tune-if: SM80_MMA_WARPS * SM80_MMA_BLOCKS <= 16
 // tune-if: SM80_MMA_KEYS % (4 * SM80_MMA_WARPS) == 0
+// tune-if: SM80_MMA_STAGES == 1 || SM80_MMA_KEYS <= 16 * SM80_MMA_WARPS
 // tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_ATOMS == 2
 // tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_STAGES == 1
-// tune-if: SM80_MMA_STAGES == 2 || SM80_MMA_Q_IN_REGISTERS == 0
+// tune-if: SM80_MMA_STAGES == 1 || SM80_MMA_Q_IN_REGISTERS == 0 || 4 * SM80_MMA_ATOMS * SM80_MMA_WARPS <= SM80_MMA_KEYS
 // tune-if: SM80_MMA_PAIRS == 0 || SM80_MMA_KEYS % 32 == 0
 #ifndef SM80_MMA_HEAD_DIM
 #define SM80_MMA_HEAD_DIM 64

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace greenfast {
@@ -271,15 +272,39 @@ TEST_F(CudaSelection, MmaHasATileForEveryHeadDimOnEveryKnownGpu) {
 
 TEST_F(CudaSelection, MmaTakesTheTallTileWhenItFillsTheDevice) {
   options_.variant = kMma;
-  const auto rows = [&](std::int64_t batch, Mask mask) {
-    Problem problem = make_problem(batch, 8, 8, 2048, 2048, 64, DType::f16);
+  const auto rows = [&](std::int64_t batch, Mask mask, std::int64_t head_dim) {
+    Problem problem = make_problem(batch, 8, 8, 2048, 2048, head_dim, DType::f16);
     problem.mask = mask;
     return plan(problem, facts_, options_)->tile_q;
   };
-  EXPECT_EQ(rows(1, Mask::none()), 64);
-  EXPECT_EQ(rows(2, Mask::none()), 128);
-  EXPECT_EQ(rows(2, Mask::causal(Alignment::top_left)), 64);
-  EXPECT_EQ(rows(4, Mask::causal(Alignment::top_left)), 128);
+  const Mask causal = Mask::causal(Alignment::top_left);
+  EXPECT_EQ(rows(1, Mask::none(), 64), 64);
+  EXPECT_EQ(rows(2, Mask::none(), 64), 128);
+  EXPECT_EQ(rows(2, causal, 64), 64);
+  EXPECT_EQ(rows(4, causal, 64), 128);
+  // Pairs are as fast as tall tiles up to four of them a multiprocessor.
+  EXPECT_EQ(rows(2, Mask::none(), 128), 128);
+  EXPECT_EQ(rows(4, causal, 128), 64);
+  EXPECT_EQ(rows(5, causal, 128), 128);
+}
+
+// Tiles of 64 rows are for two blocks a multiprocessor; where one has no room for them, 8 warps share
+// 128 rows, of fewer keys if need be.
+TEST_F(CudaSelection, MmaFillsAMultiprocessorWithWhatItHasRoomFor) {
+  options_.variant = kMma;
+  const auto tile = [&](const char* model, std::int64_t head_dim) {
+    const Problem problem = make_problem(1, 8, 8, 2048, 2048, head_dim, DType::f16);
+    const Plan found = *plan(problem, *model_facts(model), options_);
+    return std::tuple(found.tile_q, found.tile_kv, found.block[0]);
+  };
+  for (const std::int64_t head_dim : {136, 160, 192, 256})
+    EXPECT_EQ(tile("h200", head_dim), std::tuple(64, 64, 128)) << head_dim;
+  EXPECT_EQ(tile("a100", 160), std::tuple(64, 64, 128));
+  EXPECT_EQ(tile("a100", 192), std::tuple(128, 64, 256));
+  EXPECT_EQ(tile("a100", 256), std::tuple(128, 64, 256));
+  for (const std::int64_t head_dim : {136, 160, 192})
+    EXPECT_EQ(tile("l4", head_dim), std::tuple(128, 32, 256)) << head_dim;
+  EXPECT_EQ(tile("l4", 256), std::tuple(64, 32, 128));
 }
 
 // ---- batch_invariant: whatever the problem and the device, B decides nothing ----

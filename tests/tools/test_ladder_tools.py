@@ -106,7 +106,7 @@ ORDERED = [  # variant, what racecheck names in it, the kernel of the probe that
     ("cuda.stage_c.warp_spec_no_wmma_pv", (DECODE, MULTIPLY), "arrive"),
     ("cuda.sm90.prefill", (STORE4, LOAD4), "arrive"),
     ("cuda.sm90.small", (STORE16, LOAD16), "mbarrier"),
-    ("cuda.sm80.mma", ("greenfast::cuda::ptx::cp_async_16(unsigned int, const void *, bool)",
+    ("cuda.sm80.mma", ("greenfast::cuda::ptx::cp_async_16_if(bool, unsigned int, const void *, bool)",
                        "greenfast::cuda::ptx::ldmatrix_x4_trans(unsigned int (&)[4], unsigned int)"), "between"),
 ]
 

@@ -9,8 +9,7 @@
 //   mbarrier  a warp's first lane arrives for it after __syncwarp, the other side waits for the
 //             phase, as in cuda.sm90.small
 //   between   all wait at __syncthreads, and pairs of warps at a named barrier of their own before
-//             they read what others wrote, some once, some three times, as cuda.sm80.mma does at head
-//             dims above 128
+//             they read what others wrote, some once, some three times, as cuda.sm80.mma does in pairs
 // arrive and mbarrier are right by the PTX ISA's memory consistency model: bar.arrive synchronises with
 // bar.sync, and mbarrier.arrive, a release, with the test that sees its phase completed.
 //

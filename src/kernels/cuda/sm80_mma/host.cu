@@ -94,11 +94,11 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   result.kernel = std::string("sm80_mma::attention_kernel<") + type_name(problem.dtype) + ", " +
                   std::to_string(index) + ">";
-  result.note = config.pairs ? std::to_string(config.rows()) + "-row tiles of " +
-                                   std::to_string(config.warps) +
-                                   " warps in pairs: the head dim fills the registers"
-                : config.atoms == 2 ? "128-row tiles of 4 warps: enough of them to fill the device"
-                                    : "64-row tiles: more blocks";
+  const char* const why = !config.pairs && config.atoms == 2 ? "enough of them to fill the device"
+                          : config.head_dim <= 128           ? "more blocks"
+                                                             : "the head dim fills the registers";
+  result.note = std::to_string(config.rows()) + "-row tiles of " + std::to_string(config.warps) +
+                " warps" + (config.pairs ? " in pairs: " : ": ") + why;
   return result;
 }
 

@@ -31,6 +31,8 @@ struct Case {
   int group = 1, pad = 0;              // elements between rows
   float rise = 0;                      // added to the last key's product with every row
   bool same_output = false;            // in the inputs' type, otherwise in fp32
+  bool wide_store = true;
+  int tile = 0;  // its head dim, where that is not the next
 };
 
 struct Worst {
@@ -106,7 +108,7 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   p.transform_scale = p.transform ? 2 * kLog2E * scale / c.softcap : 0;
   p.transform_cap = c.softcap * kLog2E;
   p.aligned = c.pad % 8 == 0;
-  p.wide_store = true;
+  p.wide_store = c.wide_store;
   constexpr auto kInput = std::is_same_v<T, __half> ? ElementType::f16 : ElementType::bf16;
   p.output = c.same_output ? kInput : ElementType::f32;
 
@@ -170,7 +172,7 @@ class MmaKernel : public testing::TestWithParam<Case> {};
 template <class T, std::size_t... kI>
 void expect_attention(const Case& c, simt::Copies copies, double limit,
                       std::index_sequence<kI...>) {
-  int tile = 0;
+  int tile = c.tile;
   for (const Config& config : kConfigs)
     if (tile == 0 && config.head_dim >= c.head_dim) tile = config.head_dim;
   const auto one = [&]<std::size_t kIndex>(std::integral_constant<std::size_t, kIndex>) {
@@ -224,17 +226,40 @@ INSTANTIATE_TEST_SUITE_P(
              .right = 0,
              .group = 2},
         Case{.name = "rises_160", .seq_q = 33, .seq_kv = 193, .head_dim = 160, .rise = 800},
+        // As where an SM has no room for two blocks of the tile of 160.
+        Case{.name = "wider_136",
+             .seq_q = 33,
+             .seq_kv = 140,
+             .head_dim = 136,
+             .same_output = true,
+             .tile = 192},
+        Case{.name = "narrow_168", .seq_q = 20, .seq_kv = 70, .head_dim = 168},
+        Case{.name = "window_104",
+             .seq_q = 20,
+             .seq_kv = 140,
+             .head_dim = 104,
+             .left = 50,
+             .right = 3,
+             .same_output = true,
+             .wide_store = false},
+        Case{.name = "narrow_40",
+             .seq_q = 20,
+             .seq_kv = 140,
+             .head_dim = 40,
+             .left = 50,
+             .right = 3},
         Case{.name = "causal_128", .seq_q = 60, .seq_kv = 150, .head_dim = 128, .right = 0},
         Case{.name = "rises_128", .seq_q = 33, .seq_kv = 193, .head_dim = 128, .rise = 800},
         Case{.name = "plain_64", .seq_q = 70, .seq_kv = 130, .head_dim = 64, .group = 2}),
     [](const auto& named) { return named.param.name; });
 
 TEST(MmaKernels, AreAttentionWhereCopiesArriveAtOnce) {
-  for (const int head_dim : {64, 256}) {
+  for (const int head_dim : {64, 96, 128, 160, 192, 256}) {
     Case c;
     c.seq_q = 20;
     c.seq_kv = 150;
     c.head_dim = head_dim;
+    c.left = 90;
     expect_attention<__half>(c, simt::Copies::early, 2e-3, kAll);
   }
 }
@@ -243,8 +268,9 @@ TEST(MmaKernels, AreAttentionInBf16) {
   Case c;
   c.seq_q = 20;
   c.seq_kv = 130;
-  c.head_dim = 256;
+  c.head_dim = 128;
   c.right = 0;
+  c.same_output = true;
   expect_attention<__nv_bfloat16>(c, simt::Copies::late, 1e-2, kAll);
 }
 
