@@ -295,10 +295,13 @@ TEST(Validate, HonestKernelsAreGreenAtAnyScaleAndSoftcap) {
   const struct {
     float scale, softcap;
   } ends[] = {{1e3f, 0}, {-1e5f, 0}, {1e20f, 0}, {1e30f, 0}, {0.125f, 1e8f}, {1e5f, 1e5f}};
+  // All of it takes minutes under a sanitizer, for which a type and two ends reach the same code.
+  const bool some = GREENFAST_TEST_PERCENT < 100;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3})
     for (const auto& end : ends)
       for (const auto& row : distribution_table()) {
         if (row.id == Distribution::file) continue;
+        if (some && (dtype != DType::f16 || (end.scale != 1e30f && end.softcap != 1e8f))) continue;
         Problem asked = small_case(dtype).problem;
         asked.scale = end.scale;
         asked.softcap = end.softcap;
