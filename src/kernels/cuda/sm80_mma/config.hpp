@@ -54,15 +54,20 @@ struct Config {
     return after_q > stages * stage_bytes() ? after_q : stages * stage_bytes();
   }
   constexpr int shared_bytes() const { return handed_offset() + handed_bytes(); }
+  /// Whether an SM has room for it, of which a block may use so many bytes. It has a kilobyte more, and
+  /// keeps one of each block.
+  constexpr bool fits(std::int64_t shared_per_block) const {
+    return least_blocks * (shared_bytes() + 1024) <= shared_per_block + 1024;
+  }
   constexpr bool valid() const {
-    return head_dim % 32 == 0 && head_dim % (16 * sharers()) == 0 && keys % (16 * sharers()) == 0 &&
-           shared_bytes() <= 227 * 1024 &&
+    return head_dim % 32 == 0 && keys % (16 * sharers()) == 0 && shared_bytes() <= 227 * 1024 &&
            (q_offset() != 0 || rows() * pitch() <= stages * stage_bytes()) &&
            (!pairs || (atoms == 2 && warps % 2 == 0 && stages == 1)) &&
            (stages == 1 || stages == 2) && keys % (threads() / line_chunks()) == 0;
   }
 };
 
+/// A tile in pairs whose head dim leaves no registers for Q; eight warps fill an SM's.
 constexpr Config paired(int head_dim, int warps, int keys, int least_blocks = 1) {
   return {.head_dim = head_dim,
           .warps = warps,

@@ -26,12 +26,6 @@ std::int64_t blocks(const Problem& problem, const Config& config) {
   return ceil_div(problem.seq_q, config.rows()) * problem.batch * problem.heads_q;
 }
 
-/// Whether an SM has room for the configuration. It has a kilobyte more than a block may use, and
-/// keeps one of each block.
-bool fits(const Config& config, const DeviceFacts& facts) {
-  return config.least_blocks * (config.shared_bytes() + 1024) <= facts.shared_per_block + 1024;
-}
-
 /// The first configuration of the smallest sufficient head dim that fits the device and, when it is
 /// a tall one, gives nearly every SM the two blocks it has room for. Under a mask, whose tiles are
 /// not equally long, pairs are as fast up to four (both measured, docs/kernels/sm80-mma.md).
@@ -40,7 +34,7 @@ std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choic
   std::size_t best = kConfigs.size();
   for (std::size_t i = 0; i < kConfigs.size(); ++i) {
     const Config& config = kConfigs[i];
-    if (config.head_dim < problem.head_dim || !fits(config, facts)) continue;
+    if (config.head_dim < problem.head_dim || !config.fits(facts.shared_per_block)) continue;
     if (best != kConfigs.size() && config.head_dim != kConfigs[best].head_dim) break;
     best = i;
     if (config.atoms == 1 || config.pairs) break;

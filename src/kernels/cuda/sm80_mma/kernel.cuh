@@ -153,6 +153,10 @@ struct BlockCopies {
                         source + chunk * 8, number % kOfRow < kOfRow - 1 || last_column);
     if (number % kOfRow == kOfRow - 1) source += step;
   }
+  __device__ __forceinline__ void issue_all(std::uint32_t target, bool last_column, bool go) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) issue(i, target, last_column, go);
+  }
 };
 
 template <class T>
@@ -281,12 +285,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       copy_k(block_begin, copy_to);
       if constexpr (!kSingle) copy_v(block_begin, copy_to);
     }
-#pragma unroll
-    for (int i = 0; i < Copies::kCount; ++i) k_copies.issue(i, copy_to, last_column, whole);
-    if constexpr (!kSingle) {
-#pragma unroll
-      for (int i = 0; i < Copies::kCount; ++i) v_copies.issue(i, copy_to + kV, last_column, whole);
-    }
+    k_copies.issue_all(copy_to, last_column, whole);
+    if constexpr (!kSingle) v_copies.issue_all(copy_to + kV, last_column, whole);
   };
 
   // ---- Prologue: Q and the first block ----
@@ -383,6 +383,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   // output begins anew every 8192 keys.
   constexpr int kFlushBlocks = 8192 / kKeys;
   int flush_at = block_begin + kFlushBlocks;
+  // This and the stage follow from the block and the first; told by those, D 128 spills (nvcc 13.0).
   bool flushed = false;
 
   // ---- Mainloop ----
@@ -665,9 +666,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       for (int i = 0; i < kDuringScores; ++i) issue_during_scores(i);
       if constexpr (kSingle) {
         meet(true);
-#pragma unroll
-        for (int i = 0; i < Copies::kCount; ++i)
-          k_copies.issue(i, copy_to, last_column, next_whole);
+        k_copies.issue_all(copy_to, last_column, next_whole);
       }
     }
     if (block + 1 == flush_at) {

@@ -15,7 +15,7 @@ TEST(MmaConfigs, EveryHeadDimHasATileForEveryGpu) {
       bool fits = false;
       for (const auto& config : cuda::sm80_mma::kConfigs) {
         EXPECT_TRUE(config.valid());
-        fits |= config.head_dim >= head_dim && config.shared_bytes() <= shared;
+        fits |= config.head_dim >= head_dim && config.fits(shared);
       }
       EXPECT_TRUE(fits) << head_dim << " in " << shared;
     }

@@ -209,8 +209,12 @@ INSTANTIATE_TEST_SUITE_P(
             .name = "padded_232", .seq_q = 33, .seq_kv = 90, .head_dim = 232, .group = 2, .pad = 8},
         Case{.name = "unaligned_200", .seq_q = 17, .seq_kv = 70, .head_dim = 200, .pad = 3},
         // Of a row the last copy of some threads lies beyond the head dim.
-        Case{
-            .name = "narrow_136", .seq_q = 33, .seq_kv = 140, .head_dim = 136, .same_output = true},
+        Case{.name = "narrow_136",
+             .seq_q = 33,
+             .seq_kv = 140,
+             .head_dim = 136,
+             .pad = 8,
+             .same_output = true},
         Case{.name = "causal_160",
              .seq_q = 70,
              .seq_kv = 200,
@@ -265,13 +269,15 @@ TEST(MmaKernels, AreAttentionWhereCopiesArriveAtOnce) {
 }
 
 TEST(MmaKernels, AreAttentionInBf16) {
-  Case c;
-  c.seq_q = 20;
-  c.seq_kv = 130;
-  c.head_dim = 128;
-  c.right = 0;
-  c.same_output = true;
-  expect_attention<__nv_bfloat16>(c, simt::Copies::late, 1e-2, kAll);
+  for (const int head_dim : {128, 256}) {
+    Case c;
+    c.seq_q = 20;
+    c.seq_kv = 130;
+    c.head_dim = head_dim;
+    c.right = 0;
+    c.same_output = head_dim == 128;
+    expect_attention<__nv_bfloat16>(c, simt::Copies::late, 1e-2, kAll);
+  }
 }
 
 }  // namespace
