@@ -169,17 +169,23 @@ void run(const Launch& launch, const std::function<void()>& kernel) {
         for (bool running = true; running;) {
           running = false;
           const long before = machine.progress;
+          long warp_before = before;
           for (std::size_t i = 0; i < count; ++i) {
             Fiber& fiber = machine.fibers[i];
-            if (fiber.done) continue;
-            switch_to(*fiber.block);
-            machine.now = &fiber;
-            threadIdx = {fiber.thread, 0, 0};
-            blockIdx = fiber.block->index;
-            swapcontext(&machine.home, &fiber.context);
-            if (!machine.failure.empty())
-              throw std::runtime_error(std::exchange(machine.failure, {}));
-            running |= !fiber.done;
+            if (!fiber.done) {
+              switch_to(*fiber.block);
+              machine.now = &fiber;
+              threadIdx = {fiber.thread, 0, 0};
+              blockIdx = fiber.block->index;
+              swapcontext(&machine.home, &fiber.context);
+              if (!machine.failure.empty())
+                throw std::runtime_error(std::exchange(machine.failure, {}));
+              running |= !fiber.done;
+            }
+            if (launch.warp_by_warp && i % 32 == 31) {
+              if (machine.progress != warp_before) i -= 32;  // the same warp goes on
+              warp_before = machine.progress;
+            }
           }
           if (running && machine.progress == before)
             throw std::runtime_error("threads wait for what nobody does");

@@ -92,6 +92,8 @@ struct Launch {
   Copies copies = Copies::late;
   unsigned char* shared = nullptr;  // the kernel's shared memory, of the block that runs
   std::size_t shared_bytes = 0;
+  /// A warp goes on as long as it can before the next one runs; otherwise all threads go in turn.
+  bool warp_by_warp = false;
 };
 /// Runs the kernel for all blocks, cluster by cluster. Throws std::runtime_error when threads wait
 /// for what nobody does.

@@ -119,6 +119,7 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   launch.grid = {p.heads_total * p.tiles, 1, 1};
   launch.threads = static_cast<unsigned>(kC.threads());
   launch.copies = copies;
+  launch.warp_by_warp = copies == simt::Copies::early;
   launch.shared = shared_memory;
   launch.shared_bytes = static_cast<std::size_t>(kC.shared_bytes());
   simt::run(launch, [&] { attention_kernel<T, kIndex>(p); });
@@ -257,6 +258,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "plain_64", .seq_q = 70, .seq_kv = 130, .head_dim = 64, .group = 2}),
     [](const auto& named) { return named.param.name; });
 
+// And where a warp is as far ahead of the others as it can be.
 TEST(MmaKernels, AreAttentionWhereCopiesArriveAtOnce) {
   for (const int head_dim : {64, 96, 128, 160, 192, 256}) {
     Case c;
