@@ -40,9 +40,11 @@ namespace {
 enum Rank : int {
   kReference = 10,  // right, and slow by intent
   kBehindServing = 80,
+  kBeforeHopper = 85,  // for GPUs without the kernels of sm_90
   kServing = 90,  // what no other takes
   kPackedDense = 95,
   kAnything = 100,  // whatever the others leave
+  kDecodeSm80 = 105,
   kCpu = 200,       // the CPU's only fast one
   kDecodeBehind = 205,
   kBehindPrefill = 210,
@@ -141,7 +143,7 @@ struct FewQueries {
   double decode() const {
     const std::size_t row = tile_rows() == 8 ? 0 : tile_rows() == 16 ? 1 : 2;
     const double step = fitted().step[row];
-    // As sm90_decode/shape.hpp parted the keys of these problems; since it has clusters of 2 and 4, 16
+    // As decode/shape.hpp parted the keys of these problems; since it has clusters of 2 and 4, 16
     // to 128 items take up to 4 us less, and others keep what they were measured to win.
     if (items() <= 15 && keys() <= 4096 && row < 2) {
       const double merge = row == 0 ? 0.0 : 0.3 * std::pow(static_cast<double>(tile() + 1), 1.5);
@@ -190,6 +192,10 @@ core::Preference cuda_sm90_small(const Problem& p, const DeviceFacts& facts, cor
 
 core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice) {
   return {kServing};
+}
+core::Preference cuda_sm80_decode(const Problem&, const DeviceFacts& facts, core::Choice) {
+  if (facts.arch == 90) return {kBeforeHopper, "behind cuda.sm90.decode, which takes the same"};
+  return {kDecodeSm80};
 }
 core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   if (packed_beats_prefill(p, facts, choice)) return {kPackedWindow};

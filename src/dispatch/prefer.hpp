@@ -13,6 +13,7 @@ core::Preference cuda_sm80_mma(const Problem&, const DeviceFacts&, core::Choice)
 core::Preference cuda_sm90_prefill(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_small(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm80_decode(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_packed(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_decode(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_fp8(const Problem&, const DeviceFacts&, core::Choice);

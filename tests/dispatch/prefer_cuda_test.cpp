@@ -382,7 +382,7 @@ Problem random_problem(Random& random) {
 constexpr const char* kTooMany = "refused: more tiles than a launch can count";
 
 // What may decide a row's bits. decode merges parts in a cluster or by a second kernel with the same
-// bits (sm90_decode/kernel_test.cpp).
+// bits (decode/kernel_test.cpp).
 std::string outline(const Problem& problem, const DeviceFacts& facts, const Options& options) {
   const Result<Plan> result = plan(problem, facts, options);
   // The text names the batch.

@@ -1,25 +1,27 @@
-// Tiles, shared memory and parameters of cuda.sm90.decode: what host and kernels agree on.
+// Tiles, shared memory and parameters of cuda.sm90.decode and cuda.sm80.decode: what host and kernels
+// agree on.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/decode/schedule.hpp"
 #include "kernels/cuda/device/host_device.hpp"
 #include "kernels/cuda/device/strided_tensor.hpp"
-#include "kernels/cuda/sm90_decode/schedule.hpp"
 
 namespace greenfast::cuda::decode {
 
 /// Rows of Q that share a head of K and V, over all tiles: more are prefill's.
 inline constexpr int kMostRows = 64;
-inline constexpr int kStages = 3;
 
 /// One compiled kernel. A warp takes 16 keys of every tile of them, all with the same rows.
 struct Config {
   int head_dim = 64;  // of the tile; smaller head dims are padded with zeros
   int rows = 8;       // (query, head of the group) pairs of a block: 8 for each n of an mma
   int warps = 4;
+  int stages = 3;    // of K and V
+  bool sm90 = true;  // with clusters, and a second kernel that is launched early
 
   constexpr int threads() const { return 32 * warps; }
   constexpr int atoms() const { return rows / 8; }
@@ -27,17 +29,18 @@ struct Config {
   constexpr int pitch() const { return 2 * head_dim; }  // bytes of a row, swizzled by 16 bytes
   /// Q's fragments live in registers where there is room beside the output's.
   constexpr bool q_in_registers() const { return atoms() <= 2 && atoms() * head_dim <= 256; }
-  constexpr int blocks_per_sm() const { return warps == 4 && head_dim <= 128 ? 2 : 1; }
-  constexpr bool clusters() const { return rows <= 16; }
+  /// For the register budget; a device with less shared memory holds fewer.
+  constexpr int blocks_per_sm() const { return !sm90 || (warps == 4 && head_dim <= 128) ? 2 : 1; }
+  constexpr bool clusters() const { return sm90 && rows <= 16; }
 
   // Shared memory, in bytes. The ring holds K, then V of each stage; when the last tile has been
-  // multiplied, the warps' results take its place.
+  // multiplied, the warps' results take its place, and Q's where they are more.
   constexpr int tile_bytes() const { return keys() * pitch(); }
   constexpr int stage_bytes() const { return 2 * tile_bytes(); }
   constexpr int result_pitch() const { return head_dim + 4; }  // floats; rows in different banks
   constexpr int results_bytes() const { return warps * rows * result_pitch() * 4; }
   constexpr int result_stats_offset() const { return results_bytes(); }
-  constexpr int q_offset() const { return kStages * stage_bytes(); }
+  constexpr int q_offset() const { return stages * stage_bytes(); }
   constexpr int ranges_offset() const { return q_offset() + rows * pitch(); }
   constexpr int barrier_offset() const { return ranges_offset() + rows * 8; }
   /// What the cluster's blocks send to the owner of a row, or the count of parts before each
@@ -52,20 +55,49 @@ struct Config {
   }
   constexpr int shared_bytes() const { return mail_offset() + mail_bytes(); }
   constexpr bool valid() const {
-    return result_stats_offset() + warps * rows * 8 <= q_offset() && mail_offset() % 16 == 0 &&
+    return result_stats_offset() + warps * rows * 8 <= ranges_offset() && mail_offset() % 16 == 0 &&
            rows == rows_owned() * kCluster && (head_dim & (head_dim - 1)) == 0 &&
-           (shared_bytes() + 1024) * blocks_per_sm() <= 228 * 1024;
+           (sm90 ? (shared_bytes() + 1024) * blocks_per_sm() <= 228 * 1024
+                 : shared_bytes() <= 99 * 1024);
   }
 };
 
+/// What the 99 KB hold that sm_86 and sm_89 give a block: one stage is multiplied while the other comes.
+constexpr Config of_sm80(int head_dim, int rows) {
+  return {.head_dim = head_dim,
+          .rows = rows,
+          .warps = head_dim <= 128 ? 4 : 2,
+          .stages = 2,
+          .sm90 = false};
+}
+
 inline constexpr std::array kConfigs{
-    Config{.head_dim = 64, .rows = 8},   Config{.head_dim = 64, .rows = 16},
-    Config{.head_dim = 64, .rows = 32},  Config{.head_dim = 128, .rows = 8},
-    Config{.head_dim = 128, .rows = 16}, Config{.head_dim = 128, .rows = 32},
-    Config{.head_dim = 256, .rows = 8},  Config{.head_dim = 256, .rows = 16},
+    Config{.head_dim = 64, .rows = 8},
+    Config{.head_dim = 64, .rows = 16},
+    Config{.head_dim = 64, .rows = 32},
+    Config{.head_dim = 128, .rows = 8},
+    Config{.head_dim = 128, .rows = 16},
+    Config{.head_dim = 128, .rows = 32},
+    Config{.head_dim = 256, .rows = 8},
+    Config{.head_dim = 256, .rows = 16},
     Config{.head_dim = 64, .warps = 8},  // for clusters: half the steps
     Config{.head_dim = 128, .warps = 8},
+    of_sm80(64, 8),
+    of_sm80(64, 16),
+    of_sm80(64, 32),
+    of_sm80(128, 8),
+    of_sm80(128, 16),
+    of_sm80(128, 32),
+    of_sm80(256, 8),
+    of_sm80(256, 16),
 };
+
+/// The configurations of a variant.
+struct Family {
+  std::size_t begin = 0, end = 0;
+  constexpr std::size_t size() const { return end - begin; }
+};
+inline constexpr Family kSm90{0, 10}, kSm80{10, kConfigs.size()};
 
 /// Of a row over some of its keys: the largest x (below), and the sum of weights beside it.
 struct alignas(8) Stats {
@@ -181,8 +213,9 @@ GREENFAST_HOST_DEVICE inline std::int64_t partial_index(const Params& p, std::in
   return ((std::int64_t{b} * p.heads_kv + kv_head) * p.rows + row) * p.most_parts + part;
 }
 
-/// The compiled kernels of an element type, in the order of kConfigs, for cudaLaunchKernelExC.
-template <class T>
-const std::array<const void*, kConfigs.size()>& entries();
+/// The compiled kernels of an element type, in the order of the family's configurations, for
+/// cudaLaunchKernelExC.
+template <class T, Family kFamily>
+const std::array<const void*, kFamily.size()>& entries();
 
 }  // namespace greenfast::cuda::decode

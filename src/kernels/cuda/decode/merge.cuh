@@ -1,4 +1,4 @@
-// The second kernel of cuda.sm90.decode.
+// What the second kernel of cuda.sm90.decode and cuda.sm80.decode does.
 //
 // Idea    a block adds the parts of a row whose keys several blocks had, in their order.
 // Takes   what the first kernel left in the workspace: sums, bases and columns of each part.
@@ -7,8 +7,7 @@
 // Bound   the launch, which waits for the first kernel's end; then L2, where the parts lie.
 #pragma once
 
-#include "kernels/cuda/device/ptx_mbarrier.cuh"
-#include "kernels/cuda/sm90_decode/finish.cuh"
+#include "kernels/cuda/decode/finish.cuh"
 
 namespace greenfast::cuda::decode {
 
@@ -19,9 +18,7 @@ inline constexpr int kMergeThreads = 256;
 /// group; the groups are added in the order of the threads that hold them. Up to eight parts that is
 /// the order of a cluster. Where blocks share a row's columns (gridDim.z) there are more groups, and
 /// the sums of rows with more than 64 parts (32 at D 256) are grouped otherwise.
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p) {
-  // Every thread waits: this grid must not end before the one whose work the next call reads over.
-  ptx::grid_dependency_wait();
+__device__ __forceinline__ void merge_parts(const Params& p) {
   const auto b = static_cast<std::int32_t>(blockIdx.y);
   const std::int32_t kv_head = static_cast<std::int32_t>(blockIdx.x) / p.rows;
   const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) - kv_head * p.rows;

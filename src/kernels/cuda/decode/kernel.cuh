@@ -1,16 +1,17 @@
-// cuda.sm90.decode: few queries over a cache of keys, as fast as memory delivers it.
+// cuda.sm90.decode and cuda.sm80.decode: few queries over a cache of keys, as fast as memory delivers it.
 //
 // Idea    A block has one KV head of a sequence, all query heads of its group as the columns of one
 //         product, and a part of the keys: S^T = K Q^T and O^T = V^T P^T by mma.sync, so that 16 keys
 //         fill an instruction where one query would waste 15/16 of it. K and V come row by row
 //         (cp.async), so that a row may lie in any page. Parts merge within the launch where a
-//         cluster holds them, else in a second kernel that is launched early.
+//         cluster of sm_90 holds them, else in a second kernel, which sm_90 launches early.
 // Takes   fp16 and bf16; up to 64 rows of a KV head (queries times group); head dims 8..256, V's own;
 //         every length, index, page size, band, chunk, sink and softcap of docs/serving.md.
 // Limits  no array mask, no ALiBi, no e4m3; rows of Q, K and V at 16-byte boundaries.
 // Budget  108 KB of shared memory at D 128, 56 at D 64: two blocks of 4 warps an SM, 64 KB of K and V
 //         in flight each; in clusters of 8 and some of 4 one block of 8 warps. One number is spilled
-//         at D 256 with 16 rows, outside the loop; docs/kernels/sm90-decode.md.
+//         at D 256 with 16 rows, outside the loop; docs/kernels/sm90-decode.md. Of sm_80 70 KB at
+//         most, 38 at D 64; docs/kernels/sm80-decode.md.
 // Bound   memory: K and V once.
 #pragma once
 
@@ -18,12 +19,12 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cuda/decode/finish.cuh"
 #include "kernels/cuda/device/ptx_cluster.cuh"
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_decode.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
-#include "kernels/cuda/sm90_decode/finish.cuh"
 
 namespace greenfast::cuda::decode {
 
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   auto* const before = reinterpret_cast<std::int32_t*>(shared_memory + kC.mail_offset());
 
   // The merge may be set up while this grid runs; it waits for its end.
-  ptx::grid_launch_dependents();
+  if constexpr (kC.sm90) ptx::grid_launch_dependents();
 
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0);
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       row_of_page = key - number * static_cast<std::int32_t>(p.page_size.divisor);
     };
     const auto load = [&](std::int32_t tile) {
-      const std::uint32_t to = base + tile % kStages * kC.stage_bytes();
+      const std::uint32_t to = base + tile % kC.stages * kC.stage_bytes();
       const std::int32_t first_key = keys.begin + tile * kC.keys() + copy_row;
       const auto copy = [&](int i, std::int32_t key, std::uint32_t k_step, std::uint32_t v_step) {
         // Others are zeros: what nobody sees must not reach P V.
@@ -246,12 +247,12 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
     };
 #pragma unroll
-    for (int tile = 0; tile < kStages - 1; ++tile) {
+    for (int tile = 0; tile < kC.stages - 1; ++tile) {
       look_up(tile);
       if (tile < tiles) load(tile);
       ptx::cp_async_commit();
     }
-    look_up(kStages - 1);
+    look_up(kC.stages - 1);
 
     float o[kAtoms][kSteps][4] = {};  // O^T: columns of V by rows
     float most[kAtoms][2], sum[kAtoms][2] = {};
@@ -280,11 +281,11 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     // ---- Mainloop ----
 #pragma unroll 1
     for (std::int32_t tile = 0; tile < tiles; ++tile) {
-      ptx::cp_async_wait<kStages - 2>();
+      ptx::cp_async_wait<kC.stages - 2>();
       __syncthreads();  // the tile is here for all, and the one before has been multiplied by all
-      if (tile + kStages - 1 < tiles) {
-        load(tile + kStages - 1);
-        look_up(tile + kStages);
+      if (tile + kC.stages - 1 < tiles) {
+        load(tile + kC.stages - 1);
+        look_up(tile + kC.stages);
       }
       ptx::cp_async_commit();
       if constexpr (kC.q_in_registers()) {
@@ -295,9 +296,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
       const std::int32_t first_key = keys.begin + tile * kC.keys() + warp * 16;
       if (first_key >= keys.end) continue;  // uniform over the warp
-      const std::uint32_t k_base = base + tile % kStages * kC.stage_bytes() + k_row_offset;
+      const std::uint32_t k_base = base + tile % kC.stages * kC.stage_bytes() + k_row_offset;
       const std::uint32_t v_base =
-          base + tile % kStages * kC.stage_bytes() + kC.tile_bytes() + v_row_offset;
+          base + tile % kC.stages * kC.stage_bytes() + kC.tile_bytes() + v_row_offset;
 
       // S^T = K Q^T, in two sums, so that an mma need not wait for the one before
       const bool hides = first_key < all_begin || first_key + 16 > all_end;
@@ -486,12 +487,12 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   }
 }
 
-template <class T>
-const std::array<const void*, kConfigs.size()>& entries() {
+template <class T, Family kFamily>
+const std::array<const void*, kFamily.size()>& entries() {
   static const auto table = []<std::size_t... kI>(std::index_sequence<kI...>) {
-    return std::array{reinterpret_cast<const void*>(&attention_kernel<T, kI>)...};
+    return std::array{reinterpret_cast<const void*>(&attention_kernel<T, kFamily.begin + kI>)...};
   }
-  (std::make_index_sequence<kConfigs.size()>());
+  (std::make_index_sequence<kFamily.size()>());
   return table;
 }
 

@@ -1,8 +1,8 @@
 // What follows the sums over a part's keys: adding parts of a row, the sink, O and the LSE.
 #pragma once
 
+#include "kernels/cuda/decode/config.hpp"
 #include "kernels/cuda/device/softmax.cuh"
-#include "kernels/cuda/sm90_decode/config.hpp"
 
 namespace greenfast::cuda::decode {
 

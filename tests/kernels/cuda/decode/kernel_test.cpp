@@ -1,4 +1,4 @@
-// cuda.sm90.decode as it stands, run on the CPU by simt.hpp, against docs/serving.md in fp64. It
+// cuda.sm90.decode and cuda.sm80.decode as they stand, run on the CPU by simt.hpp, against docs/serving.md in fp64. It
 // shows that indices, masks, splits and merges are right; arithmetic and timing are the device's.
 #include <gtest/gtest.h>
 
@@ -14,12 +14,12 @@
 
 // A block's memory of a size that the launch gives.
 #define __shared__
-#include "kernels/cuda/sm90_decode/kernel.cuh"
+#include "kernels/cuda/decode/kernel.cuh"
 #undef __shared__
 #define __shared__ static  // of the one block that runs
-#include "kernels/cuda/sm90_decode/merge.cuh"
+#include "kernels/cuda/decode/merge.cuh"
 #undef __shared__
-#include "kernels/cuda/sm90_decode/shape.hpp"
+#include "kernels/cuda/decode/shape.hpp"
 
 namespace greenfast::cuda::decode {
 
@@ -41,6 +41,7 @@ struct Case {
   Problem problem;
   DeviceFacts facts;
   core::Choice choice;
+  Family family = kSm90;
   std::vector<std::int32_t> cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, table;
   std::vector<float> sinks;
   std::uint64_t seed = 0;
@@ -147,7 +148,7 @@ Data<T> make_data(const Case& c) {
 template <class T>
 Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   const Problem& p = c.problem;
-  const Shape shape = shape_of(p, c.facts, c.choice);
+  const Shape shape = shape_of(p, c.facts, c.choice, c.family);
   const Config& config = kConfigs[shape.config];
   Answer answer;
   answer.o.assign(elements(p.o, core::shape_of_q(p, value_dim(p))), kNaN);
@@ -186,7 +187,9 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   launch.shared = shared_memory;
   launch.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   using Kernel = void (*)(Params);
-  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(entries<T>()[shape.config]));
+  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(
+      c.family.begin == kSm90.begin ? entries<T, kSm90>()[shape.config]
+                                    : entries<T, kSm80>()[shape.config - kSm80.begin]));
   simt::run(launch, [&] { kernel(params); });
   if (space.bytes > 0) {
     launch.grid = {static_cast<unsigned>(params.rows * params.heads_kv),
@@ -195,7 +198,7 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
     launch.threads = kMergeThreads;
     launch.cluster = 1;
     launch.shared_bytes = 0;
-    simt::run(launch, [&] { merge_kernel(params); });
+    simt::run(launch, [&] { merge_parts(params); });
   }
   return answer;
 }
@@ -293,7 +296,7 @@ Layout spread(Random& r, const std::array<std::int64_t, 4>& shape, int step) {
   return layout;
 }
 
-Case draw(std::uint64_t seed) {
+Case draw(std::uint64_t seed, Family family = kSm90) {
   Random r(seed);
   Case c;
   c.seed = seed;
@@ -377,6 +380,8 @@ Case draw(std::uint64_t seed) {
   c.facts.kind = DeviceKind::cuda;
   c.facts.multiprocessors = static_cast<int>(r.of<std::int64_t>({1, 2, 5, 16}));
   c.facts.shared_per_block = 227 * 1024;
+  if (family.begin == kSm80.begin) c.facts.shared_per_block = r.of<std::int64_t>({99, 163}) * 1024;
+  c.family = family;
   c.choice.batch_invariant = r.chance(30);
   c.choice.max_splits = static_cast<int>(r.of<std::int64_t>({0, 0, 0, 1, 2, 5}));
   return c;
@@ -390,15 +395,16 @@ Answer answer_of(const Case& c, simt::Copies copies, bool compare = true) {
   return answer;
 }
 
-TEST(DecodeKernel, AgreesWithTheMeaningOfEveryFeature) {
-  const int count = 4 * GREENFAST_TEST_PERCENT;
+/// Draws `count` problems; every way through the family's kernels is taken where that many are drawn.
+void expect_right_of_many(Family family, int count) {
   int clustered = 0, counted = 0, merged = 0, alone = 0;
   std::array<int, kConfigs.size()> used{};
   for (int seed = 1; seed <= count; ++seed) {
-    const Case c = draw(static_cast<std::uint64_t>(seed));
+    const Case c = draw(static_cast<std::uint64_t>(seed), family);
     if (rows_of(c.problem) > kMostRows) continue;
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const Shape shape = shape_of(c.problem, c.facts, c.choice);
+    const Shape shape = shape_of(c.problem, c.facts, c.choice, c.family);
+    ASSERT_TRUE(shape.config >= family.begin && shape.config < family.end);
     ++used[shape.config];
     clustered += shape.clustered;
     counted += shape.counted;
@@ -409,19 +415,27 @@ TEST(DecodeKernel, AgreesWithTheMeaningOfEveryFeature) {
       answer_of<__half>(c, copies);
     else
       answer_of<__nv_bfloat16>(c, copies);
-    if (HasFatalFailure() || HasNonfatalFailure()) return;
+    if (testing::Test::HasFailure()) return;
   }
-  if (count < 400) return;  // else the draw reaches every way through the kernel
-  EXPECT_GT(clustered, 0);
+  if (count < 400) return;
+  EXPECT_EQ(clustered > 0, family.begin == kSm90.begin);
   EXPECT_GT(counted, 0);
   EXPECT_GT(merged, 0);
   EXPECT_GT(alone, 0);
-  for (std::size_t i = 0; i < used.size(); ++i) {
+  for (std::size_t i = family.begin; i < family.end; ++i) {
     // Eight warps are for more keys than this draws; ClustersOfEverySizeMergeAlike has them.
-    if (kConfigs[i].warps == 4) {
+    if (kConfigs[i].warps != 8) {
       EXPECT_GT(used[i], 0) << i;
     }
   }
+}
+
+TEST(DecodeKernel, AgreesWithTheMeaningOfEveryFeature) {
+  expect_right_of_many(kSm90, 4 * GREENFAST_TEST_PERCENT);
+}
+
+TEST(DecodeKernel, OfSm80AgreesWithTheMeaningOfEveryFeature) {
+  expect_right_of_many(kSm80, 4 * GREENFAST_TEST_PERCENT);
 }
 
 /// Clusters of 2, 4 and 8 blocks, of four and eight warps, give what the definition says.
@@ -431,7 +445,7 @@ TEST(DecodeKernel, ClustersOfEverySizeMergeAlike) {
     Case c = draw(static_cast<std::uint64_t>(5000 + seed));
     c.facts.multiprocessors = std::array{20, 33, 66}[seed % 3];
     if (rows_of(c.problem) > kMostRows) continue;
-    const Shape shape = shape_of(c.problem, c.facts, c.choice);
+    const Shape shape = shape_of(c.problem, c.facts, c.choice, c.family);
     if (!shape.clustered) continue;
     SCOPED_TRACE("seed " + std::to_string(seed));
     ++used[{shape.cluster, kConfigs[shape.config].warps}];
@@ -463,7 +477,7 @@ TEST(DecodeKernel, ForcedWaysAreTaken) {
   c.facts = *model_facts("h200");
   const auto way = [&](const char* text) {
     setenv("GREENFAST_DECODE", text, 1);
-    const Shape shape = shape_of(c.problem, c.facts, c.choice);
+    const Shape shape = shape_of(c.problem, c.facts, c.choice, c.family);
     unsetenv("GREENFAST_DECODE");
     return std::array{shape.clustered ? shape.cluster : 0, kConfigs[shape.config].warps};
   };
@@ -477,8 +491,10 @@ TEST(DecodeKernel, ForcedWaysAreTaken) {
 
 /// Few rows with many parts: blocks of the second kernel share a row's columns.
 TEST(DecodeKernel, ManyPartsOfFewRowsMergeBySharesOfTheColumns) {
-  for (const std::int64_t dim : {64, 128, 256}) {
+  for (const auto& [dim, family] :
+       {std::pair{64, kSm90}, {128, kSm90}, {256, kSm90}, {128, kSm80}}) {
     Case c;
+    c.family = family;
     c.seed = static_cast<std::uint64_t>(dim);
     c.problem = make_problem(1, 2, 1, 1, 19000, dim, DType::f16);
     c.problem.out_dtype = DType::f32;
@@ -486,7 +502,7 @@ TEST(DecodeKernel, ManyPartsOfFewRowsMergeBySharesOfTheColumns) {
     c.facts.kind = DeviceKind::cuda;
     c.facts.multiprocessors = 132;
     c.facts.shared_per_block = 227 * 1024;
-    const Shape shape = shape_of(c.problem, c.facts, c.choice);
+    const Shape shape = shape_of(c.problem, c.facts, c.choice, c.family);
     EXPECT_GT(shape.most_parts, 64);
     EXPECT_GT(merge_splits(c.problem, shape), 1);
     answer_of<__half>(c, simt::Copies::late);
@@ -513,6 +529,7 @@ TEST(DecodeKernel, BatchInvariantBitsDoNotDependOnNeighboursOrPlaces) {
     c.facts.multiprocessors = 3;
     c.facts.shared_per_block = 227 * 1024;
     c.choice.batch_invariant = true;
+    if (seed % 3 == 0) c.family = kSm80;
     const Data<__half> data = make_data<__half>(c);
     const Answer all = run_kernel<__half>(c, data, simt::Copies::late);
     expect_right<__half>(c, data, all);
@@ -531,8 +548,8 @@ TEST(DecodeKernel, BatchInvariantBitsDoNotDependOnNeighboursOrPlaces) {
     const std::size_t rows = static_cast<std::size_t>(4 * p.seq_q * p.head_dim);
     of_one.q.assign(data.q.begin() + b * rows, data.q.begin() + (b + 1) * rows);
     const Answer alone = run_kernel<__half>(one, of_one, simt::Copies::early);
-    const Shape here = shape_of(c.problem, c.facts, c.choice);
-    const Shape there = shape_of(one.problem, one.facts, one.choice);
+    const Shape here = shape_of(c.problem, c.facts, c.choice, c.family);
+    const Shape there = shape_of(one.problem, one.facts, one.choice, one.family);
     ways += here.clustered != there.clustered || here.counted != there.counted;
     for (std::size_t i = 0; i < alone.o.size(); ++i)
       ASSERT_EQ(alone.o[i], all.o[b * rows + i]) << "seed " << seed << " element " << i;
@@ -545,7 +562,7 @@ TEST(DecodeKernel, BatchInvariantBitsDoNotDependOnNeighboursOrPlaces) {
 /// Nobody checks the device's arrays: whatever they hold, nothing outside the tensors is touched.
 TEST(DecodeKernel, ArraysOfNonsenseStayInsideTheTensors) {
   for (int seed = 1; seed <= GREENFAST_TEST_PERCENT / 2; ++seed) {
-    Case c = draw(static_cast<std::uint64_t>(1000 + seed));
+    Case c = draw(static_cast<std::uint64_t>(1000 + seed), seed % 3 == 0 ? kSm80 : kSm90);
     if (rows_of(c.problem) > kMostRows) continue;
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Data<__half> data = make_data<__half>(c);

@@ -1,6 +1,8 @@
-// Host side of cuda.sm90.decode: what it takes, how the keys are parted, and the launch. Reads no
-// array of the call: everything here follows from the Problem, so a captured graph stays right when
+// Host side of cuda.sm90.decode and cuda.sm80.decode: what they take, how the keys are parted, and the
+// launch. Reads no array of the call: everything here follows from the Problem, so a captured graph stays right when
 // the lengths on the device change.
+#pragma once
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -12,27 +14,30 @@
 #include "core/check.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
+#include "kernels/cuda/decode/merge.cuh"
+#include "kernels/cuda/decode/shape.hpp"
 #include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/shared_buffers.hpp"
-#include "kernels/cuda/sm90_decode/merge.cuh"
-#include "kernels/cuda/sm90_decode/shape.hpp"
 
 namespace greenfast::cuda::decode {
-namespace {
 
-constexpr const char* kId = "cuda.sm90.decode";
+constexpr bool is_sm90(Family family) { return kConfigs[family.begin].sm90; }
+constexpr const char* id_of(Family family) {
+  return is_sm90(family) ? "cuda.sm90.decode" : "cuda.sm80.decode";
+}
 
 /// A grid holds so many sequences; more are launched in parts, but for arrays that count them.
-Problem first_part(const Problem& problem) {
+inline Problem first_part(const Problem& problem) {
   Problem part = problem;
   part.batch = std::min(problem.batch, kGridLimit);
   return part;
 }
-bool may_be_parted(const Problem& problem) {
+inline bool may_be_parted(const Problem& problem) {
   return !lengths_differ(problem) && !problem.pages.used() && !problem.sequences.kv_index;
 }
 
+template <Family kFamily>
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
@@ -42,7 +47,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   " rows; takes up to ", kMostRows,
                   ": leave the choice of the variant to the library, which has others for more");
   if ((problem.batch > kGridLimit && !may_be_parted(problem)) ||
-      problem.heads_kv * row_blocks_of(problem) > kGridLimit)
+      problem.heads_kv * row_blocks_of(problem, kFamily) > kGridLimit)
     return refuse(why, "a batch of ", problem.batch, " with ", problem.heads_kv,
                   " heads of K and V; takes up to ", kGridLimit, " of each: split the call");
   if (const char* name = misaligned_operand(problem, choice.batch_invariant); name != nullptr)
@@ -57,13 +62,14 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why,
                   "K or V reach over more than 2^32 steps of their rows' and pages' strides; "
                   "split the pool, or make the strides multiples of a larger power of two");
-  for (const Config& config : kConfigs) {
+  for (std::size_t i = kFamily.begin; i < kFamily.end; ++i) {
+    const Config& config = kConfigs[i];
     if (config.head_dim == tile_dim_of(problem) && config.shared_bytes() > facts.shared_per_block)
       return refuse(why, "head dim ", problem.head_dim, " in tiles of ", config.shared_bytes(),
                     " bytes; a block may use ", facts.shared_per_block, " of shared memory here");
   }
   if (why != nullptr) {
-    const Shape shape = shape_of(first_part(problem), facts, choice);
+    const Shape shape = shape_of(first_part(problem), facts, choice, kFamily);
     *why = shape.most_parts == 1 ? "the keys in one part: its block writes the output"
                                  : core::concat("up to ", shape.most_parts, " parts of the keys, ",
                                                 shape.clustered ? "merged in a cluster"
@@ -72,32 +78,35 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   return true;
 }
 
+template <Family kFamily>
 std::int64_t workspace(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
   const Problem problem = first_part(whole);
-  return workspace_of(problem, shape_of(problem, facts, choice)).bytes;
+  return workspace_of(problem, shape_of(problem, facts, choice, kFamily)).bytes;
 }
 
+template <Family kFamily>
 Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
   const Problem problem = first_part(whole);
-  const Shape shape = shape_of(problem, facts, choice);
+  const Shape shape = shape_of(problem, facts, choice, kFamily);
   const Config& config = kConfigs[shape.config];
   Plan result;
   result.grid = shape.grid;
   result.block = {config.threads(), 1, 1};
   if (shape.clustered) result.cluster = {shape.cluster, 1, 1};
   result.shared_bytes = config.shared_bytes();
-  const int tiles = kStages * config.tile_bytes();
-  result.shared = shared_buffers(config.shared_bytes(),
-                                 {{"K, at the end results of warps", tiles},
-                                  {"V", tiles},
-                                  {"Q", config.rows * config.pitch()},
-                                  {"ranges of rows", config.rows * 8},
-                                  {"barriers", config.mail_offset() - config.barrier_offset()},
-                                  {"letters of the cluster, or counts", config.mail_bytes()}});
+  const int tiles = config.stages * config.tile_bytes();
+  result.shared = shared_buffers(
+      config.shared_bytes(),
+      {{"K, at the end results of warps", tiles},
+       {"V", tiles},
+       {"Q", config.rows * config.pitch()},
+       {"ranges of rows", config.rows * 8},
+       {"barriers", config.mail_offset() - config.barrier_offset()},
+       {config.clusters() ? "letters of the cluster, or counts" : "counts", config.mail_bytes()}});
   result.workspace_bytes = workspace_of(problem, shape).bytes;
   result.tile_q = config.rows;
   result.tile_kv = config.keys();
-  result.stages = kStages;
+  result.stages = config.stages;
   result.splits = shape.most_parts;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   result.kernel = std::string("decode::attention_kernel<") + type_name(problem.dtype) + ", " +
@@ -111,22 +120,29 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
   return result;
 }
 
-constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
+template <Family kFamily>
+constinit BuildsByType<kFamily.size()> builds(entries<__half, kFamily>,
+                                              entries<__nv_bfloat16, kFamily>);
 
+template <Family kFamily>
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
-  return builds.ensure_shared(problem.dtype, index, kConfigs[index].shared_bytes(), device, kId);
+  return builds<kFamily>.ensure_shared(problem.dtype, index - kFamily.begin,
+                                       kConfigs[index].shared_bytes(), device, id_of(kFamily));
 }
 
+template <Family kFamily>
 Status prepare(const Problem& problem, const core::Context& context) {
-  return ensure_shared(problem,
-                       shape_of(first_part(problem), *context.facts, context.choice).config,
-                       context.facts->index);
+  return ensure_shared<kFamily>(
+      problem, shape_of(first_part(problem), *context.facts, context.choice, kFamily).config,
+      context.facts->index);
 }
 
+template <Family kFamily, void (*kMerge)(Params)>
 Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& shape,
                    const core::Context& context) {
   const Config& config = kConfigs[shape.config];
-  if (Status status = ensure_shared(problem, shape.config, context.facts->index); !status.ok())
+  if (Status status = ensure_shared<kFamily>(problem, shape.config, context.facts->index);
+      !status.ok())
     return status;
   Params params = make_params(problem, tensors, shape);
   const Workspace space = workspace_of(problem, shape);
@@ -147,36 +163,40 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& 
     of_parts.numAttrs = 1;
   }
   void* arguments[] = {&params};
-  if (Status status =
-          launch_kernel(of_parts, builds.kernel(problem.dtype, shape.config), arguments, kId);
+  if (Status status = launch_kernel(
+          of_parts, builds<kFamily>.kernel(problem.dtype, shape.config - kFamily.begin), arguments,
+          id_of(kFamily));
       !status.ok() || space.bytes == 0)
     return status;
 
-  // Its blocks may be set up while the parts are computed.
-  return launch_early(
+  const cudaLaunchConfig_t of_merge =
       launch_config({params.rows * params.heads_kv, params.batch, merge_splits(problem, shape)},
-                    kMergeThreads, 0, context),
-      reinterpret_cast<const void*>(&merge_kernel), arguments, kId);
+                    kMergeThreads, 0, context);
+  const auto* const merge = reinterpret_cast<const void*>(kMerge);
+  // On sm_90 its blocks may be set up while the parts are computed.
+  return is_sm90(kFamily) ? launch_early(of_merge, merge, arguments, id_of(kFamily))
+                          : launch_kernel(of_merge, merge, arguments, id_of(kFamily));
 }
 
+template <Family kFamily, void (*kMerge)(Params)>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const Shape whole = shape_of(first_part(problem), *context.facts, context.choice);
+  const Shape whole = shape_of(first_part(problem), *context.facts, context.choice, kFamily);
   // Parts of a batch follow each other in the stream and share the workspace, which was asked for
   // the first of them: the last, a smaller one, parts its keys alike.
-  return in_batch_parts(problem, tensors, kGridLimit,
-                        [&](const Problem& part, const Tensors& there) {
-                          return launch_part(part, there, of_batch(whole, part.batch), context);
-                        });
+  return in_batch_parts(
+      problem, tensors, kGridLimit, [&](const Problem& part, const Tensors& there) {
+        return launch_part<kFamily, kMerge>(part, there, of_batch(whole, part.batch), context);
+      });
 }
 
-}  // namespace
-}  // namespace greenfast::cuda::decode
+/// The family's variant; `kMerge` is its second kernel, which runs merge_parts.
+template <Family kFamily, void (*kMerge)(Params)>
+constexpr core::Kernel kernel_of() {
+  return {.supports = supports<kFamily>,
+          .plan = plan<kFamily>,
+          .workspace = workspace<kFamily>,
+          .prepare = prepare<kFamily>,
+          .launch = launch<kFamily, kMerge>};
+}
 
-namespace greenfast::kernels {
-extern const core::Kernel cuda_sm90_decode;
-constinit const core::Kernel cuda_sm90_decode{.supports = cuda::decode::supports,
-                                              .plan = cuda::decode::plan,
-                                              .workspace = cuda::decode::workspace,
-                                              .prepare = cuda::decode::prepare,
-                                              .launch = cuda::decode::launch};
-}  // namespace greenfast::kernels
+}  // namespace greenfast::cuda::decode

@@ -1,4 +1,4 @@
-// What cuda.sm90.decode decides before and beside its arithmetic: parts, places, plans, refusals.
+// What cuda.sm90.decode and cuda.sm80.decode decide before and beside its arithmetic: parts, places, plans, refusals.
 #include <greenfast/attention.hpp>
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/cpu/device/band.hpp"
-#include "kernels/cuda/sm90_decode/shape.hpp"
+#include "kernels/cuda/decode/shape.hpp"
 
 namespace greenfast::cuda::decode {
 namespace {
@@ -159,7 +159,7 @@ DeviceFacts h200() { return *model_facts("h200"); }
 
 TEST(DecodeShape, FillsTheDeviceAndMergesWhereThatIsCheapest) {
   const auto shape = [](const Problem& p, core::Choice choice = {}) {
-    return shape_of(p, h200(), choice);
+    return shape_of(p, h200(), choice, kSm90);
   };
   const auto dense = [](std::int64_t batch, std::int64_t hq, std::int64_t hkv, std::int64_t keys,
                         std::int64_t dim) {
@@ -214,6 +214,34 @@ TEST(DecodeShape, FillsTheDeviceAndMergesWhereThatIsCheapest) {
   const Shape invariant = shape(longest, {.batch_invariant = true});
   EXPECT_GT(invariant.most_parts, 64);
   EXPECT_EQ(merge_splits(longest, invariant), 1);
+}
+
+/// What sm_86 and sm_89 have room for once, an A100 has twice; parts fill what there is.
+TEST(DecodeShape, OfSm80FillsTheDeviceThatItIsOn) {
+  const auto shape = [](const char* model, std::int64_t batch, std::int64_t keys, std::int64_t dim,
+                        core::Choice choice = {}) {
+    return shape_of(make_problem(batch, 32, 8, 1, keys, dim, DType::bf16), *model_facts(model),
+                    choice, kSm80);
+  };
+  for (std::size_t i = kSm80.begin; i < kSm80.end; ++i) {
+    EXPECT_EQ(blocks_per_sm(kConfigs[i], *model_facts("a100")), 2) << i;
+    EXPECT_EQ(blocks_per_sm(kConfigs[i], *model_facts("l4")), kConfigs[i].head_dim == 64 ? 2 : 1)
+        << i;
+  }
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const Shape one = shape("l4", 1, 8192, dim);
+    EXPECT_FALSE(one.clustered);
+    const std::int64_t slots = model_facts("l4")->multiprocessors *
+                               blocks_per_sm(kConfigs[one.config], *model_facts("l4"));
+    EXPECT_LE(8 * one.most_parts, slots) << dim;
+    EXPECT_GE(8 * one.most_parts, slots * 3 / 4) << dim;
+  }
+  EXPECT_EQ(shape("a100", 64, 2048, 128).most_parts, 1);  // the batch fills the device
+  EXPECT_EQ(shape("a100", 1, 8192, 128, {.max_splits = 3}).most_parts, 3);
+  // By length alone neither the batch nor the device moves a part.
+  const SplitRule rule = shape("l4", 1, 8192, 128, {.batch_invariant = true}).rule;
+  for (int keys = 1; keys < 8192; keys += 97)
+    EXPECT_EQ(keys_of_part(rule, keys), keys_of_part(SplitRule{.by_length = true}, keys));
 }
 
 class DecodeRefusals : public testing::Test {

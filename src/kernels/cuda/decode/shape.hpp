@@ -18,8 +18,8 @@
 #include "core/arithmetic.hpp"
 #include "core/check.hpp"
 #include "core/variant.hpp"
-#include "kernels/cuda/sm90_decode/config.hpp"
-#include "kernels/cuda/sm90_decode/forced.hpp"
+#include "kernels/cuda/decode/config.hpp"
+#include "kernels/cuda/decode/forced.hpp"
 
 namespace greenfast::cuda::decode {
 
@@ -40,18 +40,24 @@ inline int tile_dim_of(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, value_dim(p));
   return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
-/// The first tile that holds the rows, or the tallest of the head dim.
-inline std::size_t config_of(const Problem& p) {
-  std::size_t best = kConfigs.size();
-  for (std::size_t i = 0; i < kConfigs.size(); ++i) {
-    if (kConfigs[i].head_dim != tile_dim_of(p) || kConfigs[i].warps != 4) continue;
+/// The first tile of the family that holds the rows, or the tallest of the head dim.
+inline std::size_t config_of(const Problem& p, Family family) {
+  std::size_t best = family.end;
+  for (std::size_t i = family.begin; i < family.end; ++i) {
+    if (kConfigs[i].head_dim != tile_dim_of(p) || kConfigs[i].warps == 8) continue;
     best = i;
     if (kConfigs[i].rows >= rows_of(p)) break;
   }
   return best;
 }
-inline std::int64_t row_blocks_of(const Problem& p) {
-  return core::ceil_div(rows_of(p), kConfigs[config_of(p)].rows);
+inline std::int64_t row_blocks_of(const Problem& p, Family family) {
+  return core::ceil_div(rows_of(p), kConfigs[config_of(p, family)].rows);
+}
+/// Blocks that an SM of the device holds at once. It has a kilobyte more than a block may use, and keeps
+/// one of each block.
+inline std::int64_t blocks_per_sm(const Config& config, const DeviceFacts& facts) {
+  const std::int64_t fit = (facts.shared_per_block + 1024) / (config.shared_bytes() + 1024);
+  return std::clamp<std::int64_t>(fit, 1, config.blocks_per_sm());
 }
 
 /// Whether arrays of the call say how long sequences are, or where the first key is.
@@ -178,14 +184,14 @@ inline std::int32_t parts_that_fill(std::int64_t items, std::int64_t slots, std:
   return best;
 }
 
-inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice choice,
+                      Family family) {
   Shape shape;
-  shape.config = config_of(p);
-  shape.row_blocks = static_cast<std::int32_t>(row_blocks_of(p));
+  shape.config = config_of(p, family);
+  shape.row_blocks = static_cast<std::int32_t>(row_blocks_of(p, family));
   const std::int32_t keys = most_keys_of(p);
   const std::int64_t items = p.batch * p.heads_kv * shape.row_blocks;
-  const std::int64_t slots =
-      std::int64_t{facts.multiprocessors} * kConfigs[shape.config].blocks_per_sm();
+  const std::int64_t slots = facts.multiprocessors * blocks_per_sm(kConfigs[shape.config], facts);
   const bool differ = lengths_differ(p);
 
   SplitRule& rule = shape.rule;

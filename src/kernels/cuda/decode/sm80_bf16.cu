@@ -1,0 +1,6 @@
+// The bf16 kernels of cuda.sm80.decode.
+#include "kernels/cuda/decode/kernel.cuh"
+
+namespace greenfast::cuda::decode {
+template const std::array<const void*, kSm80.size()>& entries<__nv_bfloat16, kSm80>();
+}  // namespace greenfast::cuda::decode

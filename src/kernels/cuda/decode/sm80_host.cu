@@ -1,0 +1,17 @@
+// cuda.sm80.decode: the second kernel and the variant. The kernels' cards stand in kernel.cuh and merge.cuh.
+#include "kernels/cuda/decode/host.cuh"
+
+namespace greenfast::cuda::decode {
+
+__global__ void __launch_bounds__(kMergeThreads)
+    sm80_merge_kernel(const __grid_constant__ Params p) {
+  merge_parts(p);
+}
+
+}  // namespace greenfast::cuda::decode
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm80_decode;
+constinit const core::Kernel cuda_sm80_decode =
+    cuda::decode::kernel_of<cuda::decode::kSm80, cuda::decode::sm80_merge_kernel>();
+}  // namespace greenfast::kernels

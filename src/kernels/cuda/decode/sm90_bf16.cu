@@ -1,0 +1,6 @@
+// The bf16 kernels of cuda.sm90.decode.
+#include "kernels/cuda/decode/kernel.cuh"
+
+namespace greenfast::cuda::decode {
+template const std::array<const void*, kSm90.size()>& entries<__nv_bfloat16, kSm90>();
+}  // namespace greenfast::cuda::decode

@@ -1,0 +1,19 @@
+// cuda.sm90.decode: the second kernel and the variant. The kernels' cards stand in kernel.cuh and merge.cuh.
+#include "kernels/cuda/decode/host.cuh"
+#include "kernels/cuda/device/ptx_mbarrier.cuh"
+
+namespace greenfast::cuda::decode {
+
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p) {
+  // Every thread waits: this grid must not end before the one whose work the next call reads over.
+  ptx::grid_dependency_wait();
+  merge_parts(p);
+}
+
+}  // namespace greenfast::cuda::decode
+
+namespace greenfast::kernels {
+extern const core::Kernel cuda_sm90_decode;
+constinit const core::Kernel cuda_sm90_decode =
+    cuda::decode::kernel_of<cuda::decode::kSm90, cuda::decode::merge_kernel>();
+}  // namespace greenfast::kernels
