@@ -230,6 +230,7 @@ TEST(Resources, EveryKernelIsReachedByAPlanOrNamedHere) {
       {"merge_kernel<", ""},
       // Launched before or behind the kernel that the plan names.
       {"decode::merge_kernel", "sm_90a"},
+      {"decode::sm80_merge_kernel", ""},
       {"fp8::transpose_kernel<", "sm_90a"},
   };
   // Tiles for devices of another architecture: those with more or with less shared memory, or, of
@@ -352,10 +353,16 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
   const auto family = [](const ResourceRow& row) {
     return row.code.name.substr(0, row.code.name.find('<'));
   };
-  std::set<std::string> families = {
-      "fill",         "largest_magnitude",    "finish_scales",
-      "encode",       "quantize_heads",       "append_kernel",
-      "merge_kernel", "decode::merge_kernel", "fp8::transpose_kernel"};
+  std::set<std::string> families = {"fill",
+                                    "largest_magnitude",
+                                    "finish_scales",
+                                    "encode",
+                                    "quantize_heads",
+                                    "append_kernel",
+                                    "merge_kernel",
+                                    "decode::merge_kernel",
+                                    "decode::sm80_merge_kernel",
+                                    "fp8::transpose_kernel"};
   for (const ResourceRow& row : report.rows) {
     if (!row.variant.empty()) families.insert(family(row));
   }

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/sequences.hpp"
 #include "kernels/cuda/device/strided_tensor.hpp"
+#include "kernels/cuda/device/tile_schedule.hpp"
 
 namespace greenfast::cuda::sm80_serving {
 
@@ -20,12 +21,20 @@ struct Config {
 
   constexpr int threads() const { return 32 * kWarps; }
   constexpr int rows() const { return 16 * kWarps; }
-  /// Bytes of a row in shared memory: an odd number of 16-byte units, so that the eight rows of an
-  /// 8x8 matrix lie in different banks.
-  constexpr int pitch() const { return 2 * head_dim + 16; }
+  /// Bytes from one row to the next in shared memory. The 16-byte chunks of a line of 128 bytes are
+  /// exchanged by the row's number, so that the eight rows of an 8x8 matrix lie in different banks; between
+  /// padded rows a copy would straddle two lines (docs/kernels/sm80-mma.md).
+  constexpr int pitch() const { return 2 * head_dim; }
   constexpr int stage_bytes() const { return 2 * keys * pitch(); }  // K, then V
-  constexpr int q_offset() const { return kStages * stage_bytes(); }
-  constexpr int shared_bytes() const { return q_offset() + rows() * pitch(); }
+  /// Q that goes to registers lends its place to the second stage.
+  constexpr int q_offset() const { return (q_in_registers ? 1 : kStages) * stage_bytes(); }
+  constexpr int shared_bytes() const {
+    const int after_q = q_offset() + rows() * pitch();
+    return after_q > kStages * stage_bytes() ? after_q : kStages * stage_bytes();
+  }
+  constexpr bool valid() const {
+    return head_dim % 64 == 0 && keys % 16 == 0 && shared_bytes() <= 99 * 1024;
+  }
 };
 
 /// In order of head dim. The last takes all of the 99 KB that sm_86 and sm_89 give a block.
@@ -59,11 +68,15 @@ struct Params {
   bool bool_mask = false;
   ElementType mask_type = ElementType::f32;
   std::int64_t mask_batch = 0, mask_head = 0, mask_row = 0, mask_key = 0;  // strides in elements
-  bool aligned = false;  // rows of Q, K and V start at 16-byte boundaries
+  std::int32_t mask_bytes = 1;                                             // of an element
+  bool mask_pairs = false;  // two neighbouring keys' elements are one load, from an even key on
+  // Of a page; without pages there is one of more rows than there are keys.
+  Divisor by_page;
+  std::int32_t page_rows = 1 << 30;
+  bool aligned = false;     // rows of Q, K and V start at 16-byte boundaries
+  bool wide_store = false;  // output rows allow one vector store a lane
   ElementType output = ElementType::f16;
 };
-
-static_assert(kConfigs.back().shared_bytes() <= 99 * 1024);
 
 /// The compiled kernels of an element type, in the order of kConfigs.
 template <class T>

@@ -72,9 +72,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
   const int stages = Config::kStages * config.stage_bytes();
-  result.shared =
-      shared_buffers(config.shared_bytes(),
-                     {{"K", stages / 2}, {"V", stages / 2}, {"Q", config.rows() * config.pitch()}});
+  // Q that goes to registers at once lends its place to the second stage.
+  result.shared = shared_buffers(
+      config.shared_bytes(),
+      {{config.q_in_registers ? "K, before the loop Q" : "K", stages / 2}, {"V", stages / 2}}, "Q");
   result.tile_q = config.rows();
   result.tile_kv = config.keys;
   result.stages = Config::kStages;
@@ -124,13 +125,24 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
     p.mask_head = mask.stride[1];
     p.mask_row = mask.stride[2];
     p.mask_key = mask.stride[3];
+    p.mask_bytes = p.bool_mask ? 1 : static_cast<std::int32_t>(size_of(mask.dtype));
+    const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
+    p.mask_pairs = p.mask_key == 1 && even(p.mask_batch) && even(p.mask_head) && even(p.mask_row) &&
+                   reinterpret_cast<std::uintptr_t>(p.mask) % (2 * p.mask_bytes) == 0;
   }
+  if (problem.pages.used())
+    p.page_rows = static_cast<std::int32_t>(std::min(problem.pages.size, Band::kFar));
+  p.by_page = Divisor::of(p.page_rows);
   // Of packed rows and of pages the tensor's own shape counts, not the problem's.
   const auto of_q = core::shape_of_q(problem, problem.head_dim);
   const auto of_kv = core::shape_of_kv(problem, problem.head_dim);
   p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, 2, 16) &&
               core::rows_aligned(tensors.k, problem.k, of_kv, 2, 16) &&
               core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
+  const std::size_t out_bytes = size_of(problem.out_dtype);
+  p.wide_store =
+      core::rows_aligned(tensors.o, problem.o, core::shape_of_q(problem, value_dim(problem)),
+                         out_bytes, out_bytes == 4 ? 8 : 16);
   p.output = element_type_of(problem.out_dtype);
   return p;
 }

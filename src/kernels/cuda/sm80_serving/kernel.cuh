@@ -4,7 +4,7 @@
 // Idea    The loop of cuda.sm80.mma with tiles of 64 rows, where a row is a query of one of the
 //         query heads that share a KV head: decoding reads K and V once for a group. Where a
 //         sequence lies, how long it is and what its rows see is read from the call's arrays; rows
-//         of K come through the page table one by one.
+//         of K and V come through the page table one by one, their copies between the products.
 // Takes   fp16 and bf16, head dims 8..256 in steps of 8, V's apart, any strides and 2-byte
 //         alignment; packed, used, padded, indexed and paged sequences, chunks, sinks, slopes and
 //         array masks beside every mask and option of the library.
@@ -25,95 +25,156 @@
 
 namespace greenfast::cuda::sm80_serving {
 
-// ---- Scores and sums ----
+/// Largest sum of a lane's weights of one block that fp16 and the sums take without loss, as in
+/// cuda.sm80.mma.
+inline constexpr float kSumLimit = 8192.0f;
+
+// ---- Scores ----
 
 /// What is added to the scores of one row, in units of log2.
 struct Bias {
   const Params& p;
   float slope = 0.0f;
-  std::int64_t mask_at = 0;
+  const char* mask = nullptr;  // of the row's first key
 
   __device__ __forceinline__ Bias(const Params& params, std::uint32_t batch, std::uint32_t head,
                                   int query)
       : p(params) {
     if (p.slopes != nullptr)
       slope = p.slopes[std::int64_t{batch} * p.slopes_of_entry + head] * (1.0f / kLn2);
-    if (p.mask != nullptr) mask_at = batch * p.mask_batch + head * p.mask_head + query * p.mask_row;
+    if (p.mask != nullptr)
+      mask = static_cast<const char*>(p.mask) +
+             (batch * p.mask_batch + head * p.mask_head + query * p.mask_row) * p.mask_bytes;
   }
-  /// For a key that the row sees, `distance` from it.
-  __device__ __forceinline__ float add_to(float score, int key, int distance) const {
-    if (p.slopes != nullptr) score = fmaf(-slope, fabsf(static_cast<float>(distance)), score);
-    if (p.mask == nullptr) return score;
-    const std::int64_t at = mask_at + key * p.mask_key;
-    if (p.bool_mask) return static_cast<const unsigned char*>(p.mask)[at] != 0 ? score : -INFINITY;
-    const float bias = p.mask_type == ElementType::f32 ? static_cast<const float*>(p.mask)[at]
-                       : p.mask_type == ElementType::f16
-                           ? __half2float(static_cast<const __half*>(p.mask)[at])
-                           : __bfloat162float(static_cast<const __nv_bfloat16*>(p.mask)[at]);
+  __device__ __forceinline__ static float added(float score, float bias) {
     return bias == -INFINITY ? bias : fmaf(bias, 1.0f / kLn2, score);
+  }
+  __device__ __forceinline__ float of_one(float score, int key) const {
+    const char* const at = mask + key * p.mask_key * p.mask_bytes;
+    if (p.bool_mask) return *reinterpret_cast<const unsigned char*>(at) != 0 ? score : -INFINITY;
+    return added(score, p.mask_type == ElementType::f32 ? *reinterpret_cast<const float*>(at)
+                        : p.mask_type == ElementType::f16
+                            ? __half2float(*reinterpret_cast<const __half*>(at))
+                            : __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at)));
+  }
+  /// Of the scores of two neighbouring keys, the first of them even, `distance` from the first. Those of
+  /// keys that the row does not see are hidden afterwards; none is read that the mask does not have.
+  __device__ __forceinline__ void add_to(float& score, float& next, int key, int distance) const {
+    if (p.slopes != nullptr) {
+      score = fmaf(-slope, fabsf(static_cast<float>(distance)), score);
+      next = fmaf(-slope, fabsf(static_cast<float>(distance - 1)), next);
+    }
+    if (p.mask == nullptr) return;
+    const int keys = p.sequences.seq_kv;
+    if (p.mask_pairs && key + 1 < keys) {
+      const char* const at = mask + key * p.mask_bytes;
+      if (p.bool_mask) {
+        const auto two = *reinterpret_cast<const uchar2*>(at);
+        if (two.x == 0) score = -INFINITY;
+        if (two.y == 0) next = -INFINITY;
+        return;
+      }
+      const float2 two = p.mask_type == ElementType::f32 ? *reinterpret_cast<const float2*>(at)
+                         : p.mask_type == ElementType::f16
+                             ? __half22float2(*reinterpret_cast<const __half2*>(at))
+                             : __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(at));
+      score = added(score, two.x);
+      next = added(next, two.y);
+      return;
+    }
+    if (key < keys) score = of_one(score, key);
+    if (key + 1 < keys) next = of_one(next, key + 1);
   }
 };
 
 // ---- Copies ----
 
-/// Copies kRows rows to shared memory, each from where `source_of` says; null: zeros. Columns from
-/// head_dim on are zeros, and never read. Asynchronous where rows are aligned.
-template <class T, Config kC, int kRows, class SourceOf>
-__device__ __forceinline__ void copy_rows(std::uint32_t target, int head_dim, bool aligned,
-                                          const SourceOf& source_of) {
-  constexpr int kChunks = kC.head_dim / 8, kLanes = 8, kStep = kC.threads() / kLanes;
-  static_assert(kChunks % kLanes == 0 && kRows % kStep == 0);
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  int r = static_cast<int>(threadIdx.x) / kLanes;
-  target += r * kC.pitch() + lane * 16;
-#pragma unroll 1
-  for (; r < kRows; r += kStep) {
-    const T* const source = source_of(r);
+/// Bytes from the start of a matrix in shared memory to the 16-byte chunk of a row.
+template <Config kC>
+__device__ __forceinline__ int place_of(int row, int chunk) {
+  return row * kC.pitch() + (chunk ^ row % 8) * 16;
+}
+/// From the place of one of the first two chunks of a row to that `pieces` times two farther.
+template <Config kC>
+__device__ __forceinline__ std::uint32_t along(std::uint32_t place, int pieces) {
+  return (place ^ pieces % 4 * 32) + pieces / 4 * 128;
+}
+
+/// How the threads of a block share the copying of rows: each takes every kRowsAtOnce-th row, and of it
+/// every eighth chunk of 16 bytes.
+template <Config kC>
+struct CopyShape {
+  static constexpr int kLanes = 8, kRowsAtOnce = kC.threads() / kLanes;
+  static constexpr int kOfRow = kC.head_dim / 8 / kLanes;  // copies of a thread
+  static_assert(kRowsAtOnce % 8 == 0);                     // so that its rows have one phase
+  static __device__ __forceinline__ int chunk() { return static_cast<int>(threadIdx.x) % kLanes; }
+  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kLanes; }
+  /// From the place of a thread's first chunk to that of its copy of this number.
+  static constexpr int place(int number) {
+    return number / kOfRow * kRowsAtOnce * kC.pitch() + number % kOfRow * kLanes * 16;
+  }
+};
+
+/// 16 bytes to shared memory: eight elements of which any lies where it may.
+template <class T>
+__device__ __forceinline__ void copy_elements(std::uint32_t to, const T* from, bool keep) {
+  uint4 value = make_uint4(0, 0, 0, 0);
+  if (keep) {
+    const auto* words = reinterpret_cast<const std::uint16_t*>(from);
+    std::uint32_t pair[4];
 #pragma unroll
-    for (int c = 0; c < kChunks; c += kLanes) {
-      const int column = (lane + c) * 8;
-      const bool keep = source != nullptr && column < head_dim;
-      if (aligned) {
-        ptx::cp_async_16(target + c * 16, keep ? source + column : source, keep);
-        continue;
-      }
-      uint4 value = make_uint4(0, 0, 0, 0);
-      if (keep) {
-        const auto* words = reinterpret_cast<const std::uint16_t*>(source + column);
-        std::uint32_t pair[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          pair[i] = __ldg(words + 2 * i) | static_cast<std::uint32_t>(__ldg(words + 2 * i + 1))
-                                               << 16;
-        }
-        value = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-      }
-      ptx::store_shared_16(target + c * 16, value);
+    for (int i = 0; i < 4; ++i) {
+      pair[i] = __ldg(words + 2 * i) | static_cast<std::uint32_t>(__ldg(words + 2 * i + 1)) << 16;
     }
-    target += kStep * kC.pitch();
+    value = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+  }
+  ptx::store_shared_16(to, value);
+}
+
+// ---- The output ----
+
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
   }
 }
 
-/// Columns 8n + 2t and 8n + 2t + 1 of a row, for lane 4g + t.
+/// Writes one row's share of a lane: x[n] holds columns 8n + 2t and the next, for lane 4g + t.
 template <class TOut, int kAtoms>
-__device__ __forceinline__ void store_row(TOut* row, const float (&o)[kAtoms][4], int half,
-                                          float factor, int value_dim) {
+__device__ __forceinline__ void store_row(TOut* row, const float2 (&x)[kAtoms], bool row_ok,
+                                          int value_dim, bool wide) {
   const int t = threadIdx.x & 3;
+  if (wide) {
+    if constexpr (sizeof(TOut) == 2) {
+#pragma unroll
+      for (int n = 0; n < kAtoms; n += 4) {
+        std::uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = pack2<TOut>(x[n + i].x, x[n + i].y);
+        const uint4 chunk = quad_transpose(words);
+        const int column = 8 * (n + t);
+        if (row_ok && column < value_dim) ptx::store_global_16(row + column, chunk);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kAtoms; ++n) {
+        const int column = 8 * n + 2 * t;
+        if (row_ok && column < value_dim) *reinterpret_cast<float2*>(row + column) = x[n];
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int n = 0; n < kAtoms; ++n) {
     const int column = 8 * n + 2 * t;
-    if (column >= value_dim) continue;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float x = o[n][2 * half + e] * factor;
-      if constexpr (std::is_same_v<TOut, __half>) {
-        row[column + e] = __float2half_rn(finite_mean(x));
-      } else if constexpr (std::is_same_v<TOut, __nv_bfloat16>) {
-        row[column + e] = __float2bfloat16_rn(x);
-      } else {
-        row[column + e] = x;
-      }
-    }
+    if (!row_ok || column >= value_dim) continue;
+    row[column] = from_float<TOut>(x[n].x);
+    row[column + 1] = from_float<TOut>(x[n].y);
   }
 }
 
@@ -123,6 +184,7 @@ template <class T, std::size_t kIndex>
 __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].blocks_per_sm)
     attention_kernel(const __grid_constant__ Params p) {
   constexpr Config kC = kConfigs[kIndex];
+  static_assert(kC.valid());
   constexpr int kKeys = kC.keys, kPitch = kC.pitch();
   constexpr int kStepsD = kC.head_dim / 16;  // k-steps of Q K^T
   constexpr int kAtomsD = kC.head_dim / 8;   // 8-column atoms of O
@@ -132,7 +194,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   // output begins anew after so many blocks.
   constexpr int kFlushBlocks = 8192 / kKeys;
 
-  extern __shared__ __align__(16) unsigned char shared_memory[];
+  extern __shared__ __align__(128) unsigned char shared_memory[];
 
   // ---- Which work: tiles of a KV head side by side, the last first ----
   const std::uint64_t id = std::uint64_t{blockIdx.y} * gridDim.x + blockIdx.x;
@@ -157,107 +219,181 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const auto member = static_cast<std::uint32_t>(tile_row + r - std::int64_t{query} * group);
     return {query, kv_head * p.group + member};
   };
-  const int first_query = row_of(0).query, last_query = row_of(rows - 1).query;
-  const int keys_begin = seen.first(first_query), keys_end = seen.end(last_query);
+  const int keys_begin = seen.first(row_of(0).query), keys_end = seen.end(row_of(rows - 1).query);
   const int block_begin = keys_begin / kKeys;
   const int block_end = keys_end > keys_begin ? ceil_div(keys_end, kKeys) : block_begin;
 
+  // ---- Copies of K and V ----
+  using Shape = CopyShape<kC>;
+  constexpr int kRowsOfThread = kKeys / Shape::kRowsAtOnce;
+  constexpr int kCopies = kRowsOfThread * Shape::kOfRow;  // of each of K and V
+  static_assert(kKeys % Shape::kRowsAtOnce == 0 && kC.rows() % Shape::kRowsAtOnce == 0);
+  constexpr std::uint32_t kV = kKeys * kPitch;  // from a stage's K to its V
   const std::uint32_t base = ptx::shared_address(shared_memory);
-  const auto load_keys = [&](const StridedTensor& x, int head_dim, int block, std::uint32_t to) {
-    const T* const matrix = static_cast<const T*>(x.data) + std::int64_t{at.kv_batch} * x.batch +
-                            kv_head * x.head + at.kv_row * x.row;
-    copy_rows<T, kC, kKeys>(to, head_dim, p.aligned, [&](int r) -> const T* {
-      const int key = block * kKeys + r;
-      if (key < keys_begin || key >= keys_end) return nullptr;
-      if (at.pages == nullptr) return matrix + key * x.row;
-      const int entry = key / p.sequences.page_size;
-      const int page = max(0, min(at.pages[entry], p.sequences.pages - 1));
-      return matrix + page * x.batch + (key - entry * p.sequences.page_size) * x.row;
+  const std::uint32_t copy_to = base + place_of<kC>(Shape::row(), Shape::chunk());
+  const auto matrix_of = [&](const StridedTensor& x) {
+    return static_cast<const T*>(x.data) + std::int64_t{at.kv_batch} * x.batch + kv_head * x.head +
+           at.kv_row * x.row + Shape::chunk() * 8;
+  };
+  const T *const k = matrix_of(p.k), *const v = matrix_of(p.v);
+  const auto key_of = [&](int block, int i) {
+    return block * kKeys + Shape::row() + i * Shape::kRowsAtOnce;
+  };
+  const auto is_seen = [&](int key) { return key >= keys_begin && key < keys_end; };
+  // The table's entries for the thread's rows of a block, as they are read; 0 where there is no table.
+  struct Entries {
+    std::int32_t of[kRowsOfThread];
+  };
+  const auto entries_of = [&](int block) {
+    Entries entries;
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      const int key = key_of(block, i);
+      const bool wanted = at.pages != nullptr && is_seen(key);
+      entries.of[i] = wanted ? __ldg(at.pages + key / p.by_page) : 0;
+    }
+    return entries;
+  };
+  Entries entries = entries_of(block_begin);  // of the block whose copies come next
+  // Copy `number` of a block: K's first, then V's.
+  const auto copy = [&](int number, int block, std::uint32_t to, const auto& move) {
+    const bool of_v = number >= kCopies;
+    const int n = of_v ? number - kCopies : number, i = n / Shape::kOfRow;
+    const int column = n % Shape::kOfRow * Shape::kLanes * 8;
+    const StridedTensor& x = of_v ? p.v : p.k;
+    const int key = key_of(block, i);
+    const bool keep =
+        is_seen(key) && Shape::chunk() * 8 + column < (of_v ? p.value_dim : p.head_dim);
+    const std::int32_t page = max(0, min(entries.of[i], p.sequences.pages - 1));
+    const std::int32_t row = key - key / p.by_page * p.page_rows;
+    const T* const from = (of_v ? v : k) + page * x.batch + row * x.row + column;
+    // Nothing is read where nothing is kept, but an address is given.
+    move(to + (of_v ? kV : 0) + Shape::place(n), keep ? from : k, keep);
+  };
+  const auto issue = [&](int number, int block, std::uint32_t to, bool go) {
+    copy(number, block, to, [&](std::uint32_t place, const T* from, bool keep) {
+      ptx::cp_async_16_if(go, place, from, keep);
     });
   };
-  const auto load_block = [&](int block, int stage) {
-    const std::uint32_t to = base + stage * kC.stage_bytes();
-    load_keys(p.k, p.head_dim, block, to);
-    load_keys(p.v, p.value_dim, block, to + kKeys * kPitch);
+  const auto issue_all = [&](int block, std::uint32_t to, bool go) {
+#pragma unroll
+    for (int number = 0; number < 2 * kCopies; ++number) issue(number, block, to, go);
+  };
+  // Of rows that are not aligned.
+  const auto copy_all = [&](int block, std::uint32_t to) {
+#pragma unroll
+    for (int number = 0; number < 2 * kCopies; ++number)
+      copy(number, block, to,
+           [](std::uint32_t place, const T* from, bool keep) { copy_elements(place, from, keep); });
   };
 
   // ---- Prologue: Q and the first block ----
-  copy_rows<T, kC, kC.rows()>(base + kC.q_offset(), p.head_dim, p.aligned, [&](int r) -> const T* {
-    if (r >= rows) return nullptr;
-    const Row row = row_of(r);
-    return static_cast<const T*>(p.q.data) + std::int64_t{at.q_batch} * p.q.batch +
-           row.head * p.q.head + (std::int64_t{at.q_row} + row.query) * p.q.row;
-  });
-  if (block_begin < block_end) load_block(block_begin, 0);
+  {
+    const T* const q =
+        static_cast<const T*>(p.q.data) + std::int64_t{at.q_batch} * p.q.batch + Shape::chunk() * 8;
+#pragma unroll 1
+    for (int r = Shape::row(), number = 0; r < kC.rows();
+         r += Shape::kRowsAtOnce, number += Shape::kOfRow) {
+      const Row row = row_of(min(r, rows - 1));
+      const T* const from =
+          q + row.head * p.q.head + (std::int64_t{at.q_row} + row.query) * p.q.row;
+      const std::uint32_t to = copy_to + kC.q_offset() + Shape::place(number);
+#pragma unroll
+      for (int c = 0; c < Shape::kOfRow; ++c) {
+        const int column = c * Shape::kLanes * 8;
+        const bool keep = r < rows && Shape::chunk() * 8 + column < p.head_dim;
+        if (p.aligned)
+          ptx::cp_async_16(to + column * 2, keep ? from + column : q, keep);
+        else
+          copy_elements(to + column * 2, from + column, keep);
+      }
+    }
+  }
+  if (block_begin < block_end) {
+    if (!p.aligned) copy_all(block_begin, copy_to);
+    issue_all(block_begin, copy_to, p.aligned);
+  }
+  entries = entries_of(block_begin + 1);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
 
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
-  // A lane's row of the first 16x16 piece of a matrix; right for Q and for V, K has rows and
-  // columns of the 8x8 matrices exchanged.
-  const std::uint32_t lane_offset = lane % 16 * kPitch + lane / 16 * 16;
-  const std::uint32_t k_lane_offset = (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
+  // Where a lane reads the first 16x16 piece of a matrix; right for Q and for V, K has rows and columns
+  // of the 8x8 matrices exchanged.
+  const std::uint32_t lane_offset = place_of<kC>(lane % 16, lane / 16);
+  const std::uint32_t k_lane_offset = place_of<kC>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const std::uint32_t q_address = base + kC.q_offset() + warp * 16 * kPitch + lane_offset;
   std::uint32_t q_fragment[kQSteps][4];
   if constexpr (kC.q_in_registers) {
 #pragma unroll
-    for (int d = 0; d < kStepsD; ++d) ptx::ldmatrix_x4(q_fragment[d], q_address + d * 32);
+    for (int d = 0; d < kStepsD; ++d) ptx::ldmatrix_x4(q_fragment[d], along<kC>(q_address, d));
+    __syncthreads();  // the second stage takes Q's place
   }
 
-  // Of this lane's rows, warp * 16 + lane / 4 and 8 further: what they see, nothing past the tile.
-  int first[2], end[2], query[2];
+  // Of this lane's rows, warp * 16 + lane / 4 and 8 further. Those past the tile are as its last.
+  int query[2];
   std::uint32_t head[2];
-  bool there[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int r = warp * 16 + lane / 4 + 8 * h;
-    there[h] = r < rows;
-    const Row row = row_of(there[h] ? r : 0);
+    const Row row = row_of(min(warp * 16 + lane / 4 + 8 * h, rows - 1));
     query[h] = row.query;
     head[h] = row.head;
-    first[h] = seen.first(row.query);
-    end[h] = there[h] ? seen.end(row.query) : 0;
   }
+  // Block classes, uniform over a warp: seen by some of its rows, and seen by all of them.
+  const int warp_first = row_of(min(warp * 16, rows - 1)).query;
+  const int warp_last = row_of(min(warp * 16 + 15, rows - 1)).query;
+  const int some_begin = warp * 16 < rows ? seen.first(warp_first) / kKeys : 0;
+  const int some_end = warp * 16 < rows ? ceil_div(max(seen.end(warp_last), 0), kKeys) : 0;
+  const int all_begin = ceil_div(seen.first(warp_last), kKeys);
+  const int all_end = max(seen.end(warp_first), 0) / kKeys;
   const bool biased = p.slopes != nullptr || p.mask != nullptr;
   const float scale = p.transform ? 1.0f : p.scale_log2;
 
-  float o[kAtomsD][4] = {}, sum[2] = {};
-  WideBase base_of[2] = {{-INFINITY, 0.0f}, {-INFINITY, 0.0f}};
-  // Of the blocks before the last flush, in memory, because few sequences are that long.
-  struct Flushed {
-    float o[kAtomsD][4], sum[2];
+  float o[kAtomsD][4] = {}, row_sum[2] = {};
+  float row_max[2] = {-INFINITY, -INFINITY};  // in units of the exponent
+  bool shifted = false;  // every row of the warp has a maximum; uniform over the warp
+  // What a thread wants seldom, and keeps in memory.
+  struct Seldom {
+    float low[2];         // of row_max, once `wide`
+    float o[kAtomsD][4];  // of the blocks before the last flush, and
+    float row_sum[2];     // their sums
   } in_memory;
-  const auto seldom = [&]() -> Flushed& {
-    Flushed* address = &in_memory;
+  const auto seldom = [&]() -> Seldom& {
+    Seldom* address = &in_memory;
     asm volatile("" : "+l"(address));  // else the compiler would keep it all in registers
     return *address;
   };
+  bool wide = false;  // some row_max of the warp is beyond kLargestBase; uniform over the warp
   bool flushed = false;
 
   // ---- Mainloop ----
 #pragma unroll 1
   for (int block = block_begin; block < block_end; ++block) {
     const int stage = (block - block_begin) & 1;
-    if (block + 1 < block_end) load_block(block + 1, stage ^ 1);
-    ptx::cp_async_commit();
+    const std::uint32_t next_to = copy_to + (stage ^ 1) * kC.stage_bytes();
+    const bool more = block + 1 < block_end, go = more && p.aligned;
+    if (more && !p.aligned) copy_all(block + 1, next_to);
+    // What the table says of the block behind it waits a block for its turn.
+    const Entries coming = entries_of(block + 2);
 
-    const int first_key = block * kKeys;
-    const bool some = (end[0] > first_key && first[0] < first_key + kKeys) ||
-                      (end[1] > first_key && first[1] < first_key + kKeys);
-    if (__any_sync(kFullWarp, some)) {
+    if (block >= some_begin && block < some_end) {
       const std::uint32_t k_base = base + stage * kC.stage_bytes();
-      // S = Q K^T
+
+      // S = Q K^T, and the copies of the next block one by one between the products
       float s[kAtomsN][4] = {};
 #pragma unroll
       for (int d = 0; d < kStepsD; ++d) {
-        if constexpr (!kC.q_in_registers) ptx::ldmatrix_x4(q_fragment[0], q_address + d * 32);
+        static_assert(kCopies <= kStepsD);
+        if (2 * d < 2 * kCopies) issue(2 * d, block + 1, next_to, go);
+        if (2 * d + 1 < 2 * kCopies) issue(2 * d + 1, block + 1, next_to, go);
+        if constexpr (!kC.q_in_registers) ptx::ldmatrix_x4(q_fragment[0], along<kC>(q_address, d));
         const auto& fragment = q_fragment[kC.q_in_registers ? d : 0];
 #pragma unroll
         for (int n = 0; n < kAtomsN; n += 2) {
           std::uint32_t b[4];
-          ptx::ldmatrix_x4(b, k_base + k_lane_offset + n * 8 * kPitch + d * 32);
+          ptx::ldmatrix_x4(b, along<kC>(k_base + k_lane_offset, d) + n * 8 * kPitch);
           ptx::mma_m16n8k16<T>(s[n], fragment, b[0], b[1]);
           ptx::mma_m16n8k16<T>(s[n + 1], fragment, b[2], b[3]);
         }
@@ -270,75 +406,123 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           for (float& x : s[n]) x = transformed(x, p.transform_scale, p.transform_cap);
         }
       }
-      // Biases of keys that the row sees; -inf for the others.
+      const int first_key = block * kKeys + lane % 4 * 2;
+      if (biased) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const auto key_of = [&](int n, int e) { return first_key + 8 * n + lane % 4 * 2 + e; };
-        if (biased) {
+        for (int h = 0; h < 2; ++h) {
           const Bias bias(p, batch, head[h], query[h]);
+#pragma unroll
+          for (int n = 0; n < kAtomsN; ++n) {
+            const int key = first_key + 8 * n;
+            bias.add_to(s[n][2 * h], s[n][2 * h + 1], key, query[h] + seen.shift - key);
+          }
+        }
+      }
+      if (block < all_begin || block >= all_end) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int begin = seen.first(query[h]) - first_key, end = seen.end(query[h]) - first_key;
 #pragma unroll
           for (int n = 0; n < kAtomsN; ++n) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              const int key = key_of(n, e);
-              float& score = s[n][2 * h + e];
-              if (key >= first[h] && key < end[h])
-                score = bias.add_to(score, key, query[h] + seen.shift - key);
+              if (8 * n + e < begin || 8 * n + e >= end) s[n][2 * h + e] = -INFINITY;
             }
           }
         }
-#pragma unroll
-        for (int n = 0; n < kAtomsN; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int key = key_of(n, e);
-            if (key < first[h] || key >= end[h]) s[n][2 * h + e] = -INFINITY;
-          }
-        }
       }
 
-      // Weights, two neighbouring keys to a register.
+      // Weights, two neighbouring keys to a register, and what this lane adds to the row sums.
       std::uint32_t weights[kAtomsN][2];
-      float decay[2];
+      float added[2];
+      const auto weigh = [&](float by) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float most = s[0][2 * h];
+        for (int h = 0; h < 2; ++h) {
+          // A row that has seen no key keeps -inf; subtracting 0 then gives weights of 0. Wide bases
+          // have been subtracted before.
+          const float shift = row_max[h] == -INFINITY || wide ? 0.0f : row_max[h];
+          float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
-        for (int n = 0; n < kAtomsN; ++n) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-        const WideBase before = base_of[h];
-        base_of[h] = larger(before, wide_base(quad_max(most), scale));
-        const WideBase from = finite(base_of[h]);
-        decay[h] = before.high == -INFINITY ? 0.0f : exp2_fast(distance(before, from));
-        float added = 0.0f;
-#pragma unroll
-        for (int n = 0; n < kAtomsN; ++n) {
-          const float x = exp2_fast(exponent(s[n][2 * h], scale, from));
-          const float y = exp2_fast(exponent(s[n][2 * h + 1], scale, from));
-          added += x + y;
-          weights[n][h] = pack2<T>(x, y);
+          for (int n = 0; n < kAtomsN; ++n) {
+            const float x0 = exp2_fast(fmaf(s[n][2 * h], by, -shift));
+            const float x1 = exp2_fast(fmaf(s[n][2 * h + 1], by, -shift));
+            sum0 += x0;
+            sum1 += x1;
+            weights[n][h] = pack2<T>(x0, x1);
+          }
+          added[h] = sum0 + sum1;
         }
-        sum[h] = sum[h] * decay[h] + added;
+      };
+      // The maximum need not be exact, only near enough for the weights to fit T: once all rows of the
+      // warp have one, it is kept until the sums say that it no longer does.
+      bool fits = shifted;
+      if (shifted) {
+        weigh(scale);
+        fits = __all_sync(kFullWarp, added[0] <= kSumLimit && added[1] <= kSumLimit);
       }
-      if (__any_sync(kFullWarp, decay[0] != 1.0f || decay[1] != 1.0f)) {
+      if (!fits) {
+        shifted = true;
+        float most[2];
+        bool large = wide;
 #pragma unroll
-        for (int n = 0; n < kAtomsD; ++n) {
+        for (int h = 0; h < 2; ++h) {
+          float m0 = s[0][2 * h], m1 = s[0][2 * h + 1];
 #pragma unroll
-          for (int i = 0; i < 4; ++i) o[n][i] *= decay[i / 2];
+          for (int n = 1; n < kAtomsN; ++n) {
+            m0 = fmaxf(m0, s[n][2 * h]);
+            m1 = fmaxf(m1, s[n][2 * h + 1]);
+          }
+          most[h] = quad_max(fmaxf(m0, m1));
+          const float now = fmaxf(row_max[h], most[h] * scale);
+          large |= fabsf(now) > kLargestBase && now != -INFINITY;
         }
-        if (flushed) {
-          Flushed& before = seldom();
+        large = __any_sync(kFullWarp, large);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float new_max, decay;
+          if (large) {
+            float& low = seldom().low[h];
+            const WideBase before{row_max[h], wide ? low : 0.0f};
+            const WideBase wider = larger(before, wide_base(most[h], scale));
+            decay = before.high == -INFINITY ? 1.0f : exp2_fast(distance(before, wider));
+            new_max = wider.high;
+            low = wider.low;
+#pragma unroll
+            for (int n = 0; n < kAtomsN; ++n) {
+              s[n][2 * h] = exponent(s[n][2 * h], scale, finite(wider));
+              s[n][2 * h + 1] = exponent(s[n][2 * h + 1], scale, finite(wider));
+            }
+          } else {
+            new_max = fmaxf(row_max[h], most[h] * scale);
+            decay = new_max == -INFINITY ? 1.0f : exp2_fast(row_max[h] - new_max);
+          }
+          shifted &= new_max != -INFINITY;
+          row_max[h] = new_max;
+          row_sum[h] *= decay;
 #pragma unroll
           for (int n = 0; n < kAtomsD; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) before.o[n][i] *= decay[i / 2];
+            o[n][2 * h] *= decay;
+            o[n][2 * h + 1] *= decay;
           }
-          before.sum[0] *= decay[0];
-          before.sum[1] *= decay[1];
+          if (flushed) {
+            Seldom& before = seldom();
+            before.row_sum[h] *= decay;
+#pragma unroll
+            for (int n = 0; n < kAtomsD; ++n) {
+              before.o[n][2 * h] *= decay;
+              before.o[n][2 * h + 1] *= decay;
+            }
+          }
         }
+        wide = large;
+        shifted = __all_sync(kFullWarp, shifted && !wide);
+        weigh(wide ? 1.0f : scale);
       }
+      row_sum[0] += added[0];
+      row_sum[1] += added[1];
 
       // O += P V
-      const std::uint32_t v_address = k_base + kKeys * kPitch + lane_offset;
+      const std::uint32_t v_address = k_base + kV + lane_offset;
 #pragma unroll
       for (int n = 0; n < kAtomsN; n += 2) {
         const std::uint32_t fragment[4] = {weights[n][0], weights[n][1], weights[n + 1][0],
@@ -346,14 +530,17 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
         for (int d = 0; d < kAtomsD; d += 2) {
           std::uint32_t b[4];
-          ptx::ldmatrix_x4_trans(b, v_address + n * 8 * kPitch + d * 16);
+          ptx::ldmatrix_x4_trans(b, along<kC>(v_address, d / 2) + n * 8 * kPitch);
           ptx::mma_m16n8k16<T>(o[d], fragment, b[0], b[1]);
           ptx::mma_m16n8k16<T>(o[d + 1], fragment, b[2], b[3]);
         }
       }
+    } else {
+      issue_all(block + 1, next_to, go);
     }
+    entries = coming;
     if ((block - block_begin + 1) % kFlushBlocks == 0) {
-      Flushed& before = seldom();
+      Seldom& before = seldom();
 #pragma unroll
       for (int n = 0; n < kAtomsD; ++n) {
 #pragma unroll
@@ -364,36 +551,37 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        before.sum[h] = flushed ? before.sum[h] + sum[h] : sum[h];
-        sum[h] = 0.0f;
+        before.row_sum[h] = flushed ? before.row_sum[h] + row_sum[h] : row_sum[h];
+        row_sum[h] = 0.0f;
       }
       flushed = true;
     }
+    ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
   }
 
   // ---- Epilogue ----
   if (flushed) {
-    const Flushed& before = seldom();
+    const Seldom& before = seldom();
 #pragma unroll
     for (int n = 0; n < kAtomsD; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] += before.o[n][i];
     }
-    sum[0] += before.sum[0];
-    sum[1] += before.sum[1];
+    row_sum[0] += before.row_sum[0];
+    row_sum[1] += before.row_sum[1];
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float total = quad_sum(sum[h]);
+    const bool there = warp * 16 + lane / 4 + 8 * h < rows;
+    const float total = quad_sum(row_sum[h]);
     float factor = total == 0.0f ? 0.0f : 1.0f / total;
-    float lse =
-        total == 0.0f ? -INFINITY : kLn2 * (base_of[h].high + (base_of[h].low + __log2f(total)));
+    const float low = wide ? seldom().low[h] : 0.0f;
+    float lse = total == 0.0f ? -INFINITY : kLn2 * (row_max[h] + (low + __log2f(total)));
     if (p.sinks != nullptr) factor *= join_sink(p.sinks[head[h]], lse);
-    if (!there[h]) continue;
     const std::int64_t q_row = std::int64_t{at.q_row} + query[h];
-    if (p.lse != nullptr && lane % 4 == 0) {
+    if (p.lse != nullptr && lane % 4 == 0 && there) {
       // Packed: [Hq, total].
       const std::int64_t of_head =
           p.sequences.cu_q != nullptr
@@ -401,17 +589,25 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
               : (std::int64_t{batch} * p.heads_q + head[h]) * p.sequences.seq_q;
       p.lse[of_head + q_row] = lse;
     }
+    float2 x[kAtomsD];
+#pragma unroll
+    for (int n = 0; n < kAtomsD; ++n)
+      x[n] = make_float2(o[n][2 * h] * factor, o[n][2 * h + 1] * factor);
+    if (p.output == ElementType::f16) {
+#pragma unroll
+      for (float2& mean : x) mean = make_float2(finite_mean(mean.x), finite_mean(mean.y));
+    }
     const std::int64_t offset =
         std::int64_t{at.q_batch} * p.o_batch + head[h] * p.o_head + q_row * p.o_row;
     switch (p.output) {
       case ElementType::f16:
-        store_row(static_cast<__half*>(p.o) + offset, o, h, factor, p.value_dim);
+        store_row(static_cast<__half*>(p.o) + offset, x, there, p.value_dim, p.wide_store);
         break;
       case ElementType::bf16:
-        store_row(static_cast<__nv_bfloat16*>(p.o) + offset, o, h, factor, p.value_dim);
+        store_row(static_cast<__nv_bfloat16*>(p.o) + offset, x, there, p.value_dim, p.wide_store);
         break;
       case ElementType::f32:
-        store_row(static_cast<float*>(p.o) + offset, o, h, factor, p.value_dim);
+        store_row(static_cast<float*>(p.o) + offset, x, there, p.value_dim, p.wide_store);
         break;
     }
   }
