@@ -112,8 +112,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int warp = __shfl_sync(kFullWarp, thread / 32, 0);
   // A thread copies one chunk of 16 bytes of every kRowsAtOnce-th row.
   const int copy_chunk = thread % kChunks, copy_row = thread / kChunks;
-  // Where several blocks read the same keys, L2 is to keep them for the others.
-  const std::uint64_t policy =
+  // Where several blocks read the same keys, L2 is to keep them for the others. Of sm_90 alone: with two
+  // stages, whose places differ by a uniform register, ptxas 13.0 makes of such a copy an instruction
+  // that an H100 does not know (2026-11-26), and no GPU of sm_80 or sm_89 could be asked.
+  [[maybe_unused]] const std::uint64_t policy =
       p.row_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
   const auto swizzled = [](int row, int chunk) {
     return static_cast<std::uint32_t>(row * kPitch + ((chunk ^ (row & 7)) << 4));
@@ -221,10 +223,15 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         // Others are zeros: what nobody sees must not reach P V.
         const bool there = key < keys.end;
         const std::uint32_t cell = to + swizzled(copy_row + i * kRowsAtOnce, copy_chunk);
-        ptx::cp_async_16(cell, k_bytes + std::uint64_t{k_step} * p.k_steps.bytes, there && k_column,
-                         policy);
-        ptx::cp_async_16(cell + kC.tile_bytes(), v_bytes + std::uint64_t{v_step} * p.v_steps.bytes,
-                         there && v_column, policy);
+        const auto fetch = [&](std::uint32_t cell_of, const char* from, bool keep) {
+          if constexpr (kConfigs[kIndex].sm90)
+            ptx::cp_async_16(cell_of, from, keep, policy);
+          else
+            ptx::cp_async_16(cell_of, from, keep);
+        };
+        fetch(cell, k_bytes + std::uint64_t{k_step} * p.k_steps.bytes, there && k_column);
+        fetch(cell + kC.tile_bytes(), v_bytes + std::uint64_t{v_step} * p.v_steps.bytes,
+              there && v_column);
       };
       if (table != nullptr) {
         const auto page = static_cast<std::uint32_t>(within(entry, 0, p.pages - 1));

@@ -68,7 +68,6 @@ struct Params {
   bool bool_mask = false;
   ElementType mask_type = ElementType::f32;
   std::int64_t mask_batch = 0, mask_head = 0, mask_row = 0, mask_key = 0;  // strides in elements
-  std::int32_t mask_bytes = 1;                                             // of an element
   bool mask_pairs = false;  // two neighbouring keys' elements are one load, from an even key on
   // Of a page; without pages there is one of more rows than there are keys.
   Divisor by_page;

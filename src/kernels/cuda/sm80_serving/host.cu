@@ -125,10 +125,10 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
     p.mask_head = mask.stride[1];
     p.mask_row = mask.stride[2];
     p.mask_key = mask.stride[3];
-    p.mask_bytes = p.bool_mask ? 1 : static_cast<std::int32_t>(size_of(mask.dtype));
+    const std::uint64_t bytes = p.bool_mask ? 1 : size_of(mask.dtype);
     const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
     p.mask_pairs = p.mask_key == 1 && even(p.mask_batch) && even(p.mask_head) && even(p.mask_row) &&
-                   reinterpret_cast<std::uintptr_t>(p.mask) % (2 * p.mask_bytes) == 0;
+                   reinterpret_cast<std::uintptr_t>(p.mask) % (2 * bytes) == 0;
   }
   if (problem.pages.used())
     p.page_rows = static_cast<std::int32_t>(std::min(problem.pages.size, Band::kFar));

@@ -31,61 +31,61 @@ inline constexpr float kSumLimit = 8192.0f;
 
 // ---- Scores ----
 
-/// What is added to the scores of one row, in units of log2.
-struct Bias {
-  const Params& p;
-  float slope = 0.0f;
-  const char* mask = nullptr;  // of the row's first key
+/// A score and what a mask's element adds to it, in units of log2.
+__device__ __forceinline__ float masked(float score, unsigned char seen) {
+  return seen != 0 ? score : -INFINITY;
+}
+__device__ __forceinline__ float masked(float score, float bias) {
+  return bias == -INFINITY ? bias : fmaf(bias, 1.0f / kLn2, score);
+}
+__device__ __forceinline__ float masked(float score, __half bias) {
+  return masked(score, __half2float(bias));
+}
+__device__ __forceinline__ float masked(float score, __nv_bfloat16 bias) {
+  return masked(score, __bfloat162float(bias));
+}
 
-  __device__ __forceinline__ Bias(const Params& params, std::uint32_t batch, std::uint32_t head,
-                                  int query)
-      : p(params) {
-    if (p.slopes != nullptr)
-      slope = p.slopes[std::int64_t{batch} * p.slopes_of_entry + head] * (1.0f / kLn2);
-    if (p.mask != nullptr)
-      mask = static_cast<const char*>(p.mask) +
-             (batch * p.mask_batch + head * p.mask_head + query * p.mask_row) * p.mask_bytes;
-  }
-  __device__ __forceinline__ static float added(float score, float bias) {
-    return bias == -INFINITY ? bias : fmaf(bias, 1.0f / kLn2, score);
-  }
-  __device__ __forceinline__ float of_one(float score, int key) const {
-    const char* const at = mask + key * p.mask_key * p.mask_bytes;
-    if (p.bool_mask) return *reinterpret_cast<const unsigned char*>(at) != 0 ? score : -INFINITY;
-    return added(score, p.mask_type == ElementType::f32 ? *reinterpret_cast<const float*>(at)
-                        : p.mask_type == ElementType::f16
-                            ? __half2float(*reinterpret_cast<const __half*>(at))
-                            : __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at)));
-  }
-  /// Of the scores of two neighbouring keys, the first of them even, `distance` from the first. Those of
-  /// keys that the row does not see are hidden afterwards; none is read that the mask does not have.
-  __device__ __forceinline__ void add_to(float& score, float& next, int key, int distance) const {
-    if (p.slopes != nullptr) {
-      score = fmaf(-slope, fabsf(static_cast<float>(distance)), score);
-      next = fmaf(-slope, fabsf(static_cast<float>(distance - 1)), next);
-    }
-    if (p.mask == nullptr) return;
-    const int keys = p.sequences.seq_kv;
-    if (p.mask_pairs && key + 1 < keys) {
-      const char* const at = mask + key * p.mask_bytes;
-      if (p.bool_mask) {
-        const auto two = *reinterpret_cast<const uchar2*>(at);
-        if (two.x == 0) score = -INFINITY;
-        if (two.y == 0) next = -INFINITY;
-        return;
-      }
-      const float2 two = p.mask_type == ElementType::f32 ? *reinterpret_cast<const float2*>(at)
-                         : p.mask_type == ElementType::f16
-                             ? __half22float2(*reinterpret_cast<const __half2*>(at))
-                             : __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(at));
-      score = added(score, two.x);
-      next = added(next, two.y);
-      return;
-    }
-    if (key < keys) score = of_one(score, key);
-    if (key + 1 < keys) next = of_one(next, key + 1);
-  }
+/// Two neighbouring elements of a mask, read at once.
+template <class M>
+struct alignas(2 * sizeof(M)) Two {
+  M x, y;
 };
+
+/// Adds a mask of this type to a lane's scores of a block, of which the first has key `first_key`. `rows`:
+/// the mask's elements for the lane's two rows. What a row does not see is hidden afterwards; nothing is
+/// read that the mask does not have.
+template <class M, int kAtoms>
+__device__ __forceinline__ void add_mask(const Params& p, const std::int64_t (&rows)[2],
+                                         int first_key, bool pairs, float (&s)[kAtoms][4]) {
+  const M* const mask = static_cast<const M*>(p.mask);
+  if (pairs) {
+    // All loads of a block before the first use: one after the other each would wait for memory.
+    Two<M> two[kAtoms][2];
+#pragma unroll
+    for (int n = 0; n < kAtoms; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        two[n][h] = *reinterpret_cast<const Two<M>*>(mask + rows[h] + first_key + 8 * n);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtoms; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        s[n][2 * h] = masked(s[n][2 * h], two[n][h].x);
+        s[n][2 * h + 1] = masked(s[n][2 * h + 1], two[n][h].y);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < kAtoms; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + 8 * n + i % 2;
+      if (key < p.sequences.seq_kv) s[n][i] = masked(s[n][i], mask[rows[i / 2] + key * p.mask_key]);
+    }
+  }
+}
 
 // ---- Copies ----
 
@@ -348,7 +348,6 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int some_end = warp * 16 < rows ? ceil_div(max(seen.end(warp_last), 0), kKeys) : 0;
   const int all_begin = ceil_div(seen.first(warp_last), kKeys);
   const int all_end = max(seen.end(warp_first), 0) / kKeys;
-  const bool biased = p.slopes != nullptr || p.mask != nullptr;
   const float scale = p.transform ? 1.0f : p.scale_log2;
 
   float o[kAtomsD][4] = {}, row_sum[2] = {};
@@ -407,16 +406,32 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
       }
       const int first_key = block * kKeys + lane % 4 * 2;
-      if (biased) {
+      if (p.slopes != nullptr) {
+        float slope[2];  // in units of log2
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const Bias bias(p, batch, head[h], query[h]);
+        for (int h = 0; h < 2; ++h)
+          slope[h] = p.slopes[std::int64_t{batch} * p.slopes_of_entry + head[h]] * (1.0f / kLn2);
 #pragma unroll
-          for (int n = 0; n < kAtomsN; ++n) {
-            const int key = first_key + 8 * n;
-            bias.add_to(s[n][2 * h], s[n][2 * h + 1], key, query[h] + seen.shift - key);
+        for (int n = 0; n < kAtomsN; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int distance = query[i / 2] + seen.shift - (first_key + 8 * n + i % 2);
+            s[n][i] = fmaf(-slope[i / 2], fabsf(static_cast<float>(distance)), s[n][i]);
           }
         }
+      }
+      if (p.mask != nullptr) {
+        std::int64_t mask_row[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          mask_row[h] = batch * p.mask_batch + head[h] * p.mask_head + query[h] * p.mask_row;
+        const bool pairs = p.mask_pairs && (block + 1) * kKeys <= p.sequences.seq_kv;
+        if (p.bool_mask)
+          add_mask<unsigned char>(p, mask_row, first_key, pairs, s);
+        else if (p.mask_type == ElementType::f32)
+          add_mask<float>(p, mask_row, first_key, pairs, s);
+        else
+          add_mask<T>(p, mask_row, first_key, pairs, s);
       }
       if (block < all_begin || block >= all_end) {
 #pragma unroll
