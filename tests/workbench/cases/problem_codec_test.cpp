@@ -329,6 +329,15 @@ TEST(ProblemCodec, EverySuitesAndEveryEdgesTextIsRead) {
   }
 }
 
+TEST(ProblemCodec, ScoresThatNobodyStoresMayBeMoreThanATensorMayHave) {
+  // 4e16 of them, but of K 4e12 elements; a broadcast mask has as few.
+  for (const char* text : {"92x792x7308202x8 fp16", "2282x4x4228191x64 fp16 mask(bool,0,1,0,1)"}) {
+    const auto problem = problem_of_text(text);
+    ASSERT_TRUE(problem) << problem.status().message();
+    EXPECT_EQ(to_string(*problem), text);
+  }
+}
+
 TEST(ProblemCodec, TextThatNoProblemIsPrintedAsIsRefusedInWords) {
   for (const char* text : {"",
                            " ",
