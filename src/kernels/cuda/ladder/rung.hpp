@@ -6,7 +6,6 @@
 //   using Memory                     its SharedMemoryPlan
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
