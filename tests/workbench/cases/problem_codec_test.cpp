@@ -274,7 +274,7 @@ Problem any_legal_problem(std::mt19937_64& random) {
       right = number(random, 9) - 1;
       draw(random, alignment, 2);
     }
-    if (mask.is_none()) mask = {};
+    if (left < 0 && right < 0) alignment = Mask{}.alignment;  // which no text says then
     lse = maybe();
     sinks = maybe();
     if (maybe()) head_dim_v = head_dim == 8 ? 16 : 8;
