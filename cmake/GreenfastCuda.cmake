@@ -41,13 +41,13 @@ endif()
 # exactly that one: such machine code does not run on later GPUs. Others add PTX of the lowest architecture.
 # What ptxas says about registers and spills lies beside each object, for tools/ptxas_gate.
 # LADDER, EXPERIMENTAL: left out where GREENFAST_LADDER, GREENFAST_EXPERIMENTAL is off; rows of experimental kernels in
-# variants.def stand in #if GREENFAST_EXPERIMENTAL. A build without CUDA only notes the sources.
+# variants.def stand in #if GREENFAST_EXPERIMENTAL. Every build notes the sources, which is all that one without CUDA does.
 function(greenfast_cuda_kernel name)
   cmake_parse_arguments(arg "LADDER;EXPERIMENTAL" "MIN" "SOURCES" ${ARGN})
+  greenfast_kernel_sources(${name} ${arg_SOURCES})
   if(arg_EXPERIMENTAL AND NOT GREENFAST_EXPERIMENTAL)
     return()
   endif()
-  greenfast_kernel_sources(${name} ${arg_SOURCES})
   if(NOT GREENFAST_HAVE_CUDA OR (arg_LADDER AND NOT GREENFAST_LADDER))
     return()
   endif()

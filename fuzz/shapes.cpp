@@ -1,10 +1,10 @@
 // parse_shapes on arbitrary text: it refuses in words, or every problem passes the library's check
-// and its printed shape parses to the same shape.
+// and what it is printed as is read again as the same problem.
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 #include "fuzz/expect.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/cases/workload.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -19,13 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   GREENFAST_EXPECT(!shapes->empty());
   for (const auto& [name, problem, lengths] : *shapes) {
     GREENFAST_EXPECT(check(problem).ok());
-    const std::string printed = to_string(problem);
-    const auto again = workbench::parse_shapes(printed.substr(0, printed.find(' ')), defaults);
-    GREENFAST_EXPECT(again.ok() && again->size() == 1);
-    const Problem& same = again->front().problem;
-    GREENFAST_EXPECT(same.batch == problem.batch && same.heads_q == problem.heads_q &&
-                     same.heads_kv == problem.heads_kv && same.seq_q == problem.seq_q &&
-                     same.seq_kv == problem.seq_kv && same.head_dim == problem.head_dim);
+    const auto again = workbench::problem_of_text(to_string(problem));
+    GREENFAST_EXPECT(again.ok() && *again == problem);
   }
   return 0;
 }

@@ -129,7 +129,7 @@ def test_every_type_and_mask_is_recorded_interleaved(fakes, tmp_path):
             assert all(0 < seconds < 10 for seconds in block["seconds"])
     ours, theirs = (numpy.frombuffer((tmp_path / f"1.{side}.bin").read_bytes(), numpy.float32) for side in (0, 1))
     assert ours.size == 2 * 33 * 16 and numpy.abs(ours - theirs).max() < 1e-5
-    assert table.count("×") == 12 and "refused" not in table and "| 1x2x33x16 | causal | fp16 |" in table
+    assert table.count("×") == 12 and table.count("× openvino |") == 6 and "compare FILE --best" in table and "refused" not in table and "| 1x2x33x16 | causal | fp16 |" in table
 
 
 def test_rows_of_a_record_have_names_of_their_own(fakes, tmp_path):

@@ -135,25 +135,27 @@ def measured():
 
 def test_ratios_are_medians_of_rounds_and_in_no_record():
     row = measured()
-    best, figures = serving.shown(row)
-    assert best == "fa3" and set(figures) == {"greenfast", "greenfast:dense", "fa3"}
-    assert figures["greenfast"]["over_best_peer"] == pytest.approx(1.2)
+    row["engines"]["varlen"] = {**row["engines"]["fa3"], "us": [150.0, 165.0, 135.0]}
+    row["rounds"] = [{"order": ["varlen", *one["order"]], "telemetry": {}} for one in row["rounds"]]
+    figures = serving.shown(row)
+    assert set(figures) == {"greenfast", "greenfast:dense", "fa3", "varlen"}
+    assert figures["greenfast"]["over"] == pytest.approx({"fa3": 1.2, "varlen": 1.5})  # each peer: none is called the best
     assert figures["greenfast"]["over_dense"] == pytest.approx(0.98)
     assert figures["greenfast"]["tbs"] == pytest.approx(5.4)
-    assert "over_best_peer" not in figures["fa3"]
+    assert "over" not in figures["fa3"] and "over" not in figures["greenfast:dense"]
     shape = serving.samples(row, types.SimpleNamespace(kind="cuda", name="NVIDIA H200", timer="t", tick_seconds=5e-7), 0)
-    assert "best_peer" not in shape["ab"] and not {"over_best_peer", "p50_us", "verdict"} & set(shape["ab"]["engines"]["greenfast"])
+    assert "best_peer" not in shape["ab"] and not {"over", "p50_us", "verdict"} & set(shape["ab"]["engines"]["greenfast"])
     sides = {side["id"]: side for side in shape["sides"]}
     assert sides["greenfast"]["errors"] == {"rel_fro": 2e-3, "max_row": 4e-3} and sides["greenfast"]["variant"] == "cuda.sm90.decode"
     assert sides["peer:cudnn-graph"]["refused"].startswith("not timed: ") and not any("verdict" in side for side in sides.values())
 
 
-def test_the_table_names_who_was_beaten_and_who_was_wrong():
+def test_the_table_names_every_peer_and_who_was_wrong():
     text = serving.table([measured()], markdown=True)
     header, _, line = text.splitlines()
     assert header.count("|") == line.count("|")
     cells = dict(zip((cell.strip() for cell in header.split("|")), (cell.strip() for cell in line.split("|"))))
-    assert cells["× greenfast"] == "1.200 (fa3)" and cells["× over dense"] == "0.980" and cells["cudnn-graph µs"] == "wrong"
+    assert cells["× greenfast"] == "1.200 fa3" and cells["× over dense"] == "0.980" and cells["cudnn-graph µs"] == "wrong"
     assert cells["variant"] == "cuda.sm90.decode" and "fa3-vllm µs" not in cells
     assert len(serving.table([measured()], markdown=False).splitlines()) == 2
     assert serving.reasons([measured()]) == [
@@ -443,7 +445,7 @@ def test_e4m3_beside_sixteen_bits(torch, fakes, cudnn, library, tmp_path, monkey
     for shape in record["shapes"]:
         assert {side["id"] for side in shape["sides"] if "refused" not in side} == {
             "greenfast", "greenfast:fp16", "greenfast:bf16", "greenfast:from-fp16", "peer:fa3-fp8", "peer:cudnn-fp8"}
-        _, figures = serving.shown({**shape["ab"], "rounds": []})
+        figures = serving.shown({**shape["ab"], "rounds": []})
         assert figures["greenfast"]["over_fp16"] > 0 and figures["greenfast:from-fp16"]["over_fp16"] > 0
         assert shape["ab"]["engines"]["cudnn-fp8"]["error"] > 0.01  # its output is e4m3
     assert "from fp16 × over fp16" in capsys.readouterr().out

@@ -62,7 +62,9 @@ bool set_window(ProblemDefaults& p, std::string_view value) {
   // Not the whole mask: what else it may hide has an attribute of its own.
   p.mask.left = *left;
   p.mask.right = *right;
-  p.mask.alignment = Alignment::bottom_right;
+  // Without a bound it is no mask, and aligned as none is: what prints alike must be equal.
+  const bool hides = *left >= 0 || *right >= 0;
+  p.mask.alignment = hides ? Alignment::bottom_right : Mask{}.alignment;
   return true;
 }
 

@@ -228,7 +228,8 @@ bool apply_word(Problem& p, const Word& word) {
   return false;
 }
 
-/// The storage of Q and of K and V can be laid out.
+/// The storage of Q and of K and V can be laid out. The strides of an array mask are the text's own, and
+/// check() says how far they may reach.
 bool storage_fits(const Problem& p) {
   const Sequences& s = p.sequences;
   const std::int64_t heads = std::max(p.heads_q, p.heads_kv);
@@ -239,8 +240,7 @@ bool storage_fits(const Problem& p) {
   return tensor_fits({s.total_q, heads, dim}) && tensor_fits({s.total_kv, heads, dim}) &&
          tensor_fits({p.batch, heads, p.seq_q, dim}) &&
          tensor_fits({std::max(p.batch, s.kv_rows), heads, p.seq_kv, dim}) &&
-         tensor_fits({p.pages.size, p.pages.count, heads, dim}) &&
-         tensor_fits({p.batch, heads, p.seq_q, p.seq_kv});
+         tensor_fits({p.pages.size, p.pages.count, heads, dim});
 }
 
 }  // namespace

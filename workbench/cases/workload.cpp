@@ -182,6 +182,18 @@ std::optional<std::pair<std::int64_t, std::int64_t>> parse_field(std::string_vie
   return std::pair{*first, *second};
 }
 
+bool has_mask_dimension(const ProblemDefaults& defaults, std::size_t dimension) {
+  return defaults.mask_dimensions.find("bhqk"[dimension]) != std::string::npos;
+}
+
+// Of the array mask that is asked for, 1 where it is broadcast.
+std::array<std::int64_t, 4> mask_extents(const Problem& p, const ProblemDefaults& defaults) {
+  std::array<std::int64_t, 4> out{p.batch, p.heads_q, p.seq_q, p.seq_kv};
+  for (std::size_t n = 0; n < out.size(); ++n)
+    if (!has_mask_dimension(defaults, n)) out[n] = 1;
+  return out;
+}
+
 // Everything but the layouts and the sizes of packed tensors and pools.
 void set_features(Problem& p, const ProblemDefaults& defaults) {
   Sequences& s = p.sequences;
@@ -199,10 +211,10 @@ void set_features(Problem& p, const ProblemDefaults& defaults) {
   mask.kind = defaults.mask_kind;
   if (mask.kind == MaskKind::none) return;
   if (defaults.narrow_mask) mask.dtype = p.dtype;
-  const std::array<std::int64_t, 4> extent{p.batch, p.heads_q, p.seq_q, p.seq_kv};
+  const std::array<std::int64_t, 4> extent = mask_extents(p, defaults);
   std::int64_t stride = 1;
   for (std::size_t n = 4; n-- > 0;) {
-    if (defaults.mask_dimensions.find("bhqk"[n]) == std::string::npos) continue;
+    if (!has_mask_dimension(defaults, n)) continue;
     mask.stride[n] = stride;
     stride *= std::max<std::int64_t>(extent[n], 1);
   }
@@ -250,6 +262,9 @@ Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaul
   p.lse = defaults.lse;
   p.accuracy = defaults.accuracy;
   if (dim.second != dim.first) p.head_dim_v = dim.second;
+  const auto [b, h, q, k] = mask_extents(p, defaults);
+  if (defaults.mask_kind != MaskKind::none && !tensor_fits({b, h, q, k}))
+    return bad_item(item, "has an array mask of more than 2^56 elements");
   set_features(p, defaults);
   if (!is_dense(p)) {
     if (p.batch > kMaxSequences)

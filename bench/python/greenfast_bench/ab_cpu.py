@@ -416,9 +416,9 @@ def flops(shape: Shape, causal: bool) -> float:
 
 
 def markdown(rows: list[Row], caption: str) -> str:
-    """GFLOP/s of every side; of the first variant against the best peer the median over blocks of the ratio of times; of its first
-    sample of a block against its second the same, which is 1 but for what the machine does meanwhile. For the eye: how sure a
-    ratio is, is `greenfast compare`'s to say."""
+    """GFLOP/s of every side; of the first variant against each peer the median over blocks of the ratio of times; of its first
+    sample of a block against its second the same, which is 1 but for what the machine does meanwhile. For the eye: which peer is
+    the best and how sure a ratio is, is `greenfast compare --best`'s to say."""
     def ratio(above, below):
         return f"{statistics.median(a / b for a, b in zip(above, below)):.2f}×"
 
@@ -427,7 +427,7 @@ def markdown(rows: list[Row], caption: str) -> str:
     titles = {BACK_TO_BACK: "back to back", AFTER_PAUSE: f"after {args.pause:g} ms"}
     peaked = any(row.peaks for row in rows)
     names = [side.name for side in rows[0].sides]
-    head = ["shape", "mask", "dtype", *["call"] * bool(args.pause), *names, *["peak"] * peaked, "against the best peer", "against itself"]
+    head = ["shape", "mask", "dtype", *["call"] * bool(args.pause), *names, *["peak"] * peaked, "against peers", "against itself"]
     lines = [caption, "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     reasons = {}
     for row, metric in [(row, metric) for row in rows for metric in metrics]:
@@ -451,14 +451,13 @@ def markdown(rows: list[Row], caption: str) -> str:
                 where += [text for text in [f"{row.shape.text} {row.dtype}{' causal' if row.causal else ''}"] if text not in where]
         if peaked:
             cells.append(f"{peak['flops'] / 1e9:.0f} {peak['isa']}" if peak else "")
-        # A wrong answer sets no pace.
+        # A wrong answer is nothing to be compared with.
         peers = [index for index, side in enumerate(row.sides) if side.peer and timed[index] and not side.wrong]
         against, itself = "no peer takes it", ""
         if timed[0]:
             itself = ratio(*zip(*samples[0]))
         if peers and timed[0] and not row.sides[0].peer:
-            best = min(peers, key=lambda index: statistics.median(seconds[index]))
-            against = f"{ratio(seconds[best], seconds[0])} {names[best]}"
+            against = ", ".join(f"{ratio(seconds[index], seconds[0])} {names[index]}" for index in peers)
         lines.append(f"| {row.shape.text} | {'causal' if row.causal else 'full'} | {row.dtype} | {' | '.join(cells)} | {against} | "
                      f"{itself} |")
         if row.cut and metric == BACK_TO_BACK:
@@ -563,7 +562,7 @@ class Report:
         if args.markdown and self.rows:
             shares = ", and their share of the peak measured beside them" * any(row.peaks for row in self.rows)
             caption = (f"{self.device}, {args.threads} threads each on processors {cpus}, {'hot' if args.hot else 'cold'}; GFLOP/s, medians"
-                       f"{shares}; ratios are medians over blocks, for the eye. {said}. {record['utc']}." + "".join(f" {note}." for note in notes[1:]))
+                       f"{shares}; ratios are medians over blocks, for the eye; the best peer and how sure a ratio is: `greenfast compare FILE --best`. {said}. {record['utc']}." + "".join(f" {note}." for note in notes[1:]))
             replace(args.markdown, markdown(self.rows, caption))
         text = json.dumps(record, indent=1) + "\n"
         if args.json:

@@ -884,22 +884,21 @@ def worst_errors(data: list[Data], outputs: list, wanted: list, clock) -> dict[s
     return worst
 
 
-def shown(row: dict) -> tuple[str, dict[str, dict[str, float]]]:
-    """For the eye, and in no record: the peer of the least median, and of each engine that was timed its median, rates, and how many
-    times faster than that peer and than its own twins it is, as medians of the rounds' ratios. Which peer is the best and how sure a
-    ratio is, `greenfast compare --best` says."""
+def shown(row: dict) -> dict[str, dict]:
+    """For the eye, and in no record: of each engine that was timed its median, rates, and how many times faster than each peer
+    ("over") and than its own twins it is, as medians of the rounds' ratios. Which peer is the best and how sure a ratio is,
+    `greenfast compare --best` says."""
     times = {name: us for name, entry in row["engines"].items() if (us := p50_us(entry))}
-    peers = {name: us for name, us in times.items() if is_peer(name)}
-    best, figures = min(peers, key=peers.get, default=""), {}
+    figures = {}
     for name, us in times.items():
         own = figures[name] = {"p50_us": us, "tflops": row["flops"] / us * 1e-6, "tbs": row["bytes"] / us * 1e-6}
-        if best and not is_peer(name) and not name.endswith(BESIDE):
-            own["over_best_peer"] = ratio_of_rounds(row, best, name)
+        if not is_peer(name) and not name.endswith(BESIDE):
+            own["over"] = {peer: ratio for peer in times if is_peer(peer) and (ratio := ratio_of_rounds(row, peer, name))}
         for kind in ("dense", "fp16", "bf16"):
             other = f"{name.partition(':')[0]}:{kind}"
             if other in times and not name.endswith((":dense", ":fp16", ":bf16")):
                 own[f"over_{kind}"] = ratio_of_rounds(row, other, name)
-    return best, figures
+    return figures
 
 
 def samples(row: dict, clock, seed: int) -> dict:
@@ -910,19 +909,19 @@ def samples(row: dict, clock, seed: int) -> dict:
 
 
 def table(rows: list[dict], markdown: bool) -> str:
-    """µs a call of every engine that took any row; of ours how many times faster than the best peer; and of the fastest of ours how
+    """µs a call of every engine that took any row; of ours how many times faster than each peer; and of the fastest of ours how
     it stands beside its dense twin, or the same values in 16 bits."""
     names = [n for n in dict.fromkeys(name for row in rows for name in row["engines"])
              if any("timed" in row["engines"].get(n, {}) for row in rows)]
     every = [shown(row) for row in rows]
     ours = [n for n in names if not is_peer(n) and not n.endswith(BESIDE)]
-    quantised = any(name.endswith(":from-fp16") for _, figures in every for name in figures)
-    beside = [kind for kind in ("dense", "fp16", "bf16") if any(f"over_{kind}" in own for _, figures in every for own in figures.values())]
+    quantised = any(name.endswith(":from-fp16") for figures in every for name in figures)
+    beside = [kind for kind in ("dense", "fp16", "bf16") if any(f"over_{kind}" in own for figures in every for own in figures.values())]
     several = any(row.get("way") for row in rows)
     header = ["problem", *(["way"] if several else []), "MB", *(f"{n} µs" for n in names), "TB/s", "TFLOP/s", *(f"× {n}" for n in ours),
               *(f"× over {kind}" for kind in beside), *(["from fp16 × over fp16"] if quantised else []), "error", "variant"]
     body = []
-    for row, (best, figures) in zip(rows, every):
+    for row, figures in zip(rows, every):
         cells = [row["shape"], *([row["way"]] if several else []),
                  f"{row['bytes'] / 1e6:.1f}" + ("" if row["cache"] == "cold" else " hot")]
         for name in names:
@@ -934,8 +933,7 @@ def table(rows: list[dict], markdown: bool) -> str:
         fastest = figures.get(speaker, {})
         cells += [f"{fastest['tbs']:.2f}" if fastest else "–", f"{fastest['tflops']:.0f}" if fastest else "–"]
         for name in ours:
-            ratio = figures.get(name, {}).get("over_best_peer")
-            cells.append(f"{ratio:.3f} ({best})" if ratio else "–")
+            cells.append(", ".join(f"{ratio:.3f} {peer}" for peer, ratio in figures.get(name, {}).get("over", {}).items()) or "–")
         cells += [*(f"{fastest[f'over_{kind}']:.3f}" if fastest.get(f"over_{kind}") else "–" for kind in beside)]
         if quantised:
             ratio = figures.get("greenfast:from-fp16", {}).get("over_fp16")
@@ -951,11 +949,11 @@ def table(rows: list[dict], markdown: bool) -> str:
 
 
 def progress(row: dict) -> str:
-    _, figures = shown(row)
+    figures = shown(row)
     parts = [f"{name} {figures[name]['p50_us']:.2f}" if name in figures else f"{name} {entry['skipped']}" if entry.get("timed") is False else
              f"{name} noise" if ways.is_noise(entry) else ""
              for name, entry in row["engines"].items()]
-    ratios = [f"×{own['over_best_peer']:.2f} {name}" for name, own in figures.items() if own.get("over_best_peer")]
+    ratios = [f"{name} ×{ratio:.2f} {peer}" for name, own in figures.items() for peer, ratio in own.get("over", {}).items()]
     return f"{ways.title(row, row['shape'])}: {', '.join(part for part in parts if part) or 'nobody'}  {', '.join(ratios)}"
 
 

@@ -1,4 +1,4 @@
-// How the launches of this folder went: as device/launch.hpp of the CUDA kernels has it, which a
+// How the launches of this folder went, in the words of the CUDA kernels' device/launch.hpp, which a
 // backend must not include.
 #pragma once
 

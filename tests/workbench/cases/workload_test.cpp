@@ -64,31 +64,33 @@ TEST(Shapes, SuiteV2cBringsItsOwnMasks) {
 }
 
 TEST(Shapes, ErrorsNameTheItemAndWhatIsPossible) {
-  for (const auto& [text, part] : {std::pair{"", "item 1 is empty"},
-                                   {"small,,mission", "item 2 is empty"},
-                                   {"small,", "item 2 is empty"},
-                                   {"huge", "'huge': unknown name"},
-                                   {"1x8x512", "has 3 fields"},
-                                   {"1x8x512x64x2", "has 5 fields"},
-                                   {"1x8xabcx64", "field S is 'abc'"},
-                                   {"1x8x-3x64", "field S is '-3'"},
-                                   {"1x8x x64", "attribute 'x64'"},
-                                   {"1x8x16x64 chunk=0",
-                                    "chunk is 0: it may be a whole number "
-                                    "from 1 to 2^30; leave chunk out"},
-                                   {"1x8x16x64 pages=0", "pages is 0: it may be a whole number"},
-                                   {"1x8x16x64 pages=-16", "pages is -16: it may be"},
-                                   {"1x8x1e9x64", "field S is '1e9'"},
-                                   {"1x8x99999999999999999999x64", "field S is"},
-                                   {"1x8/3x16x64", "'1x8/3x16x64'"},
-                                   {"2/3x8x512x64", "field B takes one number"},
-                                   {"1x8x512x64/y", "field D is '64/y'"},
-                                   {"1x8x512x7", "'1x8x512x7'"},
-                                   {"1x8x512x512", "'1x8x512x512'"},
-                                   {"2000000000x2000000000x2000000000x64", "more than 2^56"},
-                                   {"1x8x5/x64", "field S"},
-                                   {"65537x2x1x64 used-kv", "65537 sequences"},
-                                   {"1x8x512x64\n1x8", "fields"}}) {
+  for (const auto& [text, part] :
+       {std::pair{"", "item 1 is empty"},
+        {"small,,mission", "item 2 is empty"},
+        {"small,", "item 2 is empty"},
+        {"huge", "'huge': unknown name"},
+        {"1x8x512", "has 3 fields"},
+        {"1x8x512x64x2", "has 5 fields"},
+        {"1x8xabcx64", "field S is 'abc'"},
+        {"1x8x-3x64", "field S is '-3'"},
+        {"1x8x x64", "attribute 'x64'"},
+        {"1x8x16x64 chunk=0",
+         "chunk is 0: it may be a whole number "
+         "from 1 to 2^30; leave chunk out"},
+        {"1x8x16x64 pages=0", "pages is 0: it may be a whole number"},
+        {"1x8x16x64 pages=-16", "pages is -16: it may be"},
+        {"1x8x1e9x64", "field S is '1e9'"},
+        {"1x8x99999999999999999999x64", "field S is"},
+        {"1x8/3x16x64", "'1x8/3x16x64'"},
+        {"2/3x8x512x64", "field B takes one number"},
+        {"1x8x512x64/y", "field D is '64/y'"},
+        {"1x8x512x7", "'1x8x512x7'"},
+        {"1x8x512x512", "'1x8x512x512'"},
+        {"2000000000x2000000000x2000000000x64", "more than 2^56"},
+        {"2282x4x4228191x64 mask=bool", "an array mask of more than 2^56"},
+        {"1x8x5/x64", "field S"},
+        {"65537x2x1x64 used-kv", "65537 sequences"},
+        {"1x8x512x64\n1x8", "fields"}}) {
     const std::string message = error_of(text);
     EXPECT_NE(message.find(part), std::string::npos) << text << " -> " << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << "one line";
@@ -112,6 +114,17 @@ TEST(Shapes, AttributesThatSayTheSameAreRefusedAndBothNamed) {
   // Behind a name they go after what the name stands for: llama4 has chunks of 8192.
   EXPECT_EQ((*parse_shapes("llama4 chunk=16 window=3", {}))[0].problem.chunk, 16);
   EXPECT_EQ(error_of("1x8x16x64 packed-q used-q causal, 1x8x16x64 causal"), "accepted");
+}
+
+TEST(Shapes, AMaskIsAsLargeAsTheDimensionsThatItHas) {
+  EXPECT_EQ(error_of("2282x4x4228191x64 mask=bool:hk"), "accepted");
+}
+
+TEST(Shapes, AWindowWithoutBoundsIsNoMask) {
+  const auto unbounded = parse_shapes("1x8x16x64 window=-1:-1", {}),
+             plain = parse_shapes("1x8x16x64", {});
+  ASSERT_TRUE(unbounded && plain);
+  EXPECT_EQ((*unbounded)[0].problem, (*plain)[0].problem);
 }
 
 TEST(Shapes, ManyItemsAreRefusedNotExpanded) {

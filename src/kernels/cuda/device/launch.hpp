@@ -28,11 +28,6 @@ inline Status to_status(cudaError_t error, std::string_view variant, std::string
   return core::device_error(variant, action, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
-/// Of the launches since the last call, where their syntax (<<<>>>) gives no answer.
-inline Status launched(std::string_view variant) {
-  return to_status(cudaGetLastError(), variant, "launch");
-}
-
 /// Whether machine code for sm_90a runs on the device; else `why` says that it does not.
 inline bool runs_sm90a(const DeviceFacts& facts, std::string* why) {
   if (facts.arch == 90) return true;

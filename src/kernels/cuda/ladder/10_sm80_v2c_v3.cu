@@ -10,11 +10,11 @@
 //         lane.
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 
 namespace greenfast::cuda::v2c_v3 {
 namespace {
 
-constexpr const char* kId = "cuda.v2c.v3";
 constexpr int kBlockM = 64, kBlockN = 64, kWarps = 16, kThreads = 32 * kWarps;
 constexpr int kRowsPerWarp = kBlockM / kWarps;
 constexpr int kKeysPerLane = kBlockN / 32;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 
   ladder::load_tile<__half, kBlockM, D, kPitch, kThreads, false>(
-      s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.stride_s, first, p.seq_q,
+      s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.row, first, p.seq_q,
       p.vector_loads);
 
   float max[kRowsPerWarp], sum[kRowsPerWarp], o[kRowsPerWarp][kColumns];
@@ -61,10 +61,10 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   const int tiles = ladder::key_tiles<kBlockN>(p, first, kBlockM);
   for (int t = 0; t < tiles; ++t) {
     __syncthreads();
-    ladder::load_tile<__half, kBlockN, D, kPitch, kThreads, false>(
-        s.k, gk, p.k.stride_s, t * kBlockN, p.seq_kv, p.vector_loads);
-    ladder::load_tile<__half, kBlockN, D, kPitch, kThreads, false>(
-        s.v, gv, p.v.stride_s, t * kBlockN, p.seq_kv, p.vector_loads);
+    ladder::load_tile<__half, kBlockN, D, kPitch, kThreads, false>(s.k, gk, p.k.row, t * kBlockN,
+                                                                   p.seq_kv, p.vector_loads);
+    ladder::load_tile<__half, kBlockN, D, kPitch, kThreads, false>(s.v, gv, p.v.row, t * kBlockN,
+                                                                   p.seq_kv, p.vector_loads);
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
@@ -123,51 +123,28 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
     const float normalise = max[r] == -INFINITY ? 0.0f : 1.0f / total;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      go[row * p.o.stride_s + c * 32 + lane] = __float2half(o[r][c] * normalise);
+      go[row * p.o.row + c * 32 + lane] = __float2half(o[r][c] * normalise);
     }
   }
 }
 
 template <int D>
-Status launch_with(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  constexpr int kShared = sizeof(SharedMemoryPlan<D>);
-  if (Status status = ladder::allow_shared<kernel<D>>(kShared, context, kId); !status)
-    return status;
-  const auto blocks = static_cast<unsigned>(ladder::ctas(problem, kBlockM));
-  kernel<D><<<blocks, kThreads, kShared, static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched(kId);
-}
+struct Build {
+  static constexpr auto kKernel = kernel<D>;
+  static constexpr ladder::Run kRun{.rows = kBlockM,
+                                    .keys = kBlockN,
+                                    .threads = kThreads,
+                                    .shared_bytes = sizeof(SharedMemoryPlan<D>),
+                                    .note = "scalar Q·Kᵀ and P·V, one online softmax"};
+  static constexpr const char* kId = "cuda.v2c.v3";
+  using Memory = SharedMemoryPlan<D>;
+};
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  return problem.head_dim == 64 ? launch_with<64>(problem, tensors, context)
-                                : launch_with<128>(problem, tensors, context);
-}
-
-bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.d128 = true}, kBlockM, why);
-}
-
-Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-  Plan plan;
-  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-  plan.block = {kThreads, 1, 1};
-  plan.shared_bytes =
-      problem.head_dim == 64 ? sizeof(SharedMemoryPlan<64>) : sizeof(SharedMemoryPlan<128>);
-  plan.shared =
-      problem.head_dim == 64 ? SharedMemoryPlan<64>::buffers() : SharedMemoryPlan<128>::buffers();
-  plan.tile_q = kBlockM;
-  plan.tile_kv = kBlockN;
-  plan.kernel =
-      problem.head_dim == 128 ? name_of_kernel<kernel<128>>() : name_of_kernel<kernel<64>>();
-  plan.note = "scalar Q·Kᵀ and P·V, one online softmax";
-  return plan;
-}
+using Rung = ladder::Rung<Build<64>, Build<128>>;
 
 }  // namespace
 }  // namespace greenfast::cuda::v2c_v3
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_v2c_v3{
-    .supports = cuda::v2c_v3::supports, .plan = cuda::v2c_v3::plan, .launch = cuda::v2c_v3::launch};
+extern const core::Kernel cuda_v2c_v3 = cuda::ladder::kRung<cuda::v2c_v3::Rung>;
 }  // namespace greenfast::kernels

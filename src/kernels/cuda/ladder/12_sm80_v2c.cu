@@ -21,6 +21,7 @@
 #include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 #include "kernels/cuda/ladder/twin.cuh"
 
 namespace greenfast::cuda::v2c {
@@ -28,7 +29,6 @@ namespace {
 
 namespace wmma = nvcuda::wmma;
 
-constexpr const char* kId = "cuda.v2c";
 constexpr int kBlockM = 64, kWarps = kBlockM / 16, kThreads = 32 * kWarps, kStages = 2;
 
 enum class Multiply { scalar, wmma };
@@ -157,15 +157,15 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
       ladder::load_tile<__half, kN, kD, Plan::kPitch, kThreads, true>(
-          s.k[tile % kStages], gk, p.k.stride_s, tile * kN, keys, p.vector_loads);
+          s.k[tile % kStages], gk, p.k.row, tile * kN, keys, p.vector_loads);
       ladder::load_tile<__half, kN, kD, Plan::kPitch, kThreads, true>(
-          s.v[tile % kStages], gv, p.v.stride_s, tile * kN, keys, p.vector_loads);
+          s.v[tile % kStages], gv, p.v.row, tile * kN, keys, p.vector_loads);
     }
     ptx::cp_async_commit();  // also for no tile: waits count groups
   };
 
   ladder::load_tile<__half, kBlockM, kD, Plan::kPitch, kThreads, true>(
-      s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.stride_s, first, p.seq_q,
+      s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.row, first, p.seq_q,
       p.vector_loads);
   for (int i = static_cast<int>(threadIdx.x); i < kBlockM * Plan::kOutPitch; i += kThreads)
     s.o[i] = 0;
@@ -230,7 +230,7 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   if (first + row >= p.seq_q) return;
   const float normalise = max == -INFINITY ? 0.0f : 1.0f / sum;
   __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-               (first + row) * p.o.stride_s;
+               (first + row) * p.o.row;
   for (int c = half; c < kD; c += 2)
     go[c] = __float2half(s.o[row * Plan::kOutPitch + c] * normalise);
 }
@@ -241,50 +241,24 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ ladde
   attend<W>(p, probe);
 }
 
-template <class W>
-Status launch_with(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  constexpr int kShared = sizeof(SharedMemoryPlan<W>);
-  if (Status status = ladder::allow_shared<kernel<W>>(kShared, context, kId); !status)
-    return status;
-  kernel<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, kShared,
-              static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched(kId);
-}
-
-/// A rung: its two head dimensions.
-template <Multiply kPv, bool kOverlap>
-struct Rung {
-  template <int D>
-  using Kernel = With<Config{.head_dim = D, .pv = kPv, .overlap = kOverlap}>;
-
-  static Status launch(const Problem& problem, const Tensors& tensors,
-                       const core::Context& context) {
-    return problem.head_dim == 64 ? launch_with<Kernel<64>>(problem, tensors, context)
-                                  : launch_with<Kernel<128>>(problem, tensors, context);
-  }
-  static Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-    Plan plan;
-    plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-    plan.block = {kThreads, 1, 1};
-    plan.shared_bytes = problem.head_dim == 64 ? sizeof(SharedMemoryPlan<Kernel<64>>)
-                                               : sizeof(SharedMemoryPlan<Kernel<128>>);
-    plan.shared = problem.head_dim == 64 ? SharedMemoryPlan<Kernel<64>>::buffers()
-                                         : SharedMemoryPlan<Kernel<128>>::buffers();
-    plan.tile_q = kBlockM;
-    plan.tile_kv = Config{.head_dim = static_cast<int>(problem.head_dim)}.block_n();
-    plan.stages = kStages;
-    plan.kernel = problem.head_dim == 64 ? name_of_kernel<kernel<Kernel<64>>>()
-                                         : name_of_kernel<kernel<Kernel<128>>>();
-    plan.note = kPv == Multiply::scalar ? "WMMA Q·Kᵀ, scalar P·V"
-                : kOverlap              ? "WMMA, copies under arithmetic"
-                                        : "WMMA, copies awaited";
-    return plan;
-  }
-  static bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-    return ladder::accepts(problem, {.d128 = true}, kBlockM, why);
-  }
+template <int D, Multiply kPv, bool kOverlap>
+struct Build {
+  using W = With<Config{.head_dim = D, .pv = kPv, .overlap = kOverlap}>;
+  static constexpr auto kKernel = kernel<W>;
+  static constexpr ladder::Run kRun{.rows = kBlockM,
+                                    .keys = W::value.block_n(),
+                                    .threads = kThreads,
+                                    .shared_bytes = sizeof(SharedMemoryPlan<W>),
+                                    .stages = kStages,
+                                    .note = kPv == Multiply::scalar ? "WMMA Q·Kᵀ, scalar P·V"
+                                            : kOverlap ? "WMMA, copies under arithmetic"
+                                                       : "WMMA, copies awaited"};
+  static constexpr const char* kId = "cuda.v2c";
+  using Memory = SharedMemoryPlan<W>;
 };
+
+template <Multiply kPv, bool kOverlap>
+using Rung = ladder::Rung<Build<64, kPv, kOverlap>, Build<128, kPv, kOverlap>>;
 
 using V5 = Rung<Multiply::scalar, false>;
 using V6 = Rung<Multiply::wmma, false>;
@@ -301,51 +275,27 @@ __global__ void __launch_bounds__(kThreads)
   probe.store();
 }
 
-template <class R>
-struct Twin {
-  template <int D>
-  using Kernel = typename R::template Kernel<D>;
-
-  static std::int64_t workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
-    return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
-  }
-  static Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-    return ladder::twin_plan(R::plan(problem, facts, choice), workspace(problem, facts, choice),
-                             problem.head_dim == 64 ? name_of_kernel<instrumented<Kernel<64>>>()
-                                                    : name_of_kernel<instrumented<Kernel<128>>>());
-  }
-  template <int D>
-  static Status launch_with(const Problem& problem, const Tensors& tensors,
-                            const core::Context& context) {
-    return ladder::launch_twin<instrumented<Kernel<D>>>(
-        problem, tensors, context, kBlockM, kThreads, sizeof(SharedMemoryPlan<Kernel<D>>),
-        "cuda.v2c, instrumented");
-  }
-  static Status launch(const Problem& problem, const Tensors& tensors,
-                       const core::Context& context) {
-    return problem.head_dim == 64 ? launch_with<64>(problem, tensors, context)
-                                  : launch_with<128>(problem, tensors, context);
-  }
+template <int D, Multiply kPv, bool kOverlap>
+struct Clocked : Build<D, kPv, kOverlap> {
+  static constexpr auto kKernel = instrumented<typename Build<D, kPv, kOverlap>::W>;
+  static constexpr const char* kId = "cuda.v2c, instrumented";
+  using Probe = Clocks;
 };
 
-template <class R>
-constexpr core::Kernel kTwin{.supports = R::supports,
-                             .plan = Twin<R>::plan,
-                             .workspace = Twin<R>::workspace,
-                             .launch = Twin<R>::launch};
+template <Multiply kPv, bool kOverlap>
+using Twin = ladder::Twin<Clocked<64, kPv, kOverlap>, Clocked<128, kPv, kOverlap>>;
 
 }  // namespace
 }  // namespace greenfast::cuda::v2c
 
 namespace greenfast::kernels {
 using namespace cuda::v2c;
-extern const core::Kernel cuda_v2c_v5{
-    .supports = V5::supports, .plan = V5::plan, .launch = V5::launch};
-extern const core::Kernel cuda_v2c_v6{
-    .supports = V6::supports, .plan = V6::plan, .launch = V6::launch};
-extern const core::Kernel cuda_v2c_v7{
-    .supports = V7::supports, .plan = V7::plan, .launch = V7::launch};
-extern const core::Kernel cuda_v2c_v5_phases = kTwin<V5>;
-extern const core::Kernel cuda_v2c_v6_phases = kTwin<V6>;
-extern const core::Kernel cuda_v2c_v7_phases = kTwin<V7>;
+using cuda::ladder::kRung;
+using cuda::ladder::kTwin;
+extern const core::Kernel cuda_v2c_v5 = kRung<V5>;
+extern const core::Kernel cuda_v2c_v6 = kRung<V6>;
+extern const core::Kernel cuda_v2c_v7 = kRung<V7>;
+extern const core::Kernel cuda_v2c_v5_phases = kTwin<Twin<Multiply::scalar, false>>;
+extern const core::Kernel cuda_v2c_v6_phases = kTwin<Twin<Multiply::wmma, false>>;
+extern const core::Kernel cuda_v2c_v7_phases = kTwin<Twin<Multiply::wmma, true>>;
 }  // namespace greenfast::kernels

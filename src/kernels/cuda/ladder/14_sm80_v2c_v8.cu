@@ -14,11 +14,10 @@
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 
 namespace greenfast::cuda::v2c_v8 {
 namespace {
-
-constexpr const char* kId = "cuda.v2c.v8";
 
 // The hand-set tile; `greenfast tune cuda.v2c.v8` compiles others (tune/cuda.v2c.v8.cu).
 #ifndef V8_BLOCK_M
@@ -69,14 +68,14 @@ __global__ void __launch_bounds__(kThreads<D>) kernel(const __grid_constant__ la
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
       ladder::load_tile<__half, kBlockN, D, kPitch, kThreads<D>, true>(
-          s.k[tile % kStages], gk, p.k.stride_s, tile * kBlockN, keys, p.vector_loads);
+          s.k[tile % kStages], gk, p.k.row, tile * kBlockN, keys, p.vector_loads);
       ladder::load_tile<__half, kBlockN, D, kPitch, kThreads<D>, true>(
-          s.v[tile % kStages], gv, p.v.stride_s, tile * kBlockN, keys, p.vector_loads);
+          s.v[tile % kStages], gv, p.v.row, tile * kBlockN, keys, p.vector_loads);
     }
     ptx::cp_async_commit();
   };
   ladder::load_tile<__half, kBlockM, D, kPitch, kThreads<D>, true>(
-      s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.stride_s, first, p.seq_q,
+      s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.row, first, p.seq_q,
       p.vector_loads);
   for (int t = 0; t < kStages - 1; ++t) load_keys(t);
 
@@ -172,7 +171,7 @@ __global__ void __launch_bounds__(kThreads<D>) kernel(const __grid_constant__ la
     if (row >= p.seq_q) continue;
     const float normalise = max[r] == -INFINITY ? 0.0f : 1.0f / total;
     __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-                 row * p.o.stride_s + column + 2 * member;
+                 row * p.o.row + column + 2 * member;
 #pragma unroll
     for (int n = 0; n < kOutAtoms; ++n) {
       // Two stores: an output row may be aligned to 2 bytes alone.
@@ -183,44 +182,23 @@ __global__ void __launch_bounds__(kThreads<D>) kernel(const __grid_constant__ la
 }
 
 template <int D>
-Status launch_with(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  constexpr int kShared = sizeof(SharedMemoryPlan<D>);
-  if (Status status = ladder::allow_shared<kernel<D>>(kShared, context, kId); !status)
-    return status;
-  kernel<D><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads<D>, kShared,
-              static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched(kId);
-}
+struct Build {
+  static constexpr auto kKernel = kernel<D>;
+  static constexpr ladder::Run kRun{.rows = kBlockM,
+                                    .keys = kBlockN,
+                                    .threads = kThreads<D>,
+                                    .shared_bytes = sizeof(SharedMemoryPlan<D>),
+                                    .stages = kStages,
+                                    .note = "mma.sync, scores consumed from registers"};
+  static constexpr const char* kId = "cuda.v2c.v8";
+  using Memory = SharedMemoryPlan<D>;
+};
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  return problem.head_dim == 64 ? launch_with<64>(problem, tensors, context)
-                                : launch_with<128>(problem, tensors, context);
-}
-
-bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {.d128 = true}, kBlockM, why);
-}
-
-Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-  const bool wide = problem.head_dim == 128;
-  Plan plan;
-  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-  plan.block = {wide ? kThreads<128> : kThreads<64>, 1, 1};
-  plan.shared_bytes = wide ? sizeof(SharedMemoryPlan<128>) : sizeof(SharedMemoryPlan<64>);
-  plan.shared = wide ? SharedMemoryPlan<128>::buffers() : SharedMemoryPlan<64>::buffers();
-  plan.tile_q = kBlockM;
-  plan.tile_kv = kBlockN;
-  plan.stages = kStages;
-  plan.kernel = wide ? name_of_kernel<kernel<128>>() : name_of_kernel<kernel<64>>();
-  plan.note = "mma.sync, scores consumed from registers";
-  return plan;
-}
+using Rung = ladder::Rung<Build<64>, Build<128>>;
 
 }  // namespace
 }  // namespace greenfast::cuda::v2c_v8
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_v2c_v8{
-    .supports = cuda::v2c_v8::supports, .plan = cuda::v2c_v8::plan, .launch = cuda::v2c_v8::launch};
+extern const core::Kernel cuda_v2c_v8 = cuda::ladder::kRung<cuda::v2c_v8::Rung>;
 }  // namespace greenfast::kernels

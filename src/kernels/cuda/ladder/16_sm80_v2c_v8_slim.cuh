@@ -14,6 +14,7 @@
 #pragma once
 
 #include "kernels/cuda/device/ptx_mma.cuh"
+#include "kernels/cuda/device/shared_buffers.hpp"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/ladder.cuh"
 
@@ -82,10 +83,8 @@ __global__ void __maxnreg__(71) kernel(const __grid_constant__ ladder::Params p)
   // output.
   const auto load_keys = [&](int key) {
     if (key < s.keys) {
-      load_rows<D>(s.k[key / kBlockN % kStages], s.k_rows, p.k.stride_s, key, s.keys,
-                   p.vector_loads);
-      load_rows<D>(s.v[key / kBlockN % kStages], s.v_rows, p.v.stride_s, key, s.keys,
-                   p.vector_loads);
+      load_rows<D>(s.k[key / kBlockN % kStages], s.k_rows, p.k.row, key, s.keys, p.vector_loads);
+      load_rows<D>(s.v[key / kBlockN % kStages], s.v_rows, p.v.row, key, s.keys, p.vector_loads);
     }
     ptx::cp_async_commit();
   };
@@ -94,7 +93,7 @@ __global__ void __maxnreg__(71) kernel(const __grid_constant__ ladder::Params p)
     s.k_rows = ladder::head_base<__half>(p.k, at.batch, at.head / p.group);
     s.v_rows = ladder::head_base<__half>(p.v, at.batch, at.head / p.group);
   }
-  load_rows<D>(s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.stride_s, first, p.seq_q,
+  load_rows<D>(s.q, ladder::head_base<__half>(p.q, at.batch, at.head), p.q.row, first, p.seq_q,
                p.vector_loads);
   __syncthreads();
   load_keys(0);
@@ -190,7 +189,7 @@ __global__ void __maxnreg__(71) kernel(const __grid_constant__ ladder::Params p)
     if (row >= p.seq_q) continue;
     const float normalise = max[r] == -INFINITY ? 0.0f : 1.0f / total;
     __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-                 row * p.o.stride_s + column + 2 * member;
+                 row * p.o.row + column + 2 * member;
 #pragma unroll
     for (int n = 0; n < kOutAtoms; ++n) {
       // Two stores: an output row may be aligned to 2 bytes alone.

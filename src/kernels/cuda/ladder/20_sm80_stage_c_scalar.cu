@@ -9,6 +9,7 @@
 // Budget  64 registers (75 on sm_89), 27 KB of shared memory: four CTAs an SM of sm_90.
 // Bound   shared-memory reads, D half words for a score.
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 #include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c_scalar {
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__
   const Scales scale = scales(p, at);
 
   load_raw<kBlockM, kThreads, false>(s.raw, ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
-                                     p.q.stride_s, first, p.seq_q, p.vector_loads, thread);
+                                     p.q.row, first, p.seq_q, p.vector_loads, thread);
   __syncthreads();
   decode_tile<kBlockM, kThreads>(s.q, s.raw, thread);
 
@@ -69,13 +70,13 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__
 
   for (int t = 0; t < tiles; ++t) {
     __syncthreads();
-    load_raw<kBlockN, kThreads, false>(s.raw, gk, p.k.stride_s, t * kBlockN, p.seq_kv,
-                                       p.vector_loads, thread);
+    load_raw<kBlockN, kThreads, false>(s.raw, gk, p.k.row, t * kBlockN, p.seq_kv, p.vector_loads,
+                                       thread);
     __syncthreads();
     decode_tile<kBlockN, kThreads>(s.k, s.raw, thread);
     __syncthreads();
-    load_raw<kBlockN, kThreads, false>(s.raw, gv, p.v.stride_s, t * kBlockN, p.seq_kv,
-                                       p.vector_loads, thread);
+    load_raw<kBlockN, kThreads, false>(s.raw, gv, p.v.row, t * kBlockN, p.seq_kv, p.vector_loads,
+                                       thread);
     __syncthreads();
     decode_tile<kBlockN, kThreads>(s.v, s.raw, thread);
     __syncthreads();
@@ -120,39 +121,26 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__
     const int row = first + warp * kRowsPerWarp + r;
     if (row >= p.seq_q) continue;
     const float normalise = max[r] == -INFINITY ? 0.0f : scale.output / total;
-    go[row * p.o.stride_s + lane] = __float2half(o[r][0] * normalise);
-    go[row * p.o.stride_s + 32 + lane] = __float2half(o[r][1] * normalise);
+    go[row * p.o.row + lane] = __float2half(o[r][0] * normalise);
+    go[row * p.o.row + 32 + lane] = __float2half(o[r][1] * normalise);
   }
 }
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  kernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, 0,
-           static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched("cuda.stage_c.scalar");
-}
+struct Build {
+  static constexpr auto kKernel = kernel;
+  static constexpr ladder::Run kRun{.rows = kBlockM,
+                                    .keys = kBlockN,
+                                    .threads = kThreads,
+                                    .note = "scalar math on decoded fp16 tiles"};
+  static constexpr const char* kId = "cuda.stage_c.scalar";
+  using Memory = SharedMemoryPlan;
+};
 
-bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {}, kBlockM, why);
-}
-
-Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-  Plan plan;
-  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-  plan.block = {kThreads, 1, 1};
-  plan.shared = SharedMemoryPlan::buffers();
-  plan.tile_q = kBlockM;
-  plan.tile_kv = kBlockN;
-  plan.kernel = name_of_kernel<kernel>();
-  plan.note = "scalar math on decoded fp16 tiles";
-  return plan;
-}
+using Rung = ladder::Rung<Build>;
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_scalar
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_scalar{.supports = cuda::stage_c_scalar::supports,
-                                              .plan = cuda::stage_c_scalar::plan,
-                                              .launch = cuda::stage_c_scalar::launch};
+extern const core::Kernel cuda_stage_c_scalar = cuda::ladder::kRung<cuda::stage_c_scalar::Rung>;
 }  // namespace greenfast::kernels

@@ -25,6 +25,7 @@
 
 #include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 #include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c {
@@ -33,7 +34,6 @@ namespace {
 using nvcuda::wmma::col_major;
 using nvcuda::wmma::row_major;
 
-constexpr const char* kId = "cuda.stage_c";
 constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kScorePitch = kBlockN + 4, kOutPitch = kD + 4;
 constexpr int kLanesPerRow = kThreads / kBlockM;
@@ -100,17 +100,17 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
       load_raw<kBlockN, kThreads, config.cp_async, config.xor_swizzle>(
-          s.k_raw[tile % kStages], gk, p.k.stride_s, tile * kBlockN, keys, p.vector_loads, thread);
+          s.k_raw[tile % kStages], gk, p.k.row, tile * kBlockN, keys, p.vector_loads, thread);
       load_raw<kBlockN, kThreads, config.cp_async, config.xor_swizzle>(
-          s.v_raw[tile % kStages], gv, p.v.stride_s, tile * kBlockN, keys, p.vector_loads, thread);
+          s.v_raw[tile % kStages], gv, p.v.row, tile * kBlockN, keys, p.vector_loads, thread);
     }
     if (config.cp_async) ptx::cp_async_commit();
   };
 
   // Q passes through the K stage before anything else needs it.
   load_raw<kBlockM, kThreads, false, config.xor_swizzle>(
-      s.k_raw[0], ladder::head_base<std::uint8_t>(p.q, at.batch, at.head), p.q.stride_s, first,
-      p.seq_q, p.vector_loads, thread);
+      s.k_raw[0], ladder::head_base<std::uint8_t>(p.q, at.batch, at.head), p.q.row, first, p.seq_q,
+      p.vector_loads, thread);
   for (int i = thread; i < kBlockM * kOutPitch; i += kThreads) s.u[i] = 0;
   __syncthreads();
   decode_tile<kBlockM, kThreads, config.xor_swizzle>(s.q, s.k_raw[0], thread);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   if (first + row >= p.seq_q) return;
   const float normalise = max == -INFINITY ? 0.0f : scale.output / total;
   __half* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-               (first + row) * p.o.stride_s;
+               (first + row) * p.o.row;
   for (int c = part; c < kD; c += kLanesPerRow)
     go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
 }
@@ -194,39 +194,23 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__
 }
 
 template <Config C>
-struct Rung {
-  using W = With<C>;
-  static constexpr int kShared = sizeof(SharedMemoryPlan<W>);
-
-  static Status launch(const Problem& problem, const Tensors& tensors,
-                       const core::Context& context) {
-    if (Status status = ladder::allow_shared<kernel<W>>(kShared, context, kId); !status)
-      return status;
-    kernel<W><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, kShared,
-                static_cast<cudaStream_t>(context.stream)>>>(
-        ladder::make_params(problem, tensors, kBlockM));
-    return ladder::launched(kId);
-  }
-  static bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-    return ladder::accepts(problem, {}, kBlockM, why);
-  }
-  static Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-    Plan plan;
-    plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-    plan.block = {kThreads, 1, 1};
-    plan.shared_bytes = kShared;
-    plan.shared = SharedMemoryPlan<W>::buffers();
-    plan.tile_q = kBlockM;
-    plan.tile_kv = kBlockN;
-    plan.stages = SharedMemoryPlan<W>::kStages;
-    plan.kernel = name_of_kernel<kernel<W>>();
-    plan.note = C.wmma_pv ? "WMMA Q·Kᵀ and P·V on decoded fp16 tiles" : "WMMA Q·Kᵀ, scalar P·V";
-    return plan;
-  }
+struct Build {
+  using Memory = SharedMemoryPlan<With<C>>;
+  static constexpr auto kKernel = kernel<With<C>>;
+  static constexpr ladder::Run kRun{
+      .rows = kBlockM,
+      .keys = kBlockN,
+      .threads = kThreads,
+      .shared_bytes = sizeof(Memory),
+      .stages = Memory::kStages,
+      .note = C.wmma_pv ? "WMMA Q·Kᵀ and P·V on decoded fp16 tiles" : "WMMA Q·Kᵀ, scalar P·V"};
+  static constexpr const char* kId = "cuda.stage_c";
 };
 
-template <class R>
-constexpr core::Kernel kRung{.supports = R::supports, .plan = R::plan, .launch = R::launch};
+// No alias: of one with a Config among its arguments nvcc 13.0 writes a host file that does not compile.
+template <Config C>
+struct Rung : ladder::Rung<Build<C>> {};
+using ladder::kRung;
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c

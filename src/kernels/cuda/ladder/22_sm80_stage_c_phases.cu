@@ -6,8 +6,6 @@
 namespace greenfast::cuda::stage_c {
 namespace {
 
-constexpr const char* kTwinId = "cuda.stage_c, instrumented";
-
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
@@ -17,27 +15,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <Config C>
-struct Twin : Rung<C> {
-  using Base = Rung<C>;
-  using W = With<C>;
-
-  static std::int64_t workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
-    return ladder::clock_bytes<ClockProbe>(problem, kBlockM, kThreads);
-  }
-  static Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-    return ladder::twin_plan(Base::plan(problem, facts, choice), workspace(problem, facts, choice),
-                             name_of_kernel<instrumented<W>>());
-  }
-  static Status launch(const Problem& problem, const Tensors& tensors,
-                       const core::Context& context) {
-    return ladder::launch_twin<instrumented<W>>(problem, tensors, context, kBlockM, kThreads,
-                                                Base::kShared, kTwinId);
-  }
+struct Clocked : Build<C> {
+  static constexpr auto kKernel = instrumented<With<C>>;
+  static constexpr const char* kId = "cuda.stage_c, instrumented";
+  using Probe = ClockProbe;
 };
 
-template <class T>
-constexpr core::Kernel kTwin{
-    .supports = T::supports, .plan = T::plan, .workspace = T::workspace, .launch = T::launch};
+template <Config C>
+struct Twin : ladder::Twin<Clocked<C>> {};
+using ladder::kTwin;
 
 using Stage1 = Twin<Config{.cp_async = true}>;
 using Stage2 = Twin<Config{.cp_async = true, .wmma_pv = true}>;

@@ -13,6 +13,7 @@
 #include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 #include "kernels/cuda/ladder/stage_c.cuh"
 #include "kernels/cuda/ladder/twin.cuh"
 
@@ -65,16 +66,16 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
 
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
-      load_raw<kBlockN, kThreads, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.stride_s,
-                                            tile * kBlockN, keys, p.vector_loads, thread);
-      load_raw<kBlockN, kThreads, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.stride_s,
-                                            tile * kBlockN, keys, p.vector_loads, thread);
+      load_raw<kBlockN, kThreads, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.row, tile * kBlockN,
+                                            keys, p.vector_loads, thread);
+      load_raw<kBlockN, kThreads, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.row, tile * kBlockN,
+                                            keys, p.vector_loads, thread);
     }
     ptx::cp_async_commit();
   };
   load_raw<kBlockM, kThreads, false>(s.k_raw[0],
                                      ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
-                                     p.q.stride_s, first, p.seq_q, p.vector_loads, thread);
+                                     p.q.row, first, p.seq_q, p.vector_loads, thread);
   __syncthreads();
   decode_tile<kBlockM, kThreads>(s.q, s.k_raw[0], thread);
   __syncthreads();
@@ -188,69 +189,42 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__
 }
 
 template <bool kCpAsync>
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  kernel<kCpAsync><<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, 0,
-                     static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched("cuda.stage_c.stage3b");
-}
-
-bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {}, kBlockM, why);
-}
-
-template <bool kCpAsync>
-Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-  Plan plan;
-  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-  plan.block = {kThreads, 1, 1};
-  plan.shared = SharedMemoryPlan::buffers();
-  plan.tile_q = kBlockM;
-  plan.tile_kv = kBlockN;
-  plan.stages = kStages;
-  plan.kernel = name_of_kernel<kernel<kCpAsync>>();
-  plan.note = "scores, weights and output in registers";
-  return plan;
-}
-
-using Clocks = ClockProbe;
+struct Build {
+  static constexpr auto kKernel = kernel<kCpAsync>;
+  static constexpr ladder::Run kRun{.rows = kBlockM,
+                                    .keys = kBlockN,
+                                    .threads = kThreads,
+                                    .stages = kStages,
+                                    .note = "scores, weights and output in registers"};
+  static constexpr const char* kId = "cuda.stage_c.stage3b";
+  using Memory = SharedMemoryPlan;
+};
 
 // The family's limit, which clocks would pass by two registers (ptxas 13.0, sm_89).
 __global__ void __maxnreg__(120)
     instrumented(const __grid_constant__ ladder::Params p, unsigned long long* cycles) {
-  Clocks probe(ladder::clocks_of_warp<Clocks, kThreads>(cycles));
+  ClockProbe probe(ladder::clocks_of_warp<ClockProbe, kThreads>(cycles));
   attend<true>(p, probe);
   probe.store();
 }
 
-std::int64_t twin_workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
-  return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
-}
+struct Clocked : Build<true> {
+  static constexpr auto kKernel = instrumented;
+  static constexpr const char* kId = "cuda.stage_c.stage3b, instrumented";
+  using Probe = ClockProbe;
+};
 
-Plan twin_plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  return ladder::twin_plan(plan<true>(problem, facts, choice),
-                           twin_workspace(problem, facts, choice), name_of_kernel<instrumented>());
-}
-
-Status twin_launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads, 0,
-                                           "cuda.stage_c.stage3b, instrumented");
-}
+template <bool kCpAsync>
+using Rung = ladder::Rung<Build<kCpAsync>>;
+using Twin = ladder::Twin<Clocked>;
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_3b
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_stage3b{.supports = cuda::stage_c_3b::supports,
-                                               .plan = cuda::stage_c_3b::plan<true>,
-                                               .launch = cuda::stage_c_3b::launch<true>};
+extern const core::Kernel cuda_stage_c_stage3b = cuda::ladder::kRung<cuda::stage_c_3b::Rung<true>>;
 // USE_CP_ASYNC=0: the next tile still comes while this one waits, by plain loads.
-extern const core::Kernel cuda_stage_c_stage3b_no_cp_async{
-    .supports = cuda::stage_c_3b::supports,
-    .plan = cuda::stage_c_3b::plan<false>,
-    .launch = cuda::stage_c_3b::launch<false>};
-extern const core::Kernel cuda_stage_c_stage3b_phases{.supports = cuda::stage_c_3b::supports,
-                                                      .plan = cuda::stage_c_3b::twin_plan,
-                                                      .workspace = cuda::stage_c_3b::twin_workspace,
-                                                      .launch = cuda::stage_c_3b::twin_launch};
+extern const core::Kernel cuda_stage_c_stage3b_no_cp_async =
+    cuda::ladder::kRung<cuda::stage_c_3b::Rung<false>>;
+extern const core::Kernel cuda_stage_c_stage3b_phases = cuda::ladder::kTwin<cuda::stage_c_3b::Twin>;
 }  // namespace greenfast::kernels

@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/phase_probe.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 #include "kernels/cuda/ladder/stage_c.cuh"
 #include "kernels/cuda/ladder/twin.cuh"
 
@@ -21,7 +22,6 @@ using namespace stage_c;
 using nvcuda::wmma::col_major;
 using nvcuda::wmma::row_major;
 
-constexpr const char* kId = "cuda.stage_c.warp_spec";
 #ifndef WARP_SPEC_STAGES  // `greenfast tune cuda.stage_c.warp_spec` compiles others
 #define WARP_SPEC_STAGES 2
 #endif
@@ -70,7 +70,7 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   if (producer) {
     load_raw<kBlockM, kGroup, false>(s.k_raw[0],
                                      ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
-                                     p.q.stride_s, first, p.seq_q, p.vector_loads, thread);
+                                     p.q.row, first, p.seq_q, p.vector_loads, thread);
     // A thread decodes the chunks it has loaded, here and below, so its own wait is enough.
     decode_tile<kBlockM, kGroup>(s.q, s.k_raw[0], thread);
   } else {
@@ -84,10 +84,10 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
     const int keys = ladder::key_end(p, min(first + kBlockM, p.seq_q) - 1);
     const auto load_keys = [&](int tile) {
       if (tile < tiles) {
-        load_raw<kBlockN, kGroup, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.stride_s,
-                                            tile * kBlockN, keys, p.vector_loads, thread);
-        load_raw<kBlockN, kGroup, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.stride_s,
-                                            tile * kBlockN, keys, p.vector_loads, thread);
+        load_raw<kBlockN, kGroup, kCpAsync>(s.k_raw[tile % kStages], gk, p.k.row, tile * kBlockN,
+                                            keys, p.vector_loads, thread);
+        load_raw<kBlockN, kGroup, kCpAsync>(s.v_raw[tile % kStages], gv, p.v.row, tile * kBlockN,
+                                            keys, p.vector_loads, thread);
       }
       ptx::cp_async_commit();
     };
@@ -160,7 +160,7 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
   if (first + row >= p.seq_q) return;
   const float normalise = max == -INFINITY ? 0.0f : scale.output / total;
   auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-             (first + row) * p.o.stride_s;
+             (first + row) * p.o.row;
   for (int c = part; c < kD; c += kLanesPerRow)
     go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
 }
@@ -172,35 +172,17 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__
 }
 
 template <bool kCpAsync, bool kWmmaPv>
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  constexpr auto kKernel = kernel<kCpAsync, kWmmaPv>;
-  if (Status status = ladder::allow_shared<kKernel>(sizeof(SharedMemoryPlan), context, kId);
-      !status)
-    return status;
-  kKernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads,
-            sizeof(SharedMemoryPlan), static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched(kId);
-}
-
-bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {}, kBlockM, why);
-}
-
-template <bool kCpAsync, bool kWmmaPv>
-Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-  Plan plan;
-  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-  plan.block = {kThreads, 1, 1};
-  plan.shared_bytes = sizeof(SharedMemoryPlan);
-  plan.shared = SharedMemoryPlan::buffers();
-  plan.tile_q = kBlockM;
-  plan.tile_kv = kBlockN;
-  plan.stages = kStages;
-  plan.kernel = name_of_kernel<kernel<kCpAsync, kWmmaPv>>();
-  plan.note = "4 producer warps decode, 4 consumer warps multiply";
-  return plan;
-}
+struct Build {
+  static constexpr auto kKernel = kernel<kCpAsync, kWmmaPv>;
+  static constexpr ladder::Run kRun{.rows = kBlockM,
+                                    .keys = kBlockN,
+                                    .threads = kThreads,
+                                    .shared_bytes = sizeof(SharedMemoryPlan),
+                                    .stages = kStages,
+                                    .note = "4 producer warps decode, 4 consumer warps multiply"};
+  static constexpr const char* kId = "cuda.stage_c.warp_spec";
+  using Memory = SharedMemoryPlan;
+};
 
 using Clocks = ClockProbeOf<Phase::loads, Phase::free_stage, Phase::decode, Phase::full_stage,
                             Phase::scores, Phase::softmax, Phase::values, Phase::epilogue>;
@@ -212,35 +194,26 @@ __global__ void __launch_bounds__(kThreads)
   probe.store();
 }
 
-std::int64_t twin_workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
-  return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
-}
+struct Clocked : Build<true, true> {
+  static constexpr auto kKernel = instrumented;
+  static constexpr const char* kId = "cuda.stage_c.warp_spec, instrumented";
+  using Probe = Clocks;
+};
 
-Plan twin_plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  return ladder::twin_plan(plan<true, true>(problem, facts, choice),
-                           twin_workspace(problem, facts, choice), name_of_kernel<instrumented>());
-}
-
-Status twin_launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads,
-                                           sizeof(SharedMemoryPlan),
-                                           "cuda.stage_c.warp_spec, instrumented");
-}
+template <bool kCpAsync, bool kWmmaPv>
+using Rung = ladder::Rung<Build<kCpAsync, kWmmaPv>>;
+using Twin = ladder::Twin<Clocked>;
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_warp_spec
 
 namespace greenfast::kernels {
 template <bool kCpAsync, bool kWmmaPv>
-constexpr core::Kernel kWarpSpec{.supports = cuda::stage_c_warp_spec::supports,
-                                 .plan = cuda::stage_c_warp_spec::plan<kCpAsync, kWmmaPv>,
-                                 .launch = cuda::stage_c_warp_spec::launch<kCpAsync, kWmmaPv>};
+constexpr core::Kernel kWarpSpec =
+    cuda::ladder::kRung<cuda::stage_c_warp_spec::Rung<kCpAsync, kWmmaPv>>;
 extern const core::Kernel cuda_stage_c_warp_spec = kWarpSpec<true, true>;
 extern const core::Kernel cuda_stage_c_warp_spec_no_cp_async = kWarpSpec<false, true>;
 extern const core::Kernel cuda_stage_c_warp_spec_no_wmma_pv = kWarpSpec<true, false>;
-extern const core::Kernel cuda_stage_c_warp_spec_phases{
-    .supports = cuda::stage_c_warp_spec::supports,
-    .plan = cuda::stage_c_warp_spec::twin_plan,
-    .workspace = cuda::stage_c_warp_spec::twin_workspace,
-    .launch = cuda::stage_c_warp_spec::twin_launch};
+extern const core::Kernel cuda_stage_c_warp_spec_phases =
+    cuda::ladder::kTwin<cuda::stage_c_warp_spec::Twin>;
 }  // namespace greenfast::kernels

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 #include "kernels/cuda/ladder/stage_c.cuh"
 
 namespace greenfast::cuda::stage_c_persistent {
@@ -19,7 +20,6 @@ using namespace stage_c;
 using nvcuda::wmma::col_major;
 using nvcuda::wmma::row_major;
 
-constexpr const char* kId = "cuda.stage_c.persistent";
 constexpr int kBlockM = 32, kBlockN = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 2;
 constexpr int kScorePitch = kBlockN + 4, kWeightPitch = kBlockN + 8, kOutPitch = kD + 4;
 constexpr int kLanesPerRow = kThreads / kBlockM, kPerLane = kBlockN / kLanesPerRow;
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS)
     if (tile < work.tiles) {
       load_raw<kBlockN, kThreads, kCpAsync>(
           s.k_raw[stage],
-          ladder::head_base<std::uint8_t>(p.k, work.at.batch, work.at.head / p.group), p.k.stride_s,
+          ladder::head_base<std::uint8_t>(p.k, work.at.batch, work.at.head / p.group), p.k.row,
           tile * kBlockN, work.keys, p.vector_loads, thread);
       load_raw<kBlockN, kThreads, kCpAsync>(
           s.v_raw[stage],
-          ladder::head_base<std::uint8_t>(p.v, work.at.batch, work.at.head / p.group), p.v.stride_s,
+          ladder::head_base<std::uint8_t>(p.v, work.at.batch, work.at.head / p.group), p.v.row,
           tile * kBlockN, work.keys, p.vector_loads, thread);
     }
     ptx::cp_async_commit();
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS)
     const Scales scale = scales(p, work.at);
 
     load_raw<kBlockM, kThreads, false>(
-        s.q_raw, ladder::head_base<std::uint8_t>(p.q, work.at.batch, work.at.head), p.q.stride_s,
+        s.q_raw, ladder::head_base<std::uint8_t>(p.q, work.at.batch, work.at.head), p.q.row,
         work.first, p.seq_q, p.vector_loads, thread);
     for (int i = thread; i < kBlockM * kOutPitch; i += kThreads) s.u[i] = 0;
     // A thread decodes the chunks it has loaded.
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS)
     if (work.first + row < p.seq_q) {
       const float normalise = max == -INFINITY ? 0.0f : scale.output / total_sum;
       auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, work.at.batch, work.at.head)) +
-                 (work.first + row) * p.o.stride_s;
+                 (work.first + row) * p.o.row;
       for (int c = part; c < kD; c += kLanesPerRow)
         go[c] = __float2half(s.u[row * kOutPitch + c] * normalise);
     }
@@ -170,6 +170,20 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS)
   ptx::cp_async_wait<0>();
 }
 
+template <bool kCpAsync, bool kWmmaPv>
+struct Build {
+  static constexpr auto kKernel = kernel<kCpAsync, kWmmaPv>;
+  static constexpr ladder::Run kRun{
+      .rows = kBlockM,
+      .keys = kBlockN,
+      .threads = kThreads,
+      .shared_bytes = sizeof(SharedMemoryPlan),
+      .stages = kStages,
+      .note = "CTAs that take tile after tile, last query tile first"};
+  static constexpr const char* kId = "cuda.stage_c.persistent";
+  using Memory = SharedMemoryPlan;
+};
+
 /// CTAs that the GPU holds at once, as far as shared memory tells.
 int resident(const DeviceFacts& facts) {
   const auto fit = static_cast<int>(facts.shared_per_block /
@@ -178,53 +192,34 @@ int resident(const DeviceFacts& facts) {
 }
 
 /// kMost: a cap under which small problems give each CTA many tiles, as large ones do; 0: none.
-template <int kMost>
-int grid(const Problem& problem, const DeviceFacts& facts) {
-  const int most = kMost > 0 ? std::min(kMost, resident(facts)) : resident(facts);
-  return static_cast<int>(std::min<std::int64_t>(ladder::ctas(problem, kBlockM), most));
-}
-
 template <bool kCpAsync, bool kWmmaPv, int kMost>
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  constexpr auto kKernel = kernel<kCpAsync, kWmmaPv>;
-  if (Status status = ladder::allow_shared<kKernel>(sizeof(SharedMemoryPlan), context, kId);
-      !status)
-    return status;
-  kKernel<<<static_cast<unsigned>(grid<kMost>(problem, *context.facts)), kThreads,
-            sizeof(SharedMemoryPlan), static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM),
-      static_cast<int>(ladder::ctas(problem, kBlockM)));
-  return ladder::launched(kId);
-}
+struct Persistent : ladder::Rung<Build<kCpAsync, kWmmaPv>> {
+  using Base = ladder::Rung<Build<kCpAsync, kWmmaPv>>;
 
-bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {}, kBlockM, why);
-}
-
-template <bool kCpAsync, bool kWmmaPv, int kMost>
-Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
-  Plan plan;
-  plan.grid = {grid<kMost>(problem, facts), 1, 1};
-  plan.block = {kThreads, 1, 1};
-  plan.shared_bytes = sizeof(SharedMemoryPlan);
-  plan.shared = SharedMemoryPlan::buffers();
-  plan.tile_q = kBlockM;
-  plan.tile_kv = kBlockN;
-  plan.stages = kStages;
-  plan.kernel = name_of_kernel<kernel<kCpAsync, kWmmaPv>>();
-  plan.note = "CTAs that take tile after tile, last query tile first";
-  return plan;
-}
+  static int grid(const Problem& problem, const DeviceFacts& facts) {
+    const int most = kMost > 0 ? std::min(kMost, resident(facts)) : resident(facts);
+    return static_cast<int>(std::min<std::int64_t>(ladder::ctas(problem, kBlockM), most));
+  }
+  static Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+    Plan plan = Base::plan(problem, facts, choice);
+    plan.grid[0] = grid(problem, facts);
+    return plan;
+  }
+  static Status launch(const Problem& problem, const Tensors& tensors,
+                       const core::Context& context) {
+    const auto total = static_cast<int>(ladder::ctas(problem, kBlockM));
+    return ladder::launch_blocks<Build<kCpAsync, kWmmaPv>>(problem, tensors, context,
+                                                           grid(problem, *context.facts), total);
+  }
+};
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_persistent
 
 namespace greenfast::kernels {
 template <bool kCpAsync, bool kWmmaPv, int kMost = 0>
-constexpr core::Kernel kPersistent{
-    .supports = cuda::stage_c_persistent::supports,
-    .plan = cuda::stage_c_persistent::plan<kCpAsync, kWmmaPv, kMost>,
-    .launch = cuda::stage_c_persistent::launch<kCpAsync, kWmmaPv, kMost>};
+constexpr core::Kernel kPersistent =
+    cuda::ladder::kRung<cuda::stage_c_persistent::Persistent<kCpAsync, kWmmaPv, kMost>>;
 extern const core::Kernel cuda_stage_c_persistent = kPersistent<true, true>;
 extern const core::Kernel cuda_stage_c_persistent_no_cp_async = kPersistent<false, true>;
 extern const core::Kernel cuda_stage_c_persistent_no_wmma_pv = kPersistent<true, false>;

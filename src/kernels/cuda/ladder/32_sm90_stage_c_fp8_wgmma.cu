@@ -19,6 +19,7 @@
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/ladder/32_sm90_stage_c_fp8_wgmma.cuh"
+#include "kernels/cuda/ladder/rung.hpp"
 #include "kernels/cuda/ladder/stage_c.cuh"
 #include "kernels/cuda/ladder/twin.cuh"
 
@@ -93,16 +94,16 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
 
   const auto load_keys = [&](int tile) {
     if (tile < tiles) {
-      load_raw<kBlockN, kThreads, true, true>(s.k[tile % kStages], gk, p.k.stride_s, tile * kBlockN,
+      load_raw<kBlockN, kThreads, true, true>(s.k[tile % kStages], gk, p.k.row, tile * kBlockN,
                                               keys, p.vector_loads, thread);
-      load_raw<kBlockN, kThreads, true, true>(s.v[tile % kStages], gv, p.v.stride_s, tile * kBlockN,
+      load_raw<kBlockN, kThreads, true, true>(s.v[tile % kStages], gv, p.v.row, tile * kBlockN,
                                               keys, p.vector_loads, thread);
     }
     ptx::cp_async_commit();
   };
   load_raw<kBlockM, kThreads, true, true>(s.q,
                                           ladder::head_base<std::uint8_t>(p.q, at.batch, at.head),
-                                          p.q.stride_s, first, p.seq_q, p.vector_loads, thread);
+                                          p.q.row, first, p.seq_q, p.vector_loads, thread);
   load_keys(0);
 
   const int end[2] = {ladder::key_end(p, row0), ladder::key_end(p, row0 + 8)};
@@ -194,7 +195,7 @@ __device__ __forceinline__ void attend(const ladder::Params& p, Probe& probe) {
     if (row >= p.seq_q) continue;
     const float normalise = max[r] == -INFINITY ? 0.0f : scale.output / total;
     auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-               row * p.o.stride_s + 2 * member;
+               row * p.o.row + 2 * member;
 #pragma unroll
     for (int n = 0; n < kD / 8; ++n) {
       // Two stores: an output row may be aligned to 2 bytes alone.
@@ -209,29 +210,16 @@ __global__ void __launch_bounds__(STAGE_C_BOUNDS) kernel(const __grid_constant__
   attend(p, probe);
 }
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  kernel<<<static_cast<unsigned>(ladder::ctas(problem, kBlockM)), kThreads, 0,
-           static_cast<cudaStream_t>(context.stream)>>>(
-      ladder::make_params(problem, tensors, kBlockM));
-  return ladder::launched("cuda.stage_c.fp8_wgmma");
-}
-
-bool supports(const Problem& problem, const DeviceFacts&, core::Choice, std::string* why) {
-  return ladder::accepts(problem, {}, kBlockM, why);
-}
-
-Plan plan(const Problem& problem, const DeviceFacts&, core::Choice) {
-  Plan plan;
-  plan.grid = {static_cast<int>(ladder::ctas(problem, kBlockM)), 1, 1};
-  plan.block = {kThreads, 1, 1};
-  plan.shared = SharedMemoryPlan::buffers();
-  plan.tile_q = kBlockM;
-  plan.tile_kv = kBlockN;
-  plan.stages = kStages;
-  plan.kernel = name_of_kernel<kernel>();
-  plan.note = "both products by wgmma on e4m3";
-  return plan;
-}
+struct Build {
+  static constexpr auto kKernel = kernel;
+  static constexpr ladder::Run kRun{.rows = kBlockM,
+                                    .keys = kBlockN,
+                                    .threads = kThreads,
+                                    .stages = kStages,
+                                    .note = "both products by wgmma on e4m3"};
+  static constexpr const char* kId = "cuda.stage_c.fp8_wgmma";
+  using Memory = SharedMemoryPlan;
+};
 
 using Clocks = ClockProbeOf<Phase::loads, Phase::transpose, Phase::scores, Phase::softmax,
                             Phase::values, Phase::epilogue>;
@@ -243,30 +231,21 @@ __global__ void __launch_bounds__(kThreads)
   probe.store();
 }
 
-std::int64_t twin_workspace(const Problem& problem, const DeviceFacts&, core::Choice) {
-  return ladder::clock_bytes<Clocks>(problem, kBlockM, kThreads);
-}
+struct Clocked : Build {
+  static constexpr auto kKernel = instrumented;
+  static constexpr const char* kId = "cuda.stage_c.fp8_wgmma, instrumented";
+  using Probe = Clocks;
+};
 
-Plan twin_plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  return ladder::twin_plan(plan(problem, facts, choice), twin_workspace(problem, facts, choice),
-                           name_of_kernel<instrumented>());
-}
-
-Status twin_launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  return ladder::launch_twin<instrumented>(problem, tensors, context, kBlockM, kThreads, 0,
-                                           "cuda.stage_c.fp8_wgmma, instrumented");
-}
+using Rung = ladder::Rung<Build>;
+using Twin = ladder::Twin<Clocked>;
 
 }  // namespace
 }  // namespace greenfast::cuda::stage_c_fp8_wgmma
 
 namespace greenfast::kernels {
-extern const core::Kernel cuda_stage_c_fp8_wgmma{.supports = cuda::stage_c_fp8_wgmma::supports,
-                                                 .plan = cuda::stage_c_fp8_wgmma::plan,
-                                                 .launch = cuda::stage_c_fp8_wgmma::launch};
-extern const core::Kernel cuda_stage_c_fp8_wgmma_phases{
-    .supports = cuda::stage_c_fp8_wgmma::supports,
-    .plan = cuda::stage_c_fp8_wgmma::twin_plan,
-    .workspace = cuda::stage_c_fp8_wgmma::twin_workspace,
-    .launch = cuda::stage_c_fp8_wgmma::twin_launch};
+extern const core::Kernel cuda_stage_c_fp8_wgmma =
+    cuda::ladder::kRung<cuda::stage_c_fp8_wgmma::Rung>;
+extern const core::Kernel cuda_stage_c_fp8_wgmma_phases =
+    cuda::ladder::kTwin<cuda::stage_c_fp8_wgmma::Twin>;
 }  // namespace greenfast::kernels

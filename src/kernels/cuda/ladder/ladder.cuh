@@ -17,8 +17,8 @@ __device__ __forceinline__ Place place(const Params& p) {
 }
 
 template <class T>
-__device__ __forceinline__ const T* head_base(const View& view, int batch, int head) {
-  return static_cast<const T*>(view.base) + batch * view.stride_b + head * view.stride_h;
+__device__ __forceinline__ const T* head_base(const StridedTensor& tensor, int batch, int head) {
+  return static_cast<const T*>(tensor.data) + batch * tensor.batch + head * tensor.head;
 }
 
 /// One past the last key that row i of the problem may see.

@@ -161,7 +161,7 @@ __device__ __forceinline__ void merge_and_store(const ladder::Params& p, const l
     const float normalise =
         both == -INFINITY ? 0.0f : output_scale / (sum[r] * mine + other_sum * other);
     auto* go = const_cast<__half*>(ladder::head_base<__half>(p.o, at.batch, at.head)) +
-               row * p.o.stride_s + 2 * member;
+               row * p.o.row + 2 * member;
 #pragma unroll
     for (int n = 0; n < kOutAtoms; ++n) {
 #pragma unroll

@@ -32,7 +32,7 @@ std::vector<__half> random_halves(std::size_t count, std::mt19937& random) {
   return out;
 }
 
-ladder::View view(const std::vector<__half>& data, int seq, int pitch) {
+StridedTensor view(const std::vector<__half>& data, int seq, int pitch) {
   return {data.data(), 0, std::int64_t{seq} * pitch, pitch};
 }
 
