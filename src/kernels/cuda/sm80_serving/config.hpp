@@ -68,7 +68,9 @@ struct Params {
   bool bool_mask = false;
   ElementType mask_type = ElementType::f32;
   std::int64_t mask_batch = 0, mask_head = 0, mask_row = 0, mask_key = 0;  // strides in elements
-  bool mask_pairs = false;  // two neighbouring keys' elements are one load, from an even key on
+  /// Neighbouring keys whose elements one load may take, from a multiple of so many on: 1, 2, or 16 of a
+  /// boolean mask.
+  std::int32_t mask_run = 1;
   // Of a page; without pages there is one of more rows than there are keys.
   Divisor by_page;
   std::int32_t page_rows = 1 << 30;

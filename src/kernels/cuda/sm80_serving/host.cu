@@ -126,9 +126,12 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Config&
     p.mask_row = mask.stride[2];
     p.mask_key = mask.stride[3];
     const std::uint64_t bytes = p.bool_mask ? 1 : size_of(mask.dtype);
-    const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
-    p.mask_pairs = p.mask_key == 1 && even(p.mask_batch) && even(p.mask_head) && even(p.mask_row) &&
-                   reinterpret_cast<std::uintptr_t>(p.mask) % (2 * bytes) == 0;
+    const auto in_runs_of = [&](std::int64_t run) {
+      const auto whole = [&](std::int64_t stride) { return stride % run == 0; };
+      return p.mask_key == 1 && whole(p.mask_batch) && whole(p.mask_head) && whole(p.mask_row) &&
+             reinterpret_cast<std::uintptr_t>(p.mask) % (run * bytes) == 0;
+    };
+    p.mask_run = p.bool_mask && in_runs_of(16) ? 16 : in_runs_of(2) ? 2 : 1;
   }
   if (problem.pages.used())
     p.page_rows = static_cast<std::int32_t>(std::min(problem.pages.size, Band::kFar));

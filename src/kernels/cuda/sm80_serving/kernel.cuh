@@ -87,6 +87,75 @@ __device__ __forceinline__ void add_mask(const Params& p, const std::int64_t (&r
   }
 }
 
+/// A boolean mask's elements of a block for a lane's two rows, as they are read: the four lanes of a row
+/// have a quarter each.
+template <int kKeys>
+struct SeenBytes {
+  static constexpr int kWords = kKeys / 16;
+  std::uint32_t words[2][kWords];
+
+  __device__ __forceinline__ static SeenBytes of(const Params& p, const std::int64_t (&rows)[2],
+                                                 int block) {
+    SeenBytes bytes;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto* const from = static_cast<const unsigned char*>(p.mask) + rows[h] + block * kKeys +
+                               threadIdx.x % 4 * (kKeys / 4);
+      if constexpr (kWords == 4) {
+        const uint4 four = __ldg(reinterpret_cast<const uint4*>(from));
+        bytes.words[h][0] = four.x;
+        bytes.words[h][1] = four.y;
+        bytes.words[h][2] = four.z;
+        bytes.words[h][3] = four.w;
+      } else {
+        static_assert(kWords == 2);
+        const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+        bytes.words[h][0] = two.x;
+        bytes.words[h][1] = two.y;
+      }
+    }
+    return bytes;
+  }
+  /// Whether each of four bytes is not 0, as four bits.
+  __device__ __forceinline__ static std::uint32_t four_bits(std::uint32_t word) {
+    const std::uint32_t tops = (word | ((word & 0x7f7f7f7fu) + 0x7f7f7f7fu)) & 0x80808080u;
+    return (tops >> 7) * 0x10204080u >> 28;  // each bit to its place, no two of them to one
+  }
+  /// Hides the keys of a lane's scores that a row does not see.
+  template <int kAtoms>
+  __device__ __forceinline__ void hide(float (&s)[kAtoms][4]) const {
+    static_assert(8 * kAtoms == kKeys);
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      std::uint32_t mine = 0;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) mine |= four_bits(words[h][i]) << 4 * i;
+      // All bits of the row, from the lane's first key on.
+      std::uint32_t bits[kKeys / 32];
+      if constexpr (kWords == 4) {
+        const std::uint32_t half = mine << (t % 2 * 16);
+        const std::uint32_t whole = half | __shfl_xor_sync(kFullWarp, half, 1);
+        const std::uint32_t other = __shfl_xor_sync(kFullWarp, whole, 2);
+        bits[0] = (t < 2 ? whole : other) >> 2 * t;
+        bits[1] = (t < 2 ? other : whole) >> 2 * t;
+      } else {
+        std::uint32_t whole = mine << 8 * t;
+        whole |= __shfl_xor_sync(kFullWarp, whole, 1);
+        whole |= __shfl_xor_sync(kFullWarp, whole, 2);
+        bits[0] = whole >> 2 * t;
+      }
+#pragma unroll
+      for (int n = 0; n < kAtoms; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if ((bits[n / 4] >> (8 * (n % 4) + e) & 1) == 0) s[n][2 * h + e] = -INFINITY;
+        }
+      }
+    }
+  }
+};
+
 // ---- Copies ----
 
 /// Bytes from the start of a matrix in shared memory to the 16-byte chunk of a row.
@@ -341,6 +410,11 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     query[h] = row.query;
     head[h] = row.head;
   }
+  const auto rows_of_mask = [&](std::int64_t(&to)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      to[h] = batch * p.mask_batch + head[h] * p.mask_head + query[h] * p.mask_row;
+  };
   // Block classes, uniform over a warp: seen by some of its rows, and seen by all of them.
   const int warp_first = row_of(min(warp * 16, rows - 1)).query;
   const int warp_last = row_of(min(warp * 16 + 15, rows - 1)).query;
@@ -376,6 +450,17 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     if (more && !p.aligned) copy_all(block + 1, next_to);
     // What the table says of the block behind it waits a block for its turn.
     const Entries coming = entries_of(block + 2);
+    // Of a boolean mask: they come while Q and K are multiplied, where there are registers for them.
+    [[maybe_unused]] SeenBytes<kKeys> bytes;
+    const bool whole_mask = (block + 1) * kKeys <= p.sequences.seq_kv;
+    const bool by_bytes = p.mask_run == 16 && whole_mask;
+    if constexpr (kC.head_dim <= 64) {
+      if (by_bytes) {
+        std::int64_t mask_rows[2];
+        rows_of_mask(mask_rows);
+        bytes = SeenBytes<kKeys>::of(p, mask_rows, block);
+      }
+    }
 
     if (block >= some_begin && block < some_end) {
       const std::uint32_t k_base = base + stage * kC.stage_bytes();
@@ -421,17 +506,18 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
       }
       if (p.mask != nullptr) {
-        std::int64_t mask_row[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          mask_row[h] = batch * p.mask_batch + head[h] * p.mask_head + query[h] * p.mask_row;
-        const bool pairs = p.mask_pairs && (block + 1) * kKeys <= p.sequences.seq_kv;
-        if (p.bool_mask)
-          add_mask<unsigned char>(p, mask_row, first_key, pairs, s);
+        const bool pairs = p.mask_run >= 2 && whole_mask;
+        std::int64_t mask_rows[2];
+        rows_of_mask(mask_rows);
+        if (by_bytes) {
+          if constexpr (kC.head_dim > 64) bytes = SeenBytes<kKeys>::of(p, mask_rows, block);
+          bytes.hide(s);
+        } else if (p.bool_mask)
+          add_mask<unsigned char>(p, mask_rows, first_key, pairs, s);
         else if (p.mask_type == ElementType::f32)
-          add_mask<float>(p, mask_row, first_key, pairs, s);
+          add_mask<float>(p, mask_rows, first_key, pairs, s);
         else
-          add_mask<T>(p, mask_row, first_key, pairs, s);
+          add_mask<T>(p, mask_rows, first_key, pairs, s);
       }
       if (block < all_begin || block >= all_end) {
 #pragma unroll
