@@ -23,6 +23,22 @@
 //   64,64/8,1/1024,128  65.1    –       270      83.1     decode
 //   1,32/8,16/512,128   15.99   4.63    6.18     24.9     small
 //   64,32/8,16/1024,64  110     –       86.0     80.0     prefill
+//
+// Before Hopper, bf16, the same kernels timed on an H200 (2026-11-26), inputs rotated:
+//
+//   B,Hq/Hkv,Sq/Skv,D   sm80.decode  mma     chosen
+//   1,32/8,1/128,128    4.74         8.68    decode
+//   1,32/8,1/2048,128   11.7         53.0    decode
+//   1,32/8,1/8192,128   16.7         197     decode
+//   64,32/8,1/2048,128  127          736     decode
+//   64,8/8,1/512,128    36.1         58.6    decode
+//   1,8/8,64/4096,128   23.7         101     decode
+//   8,8/8,64/4096,128   92.6         106     decode
+//   8,8/8,32/512,128    25.0         19.3    mma
+//   8,32/8,16/512,128   34.3         29.8    mma
+//   64,8/8,64/512,128   95.3         59.6    mma
+//   64,8/8,64/4096,128  552          365     mma
+//   64,32/8,16/4096,128 547          1442    decode
 #include "dispatch/prefer.hpp"
 
 #include <algorithm>
@@ -41,11 +57,11 @@ enum Rank : int {
   kReference = 10,  // right, and slow by intent
   kBehindServing = 80,
   kBeforeHopper = 85,  // for GPUs without the kernels of sm_90
-  kServing = 90,  // what no other takes
+  kServing = 90,       // what no other takes
   kPackedDense = 95,
   kAnything = 100,  // whatever the others leave
   kDecodeSm80 = 105,
-  kCpu = 200,       // the CPU's only fast one
+  kCpu = 200,  // the CPU's only fast one
   kDecodeBehind = 205,
   kBehindPrefill = 210,
   kPacked = 215,  // prefill's loop, 1% behind it
@@ -193,8 +209,18 @@ core::Preference cuda_sm90_small(const Problem& p, const DeviceFacts& facts, cor
 core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Choice) {
   return {kServing};
 }
-core::Preference cuda_sm80_decode(const Problem&, const DeviceFacts& facts, core::Choice) {
+core::Preference cuda_sm80_decode(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   if (facts.arch == 90) return {kBeforeHopper, "behind cuda.sm90.decode, which takes the same"};
+  const FewQueries few{p, facts, choice};
+  // The third table: who reads the keys once for 64 rows wins where his tiles fill the machine.
+  const bool once = !is_dense(p) || p.heads_q == p.heads_kv;
+  const bool fills = few.batch() * p.heads_kv >= facts.multiprocessors;
+  if (once && fills && few.row_blocks() > 1)
+    return {kBehindServing, "behind others, which read the keys once for all rows"};
+  // Parts of few keys that a second kernel merges, where other tiles fill half of the machine.
+  if (few.rows() > 16 && few.keys() <= 512.0 && !fills &&
+      2 * few.batch() * p.heads_kv * few.row_blocks() >= facts.multiprocessors)
+    return {kBehindServing, "behind others, which need no second kernel for so few keys"};
   return {kDecodeSm80};
 }
 core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, core::Choice choice) {

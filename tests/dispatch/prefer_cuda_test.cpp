@@ -23,8 +23,8 @@ constexpr const char* kDecode = "cuda.sm90.decode";
 class CudaSelection : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* id :
-         {kSmall, kMma, kPrefill, kDecode, "cuda.sm90.packed", "cuda.sm80.serving"}) {
+    for (const char* id : {kSmall, kMma, kPrefill, kDecode, "cuda.sm90.packed", "cuda.sm80.serving",
+                           "cuda.sm80.decode"}) {
       const auto all = variants();
       const auto row = std::find_if(all.begin(), all.end(),
                                     [&](const VariantInfo& info) { return info.id == id; });
@@ -130,6 +130,42 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   // What serving does not ask for stays where it was.
   EXPECT_EQ(explain(make_problem(4, 32, 8, 512, 4096, 128, DType::bf16), l4, options_).chosen,
             kMma);
+}
+
+TEST_F(CudaSelection, BeforeHopperFewQueriesGoToDecodeWhereItWasFastest) {
+  // The third table of dispatch/prefer.cpp, on the number of multiprocessors that it was measured on.
+  DeviceFacts facts = *model_facts("a100");
+  facts.multiprocessors = 132;
+  const auto chosen = [&](std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
+                          std::int64_t queries, std::int64_t keys) {
+    return explain(make_problem(batch, heads_q, heads_kv, queries, keys, 128, DType::bf16), facts,
+                   options_)
+        .chosen;
+  };
+  constexpr const char* kDecode80 = "cuda.sm80.decode";
+  EXPECT_EQ(chosen(1, 32, 8, 1, 128), kDecode80);
+  EXPECT_EQ(chosen(1, 32, 8, 1, 8192), kDecode80);
+  EXPECT_EQ(chosen(64, 32, 8, 1, 2048), kDecode80);
+  EXPECT_EQ(chosen(64, 8, 8, 1, 512), kDecode80);
+  EXPECT_EQ(chosen(1, 8, 8, 64, 4096), kDecode80);
+  EXPECT_EQ(chosen(8, 8, 8, 64, 4096), kDecode80);
+  EXPECT_EQ(chosen(64, 32, 8, 16, 4096), kDecode80);
+  EXPECT_EQ(chosen(1, 8, 8, 32, 512), kDecode80);
+  EXPECT_EQ(chosen(8, 32, 8, 16, 512), kMma);
+  EXPECT_EQ(chosen(64, 8, 8, 64, 512), kMma);
+  EXPECT_EQ(chosen(64, 8, 8, 64, 4096), kMma);
+  // Lengths, pages and sinks too, and what it does not take is served as before.
+  Problem problem = make_problem(4, 32, 8, 1, 4096, 128, DType::bf16);
+  problem.sequences.used_kv = true;
+  problem.pages = {.size = 16, .count = 1025, .row_stride = 256};
+  for (const char* model : {"a100", "l4"})
+    EXPECT_EQ(explain(problem, *model_facts(model), options_).chosen, kDecode80) << model;
+  problem.alibi = Alibi::per_head;
+  EXPECT_EQ(explain(problem, facts, options_).chosen, "cuda.sm80.serving");
+  // On Hopper it stands behind its twin.
+  const Candidate behind = answer(make_problem(1, 32, 8, 1, 2048, 128, DType::f16), kDecode80);
+  EXPECT_TRUE(behind.accepted);
+  EXPECT_NE(behind.reason.find("behind cuda.sm90.decode"), std::string::npos) << behind.reason;
 }
 
 TEST_F(CudaSelection, NarrowWindowsTakeTallTilesWhereThereAreEnoughOfThem) {

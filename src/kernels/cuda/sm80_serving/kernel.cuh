@@ -305,55 +305,68 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
            at.kv_row * x.row + Shape::chunk() * 8;
   };
   const T *const k = matrix_of(p.k), *const v = matrix_of(p.v);
-  const auto key_of = [&](int block, int i) {
-    return block * kKeys + Shape::row() + i * Shape::kRowsAtOnce;
+  // The blocks whose copies are issued one by one between products: where rows follow each other, every
+  // row of the block is seen, and of a row at most a thread's last copy ends before the tile's columns
+  // do. The others are copied at once, row by row.
+  struct Next {
+    const T *k, *v;
   };
-  const auto is_seen = [&](int key) { return key >= keys_begin && key < keys_end; };
-  // The table's entries for the thread's rows of a block, as they are read; 0 where there is no table.
-  struct Entries {
-    std::int32_t of[kRowsOfThread];
+  const auto row_source = [&](const T* matrix, const StridedTensor& x, int key) {
+    if (at.pages == nullptr) return matrix + key * x.row;
+    const int entry = key / p.by_page;
+    const int page = max(0, min(__ldg(at.pages + entry), p.sequences.pages - 1));
+    return matrix + page * x.batch + (key - entry * p.page_rows) * x.row;
   };
-  const auto entries_of = [&](int block) {
-    Entries entries;
-#pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      const int key = key_of(block, i);
-      const bool wanted = at.pages != nullptr && is_seen(key);
-      entries.of[i] = wanted ? __ldg(at.pages + key / p.by_page) : 0;
-    }
-    return entries;
+  constexpr int kLastColumn = (Shape::kOfRow - 1) * Shape::kLanes * 8;
+  const bool k_last = Shape::chunk() * 8 + kLastColumn < p.head_dim;
+  const bool v_last = Shape::chunk() * 8 + kLastColumn < p.value_dim;
+  const bool whole_rows =
+      p.aligned && at.pages == nullptr && p.head_dim > kLastColumn && p.value_dim > kLastColumn;
+  const int whole_begin = ceil_div(keys_begin, kKeys);
+  const int whole_end = whole_rows ? keys_end / kKeys : 0;
+  const auto is_whole = [&](int block) { return block >= whole_begin && block < whole_end; };
+  const std::int64_t k_step = Shape::kRowsAtOnce * p.k.row, v_step = Shape::kRowsAtOnce * p.v.row;
+  const auto first_of = [&](const T* matrix, const StridedTensor& x) {
+    return matrix + (std::int64_t{block_begin} * kKeys + Shape::row()) * x.row;
   };
-  Entries entries = entries_of(block_begin);  // of the block whose copies come next
-  // Copy `number` of a block: K's first, then V's.
-  const auto copy = [&](int number, int block, std::uint32_t to, const auto& move) {
+  Next next{first_of(k, p.k),
+            first_of(v, p.v)};  // the thread's next rows where rows follow each other
+  // Copy `number` of a block, which is the next: K's first, then V's. Nothing where `go` is false.
+  const auto issue = [&](int number, std::uint32_t to, bool go) {
     const bool of_v = number >= kCopies;
-    const int n = of_v ? number - kCopies : number, i = n / Shape::kOfRow;
-    const int column = n % Shape::kOfRow * Shape::kLanes * 8;
-    const StridedTensor& x = of_v ? p.v : p.k;
-    const int key = key_of(block, i);
-    const bool keep =
-        is_seen(key) && Shape::chunk() * 8 + column < (of_v ? p.value_dim : p.head_dim);
-    const std::int32_t page = max(0, min(entries.of[i], p.sequences.pages - 1));
-    const std::int32_t row = key - key / p.by_page * p.page_rows;
-    const T* const from = (of_v ? v : k) + page * x.batch + row * x.row + column;
-    // Nothing is read where nothing is kept, but an address is given.
-    move(to + (of_v ? kV : 0) + Shape::place(n), keep ? from : k, keep);
+    const int n = of_v ? number - kCopies : number, c = n % Shape::kOfRow;
+    const T*& from = of_v ? next.v : next.k;
+    ptx::cp_async_16_if(go, to + (of_v ? kV : 0) + Shape::place(n), from + c * Shape::kLanes * 8,
+                        c < Shape::kOfRow - 1 || (of_v ? v_last : k_last));
+    if (c == Shape::kOfRow - 1) from += of_v ? v_step : k_step;
   };
-  const auto issue = [&](int number, int block, std::uint32_t to, bool go) {
-    copy(number, block, to, [&](std::uint32_t place, const T* from, bool keep) {
-      ptx::cp_async_16_if(go, place, from, keep);
-    });
-  };
-  const auto issue_all = [&](int block, std::uint32_t to, bool go) {
+  const auto issue_all = [&](std::uint32_t to, bool go) {
 #pragma unroll
-    for (int number = 0; number < 2 * kCopies; ++number) issue(number, block, to, go);
+    for (int number = 0; number < 2 * kCopies; ++number) issue(number, to, go);
   };
-  // Of rows that are not aligned.
-  const auto copy_all = [&](int block, std::uint32_t to) {
+  const auto copy_rows = [&](int block, std::uint32_t to) {
+#pragma unroll 1
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      const int key = block * kKeys + Shape::row() + i * Shape::kRowsAtOnce;
+      const bool seen_key = key >= keys_begin && key < keys_end;
+      // Nothing is read where nothing is kept, but an address is given.
+      const T* const k_from = seen_key ? row_source(k, p.k, key) : k;
+      const T* const v_from = seen_key ? row_source(v, p.v, key) : v;
+      const std::uint32_t to_row = to + i * Shape::kRowsAtOnce * kPitch;
 #pragma unroll
-    for (int number = 0; number < 2 * kCopies; ++number)
-      copy(number, block, to,
-           [](std::uint32_t place, const T* from, bool keep) { copy_elements(place, from, keep); });
+      for (int c = 0; c < Shape::kOfRow; ++c) {
+        const int column = c * Shape::kLanes * 8;
+        const bool k_kept = seen_key && Shape::chunk() * 8 + column < p.head_dim;
+        const bool v_kept = seen_key && Shape::chunk() * 8 + column < p.value_dim;
+        if (p.aligned) {
+          ptx::cp_async_16(to_row + column * 2, k_from + column, k_kept);
+          ptx::cp_async_16(to_row + kV + column * 2, v_from + column, v_kept);
+        } else {
+          copy_elements(to_row + column * 2, k_from + column, k_kept);
+          copy_elements(to_row + kV + column * 2, v_from + column, v_kept);
+        }
+      }
+    }
   };
 
   // ---- Prologue: Q and the first block ----
@@ -379,10 +392,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     }
   }
   if (block_begin < block_end) {
-    if (!p.aligned) copy_all(block_begin, copy_to);
-    issue_all(block_begin, copy_to, p.aligned);
+    if (!is_whole(block_begin)) copy_rows(block_begin, copy_to);
+    issue_all(copy_to, is_whole(block_begin));
   }
-  entries = entries_of(block_begin + 1);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -446,10 +458,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   for (int block = block_begin; block < block_end; ++block) {
     const int stage = (block - block_begin) & 1;
     const std::uint32_t next_to = copy_to + (stage ^ 1) * kC.stage_bytes();
-    const bool more = block + 1 < block_end, go = more && p.aligned;
-    if (more && !p.aligned) copy_all(block + 1, next_to);
-    // What the table says of the block behind it waits a block for its turn.
-    const Entries coming = entries_of(block + 2);
+    const bool go = is_whole(block + 1);
+    if (!go && block + 1 < block_end) copy_rows(block + 1, next_to);
     // Of a boolean mask: they come while Q and K are multiplied, where there are registers for them.
     [[maybe_unused]] SeenBytes<kKeys> bytes;
     const bool whole_mask = (block + 1) * kKeys <= p.sequences.seq_kv;
@@ -470,8 +480,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll
       for (int d = 0; d < kStepsD; ++d) {
         static_assert(kCopies <= kStepsD);
-        if (2 * d < 2 * kCopies) issue(2 * d, block + 1, next_to, go);
-        if (2 * d + 1 < 2 * kCopies) issue(2 * d + 1, block + 1, next_to, go);
+        if (2 * d < 2 * kCopies) issue(2 * d, next_to, go);
+        if (2 * d + 1 < 2 * kCopies) issue(2 * d + 1, next_to, go);
         if constexpr (!kC.q_in_registers) ptx::ldmatrix_x4(q_fragment[0], along<kC>(q_address, d));
         const auto& fragment = q_fragment[kC.q_in_registers ? d : 0];
 #pragma unroll
@@ -637,9 +647,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
       }
     } else {
-      issue_all(block + 1, next_to, go);
+      issue_all(next_to, go);
     }
-    entries = coming;
     if ((block - block_begin + 1) % kFlushBlocks == 0) {
       Seldom& before = seldom();
 #pragma unroll
