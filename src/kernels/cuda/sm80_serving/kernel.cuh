@@ -345,7 +345,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     for (int number = 0; number < 2 * kCopies; ++number) issue(number, to, go);
   };
   const auto copy_rows = [&](int block, std::uint32_t to) {
-#pragma unroll 1
+  // Unrolled, so that the table is read for all rows before the first waits for it.
+#pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
       const int key = block * kKeys + Shape::row() + i * Shape::kRowsAtOnce;
       const bool seen_key = key >= keys_begin && key < keys_end;

@@ -16,3 +16,4 @@ inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   if (std::isnan(x)) return {0x7fff};
   return {static_cast<std::uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16)};
 }
+inline float __bfloat162float(__nv_bfloat16 x) { return to_float(x); }

@@ -86,3 +86,4 @@ inline unsigned __hgt2_mask(__half2 a, __half2 b) {
   return (to_float(a.x) > to_float(b.x) ? 0xffffu : 0u) |
          (to_float(a.y) > to_float(b.y) ? 0xffff0000u : 0u);
 }
+inline float __half2float(__half x) { return to_float(x); }

@@ -43,6 +43,16 @@ inline float transformed(float dot, float scale, float cap) {
   const float x = dot * scale;  // twice the argument of tanh times log2(e), where cap > 0
   return cap > 0.0f ? cap * std::tanh(x * 0.34657359f) : x;
 }
+inline float join_sink(float sink, float& lse) {
+  const float before = lse, high = before < sink ? sink : before;
+  if (high == -INFINITY || high == INFINITY) {
+    lse = high;
+    return sink == high ? 0.0f : 1.0f;
+  }
+  const float ours = std::exp(before - high), theirs = std::exp(sink - high);
+  lse = high + std::log(ours + theirs);
+  return ours / (ours + theirs);
+}
 inline float finite_mean(float x) {
   return std::fabs(x) > 65504.0f && std::fabs(x) < 65600.0f ? std::copysign(65504.0f, x) : x;
 }

@@ -1,0 +1,121 @@
+// The kernels of cuda.sm80.serving as they stand, run on the CPU by simt.hpp, against docs/serving.md in
+// fp64.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "serving_case.hpp"
+
+#define __shared__
+#include "kernels/cuda/sm80_serving/kernel.cuh"
+#undef __shared__
+#include "kernels/cuda/sm80_serving/params.hpp"
+
+namespace greenfast::cuda::sm80_serving {
+
+alignas(1024) unsigned char shared_memory[227 * 1024];
+
+namespace {
+
+using namespace test;
+
+template <class T>
+Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
+  const Problem& p = c.problem;
+  const std::size_t index = choose(p, c.facts);
+  const Config& config = kConfigs[index];
+  Answer answer;
+  answer.o.assign(elements(p.o, core::shape_of_q(p, value_dim(p))), kNaN);
+  const std::int64_t lse_rows = p.sequences.packed_q ? p.sequences.total_q : p.batch * p.seq_q;
+  answer.lse.assign(lse_rows * p.heads_q, kNaN);
+  std::vector<T> narrow;
+  for (const float x : c.mask) narrow.push_back(narrowed<T>(x));
+  Tensors t;
+  t.q = data.q.data();
+  t.k = data.k.data();
+  t.v = data.v.data();
+  t.o = answer.o.data();
+  t.lse = answer.lse.data();
+  t.cu_q = c.cu_q.data();
+  t.cu_kv = c.cu_kv.data();
+  t.used_q = c.used_q.data();
+  t.used_kv = c.used_kv.data();
+  t.kv_start = c.kv_start.data();
+  t.kv_index = c.kv_index.data();
+  t.page_table = c.table.data();
+  t.sinks = c.sinks.data();
+  t.slopes = c.slopes.data();
+  t.mask = p.array_mask.kind == MaskKind::boolean ? static_cast<const void*>(c.seen.data())
+           : p.array_mask.dtype == DType::f32     ? static_cast<const void*>(c.mask.data())
+                                                  : static_cast<const void*>(narrow.data());
+  simt::forget_allowed();
+  simt::allow(data.q.data(), data.q.size() * 2);
+  simt::allow(data.k.data(), data.k.size() * 2);
+  simt::allow(data.v.data(), data.v.size() * 2);
+  simt::Launch launch;
+  launch.grid = {static_cast<unsigned>(blocks(p, config)), 1, 1};
+  launch.threads = static_cast<unsigned>(config.threads());
+  launch.copies = copies;
+  launch.shared = shared_memory;
+  launch.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
+  using Kernel = void (*)(Params);
+  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(entries<T>()[index]));
+  const Params params = make_params(p, t, config);
+  simt::run(launch, [&] { kernel(params); });
+  return answer;
+}
+
+template <class T>
+void expect_right_answer(const Case& c, simt::Copies copies) {
+  const Data<T> data = make_data<T>(c);
+  expect_right<T>(c, data, run_kernel<T>(c, data, copies));
+}
+
+/// Of `count` problems; `change` makes of each what is asked.
+template <class Change>
+void expect_right_of_many(int first_seed, int count, const Change& change) {
+  for (int seed = first_seed; seed < first_seed + count; ++seed) {
+    Case c = draw(static_cast<std::uint64_t>(seed));
+    change(c);
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const auto copies = seed % 2 == 0 ? simt::Copies::late : simt::Copies::early;
+    if (c.problem.dtype == DType::f16)
+      expect_right_answer<__half>(c, copies);
+    else
+      expect_right_answer<__nv_bfloat16>(c, copies);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(ServingKernel, AgreesWithTheMeaningOfEveryFeature) {
+  expect_right_of_many(1, 2 * GREENFAST_TEST_PERCENT, [](Case&) {});
+}
+
+TEST(ServingKernel, AddsSlopesAndMasksOfEveryShape) {
+  expect_right_of_many(20001, 2 * GREENFAST_TEST_PERCENT, [](Case& c) { add_biases(c); });
+}
+
+/// Whole blocks, whose copies are issued between products, between blocks that are seen in part.
+TEST(ServingKernel, PromptsOfSeveralBlocksAndTiles) {
+  for (const auto& [dim, keys, rows] :
+       {std::array{64, 330, 150}, {128, 256, 70}, {72, 200, 65}, {256, 140, 66}}) {
+    for (const bool causal : {false, true}) {
+      Case c;
+      c.seed = static_cast<std::uint64_t>(dim + keys);
+      Problem& p = c.problem = make_problem(1, 2, 1, rows, keys, dim, DType::f16);
+      p.out_dtype = DType::f32;
+      p.o.alignment = p.q.alignment = p.k.alignment = p.v.alignment = 16;
+      p.lse = true;
+      if (causal) p.mask = Mask::causal(Alignment::bottom_right);
+      c.facts.kind = DeviceKind::cuda;
+      c.facts.shared_per_block = 163 * 1024;
+      expect_right_answer<__half>(c, causal ? simt::Copies::early : simt::Copies::late);
+      ASSERT_FALSE(HasFatalFailure()) << dim;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace greenfast::cuda::sm80_serving
