@@ -328,8 +328,8 @@ Directions directions_of(const ReportSources& sources, const json& gate) {
 struct Step {
   std::string what, gain, effort, risk;
 };
-// Why a profile of the candidate speaks against an idea; empty where it does not, or where there is
-// none.
+// Why an idea is not to be tried: it is a control experiment, or a profile of the candidate speaks
+// against it. Empty where nothing does, or where there is no profile.
 std::string denied_by(const ReportSource* profile, const std::string& candidate,
                       const std::string& line, const std::vector<Prediction>& predictions) {
   const Symptom* symptom = symptom_in_line(line, predictions);
@@ -377,11 +377,14 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
       for (const Timing& before : model.timings)
         if (after.variant == v.id && before.variant == candidate && after.source == before.source &&
             after.shape == before.shape && after.shape.starts_with("mission"))
+  if (const std::string why = control_in_line(line, predictions); !why.empty())
+    return "none to expect, a control experiment: " + why;
           gain =
               fmt::format("{:.2f}× at {} in {}", before.p50 / after.p50, after.shape, after.source);
     // What was measured of it says more than what its idea is for.
     if (const std::string why = denied_by(profile, candidate, v.id, predictions);
-        !why.empty() && gain == "not measured here") {
+        !why.empty() &&
+        (gain == "not measured here" || !control_in_line(v.id, predictions).empty())) {
       steps.push_back({fmt::format("not: {}: {}", v.id, v.idea), why, "-", "-"});
       continue;
     }

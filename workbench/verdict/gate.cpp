@@ -665,8 +665,9 @@ class Gate {
       primary = record_.fast->front().deciding();
     GateVerdict& verdict = record_.verdict;
     verdict.decision = from_reasons(std::move(reasons_));
-    verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree),
-                            {options_.baseline, options_.candidate}, primary, predictions_);
+    verdict.advice =
+        advise(verdict.decision, rules_.tree(rule_.tree), {options_.baseline, options_.candidate},
+               primary, thresholds_.gate, predictions_);
     verdict.gate = thresholds_.gate;
     verdict.guard = thresholds_.guard;
     verdict.noise = thresholds_.noise;
