@@ -371,14 +371,11 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
   }
   for (const VariantInfo& v : variants()) {
     if (v.predecessor != candidate) continue;
-    // A ratio of two records would not be paired: only the same record counts.
     std::string gain = "not measured here";
     for (const Timing& after : model.timings)
       for (const Timing& before : model.timings)
-        if (after.variant == v.id && before.variant == candidate && after.source == before.source &&
-            after.shape == before.shape && after.shape.starts_with("mission"))
-  if (const std::string why = control_in_line(line, predictions); !why.empty())
-    return "none to expect, a control experiment: " + why;
+        if (after.variant == v.id && before.variant == candidate && comparable(after, before) &&
+            after.shape.starts_with("mission"))
           gain =
               fmt::format("{:.2f}× at {} in {}", before.p50 / after.p50, after.shape, after.source);
     // What was measured of it says more than what its idea is for.
