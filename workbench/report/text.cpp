@@ -224,12 +224,45 @@ std::string compare_section(const ReportSource& source) {
 
 // ---- gates
 
-const ReportSource* profile_for(const ReportSources& sources, const std::string& variant) {
+/// Why a profile is none of what a gate judged; empty where it is.
+std::string foreign(const json& profile, const json& gate) {
+  const auto other = [](const char* what, const std::string& its, const std::string& gates) {
+    return fmt::format("{} {}, and the gate's is {}", what, its.empty() ? "unknown" : its,
+                       gates.empty() ? "unknown" : gates);
+  };
+  const auto device_of = [](const json& record) {
+    return record.contains("device") ? plain(record["device"].at("name")) : std::string();
+  };
+  const std::string device = device_of(profile), gates_device = device_of(gate);
+  if (device != gates_device || device.empty()) return other("GPU or CPU", device, gates_device);
+  const std::string commit = sha_of(profile), gates_commit = sha_of(gate);
+  if (!commit.empty() && !gates_commit.empty() && commit != gates_commit)
+    return other("commit", commit.substr(0, 10), gates_commit.substr(0, 10));
+  std::string asked;  // at the primary shape
+  for (const char* rows : {"shapes", "fast"})
+    if (asked.empty() && gate.contains(rows))
+      for (const json& shape : gate[rows])
+        if (shape.value("primary", false) && shape.contains("problem"))
+          asked = plain(shape["problem"]);
+  const std::string problem = plain(profile.at("problem"));
+  if (problem != asked || problem.empty()) return other("problem", problem, asked);
+  return {};
+}
+
+/// The last profile of that side of a gate; where there is none but what is foreign, why that is.
+const ReportSource* profile_for(const ReportSources& sources, const json& gate,
+                                const std::string& variant, std::string* why = nullptr) {
   const ReportSource* found = nullptr;
   for (const ReportSource& s : sources.records) {
     if (s.kind != "profile") continue;
-    for (const json& side : s.record["sides"])
-      if (plain(side.at("variant")) == variant) found = &s;
+    for (const json& side : s.record["sides"]) {
+      if (plain(side.at("variant")) != variant) continue;
+      const std::string other = foreign(s.record, gate);
+      if (other.empty())
+        found = &s;
+      else if (why != nullptr)
+        *why = other;
+    }
   }
   return found;
 }
@@ -239,7 +272,7 @@ int raw_elsewhere(const ReportSources& sources, const json& gate) {
   int out = 0;
   std::set<const ReportSource*> seen;
   for (const char* side : {"baseline", "candidate"}) {
-    const ReportSource* profile = profile_for(sources, plain(gate["options"].at(side)));
+    const ReportSource* profile = profile_for(sources, gate, plain(gate["options"].at(side)));
     if (profile == nullptr || !seen.insert(profile).second ||
         !profile->record.contains("artifacts"))
       continue;
@@ -265,8 +298,10 @@ KeptProfiles kept_profiles(const ReportSources& sources, const json& gate) {
   out.both = true;
   for (const char* side : {"baseline", "candidate"}) {
     const std::string variant = plain(gate["options"].at(side));
-    const ReportSource* profile = profile_for(sources, variant);
-    std::string status = "no profile in this folder";
+    std::string why;
+    const ReportSource* profile = profile_for(sources, gate, variant, &why);
+    std::string status =
+        why.empty() ? "no profile in this folder" : "its profile here is another's: " + why;
     bool measured = false;
     if (profile != nullptr)
       for (const json& s : profile->record["sides"]) {
@@ -309,7 +344,7 @@ Directions directions_of(const ReportSources& sources, const json& gate) {
     if (sides.size() != 2 ||
         plain(sides[0].at("variant")) != plain(gate["options"].at("baseline")) ||
         plain(sides[1].at("variant")) != plain(gate["options"].at("candidate")) ||
-        s.record["directions"].empty())
+        s.record["directions"].empty() || !foreign(s.record, gate).empty())
       continue;
     out = Directions();
     out.profiled = true;
@@ -359,7 +394,7 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
   const std::string baseline = plain(gate["options"].at("baseline"));
   const auto read = parse_predictions("policies/predictions.toml", builtin_predictions());
   const std::vector<Prediction> predictions = read ? *read : std::vector<Prediction>();
-  const ReportSource* profile = profile_for(sources, candidate);
+  const ReportSource* profile = profile_for(sources, gate, candidate);
   for (const json& next : gate["verdict"].at("next")) {
     const std::string line = plain(next);
     // Gates from before 2026-11-26 proposed what they had gated against.
