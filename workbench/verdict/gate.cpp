@@ -77,6 +77,16 @@ std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int 
       most.stack, sha256_hex(digests), check_foreign(candidate, most, dynamic_shared, limits)};
 }
 
+/// What the compiler said of a plugin's source while this command compiled it.
+std::optional<CompilerLogs> plugin_logs(const std::string& kernel) {
+  const auto log = plugin_compiler_log(kernel);
+  if (!log) return std::nullopt;
+  CompilerLogs out{1, {}};
+  for (const std::string& line : complaints_of(*log))
+    out.complaints.push_back(fmt::format("{}: {}", kernel, line));
+  return out;
+}
+
 /// A kernel of this program as a device of compute capability `arch` loads it, held to its limits
 /// as the candidate launches it.
 std::optional<KernelResources> compiled_kernel(const std::string& kernel, int arch,
@@ -304,10 +314,10 @@ class Gate {
     if (build_.device.kind == DeviceKind::cuda) {
       if (const Result<DeviceCode>& code = own_device_code())
         record_.code = code_of_sides(build_.shapes, build_.device.arch, *code);
-      if (const auto said = own_compiler_logs()) {
+      if (const auto said = logs_of_sides(build_.shapes, {own_compiler_logs, plugin_logs})) {
         record_.compiler_logs = *said;
         logs = said->complaints.empty()
-                   ? fmt::format(", no warning in {} compiler logs", said->logs)
+                   ? fmt::format(", no warning in {} compiler logs of them", said->logs)
                    : fmt::format(", {} warnings, the first: {}", said->complaints.size(),
                                  said->complaints.front());
       }
