@@ -13,6 +13,7 @@
 
 #include "workbench/base/json.hpp"
 #include "workbench/base/markdown.hpp"
+#include "workbench/base/sha256.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
@@ -60,9 +61,18 @@ std::string demoted(const std::string& markdown) {
 }
 
 // On one line, whatever the record holds: it goes between fences of code.
-std::string command_of(const json& record) {
-  std::string command = "greenfast";
-  for (const json& word : record.at("argv")) command += ' ' + shell_word(plain(word));
+std::string command_of(const json& record, std::span<const GivenPolicy> instead = {}) {
+  std::string command = "greenfast", before;
+  for (const json& one : record.at("argv")) {
+    std::string word = plain(one);
+    for (const GivenPolicy& policy : instead) {
+      if (policy.name.empty()) continue;
+      if (before == policy.option && word == policy.file) word = policy.name;
+      if (word == policy.option + "=" + policy.file) word = policy.option + "=" + policy.name;
+    }
+    before = word;
+    command += ' ' + shell_word(word);
+  }
   std::replace_if(
       command.begin(), command.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return command;
@@ -367,6 +377,8 @@ struct Step {
 // against it. Empty where nothing does, or where there is no profile.
 std::string denied_by(const ReportSource* profile, const std::string& candidate,
                       const std::string& line, const std::vector<Prediction>& predictions) {
+  if (const std::string why = control_in_line(line, predictions); !why.empty())
+    return "none to expect, a control experiment: " + why;
   const Symptom* symptom = symptom_in_line(line, predictions);
   if (symptom == nullptr || profile == nullptr) return {};
   for (const json& side : profile->record["sides"]) {
@@ -413,7 +425,7 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
             after.shape.starts_with("mission"))
           gain =
               fmt::format("{:.2f}× at {} in {}", before.p50 / after.p50, after.shape, after.source);
-    // What was measured of it says more than what its idea is for.
+    // What was measured of it says more than what its idea is for; a control experiment has none.
     if (const std::string why = denied_by(profile, candidate, v.id, predictions);
         !why.empty() &&
         (gain == "not measured here" || !control_in_line(v.id, predictions).empty())) {
@@ -653,14 +665,38 @@ std::string artifacts_section(const ReportSources& sources) {
 
 }  // namespace
 
-std::string reproduce_text(const ReportSources& sources) {
+std::vector<GivenPolicy> given_policies(const json& gate) {
+  std::vector<GivenPolicy> out;
+  const json& options = gate.at("options");
+  const json texts = gate.value("policies", json::object());
+  for (const auto& [key, option] :
+       {std::pair("gate_policy", "--gate-policy"), std::pair("policy", "--policy")}) {
+    const std::string file = plain(options.at(key));
+    const bool kept = texts.contains(key);
+    // A numerics policy of this version goes by its name, as does one of a version that kept no texts.
+    if (!kept && (std::string_view(key) == "policy" || file.empty())) continue;
+    GivenPolicy& policy = out.emplace_back(GivenPolicy{option, file, "", ""});
+    if (!kept) continue;
+    policy.text = plain(texts.at(key).at("text"));
+    std::string name = std::filesystem::path(file).filename().string();
+    for (char& c : name)
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '_') c = '-';
+    policy.name = fmt::format("policies/given/{}-{}", sha256_hex(policy.text).substr(0, 12), name);
+  }
+  return out;
+}
+
+std::string reproduce_text(const ReportSources& sources, bool in_bundle) {
   std::string out = "## To reproduce\n\n";
   std::set<std::string> seen;
   for (const ReportSource& s : sources.records) {
     const json& r = s.record;
     if (!r.contains("build") || !r.contains("argv")) continue;
     const std::string sha = sha_of(r).empty() || !r["build"].is_object() ? "" : sha_of(r);
-    if (!seen.insert(sha + command_of(r)).second) continue;
+    const std::vector<GivenPolicy> given =
+        s.kind == "gate" ? given_policies(r) : std::vector<GivenPolicy>();
+    const std::string command = command_of(r, in_bundle ? given : std::span<const GivenPolicy>());
+    if (!seen.insert(sha + command).second) continue;
     const std::string checkout =
         sha.size() >= 7 && sha.find_first_not_of("0123456789abcdef") == std::string::npos
             ? fmt::format("git checkout {} && make build\n", sha)
@@ -668,9 +704,21 @@ std::string reproduce_text(const ReportSources& sources) {
     std::string expect;
     if (s.kind == "gate") expect = gate_headline(r)[0];
     if (s.kind == "run") expect = run_headline(r)[0];
-    out += fmt::format("```\n{}{}\n```\n", checkout, command_of(r));
+    out += fmt::format("```\n{}{}\n```\n", checkout, command);
     if (!expect.empty())
       out += fmt::format("\nExpect, within the machine's noise: {}\n", markdown_text(expect));
+    for (const GivenPolicy& policy : given) {
+      if (policy.name.empty())
+        out += fmt::format(
+            "\n{} {}: a file of whoever ran this, and the record is of a version that kept no text "
+            "of it.\n",
+            policy.option, markdown_text(policy.file));
+      else if (in_bundle)
+        out += fmt::format("\n`{}` is a file of this bundle: give the way to it.\n", policy.name);
+      else
+        out += fmt::format("\n{} {}: its text stands in the record, and a bundle holds it.\n",
+                           policy.option, markdown_text(policy.file));
+    }
     if (dirty(r))
       out += "\nThe tree had changes that no commit holds; the record names their digest alone.\n";
     out += '\n';

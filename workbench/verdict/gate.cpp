@@ -738,6 +738,20 @@ Result<ResourceLimits> load_limits(const Policy& policy) {
   return limits;
 }
 
+/// The texts of policies that are files of the caller's, for whoever wants to gate like this again:
+/// those of this version stand in its repository.
+json policy_texts(const GateOptions& options, const Policy& policy, const GatePolicy& rules) {
+  json out = json::object();
+  if (!options.gate_policy.empty())
+    out["gate_policy"] = {
+        {"file", options.gate_policy}, {"text", rules.text}, {"sha256", rules.sha256}};
+  const auto builtin = builtin_policies();
+  if (std::none_of(builtin.begin(), builtin.end(),
+                   [&](const BuiltinPolicy& row) { return row.name == options.policy; }))
+    out["policy"] = {{"file", options.policy}, {"text", policy.text}, {"sha256", policy.sha256}};
+  return out;
+}
+
 Status check_options(const GateOptions& options) {
   const auto bad = [](const std::string& text) {
     return Status(StatusCode::invalid_argument, text);
@@ -797,14 +811,17 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
   if (!rules) return rules.status();
   auto limits = load_limits(*policy);
   if (!limits) return limits.status();
-  auto job = Checkpoint::begin(directory, {{"schema", kGateSchema},
-                                           {"status", "running"},
-                                           {"run_id", directory.filename().string()},
-                                           {"utc", utc_time()},
-                                           {"argv", argv},
-                                           {"host", host_json(host_facts())},
-                                           {"options", to_json(options)},
-                                           {"build", gate_identity(*policy, *rules, options)}});
+  json head = {{"schema", kGateSchema},
+               {"status", "running"},
+               {"run_id", directory.filename().string()},
+               {"utc", utc_time()},
+               {"argv", argv},
+               {"host", host_json(host_facts())},
+               {"options", to_json(options)},
+               {"build", gate_identity(*policy, *rules, options)}};
+  if (json texts = policy_texts(options, *policy, *rules); !texts.empty())
+    head["policies"] = std::move(texts);
+  auto job = Checkpoint::begin(directory, std::move(head));
   if (!job) return job.status();
   hide_from_plugins(job->head_file());
   return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), std::move(*limits),

@@ -194,6 +194,7 @@ const DecisionTree& GatePolicy::tree(const std::string& name) const { return tre
 Result<GatePolicy> parse_gate_policy(std::string_view name, std::string_view text) {
   try {
     GatePolicy policy = read_policy(toml::parse(text));
+    policy.text = text;
     policy.sha256 = sha256_hex(text);
     return policy;
   } catch (const toml::parse_error& error) {

@@ -32,7 +32,7 @@ struct RungRule {
 };
 
 struct GatePolicy {
-  std::string sha256;  ///< of the text
+  std::string text, sha256;  ///< as read, and its digest
   int processes = 3;
   int samples = 200;
   double halfwidth = 0.01;
