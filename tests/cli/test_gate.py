@@ -269,6 +269,28 @@ def test_a_regression_is_told_the_trees_levels_and_what_next(greenfast, tmp_path
     assert "next: profile both sides" in (greenfast.work / report).read_text()
 
 
+def test_a_verdict_that_is_no_promotion_reaches_no_level_and_is_advised(greenfast, tmp_path):
+    """The gate asks for more than the tree's level, which the candidate's lower bound is above: no level is reached by that."""
+    result = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--gate", "900", *SIXTY, "--json",
+                       "--gate-policy", gate_policy(tmp_path, 1e6))
+    verdict = result.json["verdict"]
+    validate(result.json)
+    assert result.code == 10, result.err
+    assert verdict["level"] == "" and not any(level["reached"] for level in verdict["levels"])
+    assert verdict["next"] and not any("reached" in line for line in verdict["next"])
+    if {reason["code"] for reason in verdict["reasons"]} == {"BELOW_GATE"}:
+        assert any("gate asks for 900.00x" in line for line in verdict["next"]), verdict["next"]
+
+
+def test_a_gate_policys_rung_of_nobody_is_refused_with_its_line(greenfast, tmp_path):
+    file = gate_policy(tmp_path, 0.05)
+    text = file.read_text()
+    file.write_text(f'{text}\n[[rung]]\ncandidate = "cuda.stage_c.stag2"\n')
+    line = text.count("\n") + 3
+    greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--gate-policy", file).refused(
+        2, f"line {line}", "cuda.stage_c.stag2")
+
+
 def test_an_a_a_wider_than_the_policy_is_noisy(greenfast, tmp_path):
     result = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", *SIXTY, "--json",
                        "--gate-policy", gate_policy(tmp_path, 1e-12))

@@ -78,6 +78,50 @@ def test_each_step_has_its_ratio_its_interval_and_the_change_that_caused_it(gree
     assert "queries in lanes" in table and "2.00×" in table
 
 
+def test_a_change_of_what_kernels_share_is_none_of_its_own_sources_and_names_the_file(greenfast, repository):
+    shared, own = "src/kernels/cpu/rows.hpp", 'const core::Kernel cpu_{} = {{}};\n#include "kernels/cpu/rows.hpp"\n'
+    repository.commit("src/kernels/cpu/10_naive.cpp", own.format("naive"), "a neighbour includes")
+    repository.commit(FLASH, own.format("flash"), "rows are included")
+    repository.commit(shared, "// 1", "rows")
+    repository.record(2e-3)
+    repository.commit(shared, "// 2", "rows by halves")
+    repository.record(1e-3)
+    repository.commit("src/kernels/cpu/10_naive.cpp", KERNEL.replace("flash", "naive"), "a neighbour lets go")
+    before, last = greenfast("history", "--repo", repository.path, "--json").json["points"][-2:]
+    # Nobody else is compiled from it now.
+    assert [c.split(" ", 1)[1] for c in before["changes"]] == ["rows", "rows are included"]
+    assert [c.split(" ", 1)[1] for c in last["changes"]] == ["rows by halves"] and last["note"] == ""
+    repository.commit("src/kernels/cpu/10_naive.cpp", own.format("naive"), "a neighbour includes again")
+    before, last = greenfast("history", "--repo", repository.path, "--json").json["points"][-2:]
+    only = "(only in cpu/rows.hpp, which other kernels share)"
+    assert [c.split(" ", 1)[1] for c in before["changes"]] == ["rows are included", f"rows {only}"]
+    assert [c.split(" ", 1)[1] for c in last["changes"]] == [f"rows by halves {only}"]
+    assert "no commit between them touched its own sources" in last["note"]
+    assert only in greenfast("history", "--repo", repository.path).out
+
+
+def test_a_merge_is_a_change_where_it_changed_something_itself(greenfast, repository):
+    def merge(name, own=""):
+        repository.git("checkout", "-q", "-b", name)
+        repository.commit(FLASH, f"{KERNEL}// {name}", f"on {name}")
+        repository.git("checkout", "-q", "main")
+        repository.commit("README.md", name, f"beside {name}")
+        environment = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        repository.git(*environment, "merge", "-q", "--no-ff", "--no-commit", name)
+        if own:
+            (repository.path / FLASH).write_text(f"{KERNEL}// {own}")
+        repository.git("add", "-A")
+        repository.git("commit", "-q", "-m", f"merge {name}")
+
+    merge("plain")
+    repository.record(2e-3)
+    merge("torn", own="neither side's")
+    repository.record(1e-3)
+    plain, torn = greenfast("history", "--repo", repository.path, "--json").json["points"][-2:]
+    assert [c.split(" ", 1)[1] for c in plain["changes"]] == ["on plain"]
+    assert [c.split(" ", 1)[1] for c in torn["changes"]] == ["merge torn", "on torn"]
+
+
 def test_a_commit_that_was_lost_is_said_to_be(greenfast, repository):
     repository.record(2e-3, commit="0123456789abcdef0123456789abcdef01234567")
     last = greenfast("history", "--repo", repository.path, "--json").json["points"][-1]

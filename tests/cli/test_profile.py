@@ -33,6 +33,22 @@ def two(tmp_path):
 STAGES = ["cuda.stage_c.stage1", "cuda.stage_c.stage2", "--dtype", "e4m3"]
 
 
+def gate_of(folder, baseline, candidate):
+    """A recorded gate as if it were of these two, in a folder of its own."""
+    gate = json.loads((ROOT / "evidence" / "verdicts" / "promote" / "gate.json").read_text())
+    gate["options"].update(baseline=baseline, candidate=candidate)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gate.json").write_text(json.dumps(gate))
+
+
+def as_of_the_gate(folder):
+    """The folder's profile as if it were of the gate's device, commit and problem, which counters from a file do not say."""
+    gate, profile = (json.loads((folder / f"{name}.json").read_text()) for name in ("gate", "profile"))
+    profile.update(device=gate["device"], problem=gate["fast"][0]["problem"])
+    profile["build"]["git"]["sha"] = gate["build"]["git_sha"]
+    (folder / "profile.json").write_text(json.dumps(profile))
+
+
 def test_two_profiles_are_set_beside_the_prediction(greenfast, two):
     result = greenfast("profile", *STAGES, "--csv", f"{two[0]},{two[1]}", "--out", "folder")
     assert result.code == 0, result.err
@@ -50,13 +66,13 @@ def test_two_profiles_are_set_beside_the_prediction(greenfast, two):
 
 
 def test_a_profile_in_a_gates_folder_is_its_evidence(greenfast, two, tmp_path):
-    gate = json.loads((ROOT / "evidence" / "verdicts" / "promote" / "gate.json").read_text())
-    gate["options"].update(baseline=STAGES[0], candidate=STAGES[1])
-    (greenfast.work / "folder").mkdir(parents=True)
-    (greenfast.work / "folder" / "gate.json").write_text(json.dumps(gate))
+    gate_of(greenfast.work / "folder", *STAGES[:2])
     before = greenfast("report", "folder", "--md", "-").out
     assert "no profile in this folder" in before and "| deferred |" in before
     assert greenfast("profile", *STAGES, "--csv", f"{two[0]},{two[1]}", "--out", "folder").code == 0
+    unknown = greenfast("report", "folder", "--md", "-").out
+    assert "not here: counters from a file, and the gate's is AMD EPYC" in unknown and "| deferred |" in unknown
+    as_of_the_gate(greenfast.work / "folder")
     after = greenfast("report", "folder", "--md", "-").out
     assert "| deferred |" not in after and "- [x] profiles of both sides kept" in after
     assert "Root-cause split of the warps' time" in after and "load earlier" in after
@@ -72,12 +88,10 @@ def test_a_profile_in_a_gates_folder_is_its_evidence(greenfast, two, tmp_path):
 
 
 def test_directions_are_ticked_by_what_was_seen(greenfast, two):
-    gate = json.loads((ROOT / "evidence" / "verdicts" / "promote" / "gate.json").read_text())
-    gate["options"].update(baseline=STAGES[0], candidate=STAGES[1])
     folder = greenfast.work / "folder"
-    folder.mkdir(parents=True)
-    (folder / "gate.json").write_text(json.dumps(gate))
+    gate_of(folder, *STAGES[:2])
     assert greenfast("profile", *STAGES, "--csv", f"{two[0]},{two[1]}", "--out", "folder").code == 0
+    as_of_the_gate(folder)
     record = json.loads((folder / "profile.json").read_text())
 
     def box(change):
@@ -111,8 +125,8 @@ def test_without_counters_it_is_skipped_with_the_reason_and_the_evidence_deferre
     assert result.out.count("SKIPPED: perf is not installed") == 2
     record = json.loads((greenfast.work / "folder" / "profile.json").read_text())
     assert record["exit_code"] == 3 and record["directions"] == []
-    gate = json.loads((ROOT / "evidence" / "verdicts" / "promote" / "gate.json").read_text())
-    (greenfast.work / "folder" / "gate.json").write_text(json.dumps(gate))
+    gate_of(greenfast.work / "folder", "cpu.naive", "cpu.flash")
+    as_of_the_gate(greenfast.work / "folder")
     text = greenfast("report", "folder", "--md", "-").out
     assert "cpu.flash: SKIPPED: perf is not installed (linux-perf) | deferred |" in text
 

@@ -357,10 +357,64 @@ def test_ticks_follow_what_a_check_is_about_and_not_its_words(greenfast, folder)
 def test_a_profile_that_was_skipped_is_none_whatever_its_reason_ends_with(greenfast, folder):
     side = {"kernels": [], "metrics": [], "missing": [], "stalls": [], "findings": [], "advice": [], "skipped": "the machine tells no metrics"}
     source = json.loads((ROOT / "evidence" / "verdicts" / "cuda-promote" / "profile.json").read_text())
-    source.update(sides=[{**side, "variant": variant} for variant in ("cpu.naive", "cpu.flash")], artifacts=[], directions=[])
+    gate = json.loads((folder / "gate.json").read_text())
+    source.update(sides=[{**side, "variant": variant} for variant in ("cpu.naive", "cpu.flash")], artifacts=[], directions=[],
+                  device=gate["device"], problem=gate["fast"][0]["problem"])
+    source["build"]["git"]["sha"] = gate["build"]["git_sha"]
     (folder / "profile.json").write_text(json.dumps(source))
     out = greenfast("report", folder, "--pr").out
     assert "SKIPPED: the machine tells no metrics" in out and not ticks(out)["profiles of both sides kept"]
+
+
+@pytest.fixture
+def promoted(tmp_path):
+    """A gate on a GPU with the profile of its two sides, raw profiles beside it."""
+    folder = tmp_path / "promoted"
+    shutil.copytree(ROOT / "evidence" / "verdicts" / "cuda-promote", folder)
+    edited(folder / "profile.json", lambda profile: profile.update(artifacts=[]))
+    return folder
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda p: p["device"].update(name="NVIDIA L4"), "GPU or CPU NVIDIA L4, and the gate's is NVIDIA H200"),
+    (lambda p: p["build"]["git"].update(sha="0123456789abcdef0123456789abcdef01234567"), "commit 0123456789, and the gate's is 78c52546fa"),
+    (lambda p: p.update(shape="long", problem="1x8x2048x64 e4m3 scales(per-head)"),
+     "problem 1x8x2048x64 e4m3 scales(per-head), and the gate's is 1x8x512x64 e4m3 scales(per-head)"),
+])
+def test_a_profile_of_something_else_ticks_nothing(greenfast, promoted, change, words):
+    own = greenfast("report", promoted, "--pr").out
+    assert ticks(own)["profiles of both sides kept"] and "no profile of both sides" not in own
+    edited(promoted / "profile.json", change)
+    out = greenfast("report", promoted, "--pr").out
+    assert not ticks(out)["profiles of both sides kept"] and not ticks(out)["directions as predicted"]
+    assert f"its profile here is another's: {words}" in out and "directions as predicted (no profile of both sides)" in out
+    assert "greenfast profile cuda.stage_c.stage1 cuda.stage_c.stage2" in out, "what would be this gate's is a next step"
+
+
+def test_a_profile_that_names_no_commit_is_not_foreign_for_it(greenfast, promoted):
+    edited(promoted / "profile.json", lambda profile: profile["build"]["git"].update(sha=""))
+    assert ticks(greenfast("report", promoted, "--pr").out)["profiles of both sides kept"]
+
+
+def test_the_ladder_divides_no_time_of_one_record_by_one_of_another(greenfast, tmp_path):
+    """cpu.naive is timed in one record and cold, cpu.flash in another and hot."""
+    folder = tmp_path / "apart"
+    folder.mkdir()
+    record = json.loads((ROOT / "evidence" / "cpu.json").read_text())
+    for name, variant, mode, p50 in (("a", "cpu.naive", "cold", 34.5e-3), ("b", "cpu.flash", "hot", 1.484e-3)):
+        one = json.loads(json.dumps(record))
+        one["rows"] = [row for row in one["rows"] if row["problem"] == "mission" and row["variant"] == variant]
+        one["rows"][0]["time"] |= {"mode": mode, "p50_seconds": p50, "p50_ci_seconds": [p50, p50]}
+        one["run_id"] = name
+        (folder / f"{name}.json").write_text(json.dumps(one))
+    text = greenfast("report", folder, "--md", "-").out
+    assert "1.484 ms" in text and "34.50 ms" in text
+    assert "### Ladder" not in text and "23.2" not in text
+    shutil.copy(ROOT / "evidence" / "cpu.json", folder / "c.json")
+    text = greenfast("report", folder, "--md", "-").out
+    p50 = {row["variant"]: row["time"]["p50_seconds"] for row in record["rows"] if row["problem"] == "mission"}
+    [note] = re.findall(r"cpu.flash is ([0-9.]+) times as fast .*of one record, apart/c.json, caches cold", text)
+    assert float(note) == pytest.approx(p50["cpu.naive"] / p50["cpu.flash"], rel=1e-2)
 
 
 def test_what_is_waived_is_inside_by_name(greenfast, folder):
@@ -428,14 +482,44 @@ def test_readme_tables_outside_a_repository_are_refused(greenfast):
     greenfast("report", "--readme").refused(2, "--readme", "inside a Greenfast repository")
 
 
-def test_an_idea_that_the_profile_speaks_against_is_not_recommended(greenfast):
+def test_a_control_experiment_is_not_recommended(greenfast):
+    """The swizzle permutes tiles that have no conflicts, whatever share of the wavefronts a profile counts elsewhere."""
     verdicts = ROOT / "evidence" / "verdicts"
-    text = greenfast("report", verdicts / "cuda-stage3a", "--md", "-").out
-    denied = "none to expect: bank_conflicts are 15% of shared_wavefronts, and it is for more than 20%"
-    rows = [line for line in text.splitlines() if line.startswith("|") and "cuda.stage_c.swizzle" in line and "gate" not in line.split("|")[2]]
-    assert [line for line in rows if line.startswith("| not: try USE_XOR_SWIZZLE=1") and denied in line], rows
-    assert [line for line in rows if line.startswith("| not: cuda.stage_c.swizzle: ") and denied in line], rows
-    assert "| try USE_XOR_SWIZZLE" not in text and "| gate cuda.stage_c.swizzle against" not in text
-    # 47% of fp8_mma's wavefronts are conflicts: there the profile says nothing against it. Its own baseline is no idea.
-    text = greenfast("report", verdicts / "cuda-fp8-mma", "--md", "-").out
-    assert "| try USE_XOR_SWIZZLE=1" in text and "| consider cuda.stage_c.stage3b" not in text
+    denied = "none to expect, a control experiment: it permutes the raw tiles"
+    for name in ("cuda-stage3a", "cuda-fp8-mma"):
+        text = greenfast("report", verdicts / name, "--md", "-").out
+        rows = [line for line in text.splitlines() if line.startswith("|") and "cuda.stage_c.swizzle" in line and "gate" not in line.split("|")[2]]
+        assert rows and all(line.startswith("| not: ") and denied in line for line in rows), rows
+        assert "| try USE_XOR_SWIZZLE" not in text and "| gate cuda.stage_c.swizzle against" not in text
+    assert "| consider cuda.stage_c.stage3b" not in text, "its own baseline is no idea"
+
+
+def test_a_bundle_holds_the_policies_that_a_gate_was_given(greenfast, tmp_path):
+    policies = {"gate.toml": "--gate-policy", "strict.toml": "--policy"}
+    for name in policies:
+        text = (ROOT / "policies" / name).read_text()
+        (tmp_path / f"my {name}").write_text(f"# mine\n{text}")
+    words = [word for name, option in policies.items() for word in (option, tmp_path / f"my {name}")]
+    made = greenfast("gate", "--baseline", "cpu.naive", "--candidate", "cpu.flash", "--primary", "1x2x33x16", "--guards", "none",
+                     "--seeds", "0", "--processes", "1", "--budget", "0.1", "--out", "gates", *words)
+    folder = next((greenfast.work / "gates").glob("*-gate"))
+    mine = {name: (tmp_path / f"my {name}").read_bytes() for name in policies}
+    for name in policies:
+        (tmp_path / f"my {name}").unlink()
+    result = greenfast("report", folder, "--bundle", tmp_path / "walk.tar.gz")
+    assert result.code == 0, made.err + result.err
+    with tarfile.open(tmp_path / "walk.tar.gz") as tar:
+        texts = {member.name.removeprefix("walk/"): tar.extractfile(member).read() for member in tar if member.isfile()}
+    reproduce = texts["REPRODUCE.md"].decode()
+    given = {name: option for option in policies.values() for name in re.findall(rf"{option} (policies/given/\S+)", reproduce)}
+    assert sorted(given.values()) == ["--gate-policy", "--policy"] and "my gate.toml" not in reproduce
+    for name, option in given.items():
+        [file] = [file for file, its in policies.items() if its == option]
+        assert texts[name] == mine[file]
+    assert texts["policies/gate.toml"] == (ROOT / "policies" / "gate.toml").read_bytes(), "and this version's own"
+
+
+def test_a_gate_without_the_text_of_its_policy_says_so(greenfast, folder):
+    edited(folder / "gate.json", lambda gate: gate["options"].update(gate_policy="/elsewhere/gate.toml"))
+    text = greenfast("report", folder, "--md", "-").out
+    assert "--gate-policy /elsewhere/gate.toml: a file of whoever ran this" in text

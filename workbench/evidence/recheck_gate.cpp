@@ -144,15 +144,21 @@ class VerdictCheck {
   }
 
   /// Levels by their own thresholds; which there are, where today's policy is that of the record.
+  /// Records from before 2026-11-26 say that a level is reached where the lower bound is above it,
+  /// whatever the verdict.
   void levels(const Decision& decision, const std::optional<Interval>& primary) {
+    const bool promoted = decision.outcome == Outcome::promote;
+    bool old = !promoted && !verdict_.at("levels").is_array();
     if (verdict_.at("levels").is_array()) {
       std::string reached;
       for (const json& level : verdict_.at("levels")) {
-        const bool is = primary && primary->lo >= level.at("at_least").get<double>();
-        if (level.at("reached").get<bool>() != is)
-          add(fmt::format("level {}: says reached {}, and its interval says {}",
-                          level.at("name").dump(), level.at("reached").dump(), is));
-        if (is) reached = text(level, "name");
+        const bool above = primary && primary->lo >= level.at("at_least").get<double>();
+        const bool said = level.at("reached").get<bool>();
+        if (said ? !above : above && promoted)
+          add(fmt::format("level {}: says reached {}, and its interval and verdict say {}",
+                          level.at("name").dump(), said, !said));
+        old = old || (said && !promoted);
+        if (said) reached = text(level, "name");
       }
       if (text(verdict_, "level") != reached)
         add(fmt::format("says level \"{}\", and its levels say \"{}\"", text(verdict_, "level"),
@@ -162,8 +168,9 @@ class VerdictCheck {
     if (!rules) return;
     const std::string candidate = text(record_.at("options"), "candidate");
     const Advice is = advise(decision, rules->tree(rules->rule(candidate).tree),
-                             {text(record_.at("options"), "baseline"), candidate}, primary, {});
-    if (text(verdict_, "level") != is.level)
+                             {text(record_.at("options"), "baseline"), candidate}, primary,
+                             verdict_.at("gate").get<double>(), {});
+    if (!old && text(verdict_, "level") != is.level)
       add(fmt::format("says level \"{}\", and its policy says \"{}\"", text(verdict_, "level"),
                       is.level));
     const json& levels = verdict_.at("levels");

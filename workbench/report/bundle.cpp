@@ -62,6 +62,14 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
   }
   for (const BuiltinPolicy& policy : builtin_policies())
     add(fmt::format("policies/{}.toml", policy.name), std::string(policy.text));
+  for (const ReportSource& s : sources.records) {
+    if (s.kind != "gate") continue;
+    for (GivenPolicy& policy : given_policies(s.record))
+      if (!policy.name.empty() && std::none_of(files.begin(), files.end(), [&](const auto& f) {
+            return f.first == policy.name;
+          }))
+        add(policy.name, std::move(policy.text));
+  }
   add("policies/gate.toml", std::string(builtin_gate_policy()));
   add("policies/resources.toml", std::string(builtin_resource_limits()));
   add("policies/predictions.toml", std::string(builtin_predictions()));
@@ -78,9 +86,9 @@ Status write_bundle(const fs::path& file, const ReportSources& sources,
   add("REPRODUCE.md",
       fmt::format(
           "# How to get these results again\n\nWritten by {}. `sha256sum -c SHA256SUMS` checks the "
-          "files; `policies/` holds what this version judges by, records name the digests of "
-          "what they were judged by.\n\n{}",
-          build_line(), reproduce_text(sources)));
+          "files; `policies/` holds what this version judges by, `policies/given/` what gates were "
+          "given as files, records name the digests of what they were judged by.\n\n{}",
+          build_line(), reproduce_text(sources, true)));
   std::sort(files.begin(), files.end());
   std::string sums;
   for (const auto& [name, content] : files)

@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include <greenfast/attention.hpp>
+
 #include "workbench/base/subprocess.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/cases/problem_codec.hpp"
@@ -139,6 +141,71 @@ std::string utc_of(const std::string& seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
+/// A file that a variant is compiled from, by what of its path stays when folders move.
+struct OwnFile {
+  std::string tail;     ///< "20_flash.cpp", "device/softmax.cuh"
+  bool shared = false;  ///< kernels of other objects are compiled from it too
+};
+
+/// What a variant is compiled from. A numbered rung's file name is its own, others share theirs
+/// (kernel.cuh), and are told apart by their folder.
+std::vector<OwnFile> own_files(const KernelFiles& files, const std::string& variant) {
+  const auto is_source = [](const std::string& path) {
+    return path.ends_with(".cu") || path.ends_with(".cpp");
+  };
+  const std::vector<std::string> own = closure_of(files, variant);
+  std::set<std::string> elsewhere;
+  for (const VariantInfo& other : variants()) {
+    if (own.empty() || other.id == variant) continue;
+    const std::vector<std::string> its = closure_of(files, other.id);
+    // Variants of one object are compiled from the same sources, all of which are theirs.
+    if (std::none_of(its.begin(), its.end(), [&](const std::string& path) {
+          return is_source(path) && std::find(own.begin(), own.end(), path) != own.end();
+        }))
+      elsewhere.insert(its.begin(), its.end());
+  }
+  std::vector<OwnFile> out;
+  for (const std::string& path : own) {
+    const fs::path file = path;
+    const std::string name = file.filename().string();
+    out.push_back({std::isdigit(static_cast<unsigned char>(name[0])) != 0
+                       ? name
+                       : (file.parent_path().filename() / name).string(),
+                   elsewhere.contains(path)});
+  }
+  return out;
+}
+
+/// The commits of a log (kCommit, "sha subject", names of files) as "sha subject", newest first;
+/// those that touched nothing but what other kernels share come last, and say which file.
+std::vector<std::string> changes_in(const std::string& log, const std::vector<OwnFile>& own,
+                                    bool* only_shared) {
+  std::vector<std::string> out, shared;
+  for (const std::string& entry : split(log, kCommit)) {
+    const std::vector<std::string> lines = split(entry, '\n');
+    if (lines[0].empty()) continue;
+    bool its_own = own.empty();
+    std::vector<std::string> names;
+    for (std::size_t i = 1; i < lines.size(); ++i)
+      for (const OwnFile& file : own) {
+        if (!("/" + lines[i]).ends_with("/" + file.tail)) continue;
+        its_own = its_own || !file.shared;
+        if (std::find(names.begin(), names.end(), file.tail) == names.end())
+          names.push_back(file.tail);
+      }
+    // A merge that brought nothing of its own: what it merged is listed.
+    if (!its_own && names.empty()) continue;
+    if (its_own)
+      out.push_back(lines[0]);
+    else
+      shared.push_back(fmt::format("{} (only in {}, which other kernels share)", lines[0],
+                                   fmt::join(names, ", ")));
+  }
+  *only_shared = out.empty() && !shared.empty();
+  out.insert(out.end(), shared.begin(), shared.end());
+  return out;
+}
+
 std::string times(double ratio) {
   return ratio > 0 ? fmt::format("{:.2f}×", ratio) : std::string("-");
 }
@@ -260,19 +327,11 @@ Result<History> read_history(const HistoryOptions& options) {
     if (fresh) at->second = repository->knows(commit);
     return at->second;
   };
-  std::map<std::string, std::vector<std::string>> own_sources;
-  const auto sources = [&](const std::string& variant) -> const std::vector<std::string>& {
+  const KernelFiles kernels = kernel_files(repository->folder());
+  std::map<std::string, std::vector<OwnFile>> own_sources;
+  const auto sources = [&](const std::string& variant) -> const std::vector<OwnFile>& {
     const auto [at, fresh] = own_sources.try_emplace(variant);
-    if (fresh)
-      for (const auto& [path, digest] : sources_of(repository->folder(), variant)) {
-        // Files move; a numbered rung's name is its own, others share theirs (kernel.cuh).
-        const fs::path file = path;
-        const std::string name = file.filename().string();
-        const std::string tail = std::isdigit(static_cast<unsigned char>(name[0])) != 0
-                                     ? name
-                                     : (file.parent_path().filename() / name).string();
-        at->second.push_back(fmt::format(":(glob)src/**/{}", tail));
-      }
+    if (fresh) at->second = own_files(kernels, variant);
     return at->second;
   };
   std::size_t first = 0;
@@ -298,18 +357,22 @@ Result<History> read_history(const HistoryOptions& options) {
                       unknown_commits(before.timing.commit, from_known, p.timing.commit, to_known));
     // The sources that the variant is compiled from, wherever they lay then. The library under a
     // harness's name, or a variant that is gone, may have run any kernel.
-    const std::vector<std::string>& own = sources(p.timing.variant);
-    std::vector<std::string> ask{"log", "--format=%h %s", from + ".." + to, "--"};
+    const std::vector<OwnFile>& own = sources(p.timing.variant);
+    // Of a merge (-c) the files that it made unlike each of its parents.
+    std::vector<std::string> ask{"log", "-c", "--name-only", "--format=%x1e%h %s", from + ".." + to,
+                                 "--"};
     if (own.empty())
       ask.insert(ask.end(), {"src/kernels", "src/core", "src/backends", "src/dispatch", "src/api"});
-    else
-      ask.insert(ask.end(), own.begin(), own.end());
+    for (const OwnFile& file : own) ask.push_back(fmt::format(":(glob)src/**/{}", file.tail));
     const bool peer = p.timing.variant.starts_with("peer:");
     if (peer) p.note = "a peer: its version and the machine, not this repository";
     if (peer) continue;
-    for (const std::string& line : split(repository->ask(ask), '\n'))
-      if (!line.empty()) p.changes.push_back(line);
-    if (p.changes.empty() && p.note.empty())
+    bool only_shared = false;
+    p.changes = changes_in(repository->ask(ask), own, &only_shared);
+    if (only_shared && p.note.empty())
+      p.note =
+          "no commit between them touched its own sources, but files that it shares with others";
+    else if (p.changes.empty() && p.note.empty())
       p.note = from == to ? "the same commit, measured again: the machine or its load"
                           : "no commit between them touched its own sources: what all kernels "
                             "share, the machine or its load";

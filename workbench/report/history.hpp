@@ -42,7 +42,8 @@ struct HistoryPoint {
   HistoryChange seen = HistoryChange::first_record;
   bool is_step() const { return seen == HistoryChange::faster || seen == HistoryChange::slower; }
   /// Commits between the two builds that touched the sources that the variant is compiled from,
-  /// newest first, as "sha subject".
+  /// newest first, as "sha subject". Those that touched nothing but files which other kernels share
+  /// stand behind the others, and name the file.
   std::vector<std::string> changes;
   std::string note;  ///< what stands in the way of naming the change; empty when nothing does
 };

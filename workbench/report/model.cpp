@@ -178,6 +178,7 @@ void add_samples(const ReportSource& source, ReportModel& out) {
       t.std = s.std;
       t.lo = s.ci_lo;
       t.hi = s.ci_hi;
+      t.run = shape.metric == CallMetric::back_to_back ? 0 : 1;
       out.timings.push_back(std::move(t));
     }
   }
@@ -204,6 +205,18 @@ std::vector<Timing> latest(std::span<const Timing> timings, const std::string& d
       out.push_back(t);
     else
       out[where->second] = t;
+  }
+  return out;
+}
+
+// "mission hot" of "mission fp16 hot".
+std::string without_type(std::string_view shape) {
+  std::string out;
+  while (!shape.empty()) {
+    const std::size_t end = std::min(shape.find(' '), shape.size());
+    const std::string_view word = shape.substr(0, end);
+    shape.remove_prefix(std::min(end + 1, shape.size()));
+    if (!word.empty() && !parse_dtype(word)) out.append(out.empty() ? "" : " ").append(word);
   }
   return out;
 }
@@ -257,11 +270,11 @@ Chart throughput_chart(const std::vector<Timing>& timings, const std::string& de
   return chart;
 }
 
-Chart ladder_chart(const std::vector<Rung>& rungs, const std::string& device,
-                   const std::string& shape, std::size_t index) {
+Chart ladder_chart(const Ladder& ladder, const std::string& device, std::size_t index) {
+  const std::vector<Rung>& rungs = ladder.rungs;
   Chart chart;
   chart.id = fmt::format("ladder-{}", index);
-  chart.title = fmt::format("Ladder at {}, {}", shape, device);
+  chart.title = fmt::format("Ladder at {}, {}", ladder.shape, device);
   chart.kind = Chart::Kind::bars_across;
   chart.x_title = "p50, µs, logarithmic";
   chart.x_log = true;
@@ -283,8 +296,8 @@ Chart ladder_chart(const std::vector<Rung>& rungs, const std::string& device,
   });
   chart.note = fmt::format(
       "Shorter is better. {} is {:.2f} times as fast as the first rung of its family. "
-      "Ratios of p50s of a run, without the paired interval that gate gives.",
-      best->variant, best->over_first);
+      "Ratios of p50s of one record, {}, caches {}, without the paired interval that gate gives.",
+      best->variant, best->over_first, ladder.source, ladder.mode);
   return chart;
 }
 
@@ -518,11 +531,16 @@ Work work_of(std::string_view problem) {
 
 ReportModel model_of(std::span<const ReportSource> sources) {
   ReportModel out;
+  std::size_t runs = 0;
   for (const ReportSource& source : sources) {
+    const std::size_t before = out.timings.size();
     if (source.kind == "run") add_run(source, out);
     if (source.kind == "gate") add_gate(source, out);
     if (source.kind == "compare") add_compare(source, out);
     if (source.kind == "samples") add_samples(source, out);
+    // A record has two ways of timing at most: calls back to back, and after a pause.
+    for (std::size_t i = before; i < out.timings.size(); ++i) out.timings[i].run += runs;
+    runs += 2;
   }
   // One problem goes by one name, that of the tables where somebody used it; and where a device was
   // timed both hot and cold, the name says which.
@@ -542,42 +560,85 @@ ReportModel model_of(std::span<const ReportSource> sources) {
   return out;
 }
 
-std::vector<Rung> ladder_of(std::span<const Timing> timings, const std::string& device,
-                            std::string* shape) {
+bool comparable(const Timing& a, const Timing& b) {
+  return a.run == b.run && a.device == b.device && a.mode == b.mode && a.problem == b.problem &&
+         (!a.problem.empty() || a.shape == b.shape);
+}
+
+Ladder ladder_of(std::span<const Timing> timings, const std::string& device) {
   const std::vector<VariantInfo> all = variants();
   std::set<std::string> followed;
   for (const VariantInfo& v : all)
     if (!v.predecessor.empty()) followed.insert(v.predecessor);
-  const std::vector<Timing> own = latest(timings, device);
-  const auto rungs_at = [&](const std::string& name) {
+  const auto family_of = [](const std::string& id) { return id.substr(0, id.rfind('.')); };
+
+  // What stands in one ladder: of a family the times that are comparable, the first kind that was
+  // timed; families differ in their type, so that "mission fp16" and "mission e4m3" are one shape.
+  struct Group {
+    std::size_t run;
+    std::string shape, mode;
+    std::map<std::string, std::vector<const Timing*>> kinds;  // of a family, one time of each kind
+  };
+  std::vector<Group> groups;
+  std::vector<const Timing*> own;
+  for (const Timing& t : timings) {
+    if (t.device != device) continue;
+    own.push_back(&t);
+    const std::string shape = without_type(t.shape);
+    auto at = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+      return g.run == t.run && g.shape == shape && g.mode == t.mode;
+    });
+    if (at == groups.end()) at = groups.insert(at, {t.run, shape, t.mode, {}});
+    std::vector<const Timing*>& kinds = at->kinds[family_of(t.variant)];
+    if (std::none_of(kinds.begin(), kinds.end(),
+                     [&](const Timing* kind) { return comparable(*kind, t); }))
+      kinds.push_back(&t);
+  }
+
+  const auto rungs_like = [&](const std::string& family, const Timing& kind) {
     std::vector<Rung> rungs;
     for (const VariantInfo& v : all) {
-      if (v.predecessor.empty() && !followed.contains(v.id)) continue;
-      const auto t = std::find_if(own.begin(), own.end(), [&](const Timing& one) {
-        // A family has its own type: "mission fp16" and "mission e4m3" are the same shape.
-        return one.variant == v.id && one.shape.substr(0, one.shape.find(' ')) == name;
+      if (family_of(v.id) != family || (v.predecessor.empty() && !followed.contains(v.id)))
+        continue;
+      const auto t = std::find_if(own.begin(), own.end(), [&](const Timing* one) {
+        return one->variant == v.id && comparable(*one, kind);
       });
       if (t == own.end()) continue;
-      Rung rung{v.id.substr(0, v.id.rfind('.')), v.id, v.idea, v.predecessor, t->p50, t->lo, t->hi};
-      for (const Rung& r : rungs) {
+      Rung rung{family, v.id, v.idea, v.predecessor, (*t)->p50, (*t)->lo, (*t)->hi};
+      for (const Rung& r : rungs)
         if (r.variant == v.predecessor) rung.over_predecessor = r.p50 / rung.p50;
-        if (r.family == rung.family && rung.over_first == 0) rung.over_first = r.p50 / rung.p50;
-      }
-      if (rung.over_first == 0) rung.over_first = 1;
+      rung.over_first = rungs.empty() ? 1 : rungs.front().p50 / rung.p50;
       rungs.push_back(std::move(rung));
     }
     return rungs;
   };
-  std::vector<Rung> best = rungs_at("mission");
-  *shape = "mission";
-  if (best.size() < 2) {
-    for (const std::string& name :
-         distinct(own, [](const Timing& t) { return t.shape.substr(0, t.shape.find(' ')); })) {
-      std::vector<Rung> here = rungs_at(name);
-      if (here.size() <= best.size()) continue;
-      best = std::move(here);
-      *shape = name;
+  const auto ladder_at = [&](const Group& group) {
+    Ladder ladder{group.shape, "", group.mode, {}};
+    bool any_ratio = false;
+    std::set<std::string> told;
+    for (const VariantInfo& v : all) {  // families in registry order
+      const std::string family = family_of(v.id);
+      const auto kinds = group.kinds.find(family);
+      if (kinds == group.kinds.end() || !told.insert(family).second) continue;
+      std::vector<Rung> most;
+      for (const Timing* kind : kinds->second) {
+        std::vector<Rung> rungs = rungs_like(family, *kind);
+        if (rungs.size() <= most.size()) continue;
+        most = std::move(rungs);
+        ladder.source = kind->source;
+      }
+      any_ratio = any_ratio || most.size() > 1;
+      std::move(most.begin(), most.end(), std::back_inserter(ladder.rungs));
     }
+    return any_ratio ? ladder : Ladder();
+  };
+  Ladder best;
+  for (const Group& group : groups) {
+    Ladder here = ladder_at(group);
+    if (here.rungs.empty()) continue;
+    const bool mission = here.shape == "mission", so_far = best.shape == "mission";
+    if (mission == so_far ? here.rungs.size() >= best.rungs.size() : mission)
+      best = std::move(here);
   }
   return best;
 }
@@ -589,9 +650,8 @@ std::vector<Chart> charts_of(const ReportModel& model, std::span<const ReportSou
     const std::vector<Timing> timings = latest(model.timings, devices[i]);
     for (Chart& part : readable(throughput_chart(timings, devices[i], i), 1))
       charts.push_back(std::move(part));
-    std::string shape;
-    const std::vector<Rung> rungs = ladder_of(model.timings, devices[i], &shape);
-    if (rungs.size() > 1) charts.push_back(ladder_chart(rungs, devices[i], shape, i));
+    const Ladder ladder = ladder_of(model.timings, devices[i]);
+    if (!ladder.rungs.empty()) charts.push_back(ladder_chart(ladder, devices[i], i));
     if (auto chart = roofline_chart(timings, model.ceilings, devices[i], i))
       charts.push_back(std::move(*chart));
   }

@@ -23,6 +23,7 @@ struct Timing {
   double p50 = 0, p90 = 0, std = 0, lo = 0, hi = 0;  // seconds; lo, hi: 95% interval of p50
   double flop = 0, bytes = 0;                        // of one call; bytes: each tensor once
   double percent_of_peak = 0;                        // 0 where no peak was measured
+  std::size_t run = 0;  // the same for what one record timed in one way, and for nothing else
   bool has_interval() const { return lo < hi; }
   double rate() const { return p50 > 0 ? flop / p50 : 0; }
 };
@@ -46,6 +47,9 @@ struct ReportModel {
   std::vector<Ceiling> ceilings;
   std::vector<DistributionError> errors;
 };
+/// Whether a ratio of two times means something: of one record, timed in one way, of one problem, on
+/// caches in one state. What was measured apart was measured on another day and another machine.
+bool comparable(const Timing& a, const Timing& b);
 /// Throws nlohmann::json::exception for what is not of its schema.
 ReportModel model_of(std::span<const ReportSource> sources);
 
@@ -92,8 +96,14 @@ struct Rung {
   double p50 = 0, lo = 0, hi = 0;
   double over_predecessor = 0, over_first = 0;  // 0: no such time
 };
-/// The rungs that were timed at a device's ladder shape (mission, else the one with most rungs).
-std::vector<Rung> ladder_of(std::span<const Timing> timings, const std::string& device,
-                            std::string* shape);
+/// Rungs of one record, timed alike at one shape; every ratio in it is of times that are comparable.
+struct Ladder {
+  std::string shape;         // as its times call it, without the type, which families differ in
+  std::string source, mode;  // of its times
+  std::vector<Rung> rungs;   // empty: no record timed two rungs that can be compared
+};
+/// Of a device: at mission where a record has it, else at the shape with most rungs; of several
+/// records the one with most rungs, of these the last given.
+Ladder ladder_of(std::span<const Timing> timings, const std::string& device);
 
 }  // namespace greenfast::workbench

@@ -39,8 +39,19 @@ bool has_html_report();
 /// Fails for records without a gate.
 Result<std::string> pull_request_text(const ReportSources& sources);
 
-/// Commit, command and expected headline of every record.
-std::string reproduce_text(const ReportSources& sources);
+/// A policy that a gate was given as a file, under its name in a bundle.
+struct GivenPolicy {
+  std::string option;  ///< "--gate-policy", "--policy"
+  std::string file;    ///< as it was given
+  std::string
+      name;  ///< "policies/given/0123456789ab-mine.toml"; empty: the record has no text of it
+  std::string text;
+};
+std::vector<GivenPolicy> given_policies(const nlohmann::json& gate);
+
+/// Commit, command and expected headline of every record. In a bundle commands name the policies that
+/// gates were given by the files of the bundle.
+std::string reproduce_text(const ReportSources& sources, bool in_bundle = false);
 
 /// policies/evidence.toml, opcodes.toml and spills.toml as they were when this binary was built.
 std::string_view builtin_known_gaps();

@@ -13,6 +13,7 @@
 
 #include "workbench/base/json.hpp"
 #include "workbench/base/markdown.hpp"
+#include "workbench/base/sha256.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/profile/profile.hpp"
 #include "workbench/report/report.hpp"
@@ -60,9 +61,18 @@ std::string demoted(const std::string& markdown) {
 }
 
 // On one line, whatever the record holds: it goes between fences of code.
-std::string command_of(const json& record) {
-  std::string command = "greenfast";
-  for (const json& word : record.at("argv")) command += ' ' + shell_word(plain(word));
+std::string command_of(const json& record, std::span<const GivenPolicy> instead = {}) {
+  std::string command = "greenfast", before;
+  for (const json& one : record.at("argv")) {
+    std::string word = plain(one);
+    for (const GivenPolicy& policy : instead) {
+      if (policy.name.empty()) continue;
+      if (before == policy.option && word == policy.file) word = policy.name;
+      if (word == policy.option + "=" + policy.file) word = policy.option + "=" + policy.name;
+    }
+    before = word;
+    command += ' ' + shell_word(word);
+  }
   std::replace_if(
       command.begin(), command.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return command;
@@ -224,12 +234,45 @@ std::string compare_section(const ReportSource& source) {
 
 // ---- gates
 
-const ReportSource* profile_for(const ReportSources& sources, const std::string& variant) {
+/// Why a profile is none of what a gate judged; empty where it is.
+std::string foreign(const json& profile, const json& gate) {
+  const auto other = [](const char* what, const std::string& its, const std::string& gates) {
+    return fmt::format("{} {}, and the gate's is {}", what, its.empty() ? "unknown" : its,
+                       gates.empty() ? "unknown" : gates);
+  };
+  const auto device_of = [](const json& record) {
+    return record.contains("device") ? plain(record["device"].at("name")) : std::string();
+  };
+  const std::string device = device_of(profile), gates_device = device_of(gate);
+  if (device != gates_device || device.empty()) return other("GPU or CPU", device, gates_device);
+  const std::string commit = sha_of(profile), gates_commit = sha_of(gate);
+  if (!commit.empty() && !gates_commit.empty() && commit != gates_commit)
+    return other("commit", commit.substr(0, 10), gates_commit.substr(0, 10));
+  std::string asked;  // at the primary shape
+  for (const char* rows : {"shapes", "fast"})
+    if (asked.empty() && gate.contains(rows))
+      for (const json& shape : gate[rows])
+        if (shape.value("primary", false) && shape.contains("problem"))
+          asked = plain(shape["problem"]);
+  const std::string problem = plain(profile.at("problem"));
+  if (problem != asked || problem.empty()) return other("problem", problem, asked);
+  return {};
+}
+
+/// The last profile of that side of a gate; where there is none but what is foreign, why that is.
+const ReportSource* profile_for(const ReportSources& sources, const json& gate,
+                                const std::string& variant, std::string* why = nullptr) {
   const ReportSource* found = nullptr;
   for (const ReportSource& s : sources.records) {
     if (s.kind != "profile") continue;
-    for (const json& side : s.record["sides"])
-      if (plain(side.at("variant")) == variant) found = &s;
+    for (const json& side : s.record["sides"]) {
+      if (plain(side.at("variant")) != variant) continue;
+      const std::string other = foreign(s.record, gate);
+      if (other.empty())
+        found = &s;
+      else if (why != nullptr)
+        *why = other;
+    }
   }
   return found;
 }
@@ -239,7 +282,7 @@ int raw_elsewhere(const ReportSources& sources, const json& gate) {
   int out = 0;
   std::set<const ReportSource*> seen;
   for (const char* side : {"baseline", "candidate"}) {
-    const ReportSource* profile = profile_for(sources, plain(gate["options"].at(side)));
+    const ReportSource* profile = profile_for(sources, gate, plain(gate["options"].at(side)));
     if (profile == nullptr || !seen.insert(profile).second ||
         !profile->record.contains("artifacts"))
       continue;
@@ -265,8 +308,10 @@ KeptProfiles kept_profiles(const ReportSources& sources, const json& gate) {
   out.both = true;
   for (const char* side : {"baseline", "candidate"}) {
     const std::string variant = plain(gate["options"].at(side));
-    const ReportSource* profile = profile_for(sources, variant);
-    std::string status = "no profile in this folder";
+    std::string why;
+    const ReportSource* profile = profile_for(sources, gate, variant, &why);
+    std::string status =
+        why.empty() ? "no profile in this folder" : "its profile here is another's: " + why;
     bool measured = false;
     if (profile != nullptr)
       for (const json& s : profile->record["sides"]) {
@@ -309,7 +354,7 @@ Directions directions_of(const ReportSources& sources, const json& gate) {
     if (sides.size() != 2 ||
         plain(sides[0].at("variant")) != plain(gate["options"].at("baseline")) ||
         plain(sides[1].at("variant")) != plain(gate["options"].at("candidate")) ||
-        s.record["directions"].empty())
+        s.record["directions"].empty() || !foreign(s.record, gate).empty())
       continue;
     out = Directions();
     out.profiled = true;
@@ -328,10 +373,12 @@ Directions directions_of(const ReportSources& sources, const json& gate) {
 struct Step {
   std::string what, gain, effort, risk;
 };
-// Why a profile of the candidate speaks against an idea; empty where it does not, or where there is
-// none.
+// Why an idea is not to be tried: it is a control experiment, or a profile of the candidate speaks
+// against it. Empty where nothing does, or where there is no profile.
 std::string denied_by(const ReportSource* profile, const std::string& candidate,
                       const std::string& line, const std::vector<Prediction>& predictions) {
+  if (const std::string why = control_in_line(line, predictions); !why.empty())
+    return "none to expect, a control experiment: " + why;
   const Symptom* symptom = symptom_in_line(line, predictions);
   if (symptom == nullptr || profile == nullptr) return {};
   for (const json& side : profile->record["sides"]) {
@@ -359,7 +406,7 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
   const std::string baseline = plain(gate["options"].at("baseline"));
   const auto read = parse_predictions("policies/predictions.toml", builtin_predictions());
   const std::vector<Prediction> predictions = read ? *read : std::vector<Prediction>();
-  const ReportSource* profile = profile_for(sources, candidate);
+  const ReportSource* profile = profile_for(sources, gate, candidate);
   for (const json& next : gate["verdict"].at("next")) {
     const std::string line = plain(next);
     // Gates from before 2026-11-26 proposed what they had gated against.
@@ -371,17 +418,17 @@ std::vector<Step> next_steps(const ReportSources& sources, const ReportModel& mo
   }
   for (const VariantInfo& v : variants()) {
     if (v.predecessor != candidate) continue;
-    // A ratio of two records would not be paired: only the same record counts.
     std::string gain = "not measured here";
     for (const Timing& after : model.timings)
       for (const Timing& before : model.timings)
-        if (after.variant == v.id && before.variant == candidate && after.source == before.source &&
-            after.shape == before.shape && after.shape.starts_with("mission"))
+        if (after.variant == v.id && before.variant == candidate && comparable(after, before) &&
+            after.shape.starts_with("mission"))
           gain =
               fmt::format("{:.2f}× at {} in {}", before.p50 / after.p50, after.shape, after.source);
-    // What was measured of it says more than what its idea is for.
+    // What was measured of it says more than what its idea is for; a control experiment has none.
     if (const std::string why = denied_by(profile, candidate, v.id, predictions);
-        !why.empty() && gain == "not measured here") {
+        !why.empty() &&
+        (gain == "not measured here" || !control_in_line(v.id, predictions).empty())) {
       steps.push_back({fmt::format("not: {}: {}", v.id, v.idea), why, "-", "-"});
       continue;
     }
@@ -618,14 +665,38 @@ std::string artifacts_section(const ReportSources& sources) {
 
 }  // namespace
 
-std::string reproduce_text(const ReportSources& sources) {
+std::vector<GivenPolicy> given_policies(const json& gate) {
+  std::vector<GivenPolicy> out;
+  const json& options = gate.at("options");
+  const json texts = gate.value("policies", json::object());
+  for (const auto& [key, option] :
+       {std::pair("gate_policy", "--gate-policy"), std::pair("policy", "--policy")}) {
+    const std::string file = plain(options.at(key));
+    const bool kept = texts.contains(key);
+    // A numerics policy of this version goes by its name, as does one of a version that kept no texts.
+    if (!kept && (std::string_view(key) == "policy" || file.empty())) continue;
+    GivenPolicy& policy = out.emplace_back(GivenPolicy{option, file, "", ""});
+    if (!kept) continue;
+    policy.text = plain(texts.at(key).at("text"));
+    std::string name = std::filesystem::path(file).filename().string();
+    for (char& c : name)
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '_') c = '-';
+    policy.name = fmt::format("policies/given/{}-{}", sha256_hex(policy.text).substr(0, 12), name);
+  }
+  return out;
+}
+
+std::string reproduce_text(const ReportSources& sources, bool in_bundle) {
   std::string out = "## To reproduce\n\n";
   std::set<std::string> seen;
   for (const ReportSource& s : sources.records) {
     const json& r = s.record;
     if (!r.contains("build") || !r.contains("argv")) continue;
     const std::string sha = sha_of(r).empty() || !r["build"].is_object() ? "" : sha_of(r);
-    if (!seen.insert(sha + command_of(r)).second) continue;
+    const std::vector<GivenPolicy> given =
+        s.kind == "gate" ? given_policies(r) : std::vector<GivenPolicy>();
+    const std::string command = command_of(r, in_bundle ? given : std::span<const GivenPolicy>());
+    if (!seen.insert(sha + command).second) continue;
     const std::string checkout =
         sha.size() >= 7 && sha.find_first_not_of("0123456789abcdef") == std::string::npos
             ? fmt::format("git checkout {} && make build\n", sha)
@@ -633,9 +704,21 @@ std::string reproduce_text(const ReportSources& sources) {
     std::string expect;
     if (s.kind == "gate") expect = gate_headline(r)[0];
     if (s.kind == "run") expect = run_headline(r)[0];
-    out += fmt::format("```\n{}{}\n```\n", checkout, command_of(r));
+    out += fmt::format("```\n{}{}\n```\n", checkout, command);
     if (!expect.empty())
       out += fmt::format("\nExpect, within the machine's noise: {}\n", markdown_text(expect));
+    for (const GivenPolicy& policy : given) {
+      if (policy.name.empty())
+        out += fmt::format(
+            "\n{} {}: a file of whoever ran this, and the record is of a version that kept no text "
+            "of it.\n",
+            policy.option, markdown_text(policy.file));
+      else if (in_bundle)
+        out += fmt::format("\n`{}` is a file of this bundle: give the way to it.\n", policy.name);
+      else
+        out += fmt::format("\n{} {}: its text stands in the record, and a bundle holds it.\n",
+                           policy.option, markdown_text(policy.file));
+    }
     if (dirty(r))
       out += "\nThe tree had changes that no commit holds; the record names their digest alone.\n";
     out += '\n';

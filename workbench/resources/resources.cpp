@@ -1,17 +1,21 @@
 #include "workbench/resources/resources.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 
 #include <toml++/toml.h>
 
 #include <greenfast/arithmetic.hpp>
+
+#include "workbench/base/build_info.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -253,6 +257,28 @@ std::string lacks(std::string_view variant, std::string_view kernel, int arch) {
 /// A GPU with whose facts plans for an architecture are made.
 constexpr std::pair<int, std::string_view> kModels[] = {{80, "a100"}, {89, "l4"}, {90, "h200"}};
 
+/// What this project builds for where nobody asks for less or for others (GREENFAST_CUDA_ARCHS in
+/// CMakeLists.txt): a build with fewer of them still reads the rows of those that it lacks.
+constexpr std::string_view kArchs[] = {"sm_80", "sm_89", "sm_90a"};
+
+/// Those, and what this build was made for or holds code of.
+std::vector<std::string> known_archs(const DeviceCode& code) {
+  std::vector<std::string> out(std::begin(kArchs), std::end(kArchs));
+  const auto add = [&](std::string arch) {
+    if (std::find(out.begin(), out.end(), arch) == out.end()) out.push_back(std::move(arch));
+  };
+  std::istringstream asked(build_info().cuda_archs);
+  for (std::string arch; std::getline(asked, arch, ',');) add("sm_" + arch);
+  for (const KernelCode& kernel : code.kernels) add(kernel.arch);
+  return out;
+}
+
+/// What begins at 9.0 is compiled for sm_90a, whose code no other architecture loads.
+bool is_built_for(const VariantInfo& variant, int arch) {
+  constexpr int kHopper = 90;
+  return variant.min_arch == kHopper ? arch == kHopper : arch >= variant.min_arch;
+}
+
 }  // namespace
 
 std::optional<Occupancy> occupancy(int arch, int registers, std::int64_t shared_bytes,
@@ -348,12 +374,24 @@ Status check_names(const ResourceLimits& limits, const DeviceCode& code,
     return Status(StatusCode::invalid_argument,
                   fmt::format("{}: {}; a limit that names no kernel holds nobody", row.place, why));
   };
+  const std::vector<std::string> archs = known_archs(code);
   const auto unnamed = [&](const KernelLimit& row) -> Status {
+    // A plugin is compiled for whatever its author chose.
+    for (const std::string& id : others)
+      if (!row.variant.empty() && names_variant(row, id)) return {};
+    if (!row.arch.empty() && std::find(archs.begin(), archs.end(), row.arch) == archs.end())
+      return refuse(row, fmt::format("arch '{}': no kernel is built for it, but for {}", row.arch,
+                                     fmt::join(archs, ", ")));
     if (!row.variant.empty()) {
-      for (const VariantInfo& variant : greenfast::variants())
-        if (variant.device == DeviceKind::cuda && names_variant(row, variant.id)) return {};
-      for (const std::string& id : others)
-        if (names_variant(row, id)) return {};
+      std::vector<std::string> elsewhere;
+      for (const VariantInfo& variant : greenfast::variants()) {
+        if (variant.device != DeviceKind::cuda || !names_variant(row, variant.id)) continue;
+        if (row.arch.empty() || is_built_for(variant, arch_number(row.arch))) return {};
+        elsewhere.push_back(variant.id);
+      }
+      if (!elsewhere.empty())
+        return refuse(row, fmt::format("arch '{}': {} is not built for it", row.arch,
+                                       fmt::join(elsewhere, ", ")));
       return refuse(row, fmt::format("variant '{}': no CUDA variant or plugin is called so "
                                      "(greenfast list)",
                                      row.variant));

@@ -49,8 +49,9 @@ Result<ResourceLimits> parse_policy_limits(std::string_view name, std::string_vi
 /// Adds the rows of `more`.
 void append(ResourceLimits& to, const ResourceLimits& more);
 /// Rows that name nothing: a variant that is no CUDA variant of the library nor one of `others`
-/// (plugins), a kernel that `code` does not hold for the row's architecture. The first is an error
-/// with its line. Architectures that `code` lacks altogether cannot be asked.
+/// (plugins), an architecture that neither the project nor this build compiles for, or not that
+/// variant, a kernel that `code` does not hold for the row's architecture. The first is an error with
+/// its line. What `code` would hold for an architecture that it lacks altogether cannot be asked.
 Status check_names(const ResourceLimits& limits, const DeviceCode& code,
                    std::span<const std::string> others = {});
 

@@ -77,6 +77,16 @@ std::optional<KernelResources> plugin_kernels_code(const fs::path& library, int 
       most.stack, sha256_hex(digests), check_foreign(candidate, most, dynamic_shared, limits)};
 }
 
+/// What the compiler said of a plugin's source while this command compiled it.
+std::optional<CompilerLogs> plugin_logs(const std::string& kernel) {
+  const auto log = plugin_compiler_log(kernel);
+  if (!log) return std::nullopt;
+  CompilerLogs out{1, {}};
+  for (const std::string& line : complaints_of(*log))
+    out.complaints.push_back(fmt::format("{}: {}", kernel, line));
+  return out;
+}
+
 /// A kernel of this program as a device of compute capability `arch` loads it, held to its limits
 /// as the candidate launches it.
 std::optional<KernelResources> compiled_kernel(const std::string& kernel, int arch,
@@ -304,10 +314,10 @@ class Gate {
     if (build_.device.kind == DeviceKind::cuda) {
       if (const Result<DeviceCode>& code = own_device_code())
         record_.code = code_of_sides(build_.shapes, build_.device.arch, *code);
-      if (const auto said = own_compiler_logs()) {
+      if (const auto said = logs_of_sides(build_.shapes, {own_compiler_logs, plugin_logs})) {
         record_.compiler_logs = *said;
         logs = said->complaints.empty()
-                   ? fmt::format(", no warning in {} compiler logs", said->logs)
+                   ? fmt::format(", no warning in {} compiler logs of them", said->logs)
                    : fmt::format(", {} warnings, the first: {}", said->complaints.size(),
                                  said->complaints.front());
       }
@@ -665,8 +675,9 @@ class Gate {
       primary = record_.fast->front().deciding();
     GateVerdict& verdict = record_.verdict;
     verdict.decision = from_reasons(std::move(reasons_));
-    verdict.advice = advise(verdict.decision, rules_.tree(rule_.tree),
-                            {options_.baseline, options_.candidate}, primary, predictions_);
+    verdict.advice =
+        advise(verdict.decision, rules_.tree(rule_.tree), {options_.baseline, options_.candidate},
+               primary, thresholds_.gate, predictions_);
     verdict.gate = thresholds_.gate;
     verdict.guard = thresholds_.guard;
     verdict.noise = thresholds_.noise;
@@ -725,6 +736,20 @@ Result<ResourceLimits> load_limits(const Policy& policy) {
   if (Status status = check_names(*limits, code ? *code : DeviceCode(), plugins); !status)
     return status;
   return limits;
+}
+
+/// The texts of policies that are files of the caller's, for whoever wants to gate like this again:
+/// those of this version stand in its repository.
+json policy_texts(const GateOptions& options, const Policy& policy, const GatePolicy& rules) {
+  json out = json::object();
+  if (!options.gate_policy.empty())
+    out["gate_policy"] = {
+        {"file", options.gate_policy}, {"text", rules.text}, {"sha256", rules.sha256}};
+  const auto builtin = builtin_policies();
+  if (std::none_of(builtin.begin(), builtin.end(),
+                   [&](const BuiltinPolicy& row) { return row.name == options.policy; }))
+    out["policy"] = {{"file", options.policy}, {"text", policy.text}, {"sha256", policy.sha256}};
+  return out;
 }
 
 Status check_options(const GateOptions& options) {
@@ -786,14 +811,17 @@ Result<GateResult> run_gate(const GateOptions& options, const fs::path& director
   if (!rules) return rules.status();
   auto limits = load_limits(*policy);
   if (!limits) return limits.status();
-  auto job = Checkpoint::begin(directory, {{"schema", kGateSchema},
-                                           {"status", "running"},
-                                           {"run_id", directory.filename().string()},
-                                           {"utc", utc_time()},
-                                           {"argv", argv},
-                                           {"host", host_json(host_facts())},
-                                           {"options", to_json(options)},
-                                           {"build", gate_identity(*policy, *rules, options)}});
+  json head = {{"schema", kGateSchema},
+               {"status", "running"},
+               {"run_id", directory.filename().string()},
+               {"utc", utc_time()},
+               {"argv", argv},
+               {"host", host_json(host_facts())},
+               {"options", to_json(options)},
+               {"build", gate_identity(*policy, *rules, options)}};
+  if (json texts = policy_texts(options, *policy, *rules); !texts.empty())
+    head["policies"] = std::move(texts);
+  auto job = Checkpoint::begin(directory, std::move(head));
   if (!job) return job.status();
   hide_from_plugins(job->head_file());
   return Gate(std::move(*job), options, std::move(*policy), std::move(*rules), std::move(*limits),

@@ -10,6 +10,7 @@
 
 #include "workbench/base/files.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/subjects/subject.hpp"
 
 namespace greenfast::workbench {
 namespace {
@@ -104,10 +105,25 @@ DecisionTree read_tree(const toml::table& table, const std::string& path) {
   return tree;
 }
 
+/// Why no candidate of a gate is called so; empty where one may be. Which plugins there will be, a
+/// policy does not know.
+std::string unknown_candidate(const std::string& id) {
+  if (id.starts_with("plugin:")) return {};
+  for (const VariantInfo& variant : variants())
+    if (variant.id == id) return {};
+  const auto found = find_subjects(id);
+  if (!found) return found.status().message();
+  return found->size() == 1
+             ? ""
+             : fmt::format("\"{}\" names {} subjects; a rung is one", id, found->size());
+}
+
 RungRule read_rung(const toml::table& table, const std::string& path) {
   const TomlReader reader(table, path + ".", {"candidate", "gate", "tree"});
   RungRule rule;
   rule.candidate = reader.text("candidate");
+  if (const std::string why = unknown_candidate(rule.candidate); !why.empty())
+    reader.fail("candidate", why);
   if (reader.has("gate")) rule.gate = reader.number("gate", 0);
   if (reader.has("tree")) rule.tree = reader.text("tree");
   return rule;
@@ -178,6 +194,7 @@ const DecisionTree& GatePolicy::tree(const std::string& name) const { return tre
 Result<GatePolicy> parse_gate_policy(std::string_view name, std::string_view text) {
   try {
     GatePolicy policy = read_policy(toml::parse(text));
+    policy.text = text;
     policy.sha256 = sha256_hex(text);
     return policy;
   } catch (const toml::parse_error& error) {

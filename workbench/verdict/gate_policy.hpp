@@ -32,7 +32,7 @@ struct RungRule {
 };
 
 struct GatePolicy {
-  std::string sha256;  ///< of the text
+  std::string text, sha256;  ///< as read, and its digest
   int processes = 3;
   int samples = 200;
   double halfwidth = 0.01;
@@ -51,8 +51,8 @@ struct GatePolicy {
 
 /// policies/gate.toml as it was when this binary was built.
 std::string_view builtin_gate_policy();
-/// Parses a gate policy. Unknown keys, wrong types, levels out of order and trees that do not exist
-/// are errors that name the place.
+/// Parses a gate policy. Unknown keys, wrong types, levels out of order, trees that do not exist and
+/// rungs of candidates that nobody is called are errors that name the place.
 Result<GatePolicy> parse_gate_policy(std::string_view name, std::string_view toml);
 /// Of a file, or the one in this binary where the path is empty.
 Result<GatePolicy> load_gate_policy(const std::string& path);

@@ -124,6 +124,38 @@ ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const Kern
   return out;
 }
 
+std::optional<CompilerLogs> logs_of_sides(std::span<const PlannedShape> shapes,
+                                          const LogLookup& lookup) {
+  std::set<std::string> names;
+  for (const PlannedShape& shape : shapes) {
+    if (!shape.refused.empty()) continue;
+    for (const std::optional<Plan>& plan : {shape.baseline, shape.candidate}) {
+      if (!plan || plan->kernel.empty()) return std::nullopt;
+      names.insert(plan->kernel);
+    }
+  }
+  CompilerLogs out;
+  const auto add = [&](const CompilerLogs& more) {
+    out.logs += more.logs;
+    out.complaints.insert(out.complaints.end(), more.complaints.begin(), more.complaints.end());
+  };
+  std::vector<std::string> ours;
+  for (const std::string& name : names) {
+    if (const auto said = lookup.plugin(name)) {
+      add(*said);
+    } else {
+      ours.push_back(name);
+    }
+  }
+  if (!ours.empty()) {
+    const auto said = lookup.objects(ours);
+    if (!said) return std::nullopt;
+    add(*said);
+  }
+  if (out.logs == 0) return std::nullopt;
+  return out;
+}
+
 nlohmann::json code_of_sides(std::span<const PlannedShape> shapes, int arch,
                              const DeviceCode& code) {
   std::vector<std::string> names;

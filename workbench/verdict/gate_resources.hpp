@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "workbench/resources/compiler_logs.hpp"
 #include "workbench/resources/device_code.hpp"
 #include "workbench/resources/resources.hpp"
 #include "workbench/verdict/decide.hpp"
@@ -42,6 +43,18 @@ struct ResourceJudgement {
 };
 
 ResourceJudgement judge_kernels(std::span<const PlannedShape> shapes, const KernelLookup& lookup);
+
+/// Where what compilers said is found.
+struct LogLookup {
+  /// Of the build's objects that hold these kernels; nothing where nobody knows.
+  std::function<std::optional<CompilerLogs>(std::span<const std::string> kernels)> objects;
+  /// Of a plugin's source, by the name that its plans give a kernel; nothing for what is no plugin.
+  std::function<std::optional<CompilerLogs>(const std::string& kernel)> plugin;
+};
+/// What compilers said of what both sides launch, and of nothing else. Nothing where that is not
+/// known of a kernel of theirs, such as that of a plugin given as a shared object.
+std::optional<CompilerLogs> logs_of_sides(std::span<const PlannedShape> shapes,
+                                          const LogLookup& lookup);
 
 /// Digests of the machine code that both sides' plans launch on a device of compute capability
 /// `arch`, in the words of a run's record ("code"), each with the variants that launch it: what

@@ -88,6 +88,8 @@ Prediction read_row(const toml::table& row,
       p.original = *text;
     else if (id == "shape")
       p.shape = *text;
+    else if (id == "control")
+      p.control = *text;
     else {
       if (is_metric && !is_metric(id))
         throw BadPrediction(fmt::format("{}: no such metric (workbench/profile/counters.cpp)", id));
@@ -98,6 +100,8 @@ Prediction read_row(const toml::table& row,
   }
   if (p.candidate.empty() || p.baseline.empty())
     throw BadPrediction("candidate and baseline are needed");
+  if (p.symptom && !p.control.empty())
+    throw BadPrediction("a control experiment cures nothing: symptom or control, not both");
   for (const std::string& id : {p.candidate, p.baseline})
     if (!is_variant(id))
       throw BadPrediction(

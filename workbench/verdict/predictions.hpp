@@ -32,7 +32,8 @@ struct Prediction {
   std::string shape = "mission";                               ///< where
   std::map<std::string, std::string, std::less<>> directions;  ///< metric id: "up", "down", "equal"
   std::optional<Symptom> symptom;
-  std::string place;  ///< "policies/predictions.toml: line 12"
+  std::string control;  ///< of a control experiment: why it is no idea to gain by; else empty
+  std::string place;    ///< "policies/predictions.toml: line 12"
 };
 std::string_view builtin_predictions();
 /// Both sides must be variants of the library. What else a row names is a metric, whose id

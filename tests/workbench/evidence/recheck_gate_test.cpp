@@ -59,7 +59,8 @@ GateGreen green_at(const std::string& shape) {
 /// As the gate makes it, of samples whose true speedup is known.
 class Recorded {
  public:
-  explicit Recorded(double speedup, ProcessSpread spread = ProcessSpread::student)
+  explicit Recorded(double speedup, ProcessSpread spread = ProcessSpread::student,
+                    std::optional<double> at_guard = {})
       : policy_(*load_policy("strict")) {
     begin();
     const double gate = rules().rule("cpu.flash").gate.value_or(policy_.gate);
@@ -86,7 +87,8 @@ class Recorded {
     record_.fast.emplace();
     record_.samples.emplace();
     for (const bool primary : {true, false}) {
-      const Samples samples = timed(primary ? "mission" : "small", speedup, primary);
+      const Samples samples = timed(primary ? "mission" : "small",
+                                    primary ? speedup : at_guard.value_or(speedup), primary);
       evidence.push_back(*evidence_of(samples, primary, spread));
       GateTimes times =
           times_of(samples, evidence.back(), {2, "iters", {1e12, 1e11, "loops"}, 1e-7}, thresholds);
@@ -161,7 +163,7 @@ class Recorded {
     verdict.guard = thresholds.guard;
     verdict.noise = thresholds.noise;
     verdict.advice = advise(verdict.decision, rules().tree(rules().rule("cpu.flash").tree),
-                            {"cpu.naive", "cpu.flash"}, primary, {});
+                            {"cpu.naive", "cpu.flash"}, primary, thresholds.gate, {});
   }
 
   Policy policy_;
@@ -340,6 +342,23 @@ TEST(RecheckGate, RecordsFromBeforeAMemberWasKeptAreReadAsTheyWere) {
   EXPECT_NE(told(recheck(red)), "") << "its policy says that there are levels, or none";
   red["build"]["gate_policy_sha256"] = "of another day";
   EXPECT_EQ(told(recheck(red)), "");
+}
+
+// Before 2026-11-26 a level was reached by the lower bound, whatever the verdict.
+TEST(RecheckGate, AnOldRejectionMayHaveReachedALevel) {
+  const json today = Recorded(1.5, ProcessSpread::student, 0.8).made();
+  ASSERT_EQ(today["verdict"]["decision"], "REJECT");
+  EXPECT_EQ(today["verdict"]["level"], "");
+  EXPECT_EQ(told(recheck(today)), "");
+  json old = today;
+  old["verdict"]["level"] = old["verdict"]["levels"][0]["name"];
+  EXPECT_NE(told(recheck(old)), "") << "its levels do not say so";
+  old["verdict"]["levels"][0]["reached"] = true;
+  EXPECT_EQ(told(recheck(old)), "");
+  json slower = Recorded(0.8).made();
+  slower["verdict"]["level"] = slower["verdict"]["levels"][0]["name"];
+  slower["verdict"]["levels"][0]["reached"] = true;
+  EXPECT_NE(told(recheck(slower)), "") << "its interval does not";
 }
 
 TEST(RecheckGate, OfAnotherPolicyItsOwnLinesSayTheThresholds) {

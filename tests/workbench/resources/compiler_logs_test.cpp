@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace greenfast::workbench::test {
 namespace {
@@ -22,26 +25,65 @@ TEST(CompilerLogs, WarningsAndSerialisedWgmmaAreComplaints) {
   EXPECT_EQ(complaints_of("a.cu(3): warning #177-D: variable \"x\" was declared\n").size(), 1u);
 }
 
-TEST(CompilerLogs, WhatIsNotThereIsNotKnown) {
+/// What ptxas says of one kernel without arguments.
+std::string log_of(const std::string& symbol, const std::string& complaint = "") {
+  return "ptxas info    : Compiling entry function '" + symbol + "' for 'sm_90a'\n" + complaint +
+         "ptxas info    : Used 64 registers\n";
+}
+
+class CompilerLogFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    fs::remove_all(build);
+    fs::create_directories(build);
+  }
+  void TearDown() override { fs::remove_all(build); }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(build / name) << text;
+  }
+  /// Lists these, whether they have logs or not.
+  void list(const std::vector<std::string>& objects) const {
+    std::string text;
+    for (const std::string& object : objects) text += (build / object).string() + "\n";
+    write("ptxas_objects.txt", text);
+  }
+  std::optional<CompilerLogs> read(std::vector<std::string> kernels) const {
+    return read_compiler_logs(build, kernels);
+  }
+
   const fs::path build = fs::path(testing::TempDir()) / "compiler_logs";
-  fs::remove_all(build);
-  fs::create_directories(build);
-  EXPECT_FALSE(read_compiler_logs(build)) << "no list of objects";
-  const auto write = [&](const fs::path& file, const std::string& text) {
-    std::ofstream(file) << text;
-  };
-  write(build / "ptxas_objects.txt", (build / "a.o").string() + "\n" + (build / "b.o").string());
-  write(build / "a.o.ptxas", kQuiet);
-  EXPECT_FALSE(read_compiler_logs(build)) << "b.o has no log";
-  write(build / "b.o.ptxas", "");
-  EXPECT_FALSE(read_compiler_logs(build)) << "ptxas said nothing: compiled without -v, or cached";
-  write(build / "b.o.ptxas", std::string(kQuiet) + "ptxas warning : spilled\n");
-  const auto logs = read_compiler_logs(build);
+};
+
+TEST_F(CompilerLogFiles, WhatIsNotThereIsNotKnown) {
+  EXPECT_FALSE(read({"alpha"})) << "no list of objects";
+  list({"a.o", "b.o"});
+  EXPECT_FALSE(read({"alpha"})) << "no log";
+  write("a.o.ptxas", "");
+  EXPECT_FALSE(read({"alpha"})) << "ptxas said nothing: compiled without -v, or cached";
+  write("a.o.ptxas", log_of("_Z5alphav"));
+  EXPECT_FALSE(read({})) << "nobody was asked for";
+  EXPECT_FALSE(read({"alpha", "beta"})) << "the object of beta has no log";
+  write("b.o.ptxas", log_of("_Z4betav", "ptxas warning : spilled\n"));
+  const auto logs = read({"alpha", "beta"});
   ASSERT_TRUE(logs);
   EXPECT_EQ(logs->logs, 2);
-  ASSERT_EQ(logs->complaints.size(), 1u);
-  EXPECT_EQ(logs->complaints[0], "b.o: ptxas warning : spilled");
-  fs::remove_all(build);
+  EXPECT_EQ(logs->complaints, std::vector<std::string>{"b.o: ptxas warning : spilled"});
+}
+
+// Spills that policies/spills.toml allows are complaints of whoever spills, and of nobody else.
+TEST_F(CompilerLogFiles, WhatOtherKernelsWereToldIsNoMatterOfTheirs) {
+  list({"a.o", "b.o", "twin.o", "c.o"});
+  write("a.o.ptxas", log_of("_Z5alphav"));
+  write("b.o.ptxas", log_of("_Z4betav", "ptxas warning : spilled\n") + log_of("_Z5gammav"));
+  write("twin.o.ptxas", log_of("_Z5alphav"));
+  const auto quiet = read({"alpha"});
+  ASSERT_TRUE(quiet) << "c.o has no log, and is of none of them";
+  EXPECT_EQ(quiet->logs, 2) << "a kernel may be in several objects";
+  EXPECT_TRUE(quiet->complaints.empty());
+  const auto loud = read({"gamma"});
+  ASSERT_TRUE(loud);
+  EXPECT_EQ(loud->complaints.size(), 1u)
+      << "the object is the side's, whichever kernel is to blame";
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ TEST(ResourceLimits, RowsThatNameNothingAreErrorsWithTheirLine) {
   };
   EXPECT_EQ(error("[[limit]]\nkernel = 'v2c::'"), "");
   EXPECT_EQ(error("[[limit]]\nvariant = 'cuda.v2c.*'"), "");
-  EXPECT_EQ(error("[[limit]]\nkernel = 'v9'\narch = 'sm_70'"), "") << "no code that could be asked";
+  EXPECT_EQ(error("[[limit]]\nkernel = 'v9'\narch = 'sm_80'"), "") << "no code that could be asked";
   EXPECT_EQ(error("[[limit]]\nvariant = 'mine'", {"mine"}), "");
   EXPECT_EQ(error("[[limit]]\nkernel = 'v9'").find("test: line 2: kernel 'v9': no kernel"), 0u);
   EXPECT_EQ(error("[[limit]]\nvariant = 'cuda.v9'").find("test: line 2: variant 'cuda.v9': no"),
@@ -100,6 +100,59 @@ TEST(ResourceLimits, RowsThatNameNothingAreErrorsWithTheirLine) {
   EXPECT_EQ(error("[[limit]]\nvariant = 'cpu.flash'").find("test: line 2: variant"), 0u);
   EXPECT_EQ(error("[[waiver]]\nname = 'w'\nvariant = 'cuda.v9.*'").find("test: line 2: variant"),
             0u);
+}
+
+TEST(ResourceLimits, AnArchitectureThatNothingIsBuiltForBindsNobody) {
+  DeviceCode one;  // a build for a single architecture, and one for a card of tomorrow
+  one.kernels.resize(1);
+  one.kernels[0].name = "v2c::kernel<64>";
+  one.kernels[0].arch = "sm_120";
+  const auto error = [&](const std::string& row, const std::string& arch,
+                         std::vector<std::string> others = {}) {
+    const auto limits = parse_resource_limits(
+        "test", "\n[[limit]]\n" + row + "\narch = '" + arch + "'\nregisters = 1\nreason = 'x'\n");
+    return check_names(*limits, one, others).message();
+  };
+  // The project's own, which this build lacks, and the build's.
+  for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_120"}) {
+    EXPECT_EQ(error("kernel = 'v2c::'", arch), "") << arch;
+    EXPECT_EQ(error("variant = 'cuda.v2c.*'", arch), "") << arch;
+  }
+  for (const char* arch : {"sm_90", "sm_70", "sm_86", "sm_89a"})
+    for (const char* row : {"kernel = 'v2c::'", "variant = 'cuda.v2c.v8'"})
+      EXPECT_EQ(
+          error(row, arch).find("test: line 2: arch '" + std::string(arch) + "': no kernel is"), 0u)
+          << error(row, arch);
+  EXPECT_EQ(error("variant = 'mine'", "sm_90", {"mine"}), "")
+      << "a plugin is built for what it likes";
+  // Of the project, and not of that variant.
+  EXPECT_EQ(error("variant = 'cuda.sm90.prefill'", "sm_90a"), "");
+  for (const char* arch : {"sm_80", "sm_89", "sm_120"})
+    EXPECT_NE(error("variant = 'cuda.sm90.prefill'", arch)
+                  .find("arch '" + std::string(arch) + "': cuda.sm90.prefill is not built for it"),
+              std::string::npos);
+  EXPECT_EQ(error("variant = 'cuda.stage_c.fp8_mma'", "sm_89"), "");
+  EXPECT_NE(error("variant = 'cuda.stage_c.fp8_mma'", "sm_80"), "");
+  EXPECT_EQ(error("variant = 'cuda.stage_c.*'", "sm_80"), "") << "some of them are";
+}
+
+// A shared-memory row names exact ids, and what a rung is set back to or carries clocks in is no
+// smaller for it.
+TEST(ResourceLimits, WhatIsMadeFromARungIsHeldToARowOfItsOwn) {
+  const auto limits = parse_resource_limits("policies/resources.toml", builtin_resource_limits());
+  ASSERT_TRUE(limits.ok());
+  const auto named = [&](const std::vector<KernelLimit>& rows, const std::string& id) {
+    return std::any_of(rows.begin(), rows.end(), [&](const KernelLimit& row) {
+      return row.shared &&
+             (row.variant == id || (row.variant.ends_with('*') &&
+                                    id.starts_with(row.variant.substr(0, row.variant.size() - 1))));
+    });
+  };
+  for (const VariantInfo& variant : variants()) {
+    if (variant.derived_from.empty()) continue;
+    EXPECT_EQ(named(limits->limits, variant.id), named(limits->limits, variant.derived_from))
+        << variant.id << " is made from " << variant.derived_from;
+  }
 }
 
 TEST(ResourceLimits, APolicyMayHaveRowsBesideItsOtherTables) {

@@ -118,5 +118,33 @@ TEST(GateResources, TheCodeOfBothSidesIsTold) {
   EXPECT_EQ(code_of_sides(shapes(baseline, candidate), 90, code).size(), 1u);
 }
 
+// A build may complain of kernels that neither side launches, and knows nothing of a plugin's.
+TEST(GateResources, CompilersAreHeardAboutBothSidesAlone) {
+  std::vector<std::string> asked;
+  LogLookup lookup;
+  lookup.objects = [&](std::span<const std::string> kernels) -> std::optional<CompilerLogs> {
+    asked.assign(kernels.begin(), kernels.end());
+    for (const std::string& kernel : kernels)
+      if (kernel != "slim" && kernel != "fat") return std::nullopt;
+    return CompilerLogs{2, {}};
+  };
+  lookup.plugin = [](const std::string& kernel) -> std::optional<CompilerLogs> {
+    if (kernel != "plugin:mine") return std::nullopt;
+    return CompilerLogs{1, {"plugin:mine: ptxas warning : spilled"}};
+  };
+  auto logs = logs_of_sides(shapes(plan("slim", 0), plan("fat", 0)), lookup);
+  ASSERT_TRUE(logs);
+  EXPECT_EQ(logs->logs, 2);
+  EXPECT_EQ(asked, (std::vector<std::string>{"fat", "slim"}));
+  logs = logs_of_sides(shapes(plan("slim", 0), plan("plugin:mine", 0)), lookup);
+  ASSERT_TRUE(logs);
+  EXPECT_EQ(logs->logs, 3);
+  EXPECT_EQ(logs->complaints.size(), 1u) << "its own, which the build's logs do not hold";
+  EXPECT_EQ(asked, std::vector<std::string>{"slim"});
+  for (const char* unknown : {"plugin:shared_object", ""})
+    EXPECT_FALSE(logs_of_sides(shapes(plan("slim", 0), plan(unknown, 0)), lookup)) << unknown;
+  EXPECT_FALSE(logs_of_sides({}, lookup));
+}
+
 }  // namespace
 }  // namespace greenfast::workbench::test

@@ -58,6 +58,9 @@ TEST(Predictions, AnUnknownStepIsRefusedWithTheLine) {
   refused("time = \"faster\"\n", "expected up, down or equal");
   refused("symptom = \"bank_conflicts\"\n", "symptom: expected two metrics");
   refused("symptom = { metric = \"a\", of = \"b\", above = 2 }\n", "a part of 1");
+  refused("control = \"\"\n", "control: expected a text");
+  refused("control = \"why\"\nsymptom = { metric = \"a\", of = \"b\", above = 0.5 }\n",
+          "symptom or control, not both");
   refused("[steps]\n", "possible are [[change]]");
 }
 

@@ -488,6 +488,13 @@ fs::path plugin_library(std::string_view id) {
   return {};
 }
 
+std::optional<std::string> plugin_compiler_log(std::string_view id) {
+  for (const auto& plugin : loaded())
+    for (std::size_t i = 0; i < plugin->kernels.size(); ++i)
+      if (plugin->id(i) == id && plugin->compiled) return plugin->compiled->log;
+  return std::nullopt;
+}
+
 bool any_cuda_plugin() {
   return std::any_of(loaded().begin(), loaded().end(), [](const auto& plugin) {
     return !plugin->kernels.empty() && plugin->kernels.front().device == DeviceKind::cuda;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,6 +57,9 @@ struct PluginKernelRow {
 std::vector<PluginKernelRow> plugin_kernels();
 /// The shared object that the kernel with this id lies in; empty for an unknown id.
 std::filesystem::path plugin_library(std::string_view id);
+/// What the compiler printed while the kernel with this id was compiled, by this command; nothing for
+/// an unknown id, and where the plugin was given as a shared object.
+std::optional<std::string> plugin_compiler_log(std::string_view id);
 /// Null for an unknown id.
 std::unique_ptr<Subject> make_plugin_subject(std::string_view id);
 /// The same kernel in a process of its own, where a CPU plugin's subjects otherwise share one: what
