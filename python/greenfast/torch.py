@@ -61,10 +61,29 @@ def _layered() -> bool:
     return _dispatch_modes() > 0 or _trace() is not None or _forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result
+def _dual_level() -> int:
+    """-1: nobody asks for forward-mode derivatives. Graphs are guarded by it."""
+    return _forward_ad._current_level
+
+
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """Whether a transform of torch.func runs this. Dynamo enters them while it traces, and guards its graphs by them."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _has_tangent(*tensors: Any) -> bool:
-    """Whether a forward-mode derivative flows through one of them."""
-    return (_forward_ad._current_level >= 0 and not _is_compiling()
-            and any(isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors))
+    """Whether a forward-mode derivative flows through one of them. What is traced does not say which tensors have one: all count there."""
+    return _dual_level() >= 0 and (_is_compiling() or any(
+        isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors))
+
+
+def _no_tangent(function: str, *tensors: Any) -> None:
+    """Asked by operators: a graph that was traced outside forward-mode derivatives may be called inside of them, and tangents end at an operator
+    that has no formula, without a word."""
+    if _forward_ad._current_level >= 0 and any(x is not None and _forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        _refuse_tangent(function)
 
 
 def _refuse_tangent(function: str) -> None:
@@ -243,6 +262,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 def _op(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
         variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    _no_tangent("attention", q, k, v)
     out, lse = _op_fake(q, k, v, bshd=bshd, out_dtype=out_dtype, with_lse=with_lse)
     _run(q, k, v, out, lse if with_lse else None, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant,
          batch_invariant, None)
@@ -283,6 +303,7 @@ _FEATURE_SCHEMA = (
 def _op_features(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, *,
                  chunk=0, max_q=None, max_kv=None, max_splits=0, validate=False, accuracy=0, scale=None, softcap=0.0, left=-1, right=-1,
                  align=2, bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    _no_tangent("attention", q, k, v, mask, sinks, slopes)
     out, lse = _made(q, v, bshd, out_dtype, with_lse, cu_q is not None)
     more = (mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate,
             accuracy)
@@ -310,6 +331,7 @@ _library.define("sdpa(Tensor q, Tensor k, Tensor v, bool causal, float? scale) -
 
 
 def _op_sdpa(q, k, v, causal, scale):
+    _no_tangent("attention", q, k, v)
     out = torch.empty_like(q)
     _run(q, k, v, out, None, None, None, None, scale, 0.0, -1, 0 if causal else -1, _TOP_LEFT, 0, None, False, None)
     return out
@@ -464,7 +486,7 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
         _of_torch(_arrays.FEATURES, tuple(x if name in _arrays.ARRAYS else None for name, x in zip(_arrays.FEATURES, more)))
     if _has_tangent(q, k, v, *(() if more is None else more)):
         _refuse_tangent("attention")
-    if not _is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transformed():
         raise NotImplementedError("greenfast.attention inside a transform of torch.func is not offered: call it outside, or use "
                                   "greenfast.torch.scaled_dot_product_attention, which goes to PyTorch's there")
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, lse)):
@@ -533,6 +555,7 @@ _library.define("merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, Scalar
 
 
 def _op_merge(o1, lse1, o2, lse2, *, out_dtype=None, bshd=False):
+    _no_tangent("merge", o1, lse1, o2, lse2)
     made = _op_merge_fake(o1, lse1, o2, lse2, out_dtype=out_dtype)
     _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, *made), int(bshd), stream=None)
     return made
@@ -563,6 +586,7 @@ _library.define(
 
 
 def _op_append(k, v, k_cache, v_cache, q, *arrays, max_new=None, rotary=2, bshd=False, validate=False):
+    _no_tangent("append", k, v, k_cache, v_cache, q)
     made = _op_append_fake(k, v, k_cache, v_cache, q)
     _call(_core.append, _arrays.APPENDED, (k, v, k_cache, v_cache, q, None if q is None else made, *arrays), max_new, rotary, int(bshd),
           int(validate), stream=None)
@@ -592,6 +616,7 @@ def _new_scale(values, per_head, bshd):
 
 
 def _op_quantize(values, scale=None, *, per_head=True, bshd=False):
+    _no_tangent("quantize_e4m3", values, scale)
     codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd)
     _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), stream=None)
     return codes, made
@@ -714,12 +739,14 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     if not _is_compiling():
         if torch.overrides.has_torch_function((query, key, value, attn_mask)):
             return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value, attn_mask)} - {'Tensor', 'NoneType'}))})"
-        if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
-            return "a transform of torch.func, or torch.jit.trace"
-        if _has_tangent(query, key, value, attn_mask):
-            return "a forward-mode derivative"
-        if query.is_neg() or key.is_neg() or value.is_neg():
-            return "a tensor that is negated lazily"
+        if _trace() is not None:
+            return "torch.jit.trace"
+        if query.is_neg() or key.is_neg() or value.is_neg() or query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
+            return "a tensor that is negated lazily, or zero without memory"
+    if _has_tangent(query, key, value, attn_mask):
+        return "a forward-mode derivative"
+    if _transformed():
+        return "a transform of torch.func"
     if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
         return "nested or sparse tensors"
     device, dtype = query.device, query.dtype

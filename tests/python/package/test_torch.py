@@ -821,6 +821,54 @@ def test_forward_mode_derivatives_are_never_lost(either_way):
         torch.func.grad(lambda x: greenfast.attention(x, k, v).sum())(q)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward_mode_derivatives_are_not_lost_in_graphs(backend):
+    q, k, v = (x[:1, :2] for x in tensors())
+    ad = torch.autograd.forward_ad
+
+    def compiled(function, *arguments, **options):
+        torch._dynamo.reset()
+        return torch.compile(function, backend=backend, **options)(*arguments)
+
+    def derivative(function, **options):
+        return lambda a, b, c: torch.func.jvp(lambda x: function(x, b, c, **options), (a,), (a,))[1]
+
+    def dual(function):
+        def run(a, b, c):
+            with ad.dual_level():
+                return ad.unpack_dual(function(ad.make_dual(a, a), b, c)).tangent
+        return run
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which has forward-mode derivatives
+        want = derivative(SDPA)(q, k, v)
+        assert want.abs().max() > 0.1
+        with pytest.warns(gt.FallbackWarning, match="forward-mode"):
+            torch.testing.assert_close(compiled(derivative(gt.scaled_dot_product_attention), q, k, v, fullgraph=True), want)
+        torch.testing.assert_close(compiled(dual(gt.scaled_dot_product_attention), q, k, v), want)
+    for function in (derivative(greenfast.attention), dual(greenfast.attention), derivative(gt.scaled_dot_product_attention, fallback="error")):
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            compiled(function, q, k, v)
+    # A graph that was traced before knows nothing of the derivatives that it is called with.
+    torch._dynamo.reset()
+    plain = torch.compile(greenfast.attention, backend=backend)
+    plain(q, k, v)
+    with ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        plain(ad.make_dual(q, q), k, v)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_transforms_go_to_torch(backend):
+    q, k, v = (x[:1, :2] for x in tensors())
+
+    def gradient(function):
+        return lambda a, b, c: torch.func.grad(lambda x: function(x, b, c).square().sum())(a)
+
+    torch._dynamo.reset()
+    with pytest.warns(gt.FallbackWarning, match="torch.func"):
+        ours = torch.compile(gradient(gt.scaled_dot_product_attention), backend=backend, fullgraph=True)(q, k, v)
+    torch.testing.assert_close(ours, gradient(SDPA)(q, k, v))
+
+
 def test_lse_and_second_derivatives_have_no_gradient():
     q, k, v = tensors()
     out, lse = greenfast.attention(q.requires_grad_(), k, v, return_lse=True)
