@@ -749,10 +749,12 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return "a transform of torch.func"
     if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
         return "nested or sparse tensors"
-    device, dtype = query.device, query.dtype
+    device = query.device
     if device.type not in _arrays.DEVICES:
         return f"tensors on {device.type}"
-    if key.device != device or value.device != device or key.dtype != dtype or value.dtype != dtype:
+    cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    dtype = _met(query, cast)
+    if key.device != device or value.device != device or _met(key, cast) != dtype or _met(value, cast) != dtype:
         return "tensors of several devices or types"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (dtype == torch.float32 and device.type == "cuda"):
         return f"{dtype} on {device.type}"
@@ -760,10 +762,10 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return why
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         return "fewer than two dimensions"
-    if any(x.dim() > 2 and x.shape[-3] == 0 for x in (query, key, value)):
+    if any(x.dim() > 2 and _known(x.shape[-3] == 0) for x in (query, key, value)):
         return "no heads"
     width, width_v = query.shape[-1], value.shape[-1]
-    if key.shape[-1] != width or key.shape[-2] != value.shape[-2]:
+    if key.shape[-1] != width or _known(key.shape[-2] != value.shape[-2]):
         return "shapes that do not belong together"
     if width % 8 != 0 or not 8 <= width <= 256:
         return f"head dimension {width}: 8 to 256 in steps of 8 is possible"
@@ -779,7 +781,7 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
             return "an attn_mask of fewer than two dimensions"
         if attn_mask.requires_grad and torch.is_grad_enabled():
             return "an attn_mask that requires gradients"
-        if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
+        if _met(attn_mask, cast) not in (torch.bool, torch.float32, dtype):
             return f"an attn_mask of {attn_mask.dtype}"
         features += ("bool mask" if attn_mask.dtype == torch.bool else "float mask",)
     if features and (why := _refusal(device.type, device.index or 0, dtype, *features)):
@@ -793,15 +795,42 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     return None
 
 
+def _known(fact: Any) -> bool:
+    """Whether this comparison of sizes holds. Of sizes that a graph does not know when it is traced (a result of nonzero or item) nothing holds
+    here: they count as equal and as more than 1, as for PyTorch's SDPA, and the operator looks again when it runs."""
+    if fact is True or fact is False or not _is_compiling():
+        return fact
+    from torch.fx.experimental import symbolic_shapes
+    return symbolic_shapes.guard_or_false(fact) if hasattr(symbolic_shapes, "guard_or_false") else bool(fact)  # torch 2.7 has it first
+
+
 def _heads_match(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
     """Whether [B, H, S, D] tensors need no broadcasting."""
-    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0] or k.shape[1] != v.shape[1]:
+    if _known(q.shape[0] != k.shape[0]) or _known(q.shape[0] != v.shape[0]) or _known(k.shape[1] != v.shape[1]):
         return False
-    return q.shape[1] == k.shape[1] or (enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0)
+    return not _known(q.shape[1] != k.shape[1]) or (enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0)
 
 
 def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _rows_of_their_own(q: Tensor) -> Tensor:
+    """A query with contiguous rows and memory for each element: an output of its order of strides would share memory too."""
+    # The stride first, and no size is asked for that a graph may not know.
+    shared = any(_known(step == 0) and not _known(size == 1) for size, step in zip(q.shape, q.stride()))
+    return q.contiguous() if shared else _contiguous_rows(q)
+
+
+def _autocast(kind: str, *tensors: Tensor | None) -> list[Any]:
+    """These as autocast hands them to SDPA: floats of this device, but float64, in its type."""
+    cast = torch.get_autocast_dtype(kind)
+    return [x if x is None or _met(x, cast) == x.dtype or x.device.type != kind else x.to(cast) for x in tensors]
+
+
+def _met(x: Tensor, cast: torch.dtype | None) -> torch.dtype:
+    """The type in which SDPA meets x, where autocast has this type; None: it is off."""
+    return x.dtype if cast is None or x.dtype == torch.float64 or not x.dtype.is_floating_point else cast
 
 
 def _features_of_mask(mask: Tensor) -> tuple[Any, ...]:
@@ -846,19 +875,14 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         q, k, v, mask = query, key, value, attn_mask
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
-            cast = torch.get_autocast_dtype(kind)
-            q, k, v = q.to(cast), k.to(cast), v.to(cast)
-            if mask is not None and mask.dtype != torch.bool:
-                mask = mask.to(cast)
+            q, k, v, mask = _autocast(kind, q, k, v, mask)
         leading = None
         if not (q.dim() == 4 and k.dim() == 4 and v.dim() == 4 and _heads_match(q, k, v, enable_gqa)):
             q, k, v, mask, leading, reason = _broadcast(q, k, v, mask, enable_gqa)
         elif mask is not None and not _fits(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2])):
             reason = "an attn_mask that does not broadcast"
     if reason is None:
-        q, k, v = _contiguous_rows(q), _contiguous_rows(k), _contiguous_rows(v)
-        if any(size > 1 and step == 0 for size, step in zip(q.shape, q.stride())):
-            q = q.contiguous()  # an output of its order of strides would share memory
+        q, k, v = _rows_of_their_own(q), _contiguous_rows(k), _contiguous_rows(v)
         more = None if mask is None else _features_of_mask(mask)
         right = 0 if is_causal else -1
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
