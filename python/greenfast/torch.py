@@ -16,6 +16,7 @@ gradients are refused by name, before any work. There is no second derivative.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import warnings
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = ["FallbackWarning", "replace_sdpa", "scaled_dot_product_attention"]
 Tensor = torch.Tensor
 _SDPA = _functional.scaled_dot_product_attention
 _is_compiling, _is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 has it first
 _is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
 _dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _increment_version = torch.autograd.graph.increment_version
@@ -75,8 +77,10 @@ def _transformed() -> bool:
 
 def _has_tangent(*tensors: Any) -> bool:
     """Whether a forward-mode derivative flows through one of them. What is traced does not say which tensors have one: all count there."""
-    return _dual_level() >= 0 and (_is_compiling() or any(
-        isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors))
+    if _is_compiling():
+        return _dual_level() >= 0
+    return _forward_ad._current_level >= 0 and any(
+        isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _no_tangent(function: str, *tensors: Any) -> None:
@@ -128,7 +132,8 @@ _arrays.READERS.append((Tensor, _describe))
 
 
 def _check_storage(name: str, x: Any) -> None:
-    """Refuses a tensor whose storage was made smaller than what it says. 0.4 us, so on request alone; a storage without memory is always refused."""
+    """Refuses a tensor whose storage was made smaller than what it says. 1.4 us each, a third of a whole short call (2-core Xeon, 2026-11-26), so on
+    request alone; a storage without memory is always refused."""
     if isinstance(x, torch.Tensor) and x.numel() > 0:
         last = x.storage_offset() + sum((size - 1) * step for size, step in zip(x.shape, x.stride()))
         if (last + 1) * x.element_size() > x.untyped_storage().nbytes():
@@ -342,6 +347,42 @@ _library.impl("sdpa", _op_sdpa, "CUDA")
 torch.library.register_fake("greenfast::sdpa", lambda q, k, v, causal, scale: torch.empty_like(q), lib=_library)
 
 
+def _flops(q, k, v, bshd=False, cu_q=None, cu_kv=None, used_q=None, used_kv=None, page_table=None):
+    """Those of both products, as PyTorch counts them for its own: whatever is masked counts."""
+    heads, width = q.shape[-2 if bshd else -3], q.shape[-1] + v.shape[-1]
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    rows, keys = (x.shape[-3 if bshd else -2] for x in (q, k))
+    if page_table is not None:
+        keys = keys * page_table.shape[1]
+    rows, keys = ([whole] * batch if used is None and cu is None else used.tolist() if used is not None else cu.diff().tolist()
+                  for whole, used, cu in ((rows, used_q, cu_q), (keys, used_kv, cu_kv)))
+    return 2 * heads * width * sum(r * c for r, c in zip(rows, keys))
+
+
+def _count_flops() -> None:
+    """Tells torch.utils.flop_counter of the operators, without which it would count nothing."""
+    log = logging.getLogger("torch.utils.flop_counter")
+    said, log.disabled = log.disabled, True  # it warns of a missing Triton as it is imported, which is nothing to whoever imports this package
+    try:
+        from torch.utils.flop_counter import register_flop_formula
+    finally:
+        log.disabled = said
+    ops = torch.ops.greenfast
+
+    @register_flop_formula([ops.sdpa, ops.attention, ops.attention_forward], get_raw=True)
+    def forward(q, k, v, *args, bshd=False, out_val=None, **options):
+        return _flops(q, k, v, bshd)
+
+    @register_flop_formula([ops.attention_features, ops.attention_features_forward], get_raw=True)
+    def features(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, *,
+                 bshd=False, out_val=None, **options):
+        return _flops(q, k, v, bshd, cu_q, cu_kv, used_q, used_kv, page_table)
+
+    @register_flop_formula(ops.attention_backward, get_raw=True)
+    def backward(grad_out, q, k, v, out, lse, scale, causal, bshd, mask=None, out_val=None):
+        return _flops(q, k, v, bshd) * 5 // 2  # five products, of which PyTorch counts the one that is computed again too
+
+
 def _no_gradient(q: Tensor, k: Tensor, v: Tensor, left: int, right: int, align: int, bshd: bool, softcap: float, out_dtype: Any,
                  more: tuple[Any, ...] | None = None) -> str | None:
     """Why PyTorch's backward would not be exact; None: it is."""
@@ -467,6 +508,7 @@ torch.library.register_fake("greenfast::attention_backward", _op_backward_fake, 
 for _name in ("attention", "attention_features"):
     torch.library.register_autograd(f"greenfast::{_name}", _backward, setup_context=_setup_context, lib=_library)
 torch.library.register_autograd("greenfast::attention_backward", _second_derivative, setup_context=None, lib=_library)
+_count_flops()
 
 
 def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
@@ -497,19 +539,23 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
             q, k, v, left, right, align, bool(bshd), softcap, out_dtype, more)
         if reason is not None:
             _refuse_gradient(reason)
-    if (not needs_gradient and more is None and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
+    # An exported program may be trained later, whatever was asked when it was made: there the operator that has gradients, or refuses them.
+    exported = not needs_gradient and _is_exporting()
+    if (not needs_gradient and not exported and more is None and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
             and softcap == 0.0 and left == -1 and (right == -1 or (right == 0 and align == _TOP_LEFT)) and not bshd and variant is None
             and not batch_invariant and out_dtype is None and q.dtype != torch.float8_e4m3fn and q.shape[-1] == v.shape[-1]):
         return torch.ops.greenfast.sdpa.default(q, k, v, right == 0, scale)
     wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
     ops = torch.ops.greenfast
     options = dict(scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd), variant=variant,
-                   batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient)
+                   batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient or exported and q_scale is None
+                   and _no_gradient(q, k, v, left, right, align, bool(bshd), softcap, out_dtype, more) is None)
+    trainable = needs_gradient or exported
     if more is None:
-        op = ops.attention.default if needs_gradient else ops.attention_forward.default
+        op = ops.attention.default if trainable else ops.attention_forward.default
         made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, **options)
     else:
-        op = ops.attention_features.default if needs_gradient else ops.attention_features_forward.default
+        op = ops.attention_features.default if trainable else ops.attention_features_forward.default
         mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate, accuracy = more
         made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index,
                             page_table, chunk=chunk, max_q=max_q, max_kv=max_kv, max_splits=max_splits, validate=bool(validate), accuracy=accuracy,
@@ -732,6 +778,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     """Why this call is PyTorch's; None: the library takes it."""
     if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
         return "an argument that is no tensor"
+    if is_causal is not True and is_causal is not False:
+        return "an is_causal that is no bool"
     if attn_mask is not None and (is_causal or not isinstance(attn_mask, torch.Tensor)):
         return "attn_mask with is_causal" if is_causal else "an attn_mask that is no tensor"
     if dropout_p != 0.0:
@@ -747,14 +795,17 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return "a forward-mode derivative"
     if _transformed():
         return "a transform of torch.func"
-    if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
+    if (query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided or key.layout != torch.strided
+            or value.layout != torch.strided):
         return "nested or sparse tensors"
     device = query.device
     if device.type not in _arrays.DEVICES:
         return f"tensors on {device.type}"
-    cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    dtype = _met(query, cast)
-    if key.device != device or value.device != device or _met(key, cast) != dtype or _met(value, cast) != dtype:
+    dtype, k_dtype, v_dtype, mask_dtype = query.dtype, key.dtype, value.dtype, None if attn_mask is None else attn_mask.dtype
+    if torch.is_autocast_enabled(device.type):
+        cast = torch.get_autocast_dtype(device.type)
+        dtype, k_dtype, v_dtype, mask_dtype = (x and _met(x, cast) for x in (dtype, k_dtype, v_dtype, mask_dtype))
+    if key.device != device or value.device != device or k_dtype != dtype or v_dtype != dtype:
         return "tensors of several devices or types"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (dtype == torch.float32 and device.type == "cuda"):
         return f"{dtype} on {device.type}"
@@ -762,7 +813,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return why
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         return "fewer than two dimensions"
-    if any(x.dim() > 2 and _known(x.shape[-3] == 0) for x in (query, key, value)):
+    if ((_is_compiling() or not (query.numel() and key.numel() and value.numel()))
+            and any(x.dim() > 2 and _known(x.shape[-3] == 0) for x in (query, key, value))):
         return "no heads"
     width, width_v = query.shape[-1], value.shape[-1]
     if key.shape[-1] != width or _known(key.shape[-2] != value.shape[-2]):
@@ -781,7 +833,7 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
             return "an attn_mask of fewer than two dimensions"
         if attn_mask.requires_grad and torch.is_grad_enabled():
             return "an attn_mask that requires gradients"
-        if _met(attn_mask, cast) not in (torch.bool, torch.float32, dtype):
+        if mask_dtype not in (torch.bool, torch.float32, dtype):
             return f"an attn_mask of {attn_mask.dtype}"
         features += ("bool mask" if attn_mask.dtype == torch.bool else "float mask",)
     if features and (why := _refusal(device.type, device.index or 0, dtype, *features)):
@@ -806,6 +858,8 @@ def _known(fact: Any) -> bool:
 
 def _heads_match(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
     """Whether [B, H, S, D] tensors need no broadcasting."""
+    if not _is_compiling() and q.shape[:2] == k.shape[:2] == v.shape[:2]:
+        return True
     if _known(q.shape[0] != k.shape[0]) or _known(q.shape[0] != v.shape[0]) or _known(k.shape[1] != v.shape[1]):
         return False
     return not _known(q.shape[1] != k.shape[1]) or (enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0)
@@ -817,20 +871,23 @@ def _contiguous_rows(x: Tensor) -> Tensor:
 
 def _rows_of_their_own(q: Tensor) -> Tensor:
     """A query with contiguous rows and memory for each element: an output of its order of strides would share memory too."""
-    # The stride first, and no size is asked for that a graph may not know.
-    shared = any(_known(step == 0) and not _known(size == 1) for size, step in zip(q.shape, q.stride()))
+    strides = q.stride()
+    if _is_compiling():  # the stride first, and no size is asked for that a graph may not know
+        shared = any(_known(step == 0) and not _known(size == 1) for size, step in zip(q.shape, strides))
+    else:
+        shared = 0 in strides and any(step == 0 and size > 1 for size, step in zip(q.shape, strides))
     return q.contiguous() if shared else _contiguous_rows(q)
 
 
 def _autocast(kind: str, *tensors: Tensor | None) -> list[Any]:
     """These as autocast hands them to SDPA: floats of this device, but float64, in its type."""
     cast = torch.get_autocast_dtype(kind)
-    return [x if x is None or _met(x, cast) == x.dtype or x.device.type != kind else x.to(cast) for x in tensors]
+    return [x if x is None or x.device.type != kind else x.to(_met(x.dtype, cast)) for x in tensors]
 
 
-def _met(x: Tensor, cast: torch.dtype | None) -> torch.dtype:
-    """The type in which SDPA meets x, where autocast has this type; None: it is off."""
-    return x.dtype if cast is None or x.dtype == torch.float64 or not x.dtype.is_floating_point else cast
+def _met(dtype: torch.dtype, cast: torch.dtype) -> torch.dtype:
+    """The type in which SDPA meets a tensor of this one, where autocast has the other."""
+    return dtype if dtype == torch.float64 or not dtype.is_floating_point else cast
 
 
 def _features_of_mask(mask: Tensor) -> tuple[Any, ...]:
@@ -841,7 +898,7 @@ def _features_of_mask(mask: Tensor) -> tuple[Any, ...]:
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                                 is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
+                                 is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
                                  fallback: str = "torch") -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention, with its arguments and its results.
 
@@ -932,6 +989,9 @@ def _broadcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa:
     return q, k, v, None if mask is None else tensors[3], (*lead, q.shape[-2], v.shape[-1]), None
 
 
+_replaced: list[replace_sdpa] = []  # those that have not been removed, the last on top
+
+
 class replace_sdpa:
     """Puts greenfast.torch.scaled_dot_product_attention in the place of torch.nn.functional's, for code that looks it up there
     at each call. As a context manager for its body; called alone, until remove().
@@ -947,14 +1007,22 @@ class replace_sdpa:
         if fallback == "torch":
             self._ours: Any = scaled_dot_product_attention
         else:
-            def strict(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-                return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback="error")
+            def strict(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+                return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+                                                    fallback="error")
             self._ours = strict
+        _replaced.append(self)
         _functional.scaled_dot_product_attention = self._ours
 
     def remove(self) -> None:
-        """Back to what stood there before, unless someone else has replaced it since."""
-        if _functional.scaled_dot_product_attention is self._ours:
+        """Back to what stood there before, unless someone else has replaced it since. Replacements may be removed in any order."""
+        if self not in _replaced:
+            return
+        above = _replaced[_replaced.index(self) + 1:]
+        _replaced.remove(self)
+        if above and above[0]._before is self._ours:
+            above[0]._before = self._before
+        elif not above and _functional.scaled_dot_product_attention is self._ours:
             _functional.scaled_dot_product_attention = self._before
 
     def __enter__(self) -> replace_sdpa:
