@@ -540,17 +540,17 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
         if reason is not None:
             _refuse_gradient(reason)
     # An exported program may be trained later, whatever was asked when it was made: there the operator that has gradients, or refuses them.
-    exported = not needs_gradient and _is_exporting()
-    if (not needs_gradient and not exported and more is None and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
+    trainable = needs_gradient or _is_exporting()
+    if (not trainable and more is None and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
             and softcap == 0.0 and left == -1 and (right == -1 or (right == 0 and align == _TOP_LEFT)) and not bshd and variant is None
             and not batch_invariant and out_dtype is None and q.dtype != torch.float8_e4m3fn and q.shape[-1] == v.shape[-1]):
         return torch.ops.greenfast.sdpa.default(q, k, v, right == 0, scale)
     wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
     ops = torch.ops.greenfast
+    # Its gradients need the log-sum-exp; where it refuses them, what was asked for will do.
+    exact = trainable and (needs_gradient or q_scale is None and _no_gradient(q, k, v, left, right, align, bool(bshd), softcap, out_dtype, more) is None)
     options = dict(scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd), variant=variant,
-                   batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient or exported and q_scale is None
-                   and _no_gradient(q, k, v, left, right, align, bool(bshd), softcap, out_dtype, more) is None)
-    trainable = needs_gradient or exported
+                   batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or exact)
     if more is None:
         op = ops.attention.default if trainable else ops.attention_forward.default
         made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, **options)
