@@ -43,7 +43,8 @@ def _say(reason: str) -> bool:
 
 
 def register() -> None:
-    """Makes "greenfast" an attention implementation of transformers, with a mask function of its own. Again: no change."""
+    """Makes "greenfast" an attention implementation of transformers, with a mask function of its own, and wraps the method by which
+    PreTrainedModel chooses one, for models that could not use it rightly. Again: no change."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
     AttentionInterface.register(NAME, attention_forward)
