@@ -58,6 +58,13 @@ def _one_library(names: tuple[str, ...], arrays: Any) -> None:
             raise TypeError(f"{name} is a torch.Tensor, and the first array is not: pass all of one library")
 
 
+def _not_none(names: tuple[str, ...], arrays: Any) -> None:
+    """Refuses None where an array may not be left out."""
+    for name, x in zip(names, arrays):
+        if x is None:
+            raise TypeError(f"{name} is None: pass a tensor of PyTorch, NumPy, JAX or CuPy, or an object with __dlpack__ or __cuda_array_interface__")
+
+
 _JAX = ("jax", "jaxlib")
 
 
@@ -189,6 +196,9 @@ _TYPES = {"<f4": "float32", "<f2": "float16", "<i4": "int32", "|b1": "bool"}  # 
 
 def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, index: int) -> tuple[Any, ...]:
     """NumPy's array interface, or its like for CUDA: byte strides, an address, whether it may be written."""
+    for key in ("typestr", "shape", "data"):
+        if key not in interface or (key == "data" and not (isinstance(interface[key], tuple) and len(interface[key]) == 2)):
+            raise ValueError(f"{name}'s array interface has no {key if key != 'data' else 'data of (address, read-only)'}: it describes no memory")
     dtype = getattr(x, "dtype", None)
     code = element_code(name, dtype if dtype is not None else _TYPES.get(interface["typestr"], interface["typestr"]))
     if str(interface["typestr"]).startswith(">"):
@@ -204,9 +214,9 @@ def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, i
     return (address or 0, shape, tuple(step // size for step in strides), code, device, index, bool(readonly), x)
 
 
-def _like(x: Any, code: int, shape: tuple[int, ...] | None = None) -> Any:
-    """Memory of x's library for a result: of x's shape or another, and its order of strides where it has as
-    many dimensions."""
+def _like(x: Any, described: tuple[Any, ...], code: int, shape: tuple[int, ...] | None = None) -> Any:
+    """Memory of x's library for a result: of x's shape or another, and its order of strides where it has as many dimensions. What describe
+    made of x says these, since some objects have no more than a protocol."""
     if _root(x) == "cupy":
         library = sys.modules["cupy"]
     else:
@@ -217,16 +227,15 @@ def _like(x: Any, code: int, shape: tuple[int, ...] | None = None) -> Any:
         dtype = getattr(ml_dtypes, name)
     else:
         dtype = name
-    if shape is not None:
-        strides = getattr(x, "strides", None) if len(shape) == len(x.shape) else None
-        if strides is None:
+    if shape is not None or not hasattr(x, "strides"):
+        whole, strides = described[1], described[2]
+        shape = whole if shape is None else shape
+        if len(shape) != len(whole) or not shape:
             return library.empty(shape, dtype=dtype)
         order = sorted(range(len(shape) - 1), key=lambda dim: -strides[dim]) + [len(shape) - 1]
         made = library.empty([shape[dim] for dim in order], dtype=dtype)
         return made.transpose([order.index(dim) for dim in range(len(shape))])
-    if hasattr(x, "strides"):
-        return library.empty_like(x, dtype=dtype, subok=False) if library.__name__ == "numpy" else library.empty_like(x, dtype=dtype)
-    return library.empty(tuple(x.shape), dtype=dtype)
+    return library.empty_like(x, dtype=dtype, subok=False) if library.__name__ == "numpy" else library.empty_like(x, dtype=dtype)
 
 
 def _returned(made: Any, like: Any) -> Any:
@@ -268,6 +277,8 @@ def lse_shape(q_shape: tuple[int, ...], bshd: int, packed: bool) -> tuple[int, .
 def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream,
               out_dtype, return_lse, more=None):
     """greenfast.attention for everything but PyTorch."""
+    if q is None or k is None or v is None:
+        _not_none(("q", "k", "v"), (q, k, v))
     _one_library(("k", "v", "out", "lse"), (k, v, out, lse))
     tensors = [describe("q", q), describe("k", k), describe("v", v)]
     shape, code, device = tensors[0][1], tensors[0][3], tensors[0][4]
@@ -279,9 +290,9 @@ def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left
                              "of CuPy for example")
         v_shape = tensors[2][1]
         other = v_shape and shape and v_shape[-1] != shape[-1]
-        out = made_out = _like(q, wanted if wanted < len(DTYPES) else 0, (*shape[:-1], v_shape[-1]) if other else None)
+        out = made_out = _like(q, tensors[0], wanted if wanted < len(DTYPES) else 0, (*shape[:-1], v_shape[-1]) if other else None)
     if lse is None and return_lse:
-        lse = made_lse = _like(q, 0, lse_shape(shape, bshd, more is not None and more[_CU_Q] is not None))
+        lse = made_lse = _like(q, tensors[0], 0, lse_shape(shape, bshd, more is not None and more[_CU_Q] is not None))
     described = _writable("out", out)
     if out_dtype is not None and described[3] != wanted:
         raise TypeError(f"out is {(*DTYPES, 'int32', 'bool')[described[3]]} and out_dtype {DTYPES[wanted]}: leave one of them out")
@@ -298,11 +309,13 @@ def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
     names = ("o1", "lse1", "o2", "lse2", "out", "lse")
     _one_library(names, (o1, lse1, o2, lse2, out, lse))
     made_out, made_lse = out is None, lse is None
+    _not_none(names, (o1, lse1, o2, lse2))
+    given = [describe(name, x) for name, x in zip(names, (o1, lse1, o2, lse2))]
     if made_out:
-        out = _like(o1, describe("o1", o1)[3] if out_dtype is None else dtype_code(out_dtype))
+        out = _like(o1, given[0], given[0][3] if out_dtype is None else dtype_code(out_dtype))
     if made_lse:
-        lse = _like(lse1, 0)
-    _core.merge(*[describe(name, x) for name, x in zip(names, (o1, lse1, o2, lse2))], _writable("out", out), _writable("lse", lse), bshd,
+        lse = _like(lse1, given[1], 0)
+    _core.merge(*given, _writable("out", out), _writable("lse", lse), bshd,
                 _stream(o1, stream))
     return _returned(out, o1) if made_out else out, _returned(lse, o1) if made_lse else lse
 
@@ -318,7 +331,8 @@ def append(*arguments):
     q, q_out = tensors[4:6]
     made = q is not None and q_out is None
     if made:
-        tensors[5] = q_out = _like(q, describe("q", q)[3])
+        described = describe("q", q)
+        tensors[5] = q_out = _like(q, described, described[3])
     _core.append(*[(_writable if name in WRITTEN and x is not None else describe)(name, x) for name, x in zip(APPENDED, tensors)], max_new, rotary, bshd, validate, _stream(tensors[0], stream))
     return None if q is None else _returned(q_out, q) if made else q_out
 
@@ -326,15 +340,16 @@ def append(*arguments):
 def quantize(values, out, scale, per_head, bshd, stream):
     """greenfast.quantize_e4m3 for everything but PyTorch."""
     compute = scale is None
+    _not_none(("values",), (values,))
     source = describe("values", values)
     _one_library(("out", "scale"), (out, scale))
     if out is None:
-        out = made = _like(values, _E4M3)
+        out = made = _like(values, source, _E4M3)
     else:
         made = None
     if compute:
         shape = (source[1][0], source[1][2 if bshd else 1]) if per_head and len(source[1]) == 4 else (1,)
-        scale = _like(values, 0, shape)
+        scale = _like(values, source, 0, shape)
     _core.quantize_e4m3(source, _writable("out", out), (_writable if compute else describe)("scale", scale), int(compute), bshd,
                         _stream(values, stream))
     return (out if made is None else _returned(out, values)), (_returned(scale, values) if compute else scale)

@@ -47,5 +47,5 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn
     if attn_mask is not None and attn_mask.ndim == 2 and attn_mask.shape[0] == query.shape[0] and attn_mask.shape[1] == key.shape[1]:
         attn_mask = attn_mask[:, None, None, :]
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    out = scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    out = scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out.transpose(1, 2)

@@ -7,12 +7,17 @@
 Full and causal attention, sliding windows, chunks, softcap, grouped heads, sinks, K and V of different widths, position
 biases, and every mask that transformers makes (padding, static caches, packed sequences) run here. What is left goes to
 transformers' own functions, with the same result, and a FallbackWarning says why, once for each reason: dropout, gradients
-where they are not exact, what no kernel of the device takes. Continuous batching (a paged cache), which transformers offers to
-its own implementations alone, is refused by name.
+where they are not exact, what no kernel of the device takes; and models that do not ask transformers' AttentionInterface
+(Bloom, MPT, Longformer, ...) or mix what they add to masks themselves (DeepSeek-V4), which keep the implementation that transformers
+gives them unasked. Continuous batching (a paged cache), which transformers offers to its own implementations alone, is refused by name.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import sys
 import warnings
 from typing import Any
 
@@ -38,12 +43,55 @@ def _say(reason: str) -> bool:
 
 
 def register() -> None:
-    """Makes "greenfast" an attention implementation of transformers, with a mask function of its own. Again: no change."""
+    """Makes "greenfast" an attention implementation of transformers, with a mask function of its own, and wraps the method by which
+    PreTrainedModel chooses one, for models that could not use it rightly. Again: no change."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
     AttentionInterface.register(NAME, attention_forward)
     # Without a mask function transformers would drop padding, and with FlashAttention's, Llama 4's chunks.
     AttentionMaskInterface.register(NAME, attention_mask)
+    _choose_for_models()
+
+
+# --- which models -------------------------------------------------------------------------------------------------------
+
+# Models that ask the AttentionInterface and still need the mask that transformers makes for its eager attention: they lengthen it, a tensor of
+# floats, by biases of their own.
+_OWN_BIAS = frozenset(("DeepseekV4PreTrainedModel",))
+
+
+def _asks(kind: type) -> bool:
+    """Whether a model's attention asks the AttentionInterface, as its class says, so that what attention_mask makes reaches attention_forward."""
+    return bool(getattr(kind, "_supports_attention_backend", False)) and not any(x.__name__ in _OWN_BIAS for x in kind.__mro__)
+
+
+def _attends(kind: type) -> bool:
+    """Whether the file of a model defines an attention: a frame around other models has none to lose."""
+    try:
+        source = inspect.getsource(sys.modules[kind.__module__])
+    except (KeyError, OSError, TypeError):
+        return True
+    return re.search(r"^class \w*Attention", source, re.MULTILINE) is not None
+
+
+def _choose_for_models() -> None:
+    """Has models that do not ask the AttentionInterface choose as if nothing had been asked for. transformers lets any of them take a registered
+    implementation: their masks are made for it and applied by code that expects another kind, so causality and padding would be lost."""
+    from transformers import PreTrainedModel
+    plain = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
+    if plain is None or hasattr(plain, "_greenfast"):
+        return
+
+    @functools.wraps(plain)
+    def choose(self: Any, requested_attention: str | None, *args: Any, **options: Any) -> str:
+        if requested_attention == NAME and not _asks(type(self)):
+            requested_attention = None
+            if _attends(type(self)):
+                _say(f"{type(self).__name__} does not hand its attention over as a whole")
+        return plain(self, requested_attention, *args, **options)
+
+    choose._greenfast = True  # type: ignore[attr-defined]
+    PreTrainedModel.get_correct_attn_implementation = choose
 
 
 # --- masks --------------------------------------------------------------------------------------------------------------
@@ -133,6 +181,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if cache is not None:
         raise NotImplementedError("greenfast: a paged cache (continuous batching) is not offered: use generate() with another cache, or "
                                   "attn_implementation='sdpa'")
+    if query.device.type in _arrays.DEVICES and torch.is_autocast_enabled(query.device.type):
+        query, key, value, attention_mask = _gt._autocast(query.device.type, query, key, value, attention_mask)
     rows, keys = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and rows > 1 and attention_mask is None
@@ -170,6 +220,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                                   _arrays.features(features))
         reason = None if reason is None else f"gradients with {reason}"
     if reason is None:
+        query, key, value = _gt._rows_of_their_own(query), _gt._contiguous_rows(key), _gt._contiguous_rows(value)
         options: Any = dict(scale=scaling, causal=causal, window=None if window is None else (window - 1, 0), align="top_left",
                             softcap=softcap or 0.0, **features)
         if packed:  # each sequence's last query faces its last key, as FlashAttention has it

@@ -16,6 +16,7 @@ gradients are refused by name, before any work. There is no second derivative.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import warnings
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = ["FallbackWarning", "replace_sdpa", "scaled_dot_product_attention"]
 Tensor = torch.Tensor
 _SDPA = _functional.scaled_dot_product_attention
 _is_compiling, _is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 has it first
 _is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
 _dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _increment_version = torch.autograd.graph.increment_version
@@ -61,10 +63,31 @@ def _layered() -> bool:
     return _dispatch_modes() > 0 or _trace() is not None or _forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result
+def _dual_level() -> int:
+    """-1: nobody asks for forward-mode derivatives. Graphs are guarded by it."""
+    return _forward_ad._current_level
+
+
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """Whether a transform of torch.func runs this. Dynamo enters them while it traces, and guards its graphs by them."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _has_tangent(*tensors: Any) -> bool:
-    """Whether a forward-mode derivative flows through one of them."""
-    return (_forward_ad._current_level >= 0 and not _is_compiling()
-            and any(isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors))
+    """Whether a forward-mode derivative flows through one of them. What is traced does not say which tensors have one: all count there."""
+    if _is_compiling():
+        return _dual_level() >= 0
+    return _forward_ad._current_level >= 0 and any(
+        isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def _no_tangent(function: str, *tensors: Any) -> None:
+    """Asked by operators: a graph that was traced outside forward-mode derivatives may be called inside of them, and tangents end at an operator
+    that has no formula, without a word."""
+    if _forward_ad._current_level >= 0 and any(x is not None and _forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        _refuse_tangent(function)
 
 
 def _refuse_tangent(function: str) -> None:
@@ -109,7 +132,8 @@ _arrays.READERS.append((Tensor, _describe))
 
 
 def _check_storage(name: str, x: Any) -> None:
-    """Refuses a tensor whose storage was made smaller than what it says. 0.4 us, so on request alone; a storage without memory is always refused."""
+    """Refuses a tensor whose storage was made smaller than what it says. 1.4 us each, a third of a whole short call (2-core Xeon, 2026-11-26), so on
+    request alone; a storage without memory is always refused."""
     if isinstance(x, torch.Tensor) and x.numel() > 0:
         last = x.storage_offset() + sum((size - 1) * step for size, step in zip(x.shape, x.stride()))
         if (last + 1) * x.element_size() > x.untyped_storage().nbytes():
@@ -243,6 +267,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 def _op(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
         variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    _no_tangent("attention", q, k, v)
     out, lse = _op_fake(q, k, v, bshd=bshd, out_dtype=out_dtype, with_lse=with_lse)
     _run(q, k, v, out, lse if with_lse else None, q_scale, k_scale, v_scale, scale, softcap, left, right, align, int(bshd), variant,
          batch_invariant, None)
@@ -283,6 +308,7 @@ _FEATURE_SCHEMA = (
 def _op_features(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, *,
                  chunk=0, max_q=None, max_kv=None, max_splits=0, validate=False, accuracy=0, scale=None, softcap=0.0, left=-1, right=-1,
                  align=2, bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    _no_tangent("attention", q, k, v, mask, sinks, slopes)
     out, lse = _made(q, v, bshd, out_dtype, with_lse, cu_q is not None)
     more = (mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate,
             accuracy)
@@ -310,6 +336,7 @@ _library.define("sdpa(Tensor q, Tensor k, Tensor v, bool causal, float? scale) -
 
 
 def _op_sdpa(q, k, v, causal, scale):
+    _no_tangent("attention", q, k, v)
     out = torch.empty_like(q)
     _run(q, k, v, out, None, None, None, None, scale, 0.0, -1, 0 if causal else -1, _TOP_LEFT, 0, None, False, None)
     return out
@@ -318,6 +345,42 @@ def _op_sdpa(q, k, v, causal, scale):
 _library.impl("sdpa", _op_sdpa, "CPU")
 _library.impl("sdpa", _op_sdpa, "CUDA")
 torch.library.register_fake("greenfast::sdpa", lambda q, k, v, causal, scale: torch.empty_like(q), lib=_library)
+
+
+def _flops(q, k, v, bshd=False, cu_q=None, cu_kv=None, used_q=None, used_kv=None, page_table=None):
+    """Those of both products, as PyTorch counts them for its own: whatever is masked counts."""
+    heads, width = q.shape[-2 if bshd else -3], q.shape[-1] + v.shape[-1]
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    rows, keys = (x.shape[-3 if bshd else -2] for x in (q, k))
+    if page_table is not None:
+        keys = keys * page_table.shape[1]
+    rows, keys = ([whole] * batch if used is None and cu is None else used.tolist() if used is not None else cu.diff().tolist()
+                  for whole, used, cu in ((rows, used_q, cu_q), (keys, used_kv, cu_kv)))
+    return 2 * heads * width * sum(r * c for r, c in zip(rows, keys))
+
+
+def _count_flops() -> None:
+    """Tells torch.utils.flop_counter of the operators, without which it would count nothing."""
+    log = logging.getLogger("torch.utils.flop_counter")
+    said, log.disabled = log.disabled, True  # it warns of a missing Triton as it is imported, which is nothing to whoever imports this package
+    try:
+        from torch.utils.flop_counter import register_flop_formula
+    finally:
+        log.disabled = said
+    ops = torch.ops.greenfast
+
+    @register_flop_formula([ops.sdpa, ops.attention, ops.attention_forward], get_raw=True)
+    def forward(q, k, v, *args, bshd=False, out_val=None, **options):
+        return _flops(q, k, v, bshd)
+
+    @register_flop_formula([ops.attention_features, ops.attention_features_forward], get_raw=True)
+    def features(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, *,
+                 bshd=False, out_val=None, **options):
+        return _flops(q, k, v, bshd, cu_q, cu_kv, used_q, used_kv, page_table)
+
+    @register_flop_formula(ops.attention_backward, get_raw=True)
+    def backward(grad_out, q, k, v, out, lse, scale, causal, bshd, mask=None, out_val=None):
+        return _flops(q, k, v, bshd) * 5 // 2  # five products, of which PyTorch counts the one that is computed again too
 
 
 def _no_gradient(q: Tensor, k: Tensor, v: Tensor, left: int, right: int, align: int, bshd: bool, softcap: float, out_dtype: Any,
@@ -445,6 +508,7 @@ torch.library.register_fake("greenfast::attention_backward", _op_backward_fake, 
 for _name in ("attention", "attention_features"):
     torch.library.register_autograd(f"greenfast::{_name}", _backward, setup_context=_setup_context, lib=_library)
 torch.library.register_autograd("greenfast::attention_backward", _second_derivative, setup_context=None, lib=_library)
+_count_flops()
 
 
 def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
@@ -464,7 +528,7 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
         _of_torch(_arrays.FEATURES, tuple(x if name in _arrays.ARRAYS else None for name, x in zip(_arrays.FEATURES, more)))
     if _has_tangent(q, k, v, *(() if more is None else more)):
         _refuse_tangent("attention")
-    if not _is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transformed():
         raise NotImplementedError("greenfast.attention inside a transform of torch.func is not offered: call it outside, or use "
                                   "greenfast.torch.scaled_dot_product_attention, which goes to PyTorch's there")
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, lse)):
@@ -475,19 +539,23 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
             q, k, v, left, right, align, bool(bshd), softcap, out_dtype, more)
         if reason is not None:
             _refuse_gradient(reason)
-    if (not needs_gradient and more is None and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
+    # An exported program may be trained later, whatever was asked when it was made: there the operator that has gradients, or refuses them.
+    trainable = needs_gradient or _is_exporting()
+    if (not trainable and more is None and out is None and lse is None and not return_lse and q_scale is None and k_scale is None and v_scale is None
             and softcap == 0.0 and left == -1 and (right == -1 or (right == 0 and align == _TOP_LEFT)) and not bshd and variant is None
             and not batch_invariant and out_dtype is None and q.dtype != torch.float8_e4m3fn and q.shape[-1] == v.shape[-1]):
         return torch.ops.greenfast.sdpa.default(q, k, v, right == 0, scale)
     wanted = out.dtype if out is not None and out_dtype is None else None if out_dtype is None else _out_dtype(q, out_dtype)
     ops = torch.ops.greenfast
+    # Its gradients need the log-sum-exp; where it refuses them, what was asked for will do.
+    exact = trainable and (needs_gradient or q_scale is None and _no_gradient(q, k, v, left, right, align, bool(bshd), softcap, out_dtype, more) is None)
     options = dict(scale=scale, softcap=softcap, left=left, right=right, align=align, bshd=bool(bshd), variant=variant,
-                   batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or needs_gradient)
+                   batch_invariant=batch_invariant, out_dtype=wanted, with_lse=return_lse or lse is not None or exact)
     if more is None:
-        op = ops.attention.default if needs_gradient else ops.attention_forward.default
+        op = ops.attention.default if trainable else ops.attention_forward.default
         made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, **options)
     else:
-        op = ops.attention_features.default if needs_gradient else ops.attention_features_forward.default
+        op = ops.attention_features.default if trainable else ops.attention_features_forward.default
         mask, sinks, slopes, chunk, cu_q, cu_kv, max_q, max_kv, used_q, used_kv, kv_start, kv_index, page_table, max_splits, validate, accuracy = more
         made, made_lse = op(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index,
                             page_table, chunk=chunk, max_q=max_q, max_kv=max_kv, max_splits=max_splits, validate=bool(validate), accuracy=accuracy,
@@ -533,6 +601,7 @@ _library.define("merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, Scalar
 
 
 def _op_merge(o1, lse1, o2, lse2, *, out_dtype=None, bshd=False):
+    _no_tangent("merge", o1, lse1, o2, lse2)
     made = _op_merge_fake(o1, lse1, o2, lse2, out_dtype=out_dtype)
     _call(_core.merge, ("o1", "lse1", "o2", "lse2", "out", "lse"), (o1, lse1, o2, lse2, *made), int(bshd), stream=None)
     return made
@@ -563,6 +632,7 @@ _library.define(
 
 
 def _op_append(k, v, k_cache, v_cache, q, *arrays, max_new=None, rotary=2, bshd=False, validate=False):
+    _no_tangent("append", k, v, k_cache, v_cache, q)
     made = _op_append_fake(k, v, k_cache, v_cache, q)
     _call(_core.append, _arrays.APPENDED, (k, v, k_cache, v_cache, q, None if q is None else made, *arrays), max_new, rotary, int(bshd),
           int(validate), stream=None)
@@ -592,6 +662,7 @@ def _new_scale(values, per_head, bshd):
 
 
 def _op_quantize(values, scale=None, *, per_head=True, bshd=False):
+    _no_tangent("quantize_e4m3", values, scale)
     codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd)
     _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), stream=None)
     return codes, made
@@ -707,6 +778,8 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     """Why this call is PyTorch's; None: the library takes it."""
     if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
         return "an argument that is no tensor"
+    if is_causal is not True and is_causal is not False:
+        return "an is_causal that is no bool"
     if attn_mask is not None and (is_causal or not isinstance(attn_mask, torch.Tensor)):
         return "attn_mask with is_causal" if is_causal else "an attn_mask that is no tensor"
     if dropout_p != 0.0:
@@ -714,18 +787,25 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     if not _is_compiling():
         if torch.overrides.has_torch_function((query, key, value, attn_mask)):
             return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value, attn_mask)} - {'Tensor', 'NoneType'}))})"
-        if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
-            return "a transform of torch.func, or torch.jit.trace"
-        if _has_tangent(query, key, value, attn_mask):
-            return "a forward-mode derivative"
-        if query.is_neg() or key.is_neg() or value.is_neg():
-            return "a tensor that is negated lazily"
-    if query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided:
+        if _trace() is not None:
+            return "torch.jit.trace"
+        if query.is_neg() or key.is_neg() or value.is_neg() or query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
+            return "a tensor that is negated lazily, or zero without memory"
+    if _has_tangent(query, key, value, attn_mask):
+        return "a forward-mode derivative"
+    if _transformed():
+        return "a transform of torch.func"
+    if (query.is_nested or key.is_nested or value.is_nested or query.layout != torch.strided or key.layout != torch.strided
+            or value.layout != torch.strided):
         return "nested or sparse tensors"
-    device, dtype = query.device, query.dtype
+    device = query.device
     if device.type not in _arrays.DEVICES:
         return f"tensors on {device.type}"
-    if key.device != device or value.device != device or key.dtype != dtype or value.dtype != dtype:
+    dtype, k_dtype, v_dtype, mask_dtype = query.dtype, key.dtype, value.dtype, None if attn_mask is None else attn_mask.dtype
+    if torch.is_autocast_enabled(device.type):
+        cast = torch.get_autocast_dtype(device.type)
+        dtype, k_dtype, v_dtype, mask_dtype = (x and _met(x, cast) for x in (dtype, k_dtype, v_dtype, mask_dtype))
+    if key.device != device or value.device != device or k_dtype != dtype or v_dtype != dtype:
         return "tensors of several devices or types"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (dtype == torch.float32 and device.type == "cuda"):
         return f"{dtype} on {device.type}"
@@ -733,10 +813,11 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
         return why
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         return "fewer than two dimensions"
-    if any(x.dim() > 2 and x.shape[-3] == 0 for x in (query, key, value)):
+    if ((_is_compiling() or not (query.numel() and key.numel() and value.numel()))
+            and any(x.dim() > 2 and _known(x.shape[-3] == 0) for x in (query, key, value))):
         return "no heads"
     width, width_v = query.shape[-1], value.shape[-1]
-    if key.shape[-1] != width or key.shape[-2] != value.shape[-2]:
+    if key.shape[-1] != width or _known(key.shape[-2] != value.shape[-2]):
         return "shapes that do not belong together"
     if width % 8 != 0 or not 8 <= width <= 256:
         return f"head dimension {width}: 8 to 256 in steps of 8 is possible"
@@ -752,7 +833,7 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
             return "an attn_mask of fewer than two dimensions"
         if attn_mask.requires_grad and torch.is_grad_enabled():
             return "an attn_mask that requires gradients"
-        if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
+        if mask_dtype not in (torch.bool, torch.float32, dtype):
             return f"an attn_mask of {attn_mask.dtype}"
         features += ("bool mask" if attn_mask.dtype == torch.bool else "float mask",)
     if features and (why := _refusal(device.type, device.index or 0, dtype, *features)):
@@ -766,15 +847,47 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     return None
 
 
+def _known(fact: Any) -> bool:
+    """Whether this comparison of sizes holds. Of sizes that a graph does not know when it is traced (a result of nonzero or item) nothing holds
+    here: they count as equal and as more than 1, as for PyTorch's SDPA, and the operator looks again when it runs."""
+    if fact is True or fact is False or not _is_compiling():
+        return fact
+    from torch.fx.experimental import symbolic_shapes
+    return symbolic_shapes.guard_or_false(fact) if hasattr(symbolic_shapes, "guard_or_false") else bool(fact)  # torch 2.7 has it first
+
+
 def _heads_match(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
     """Whether [B, H, S, D] tensors need no broadcasting."""
-    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0] or k.shape[1] != v.shape[1]:
+    if not _is_compiling() and q.shape[:2] == k.shape[:2] == v.shape[:2]:
+        return True
+    if _known(q.shape[0] != k.shape[0]) or _known(q.shape[0] != v.shape[0]) or _known(k.shape[1] != v.shape[1]):
         return False
-    return q.shape[1] == k.shape[1] or (enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0)
+    return not _known(q.shape[1] != k.shape[1]) or (enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0)
 
 
 def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _rows_of_their_own(q: Tensor) -> Tensor:
+    """A query with contiguous rows and memory for each element: an output of its order of strides would share memory too."""
+    strides = q.stride()
+    if _is_compiling():  # the stride first, and no size is asked for that a graph may not know
+        shared = any(_known(step == 0) and not _known(size == 1) for size, step in zip(q.shape, strides))
+    else:
+        shared = 0 in strides and any(step == 0 and size > 1 for size, step in zip(q.shape, strides))
+    return q.contiguous() if shared else _contiguous_rows(q)
+
+
+def _autocast(kind: str, *tensors: Tensor | None) -> list[Any]:
+    """These as autocast hands them to SDPA: floats of this device, but float64, in its type."""
+    cast = torch.get_autocast_dtype(kind)
+    return [x if x is None or x.device.type != kind else x.to(_met(x.dtype, cast)) for x in tensors]
+
+
+def _met(dtype: torch.dtype, cast: torch.dtype) -> torch.dtype:
+    """The type in which SDPA meets a tensor of this one, where autocast has the other."""
+    return dtype if dtype == torch.float64 or not dtype.is_floating_point else cast
 
 
 def _features_of_mask(mask: Tensor) -> tuple[Any, ...]:
@@ -785,7 +898,7 @@ def _features_of_mask(mask: Tensor) -> tuple[Any, ...]:
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                                 is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
+                                 is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
                                  fallback: str = "torch") -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention, with its arguments and its results.
 
@@ -819,19 +932,14 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         q, k, v, mask = query, key, value, attn_mask
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
-            cast = torch.get_autocast_dtype(kind)
-            q, k, v = q.to(cast), k.to(cast), v.to(cast)
-            if mask is not None and mask.dtype != torch.bool:
-                mask = mask.to(cast)
+            q, k, v, mask = _autocast(kind, q, k, v, mask)
         leading = None
         if not (q.dim() == 4 and k.dim() == 4 and v.dim() == 4 and _heads_match(q, k, v, enable_gqa)):
             q, k, v, mask, leading, reason = _broadcast(q, k, v, mask, enable_gqa)
         elif mask is not None and not _fits(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2])):
             reason = "an attn_mask that does not broadcast"
     if reason is None:
-        q, k, v = _contiguous_rows(q), _contiguous_rows(k), _contiguous_rows(v)
-        if any(size > 1 and step == 0 for size, step in zip(q.shape, q.stride())):
-            q = q.contiguous()  # an output of its order of strides would share memory
+        q, k, v = _rows_of_their_own(q), _contiguous_rows(k), _contiguous_rows(v)
         more = None if mask is None else _features_of_mask(mask)
         right = 0 if is_causal else -1
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -881,6 +989,9 @@ def _broadcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa:
     return q, k, v, None if mask is None else tensors[3], (*lead, q.shape[-2], v.shape[-1]), None
 
 
+_replaced: list[replace_sdpa] = []  # those that have not been removed, the last on top
+
+
 class replace_sdpa:
     """Puts greenfast.torch.scaled_dot_product_attention in the place of torch.nn.functional's, for code that looks it up there
     at each call. As a context manager for its body; called alone, until remove().
@@ -896,14 +1007,22 @@ class replace_sdpa:
         if fallback == "torch":
             self._ours: Any = scaled_dot_product_attention
         else:
-            def strict(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-                return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback="error")
+            def strict(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+                return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+                                                    fallback="error")
             self._ours = strict
+        _replaced.append(self)
         _functional.scaled_dot_product_attention = self._ours
 
     def remove(self) -> None:
-        """Back to what stood there before, unless someone else has replaced it since."""
-        if _functional.scaled_dot_product_attention is self._ours:
+        """Back to what stood there before, unless someone else has replaced it since. Replacements may be removed in any order."""
+        if self not in _replaced:
+            return
+        above = _replaced[_replaced.index(self) + 1:]
+        _replaced.remove(self)
+        if above and above[0]._before is self._ours:
+            above[0]._before = self._before
+        elif not above and _functional.scaled_dot_product_attention is self._ours:
             _functional.scaled_dot_product_attention = self._before
 
     def __enter__(self) -> replace_sdpa:

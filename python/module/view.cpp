@@ -238,20 +238,33 @@ bool read_view(const char* name, PyObject* object, View& to, Wanted wanted) {
   return true;
 }
 
+// A number that fits nothing contradicts its call, as any other that is out of range. False.
+bool out_of_range(PyObject* object) {
+  if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) return false;
+  PyErr_Clear();
+  PyObject* word = PyObject_Repr(object);
+  const char* number = word != nullptr ? PyUnicode_AsUTF8AndSize(word, nullptr) : nullptr;
+  if (number == nullptr) PyErr_Clear();
+  const bool failed = fail(PyExc_ValueError, text(number != nullptr ? number : "a number",
+                                                  " is out of range: 64 bits have to hold it"));
+  Py_XDECREF(word);
+  return failed;
+}
+
 bool read_double(PyObject* object, double& out) {
   out = PyFloat_AsDouble(object);
-  return out != -1.0 || PyErr_Occurred() == nullptr;
+  return out != -1.0 || PyErr_Occurred() == nullptr || out_of_range(object);
 }
 
 bool read_int(PyObject* object, std::int64_t& out) {
   out = PyLong_AsLongLong(object);
-  return out != -1 || PyErr_Occurred() == nullptr;
+  return out != -1 || PyErr_Occurred() == nullptr || out_of_range(object);
 }
 
 bool read_stream(PyObject* object, const View& of, void*& out) {
   if (given(object)) {
     out = PyLong_AsVoidPtr(object);
-    return PyErr_Occurred() == nullptr;
+    return PyErr_Occurred() == nullptr || out_of_range(object);
   }
   if (of.device != DeviceKind::cuda || of.origin == nullptr) return true;
   if (of.origin->current_stream(dlpack::kCuda, of.index, &out) == 0) return true;

@@ -236,3 +236,63 @@ def test_batch_invariant_rows_do_not_depend_on_their_neighbours():
 def test_it_does_not_load_pytorch():
     code = "import sys, numpy as np, greenfast; x = np.ones((1, 1, 8, 8), np.float32); greenfast.attention(x, x, x); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Protocol:
+    """An array that has no more than what is given here."""
+
+    def __init__(self, array, name):
+        self._array, self._name = array, name
+
+    def __getattr__(self, name):
+        if name == self._name or name == "__dlpack_device__" and self._name == "__dlpack__":
+            return getattr(self._array, name)
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("name", ["__dlpack__", "__array_interface__"])
+def test_a_protocol_alone_is_enough(name):
+    q, k, v = reference.inputs()
+    q = np.ascontiguousarray(q.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    want, want_lse = greenfast.attention(q, k, v, return_lse=True)
+    only = lambda *arrays: [Protocol(x, name) for x in arrays]  # noqa: E731
+    out, lse = greenfast.attention(*only(q, k, v), return_lse=True)
+    assert np.array_equal(out, want) and np.array_equal(lse, want_lse) and out.strides == want.strides
+    narrow = greenfast.attention(*only(q, k), *only(np.ascontiguousarray(v[..., :8])))
+    assert np.array_equal(narrow, greenfast.attention(q, k, np.ascontiguousarray(v[..., :8])))
+    merged, codes = greenfast.merge(*only(out, lse, out, lse)), greenfast.quantize_e4m3(*only(k))
+    assert np.array_equal(merged[1], greenfast.merge(out, lse, out, lse)[1]) and np.array_equal(codes[1], greenfast.quantize_e4m3(k)[1])
+    cache = [np.zeros_like(k), np.zeros_like(v)]
+    ones, zeros = np.ones((k.shape[2], 4), np.float32), np.zeros((k.shape[2], 4), np.float32)
+    turned = greenfast.append(*only(k, v), *cache, q=Protocol(k, name), cos=ones, sin=zeros)
+    assert np.array_equal(cache[0], k) and np.array_equal(turned, k)
+
+
+@pytest.mark.parametrize("interface, words", [
+    ({"shape": (1, 2, 8, 16), "typestr": "<f4", "version": 3}, "no data"),
+    ({"shape": (1, 2, 8, 16), "typestr": "<f4", "data": b"0" * 1024, "version": 3}, "no data"),
+    ({"shape": (1, 2, 8, 16), "data": (0, False), "version": 3}, "no typestr"), ({"typestr": "<f4", "data": (0, False), "version": 3}, "no shape")])
+@pytest.mark.parametrize("protocol", ["__array_interface__", "__cuda_array_interface__"])
+def test_an_interface_that_describes_no_memory_is_named(protocol, interface, words):
+    x = np.zeros((1, 2, 8, 16), np.float32)
+    with pytest.raises(ValueError, match=f"q's array interface has {words}"):
+        greenfast.attention(type("Bare", (), {protocol: interface})(), x, x)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_none_is_no_array(which):
+    given = [np.zeros((1, 2, 8, 16), np.float32)] * 3
+    given[which] = None
+    for function in (greenfast.attention, greenfast.explain):
+        with pytest.raises(TypeError, match=f"{'qkv'[which]} is None"):
+            function(*given)
+    for function in (lambda: greenfast.merge(None, *given[:3]), lambda: greenfast.quantize_e4m3(None)):
+        with pytest.raises(TypeError, match="is None"):
+            function()
+
+
+@pytest.mark.parametrize("options", [dict(window=(2 ** 70, 0)), dict(window=(0, 2 ** 70)), dict(chunk=2 ** 70), dict(max_splits=2 ** 70), dict(scale=10 ** 400)])
+def test_a_number_that_nothing_holds_is_a_value_error(options):
+    x = np.zeros((1, 2, 8, 16), np.float32)
+    with pytest.raises(ValueError, match="1[0-9]{20}.* out of range"):
+        greenfast.attention(x, x, x, align="top_left", **options)

@@ -243,3 +243,142 @@ def test_a_paged_cache_is_refused_by_name():
     x = torch.randn(1, 2, 4, 16)
     with pytest.raises(NotImplementedError, match="paged cache"):
         greenfast.hf.attention_forward(torch.nn.Module(), x, x, x, None, cache=object())
+
+
+# --- models that do not hand their attention over ---------------------------------------------------------------------------
+
+BERT = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+BART = dict(vocab_size=128, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96,
+            decoder_ffn_dim=96, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2)
+OTHERS = {
+    "Bloom": (dict(vocab_size=128, hidden_size=64, n_layer=2, n_head=4), "ForCausalLM"),
+    "Mpt": (dict(vocab_size=128, d_model=64, n_layers=2, n_heads=4, max_seq_len=64), "ForCausalLM"),
+    "Falcon": (dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4), "ForCausalLM"),
+    "XGLM": (dict(vocab_size=128, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4), "ForCausalLM"),
+    "TrOCR": (dict(vocab_size=128, d_model=64, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=96), "ForCausalLM"),
+    "GPTNeoXJapanese": (dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4), "ForCausalLM"),
+    "MegatronBert": (BERT, "Model"),
+    "RemBert": (dict(BERT, input_embedding_size=64, output_embedding_size=64), "Model"),
+    "RoFormer": (dict(BERT, embedding_size=64), "Model"),
+    "MPNet": (BERT, "Model"),
+    "Longformer": (dict(BERT, attention_window=8, pad_token_id=0), "Model"),
+    "LED": (dict(BART, attention_window=8, max_encoder_position_embeddings=64, max_decoder_position_embeddings=64), "Model"),
+    "Mvp": (BART, "Model"),
+    "BigBirdPegasus": (dict(BART, attention_type="original_full"), "Model"),
+    "NllbMoe": (dict(BART, num_experts=4, expert_capacity=64), "Model"),
+    "DeepseekV4": (dict(vocab_size=128, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=1, head_dim=16, q_lora_rank=16,
+                        sliding_window=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, max_position_embeddings=256), "ForCausalLM"),
+}
+
+
+def two_models(name):
+    """(eager, one for which greenfast was asked), with the same weights."""
+    options, kind = OTHERS[name]
+    config, kind = getattr(transformers, name + "Config")(**options), getattr(transformers, name + kind)
+    torch.manual_seed(1)
+    eager, ours = (kind._from_config(copy.deepcopy(config), attn_implementation=x).eval() for x in ("eager", "greenfast"))
+    for parameter in eager.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    ours.load_state_dict(eager.state_dict())
+    return eager, ours
+
+
+def furthest(pair, mask):
+    """How far apart both are, over tokens that are there, as a part of the largest."""
+    def output(model):
+        options = {"decoder_input_ids": IDS[:, :12]} if model.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            made = model(input_ids=IDS, attention_mask=mask, **options)
+        return made.logits if hasattr(made, "logits") else made.last_hidden_state
+
+    theirs, ours = map(output, pair)
+    difference = (theirs - ours).abs()
+    return ((difference[mask.bool()] if mask is not None and difference.shape[1] == ROWS else difference).max() / theirs.abs().max()).item()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_that_keeps_its_attention_is_right_and_said(name):
+    if not hasattr(transformers, name + "Config"):
+        pytest.skip("this transformers does not have it")
+    greenfast.hf._said.clear()
+    with pytest.warns(greenfast.torch.FallbackWarning, match=f"{name}.* does not hand its attention over"):
+        pair = two_models(name)
+    assert pair[1].config._attn_implementation in ("eager", "sdpa")
+    for mask in (None, LEFT, RIGHT):
+        assert furthest(pair, mask) < LIMIT
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Bloom", "RoFormer"])
+def test_the_comparison_finds_a_model_whose_masks_are_dropped(name, monkeypatch):
+    monkeypatch.setattr(greenfast.hf, "_asks", lambda kind: True)
+    pair = two_models(name)
+    assert max(furthest(pair, mask) for mask in (None, LEFT)) > 5 * LIMIT
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_part_that_keeps_its_attention_leaves_the_other_parts():
+    vision = transformers.ViTConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8)
+    text = transformers.TrOCRConfig(**OTHERS["TrOCR"][0])
+    model = transformers.VisionEncoderDecoderModel._from_config(
+        transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text), attn_implementation="greenfast")
+    assert model.encoder.config._attn_implementation == "greenfast" and model.decoder.config._attn_implementation == "eager"
+
+
+@NOTHING_FALLS_BACK
+def test_a_model_without_attention_is_not_warned_of():
+    greenfast.hf._said.clear()
+    transformers.MambaForCausalLM._from_config(transformers.MambaConfig(vocab_size=128, hidden_size=64, num_hidden_layers=1), attn_implementation="greenfast")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_keeps_its_attention_keeps_it_when_asked_later():
+    config = transformers.BigBirdPegasusConfig(**OTHERS["BigBirdPegasus"][0])
+    model = transformers.BigBirdPegasusModel(config)
+    model.set_attn_implementation("greenfast")
+    assert model.config._attn_implementation == "eager"
+
+
+# --- tensors as models hand them over ---------------------------------------------------------------------------------------
+
+@NOTHING_FALLS_BACK
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("change", [
+    lambda q, k, v: (q, k.transpose(2, 3).contiguous().transpose(2, 3), v), lambda q, k, v: (q, k, v.transpose(2, 3).contiguous().transpose(2, 3)),
+    lambda q, k, v: (q.transpose(2, 3).contiguous().transpose(2, 3), k, v), lambda q, k, v: (q[:1].expand(2, -1, -1, -1), k, v),
+    lambda q, k, v: (q[:, :1].expand(-1, 4, -1, -1), k, v)], ids=["k", "v", "q", "q of one batch", "q of one head"])
+def test_any_strides_are_taken(change, compiled):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    greenfast.hf._said.clear()
+    module = torch.nn.Module()
+    q, k, v = change(*(torch.randn(2, 4, n, 16) for n in (7, 9, 9)))
+    mask = torch.rand(2, 1, 7, 9) < 0.8
+    run = lambda *x: greenfast.hf.attention_forward(module, *x, mask, is_causal=False)[0]  # noqa: E731
+    torch._dynamo.reset()
+    ours = (torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run)(q, k, v)
+    torch.testing.assert_close(ours, sdpa_attention_forward(module, q, k, v, mask, is_causal=False)[0], atol=2e-6, rtol=1e-5)
+
+
+@NOTHING_FALLS_BACK
+@pytest.mark.parametrize("types", [(torch.float32,) * 3, (torch.float32, torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32, torch.float16)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_autocast_casts_as_for_sdpa(types, bias):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    greenfast.hf._said.clear()
+    module = torch.nn.Module()
+    q, k, v = (torch.randn(2, 4, 9, 16, dtype=dtype) for dtype in types)
+    options = dict(position_bias=torch.randn(1, 4, 9, 9)) if bias else {}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, theirs = (function(module, q, k, v, None, is_causal=not bias, **options)[0] for function in
+                        (greenfast.hf.attention_forward, sdpa_attention_forward))
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+
+
+@NOTHING_FALLS_BACK
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-window", "gemma2", "mistral", "gpt-oss", "bert"])
+def test_models_under_autocast_are_computed_here(pairs, name):
+    greenfast.hf._said.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        theirs, ours = (outputs(model).float() for model in pairs(name))
+    assert (theirs - ours).abs().max() < 0.05 * theirs.abs().max()

@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.fx.experimental.symbolic_shapes  # noqa: E402
+
 import greenfast  # noqa: E402
 import greenfast.torch as gt  # noqa: E402
 import reference  # noqa: E402
@@ -553,6 +555,27 @@ def test_autocast_casts_as_torchs():
     torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.filterwarnings("error::greenfast.torch.FallbackWarning")
+@pytest.mark.parametrize("types", [(torch.float32, torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32, torch.float16)])
+@pytest.mark.parametrize("mask", [None, FLOAT_MASK, FLOAT_MASK.half()], ids=["none", "float32", "float16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_casts_before_it_compares_types(types, mask, compiled):
+    q, k, v = (x[:, :2].to(dtype) for x, dtype in zip(tensors(), types))
+    torch._dynamo.reset()
+    function = torch.compile(gt.scaled_dot_product_attention, backend="aot_eager", fullgraph=True) if compiled else gt.scaled_dot_product_attention
+    mask = None if mask is None else mask[..., :q.shape[2], :k.shape[2]]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, theirs = function(q, k, v, mask, fallback="error"), SDPA(q, k, v, mask)
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+
+
+def test_float64_keeps_its_type_under_autocast():
+    q, k, v = (x[:, :2].double() for x in tensors())
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(gt.FallbackWarning, match="float64"):
+        assert torch.equal(gt.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
+
+
 def test_a_last_dimension_that_is_not_contiguous_is_copied():
     q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in tensors(heads=2))
     torch.testing.assert_close(gt.scaled_dot_product_attention(q, k, v, fallback="error"), SDPA(q, k, v))
@@ -569,6 +592,76 @@ def test_replaced_for_a_while():
         F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, enable_gqa=True)
     handle.remove()
     assert F.scaled_dot_product_attention is SDPA
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+@pytest.mark.parametrize("kinds", [("error",) * 3, ("torch",) * 3, ("torch", "error", "torch")])
+def test_replacements_are_removed_in_any_order(kinds, order):
+    handles = [gt.replace_sdpa(kind) for kind in kinds]
+    for count, one in enumerate(order):
+        assert F.scaled_dot_product_attention is not SDPA
+        handles[one].remove()
+        handles[one].remove()
+        left = [handle._ours for at, handle in enumerate(handles) if at not in order[:count + 1]]
+        assert F.scaled_dot_product_attention is (left[-1] if left else SDPA)
+
+
+def test_a_replacement_of_someone_elses_stays():
+    first = gt.replace_sdpa()
+    F.scaled_dot_product_attention = mine = lambda *x, **options: SDPA(*x, **options)  # noqa: E731
+    try:
+        first.remove()
+        assert F.scaled_dot_product_attention is mine
+    finally:
+        F.scaled_dot_product_attention = SDPA
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_signature_is_torchs():
+    q, k, v = (x[:, :2] for x in tensors())
+    for function in (SDPA, gt.scaled_dot_product_attention):
+        for is_causal in (1, None, np.True_):
+            with pytest.raises(TypeError, match="is_causal"):
+                function(q, k, v, is_causal=is_causal)
+        with pytest.raises(TypeError, match="positional"):
+            function(q, k, v, None, 0.0, False, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_zeros_without_memory_and_sparse_keys_are_torchs(which):
+    given = [x[:, :2] for x in tensors()]
+    given[which] = torch._efficientzerotensor(given[which].shape)
+    assert torch.equal(gt.scaled_dot_product_attention(*given), SDPA(*given))
+    given[which] = torch.zeros(given[which].shape).to_sparse()
+    with pytest.raises((RuntimeError, NotImplementedError)) as theirs:
+        SDPA(*given)
+    with pytest.raises(theirs.type, match="Sparse"):
+        gt.scaled_dot_product_attention(*given)
+
+
+def test_flops_are_counted_as_torchs():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(function, *arguments, **options):
+        with FlopCounterMode(display=False) as counter:
+            function(*arguments, **options)
+        return counter.get_total_flops()
+
+    q, k, v = (torch.randn(2, heads, n, 32) for heads, n in ((4, 16), (2, 24), (2, 24)))
+    ours, mask = gt.scaled_dot_product_attention, torch.ones(16, 24, dtype=torch.bool)
+    want = flops(SDPA, q, k, v, enable_gqa=True)
+    assert want == 2 * 2 * 4 * 16 * 24 * 64
+    assert flops(ours, q, k, v, enable_gqa=True) == flops(ours, q, k, v, mask, enable_gqa=True) == want
+    assert flops(torch.compile(ours, backend="aot_eager"), q, k, v, enable_gqa=True) == want
+    bshd = [x.transpose(1, 2) for x in (q, k, v)]
+    assert flops(greenfast.attention, *bshd, layout="bshd", return_lse=True) == want
+    step = lambda function: function(q.clone().requires_grad_(), k, v, enable_gqa=True).sum().backward()  # noqa: E731
+    assert flops(step, ours) == flops(step, SDPA)
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32)  # noqa: E731
+    assert flops(greenfast.attention, q[0], k[0], v[0], cu_q=ints(0, 6, 16), cu_kv=ints(0, 10, 24)) == 2 * 4 * 64 * (6 * 10 + 10 * 14)
+    assert flops(greenfast.attention, q, k, v, used_kv=ints(5, 24)) == 2 * 4 * 64 * 16 * 29
+    assert flops(greenfast.attention, q[:1], k, v, page_table=ints(0, 1)[None]) == 2 * 4 * 64 * 16 * 48
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
@@ -821,6 +914,54 @@ def test_forward_mode_derivatives_are_never_lost(either_way):
         torch.func.grad(lambda x: greenfast.attention(x, k, v).sum())(q)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward_mode_derivatives_are_not_lost_in_graphs(backend):
+    q, k, v = (x[:1, :2] for x in tensors())
+    ad = torch.autograd.forward_ad
+
+    def compiled(function, *arguments, **options):
+        torch._dynamo.reset()
+        return torch.compile(function, backend=backend, **options)(*arguments)
+
+    def derivative(function, **options):
+        return lambda a, b, c: torch.func.jvp(lambda x: function(x, b, c, **options), (a,), (a,))[1]
+
+    def dual(function):
+        def run(a, b, c):
+            with ad.dual_level():
+                return ad.unpack_dual(function(ad.make_dual(a, a), b, c)).tangent
+        return run
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which has forward-mode derivatives
+        want = derivative(SDPA)(q, k, v)
+        assert want.abs().max() > 0.1
+        with pytest.warns(gt.FallbackWarning, match="forward-mode"):
+            torch.testing.assert_close(compiled(derivative(gt.scaled_dot_product_attention), q, k, v, fullgraph=True), want)
+        torch.testing.assert_close(compiled(dual(gt.scaled_dot_product_attention), q, k, v), want)
+    for function in (derivative(greenfast.attention), dual(greenfast.attention), derivative(gt.scaled_dot_product_attention, fallback="error")):
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            compiled(function, q, k, v)
+    # A graph that was traced before knows nothing of the derivatives that it is called with.
+    torch._dynamo.reset()
+    plain = torch.compile(greenfast.attention, backend=backend)
+    plain(q, k, v)
+    with ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        plain(ad.make_dual(q, q), k, v)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_transforms_go_to_torch(backend):
+    q, k, v = (x[:1, :2] for x in tensors())
+
+    def gradient(function):
+        return lambda a, b, c: torch.func.grad(lambda x: function(x, b, c).square().sum())(a)
+
+    torch._dynamo.reset()
+    with pytest.warns(gt.FallbackWarning, match="torch.func"):
+        ours = torch.compile(gradient(gt.scaled_dot_product_attention), backend=backend, fullgraph=True)(q, k, v)
+    torch.testing.assert_close(ours, gradient(SDPA)(q, k, v))
+
+
 def test_lse_and_second_derivatives_have_no_gradient():
     q, k, v = tensors()
     out, lse = greenfast.attention(q.requires_grad_(), k, v, return_lse=True)
@@ -958,3 +1099,72 @@ def test_a_compiled_fallback_is_said_when_it_is_traced(monkeypatch):
     with pytest.warns(gt.FallbackWarning, match="no kernel has learned masks"):
         gt._said.clear()
         gt.scaled_dot_product_attention(q, k, v, MASK)
+
+
+class Projected(torch.nn.Module):
+    """A projection before attention, whose weight needs attention's gradient."""
+
+    def __init__(self, attend):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend, self.projection = attend, torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        y = self.projection(x)
+        return self.attend(y, y, y)
+
+
+def gradient_of(module, x):
+    module(x).square().sum().backward()
+    (gradient,) = (weight.grad for name, weight in module.named_parameters() if name.endswith("weight"))
+    return gradient
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch 2.7 says first that a program is exported")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("attend", [
+    lambda q, k, v: gt.scaled_dot_product_attention(q, k, v, is_causal=True), lambda q, k, v: greenfast.attention(q, k, v, causal=True),
+    lambda q, k, v: gt.scaled_dot_product_attention(q, k, v, torch.ones(16, 16, dtype=torch.bool).tril())], ids=["sdpa", "raw", "mask"])
+def test_a_program_exported_without_gradients_has_them_when_it_is_trained(attend, strict):
+    x = torch.randn(1, 2, 16, 32)
+    with torch.no_grad():
+        exported = torch.export.export(Projected(attend), (x,), strict=strict).module()
+        torch.testing.assert_close(exported(x), Projected(attend)(x))
+    torch.testing.assert_close(gradient_of(exported, x), gradient_of(Projected(lambda *y: SDPA(*y, is_causal=True)), x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch 2.7 says first that a program is exported")
+@pytest.mark.parametrize("options", [dict(window=(3, 0)), dict(softcap=5.0), dict(sinks=torch.zeros(2))], ids=["window", "softcap", "sinks"])
+def test_an_exported_program_without_exact_gradients_refuses_to_be_trained(options):
+    x = torch.randn(1, 2, 16, 32)
+    module = Projected(lambda q, k, v: greenfast.attention(q, k, v, causal=True, **options))
+    with torch.no_grad():
+        exported = torch.export.export(module, (x,)).module()
+        torch.testing.assert_close(exported(x), module(x))
+    with pytest.raises(NotImplementedError, match="gradients"):
+        exported(x)
+
+
+UNKNOWN = {
+    "rows": lambda f, q, k, v, at: f(q[:, :, at], k, v), "rows causal": lambda f, q, k, v, at: f(q[:, :, at], k[:, :, at], v[:, :, at], is_causal=True),
+    "keys": lambda f, q, k, v, at: f(q, k[:, :, at], v[:, :, at]), "heads": lambda f, q, k, v, at: f(q[:, at[at < 4]], k[:, at[at < 4]], v[:, at[at < 4]]),
+    "batches": lambda f, q, k, v, at: f(q[at[at < 2]], k[at[at < 2]], v[at[at < 2]]), "three dimensions": lambda f, q, k, v, at: f(q[0][:, at], k[0], v[0]),
+    "item": lambda f, q, k, v, at: (lambda n: f(q[:, :, :n], k[:, :, :n], v[:, :, :n]))(at.sum().item() // 10),
+    "mask": lambda f, q, k, v, at: f(q, k[:, :, at], v[:, :, at], q[0, 0, :, :1].expand(16, 16)[:, at]),
+}
+
+
+@pytest.mark.skipif(not hasattr(torch.fx.experimental.symbolic_shapes, "guard_or_false"), reason="torch 2.7 compares unknown sizes first")
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("case", UNKNOWN.values(), ids=UNKNOWN)
+def test_sizes_that_a_graph_does_not_know(case, requires_grad):
+    torch._dynamo.reset()
+    q, k, v = torch.randn(3, 2, 4, 16, 32)
+    at = torch.tensor([1, 0, 1, 1] * 4)
+    run = lambda *x: case(gt.scaled_dot_product_attention, *x[:3], x[3].nonzero()[:, 0])  # noqa: E731
+    k.requires_grad_(requires_grad)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        ours = torch.compile(run, backend="aot_eager", fullgraph=True)(q, k, v, at)
+    torch.testing.assert_close(ours, case(SDPA, q, k, v, at.nonzero()[:, 0]))
+    if requires_grad:
+        torch.testing.assert_close(torch.autograd.grad(ours.sum(), k)[0], torch.autograd.grad(run(q, k, v, at).sum(), k)[0])
