@@ -1,4 +1,5 @@
-// cuda.sm80.decode: the second kernel and the variant. The kernels' cards stand in kernel.cuh and merge.cuh.
+// cuda.sm80.decode: the variant, and its second kernel.
+// Its card is that of merge.cuh
 #include "kernels/cuda/decode/host.cuh"
 
 namespace greenfast::cuda::decode {
