@@ -32,6 +32,9 @@ namespace fs = std::filesystem;
 using workbench::Comparison;
 using workbench::Recording;
 
+constexpr const char* kNothingKept =
+    "nothing of a comparison is kept: begin it anew, or use `greenfast gate`, which can be resumed";
+
 struct CompareOptions {
   std::vector<std::string> what;
   std::string samples, sides, way;
@@ -234,12 +237,13 @@ Comparison compare_variants(const CompareOptions& options, workbench::Activity* 
     };
   std::optional<workbench::StdoutAside> aside;  // of a CUDA plugin, which prints in this process
   if (activity != nullptr) aside.emplace();
-  Comparison comparison =
-      value_or_fail(unless_interrupted<Stopped>(progress, "nothing is written", [&] {
-        return peers ? workbench::compare_with_peer(*device, options.what[0], options.what[1],
-                                                    compare)
-                     : workbench::compare_live(*device, *a, *b, compare);
-      }));
+  // An oracle's rows or a sample can take many seconds, and nothing of a comparison is kept.
+  std::optional<EndSoonWhenInterrupted> soon;
+  if (activity == nullptr) soon.emplace(kNothingKept);
+  Comparison comparison = value_or_fail(unless_interrupted<Stopped>(progress, kNothingKept, [&] {
+    return peers ? workbench::compare_with_peer(*device, options.what[0], options.what[1], compare)
+                 : workbench::compare_live(*device, *a, *b, compare);
+  }));
   progress.clear();
   if (activity != nullptr) (void)device->synchronize();
   return comparison;
@@ -356,9 +360,10 @@ Action define_compare(OptionSet& set) {
   set.text("--md-out", &options->markdown_file, "FILE", "Also write Markdown");
   return [options](const Arguments&) {
     options->plugins.load();
-    return run_isolated(options->plugins.timeout, [&](workbench::Activity* activity) {
-      return run_compare(*options, activity);
-    });
+    return run_isolated(
+        options->plugins.timeout,
+        [&](workbench::Activity* activity) { return run_compare(*options, activity); },
+        kNothingKept);
   };
 }
 

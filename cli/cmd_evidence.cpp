@@ -133,7 +133,7 @@ int import(const EvidenceOptions& options) {
     const auto [name, file] = name_and_file(argument);
     for (const std::string& written : accepted(workbench::import_evidence(
              directory, name, value_or_fail(workbench::read_file(file)), from)))
-      fmt::print("{}\n", (fs::path(directory) / written).string());
+      fmt::print("{}\n", workbench::clean_line((fs::path(directory) / written).string()));
   }
   return workbench::kPassed;
 }

@@ -7,6 +7,7 @@
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/base/atomic_file.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/report/history.hpp"
 
@@ -33,7 +34,7 @@ int run_history(const HistoryOptions& given) {
     const std::string page = value_or_fail(workbench::report_html(parts, "Performance history"));
     if (Status status = workbench::write_file_atomically(options.html, page); !status)
       throw Failure(status);
-    fmt::print("wrote {}\n", options.html);
+    fmt::print("wrote {}\n", workbench::clean_line(options.html));
     return workbench::kPassed;
   }
   if (options.as_markdown) {
@@ -54,7 +55,7 @@ int run_history(const HistoryOptions& given) {
     }
   }
   for (const std::string& line : history.left_out)
-    workbench::say(stderr, fmt::format("left out: {}\n", line));
+    workbench::say(stderr, fmt::format("left out: {}\n", workbench::clean_line(line)));
   return workbench::kPassed;
 }
 

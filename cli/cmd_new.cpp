@@ -6,6 +6,8 @@
 
 #include "cli/command.hpp"
 #include "workbench/base/atomic_file.hpp"
+#include "workbench/base/clean_text.hpp"
+#include "workbench/base/terminal.hpp"
 #include "workbench/subjects/plugin/templates.hpp"
 
 namespace greenfast::cli {
@@ -23,7 +25,11 @@ Action define_new(OptionSet& set) {
         value_or_fail(workbench::new_plugin(path.stem().string(), path.extension().string()));
     if (Status status = workbench::write_file_atomically(path, text); !status)
       throw Failure(status);
-    fmt::print("{0}: a kernel that is GREEN. Next: greenfast check {0}\n", path.string());
+    // As a shell and a terminal take it; what begins with a dash would be an option.
+    const std::string word = path.string().starts_with('-') ? "./" + path.string() : path.string();
+    fmt::print("{}: a kernel that is GREEN. Next: greenfast check {}\n",
+               workbench::clean_line(path.string()),
+               workbench::clean_line(workbench::shell_word(word)));
     return static_cast<int>(workbench::kPassed);
   };
 }

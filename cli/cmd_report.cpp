@@ -6,6 +6,7 @@
 
 #include "cli/command.hpp"
 #include "workbench/base/atomic_file.hpp"
+#include "workbench/base/clean_text.hpp"
 #include "workbench/base/subprocess.hpp"
 #include "workbench/report/history.hpp"
 #include "workbench/report/report.hpp"
@@ -23,7 +24,7 @@ struct ReportOptions {
 
 void write(const fs::path& file, const std::string& text) {
   if (Status status = workbench::write_file_atomically(file, text); !status) throw Failure(status);
-  fmt::print("wrote {}\n", file.string());
+  fmt::print("wrote {}\n", workbench::clean_line(file.string()));
 }
 
 // The tables of a repository are made in one place, tools/readme_tables.py: they need no build, and
@@ -78,7 +79,7 @@ int run_report(const ReportOptions& options) {
   if (!options.bundle.empty()) {
     if (Status status = workbench::write_bundle(options.bundle, sources, parts); !status)
       throw Failure(status);
-    fmt::print("wrote {}\n", options.bundle);
+    fmt::print("wrote {}\n", workbench::clean_line(options.bundle));
   }
   if (!options.html.empty()) write(options.html, page());
   if (options.markdown == "-")

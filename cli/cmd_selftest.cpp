@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cli/command.hpp"
+#include "cli/interrupt.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/record/run_table.hpp"
@@ -25,6 +26,7 @@ int run_selftest(const SelftestOptions& options, const Arguments& argv) {
     throw Failure(workbench::kUsage,
                   fmt::format("--device {}: possible are cpu, cuda", options.device));
   workbench::RecordHead head = workbench::begin_record("selftest", argv);
+  end_when_interrupted("nothing of a selftest is kept, the same command begins it anew");
 
   workbench::Progress progress(stderr, options.quiet);
   const auto result = value_or_fail(workbench::selftest(

@@ -1,14 +1,19 @@
 #include "cli/interrupt.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 
 #include "workbench/base/build_info.hpp"
 #include "workbench/base/exit_code.hpp"
+#include "workbench/base/files.hpp"
+#include "workbench/base/terminal.hpp"
 
 namespace greenfast::cli {
 namespace {
@@ -16,11 +21,13 @@ namespace {
 volatile std::sig_atomic_t caught = 0;
 const volatile int* told = nullptr;
 char running[160] = "starting";
+char left_behind[160] = "";
+const char* heard = "\ngreenfast: stopping after this step; once more stops at once\n";
 
 // Only what is safe in a signal handler.
 void end_at_once(int) {
-  constexpr char kEnded[] = "\ngreenfast: interrupted\n";
-  if (::write(STDERR_FILENO, kEnded, sizeof kEnded - 1) < 0) ::_exit(workbench::kInterrupted);
+  for (const char* text : {"\ngreenfast: interrupted", static_cast<const char*>(left_behind), "\n"})
+    if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
   ::_exit(workbench::kInterrupted);
 }
 
@@ -42,8 +49,7 @@ void remember(int number) {
   caught = number;
   on_interrupt(end_at_once);
   // A step can take minutes: who pressed Ctrl-C shall see that it was heard.
-  constexpr char kHeard[] = "\ngreenfast: stopping after this step; once more stops at once\n";
-  if (::write(STDERR_FILENO, kHeard, sizeof kHeard - 1) < 0) errno = before;
+  if (::write(STDERR_FILENO, heard, std::strlen(heard)) < 0) errno = before;
   errno = before;
 }
 
@@ -67,9 +73,29 @@ void report_crash(int number) {
 
 }  // namespace
 
-void end_when_interrupted() { on_interrupt(end_at_once); }
+void end_when_interrupted(std::string_view left) {
+  std::string text = left.empty() ? std::string() : fmt::format("; {}", left);
+  text.resize(std::min(text.size(), sizeof left_behind - 1));
+  std::memcpy(left_behind, text.c_str(), text.size() + 1);
+  on_interrupt(end_at_once);
+}
 
 void catch_interrupts() { on_interrupt(remember); }
+
+EndSoonWhenInterrupted::EndSoonWhenInterrupted(std::string left) {
+  heard = "\ngreenfast: stopping\n";
+  catch_interrupts();
+  watch_ = std::jthread([left = std::move(left)](const std::stop_token& ended) {
+    using namespace std::chrono_literals;
+    while (!ended.stop_requested() && !interrupted()) std::this_thread::sleep_for(20ms);
+    for (int looks = 0; !ended.stop_requested() && looks < 15; ++looks)
+      std::this_thread::sleep_for(20ms);
+    if (ended.stop_requested()) return;
+    workbench::ScratchFolder::remove_own();
+    workbench::say(stderr, fmt::format("greenfast: interrupted; {}\n", left));
+    ::_exit(workbench::kInterrupted);
+  });
+}
 
 bool interrupted() noexcept { return caught != 0 || (told != nullptr && *told != 0); }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "cli/command.hpp"
 
@@ -10,7 +11,8 @@ namespace greenfast::cli {
 
 /// From here on Ctrl-C (SIGINT, SIGTERM) ends the command with exit code 130; what it started ends
 /// with it.
-void end_when_interrupted();
+/// `left` says what is then finished, and how to go on where one can.
+void end_when_interrupted(std::string_view left = {});
 /// From here on Ctrl-C (SIGINT, SIGTERM) asks the run to end and write what it has; a second one
 /// ends it at once.
 void catch_interrupts();
@@ -31,6 +33,18 @@ auto unless_interrupted(Display& display, const std::string& left, const Work& w
     throw Failure(workbench::kInterrupted, "interrupted; " + left);
   }
 }
+
+/// While it lives, an interrupt ends the command within a second, whatever is at work: first it may
+/// end by itself (interrupted()), then it is ended with exit code 130 and `left`. For a command that
+/// keeps nothing of what it has begun; its scratch folders go with it, and processes that it started.
+/// Not in a child (run_isolated), whose parent knows it by its end.
+class EndSoonWhenInterrupted {
+ public:
+  explicit EndSoonWhenInterrupted(std::string left);
+
+ private:
+  std::jthread watch_;
+};
 
 /// From here on a crash (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT) ends the command with exit code
 /// 24 and one line that says what was running. Not in sanitizer builds, which report crashes

@@ -86,7 +86,8 @@ void PluginArguments::load() const {
                   failure->status.message());
 }
 
-int run_isolated(double timeout, const std::function<int(workbench::Activity*)>& body) {
+int run_isolated(double timeout, const std::function<int(workbench::Activity*)>& body,
+                 const char* nothing_kept) {
   if (!workbench::any_cuda_plugin()) return body(nullptr);
   SharedInt code, stop_asked;
   catch_interrupts();
@@ -99,9 +100,10 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
     };
     // The child is in a group of its own: it learns of Ctrl-C from here, and ends in order.
     bool passed_on = false;
+    int looks = 0;  // ten in a second
     limits.stop = [&] {
       if (interrupted() && !passed_on) *stop_asked = passed_on = true;
-      return false;
+      return passed_on && nothing_kept != nullptr && ++looks > 5;
     };
     const auto end = value_or_fail(workbench::run_in_child(
         [&](workbench::Activity& activity) {
@@ -115,6 +117,8 @@ int run_isolated(double timeout, const std::function<int(workbench::Activity*)>&
         },
         limits));
     if (end.how == workbench::ChildEnd::How::finished) return *code;
+    if (end.how == workbench::ChildEnd::How::stopped)
+      throw Failure(workbench::kInterrupted, fmt::format("interrupted; {}", nothing_kept));
     if (end.how == workbench::ChildEnd::How::failed)
       throw Failure(workbench::kInternal, end.detail);
     const std::string blamed = plugin_at_work(end.subject, end.actor == workbench::Actor::both);

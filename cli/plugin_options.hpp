@@ -31,8 +31,10 @@ struct PluginArguments {
 /// the plugin does to it is the plugin's verdict. A child that crashed or hung in a plugin's work
 /// is run again with that kernel failing for that reason, so that every other result is had.
 /// `body` calls `activity` with what it does now, which names the plugin's kernel where one is at
-/// work, and returns the exit code.
-int run_isolated(double timeout, const std::function<int(workbench::Activity*)>& body);
+/// work, and returns the exit code. With `nothing_kept`, which says so, an interrupt that it has not
+/// answered within half a second ends the child.
+int run_isolated(double timeout, const std::function<int(workbench::Activity*)>& body,
+                 const char* nothing_kept = nullptr);
 
 /// Ends the child because the device's context is lost to what `blamed` did. Only in run_isolated's
 /// child.

@@ -1,5 +1,6 @@
 """Plugins that try to bend a verdict, each by another means, and texts, signals and files that try the same."""
 import ctypes
+import hashlib
 import json
 import os
 import pathlib
@@ -33,6 +34,8 @@ REJECTED = [
     ("changes_inputs_when_timed", 21, "INTEGRITY", "input Q was modified at byte 3"),
     ("keeps_in_shared_memory", 22, "RESOURCES", "it keeps memory from call to call"),
     ("keeps_beside_tensors", 22, "RESOURCES", "it keeps memory from call to call"),
+    ("keeps_in_pipes", 22, "RESOURCES", "it keeps memory from call to call"),
+    ("keeps_in_a_threads_files", 22, "RESOURCES", "it keeps memory from call to call"),
     ("large_when_loaded", 22, "RESOURCES", "bytes of its own, limit"),
     ("prints_early", 21, "INTEGRITY", "a timed call went wrong"),
     ("stops_late", 21, "INTEGRITY", ("a timed call went wrong", "from its answers until it was stopped", "threads in its timed calls")),
@@ -40,10 +43,13 @@ REJECTED = [
 # An answer before its time is INTEGRITY where the command sees it at once, and costs its time where it does not.
 OF_NO_USE = ["answers_early", "by_content", "by_file", "in_idle_time", "burning_children", "spoils_inputs", "repeats"]
 DISTURBING = ["spinning_pool", "holds_others_back"]
+# By tests of their own.
+APART = ["another_cpu"]
 
 
 # Blocks enough that every slot of the ring is met again.
-MANY = ["by_slot", "kept_softmax", "unwritten_slots", "keeps_in_shared_memory", "keeps_beside_tensors"]
+MANY = ["by_slot", "kept_softmax", "unwritten_slots", "keeps_in_shared_memory", "keeps_beside_tensors", "keeps_in_pipes",
+        "keeps_in_a_threads_files"]
 
 
 def gate(greenfast, name, *more):
@@ -100,7 +106,20 @@ __attribute__((constructor)) static void forge(void) {
 
 
 def test_every_cheat_is_tested():
-    assert {p.stem for p in CHEATS.glob("*.c")} == {r[0] for r in REJECTED} | set(OF_NO_USE) | set(DISTURBING)
+    assert {p.stem for p in CHEATS.glob("*.c")} == {r[0] for r in REJECTED} | set(OF_NO_USE) | set(DISTURBING) | set(APART)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="has one CPU alone")
+def test_a_thread_on_another_cpu_is_of_no_use(greenfast):
+    """It took an eighth of the rows there, 1.143 threads of 1, and gained 1.149x."""
+    greenfast.work.mkdir()
+    result = greenfast("gate", "--plugin", CHEATS / "another_cpu.c", "--plugin", HONEST, "--candidate", "plugin:another_cpu", *GATE,
+                       "--json", env={"GREENFAST_THREADS": "1"})
+    seen = result.json
+    used = seen["samples"]["shapes"][0]["sides"][1]["cpu"]["threads"]
+    if used >= 1.03 and len(seen.get("plugins", [{"confined": [1, 2]}])[0]["confined"]) < 2:
+        pytest.skip(f"this system confines less: {seen['plugins'][0]['confined']}")
+    assert used < 1.03, seen["headline"]
 
 
 @pytest.mark.parametrize("command", ["run", "bench"])
@@ -181,6 +200,17 @@ BEYOND = {
   struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGCONT};
   timer_t timer;
   could = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;""",
+    "have timers that run out while it is stopped": """
+  struct itimerval soon = {{0, 1000}, {0, 1000}};
+  long queue = 0;
+  could = timerfd_create(CLOCK_MONOTONIC, 0) >= 0 || setitimer(ITIMER_PROF, &soon, NULL) == 0;
+  could |= syscall(SYS_io_setup, 1, &queue) == 0;""",
+    "have a table of files of a thread's own": "could = syscall(436, 900u, 901u, 2u) == 0 || syscall(436, 900u, 901u, 6u) == 0;",
+    "put pages into a pipe": """
+  int ends[2];
+  static char page[4096];
+  struct iovec one = {page, sizeof page};
+  could = pipe(ends) == 0 && (vmsplice(ends[1], &one, 1, 0) > 0 || splice(ends[0], NULL, ends[1], NULL, 1, 0) >= 0);""",
     "be continued by a file while it is stopped": "could = fcntl(0, F_SETSIG, SIGCONT) == 0;",
     "reach a helper": "could = socket(AF_UNIX, SOCK_STREAM, 0) >= 0;",
     "keep memory on its way": "int pair[2]; could = socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0;",
@@ -240,7 +270,10 @@ def test_a_plugin_reaches_nothing_beyond_its_process(greenfast, what):
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/timerfd.h>
 #include <sys/timex.h>
+#include <sys/uio.h>
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
@@ -319,6 +352,76 @@ EXAMPLE_PLUGIN("reads", "looks for the job's secret", launch)
         (folder / name).unlink(missing_ok=True)
     again = greenfast("gate", "--resume", folder, "--json")
     assert not [r for r in again.json["verdict"]["reasons"] if r["code"] == "CRASH"], again.json["verdict"]["reasons"]
+
+
+@pytest.mark.parametrize("how", ["renamed over it", "written over it"])
+def test_what_is_built_anew_during_its_gate_is_not_what_it_judges(greenfast, how):
+    """GREEN of one file and FAST of another, every line PASS; or a CRASH that was nobody's."""
+    greenfast.work.mkdir()
+    for name, code in (("first", "example_attend(call);"), ("second", "*(volatile int*)0 = (int)call->struct_size;")):
+        (greenfast.work / f"{name}.c").write_text(f"""
+#include "{ROOT}/examples/plugins/attention.h"
+static gf_status launch(const gf_plugin_call* call) {{ {code} return GF_OK; }}
+EXAMPLE_PLUGIN("mine", "{name}", launch)
+""")
+        subprocess.run(["cc", "-std=c11", "-O2", "-fPIC", "-shared", f"-I{ROOT}/include", f"{name}.c", "-o", f"{name}.so", "-lm"],
+                       cwd=greenfast.work, check=True)
+    mine = greenfast.work / "mine.so"
+    shutil.copy(greenfast.work / "first.so", mine)
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+    job = subprocess.Popen([greenfast.program, "gate", "--plugin", "mine.so", "--plugin", HONEST, "--candidate", "plugin:mine", *GATE,
+                            "--json"], cwd=greenfast.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(greenfast.work.glob("results/*/steps/green.0.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if how == "renamed over it":
+        os.rename(greenfast.work / "second.so", mine)
+    else:
+        shutil.copyfile(greenfast.work / "second.so", mine)
+    out, err = job.communicate(timeout=200)
+    seen = json.loads(out)
+    validate(seen)
+    assert not [r for r in seen["verdict"]["reasons"] if r["code"] == "CRASH"], (seen["headline"], err)
+    assert "fast" in seen
+    assert [p["sha256"] for p in seen["plugins"] if p["file"] == "mine.so"] == [digest]
+
+
+def test_a_plugin_is_called_what_it_may_be_called(greenfast):
+    """Its own code answers for the process that holds it to the rules."""
+    greenfast.work.mkdir()
+    (greenfast.work / "forges.cpp").write_text(rf"""
+#include <cstdio>
+#include <cstring>
+#include <unistd.h>
+#include <sys/syscall.h>
+#include <linux/futex.h>
+#include "workbench/subjects/plugin/channel.hpp"
+extern "C" {{
+#include "examples/plugins/attention.h"
+}}
+static gf_status launch(const gf_plugin_call* call) {{ example_attend(call); return GF_OK; }}
+static const gf_plugin_kernel kKernels[] = {{
+    {{sizeof(gf_plugin_kernel), GF_CPU, "forges", "", example_supports, example_workspace, nullptr, launch}}}};
+static const gf_plugin kPlugin = {{1, sizeof(gf_plugin), "forges", kKernels, 1}};
+GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) {{
+  using greenfast::workbench::channel::Control;
+  FILE* maps = std::fopen("/proc/self/maps", "r");
+  char line[512];
+  unsigned long from = 0, to = 0;
+  Control* control = nullptr;
+  while (std::fgets(line, sizeof line, maps))
+    if (std::strstr(line, "greenfast-plugin-control") && std::sscanf(line, "%lx-%lx", &from, &to) == 2)
+      control = reinterpret_cast<Control*>(from);
+  std::strcpy(control->description, "me\ncpu\t../../evil x GREEN\tidea\n");
+  control->status = 0;
+  control->answered.store(control->asked.load());
+  syscall(SYS_futex, &control->answered, FUTEX_WAKE, 1, 0, 0, 0);
+  usleep(300000);
+  return &kPlugin;
+}}
+""")
+    result = greenfast("check", "forges.cpp", f"--plugin-flags=-I{ROOT} -I{ROOT}/include", "--shapes", "1x1x16x16", "--dtype", "fp32")
+    assert result.code == 2 and "says what no plugin may" in result.err, (result.out, result.err)
 
 
 def prints(greenfast, code):
@@ -436,6 +539,34 @@ def test_an_interrupted_run_condemns_nobody(greenfast):
         assert all(row["verdict"] != "RED" for row in json.loads(out)["rows"])
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_comparison_ends_soon_and_leaves_nothing(greenfast, number):
+    """It took 11 to 18 s, for an oracle's rows or a sample."""
+    greenfast.work.mkdir()
+    scratch = greenfast.work / "scratch"
+    scratch.mkdir()
+    compare = subprocess.Popen([greenfast.program, "compare", "plugin:honest", "cpu.naive", "--plugin", HONEST, "--shapes", "1x8x2048x64",
+                                "--dtype", "fp32"], cwd=greenfast.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True, env={**os.environ, "TMPDIR": str(scratch)})
+    time.sleep(3)
+    os.killpg(compare.pid, number)
+    begin = time.monotonic()
+    out, err = compare.communicate(timeout=60)
+    assert time.monotonic() - begin < 4, "a second, and what a busy machine adds"
+    assert compare.returncode == 130 and out == "", (out, err)
+    assert "nothing of a comparison is kept" in err and "greenfast gate" in err
+    assert not list(scratch.iterdir())
+
+
+def test_an_interrupted_selftest_says_that_it_begins_anew(greenfast):
+    selftest = subprocess.Popen([greenfast.program, "selftest", "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)
+    time.sleep(2)
+    os.killpg(selftest.pid, signal.SIGINT)
+    _, err = selftest.communicate(timeout=10)
+    assert selftest.returncode == 130 and "begins it anew" in err, err
+
+
 def test_steps_that_somebody_else_wrote_are_not_taken(greenfast):
     first = gate(greenfast, "by_content")
     (directory,) = (greenfast.work / "results").glob("*")
@@ -490,6 +621,25 @@ def test_names_and_paths_move_no_cursor(greenfast):
             assert json.loads(done.stdout)["environment"]["GREENFAST_THREADS"] == "2"
     result = greenfast("check", "--shapes", "1x1x8x16", "--variants", "cpu.naive", "--dtype", "fp32", "--out", "a\x1b[2Jb")
     assert result.code == 0 and "\x1b" not in result.out and "Record: a?[2Jb" in result.out
+    (greenfast.work / "x\x1b[2Jy").mkdir()
+    for command in (["new", "x\x1b[2Jy/mine.c"], ["report", "a\x1b[2Jb", "--out", "r\x1b[2J"],
+                    ["report", "a\x1b[2Jb", "--bundle", "b\x1b[2J.tar.gz"],
+                    ["history", "--repository", ROOT, "--html", "h\x1b[2J.html"]):
+        said = greenfast(*command)
+        assert "\x1b" not in said.out + said.err, command
+        assert said.code == 0 or command[0] == "history", (command, said.err)
+
+
+def test_what_new_prints_is_a_command_that_runs(greenfast):
+    greenfast.work.mkdir()
+    (greenfast.work / "a b").mkdir()
+    for asked in (["a b/mine.c"], ["--", "-q.c"]):
+        told = greenfast("new", *asked)
+        assert told.code == 0, told.err
+        command = told.out.split("Next: greenfast ")[1].strip()
+        done = subprocess.run(["/bin/sh", "-c", f"{greenfast.program} {command} --shapes 1x1x8x16 --dtype fp32"], cwd=greenfast.work,
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (command, done.stderr)
 
 
 def test_a_kernel_that_refuses_midway_is_not_green(greenfast):

@@ -54,10 +54,23 @@ int lock_folder(const fs::path& path) {
   return -1;
 }
 
+/// The folders that are there, and whose they are: a fork has them in its memory as well.
+struct OwnFolders {
+  std::mutex mutex;
+  std::vector<std::pair<pid_t, fs::path>> paths;
+};
+OwnFolders& own_folders() {
+  static auto* const folders = new OwnFolders;  // until the last destructor has run
+  return *folders;
+}
+
 }  // namespace
 
 ScratchFolder::ScratchFolder(fs::path path, int lock)
-    : path_(std::move(path)), lock_(lock), owner_(getpid()) {}
+    : path_(std::move(path)), lock_(lock), owner_(getpid()) {
+  const std::lock_guard guard(own_folders().mutex);
+  own_folders().paths.emplace_back(owner_, path_);
+}
 
 ScratchFolder::ScratchFolder(ScratchFolder&& other) noexcept
     : path_(std::exchange(other.path_, {})),
@@ -66,8 +79,19 @@ ScratchFolder::ScratchFolder(ScratchFolder&& other) noexcept
 
 ScratchFolder::~ScratchFolder() {
   std::error_code ignored;
-  if (!path_.empty() && owner_ == getpid()) fs::remove_all(path_, ignored);
+  if (!path_.empty() && owner_ == getpid()) {
+    const std::lock_guard guard(own_folders().mutex);
+    fs::remove_all(path_, ignored);
+    std::erase(own_folders().paths, std::pair(owner_, path_));
+  }
   if (lock_ >= 0) close(lock_);
+}
+
+void ScratchFolder::remove_own() {
+  std::error_code ignored;
+  const std::lock_guard guard(own_folders().mutex);
+  for (const auto& [owner, path] : own_folders().paths)
+    if (owner == getpid()) fs::remove_all(path, ignored);
 }
 
 Result<ScratchFolder> ScratchFolder::make(std::string_view purpose) {

@@ -26,6 +26,8 @@ class ScratchFolder {
   /// Removes this user's folders whose processes were killed: those over a minute old that nobody
   /// holds a lock on.
   static void sweep();
+  /// Removes those of this process, for an end that runs no destructors.
+  static void remove_own();
   ScratchFolder(ScratchFolder&& other) noexcept;
   ScratchFolder& operator=(ScratchFolder&&) = delete;
   ~ScratchFolder();

@@ -154,7 +154,8 @@ Result<ChildEnd> run_in_child(const std::function<void(Activity&)>& work, const 
                               const std::function<void(const std::string&)>& watch) {
   SharedPage line;
   int ends[2];
-  if (!line.ok() || pipe(ends) != 0) {
+  // Closed in whatever the child starts (a plugin's process): it would keep this one waiting.
+  if (!line.ok() || pipe2(ends, O_CLOEXEC) != 0) {
     return Status(StatusCode::internal, fmt::format("no child process: {}", std::strerror(errno)));
   }
   std::optional<CleanOutput> output;

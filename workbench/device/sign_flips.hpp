@@ -24,17 +24,19 @@ struct SignFlips {
   std::size_t period = 0;
 };
 
-/// Signs of the elements in a word under one draw. A hash serves eight words: each of its bits
-/// becomes a sign in at most one of them.
+/// Signs of the elements in a word under one draw. A hash serves four words: of each of its bytes the
+/// upper bits become signs, each in at most one of them, and the lower ones are never shown. What it
+/// was made of is added at the end: of a hash that can be turned back, the signs of a few elements
+/// told the draw and with it all others.
 GREENFAST_HOST_DEVICE inline std::uint64_t signs_of(std::uint64_t draw, std::size_t word,
                                                     const SignFlips& flips) {
   if (draw == 0) return 0;
   if (flips.period != 0) word %= flips.period;
-  std::uint64_t z = draw + 0x9e3779b97f4a7c15ull * (word / 8 + 1);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  const std::uint64_t x = draw + 0x9e3779b97f4a7c15ull * (word / 4 + 1);
+  std::uint64_t z = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  z ^= z >> 31;
-  return (z << (word % 8)) & flips.sign_bits;
+  z = (z ^ (z >> 31)) + x;
+  return (z << (word % 4)) & flips.sign_bits;
 }
 
 /// What to XOR a word with.

@@ -11,6 +11,7 @@
 #include "workbench/evidence/contents.hpp"
 #include "workbench/evidence/recheck_facts.hpp"
 #include "workbench/green/policy.hpp"
+#include "workbench/verdict/compare.hpp"
 #include "workbench/verdict/gate.hpp"
 #include "workbench/verdict/gate_judge.hpp"
 #include "workbench/verdict/gate_policy.hpp"
@@ -353,6 +354,7 @@ class GateRecheck {
     check_.code();
     check_.promoted(thresholds_);
     if (!read_samples()) return std::move(out_);
+    names();
     walk();
     compare_reasons();
     std::vector<const json*> lines;
@@ -395,6 +397,36 @@ class GateRecheck {
     }
     samples_ = std::move(*samples);
     return true;
+  }
+
+  /// What a record calls its parts: by its options, by the order of its shapes, and by what the problems
+  /// themselves say.
+  void names() {
+    if (record_.at("status") != "finished")
+      check_.add(fmt::format("says status {}, and has a verdict", record_.at("status").dump()));
+    for (const Samples& shape : samples_) {
+      const std::string again = options_.baseline + " (again)";
+      const std::string own = options_.baseline == options_.candidate
+                                  ? options_.candidate + " (candidate)"
+                                  : options_.candidate;
+      const std::vector<std::string> is = {options_.baseline, own, again};
+      for (std::size_t side = 0; side < shape.sides.size() && side < is.size(); ++side)
+        if (shape.sides[side].id != is[side])
+          check_.add(fmt::format("{}: a side is called {}, and its options say {}", shape.name,
+                                 shape.sides[side].id, is[side]));
+    }
+    const std::string dtype = record_.value("dtype", "");
+    std::size_t number = 0;
+    for (const json& shape : list("shapes")) {
+      const std::string name = text(shape, "name");
+      if (shape.at("primary").get<bool>() != (number++ == 0))
+        check_.add(fmt::format("shapes: {} says primary {}, and the first one is", name,
+                               shape.at("primary").dump()));
+      const auto problem = problem_of_recorded(text(shape, "problem"));
+      if (problem && name_of(problem->dtype) != dtype)
+        check_.add(
+            fmt::format("says dtype {}, and {} is of {}", dtype, name, name_of(problem->dtype)));
+    }
   }
 
   void take(GatePart part) {
@@ -798,6 +830,16 @@ class GateRecheck {
     }
     if (std::string wrong = wrong_flops(*step.samples); !wrong.empty())
       check_.add("peers: " + std::move(wrong));
+    if (!build_.shapes.empty() && step.shape != build_.shapes.front().name)
+      check_.add(fmt::format("peers: were timed at {}, and the primary shape is {}", step.shape,
+                             build_.shapes.front().name));
+    // Verdicts by the errors that stand there, where the record's policy is this program's.
+    Recording recorded;
+    recorded.shapes = {*step.samples};
+    if (const auto policy = check_.policy_of_record()) judge_errors(recorded, *policy);
+    for (PeerSide& side : is.sides)
+      if (recorded.shapes.front().side(side.id) >= 0)
+        side.correctness = recorded.correctness_of(side.id, recorded.shapes.front());
     judge_peers(is, *step.samples, options_.candidate);
     const json was = json_of(step), now = json_of(is);
     for (std::size_t i = 0; i < step.sides.size(); ++i) {

@@ -64,8 +64,10 @@ constexpr double kStolenShare = 0.05, kStolenSeconds = 0.02;
 /// A pool that spins runs on from its answer to its stop: some tens of microseconds a sample, on a
 /// busy machine up to 0.08 of its time (OpenMP's on two cores, load 3, 2026-11-25).
 constexpr double kLateShare = 0.25, kLateSeconds = 0.02;
-/// CPU seconds in a second of its calls beyond the thread budget, relative.
-constexpr double kMoreThreads = 0.15;
+/// CPU seconds in a second of its calls beyond the thread budget, relative. A process that stays on
+/// the CPUs of its budget cannot use more than those: what it may be above is what it uses while this
+/// process reads one clock after the other.
+constexpr double kMoreThreads = 0.02, kMoreThreadSeconds = 0.005;
 
 std::uint64_t entropy() {
   std::random_device source;
@@ -560,7 +562,8 @@ class Clocked {
     for (std::size_t side = 0; side < contestants_.size(); ++side) {
       Contestant& c = contestants_[side];
       Side& recorded = out_.samples.sides[side];
-      if (c.wall_inside > 0) recorded.threads_used = c.cpu_inside / c.wall_inside;
+      const double until_answers = c.cpu_inside - c.cpu_late;
+      if (c.wall_inside > 0) recorded.threads_used = until_answers / c.wall_inside;
       if (const auto now = c.timed.subject->private_bytes();
           now && c.bytes_loaded && c.bytes_warm) {
         recorded.held_bytes = std::max<std::int64_t>(0, *now - *c.bytes_loaded);
@@ -580,16 +583,16 @@ class Clocked {
             Fault::integrity,
             fmt::format("computed {:.3f} s from its answers until it was stopped, beside {:.3f} s "
                         "in its timed calls: what it does belongs before the answer",
-                        c.cpu_late, c.cpu_inside - c.cpu_late));
+                        c.cpu_late, until_answers));
       } else if (c.cpu_between > kIdleShare * c.cpu_inside + kIdleSeconds) {
         c.fail(Fault::integrity,
                fmt::format("computed {:.2f} s between its timed calls, beside {:.2f} s in them, "
                            "which slows the other side: let its threads sleep when a call returns",
                            c.cpu_between, c.cpu_inside));
       } else if (budget > 0 &&
-                 c.cpu_inside > (1 + kMoreThreads) * budget * c.wall_inside + kStolenSeconds) {
+                 until_answers > (1 + kMoreThreads) * budget * c.wall_inside + kMoreThreadSeconds) {
         c.fail(Fault::integrity,
-               fmt::format("used {:.1f} threads in its timed calls, where both sides have {:.0f} "
+               fmt::format("used {:.2f} threads in its timed calls, where both sides have {:.0f} "
                            "(GREENFAST_THREADS)",
                            recorded.threads_used, budget));
       }

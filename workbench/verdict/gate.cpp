@@ -21,6 +21,7 @@
 #include "workbench/base/sha256.hpp"
 #include "workbench/base/stdout_aside.hpp"
 #include "workbench/base/terminal.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/fast/measure.hpp"
 #include "workbench/record/record.hpp"
 #include "workbench/resources/compiler_logs.hpp"
@@ -275,7 +276,8 @@ class Gate {
       if (row.id == options_.candidate) out += fmt::format(" {}", shell_word(row.file));
     if (!options_.plugins.files.empty() && !options_.plugins.compile.flags.empty())
       out += fmt::format(" {}", shell_word("--plugin-flags=" + options_.plugins.compile.flags));
-    out += fmt::format(" --variants {} {} --dtype {}", options_.candidate, asked, build_.dtype);
+    out += fmt::format(" --variants {} {} --dtype {}", shell_word(options_.candidate), asked,
+                       build_.dtype);
     if (seed != 0) out += fmt::format(" --seeds {}", seed);
     if (options_.policy != GateOptions().policy)
       out += fmt::format(" --policy {}", shell_word(options_.policy));
@@ -650,6 +652,17 @@ class Gate {
       out.push_back(refused.empty() ? kind.name
                                     : fmt::format("{} (refused: {})", kind.name, refused));
     }
+    // What no gate tries at all: kinds are tried one by one, in one type, at a few head dims.
+    std::set<std::int64_t> head_dims;
+    for (std::size_t i = 0; i < green_.size(); ++i)
+      if (green_[i]) head_dims.insert(shapes_[i].problem.head_dim);
+    for (const Claim& claim : claims_ ? claims_->claims : std::vector<Claim>())
+      if (const auto problem = problem_of_text(claim.problem); problem && claim.tally.cases > 0)
+        head_dims.insert(problem->head_dim);
+    out.push_back(fmt::format("types other than {}", build_.dtype));
+    if (!head_dims.empty())
+      out.push_back(fmt::format("head dims other than {}", fmt::join(head_dims, ", ")));
+    out.emplace_back("several of these kinds at once, but for those that are named together");
     std::map<std::string, std::string> ends;
     for (const std::optional<GreenStep>& step : green_)
       if (step) ends.insert(step->candidate.refused.begin(), step->candidate.refused.end());
@@ -685,6 +698,7 @@ class Gate {
     verdict.original = prediction_.original;
     verdict.predicted = predicted();
     verdict.unseen = unseen();
+    record_.plugins = plugins_json();
     record_.finished_utc = utc_time();
     record_.seconds = seconds_since(start_);
 

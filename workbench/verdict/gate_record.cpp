@@ -223,6 +223,7 @@ json json_of(const GateRecord& record) {
     json build = json_of(*record.build);
     for (const char* part : {"device", "dtype", "shapes"}) out[part] = std::move(build[part]);
   }
+  if (!record.plugins.empty()) out["plugins"] = record.plugins;
   out["steps"] = rows_of(record.steps);
   out["checklist"] = rows_of(record.checklist);
   if (record.green) out["green"] = rows_of(*record.green);

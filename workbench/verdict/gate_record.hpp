@@ -145,7 +145,8 @@ struct GateVerdict {
 
 /// All of it. What a walk did not reach is absent.
 struct GateRecord {
-  nlohmann::json head;  ///< of the job: who, when, options, build; stands in the record as it is
+  nlohmann::json head;     ///< of the job: who, when, options, build; stands in the record as it is
+  nlohmann::json plugins;  ///< file and digest of each that was judged; nothing without any
   std::optional<CompilerLogs> compiler_logs;
   std::optional<BuildStep> build;
   std::vector<GateStep> steps;

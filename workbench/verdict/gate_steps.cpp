@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <span>
 
@@ -256,16 +257,18 @@ Result<GreenStep> green(const GateOptions& options, const Policy& policy, const 
 std::vector<ClaimKind> claim_kinds(const GateOptions& options, const NamedProblem& primary) {
   const Problem& p = primary.problem;
   struct Row {
-    const char* name;
+    std::string name;
     std::string shape;
     const char* asked;
     void (*set)(ProblemDefaults&);
-    bool (*seen)(const Problem&);
+    std::function<bool(const Problem&)> seen;
   };
   const auto shape = [&](const char* heads, const char* lengths) {
     return fmt::format("1x{}x{}x{}", heads, lengths, p.head_dim);
   };
   const auto none = [](ProblemDefaults&) {};
+  // Two head dims besides the primary's: a power of two, and one that tiles of such lengths do not fit.
+  const int power = p.head_dim == 64 ? 128 : 64, odd = p.head_dim == 80 ? 96 : 80;
   const Row rows[] = {
       {"lengths that are no multiple of 16", shape("2", "67"), "", none,
        [](const Problem& q) { return q.seq_q % 16 != 0 || q.seq_kv % 16 != 0; }},
@@ -293,6 +296,16 @@ std::vector<ClaimKind> claim_kinds(const GateOptions& options, const NamedProble
        [](const Problem& q) { return q.softcap > 0; }},
       {"LSE", shape("2", "64"), "--lse", [](ProblemDefaults& d) { d.lse = true; },
        [](const Problem& q) { return q.lse; }},
+      {"LSE under a causal mask", shape("2", "80"), "--causal=top-left --lse",
+       [](ProblemDefaults& d) {
+         d.mask = Mask::causal(Alignment::top_left);
+         d.lse = true;
+       },
+       [](const Problem& q) { return q.lse && q.mask.right == 0; }},
+      {fmt::format("head dim {}", power), fmt::format("1x2x64x{}", power), "", none,
+       [power](const Problem& q) { return q.head_dim == power; }},
+      {fmt::format("head dim {}", odd), fmt::format("1x2x64x{}", odd), "", none,
+       [odd](const Problem& q) { return q.head_dim == odd; }},
       {"layouts other than BHSD", shape("2", "64"), "--layout=bshd",
        [](ProblemDefaults& d) { d.layout = LayoutKind::bshd; },
        [](const Problem& q) {
@@ -312,8 +325,9 @@ std::vector<ClaimKind> claim_kinds(const GateOptions& options, const NamedProble
     problem.name = row.name;
     std::string asked = fmt::format("--shapes {}", row.shape);
     // The kind's own mask, or the gate's.
-    if (*row.asked != 0) asked += fmt::format(" {}", row.asked);
-    if (!options.causal.empty() && defaults->mask == gate_mask)
+    const std::string_view own = row.asked;
+    if (!own.empty()) asked += fmt::format(" {}", own);
+    if (!options.causal.empty() && defaults->mask == gate_mask && !own.starts_with("--causal"))
       asked += fmt::format(" --causal={}", options.causal);
     out.push_back({row.name, std::move(problem), std::move(asked), row.seen});
   }

@@ -1,6 +1,7 @@
 // The gate's steps that touch a device. Each runs in a child process.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -31,12 +32,13 @@ Result<BuildStep> build(const GateOptions& options, const Policy& policy);
 Result<GreenStep> green(const GateOptions& options, const Policy& policy, const NamedProblem& shape,
                         Activity& activity);
 
-/// What problems may ask for: each in a small problem of the primary's type, head dim and mask.
+/// What problems may ask for: each in a small problem of the primary's type and mask, and but for the
+/// kinds that name one of its head dim.
 struct ClaimKind {
   std::string name;
   NamedProblem problem;
-  std::string asked;             ///< the same in options of the command: "--shapes 1x2x64x32 --lse"
-  bool (*seen)(const Problem&);  ///< whether a problem shows it
+  std::string asked;  ///< the same in options of the command: "--shapes 1x2x64x32 --lse"
+  std::function<bool(const Problem&)> seen;  ///< whether a problem shows it
 };
 std::vector<ClaimKind> claim_kinds(const GateOptions& options, const NamedProblem& primary);
 

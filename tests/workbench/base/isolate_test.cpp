@@ -1,12 +1,14 @@
 // Child processes: how each of them ended, and what it was doing.
 #include "workbench/base/isolate.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -141,6 +143,31 @@ TEST(Child, NothingThatItStartedOutlivesIt) {
   pollfd waiting{ends[0], POLLIN, 0};
   EXPECT_EQ(poll(&waiting, 1, 5000), 1) << "what it started is still there after 5 s";
   close(ends[0]);
+}
+
+/// Pipes that a program which is started now would have open, beside its three streams.
+std::set<std::string> inherited_pipes() {
+  std::set<std::string> out;
+  for (int descriptor = 3; descriptor < 256; ++descriptor) {
+    char to[64] = "";
+    const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
+    if (readlink(path.c_str(), to, sizeof to - 1) <= 0) continue;
+    if (std::string(to).starts_with("pipe:") && (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) == 0)
+      out.insert(to);
+  }
+  return out;
+}
+
+TEST(Child, WhatItStartsHoldsNothingOpenOfItsParents) {
+  // A plugin's process that held the pipe's end would keep who waits for the child waiting.
+  const std::set<std::string> before = inherited_pipes();
+  const auto end = run_in_child(
+      [&](Activity&) {
+        if (inherited_pipes() != before) throw std::runtime_error("a pipe is open for others");
+      },
+      10);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->how, ChildEnd::How::finished) << end->detail;
 }
 
 }  // namespace

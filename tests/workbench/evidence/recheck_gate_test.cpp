@@ -261,6 +261,12 @@ const std::vector<Edit> kFigures = {
     {"arena's limit", [](json& r) { r["resources"][0]["limit"] = 1 << 20; }},
     {"resource's status", [](json& r) { r["resources"][0]["status"] = "FAIL"; }},
     {"a step died", [](json& r) { r["steps"][0]["status"] = "CRASH"; }},
+    {"status", [](json& r) { r["status"] = "running"; }},
+    {"which shape decides", [](json& r) { r["shapes"][1]["primary"] = true; }},
+    {"no shape decides", [](json& r) { r["shapes"][0]["primary"] = false; }},
+    {"whose times they are", [](json& r) { r["samples"]["shapes"][0]["sides"][1]["id"] = "cpu"; }},
+    {"whose times they are not",
+     [](json& r) { r["samples"]["shapes"][0]["sides"][2]["id"] = "cpu.flash (again)"; }},
     {"samples taken out", [](json& r) { r["samples"]["shapes"].erase(1); }},
     {"a time", [](json& r) { r["samples"]["shapes"][0]["blocks"][0]["seconds"][0] = 1e-3; }},
 };
@@ -325,6 +331,15 @@ TEST(RecheckGate, ARedCandidateHasTheCodeOfItsFault) {
   EXPECT_EQ(told(recheck(Recorded(Fault::launch).made())), "");
 }
 
+TEST(RecheckGate, TheTypeIsThatOfItsProblems) {
+  json record = Recorded(Fault::numerics).made();
+  for (json& shape : record["shapes"]) shape["problem"] = "1x2x64x32 fp32";
+  every_edit_is_seen(record, {{"dtype", [](json& r) {
+                                 r["dtype"] = "fp16";
+                                 r["headline"] = gate_headline(r);
+                               }}});
+}
+
 TEST(RecheckGate, RecordsFromBeforeAMemberWasKeptAreReadAsTheyWere) {
   json record = Recorded(1.5, ProcessSpread::resampled).made();
   for (json& row : record["checklist"])
@@ -387,9 +402,10 @@ TEST(RecheckGate, PeersAreComputedAgain) {
   samples.sides[0].id = "peer:torch-cpu";
   samples.sides[0].errors = {{"rel_fro", 1e-7}};
   samples.sides[1].id = "cpu.flash";
-  for (const Side& side : samples.sides) {
+  for (Side& side : samples.sides) {
+    side.correctness = {Verdict::green, {}};
     peers.sides.emplace_back().id = side.id;
-    peers.sides.back().correctness = {Verdict::green, {}};
+    peers.sides.back().correctness = side.correctness;
   }
   judge_peers(peers, samples, "cpu.flash");
   peers.samples = samples;
@@ -406,6 +422,18 @@ TEST(RecheckGate, PeersAreComputedAgain) {
        {"p90", [](json& r) { r["peers"]["sides"][1]["p90"] = 1.0; }},
        {"samples", [](json& r) { r["peers"]["sides"][0]["samples"] = 1000; }},
        {"errors", [](json& r) { r["peers"]["sides"][0]["errors"]["rel_fro"] = 1e-3; }},
+       {"shape",
+        [&](json& r) {
+          r["peers"]["shape"] = "small";
+          fits(r);
+        }},
+       {"verdict",
+        [](json& r) {
+          r["peers"]["sides"][0]["verdict"] = "RED";
+          r["peers"]["sides"][0]["reason"] = "rel_fro 0.4 is above 1e-05";
+          r["peers"]["best"] = "";
+          r["headline"] = gate_headline(r);
+        }},
        {"best",
         [&](json& r) {
           r["peers"]["best"] = "";

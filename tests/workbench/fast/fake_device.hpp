@@ -33,6 +33,7 @@ class FakeDevice : public Device {
   std::size_t allocated = 0;
 
   FakeDevice() { facts_.name = "fake"; }
+  void has_threads(int count) { facts_.multiprocessors = count; }
   DeviceKind kind() const override { return DeviceKind::cpu; }
   const DeviceFacts& facts() const override { return facts_; }
   void* allocate(std::size_t bytes) override {
@@ -100,6 +101,7 @@ class FakeSubject : public Subject {
   int fail_at = -1;  ///< call that returns an error
   /// It is somebody else's, in a process of its own: `requests` are the sets of each timed request.
   bool foreign = false;
+  double threads = 0;  ///< it keeps so many CPUs busy in its calls; 0: nobody knows
   std::vector<std::vector<Tensors>> requests;
   std::vector<int> counts;
   int calls = 0;
@@ -114,6 +116,11 @@ class FakeSubject : public Subject {
   }
   Status prepare(const Problem&, void*) override { return {}; }
   bool elsewhere() override { return foreign; }
+  std::optional<CpuUse> cpu_use() override {
+    if (threads == 0) return std::nullopt;
+    return CpuUse{1, threads * busy_};
+  }
+  std::optional<CpuUse> cpu_at_answer() override { return cpu_use(); }
   Result<double> time(const Problem& p, std::span<const Tensors> sets, int count, void* scratch,
                       std::size_t bytes) override {
     requests.emplace_back(sets.begin(), sets.end());
@@ -129,6 +136,7 @@ class FakeSubject : public Subject {
   Status launch(const Problem& p, const Tensors& t, void*, void* scratch, std::size_t) override {
     const int call = calls++;
     device_.now += seconds_;
+    busy_ += seconds_;
     inputs.push_back(t.q);
     last_workspace = scratch;
     if (call == fail_at) return {StatusCode::device_error, "the fake kernel failed"};
@@ -143,7 +151,7 @@ class FakeSubject : public Subject {
  private:
   FakeDevice& device_;
   std::string id_;
-  double seconds_;
+  double seconds_, busy_ = 0;
 };
 
 }  // namespace greenfast::workbench::test

@@ -82,6 +82,27 @@ TEST_F(MeasureTest, BlocksArePalindromesInRandomOrder) {
   EXPECT_NEAR(summarize(m->samples, 0).p50, 200e-6, 1e-6);
 }
 
+TEST_F(MeasureTest, ASideHasNoMoreCpusThanItsBudget) {
+  // 1.143 went unseen, and was 1.149 times as fast.
+  for (const auto& [threads, fault] : {std::pair(2.0, Fault::none), std::pair(1.99, Fault::none),
+                                       std::pair(2.1, Fault::integrity)}) {
+    FakeDevice two;
+    two.has_threads(2);
+    FakeSubject honest{two, "honest", 5e-3}, asked{two, "asked", 5e-3};
+    asked.foreign = true;
+    asked.threads = threads;
+    auto ring = Ring::make(two, small_case(), fake_ring());
+    ASSERT_TRUE(ring);
+    MeasureOptions options;
+    options.iters = 40;
+    const std::vector<Timed> timed = {{.subject = &honest}, {.subject = &asked}};
+    const auto m = measure(two, **ring, timed, options);
+    ASSERT_TRUE(m);
+    EXPECT_EQ(m->checks[1].fault, fault) << threads << ": " << m->checks[1].failure;
+    EXPECT_NEAR(m->samples.sides[1].threads_used, threads, 0.01);
+  }
+}
+
 TEST_F(MeasureTest, BehindANeighbourACallTakesWhatItMakesTheSequenceLonger) {
   device.beside = [] { return 5e-3; };
   // What a call costs behind somebody else, and not behind its own kind.
@@ -475,6 +496,43 @@ TEST(SignFlips, AreUndoneByTheSameDrawAndChangeSignsAlone) {
     for (std::size_t i = 0; i + 32 < 8000; ++i)
       EXPECT_EQ(data[i] ^ before[i], data[i + 32] ^ before[i + 32]);
   }
+}
+
+/// What 64 elements show of one hash, were all of it shown, and which draw would have made it.
+std::uint64_t draw_by_inversion(std::uint64_t draw, std::uint64_t signs) {
+  const auto inverse = [](std::uint64_t a) {
+    std::uint64_t x = a;
+    for (int i = 0; i < 6; ++i) x *= 2 - a * x;
+    return x;
+  };
+  const auto unshift = [](std::uint64_t z, int by) {
+    std::uint64_t x = z;
+    for (int i = 0; i < 64; ++i) x = z ^ (x >> by);
+    return x;
+  };
+  std::uint64_t z = 0;
+  for (std::size_t word = 0; word < 8; ++word)
+    z |= signs_of(draw, word, {.sign_bits = signs}) >> word;
+  z = unshift(z, 31) * inverse(0x94d049bb133111ebull);
+  z = unshift(z, 27) * inverse(0xbf58476d1ce4e5b9ull);
+  return unshift(z, 30) - 0x9e3779b97f4a7c15ull;
+}
+
+TEST(SignFlips, OfAFewElementsDoNotTellTheDraw) {
+  constexpr std::uint64_t kSigns = 0x8080808080808080u;  // e4m3 shows most
+  int found = 0;
+  std::uint64_t shown = 0;
+  for (std::uint64_t n = 1; n <= 200; ++n) {
+    const std::uint64_t draw = n * 0x2545f4914f6cdd1dull;
+    found += draw_by_inversion(draw, kSigns) == draw;
+    for (std::size_t word = 0; word < 4; ++word)
+      shown |= signs_of(draw, word, {.sign_bits = kSigns}) >> word;
+    EXPECT_NE(signs_of(draw, 0, {.sign_bits = kSigns}) >> 0,
+              signs_of(draw, 4, {.sign_bits = kSigns}) >> 0)
+        << "the fifth word has a hash of its own";
+  }
+  EXPECT_EQ(found, 0);
+  EXPECT_EQ(std::popcount(shown), 32) << "half of each hash is never shown";
 }
 
 TEST(CpuDevice, SignsAreFlippedInPlaceAsOnTheHost) {

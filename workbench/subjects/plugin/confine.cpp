@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <vector>
 
@@ -146,6 +147,14 @@ class Filter {
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
     load(offsetof(seccomp_data, nr));
   }
+  /// The same where of the bits of `mask` its argument of this number has any.
+  void refuse_bits(long call, std::size_t argument, std::uint32_t mask, int error) {
+    code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 4, static_cast<std::uint32_t>(call)});
+    load(offsetof(seccomp_data, args) + argument * sizeof(std::uint64_t));
+    code_.push_back({BPF_JMP | BPF_JSET | BPF_K, 0, 1, mask});
+    add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
+    load(offsetof(seccomp_data, nr));
+  }
   void refuse_others_than(std::uint32_t architecture) {
     code_.push_back({BPF_JMP | BPF_JEQ | BPF_K, 1, 0, architecture});
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
@@ -191,7 +200,7 @@ void drop_capabilities() {
   syscall(SYS_capset, &header, data);
 }
 
-std::uint32_t no_processes() {
+std::uint32_t no_processes(bool kept_to_fewer) {
   // A sanitizer starts processes of its own: a symbolizer, a leak check.
   if (kArchitecture == 0 || !build_info().sanitize.empty()) return 0;
   Filter filter;
@@ -206,30 +215,36 @@ std::uint32_t no_processes() {
   filter.refuse(__NR_vfork, EPERM);
 #endif
   filter.refuse(435, ENOSYS);  // clone3, whose flags lie in memory: the C library then uses clone
-  for (const long call :
-       {__NR_execve, __NR_execveat, __NR_setsid, __NR_setpgid, __NR_ptrace, __NR_process_vm_readv,
-        __NR_process_vm_writev, __NR_setpriority, __NR_sched_setscheduler, __NR_sched_setparam,
-        __NR_sched_setattr, __NR_ioprio_set, __NR_fallocate, __NR_move_pages, __NR_migrate_pages,
-        __NR_mbind, __NR_perf_event_open, __NR_bpf,
-        // The clock that times it.
-        __NR_adjtimex, __NR_clock_adjtime, __NR_clock_settime, __NR_settimeofday,
-        // Rights that it does not have.
-        __NR_unshare, __NR_setns, __NR_userfaultfd,
-        // Whatever outlives it, or reaches who is not confined.
-        __NR_shmget, __NR_semget, __NR_msgget, __NR_mq_open, __NR_add_key, __NR_request_key,
-        __NR_keyctl, __NR_socket,
-        // Memory files on their way through one are open nowhere.
-        __NR_socketpair,
-        // A signal from a timer or a queue continues a process that is stopped.
-        __NR_timer_create, __NR_mq_notify, __NR_tkill, 424 /* pidfd_send_signal */,
-        425 /* io_uring_setup */, 438 /* pidfd_getfd */, 440 /* process_madvise */,
-        // What Landlock lets everybody do to files that are there: their modes, owners, times and
-        // attributes.
-        __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat,
-        __NR_setxattr, __NR_lsetxattr, __NR_fsetxattr, __NR_removexattr, __NR_lremovexattr,
-        __NR_fremovexattr, 463 /* setxattrat */, 466 /* removexattrat */,
-        // Filters of its own, whose listener can hold a thread where nothing stops it.
-        __NR_seccomp})
+  for (
+      const long call :
+      {__NR_execve, __NR_execveat, __NR_setsid, __NR_setpgid, __NR_ptrace, __NR_process_vm_readv,
+       __NR_process_vm_writev, __NR_setpriority, __NR_sched_setscheduler, __NR_sched_setparam,
+       __NR_sched_setattr, __NR_ioprio_set, __NR_fallocate, __NR_move_pages, __NR_migrate_pages,
+       __NR_mbind, __NR_perf_event_open, __NR_bpf,
+       // The clock that times it.
+       __NR_adjtimex, __NR_clock_adjtime, __NR_clock_settime, __NR_settimeofday,
+       // Rights that it does not have.
+       __NR_unshare, __NR_setns, __NR_userfaultfd,
+       // Whatever outlives it, or reaches who is not confined.
+       __NR_shmget, __NR_semget, __NR_msgget, __NR_mq_open, __NR_add_key, __NR_request_key,
+       __NR_keyctl, __NR_socket,
+       // Memory files on their way through one are open nowhere.
+       __NR_socketpair,
+       // Pages in pipes, of which the system tells no more than the bytes that are to be read; and
+       // memory that it shows to nobody.
+       __NR_splice, __NR_tee, __NR_vmsplice, 447 /* memfd_secret */,
+       // A signal from a timer or a queue continues a process that is stopped; and timers that run out
+       // and reads that come in while it is stopped are served on a CPU on which the other side is timed.
+       __NR_timer_create, __NR_timerfd_create, __NR_timerfd_settime, __NR_setitimer, __NR_io_setup,
+       __NR_mq_notify, __NR_tkill, 424 /* pidfd_send_signal */, 425 /* io_uring_setup */,
+       438 /* pidfd_getfd */, 440 /* process_madvise */,
+       // What Landlock lets everybody do to files that are there: their modes, owners, times and
+       // attributes.
+       __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat,
+       __NR_setxattr, __NR_lsetxattr, __NR_fsetxattr, __NR_removexattr, __NR_lremovexattr,
+       __NR_fremovexattr, 463 /* setxattrat */, 466 /* removexattrat */,
+       // Filters of its own, whose listener can hold a thread where nothing stops it.
+       __NR_seccomp})
     filter.refuse(call, EPERM);
 #if defined(__NR_chmod)
   for (const long call :
@@ -261,9 +276,15 @@ std::uint32_t no_processes() {
   // Typing into a terminal: TIOCSTI, TIOCLINUX.
   for (const std::uint32_t request : {0x5412u, 0x541cu})
     filter.refuse_where(__NR_ioctl, 1, request, true, EPERM);
+  // A table of open files of one thread's own (CLOSE_RANGE_UNSHARE), as unshare would make it.
+  filter.refuse_bits(436 /* close_range */, 2, 2, EPERM);
   // CPUs of the command's threads that there are; of later ones it looks itself.
   for (const int thread : some_threads_of(getppid()))
     filter.refuse_where(__NR_sched_setaffinity, 0, static_cast<std::uint32_t>(thread), true, EPERM);
+  // Where both sides have fewer CPUs than the system would give, a thread could move to another; what
+  // it asks for lies in memory, which a filter does not see. It hears that it was done, so that pools
+  // that name a CPU for each thread work, and stays where it may run.
+  if (kept_to_fewer) filter.refuse(__NR_sched_setaffinity, 0);
   // Threads alone: that share the table of open files, where memory files are counted, and none that
   // waits for another as vfork does, which cannot be stopped.
   constexpr std::uint32_t kThread = 0x10000, kFiles = 0x400, kWaits = 0x4000;  // CLONE_...
@@ -273,25 +294,28 @@ std::uint32_t no_processes() {
 
 }  // namespace
 
-std::uint32_t confine(const std::filesystem::path& secret) {
+std::uint32_t confine(const std::filesystem::path& secret, bool kept_to_fewer) {
   // Both ask for it: no program that this one might start gains rights.
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return 0;
   const std::uint32_t files = landlock(secret);
   if (build_info().sanitize.empty()) drop_capabilities();  // a leak check traces its process
-  return files | no_processes();
+  return files | no_processes(kept_to_fewer);
 }
 
-void keep_to(std::uint32_t threads) {
-  cpu_set_t all, some;
+bool keep_to(std::uint32_t threads) {
+  cpu_set_t all, some, widest;
   CPU_ZERO(&all);
   CPU_ZERO(&some);
-  if (threads == 0 || sched_getaffinity(0, sizeof all, &all) != 0) return;
-  for (int cpu = 0; cpu < CPU_SETSIZE && threads > 0; ++cpu) {
-    if (!CPU_ISSET(cpu, &all)) continue;
-    CPU_SET(cpu, &some);
-    --threads;
-  }
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return false;
+  for (int cpu = 0;
+       cpu < CPU_SETSIZE && (threads == 0 || CPU_COUNT(&some) < static_cast<int>(threads)); ++cpu)
+    if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &some);
+  // What the system makes of every CPU there could be is what a thread could get.
+  std::memset(&widest, 0xff, sizeof widest);
+  const bool asked = sched_setaffinity(0, sizeof widest, &widest) == 0 &&
+                     sched_getaffinity(0, sizeof widest, &widest) == 0;
   sched_setaffinity(0, sizeof some, &some);
+  return asked && CPU_COUNT(&widest) > CPU_COUNT(&some);
 }
 
 }  // namespace greenfast::workbench

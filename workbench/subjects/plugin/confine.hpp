@@ -15,13 +15,15 @@ namespace greenfast::workbench {
 /// - kNoSignals (Landlock 6): sends signals to itself alone.
 /// `secret`: a file that it shall not read, as its path is without links; empty: none. Where
 /// Landlock is there (kNoFiles), and every folder on the way to it can be listed, it does not; what
-/// is made beside those folders afterwards it cannot read either.
-std::uint32_t confine(const std::filesystem::path& secret);
+/// is made beside those folders afterwards it cannot read either. `kept_to_fewer`: no thread of it
+/// changes the CPUs that it may run on (keep_to).
+std::uint32_t confine(const std::filesystem::path& secret, bool kept_to_fewer);
 
 /// Most that it may ask the system to map at once, in bytes.
 inline constexpr std::uint32_t kMostPopulated = 4u << 20;
 
-/// Lets this process run on the first `threads` of the CPUs it may use; 0 changes nothing.
-void keep_to(std::uint32_t threads);
+/// Lets this process run on the first `threads` of the CPUs it may use; 0: on all of them. Whether
+/// the system would give it others if it asked.
+bool keep_to(std::uint32_t threads);
 
 }  // namespace greenfast::workbench

@@ -21,14 +21,6 @@ Status refuse(const std::string& path, const std::string& why) {
   return {StatusCode::invalid_argument, fmt::format("--plugin {}: {}", path, why)};
 }
 
-bool is_name(const char* text) {
-  if (text == nullptr || *text == 0 || std::strlen(text) > 64) return false;
-  return std::all_of(text, text + std::strlen(text), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-' || c == '.';
-  });
-}
-
 Status to_status(gf_status code, const std::string& what) {
   if (code == GF_OK) return {};
   const bool known = code > GF_OK && code <= GF_INTERNAL;
@@ -53,6 +45,14 @@ Status guarded(const Call& call) {
 }
 
 }  // namespace
+
+bool is_plugin_name(const char* text) {
+  if (text == nullptr || *text == 0 || std::strlen(text) > 64) return false;
+  return std::all_of(text, text + std::strlen(text), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+  });
+}
 
 Result<PluginLibrary> PluginLibrary::load(const std::string& path) {
   // Never closed: threads the plugin started may still run its code.
@@ -90,7 +90,7 @@ Result<PluginLibrary> PluginLibrary::load(const std::string& path) {
       return refuse(
           path, fmt::format("kernel {}: struct_size is {}, version {} has {}", i,
                             kernel.struct_size, GF_PLUGIN_ABI_VERSION, sizeof(gf_plugin_kernel)));
-    if (!is_name(kernel.name))
+    if (!is_plugin_name(kernel.name))
       return refuse(path, fmt::format("kernel {}: its name must be 1 to 64 letters, digits, '_', "
                                       "'-' or '.'",
                                       i));

@@ -19,6 +19,9 @@ struct PluginKernelInfo {
   DeviceKind device = DeviceKind::cpu;
 };
 
+/// 1 to 64 letters, digits, '_', '-' or '.': what may stand behind "plugin:".
+bool is_plugin_name(const char* text);
+
 class PluginLibrary {
  public:
   /// dlopen, version, table. invalid_argument names the file and what is wrong with it.

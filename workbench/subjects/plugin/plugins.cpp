@@ -1,6 +1,7 @@
 #include "workbench/subjects/plugin/plugins.hpp"
 
 #include <fmt/format.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "workbench/base/atomic_file.hpp"
 #include "workbench/base/build_info.hpp"
 #include "workbench/base/clean_text.hpp"
 #include "workbench/base/files.hpp"
@@ -57,9 +59,27 @@ std::vector<std::string> channel_confined(const channel::Control& control) {
   return out;
 }
 
+std::optional<std::string> file_digest(const fs::path& path) {
+  const auto bytes = read_file(path);
+  if (!bytes) return std::nullopt;
+  return sha256_hex(*bytes);
+}
+
+/// What every process loads are the bytes that were looked at first, or a verdict would speak of two
+/// kernels. A copy can still be changed by who knows where it lies.
+Status unchanged(const Plugin& plugin) {
+  if (file_digest(plugin.library) == plugin.sha256) return {};
+  return {
+      StatusCode::invalid_argument,
+      fmt::format("--plugin {}: {} was changed while it was in use; what was measured is not what "
+                  "lies there now. Start again",
+                  plugin.file, plugin.library)};
+}
+
 /// A process in which nothing of the plugin's has run yet: what it holds and what the system said of
 /// it is not the plugin's word.
 Result<std::unique_ptr<PluginProcess>> empty_process(Plugin& plugin) {
+  if (Status status = unchanged(plugin); !status) return status;
   auto started = PluginProcess::start(plugin.library, plugin.memory);
   if (!started) return started.status();
   if (Status status = (*started)->ask(Request::none, plugin.timeout); !status) return status;
@@ -297,6 +317,7 @@ class PluginSubject final : public Subject {
       return Status(StatusCode::internal,
                     fmt::format("{}: a CUDA plugin is called in a child process alone", id()));
     if (!plugin_->local) {
+      if (Status status = unchanged(*plugin_); !status) return status;
       auto library = PluginLibrary::load(plugin_->library);
       if (!library) return library.status();
       plugin_->local = std::move(*library);
@@ -309,12 +330,6 @@ class PluginSubject final : public Subject {
   ThreadStates before_;
 };
 
-std::optional<std::string> file_digest(const fs::path& path) {
-  const auto bytes = read_file(path);
-  if (!bytes) return std::nullopt;
-  return sha256_hex(*bytes);
-}
-
 /// The loader speaks of the shared object, the user of what was given.
 std::string named_as_given(std::string text, const Plugin& plugin) {
   const auto at = text.find(plugin.library);
@@ -325,6 +340,33 @@ std::string named_as_given(std::string text, const Plugin& plugin) {
 bool needs_address_sanitizer(const fs::path& library) {
   const auto bytes = read_file(library);
   return bytes && bytes->find("__asan_init") != std::string::npos;
+}
+
+/// Where sources are compiled and shared objects copied to when nobody wants to keep that, until this
+/// process ends.
+Result<fs::path> scratch_folder() {
+  static const auto scratch = ScratchFolder::make("plugin");
+  if (!scratch) return scratch.status();
+  return scratch->path();
+}
+
+/// A shared object that is built again while a command uses it would be another one for the next
+/// process, or a crash where its bytes are changed in place: so a copy is loaded. Not of one that
+/// looks for its libraries beside itself, nor where nothing can be loaded from: these the digest
+/// alone guards.
+Result<fs::path> own_copy(const fs::path& given, const fs::path& folder) {
+  const auto bytes = read_file(given);
+  if (!bytes)
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--plugin {}", bytes.status().message()));
+  for (const std::string_view origin : {"$ORIGIN", "${ORIGIN}"})
+    if (bytes->find(origin) != std::string::npos) return fs::absolute(given);
+  struct statvfs mount {};
+  if (statvfs(folder.c_str(), &mount) == 0 && (mount.f_flag & ST_NOEXEC) != 0)
+    return fs::absolute(given);
+  const fs::path copy = fs::absolute(folder / (sha256_hex(*bytes).substr(0, 24) + ".so"));
+  if (Status status = write_file_atomically(copy, *bytes); !status) return status;
+  return copy;
 }
 
 /// The command line of this process, as a shell takes it.
@@ -349,19 +391,36 @@ std::optional<PluginFailure> describe(Plugin& plugin) {
                                  : Status(status.code(), named_as_given(status.message(), plugin)),
                          crashed};
   }
+  // Its process holds what it says to the rules; code of the plugin's runs in there and may answer in
+  // its stead, so they are held to here again.
   const channel::Control& control = process.control();
   std::istringstream lines(
       clean_text({control.description, strnlen(control.description, channel::kDescriptionBytes)}));
   std::getline(lines, plugin.name);
+  const auto refuse = [&](const std::string& why) {
+    return PluginFailure{
+        {StatusCode::invalid_argument,
+         fmt::format("--plugin {}: says what no plugin may: {}", plugin.file, why)},
+        false};
+  };
   for (std::string line; std::getline(lines, line);) {
     const auto first = line.find('\t'), second = line.find('\t', first + 1);
-    if (second == std::string::npos) continue;
+    if (first == std::string::npos || second == std::string::npos)
+      return refuse(fmt::format("\"{}\" is no kernel", line));
     PluginKernelInfo info;
-    info.device = line.substr(0, first) == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+    const std::string device = line.substr(0, first);
+    info.device = device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
     info.name = line.substr(first + 1, second - first - 1);
     info.idea = line.substr(second + 1);
+    if (device != name_of(info.device)) return refuse(fmt::format("a device \"{}\"", device));
+    if (!is_plugin_name(info.name.c_str()))
+      return refuse(fmt::format("a kernel that is called \"{}\"", info.name));
+    for (const PluginKernelInfo& other : plugin.kernels)
+      if (other.name == info.name || other.device != info.device)
+        return refuse(fmt::format("{} twice, or for two devices", info.name));
     plugin.kernels.push_back(std::move(info));
   }
+  if (plugin.kernels.empty()) return refuse("no kernel");
   return std::nullopt;
 }
 
@@ -388,25 +447,27 @@ std::optional<PluginFailure> load_plugin(const std::string& file, const PluginOp
   plugin->memory =
       build_info().sanitize.empty() ? static_cast<std::uint64_t>(options.memory_gib * 0x1p30) : 0;
   plugin->registered_by = getpid();
-  if (is_plugin_source(path)) {
-    fs::path directory = options.keep;
-    if (directory.empty()) {
-      // Where sources are compiled to when nobody wants to keep that, until this process ends.
-      static const auto scratch = ScratchFolder::make("plugin");
-      if (!scratch) return fail(scratch.status());
-      directory = scratch->path();
-    }
-    auto compiled = compile_plugin(path, directory, options.compile);
-    if (!compiled) return fail(compiled.status());
-    plugin->library = fs::absolute(compiled->library).string();
-    plugin->compiled = std::move(*compiled);
-  } else if (path.extension() == ".so") {
-    plugin->library = fs::absolute(path).string();
-  } else {
+  const bool source = is_plugin_source(path);
+  if (!source && path.extension() != ".so")
     return fail({StatusCode::invalid_argument,
                  fmt::format("--plugin {}: possible are a shared object (.so) and sources that end "
                              "in .c, .cc, .cpp, .cxx or .cu",
                              file)});
+  fs::path directory = options.keep;
+  if (directory.empty()) {
+    auto scratch = scratch_folder();
+    if (!scratch) return fail(scratch.status());
+    directory = *scratch;
+  }
+  if (source) {
+    auto compiled = compile_plugin(path, directory, options.compile);
+    if (!compiled) return fail(compiled.status());
+    plugin->library = fs::absolute(compiled->library).string();
+    plugin->compiled = std::move(*compiled);
+  } else {
+    auto copy = own_copy(path, directory);
+    if (!copy) return fail(copy.status());
+    plugin->library = copy->string();
   }
   plugin->sha256 = file_digest(plugin->library).value_or("");
   // CUDA reserves more addresses than any limit would allow; loading alone needs no device. So does
@@ -471,6 +532,7 @@ std::unique_ptr<Subject> make_plugin_twin(std::string_view id) {
       twin->library = plugin->library;
       twin->prefix = plugin->prefix;
       twin->name = plugin->name;
+      twin->sha256 = plugin->sha256;
       twin->kernels = plugin->kernels;
       twin->timeout = plugin->timeout;
       twin->memory = plugin->memory;

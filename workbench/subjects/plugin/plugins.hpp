@@ -26,7 +26,7 @@ struct PluginOptions {
   CompileOptions compile;
   double timeout_seconds = 60;  ///< of one request: loading, one call, one timed sample
   double memory_gib = 8;        ///< what a CPU plugin's process may allocate
-  std::filesystem::path keep;   ///< where sources are compiled to; empty: a temporary directory
+  std::filesystem::path keep;   ///< where to compile and copy; empty: a temporary directory
 };
 
 /// Why a plugin could not be loaded, and whether it is to blame for how it ended.

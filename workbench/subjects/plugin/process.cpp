@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -50,6 +51,16 @@ constexpr double kLookSeconds = 0.05;
 /// After which a process that does not stop never will: one of its threads would have to wait that
 /// long for a CPU.
 constexpr double kStopSeconds = 10;
+
+/// Bytes in somebody's pipe that nobody has read.
+std::int64_t waiting_in(const std::filesystem::path& pipe) {
+  int bytes = 0;
+  const int end = open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (end < 0) return 0;
+  if (ioctl(end, FIONREAD, &bytes) != 0) bytes = 0;
+  close(end);
+  return bytes;
+}
 
 std::string& hidden() {
   static std::string path;
@@ -136,9 +147,10 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   posix_spawnattr_destroy(&attributes);
   close(output[1]);
   struct stat control_file {
-  }, arena_file{};
+  }, arena_file{}, printed{};
   fstat(descriptor, &control_file);
   fstat(arena.descriptor(), &arena_file);
+  fstat(output[0], &printed);
   close(descriptor);
   if (error != 0) {
     close(output[0]);
@@ -149,7 +161,7 @@ Result<std::unique_ptr<PluginProcess>> PluginProcess::start(const std::string& p
   std::unique_ptr<PluginProcess> process(new PluginProcess(control, child));
   process->owner_ = getpid();
   process->output_ = output[0];
-  process->ours_ = {control_file.st_ino, arena_file.st_ino};
+  process->ours_ = {control_file.st_ino, arena_file.st_ino, printed.st_ino};
   return process;
 }
 
@@ -303,16 +315,23 @@ std::optional<std::int64_t> PluginProcess::private_bytes() const {
 
 std::int64_t PluginProcess::shared_bytes() const {
   // Memory that is a file without a name (memfd_create, MAP_SHARED without a file): whole where it
-  // is open, else what is mapped of it now.
+  // is open, else what is mapped of it now. What waits in a pipe. Of every thread: where the system
+  // refuses nothing (confine.cpp), one may have a table of open files of its own.
   std::map<ino_t, std::int64_t> bytes;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(fmt::format("/proc/{}/fd", child_), error), end;
-       !error && it != end; it.increment(error)) {
-    std::error_code gone;
-    struct stat file {};
-    const std::string to = std::filesystem::read_symlink(it->path(), gone).string();
-    if (to.starts_with("/memfd:") && stat(it->path().c_str(), &file) == 0)
-      bytes[file.st_ino] = 512 * static_cast<std::int64_t>(file.st_blocks);
+  for (const int thread : threads_of(child_)) {
+    std::error_code error;
+    for (std::filesystem::directory_iterator
+             it(fmt::format("/proc/{}/task/{}/fd", child_, thread), error),
+         end;
+         !error && it != end; it.increment(error)) {
+      std::error_code gone;
+      struct stat file {};
+      const std::string to = std::filesystem::read_symlink(it->path(), gone).string();
+      const bool pipe = to.starts_with("pipe:");
+      if ((!pipe && !to.starts_with("/memfd:")) || stat(it->path().c_str(), &file) != 0) continue;
+      if (!pipe) bytes[file.st_ino] = 512 * static_cast<std::int64_t>(file.st_blocks);
+      if (pipe && bytes.count(file.st_ino) == 0) bytes[file.st_ino] = waiting_in(it->path());
+    }
   }
   const std::map<ino_t, std::int64_t> open = bytes;
   std::ifstream maps(fmt::format("/proc/{}/smaps", child_));

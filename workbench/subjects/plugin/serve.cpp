@@ -105,7 +105,9 @@ class Host {
     auto library = PluginLibrary::load(path_);
     if (!library) return library.status();
     library_ = std::move(*library);
-    std::string text = library_->name() + "\n";
+    std::string text = library_->name();
+    std::replace(text.begin(), text.end(), '\n', ' ');  // a line is a kernel
+    text += '\n';
     for (const PluginKernelInfo& info : library_->kernels()) {
       std::string idea = info.idea;
       std::replace(idea.begin(), idea.end(), '\n', ' ');
@@ -184,9 +186,9 @@ int serve_plugin(const std::string& path) {
   }
   // A line that a kernel prints is there when its call returns.
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  keep_to(control->threads);
+  const bool kept_to_fewer = keep_to(control->threads);
   control->secret[channel::kTextBytes - 1] = 0;
-  control->confined = confine(control->secret);
+  control->confined = confine(control->secret, kept_to_fewer);
   return Host(control, static_cast<std::byte*>(arena), path).serve();
 }
 
