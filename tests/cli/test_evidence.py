@@ -376,6 +376,28 @@ def test_another_plan_makes_stale(greenfast, tmp_path, evidence):
     assert found[:3] == ("STALE", "cpu.json", record["plans"][0]["variant"]) and "tile_kv was" in found[3]
 
 
+def test_a_variant_known_to_be_stale_in_one_record_is_told_there_and_nowhere_else(greenfast, tmp_path, evidence):
+    record = greenfast("check", "--device", "cpu", "--variants", "cpu.naive,cpu.flash", "--shapes", "1x1x16x16", "--json").json
+    stale = record["plans"][0]["variant"]
+    other = record["plans"][1]["variant"]
+    record["plans"][0]["tile_kv"] += 1
+    assert greenfast("evidence", "import", write(tmp_path / "cpu.json", record), "--source", ROOT).code == 0
+    missing = [f["subject"] for f in greenfast("evidence", "verify", "--source", ROOT, "--json").json["findings"] if f["state"] == "MISSING"]
+    rows = "".join(f"[[known]]\nvariant = '{variant}'\nreason = 'no GPU'\n" for variant in missing)
+
+    def verify(row):
+        known = tmp_path / "known.toml"
+        known.write_text(rows + row)
+        return greenfast("evidence", "verify", "--source", ROOT, "--known", known)
+
+    assert verify("").code == 30
+    told = verify(f"[[known]]\nvariant = '{stale}'\nfile = 'cpu.json'\nreason = 'next week'\n")
+    assert told.code == 0 and "STALE" in told.out and "known: next week" in told.out
+    for variant, file in ((other, "cpu.json"), (stale, "gpu.json")):
+        result = verify(f"[[known]]\nvariant = '{variant}'\nfile = '{file}'\nreason = 'no'\n")
+        assert result.code == 30 and f"{file} has nothing stale of it alone" in result.out
+
+
 def test_sources_decide_for_the_cpu(greenfast, tmp_path, evidence):
     record = greenfast("check", "--device", "cpu", "--variants", "cpu.naive,cpu.flash", "--shapes", "1x1x16x16", "--json").json
     checkout = tmp_path / "checkout"

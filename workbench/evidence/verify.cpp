@@ -308,7 +308,8 @@ class Verifier {
       add({.file = file,
            .subject = fmt::format("{} ({})", name, arch),
            .state = EvidenceState::stale,
-           .detail = fmt::format("{}: {}", fmt::join(users, ", "), why)});
+           .detail = fmt::format("{}: {}", fmt::join(users, ", "), why),
+           .variants = users});
     }
     const auto tell = [&](const std::vector<std::string>& names, const std::string& why) {
       if (!names.empty())
@@ -331,7 +332,8 @@ class Verifier {
         add({.file = file,
              .subject = variant,
              .state = changed ? EvidenceState::stale : EvidenceState::uncompared,
-             .detail = change.words});
+             .detail = change.words,
+             .variants = {variant}});
       }
     }
     return stale;
@@ -356,7 +358,8 @@ class Verifier {
         add({.file = file,
              .subject = id,
              .state = EvidenceState::stale,
-             .detail = fmt::format("plan of {}: {}", problem->first, std::move(detail))});
+             .detail = fmt::format("plan of {}: {}", problem->first, std::move(detail)),
+             .variants = {id}});
       };
       const auto now = plan(problem->second, facts, options);
       if (!now.ok()) {
@@ -410,9 +413,13 @@ Result<std::vector<KnownGap>> parse_known_gaps(std::string_view name, std::strin
         if (fields == nullptr) return wrong("[[known]]: expected tables");
         const auto variant = (*fields)["variant"].value<std::string>();
         const auto reason = (*fields)["reason"].value<std::string>();
-        if (!variant || !reason || fields->size() != 2)
-          return wrong("a [[known]] needs variant and reason, and nothing else");
-        out.push_back({*variant, *reason});
+        const auto file = (*fields)["file"].value<std::string>();
+        if (!variant || !reason || fields->size() != (fields->contains("file") ? 3 : 2) ||
+            (fields->contains("file") && (!file || file->empty())))
+          return wrong(
+              "a [[known]] needs variant and reason, may have the file in which the variant is "
+              "stale, and nothing else");
+        out.push_back({*variant, *reason, file.value_or("")});
       }
     }
   } catch (const toml::parse_error& error) {
@@ -455,9 +462,12 @@ Verification verify_evidence(const fs::path& directory, const DeviceCode& code,
   for (const KnownGap& gap : known) {
     bool found = false;
     for (Finding& finding : out.findings) {
-      if (finding.state != EvidenceState::missing || !finding.file.empty() ||
-          finding.subject != gap.subject)
-        continue;
+      const bool missing = finding.state == EvidenceState::missing && finding.file.empty() &&
+                           finding.subject == gap.subject;
+      // What is stale of other variants too is no known gap of this one.
+      const bool stale = finding.state == EvidenceState::stale && finding.file == gap.file &&
+                         finding.variants == std::set{gap.subject};
+      if (gap.file.empty() ? !missing : !stale) continue;
       finding.known = gap.reason;
       found = true;
     }
@@ -469,7 +479,10 @@ Verification verify_evidence(const fs::path& directory, const DeviceCode& code,
       out.findings.push_back(
           {.subject = gap.subject,
            .state = EvidenceState::stale,
-           .detail = "has current evidence: take it from the list of known gaps"});
+           .detail = gap.file.empty()
+                         ? "has current evidence: take it from the list of known gaps"
+                         : gap.file + " has nothing stale of it alone: take it from the list of "
+                                      "known gaps"});
   }
   return out;
 }

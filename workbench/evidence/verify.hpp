@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,13 +30,15 @@ struct Finding {
   std::string subject = {};  ///< variant, kernel or part that it is about; empty: the whole file
   EvidenceState state = EvidenceState::current;
   std::string detail = {};
+  std::set<std::string> variants = {};  ///< of which something is stale
   std::string known = {};  ///< why it is so for the time being, where the caller's list admits it
 };
-/// What is missing for the time being and need not end a verification; a row of
+/// What is missing, or stale in one record, for the time being and need not end a verification; a row of
 /// policies/evidence.toml.
 struct KnownGap {
   std::string subject;  ///< variant
   std::string reason;
+  std::string file = {};  ///< in which it is stale; empty: it has no evidence at all
 };
 Result<std::vector<KnownGap>> parse_known_gaps(std::string_view name, std::string_view toml);
 
