@@ -217,9 +217,9 @@ core::Preference cuda_sm80_decode(const Problem& p, const DeviceFacts& facts, co
   const bool fills = few.batch() * p.heads_kv >= facts.multiprocessors;
   if (once && fills && few.row_blocks() > 1)
     return {kBehindServing, "behind others, which read the keys once for all rows"};
-  // Parts of few keys that a second kernel merges, where other tiles fill half of the machine.
+  // Parts of few keys that a second kernel merges, where other tiles fill two fifths of the machine.
   if (few.rows() > 16 && few.keys() <= 512.0 && !fills &&
-      2 * few.batch() * p.heads_kv * few.row_blocks() >= facts.multiprocessors)
+      5 * few.batch() * p.heads_kv * few.row_blocks() >= 2 * std::int64_t{facts.multiprocessors})
     return {kBehindServing, "behind others, which need no second kernel for so few keys"};
   return {kDecodeSm80};
 }

@@ -151,6 +151,7 @@ TEST_F(CudaSelection, BeforeHopperFewQueriesGoToDecodeWhereItWasFastest) {
   EXPECT_EQ(chosen(8, 8, 8, 64, 4096), kDecode80);
   EXPECT_EQ(chosen(64, 32, 8, 16, 4096), kDecode80);
   EXPECT_EQ(chosen(1, 8, 8, 32, 512), kDecode80);
+  EXPECT_EQ(chosen(8, 8, 8, 32, 512), kMma);
   EXPECT_EQ(chosen(8, 32, 8, 16, 512), kMma);
   EXPECT_EQ(chosen(64, 8, 8, 64, 512), kMma);
   EXPECT_EQ(chosen(64, 8, 8, 64, 4096), kMma);

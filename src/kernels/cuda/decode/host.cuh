@@ -101,7 +101,7 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
        {"V", tiles},
        {"Q", config.rows * config.pitch()},
        {"ranges of rows", config.rows * 8},
-       {"barriers", config.mail_offset() - config.barrier_offset()},
+       {"barriers", config.sm90 ? config.mail_offset() - config.barrier_offset() : 0},
        {config.clusters() ? "letters of the cluster, or counts" : "counts", config.mail_bytes()}});
   result.workspace_bytes = workspace_of(problem, shape).bytes;
   result.tile_q = config.rows;

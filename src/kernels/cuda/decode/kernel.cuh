@@ -10,8 +10,8 @@
 // Limits  no array mask, no ALiBi, no e4m3; rows of Q, K and V at 16-byte boundaries.
 // Budget  108 KB of shared memory at D 128, 56 at D 64: two blocks of 4 warps an SM, 64 KB of K and V
 //         in flight each; in clusters of 8 and some of 4 one block of 8 warps. One number is spilled
-//         at D 256 with 16 rows, outside the loop; docs/kernels/sm90-decode.md. Of sm_80 70 KB at
-//         most, 38 at D 64; docs/kernels/sm80-decode.md.
+//         at D 256 with 16 rows, outside the loop; docs/kernels/sm90-decode.md. Of sm_80 37 to
+//         76 KB; docs/kernels/sm80-decode.md.
 // Bound   memory: K and V once.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What cuda.sm90.decode decides from lengths alone: which keys a row sees, how a sequence's keys are
+// What cuda.sm90.decode and cuda.sm80.decode decide from lengths alone: which keys a row sees, how a sequence's keys are
 // parted, which part is whose. Host and device run the same functions, so that tests without a GPU
 // walk what the kernel will do.
 #pragma once

@@ -37,7 +37,7 @@ Case draw(std::uint64_t seed, Family family = kSm90) {
   Case c{test::draw(seed)};
   c.family = family;
   // What an A100, and what sm_86 and sm_89 give a block.
-  if (family.begin == kSm80.begin) c.facts.shared_per_block = (seed % 2 == 0 ? 163 : 99) * 1024;
+  if (family.begin == kSm80.begin) c.facts.shared_per_block = (seed / 2 % 2 == 0 ? 163 : 99) * 1024;
   return c;
 }
 

@@ -227,7 +227,8 @@ void expect_right(const Case& c, const Data<T>& data, const Answer& answer) {
                  .o[s.q_batch * p.o.stride[0] + h * p.o.stride[1] + (s.q_row + i) * p.o.stride[2]];
         for (std::int64_t d = 0; d < dim_v; ++d, ++written) {
           const double right = sum == 0.0 ? 0.0 : o[d] / sum;
-          const double limit = sum == 0.0 ? 0.0 : 1.5 * unit * size[d] / sum + 1e-5;
+          const double rounding = p.out_dtype == DType::f32 ? 0.0 : unit * std::fabs(right);
+          const double limit = sum == 0.0 ? 0.0 : 1.5 * unit * size[d] / sum + rounding + 1e-5;
           ASSERT_TRUE(std::fabs(got[d] - right) <= limit)
               << to_string(p) << " sequence " << b << " head " << h << " row " << i << " column "
               << d << ": " << got[d] << ", " << right << " is right";

@@ -21,8 +21,9 @@ namespace {
 
 using namespace test;
 
+/// `shift` elements lie between a multiple of 16 bytes and Q, K and V.
 template <class T>
-Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
+Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, int shift = 0) {
   const Problem& p = c.problem;
   const std::size_t index = choose(p, c.facts);
   const Config& config = kConfigs[index];
@@ -32,11 +33,18 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   answer.lse.assign(lse_rows * p.heads_q, kNaN);
   std::vector<T> narrow;
   for (const float x : c.mask) narrow.push_back(narrowed<T>(x));
+  const auto shifted = [&](const std::vector<T>& x) {
+    std::vector<T> out(static_cast<std::size_t>(shift), narrowed<T>(kNaN));
+    out.insert(out.end(), x.begin(), x.end());
+    return out;
+  };
+  const std::vector<T> q = shifted(data.q), k = shifted(data.k), v = shifted(data.v);
+  std::vector<T> narrow_o(p.out_dtype == DType::f32 ? 0 : answer.o.size(), narrowed<T>(kNaN));
   Tensors t;
-  t.q = data.q.data();
-  t.k = data.k.data();
-  t.v = data.v.data();
-  t.o = answer.o.data();
+  t.q = q.data() + shift;
+  t.k = k.data() + shift;
+  t.v = v.data() + shift;
+  t.o = p.out_dtype == DType::f32 ? static_cast<void*>(answer.o.data()) : narrow_o.data();
   t.lse = answer.lse.data();
   t.cu_q = c.cu_q.data();
   t.cu_kv = c.cu_kv.data();
@@ -51,9 +59,9 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
            : p.array_mask.dtype == DType::f32     ? static_cast<const void*>(c.mask.data())
                                                   : static_cast<const void*>(narrow.data());
   simt::forget_allowed();
-  simt::allow(data.q.data(), data.q.size() * 2);
-  simt::allow(data.k.data(), data.k.size() * 2);
-  simt::allow(data.v.data(), data.v.size() * 2);
+  simt::allow(q.data() + shift, data.q.size() * 2);
+  simt::allow(k.data() + shift, data.k.size() * 2);
+  simt::allow(v.data() + shift, data.v.size() * 2);
   simt::Launch launch;
   launch.grid = {static_cast<unsigned>(blocks(p, config)), 1, 1};
   launch.threads = static_cast<unsigned>(config.threads());
@@ -63,14 +71,16 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   using Kernel = void (*)(Params);
   const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(entries<T>()[index]));
   const Params params = make_params(p, t, config);
+  EXPECT_EQ(params.aligned, shift == 0);
   simt::run(launch, [&] { kernel(params); });
+  for (std::size_t i = 0; i < narrow_o.size(); ++i) answer.o[i] = to_float(narrow_o[i]);
   return answer;
 }
 
 template <class T>
-void expect_right_answer(const Case& c, simt::Copies copies) {
+void expect_right_answer(const Case& c, simt::Copies copies, int shift = 0) {
   const Data<T> data = make_data<T>(c);
-  expect_right<T>(c, data, run_kernel<T>(c, data, copies));
+  expect_right<T>(c, data, run_kernel<T>(c, data, copies, shift));
 }
 
 /// Of `count` problems; `change` makes of each what is asked.
@@ -95,6 +105,24 @@ TEST(ServingKernel, AgreesWithTheMeaningOfEveryFeature) {
 
 TEST(ServingKernel, AddsSlopesAndMasksOfEveryShape) {
   expect_right_of_many(20001, 2 * GREENFAST_TEST_PERCENT, [](Case& c) { add_biases(c); });
+}
+
+/// Rows that start anywhere are copied element by element; outputs of 16 bits by whole rows, or not.
+TEST(ServingKernel, TakesRowsThatStartAnywhereAndWritesNarrowOutputs) {
+  for (const int gap : {0, 4}) {
+    for (const int shift : {0, 1}) {
+      Case c;
+      c.seed = static_cast<std::uint64_t>(gap + shift);
+      Problem& p = c.problem = make_problem(1, 2, 1, 70, 100, 80, DType::f16);
+      p.lse = true;
+      p.o.stride = {2 * 70 * (80 + gap), 70 * (80 + gap), 80 + gap, 1};
+      p.mask = Mask::causal(Alignment::bottom_right);
+      c.facts.kind = DeviceKind::cuda;
+      c.facts.shared_per_block = 99 * 1024;
+      expect_right_answer<__half>(c, simt::Copies::late, shift);
+      ASSERT_FALSE(HasFailure()) << gap << " " << shift;
+    }
+  }
 }
 
 /// Whole blocks, whose copies are issued between products, between blocks that are seen in part.
