@@ -120,11 +120,13 @@ def test_a_recorded_search_is_walked_again_with_its_proposer(evolve, greenfast):
 
 
 def test_the_recorded_run_on_a_gpu_is_walked_again(greenfast):
-    """From the rung as it is today, by the proposer as it is today: a change of either asks for a new record."""
+    """From the rung as it was then, whose sources stand beside the recording, by the proposer as it is today: a change of it asks for a new
+    record."""
     record = json.loads((ROOT / "evidence" / "search" / "evolve-cuda.stage_c.stage2-h100.json").read_text())
     validate(record)
-    walked = greenfast("evolve", "cuda.stage_c.stage2", "--proposer", f"{sys.executable} {PROPOSERS / 'edits.py'}", "--simulate",
-                       ROOT / "tests" / "cli" / "search" / "evolve-cuda.stage_c.stage2.h100.jsonl", "--json")
+    recorded = ROOT / "tests" / "cli" / "search" / "evolve-cuda.stage_c.stage2.h100"
+    walked = greenfast("evolve", "cuda.stage_c.stage2", "--tree", recorded, "--proposer", f"{sys.executable} {PROPOSERS / 'edits.py'}",
+                       "--simulate", recorded.with_suffix(".h100.jsonl"), "--json")
     assert walked.code == 0, walked.err
     assert walked.json == record and record["winner"] == "c11" and len(record["lineage"]) == 13
 

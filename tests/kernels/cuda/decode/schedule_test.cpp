@@ -236,7 +236,7 @@ TEST(DecodeShape, OfSm80FillsTheDeviceThatItIsOn) {
     EXPECT_LE(8 * one.most_parts, slots) << dim;
     EXPECT_GE(8 * one.most_parts, slots * 3 / 4) << dim;
   }
-  EXPECT_EQ(shape("a100", 64, 2048, 128).most_parts, 1);  // the batch fills the device
+  EXPECT_EQ(shape("a100", 128, 2048, 128).most_parts, 1);  // the batch fills the device
   EXPECT_EQ(shape("a100", 1, 8192, 128, {.max_splits = 3}).most_parts, 3);
   // By length alone neither the batch nor the device moves a part.
   const SplitRule rule = shape("l4", 1, 8192, 128, {.batch_invariant = true}).rule;
