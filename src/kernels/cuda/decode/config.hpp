@@ -96,6 +96,7 @@ inline constexpr std::array kConfigs{
 struct Family {
   std::size_t begin = 0, end = 0;
   constexpr std::size_t size() const { return end - begin; }
+  constexpr bool sm90() const { return kConfigs[begin].sm90; }
 };
 inline constexpr Family kSm90{0, 10}, kSm80{10, kConfigs.size()};
 

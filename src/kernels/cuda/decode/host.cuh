@@ -22,9 +22,8 @@
 
 namespace greenfast::cuda::decode {
 
-constexpr bool is_sm90(Family family) { return kConfigs[family.begin].sm90; }
 constexpr const char* id_of(Family family) {
-  return is_sm90(family) ? "cuda.sm90.decode" : "cuda.sm80.decode";
+  return family.sm90() ? "cuda.sm90.decode" : "cuda.sm80.decode";
 }
 
 /// A grid holds so many sequences; more are launched in parts, but for arrays that count them.
@@ -174,8 +173,8 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& 
                     kMergeThreads, 0, context);
   const auto* const merge = reinterpret_cast<const void*>(kMerge);
   // On sm_90 its blocks may be set up while the parts are computed.
-  return is_sm90(kFamily) ? launch_early(of_merge, merge, arguments, id_of(kFamily))
-                          : launch_kernel(of_merge, merge, arguments, id_of(kFamily));
+  return kFamily.sm90() ? launch_early(of_merge, merge, arguments, id_of(kFamily))
+                        : launch_kernel(of_merge, merge, arguments, id_of(kFamily));
 }
 
 template <Family kFamily, void (*kMerge)(Params)>

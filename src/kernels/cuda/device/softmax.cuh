@@ -123,6 +123,18 @@ __device__ __forceinline__ std::uint32_t pack2<__nv_bfloat16>(float lo, float hi
   return r;
 }
 
+/// One float rounded to nearest even.
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
+}
+
 /// pack2 of means of V, which stay finite where V is.
 template <class T>
 __device__ __forceinline__ void pack_means(std::uint32_t (&words)[4], const float (&x)[8]) {

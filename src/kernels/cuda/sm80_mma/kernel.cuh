@@ -159,17 +159,6 @@ struct BlockCopies {
   }
 };
 
-template <class T>
-__device__ __forceinline__ T from_float(float x) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(x);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(x);
-  } else {
-    return x;
-  }
-}
-
 /// The first column of the n-th 8-column atom of O that a warp owns. Of a pair the warps own pieces of
 /// 16 columns in turn, which is every other step of V's addresses whatever the head dim.
 template <Config kC>

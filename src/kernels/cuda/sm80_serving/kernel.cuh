@@ -202,17 +202,6 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const T* from, b
 
 // ---- The output ----
 
-template <class T>
-__device__ __forceinline__ T from_float(float x) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(x);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(x);
-  } else {
-    return x;
-  }
-}
-
 /// Writes one row's share of a lane: x[n] holds columns 8n + 2t and the next, for lane 4g + t.
 template <class TOut, int kAtoms>
 __device__ __forceinline__ void store_row(TOut* row, const float2 (&x)[kAtoms], bool row_ok,
@@ -305,18 +294,15 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
            at.kv_row * x.row + Shape::chunk() * 8;
   };
   const T *const k = matrix_of(p.k), *const v = matrix_of(p.v);
-  // The blocks whose copies are issued one by one between products: where rows follow each other, every
-  // row of the block is seen, and of a row at most a thread's last copy ends before the tile's columns
-  // do. The others are copied at once, row by row.
-  struct Next {
-    const T *k, *v;
-  };
   const auto row_source = [&](const T* matrix, const StridedTensor& x, int key) {
     if (at.pages == nullptr) return matrix + key * x.row;
     const int entry = key / p.by_page;
     const int page = max(0, min(__ldg(at.pages + entry), p.sequences.pages - 1));
     return matrix + page * x.batch + (key - entry * p.page_rows) * x.row;
   };
+  // The blocks whose copies are issued one by one between products: where rows follow each other, every
+  // row of the block is seen, and of a row at most a thread's last copy ends before the tile's columns
+  // do. The others are copied at once, row by row.
   constexpr int kLastColumn = (Shape::kOfRow - 1) * Shape::kLanes * 8;
   const bool k_last = Shape::chunk() * 8 + kLastColumn < p.head_dim;
   const bool v_last = Shape::chunk() * 8 + kLastColumn < p.value_dim;
@@ -328,6 +314,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const std::int64_t k_step = Shape::kRowsAtOnce * p.k.row, v_step = Shape::kRowsAtOnce * p.v.row;
   const auto first_of = [&](const T* matrix, const StridedTensor& x) {
     return matrix + (std::int64_t{block_begin} * kKeys + Shape::row()) * x.row;
+  };
+  struct Next {
+    const T *k, *v;
   };
   Next next{first_of(k, p.k),
             first_of(v, p.v)};  // the thread's next rows where rows follow each other

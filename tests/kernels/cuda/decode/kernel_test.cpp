@@ -37,7 +37,7 @@ Case draw(std::uint64_t seed, Family family = kSm90) {
   Case c{test::draw(seed)};
   c.family = family;
   // What an A100, and what sm_86 and sm_89 give a block.
-  if (family.begin == kSm80.begin) c.facts.shared_per_block = (seed / 2 % 2 == 0 ? 163 : 99) * 1024;
+  if (!family.sm90()) c.facts.shared_per_block = (seed / 2 % 2 == 0 ? 163 : 99) * 1024;
   return c;
 }
 
@@ -46,25 +46,14 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   const Problem& p = c.problem;
   const Shape shape = shape_of(p, c.facts, c.choice, c.family);
   const Config& config = kConfigs[shape.config];
-  Answer answer;
-  answer.o.assign(elements(p.o, core::shape_of_q(p, value_dim(p))), kNaN);
-  const std::int64_t lse_rows = p.sequences.packed_q ? p.sequences.total_q : p.batch * p.seq_q;
-  answer.lse.assign(lse_rows * p.heads_q, kNaN);
+  Answer answer = room_for(p);
   // The first tensors of a vector lie at 16 bytes, as malloc has it.
-  Tensors t;
+  Tensors t = arrays_of(c);
   t.q = data.q.data();
   t.k = data.k.data();
   t.v = data.v.data();
   t.o = answer.o.data();
   t.lse = answer.lse.data();
-  t.cu_q = c.cu_q.data();
-  t.cu_kv = c.cu_kv.data();
-  t.used_q = c.used_q.data();
-  t.used_kv = c.used_kv.data();
-  t.kv_start = c.kv_start.data();
-  t.kv_index = c.kv_index.data();
-  t.page_table = c.table.data();
-  t.sinks = c.sinks.data();
   Params params = make_params(p, t, shape);
   const Workspace space = workspace_of(p, shape);
   std::vector<float> workspace(space.bytes / 4 + 4, kNaN);
@@ -83,9 +72,9 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   launch.shared = shared_memory;
   launch.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   using Kernel = void (*)(Params);
-  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(
-      c.family.begin == kSm90.begin ? entries<T, kSm90>()[shape.config]
-                                    : entries<T, kSm80>()[shape.config - kSm80.begin]));
+  const auto kernel = reinterpret_cast<Kernel>(
+      const_cast<void*>(c.family.sm90() ? entries<T, kSm90>()[shape.config]
+                                        : entries<T, kSm80>()[shape.config - kSm80.begin]));
   simt::run(launch, [&] { kernel(params); });
   if (space.bytes > 0) {
     launch.grid = {static_cast<unsigned>(params.rows * params.heads_kv),
@@ -130,7 +119,7 @@ void expect_right_of_many(Family family, int count) {
     if (testing::Test::HasFailure()) return;
   }
   if (count < 400) return;
-  EXPECT_EQ(clustered > 0, family.begin == kSm90.begin);
+  EXPECT_EQ(clustered > 0, family.sm90());
   EXPECT_GT(counted, 0);
   EXPECT_GT(merged, 0);
   EXPECT_GT(alone, 0);

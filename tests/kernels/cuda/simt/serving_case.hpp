@@ -358,6 +358,30 @@ inline Case draw(std::uint64_t seed) {
   return c;
 }
 
+/// The call's arrays; Q, K, V, O, the LSE and an array mask are the caller's.
+inline Tensors arrays_of(const Case& c) {
+  Tensors t;
+  t.cu_q = c.cu_q.data();
+  t.cu_kv = c.cu_kv.data();
+  t.used_q = c.used_q.data();
+  t.used_kv = c.used_kv.data();
+  t.kv_start = c.kv_start.data();
+  t.kv_index = c.kv_index.data();
+  t.page_table = c.table.data();
+  t.sinks = c.sinks.data();
+  t.slopes = c.slopes.data();
+  return t;
+}
+
+/// O and LSE to be written, full of NaN.
+inline Answer room_for(const Problem& p) {
+  Answer answer;
+  answer.o.assign(elements(p.o, core::shape_of_q(p, value_dim(p))), kNaN);
+  const std::int64_t lse_rows = p.sequences.packed_q ? p.sequences.total_q : p.batch * p.seq_q;
+  answer.lse.assign(lse_rows * p.heads_q, kNaN);
+  return answer;
+}
+
 /// The same problem with slopes, an array mask of any shape, both or neither.
 inline void add_biases(Case& c) {
   Random r(c.seed + 77);

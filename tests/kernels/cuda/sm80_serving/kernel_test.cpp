@@ -27,10 +27,7 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, int s
   const Problem& p = c.problem;
   const std::size_t index = choose(p, c.facts);
   const Config& config = kConfigs[index];
-  Answer answer;
-  answer.o.assign(elements(p.o, core::shape_of_q(p, value_dim(p))), kNaN);
-  const std::int64_t lse_rows = p.sequences.packed_q ? p.sequences.total_q : p.batch * p.seq_q;
-  answer.lse.assign(lse_rows * p.heads_q, kNaN);
+  Answer answer = room_for(p);
   std::vector<T> narrow;
   for (const float x : c.mask) narrow.push_back(narrowed<T>(x));
   const auto shifted = [&](const std::vector<T>& x) {
@@ -40,21 +37,12 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, int s
   };
   const std::vector<T> q = shifted(data.q), k = shifted(data.k), v = shifted(data.v);
   std::vector<T> narrow_o(p.out_dtype == DType::f32 ? 0 : answer.o.size(), narrowed<T>(kNaN));
-  Tensors t;
+  Tensors t = arrays_of(c);
   t.q = q.data() + shift;
   t.k = k.data() + shift;
   t.v = v.data() + shift;
   t.o = p.out_dtype == DType::f32 ? static_cast<void*>(answer.o.data()) : narrow_o.data();
   t.lse = answer.lse.data();
-  t.cu_q = c.cu_q.data();
-  t.cu_kv = c.cu_kv.data();
-  t.used_q = c.used_q.data();
-  t.used_kv = c.used_kv.data();
-  t.kv_start = c.kv_start.data();
-  t.kv_index = c.kv_index.data();
-  t.page_table = c.table.data();
-  t.sinks = c.sinks.data();
-  t.slopes = c.slopes.data();
   t.mask = p.array_mask.kind == MaskKind::boolean ? static_cast<const void*>(c.seen.data())
            : p.array_mask.dtype == DType::f32     ? static_cast<const void*>(c.mask.data())
                                                   : static_cast<const void*>(narrow.data());

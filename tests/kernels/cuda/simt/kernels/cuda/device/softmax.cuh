@@ -57,6 +57,15 @@ inline float finite_mean(float x) {
   return std::fabs(x) > 65504.0f && std::fabs(x) < 65600.0f ? std::copysign(65504.0f, x) : x;
 }
 template <class T>
+T from_float(float x) {
+  if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(x);
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __float2bfloat16_rn(x);
+  else
+    return x;
+}
+template <class T>
 std::uint32_t pack2(float lo, float hi) {
   if constexpr (std::is_same_v<T, __half>)
     return __float2half_rn(lo).bits | std::uint32_t{__float2half_rn(hi).bits} << 16;
