@@ -39,6 +39,18 @@
 //   64,8/8,64/512,128   95.3         59.6    mma
 //   64,8/8,64/4096,128  552          365     mma
 //   64,32/8,16/4096,128 547          1442    decode
+//
+// Masks by array, bf16, hot (H100, 2026-11-26); `49` and `197` have additive masks whose rows begin
+// anywhere:
+//
+//   B,Hq/Hkv,Sq/Skv,D   packed  serving  chosen
+//   16,32/8,1/2048,128  106     87       serving
+//   16,32/8,16/2048,128 105     100      serving
+//   1,32/8,16/4096,128  45      137      packed
+//   16,16,64,64         7.4     9.1      packed
+//   8,16,1024,64        107     293      packed
+//   64,12,197,64        232     338      packed
+//   256,8,49,32         139     77       serving
 #include "dispatch/prefer.hpp"
 
 #include <algorithm>
@@ -189,6 +201,20 @@ bool packed_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choi
          tiles(p, choice, 192) >= 8 * std::int64_t{facts.multiprocessors};
 }
 
+// Masks by array: cuda.sm90.packed has tiles of 192 rows of a head, one an SM, cuda.sm80.serving 64 rows of
+// all heads of a group, two an SM, which take twice as long (the last table). Where a mask's rows begin
+// at odd multiples of two bytes, it comes to the former by words that have to be put together.
+bool packed_beats_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  const std::int64_t batch = choice.batch_invariant ? 1 : p.batch, machine = facts.multiprocessors;
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const std::int64_t packed = core::ceil_div(tiles(p, choice, 192), machine);
+  const std::int64_t serving = core::ceil_div(
+      core::ceil_div(p.seq_q * group, std::int64_t{64}) * p.heads_kv * batch, 2 * machine);
+  const std::int64_t bytes = p.array_mask.kind == MaskKind::boolean ? 1 : 2;
+  const bool anywhere = p.seq_q > 1 && p.array_mask.stride[2] * bytes % 4 != 0;
+  return (anywhere ? 3 : 2) * packed <= 2 * 2 * serving;
+}
+
 }  // namespace
 
 core::Preference cpu_naive(const Problem&, const DeviceFacts&, core::Choice) {
@@ -224,6 +250,10 @@ core::Preference cuda_sm80_decode(const Problem& p, const DeviceFacts& facts, co
   return {kDecodeSm80};
 }
 core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  if (p.array_mask.kind != MaskKind::none && !packed_beats_serving(p, facts, choice)) {
+    return {kBehindServing,
+            "behind cuda.sm80.serving, whose tiles hold all heads of a group: faster for so few rows"};
+  }
   if (packed_beats_prefill(p, facts, choice)) return {kPackedWindow};
   if (is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
   return {kPacked};

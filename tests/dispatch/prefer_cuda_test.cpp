@@ -215,6 +215,47 @@ TEST_F(CudaSelection, NarrowWindowsTakeTallTilesWhereThereAreEnoughOfThem) {
   EXPECT_EQ(tile(sinks), std::pair(128, 128));
 }
 
+// docs/kernels/sm90-packed.md, "Masks by array".
+TEST_F(CudaSelection, MasksByArrayTakeTensorCoresWhereTheirTilesAreFull) {
+  const auto masked = [](std::int64_t batch, std::int64_t heads, std::int64_t heads_kv,
+                         std::int64_t rows, std::int64_t keys, std::int64_t dim, MaskKind kind) {
+    Problem p = make_problem(batch, heads, heads_kv, rows, keys, dim, DType::bf16);
+    p.array_mask = {.kind = kind, .dtype = DType::bf16, .stride = {rows * keys, 0, keys, 1}};
+    return p;
+  };
+  const auto chosen = [&](const Problem& problem) {
+    return explain(problem, facts_, options_).chosen;
+  };
+  const std::string packed = "cuda.sm90.packed", serving = "cuda.sm80.serving";
+  EXPECT_EQ(chosen(masked(8, 16, 16, 1024, 1024, 64, MaskKind::boolean)), packed);
+  EXPECT_EQ(chosen(masked(4, 16, 16, 2048, 2048, 128, MaskKind::additive)), packed);
+  EXPECT_EQ(chosen(masked(1, 32, 8, 16, 4096, 128, MaskKind::boolean)), packed);
+  EXPECT_EQ(chosen(masked(16, 32, 8, 1, 2048, 128, MaskKind::boolean)), serving);
+  EXPECT_EQ(chosen(masked(16, 32, 8, 16, 2048, 128, MaskKind::boolean)), serving);
+  EXPECT_EQ(chosen(masked(64, 12, 12, 197, 197, 64, MaskKind::additive)), packed);
+  EXPECT_EQ(chosen(masked(256, 8, 8, 49, 49, 32, MaskKind::additive)), serving);
+  // What it does not take.
+  EXPECT_EQ(chosen(masked(4, 16, 16, 2048, 2048, 256, MaskKind::boolean)), serving);
+  Problem wide = masked(4, 16, 16, 2048, 2048, 128, MaskKind::additive);
+  wide.array_mask.dtype = DType::f32;
+  EXPECT_EQ(chosen(wide), serving);
+  EXPECT_NE(answer(wide, packed).reason.find("an array mask of fp32"), std::string::npos);
+  Problem one = masked(4, 16, 16, 2048, 2048, 128, MaskKind::boolean);
+  one.array_mask.stride = {2048, 0, 1, 0};
+  EXPECT_EQ(chosen(one), serving);
+  // Each kind has a build for D 64 and one for 128, with the features of serving.
+  options_.variant = packed;
+  for (const auto& [problem, name] :
+       {std::pair{masked(8, 16, 16, 1024, 1024, 40, MaskKind::boolean), "Masked<__nv_bfloat16, 0, 1>"},
+        {masked(8, 16, 16, 1024, 1024, 128, MaskKind::additive), "Masked<__nv_bfloat16, 1, 2>"}}) {
+    const Result<Plan> result = plan(problem, facts_, options_);
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    EXPECT_NE(result->kernel.find(name), std::string::npos) << result->kernel;
+    EXPECT_EQ(std::pair(result->tile_q, result->tile_kv), std::pair(192, 64));
+    EXPECT_LE(result->shared_bytes, facts_.shared_per_block);
+  }
+}
+
 TEST_F(CudaSelection, WhereSmallIsSlowerItCanStillBeAskedFor) {
   const Problem problem = make_problem(8, 16, 16, 64, 64, 128, DType::f16);
   const Candidate small = answer(problem, kSmall);

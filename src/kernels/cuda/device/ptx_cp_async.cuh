@@ -22,7 +22,19 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* gl
                : "memory");
 }
 
-/// The same, and nothing at all where `go` is false: without a branch, which products around it could
+/// Copies the first `bytes` of 4, 0 to 4, through L1, and writes zeros behind them.
+__device__ __forceinline__ void cp_async_4_part(std::uint32_t shared, const void* global,
+                                                int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+/// An arrival of this thread at an mbarrier, once all its copies so far are there; sm_90.
+__device__ __forceinline__ void cp_async_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/// cp_async_16, and nothing at all where `go` is false: without a branch, which products around it could
 /// not be scheduled across.
 __device__ __forceinline__ void cp_async_16_if(bool go, std::uint32_t shared, const void* global,
                                                bool keep) {

@@ -25,6 +25,13 @@ inline constexpr int kFeatures = 4;
 /// Keys up to which the accumulators of the tensor cores lose no more than 1.2e-4 of a sum.
 inline constexpr int kLongRow = 16384;
 
+/// What a build takes of a mask by array.
+enum class MaskArray {
+  none,
+  boolean,  // a byte an element: 0 hides
+  bias,     // an element of the inputs' type, which is added to the score
+};
+
 struct Config {
   // Columns of the tiles of Q and K; smaller heads are padded with zeros by TMA.
   int head_dim = 64;
@@ -52,6 +59,9 @@ struct Config {
   // And all that serving asks for that a row's bounds and its end can say: pages, left padding,
   // chunks, sinks. Of packed builds.
   bool serving = false;
+  // And a mask by array, in stages of its own (masks.cuh). Of builds for serving.
+  MaskArray mask = MaskArray::none;
+  int mask_stages = 0;
   Features features = Features::plain;
 
   constexpr bool masked() const { return features != Features::plain; }
@@ -90,7 +100,9 @@ struct Config {
   constexpr int k_offset() const { return q_stages * warpgroups * q_bytes(); }
   constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
   // Where it does not fit, a warpgroup's O takes the place of its Q.
-  constexpr bool o_over_q() const { return head_dim > 128; }
+  constexpr bool o_over_q() const {
+    return head_dim > 128 || (has_mask() && head_dim > 64);
+  }
   // 16 keys of the ones' 8 columns, in rows of 128 bytes.
   constexpr int ones_offset() const { return v_offset() + v_stages * v_bytes(); }
   constexpr int ones_bytes() const { return ones ? 16 * 128 : 0; }
@@ -101,7 +113,12 @@ struct Config {
   // The second warpgroup's output in fp32, and bases and sums of its rows.
   constexpr int exchange_offset() const { return ones_offset() + ones_bytes() + o_bytes(); }
   constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 4) : 0; }
-  constexpr int shared_bytes() const { return 1024 + exchange_offset() + exchange_bytes(); }
+  // A stage holds the tile's rows of a block's keys, swizzled.
+  constexpr bool has_mask() const { return mask != MaskArray::none; }
+  constexpr int mask_offset() const { return exchange_offset() + exchange_bytes(); }
+  constexpr int mask_row_bytes() const { return (mask == MaskArray::bias ? 2 : 1) * keys; }
+  constexpr int mask_bytes() const { return has_mask() ? rows() * mask_row_bytes() : 0; }
+  constexpr int shared_bytes() const { return 1024 + mask_offset() + mask_stages * mask_bytes(); }
 
   // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for
   // each thread; a warpgroup that asks for more than the others gave back waits for ever.
@@ -201,6 +218,24 @@ constexpr Config serving_config_of(std::size_t tile) {
   return config;
 }
 
+/// The tiles for masks by array, by head dims.
+inline constexpr std::array kMaskTiles{
+    Config{.head_dim = 64, .warpgroups = 3, .keys = 64, .q_in_registers = true},
+    Config{.head_dim = 128, .warpgroups = 3, .keys = 64},
+};
+constexpr Config mask_config_of(std::size_t tile, MaskArray mask) {
+  Config config = kMaskTiles[tile];
+  config.packed = config.serving = true;
+  config.features = Features::window;
+  config.mask = mask;
+  // What shared memory has room for. Consumers drift apart by a block or two, which short rings stop.
+  const bool wide = config.head_dim > 64, bias = mask == MaskArray::bias;
+  config.k_stages = config.v_stages = wide && bias ? 3 : 4;
+  config.mask_stages = wide ? (bias ? 3 : 4) : (bias ? 4 : 6);
+  return config;
+}
+
+inline constexpr int kPaddingOfMask = 24;  // so that its tensor map lies at a multiple of 64 bytes
 /// Kernel arguments beside the tensor maps.
 struct Params {
   Band band;  // of the keys that the K and V maps hold, which are those that some row sees
@@ -229,12 +264,17 @@ struct Params {
 
   PackedFacts packed;  // of builds for packed sequences; last, so that nothing else moves
   ServingFacts serving;
+  char padding[kPaddingOfMask] = {};
+  MaskFacts mask;
 };
+static_assert((offsetof(Params, mask) + offsetof(MaskFacts, map)) % 64 == 0);
 
 /// A build's tile, and what it knows of the tile's sequence: nothing but the problem, or its own.
 template <class ConfigOf>
-using TileOf = std::conditional_t<ConfigOf::value.serving, ServingTile,
-                                  std::conditional_t<ConfigOf::value.packed, PackedTile, Tile>>;
+using TileOf = std::conditional_t<
+    ConfigOf::value.has_mask(), MaskedTile,
+    std::conditional_t<ConfigOf::value.serving, ServingTile,
+                       std::conditional_t<ConfigOf::value.packed, PackedTile, Tile>>>;
 template <class ConfigOf>
 using ExtentOf = std::conditional_t<ConfigOf::value.serving, ServingExtent,
                                     std::conditional_t<ConfigOf::value.packed, Extent, Params>>;
@@ -264,5 +304,8 @@ Entries packed_entries();
 /// The one of a tile of kServingTiles.
 template <class T, int kTile>
 const void* serving_entry();
+/// Of a tile of kMaskTiles and what the mask is.
+template <class T, int kTile, MaskArray kMask>
+const void* mask_entry();
 
 }  // namespace greenfast::cuda::prefill

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
@@ -37,6 +38,20 @@ struct Flushed {
   float sum[2];
 };
 
+/// What a thread knows of masks by array, where there are any: the stage of the next block's, and
+/// whether that shows it some key of its rows g and g + 8.
+template <int kStages>
+struct MaskAtHand : Stage<kStages> {
+  using Stage<kStages>::Stage;
+  bool shows[2];
+};
+struct NoMask {
+  __device__ NoMask(std::uint32_t, std::uint32_t) {}
+};
+template <class ConfigOf>
+using MaskOf = std::conditional_t<ConfigOf::value.has_mask(),
+                                  MaskAtHand<ConfigOf::value.mask_stages>, NoMask>;
+
 /// A consumer thread; T is the type of the inputs.
 template <class T, class ConfigOf>
 struct Consumer {
@@ -67,6 +82,7 @@ struct Consumer {
   // The warpgroup's first block of the tile, and that with which O begins anew.
   const int &newest, &second;
   Flushed<ConfigOf>& in_memory;
+  MaskOf<ConfigOf>& mask;
 
   // ---- Shared memory ----
   __device__ __forceinline__ std::uint32_t q_tile() const {
@@ -99,6 +115,7 @@ struct Consumer {
       advance(v_stage, shared.v_full, block + kConfig.stride(), lowest);
     }
     advance(k_stage, shared.k_full, block, lowest);
+    if constexpr (kConfig.has_mask()) mask.advance(shared.mask_full);
   }
 
   // ---- Products ----
@@ -128,6 +145,9 @@ struct Consumer {
     multiply_qk_alone<T, ConfigOf>(
         s, q, [&] { return q_tile(); }, k_tile, seat.warp);
   }
+
+  // ---- Masks by array (masks.cuh) ----
+  __device__ void add_mask() const;
 
   // ---- The guard (guard.cuh) ----
   __device__ bool softmax_guarded(float (&shrink)[2]) const;

@@ -16,6 +16,12 @@ __device__ __forceinline__ bool Consumer<T, ConfigOf>::softmax_guarded(float (&s
   float large[2];  // sums, or with the ones column the largest
   rows.exponentiate(s, large);
   if constexpr (kConfig.ones) rows.largest_weights(s, large);
+  if constexpr (kConfig.has_mask()) {
+    // A row's first key may lie anywhere: it needs the true maximum.
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      if (mask.shows[h] && rows.top[h] == -INFINITY) large[h] = INFINITY;
+  }
   const bool trouble = __any_sync(kFullWarp, !(large[0] + large[1] <= Softmax::kLimit));  // or NaN
   if (trouble) {
     recover(large, shrink);
@@ -70,6 +76,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::recover(const float (&lar
   if (__any_sync(kFullWarp, !(large[0] + large[1] <= Softmax::kHuge))) {
     redo_scores();
     rows.transform(s);
+    if constexpr (kConfig.has_mask()) add_mask();
     rows.template exact<false>(s, shrink);
     return;
   }

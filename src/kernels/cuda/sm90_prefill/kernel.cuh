@@ -40,6 +40,7 @@
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/epilogue.cuh"
 #include "kernels/cuda/sm90_prefill/guard.cuh"
+#include "kernels/cuda/sm90_prefill/masks.cuh"
 #include "kernels/cuda/sm90_prefill/producer.cuh"
 #include "kernels/cuda/sm90_prefill/products.cuh"
 #include "kernels/cuda/sm90_prefill/repair.cuh"
@@ -101,6 +102,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       producer.run();
     } else if (kConfig.packed && threadIdx.x < 64) {
       if constexpr (kConfig.packed) send_tiles<ConfigOf>(p, ring);
+    } else if constexpr (kConfig.has_mask()) {
+      send_masks<T, ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
     }
     return;
   }
@@ -112,7 +115,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   int q_index = group;
   const bool leader = lane == 0;
   const Seat seat{group, warp, leader};
-  const float scale = kConfig.general() ? 1.0f : p.scale_log2;
+  const float scale = kConfig.general()                   ? 1.0f
+                      : kConfig.mask == MaskArray::bias ? 1.0f / kLn2
+                                                        : p.scale_log2;
 
   // consumer.cuh says what they are.
   typename Fragments<ConfigOf>::Scores s;
@@ -132,6 +137,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   const std::uint32_t v_base =
       uniform(((shared.v / 16) | Low::kV) - shared.v_full * Low::kVPerBarrier);
   Flushed<ConfigOf> in_memory;
+  MaskOf<ConfigOf> mask(shared.mask_full, 0);
   using Softmax = OnlineSoftmax<ConfigOf>;
   Softmax rows{p, extent, scale, top, sum, shared.q_full + 8 * (kWords - 1)};
   // The warpgroup's first block of the tile, and that with which O begins anew.
@@ -154,6 +160,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       .newest = newest,
       .second = second,
       .in_memory = in_memory,
+      .mask = mask,
   };
 
   // ---- Consumers: tile after tile ----
@@ -333,6 +340,14 @@ struct Serving : With<serving_config_of(kTile)> {};
 template <class T, int kTile>
 const void* serving_entry() {
   return reinterpret_cast<const void*>(&prefill_kernel<T, Serving<T, kTile>>);
+}
+
+template <class T, int kTile, MaskArray kMask>
+struct Masked : With<mask_config_of(kTile, kMask)> {};
+
+template <class T, int kTile, MaskArray kMask>
+const void* mask_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<T, Masked<T, kTile, kMask>>);
 }
 
 }  // namespace greenfast::cuda::prefill

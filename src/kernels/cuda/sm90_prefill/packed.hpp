@@ -77,6 +77,11 @@ struct ServingTile : Tile {
   Seen seen;               // of the sequence, counted from kv_row; not handed on
 };
 
+/// And of builds for masks by array, whose keys are counted from the sequence's first.
+struct MaskedTile : ServingTile {
+  std::int32_t first_key = 0;  // of the tile's keys, in the sequence
+};
+
 /// Rows that one copy takes out of pages: the largest number that divides both, so that no copy
 /// crosses the end of a page or of a block.
 constexpr std::int32_t page_box(std::int64_t page, std::int32_t keys) {
@@ -126,6 +131,20 @@ struct ServingFacts {
   std::int32_t box = 0;          // page_box of the pages
   std::int32_t value_dim = 0;
   Divisor by_page, by_box;
+};
+
+/// And the builds for masks by array. Strides in elements; that from key to key is 1.
+struct MaskFacts {
+  // A tensor map of [batch, heads, rows, keys], where TMA can address the mask, and the last of its heads
+  // and batch: 0 where it has one for all. At a multiple of 64 bytes in Params (config.hpp): said by
+  // alignas, that would change the code of all builds.
+  unsigned char map[128] = {};
+  bool mapped = false;
+  std::int32_t last_head = 0, last_batch = 0;
+  const void* data = nullptr;
+  const void* end = nullptr;  // behind the last element
+  std::int64_t batch = 0, head = 0, row = 0;
+  float scale = 0.0f;  // of scores to which a mask adds
 };
 
 /// Sequences up to which the longest is looked for: each CTA looks through all of them once for
@@ -188,6 +207,15 @@ requires std::is_same_v<TileType, ServingTile> GREENFAST_HOST_DEVICE inline Tile
   t.seen.chunk = s.seen.chunk;
   t.extent.seq_q = s.seq_q;
   t.kv_row = s.kv_row + from;
+  return t;
+}
+
+template <class TileType, int kKeys>
+requires std::is_same_v<TileType, MaskedTile> GREENFAST_HOST_DEVICE inline TileType sequence_at(
+    const SequenceArrays& arrays, std::int32_t entry) {
+  MaskedTile t;
+  static_cast<ServingTile&>(t) = sequence_at<ServingTile, kKeys>(arrays, entry);
+  t.first_key = t.kv_row - sequence_of(arrays, entry).kv_row;
   return t;
 }
 
@@ -308,7 +336,7 @@ class LengthWalk {
   GREENFAST_HOST_DEVICE static std::uint32_t work_of(const TileType& sequence) {
     const std::int32_t rows = sequence.extent.seq_q;
     if (rows == 0) return 0;
-    if constexpr (std::is_same_v<TileType, ServingTile>)
+    if constexpr (std::is_base_of_v<ServingTile, TileType>)
       return blocks_between(sequence.seen, rows);
     else
       return blocks_between(sequence.extent.band, rows);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -43,8 +44,19 @@ std::int64_t larger_dim(const Problem& problem) {
 }
 
 /// What only the builds for serving take.
+MaskArray mask_of(const Problem& problem) {
+  switch (problem.array_mask.kind) {
+    case MaskKind::none:
+      return MaskArray::none;
+    case MaskKind::boolean:
+      return MaskArray::boolean;
+    case MaskKind::additive:
+      return MaskArray::bias;
+  }
+  return MaskArray::none;
+}
 bool needs_serving(const Problem& problem) {
-  return problem.pages.used() || problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
+  return mask_of(problem) != MaskArray::none || problem.pages.used() || problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
          value_dim(problem) != problem.head_dim || problem.head_dim > 128;
 }
 std::int64_t rows_of(const Problem& problem) {
@@ -63,8 +75,14 @@ bool wants_serving(const Problem& problem, const DeviceFacts& facts, core::Choic
   return needs_serving(problem) || wants_tall_window(problem, facts, choice);
 }
 
-/// The one of kServingTiles that a problem takes; their number where none holds its head dims.
+/// The one of kServingTiles that a problem takes, of kMaskTiles where it has a mask by array; their
+/// number where none holds its head dims.
 std::size_t serving_tile(const Problem& problem) {
+  if (mask_of(problem) != MaskArray::none) {
+    std::size_t tile = 0;
+    while (tile < kMaskTiles.size() && kMaskTiles[tile].head_dim < larger_dim(problem)) ++tile;
+    return tile;
+  }
   if (!problem.pages.used() && larger_dim(problem) <= 128 &&
       (problem.chunk == 0 || problem.chunk >= kTallServingRows))
     return larger_dim(problem) <= 64 ? kTallServing64 : kTallServing128;
@@ -73,6 +91,11 @@ std::size_t serving_tile(const Problem& problem) {
                                          kServingTiles[tile].values() < value_dim(problem)))
     ++tile;
   return tile;
+}
+
+Config serving_config(const Problem& problem, std::size_t tile) {
+  const MaskArray mask = mask_of(problem);
+  return mask != MaskArray::none ? mask_config_of(tile, mask) : serving_config_of(tile);
 }
 
 /// Where a tensor lies, for the map and the kernel.
@@ -131,7 +154,19 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   constexpr std::int64_t kLargest = 256;
   if (dims > kLargest) return refuse(why, "head dim ", dims, "; takes up to ", kLargest);
   if (wants_serving(problem, facts, choice)) {
-    const Config& tile = kServingTiles[serving_tile(problem)];
+    const std::size_t number = serving_tile(problem);
+    const MaskArray mask = mask_of(problem);
+    if (mask != MaskArray::none) {
+      if (number == kMaskTiles.size())
+        return refuse(why, "an array mask with head dim ", dims, "; takes up to ",
+                      kMaskTiles.back().head_dim);
+      if (mask == MaskArray::bias && problem.array_mask.dtype != problem.dtype)
+        return refuse(why, "an array mask of ", name_of(problem.array_mask.dtype), " with inputs of ",
+                      name_of(problem.dtype), "; takes booleans and the type of the inputs");
+      if (problem.array_mask.stride[3] != 1)
+        return refuse(why, "an array mask with one element for all keys; takes one for each");
+    }
+    const Config tile = serving_config(problem, number);
     if (problem.chunk > 0 && problem.chunk < tile.rows()) {
       return refuse(why, "chunks of ", problem.chunk, " keys; takes ", tile.rows(), " and more");
     }
@@ -183,7 +218,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 /// What a launch will do: everything that does not depend on addresses.
 struct Decision {
   bool serving;
-  std::size_t tile;  // of kTiles, or of kServingTiles
+  MaskArray mask;    // none where not serving
+  std::size_t tile;  // of kTiles, of kServingTiles, or, with a mask, of kMaskTiles
   Features features;
   Config config;
   bool by_length;
@@ -198,7 +234,8 @@ Tiling tiling_for_serving(const Problem& problem, const Band& band) {
   const std::size_t tile = serving_tile(problem);
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
   // All others are as tall as this one.
-  Tiling work = tile >= kTallServing64 ? tiling_by<kTallTile.rows(), kTallTile.keys>(band, seq_q)
+  const bool tall = tile >= kTallServing64 || mask_of(problem) != MaskArray::none;
+  Tiling work = tall ? tiling_by<kTallTile.rows(), kTallTile.keys>(band, seq_q)
                                        : tiling_of<kWide>(band, seq_q);
   work.tile = tile;
   return work;
@@ -207,6 +244,7 @@ Tiling tiling_for_serving(const Problem& problem, const Band& band) {
 Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   Decision d;
   d.serving = wants_serving(problem, facts, choice);
+  d.mask = mask_of(problem);
   d.features = d.serving ? Features::window : features_of(problem, choice);
   d.by_length = !equal_lengths(problem);
   const Band band = visible_keys(problem).band;
@@ -227,7 +265,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   d.tile = work.tile;
   d.tiles = work.tiles;
   d.config =
-      d.serving ? serving_config_of(d.tile) : packed_config_of(d.tile, problem.dtype, d.features);
+      d.serving ? serving_config(problem, d.tile) : packed_config_of(d.tile, problem.dtype, d.features);
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
   d.dealing =
@@ -255,9 +293,12 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.stages = d.config.k_stages;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   const char* type = type_name(problem.dtype);
-  const std::string build = d.serving ? core::concat("Serving<", type, ", ", d.tile, ">")
-                                      : core::concat("Packed<", type, ", ", d.tile, ", ",
-                                                     static_cast<int>(d.features), ">");
+  const std::string build =
+      d.mask != MaskArray::none
+          ? core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.mask), ">")
+      : d.serving ? core::concat("Serving<", type, ", ", d.tile, ">")
+                  : core::concat("Packed<", type, ", ", d.tile, ", ", static_cast<int>(d.features),
+                                 ">");
   result.kernel = core::concat("prefill::prefill_kernel<", type, ", ", build, ">");
   result.note = d.by_length ? problem.batch <= kMostSorted
                                   ? "tiles by the lengths on the device, the longest sequence first"
@@ -289,7 +330,17 @@ const void* entry_for_serving(std::size_t tile) {
       serving_entry<T, 3>(), serving_entry<T, 4>(), serving_entry<T, 5>()};
   return table[tile];
 }
+template <class T>
+const void* entry_for_mask(std::size_t tile, MaskArray mask) {
+  static const std::array<std::array<const void*, 2>, kMaskTiles.size()> table{
+      {{mask_entry<T, 0, MaskArray::boolean>(), mask_entry<T, 0, MaskArray::bias>()},
+       {mask_entry<T, 1, MaskArray::boolean>(), mask_entry<T, 1, MaskArray::bias>()}}};
+  return table[tile][mask == MaskArray::bias];
+}
 const void* kernel_of(DType dtype, const Decision& d) {
+  if (d.mask != MaskArray::none)
+    return dtype == DType::f16 ? entry_for_mask<__half>(d.tile, d.mask)
+                               : entry_for_mask<__nv_bfloat16>(d.tile, d.mask);
   if (d.serving)
     return dtype == DType::f16 ? entry_for_serving<__half>(d.tile)
                                : entry_for_serving<__nv_bfloat16>(d.tile);
@@ -300,12 +351,15 @@ const void* kernel_of(DType dtype, const Decision& d) {
 using OptIns = std::array<SharedMemoryOptIn, kFeatures>;
 constinit std::array<std::array<OptIns, kTiles.size()>, 2> opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, kServingTiles.size()>, 2> serving_opt_in;
+constinit std::array<std::array<std::array<SharedMemoryOptIn, 2>, kMaskTiles.size()>, 2> mask_opt_in;
 
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
-  SharedMemoryOptIn& state = d.serving ? serving_opt_in[type][d.tile]
-                                       : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
+  SharedMemoryOptIn& state = d.mask != MaskArray::none
+                                 ? mask_opt_in[type][d.tile][d.mask == MaskArray::bias]
+                             : d.serving ? serving_opt_in[type][d.tile]
+                                         : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
   return state.ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, kId);
 }
 
@@ -372,7 +426,43 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     p.serving.by_page = Divisor::of(p.packed.arrays.page_size);
   }
   p.serving.value_dim = static_cast<std::int32_t>(value_dim(problem));
+  if (d.mask != MaskArray::none) {
+    const auto& stride = problem.array_mask.stride;
+    const std::int64_t last = (problem.batch - 1) * stride[0] + (problem.heads_q - 1) * stride[1] +
+                              (problem.seq_q - 1) * stride[2] + problem.seq_kv - 1;
+    const std::int64_t bytes = d.mask == MaskArray::bias ? 2 : 1;
+    p.mask.data = tensors.mask;
+    p.mask.end = static_cast<const std::uint8_t*>(tensors.mask) + (last + 1) * bytes;
+    p.mask.batch = stride[0], p.mask.head = stride[1], p.mask.row = stride[2];
+    p.mask.scale = problem.scale;
+    p.mask.last_head = last_coordinate(problem.heads_q, stride[1]);
+    p.mask.last_batch = last_coordinate(problem.batch, stride[0]);
+  }
   return p;
+}
+
+/// The map of a mask by array, where TMA can address it.
+bool map_mask(const Problem& problem, const void* data, const Config& config, CUtensorMap* map) {
+  const bool bias = config.mask == MaskArray::bias;
+  const std::int64_t bytes = bias ? 2 : 1;
+  const auto& stride = problem.array_mask.stride;
+  const auto fits = [&](std::int64_t length, std::int64_t of) {
+    return length <= 1 || (of * bytes % kTmaAlignment == 0 && of * bytes < kTmaStrideLimit);
+  };
+  if (stride[2] == 0 || reinterpret_cast<std::uintptr_t>(data) % kTmaAlignment != 0 ||
+      !fits(problem.batch, stride[0]) || !fits(problem.heads_q, stride[1]) ||
+      !fits(problem.seq_q, stride[2]))
+    return false;
+  MapShape shape{.type = bias ? map_type_of(problem.dtype) : CU_TENSOR_MAP_DATA_TYPE_UINT8};
+  shape.set_axis(0, problem.seq_kv, 0);
+  shape.set_axis(1, problem.seq_q, stride[2] * bytes);
+  shape.set_axis(2, stride[1] == 0 ? 1 : problem.heads_q, stride[1] * bytes);
+  shape.set_axis(3, stride[0] == 0 ? 1 : problem.batch, stride[0] * bytes);
+  shape.box[0] = static_cast<cuuint32_t>(config.keys);
+  shape.box[1] = static_cast<cuuint32_t>(config.rows());
+  if (!bias) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
+  thread_local KeptMap kept;
+  return kept.make(map, shape, data);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
@@ -400,6 +490,12 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return tensor_map_refused(kId, "Q, K, V and O");
   }
   Params params = make_params(problem, tensors, d);
+  if (d.mask != MaskArray::none) {
+    CUtensorMap map{};
+    static_assert(sizeof(map) == sizeof(params.mask.map));
+    params.mask.mapped = map_mask(problem, tensors.mask, d.config, &map);
+    std::memcpy(params.mask.map, &map, sizeof(map));
+  }
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
   return launch_early(
       launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),

@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/mask_element.cuh"
 
 namespace greenfast::cuda::prefill {
 
@@ -145,6 +146,8 @@ struct Repair {
       for (int i = 0; i < 4; ++i) {
         if constexpr (kGeneral) s[n][i] = transformed(s[n][i]);
         const int at = key + 8 * n + 2 * t + i % 2, r = row(i / 2);
+        if constexpr (ConfigOf::value.has_mask())
+          s[n][i] = masked_score<T, ConfigOf>(p, tile, s[n][i], r, at);
         if (at < extent.band.first(r) || at >= extent.band.end(r)) s[n][i] = -INFINITY;
       }
   }
@@ -202,6 +205,9 @@ struct Repair {
         const int h = i / 2 % 2;
         const float x = s[i / 4][i % 4], size = fabsf(x * scale);
         most[h] = fmaxf(most[h], x);
+        if constexpr (ConfigOf::value.mask == MaskArray::bias) {
+          if (is_exact_base(x)) continue;
+        }
         large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
       }
     }
@@ -271,7 +277,9 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
   // Read anew: nothing of this lives in registers through the main loop.
   const int thread = ptx::thread_index(), lane = ptx::lane_id();
   const int group = (thread >> 7) - 1, warp = thread >> 5 & 3;
-  const float scale = kConfig.features == Features::general ? 1.0f : p.scale_log2;
+  const float scale = kConfig.features == Features::general ? 1.0f
+                      : kConfig.mask == MaskArray::bias     ? 1.0f / kLn2
+                                                            : p.scale_log2;
   if (kConfig.split && group > 0) return;
   if constexpr (kConfig.packed) {
     with_warp_walk<ConfigOf>(p.packed, p.schedule, [&](auto& walk) {

@@ -51,22 +51,26 @@ struct SharedMemory {
   static constexpr Config kConfig = ConfigOf::value;
   static constexpr int kKStages = kConfig.k_stages, kVStages = kConfig.v_stages;
   static constexpr int kQTiles = kConfig.q_stages * kConfig.warpgroups;
-  static constexpr int kBarriers = 2 * (kQTiles + kKStages + kVStages);
+  static constexpr int kMaskStages = kConfig.mask_stages;
+  static constexpr int kBarriers = 2 * (kQTiles + kKStages + kVStages + kMaskStages);
   static_assert(kConfig.shared_bytes() <= 232448 && kConfig.keys % 16 == 0);
 
-  std::uint32_t q, k, v;
-  std::uint32_t q_full, q_empty, k_full, k_empty, v_full, v_empty;
+  std::uint32_t q, k, v, mask;
+  std::uint32_t q_full, q_empty, k_full, k_empty, v_full, v_empty, mask_full, mask_empty;
 
   __device__ __forceinline__ SharedMemory(const void* memory, const std::uint64_t* barriers)
       : q(uniform((ptx::shared_address(memory) + 1023) & ~1023u)),
         k(q + kConfig.k_offset()),
         v(q + kConfig.v_offset()),
+        mask(q + kConfig.mask_offset()),
         q_full(uniform(ptx::shared_address(barriers))),
         q_empty(q_full + 8 * kQTiles),
         k_full(q_empty + 8 * kQTiles),
         k_empty(k_full + 8 * kKStages),
         v_full(k_empty + 8 * kKStages),
-        v_empty(v_full + 8 * kVStages) {}
+        v_empty(v_full + 8 * kVStages),
+        mask_full(v_empty + 8 * kVStages),
+        mask_empty(mask_full + 8 * kMaskStages) {}
 
   /// By one thread; __syncthreads must follow.
   __device__ __forceinline__ void init_barriers() const {
@@ -82,6 +86,10 @@ struct SharedMemory {
     for (int i = 0; i < kVStages; ++i) {
       ptx::mbarrier_init(v_full + 8 * i, 1);
       ptx::mbarrier_init(v_empty + 8 * i, kReaders);
+    }
+    for (int i = 0; i < kMaskStages; ++i) {
+      ptx::mbarrier_init(mask_full + 8 * i, 32);  // the lanes of the warp that copies it
+      ptx::mbarrier_init(mask_empty + 8 * i, kReaders);
     }
     ptx::fence_mbarrier_init();
   }
@@ -122,10 +130,10 @@ __device__ __forceinline__ void with_warp_walk(const PackedFacts& facts,
 template <class ConfigOf>
 struct TileRing {
   static constexpr int kSlots = 4;
-  static constexpr bool kServing = ConfigOf::value.serving;
-  static constexpr int kFields = kServing ? 17 : 10, kSlotBytes = kServing ? 80 : 48;
-  static constexpr int kWords = kSlots * (16 + kSlotBytes) / 8;        // of 8 bytes
-  static constexpr int kReaders = 1 + 4 * ConfigOf::value.warpgroups;  // warps
+  static constexpr bool kServing = ConfigOf::value.serving, kMask = ConfigOf::value.has_mask();
+  static constexpr int kFields = kMask ? 18 : kServing ? 17 : 10, kSlotBytes = kServing ? 80 : 48;
+  static constexpr int kWords = kSlots * (16 + kSlotBytes) / 8;  // of 8 bytes
+  static constexpr int kReaders = 1 + 4 * ConfigOf::value.warpgroups + (kMask ? 2 : 0);  // warps
 
   std::uint32_t first;  // address
 
@@ -160,7 +168,9 @@ struct TileRing {
         const TileBand& b = e.band;
         ptx::shared_store4(to + 32, as_floats(b.turn, b.first_before, b.first_from, b.end_before));
         ptx::shared_store4(to + 48, as_floats(b.end_from, tile.kv_row, tile.kv_batch, tile.cut));
-        ptx::shared_store4(to + 64, as_floats(tile.entry, 0, 0, 0));
+        int first_key = 0;
+        if constexpr (kMask) first_key = tile.first_key;
+        ptx::shared_store4(to + 64, as_floats(tile.entry, first_key, 0, 0));
       } else {
         ptx::shared_store4(to + 32, as_floats(tile.kv_row, tile.kv_batch, 0, 0));
       }
@@ -185,6 +195,7 @@ struct TileRing {
       tile.kv_batch = at(14);
       tile.cut = at(15);
       tile.entry = at(16);
+      if constexpr (kMask) tile.first_key = at(17);
     } else {
       tile.extent.band = {at(4), at(5), at(6)};
       tile.extent.seq_q = at(7);

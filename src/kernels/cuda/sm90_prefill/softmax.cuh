@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/mask_element.cuh"
 #include "kernels/cuda/sm90_prefill/repair.cuh"
 
 namespace greenfast::cuda::prefill {
@@ -40,6 +41,12 @@ struct OnlineSoftmax {
   float (&top)[2];            // of rows g and g + 8: base of the exponents
   float (&sum)[2];            // this thread's part of the sum
   const std::uint32_t noted;  // where bases that one float cannot hold are noted (repair.cuh)
+
+  /// What is subtracted from exponents. Under a mask by array a row may have seen no key yet: its
+  /// weights are 0 then, not NaN, and who sees its first key takes a base.
+  __device__ __forceinline__ static float base_of(float top) {
+    return kConfig.has_mask() && top == -INFINITY ? 0.0f : top;
+  }
 
   /// Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
   template <int kCount>
@@ -108,7 +115,7 @@ struct OnlineSoftmax {
   template <int kCount>
   __device__ __forceinline__ void exponentiate(float (&scores)[kCount],
                                                float (&block_sum)[2]) const {
-    const float base0 = top[0], base1 = top[1];
+    const float base0 = base_of(top[0]), base1 = base_of(top[1]);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
     weigh(scores, block_sum);
@@ -130,7 +137,10 @@ struct OnlineSoftmax {
       from[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
       if constexpr (!kFirst) shrink[h] = exp2_fast(before - from[h]);
     }
-    note_large_bases(noted, from[0], from[1]);
+    if constexpr (kConfig.mask == MaskArray::bias)
+      note_large_bases(noted, without_exact(from[0]), without_exact(from[1]));
+    else
+      note_large_bases(noted, from[0], from[1]);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, -from[i >> 1 & 1]);
     weigh(scores, block_sum);
@@ -179,7 +189,7 @@ struct OnlineSoftmax {
           kOnes ? static_cast<float>((__float_as_int(large[h]) >> 23) - 127) : __log2f(large[h]);
       const float before = top[h];
       top[h] += large[h] > kEnough ? size : 0.0f;
-      shrink[h] = exp2_fast(before - top[h]);  // what the rounded sum really is
+      shrink[h] = exp2_fast(base_of(before) - base_of(top[h]));  // what the rounded sum really is
     }
   }
 };

@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/consumer.cuh"
 #include "kernels/cuda/sm90_prefill/guard.cuh"
+#include "kernels/cuda/sm90_prefill/masks.cuh"
 #include "kernels/cuda/sm90_prefill/repair.cuh"
 
 namespace greenfast::cuda::prefill {
@@ -36,6 +37,11 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::skip_block() const {
   ptx::mbarrier_wait(v_stage.full, v_stage.parity);
   release(v_stage.empty());
   if constexpr (!kConfig.one_ring()) v_stage.advance(shared.v_full);
+  if constexpr (kConfig.has_mask()) {
+    ptx::mbarrier_wait(mask.full, mask.parity);
+    release(mask.empty());
+    mask.advance(shared.mask_full);
+  }
 }
 
 /// The warpgroup's first block of a tile: S = Q K^T, then its weights. Nothing is multiplied with V
@@ -100,6 +106,11 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::first_softmax_masked(floa
   constexpr int kKeys = kConfig.keys;
   const auto softmax = [&]<int kCount>(float(&scores)[kCount]) {
     rows.transform(scores);
+    if constexpr (kConfig.has_mask()) {
+      ptx::mbarrier_wait(mask.full, mask.parity);
+      add_mask();
+      release(mask.empty());
+    }
     rows.mask(scores, block, first_row, seat.warp);
     rows.template exact<true>(scores, shrink);
   };
@@ -128,6 +139,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::step(
   if constexpr (kConfig.head_dim > 128) q_low ^= zero;
   ptx::mbarrier_wait(k_stage.full, k_stage.parity);
   ptx::mbarrier_wait(v_stage.full, v_stage.parity);
+  if constexpr (kConfig.has_mask()) ptx::mbarrier_wait(mask.full, mask.parity);
   take_turn();
   ptx::pin_registers(s);
   ptx::pin_registers(o);
@@ -139,6 +151,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::step(
   ptx::pin_registers(s);
   rows.transform(s);
   bool rescale = true;
+  if constexpr (kConfig.has_mask()) add_mask();
   if constexpr (kExact) {
     // Three warpgroups have no registers to keep it, nor has anyone for eight numbers.
     if constexpr (kConfig.packed && (kConfig.warpgroups == 3 || kConfig.serving))
@@ -152,6 +165,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::step(
     rescale = softmax_guarded(shrink);
   }
   if constexpr (!kLateGuard) release(k_stage.empty());
+  if constexpr (kConfig.has_mask()) release(mask.empty());
   ptx::pin_registers(s);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);

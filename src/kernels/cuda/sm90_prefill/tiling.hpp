@@ -105,7 +105,8 @@ inline std::vector<SharedBuffer> buffers_of(const Config& config) {
                          {"V", config.v_stages * config.v_bytes()},
                          {"ones", config.ones_bytes()},
                          {"O", config.o_bytes()},
-                         {"results of the second warpgroup", config.exchange_bytes()}});
+                         {"results of the second warpgroup", config.exchange_bytes()},
+                         {"mask", config.mask_stages * config.mask_bytes()}});
 }
 
 }  // namespace greenfast::cuda::prefill

@@ -231,7 +231,7 @@ void expect_all_once(const Call& call) {
       ASSERT_LT(tile.index * kRows, tile.extent.seq_q);
       const auto& band = tile.extent.band;
       const auto copied = [&](const core::Sequence& s, std::int32_t block) {
-        if constexpr (std::is_same_v<TileType, ServingTile>)
+        if constexpr (std::is_base_of_v<ServingTile, TileType>)
           if (p.pages.used()) return copied_pages<kKeys>(call, tile, s, block);
         return copied_rows<kKeys>(call, tile, s, block);
       };
@@ -255,8 +255,14 @@ void expect_all_once(const Call& call) {
         const std::int32_t last = std::min(tile.index * kRows + kRows, tile.extent.seq_q) - 1;
         const BlockRange blocks = blocks_of(band, kKeys, tile.index * kRows, last);
         for (std::int32_t block = blocks.begin; block < blocks.end; ++block) {
-          for (const auto& [key, of_sequence] : copied(s, block))
+          for (const auto& [key, of_sequence] : copied(s, block)) {
+            // A mask's elements are those of the same keys.
+            if constexpr (std::is_same_v<TileType, MaskedTile>) {
+              ASSERT_EQ(tile.first_key + key, of_sequence);
+              ASSERT_EQ(tile.entry, b);
+            }
             if (key >= band.first(row) && key < band.end(row)) keys.push_back(of_sequence);
+          }
         }
         ASSERT_EQ(tile.kv_batch, s.kv_batch);
         ASSERT_EQ(static_cast<std::int64_t>(keys.size()), seen.end - seen.begin);
@@ -284,7 +290,7 @@ void expect_all_once(const Call& call) {
         }
       }
       // Nor is a page asked for.
-      if constexpr (std::is_same_v<TileType, ServingTile>) {
+      if constexpr (std::is_base_of_v<ServingTile, TileType>) {
         const std::int32_t box = p.pages.used() ? page_box(p.pages.size, kKeys) : 1;
         for (std::int32_t row = 0; p.pages.used() && row < band.keys; row += box) {
           const std::int64_t from = tile.kv_row + row;
@@ -324,6 +330,8 @@ TEST(PackedWalk, OfServingSeesWhatTheCpuSees) {
     if (HasFatalFailure()) return;
     expect_all_once<24, 16, ServingTile>(call);
     if (HasFatalFailure()) return;
+    expect_all_once<24, 16, MaskedTile>(call);
+    if (HasFatalFailure()) return;
   }
 }
 
@@ -346,6 +354,8 @@ TEST(PackedWalk, OfRealTiles) {
     draw(numbers, 1 + numbers.upto(3), 300, 400, tall);
     draw_serving(numbers, 192, tall);
     expect_all_once<192, 64, ServingTile>(tall);
+    if (HasFatalFailure()) return;
+    expect_all_once<192, 64, MaskedTile>(tall);
     if (HasFatalFailure()) return;
   }
 }
