@@ -273,7 +273,7 @@ def cpu_peers(path):
 
 
 def serving(path):
-    """A suite of `ab --suite decode, varlen or paged`: other features than a mask, and peers that take some rows alone."""
+    """A suite of `ab --suite decode, varlen, paged or masks`: peers that take some rows alone."""
     record = judged(path)
     rows = []
     for shape in record["shapes"]:

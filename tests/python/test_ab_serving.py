@@ -26,6 +26,7 @@ ROWS = [
     "3x4/2x40/300x64 pages=64 used-kv lengths=log-uniform:64 causal", "2x4/1x3/130x128 causal",
     "3x4/2x200x64 packed causal lengths=log-uniform:16", "3x4/2x100x64 packed causal lengths=full",
     "3x4x200x96/64 packed window=31:0 sinks lengths=log-uniform:16", "2x4/2x300x64 packed causal chunk=128 lengths=log-uniform:64",
+    "2x8/2x40/200x64 mask=bool:bqk", "2x4x33/65x64 mask=narrow:hqk", "2x4x20/70x64 mask=bool:bk", "1x4x1/70x64 mask=narrow:bhqk",
 ]
 
 
@@ -36,6 +37,18 @@ def test_a_row_is_parsed_as_the_command_does():
     assert (row.batch, row.heads_q, row.heads_kv, row.seq_q, row.seq_kv, row.dim, row.dim_v) == (64, 64, 8, 1, 8192, 128, 64)
     assert (row.page, row.used, row.least, row.window, row.sinks, row.packed, row.chunk) == (16, True, 512, (127, 0), True, False, 0)
     assert Row.parse("1x8x512x64 causal").band == (-1, 0) and Row.parse("1x8x512x64").band == (-1, -1)
+
+
+def test_a_mask_by_array_has_the_dimensions_that_are_named():
+    row = Row.parse("8x16x1024x64 mask=bool:bqk")
+    assert (row.mask, row.mask_shape(), row.mask_bytes()) == ("bool", (8, 1, 1024, 1024), 8 * 1024 * 1024)
+    assert Row.parse("8x16x1024x64 mask=narrow:hk").mask_shape() == (1, 16, 1, 1024)
+    assert row.work(0)[1] == Row.parse("8x16x1024x64").work(0)[1] + row.mask_bytes()
+    for text in ("mask=float:qk", "mask=bool", "mask=bool:kq", "mask=bool:bhq", "mask=bool:qqk"):
+        with pytest.raises(Usage, match="is not known here.*mask=bool or narrow"):
+            Row.parse("8x16x1024x64 " + text)
+    with pytest.raises(Usage, match="goes with dense rows"):
+        Row.parse("8x16x1024x64 packed mask=bool:qk")
 
 
 def test_an_attribute_that_is_repeated_is_refused_and_both_are_named():

@@ -506,10 +506,10 @@ def parse_arguments(argv: list[str] | None, as_serving: bool = False) -> argpars
         prog="python -m greenfast_bench.ab", description=(__doc__ or "").split("\n\n")[0],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"""Suites: mission, peers and hard are dense, as --shapes without attributes is; models, whose rows have their own masks, is what
-published models ask for (docs/models.md). decode, varlen and paged are what serving asks
-for: one query over long caches, packed prompts, caches in pages; their rows take the attributes packed, used-kv, pages=N,
-lengths=full, lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks and causal (docs/measuring.md), and so does --shapes, one row
-of them between commas. Lengths are drawn by --seed. There the peers are {', '.join(serving.PEERS)};
+published models ask for (docs/models.md). decode, varlen, paged and masks are what serving asks
+for: one query over long caches, packed prompts, caches in pages, masks by array; their rows take the attributes packed, used-kv,
+pages=N, lengths=full, lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, causal and mask=bool:DIMS or narrow:DIMS
+(docs/measuring.md), and so does --shapes, one row of them between commas. Lengths are drawn by --seed. There the peers are {', '.join(serving.PEERS)};
 greenfast:dense is the same call over the dense twin of pages or equal packed sequences.
 --dtype e4m3 takes dense rows; its peers are {', '.join(fp8.PEERS)}, and greenfast:fp16 and
 greenfast:bf16 get the same values in 16 bits; greenfast:from-fp16, where the package greenfast is installed, quantises them first.
@@ -521,21 +521,21 @@ Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours was 
     parser.add_argument("--suite", choices=[*SUITES, *MODELS, *serving.SUITES], help="a named list of rows (default: mission)")
     parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv, Sq/Skv and D/Dv where they differ")
     parser.add_argument("--masks", default="full,causal", help="of dense rows: full, causal or both (default)")
-    parser.add_argument("--dtype", choices=["fp16", "bf16", "e4m3"], help="default: fp16, of decode, varlen and paged bf16")
+    parser.add_argument("--dtype", choices=["fp16", "bf16", "e4m3"], help="default: fp16, of decode, varlen, paged and masks bf16")
     parser.add_argument("--peers", help=f"of {', '.join(PEERS)} (default: cudnn,flash,fa3,fa4), or of the suite's own")
     parser.add_argument("--before", metavar="LIBRARY", help="another libgreenfast.so, timed beside this one as a peer")
     parser.add_argument("--variants", default="", help="also time these Greenfast variants, each forced")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; each engine is replayed once a round")
-    parser.add_argument("--sets", type=int, help="input sets that a graph rotates through (default: 2; decode, varlen and paged: until "
+    parser.add_argument("--sets", type=int, help="input sets that a graph rotates through (default: 2; decode, varlen, paged and masks: until "
                         "their keys and values are twice the L2 cache)")
     parser.add_argument("--single", action="store_true", help="dense rows: also time single launches")
     parser.add_argument("--between", nargs="?", const=",".join(ways.NEIGHBOURS), metavar="LIST",
                         help=f"also time calls behind a neighbour, less the neighbours alone: {', '.join(ways.NEIGHBOURS)} (default: both)")
     parser.add_argument("--cache", metavar="LIST", help="hot: each call on the same inputs; cold: on sets that are twice the L2 cache "
-                        "together; with commas (default with --between: hot,cold, of decode, varlen and paged cold)")
-    parser.add_argument("--invariant", action="store_true", help="decode, varlen, paged: also with batch_invariant")
+                        "together; with commas (default with --between: hot,cold, of decode, varlen, paged and masks cold)")
+    parser.add_argument("--invariant", action="store_true", help="decode, varlen, paged, masks: also with batch_invariant")
     parser.add_argument("--layout", choices=["bshd", "bhsd"], help="memory order of dense rows (default: decode bshd, e4m3 bhsd)")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: decode, varlen, paged and e4m3 through the "
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: decode, varlen, paged, masks and e4m3 through the "
                         "library's CPU kernels, which tests the harness and times nothing worth telling")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help=f"write raw samples ({SCHEMA}) here, for `greenfast compare`")
@@ -568,7 +568,7 @@ Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours was 
         args.row_list = [(Shape.parse(text), mask == "causal") for text in SUITES.get(args.suite, []) + given for mask in args.mask_list]
         args.row_list += [(Shape.parse(text), causal) for text, causal in MODELS.get(args.suite, [])]
         if args.device == "cpu":
-            raise Usage("--device cpu: only decode, varlen, paged and e4m3; dense rows have greenfast_bench.ab_cpu")
+            raise Usage("--device cpu: only decode, varlen, paged, masks and e4m3; dense rows have greenfast_bench.ab_cpu")
     return args
 
 

@@ -1,4 +1,4 @@
-"""The suites decode, varlen and paged of greenfast_bench.ab: what inference engines ask of attention, beside the peers that serve it.
+"""The suites decode, varlen, paged and masks of greenfast_bench.ab: what inference engines ask of attention, beside the peers that serve it.
 
 A row is a shape with the attributes of `greenfast check --shapes` (docs/command.md): `64x32/8x1/32768x128 used-kv lengths=log-uniform:128`.
 Every engine gets the same bits in the same process, reads lengths on the device where the row has such, and is timed only after
@@ -54,6 +54,16 @@ SUITES = {
         "32x8/4x1/8192x256 pages=16 used-kv lengths=log-uniform:512",  # Gemma
         "8x32/8x256/8192x128 pages=64 used-kv lengths=log-uniform:512 causal",  # a piece of a prompt over its cache
     ],
+    "masks": [
+        "8x16x1024x64 mask=bool:bqk", "8x16x1024x64 mask=narrow:hqk", "4x16x2048x64 mask=bool:bk", "4x16x2048x128 mask=bool:bqk",
+        "4x16x2048x128 mask=narrow:bhqk",
+        "4x32/8x2048x128 mask=bool:bqk",  # a decoder's prompt and padding in one array
+        "1x24x4608x128 mask=bool:qk",  # Flux's tokens
+        "1x16x2048x128 mask=narrow:hqk",  # T5's relative positions
+        "64x12x200x64 mask=narrow:hqk", "64x12x197x64 mask=narrow:hqk", "8x16x1023x64 mask=bool:bqk",  # BEiT's; rows that begin anywhere
+        "256x8x49x32 mask=narrow:hqk",  # Swin's windows
+        "1x32/8x64/4096x128 mask=bool:bqk", "16x32/8x1/2048x128 mask=bool:bqk",
+    ],
 }
 MOST_SETS = 64
 ENTRIES, ROWS = 4, 64  # sequences, and rows of each, that are compared with fp64
@@ -79,6 +89,8 @@ class Row:
     chunk: int = 0
     sinks: bool = False
     least: int = 0  # of log-uniform lengths; 0: all are full
+    mask: str = ""  # by array: bool or narrow, which is of Q's type and added
+    mask_dims: str = ""  # of bhqk, those that it has; the others are broadcast
 
     @staticmethod
     def parse(text: str) -> "Row":
@@ -113,16 +125,24 @@ class Row:
                 elif name == "window":
                     left, _, right = value.partition(":")
                     fields["window"] = (int(left), int(right))
+                elif name == "mask":
+                    kind, _, dims = value.partition(":")
+                    if kind not in ("bool", "narrow") or "k" not in dims or dims != "".join(d for d in "bhqk" if d in dims):
+                        raise ValueError
+                    fields["mask"], fields["mask_dims"] = kind, dims
                 elif name == "lengths" and value.startswith("log-uniform:"):
                     fields["least"] = int(value.partition(":")[2])
                 elif attribute != "lengths=full":
                     raise ValueError
             except ValueError:
                 raise Usage(f"shape '{text}': '{attribute}' is not known here; possible: packed, used-kv, pages=N, lengths=full, "
-                            "lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, causal") from None
+                            "lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, causal, mask=bool or narrow and of :bhqk the "
+                            "dimensions that it has, k among them") from None
         row = dataclasses.replace(row, **fields)
         if row.packed and (row.used or row.page or row.seq_q != row.seq_kv):
             raise Usage(f"shape '{text}': packed goes with neither used-kv nor pages, and with as many rows as keys")
+        if row.mask and (row.packed or row.used):
+            raise Usage(f"shape '{text}': a mask by array goes with dense rows here")
         if row.page and not row.used:
             raise Usage(f"shape '{text}': pages want used-kv")
         if row.least and not (row.packed or row.used):
@@ -167,7 +187,14 @@ class Row:
             flops += 2.0 * pairs * self.heads_q * (self.dim + self.dim_v)
             moved += element * ((self.dim + self.dim_v) * keys * self.heads_kv + self.dim * rows * self.heads_q)
             moved += 2.0 * self.dim_v * rows * self.heads_q
-        return flops, moved
+        return flops, moved + self.mask_bytes(element)
+
+    def mask_shape(self) -> tuple[int, ...]:
+        sizes = (self.batch, self.heads_q, self.seq_q, self.seq_kv)
+        return tuple(size if dim in self.mask_dims else 1 for size, dim in zip(sizes, "bhqk"))
+
+    def mask_bytes(self, element: int = 2) -> float:
+        return float(math.prod(self.mask_shape()) * (1 if self.mask == "bool" else element)) if self.mask else 0.0
 
     def cache_bytes(self, seed: int) -> float:
         """Of 16-bit K and V as they are allocated, a dense copy beside pages included."""
@@ -175,7 +202,7 @@ class Row:
         tokens = sum(self.lengths(seed)) if self.packed else dense
         if self.page:
             tokens += sum(self.lengths(seed))
-        return 2.0 * tokens * self.heads_kv * (self.dim + self.dim_v)
+        return 2.0 * tokens * self.heads_kv * (self.dim + self.dim_v) + self.mask_bytes()
 
 
 class Data:
@@ -198,7 +225,12 @@ class Data:
 
         self.row, self.lengths = row, row.lengths(seed)
         self.longest = max(self.lengths)  # what a host knows that packed them
-        self.sinks = self.sinks_bf16 = self.table = self.used = self.cu = self.twin = None
+        self.sinks = self.sinks_bf16 = self.table = self.used = self.cu = self.twin = self.mask = None
+        if row.mask == "bool":
+            self.mask = torch.rand(row.mask_shape(), device=device, generator=generator) < 0.7
+            self.mask[..., 0] = True  # no row without a key, of which engines think differently
+        elif row.mask:
+            self.mask = normal(*row.mask_shape())
         if row.sinks:  # the same bits in both types, since engines differ in what they take
             self.sinks_bf16 = torch.randn(row.heads_q, device=device, generator=generator).to(torch.bfloat16)
             self.sinks = self.sinks_bf16.float()
@@ -315,6 +347,9 @@ def reference(data: Data, b: int, rows: list[int]):
     for h in range(row.heads_kv):
         heads = slice(h * group, (h + 1) * group)
         s = q[heads, index].double() @ k[h].double().T * row.dim ** -0.5
+        if row.mask:
+            of_heads = data.mask.expand(row.batch, row.heads_q, row.seq_q, row.seq_kv)[b, heads][:, index]
+            s = s.masked_fill(~of_heads, -math.inf) if row.mask == "bool" else s + of_heads.double()
         s = s.masked_fill(hidden, -math.inf)
         if row.sinks:
             sink = data.sinks[heads].double()[:, None, None].expand(group, len(rows), 1)
@@ -388,7 +423,7 @@ class Greenfast(Engine):
 
     def operands(self, row: Row, data: Data, o):
         """Q, K, V, O as the C ABI wants them, and the arrays."""
-        arrays = {"sinks": data.sinks}
+        arrays = {"sinks": data.sinks, "mask": data.mask}
         if self._twin:
             if data.twin is None:
                 raise Refused("the row is dense itself, or its lengths differ")
@@ -410,6 +445,11 @@ class Greenfast(Engine):
         most = data.longest if row.packed else row.seq_kv
         problem = self._library.serving_problem(q, k, v, out, batch=row.batch, seq_q=most if row.packed else row.seq_q, seq_kv=most,
                                                 arrays=arrays, window=row.band, chunk=row.chunk)
+        if data.mask is not None:
+            problem.array_mask_kind = 1 if row.mask == "bool" else 2
+            problem.array_mask_dtype = problem.dtype
+            problem.array_mask_stride[:] = [stride if size > 1 else 0 for stride, size in zip(data.mask.stride(), data.mask.shape)]
+            problem.array_mask_stride[3] = 1
         problem.accuracy = self.accuracy
         room = self.room_for(row, problem, device, o)
         bound = self._library.bind_problem(problem, q, k, v, out, arrays, device=device, variant=self._variant, workspace=room,
@@ -456,6 +496,8 @@ class FlashAttention3(Engine):
         """Arguments by name. Where the build has its varlen entry only, a dense cache goes in as pages that lie in order."""
         import torch
 
+        if row.mask:
+            raise Refused("it takes no masks by array")
         taken = {argument.name for argument in self._schema}
         left, right = row.band
         # 0: its own heuristic; one part where there are rows enough to fill the machine.
@@ -542,7 +584,7 @@ def by_schema(arguments, known: dict) -> dict:
 class TorchCudnn(Engine):
     """cuDNN as PyTorch calls it: dense by scaled_dot_product_attention, packed by the operator under varlen_attn."""
 
-    name = "cudnn"
+    name, backend = "cudnn", "CUDNN_ATTENTION"
 
     def bind(self, row, data, o, clock):
         import torch
@@ -565,16 +607,33 @@ class TorchCudnn(Engine):
 
             return packed
         options = {"enable_gqa": row.heads_q != row.heads_kv}
-        if row.seq_q == row.seq_kv > 1 and row.band == (-1, 0) and not row.chunk:
+        if row.mask:
+            if row.band != (-1, -1) or row.chunk:
+                raise Refused("torch's call takes a mask by array alone")
+            k, v, options["attn_mask"] = data.k, data.v, data.mask
+        elif row.seq_q == row.seq_kv > 1 and row.band == (-1, 0) and not row.chunk:
             k, v, options["is_causal"] = data.k, data.v, True
         else:
             k, v = seen_by_one_row(row, data)
 
         def call():
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            with sdpa_kernel(getattr(SDPBackend, self.backend)):
                 return torch.nn.functional.scaled_dot_product_attention(data.q, k, v, **options)
 
         return call
+
+
+class TorchEfficient(TorchCudnn):
+    """PyTorch's memory-efficient kernel, which takes a mask by array too."""
+
+    name, backend = "efficient", "EFFICIENT_ATTENTION"
+
+    def bind(self, row, data, o, clock):
+        if row.packed:
+            raise Refused("dense rows only")
+        if row.heads_q != row.heads_kv:
+            raise Refused("it has no groups of heads")
+        return super().bind(row, data, o, clock)
 
 
 def seen_by_one_row(row: Row, data: Data):
@@ -604,6 +663,8 @@ class CudnnGraph(Engine):
 
         if row.packed:
             raise Refused("packed sequences are left to torch's call of cuDNN")
+        if row.mask:
+            raise Refused("masks by array are left to torch's call of cuDNN")
         cudnn, k, v, band = self._cudnn, data.k, data.v, row.band
         if row.chunk:
             if row.used:
@@ -724,15 +785,16 @@ def _vllm():
 PEERS = {
     "cudnn": TorchCudnn,
     "cudnn-graph": CudnnGraph,
+    "efficient": TorchEfficient,
     "fa3": lambda: FlashAttention3("fa3", _upstream(), varlen_only=False),
     "fa3-vllm": lambda: FlashAttention3("fa3-vllm", _vllm(), varlen_only=True),
     "fa3-vllm-plan": lambda: FlashAttention3("fa3-vllm-plan", _vllm(), varlen_only=True, planned=True),
     "varlen": TorchVarlen,
 }
 DEFAULT_PEERS = {"decode": "cudnn,cudnn-graph,fa3,fa3-vllm", "varlen": "cudnn,cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan,varlen",
-                 "paged": "cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan"}
+                 "paged": "cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan", "masks": "cudnn,efficient"}
 BESIDE = (":dense", ":fp16", ":bf16", ":from-fp16")  # of ours, for other comparisons than with peers
-IDENTITY = {"cudnn": "peer:torch-cudnn", "varlen": "peer:torch-varlen"}
+IDENTITY = {"cudnn": "peer:torch-cudnn", "efficient": "peer:torch-efficient", "varlen": "peer:torch-varlen"}
 
 
 def identity(name: str) -> str:
