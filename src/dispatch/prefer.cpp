@@ -251,8 +251,9 @@ core::Preference cuda_sm80_decode(const Problem& p, const DeviceFacts& facts, co
 }
 core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   if (p.array_mask.kind != MaskKind::none && !packed_beats_serving(p, facts, choice)) {
-    return {kBehindServing,
-            "behind cuda.sm80.serving, whose tiles hold all heads of a group: faster for so few rows"};
+    return {
+        kBehindServing,
+        "behind cuda.sm80.serving, whose tiles hold all heads of a group: faster for so few rows"};
   }
   if (packed_beats_prefill(p, facts, choice)) return {kPackedWindow};
   if (is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};

@@ -31,8 +31,8 @@ inline constexpr Features kTakesDecode =
 /// The 16-bit kernel for prefill of sequences of different lengths.
 inline constexpr Features kTakesPacked =
     (kTakesHalves - Features{Feature::out_f32, Feature::softcap, Feature::nonpositive_scale}) |
-    Features{Feature::packed_q, Feature::packed_kv, Feature::used_q, Feature::used_kv,
-             Feature::kv_index, Feature::kv_start,  Feature::pages,  Feature::chunk,
+    Features{Feature::packed_q, Feature::packed_kv, Feature::used_q,    Feature::used_kv,
+             Feature::kv_index, Feature::kv_start,  Feature::pages,     Feature::chunk,
              Feature::sinks,    Feature::value_dim, Feature::bool_mask, Feature::float_mask};
 
 /// The rungs of V2c: fp16 in and out, a causal mask at most.

@@ -246,7 +246,8 @@ TEST_F(CudaSelection, MasksByArrayTakeTensorCoresWhereTheirTilesAreFull) {
   // Each kind has a build for D 64 and one for 128, with the features of serving.
   options_.variant = packed;
   for (const auto& [problem, name] :
-       {std::pair{masked(8, 16, 16, 1024, 1024, 40, MaskKind::boolean), "Masked<__nv_bfloat16, 0, 1>"},
+       {std::pair{masked(8, 16, 16, 1024, 1024, 40, MaskKind::boolean),
+                  "Masked<__nv_bfloat16, 0, 1>"},
         {masked(8, 16, 16, 1024, 1024, 128, MaskKind::additive), "Masked<__nv_bfloat16, 1, 2>"}}) {
     const Result<Plan> result = plan(problem, facts_, options_);
     ASSERT_TRUE(result.ok()) << result.status().message();

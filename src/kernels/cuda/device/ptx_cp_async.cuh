@@ -25,8 +25,7 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* gl
 /// Copies the first `bytes` of 4, 0 to 4, through L1, and writes zeros behind them.
 __device__ __forceinline__ void cp_async_4_part(std::uint32_t shared, const void* global,
                                                 int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global),
-               "r"(bytes)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
 /// An arrival of this thread at an mbarrier, once all its copies so far are there; sm_90.

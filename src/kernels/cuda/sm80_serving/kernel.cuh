@@ -38,7 +38,7 @@ __device__ __forceinline__ float masked(float score, unsigned char seen) {
 /// What lies below -2^127 counts as that, so that it is finite in units of log2: where a row sees nothing
 /// else, such keys share its weight.
 __device__ __forceinline__ float masked(float score, float bias) {
-  return bias == -INFINITY ? bias : fmaf(fmaxf(bias, -0x1p127f), 1.0f / kLn2, score);
+  return bias == -INFINITY ? bias : fmaf(bias < -0x1p127f ? -0x1p127f : bias, 1.0f / kLn2, score);
 }
 __device__ __forceinline__ float masked(float score, __half bias) {
   return masked(score, __half2float(bias));

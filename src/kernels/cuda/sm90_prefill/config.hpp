@@ -100,9 +100,7 @@ struct Config {
   constexpr int k_offset() const { return q_stages * warpgroups * q_bytes(); }
   constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
   // Where it does not fit, a warpgroup's O takes the place of its Q.
-  constexpr bool o_over_q() const {
-    return head_dim > 128 || (has_mask() && head_dim > 64);
-  }
+  constexpr bool o_over_q() const { return head_dim > 128 || (has_mask() && head_dim > 64); }
   // 16 keys of the ones' 8 columns, in rows of 128 bytes.
   constexpr int ones_offset() const { return v_offset() + v_stages * v_bytes(); }
   constexpr int ones_bytes() const { return ones ? 16 * 128 : 0; }

@@ -49,8 +49,8 @@ struct NoMask {
   __device__ NoMask(std::uint32_t, std::uint32_t) {}
 };
 template <class ConfigOf>
-using MaskOf = std::conditional_t<ConfigOf::value.has_mask(),
-                                  MaskAtHand<ConfigOf::value.mask_stages>, NoMask>;
+using MaskOf =
+    std::conditional_t<ConfigOf::value.has_mask(), MaskAtHand<ConfigOf::value.mask_stages>, NoMask>;
 
 /// A consumer thread; T is the type of the inputs.
 template <class T, class ConfigOf>

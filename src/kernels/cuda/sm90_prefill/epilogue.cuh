@@ -95,6 +95,8 @@ __device__ __forceinline__ void finish_row_with_sink(const Params& p, const Tile
                                                      int row, int t) {
   const float sum = rows.sum[h];
   float lse = sum == 0.0f ? -INFINITY : kLn2 * (rows.top[h] + __log2f(sum));
+  if constexpr (OnlineSoftmax<ConfigOf>::kNatural)
+    lse = sum == 0.0f ? -INFINITY : fmaf(kLn2, __log2f(sum), rows.top[h]);
   float factor = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
   if (p.serving.sinks != nullptr) factor *= join_sink(p.serving.sinks[tile.head], lse);
   rows.sum[h] = factor;

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   int q_index = group;
   const bool leader = lane == 0;
   const Seat seat{group, warp, leader};
-  const float scale = kConfig.general()                   ? 1.0f
+  const float scale = kConfig.general()                 ? 1.0f
                       : kConfig.mask == MaskArray::bias ? 1.0f / kLn2
                                                         : p.scale_log2;
 
@@ -289,8 +289,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   }
   if (!kConfig.general() && leader) ptx::tma_store_wait();
   __syncwarp();
-  if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
-    repair_rows<T, ConfigOf>(p);
+  if constexpr (!Softmax::kNatural) {
+    if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
+      repair_rows<T, ConfigOf>(p);
+  }
 }
 
 /// Gives a compiled kernel a name that a plan can say.

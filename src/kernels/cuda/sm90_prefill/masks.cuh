@@ -3,7 +3,8 @@
 // Two warps beside the producer copy a mask's elements, a block's rows and keys into a stage of a ring, every
 // other block each: by TMA where it takes the mask; where rows begin at multiples of 4 bytes, by cp.async;
 // else by words that they put together; a row that all queries share, once. What lies past the mask's end
-// is never read. Consumers read a stage as the accumulators of Q K^T lie.
+// is never read. Rows behind the sequence get zeros, however they come: they share a warp's guard with the
+// sequence's own, whose bits may not depend on what lies there. Consumers read a stage as the accumulators of Q K^T lie.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,8 @@ struct MaskCopy {
                 kBytes;
     last_row = min(kRows, tile.extent.seq_q - first_row) - 1;
     bytes = tile.extent.band.keys * kBytes;
-    mapped = mask.mapped && tile.first_key * kBytes % 16 == 0;
+    mapped = mask.mapped && tile.first_key * kBytes % 16 == 0 &&
+             (last_row == kRows - 1 || tile.extent.seq_q == mask.rows);
     words = ((static_cast<std::uint32_t>(reinterpret_cast<std::uint64_t>(first)) |
               static_cast<std::uint32_t>(row_bytes)) &
              3) == 0;
@@ -98,14 +100,14 @@ struct MaskCopy {
     for (int row = lane / kPieces; row < kRows; row += kRowsAtOnce)
       work(mask_place<ConfigOf>(row, byte / 16) + byte % 16, row, byte);
   }
-  /// The tile's last row stands for those behind it.
+  /// Of rows behind the tile's last the address of that one, of which nothing is taken.
   __device__ __forceinline__ const std::uint8_t* row_at(int row) const {
     return first + min(row, last_row) * row_bytes;
   }
 
   __device__ __forceinline__ void copy_words(int at, std::uint32_t to) const {
     for_pieces<4, 4>([&](int place, int row, int byte) {
-      const int there = min(max(bytes - at - byte, 0), 4);
+      const int there = row <= last_row ? min(max(bytes - at - byte, 0), 4) : 0;
       ptx::cp_async_4_part(to + place, row_at(row) + (there > 0 ? at + byte : 0), there);
     });
   }
@@ -120,7 +122,8 @@ struct MaskCopy {
     const std::uint8_t* const end = row_at(kRows) + at + kRowBytes + 8;
     if (first + at - 8 < mask.data || end > mask.end) {
       for_pieces<16, 1>([&](int place, int row, int byte) {
-        ptx::store_shared_16(to + place, piece_at(row_at(row) + at + byte, bytes - at - byte));
+        const int there = row <= last_row ? bytes - at - byte : 0;
+        ptx::store_shared_16(to + place, piece_at(row_at(row) + at + byte, there));
       });
       return;
     }
@@ -139,7 +142,7 @@ struct MaskCopy {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i)
         ptx::store_shared_16(to + mask_place<ConfigOf>(row + i * kRowsAtOnce, chunk),
-                             pieces[i].value());
+                             row + i * kRowsAtOnce <= last_row ? pieces[i].value() : uint4{});
     }
   }
 
@@ -167,15 +170,15 @@ struct MaskCopy {
     std::uint32_t part[5];
 #pragma unroll
     for (int i = 0; i < 5; ++i)
-      part[i] = 4 * i - static_cast<int>(shift) < there ? word(from - shift + 4 * i) : 0;
+      part[i] =
+          there > 0 && 4 * i - static_cast<int>(shift) < there ? word(from - shift + 4 * i) : 0;
     return aligned(part, shift);
   }
   __device__ __forceinline__ static uint4 aligned(const std::uint32_t (&part)[5],
                                                   std::uint32_t shift) {
-    return {__funnelshift_r(part[0], part[1], 8 * shift),
-            __funnelshift_r(part[1], part[2], 8 * shift),
-            __funnelshift_r(part[2], part[3], 8 * shift),
-            __funnelshift_r(part[3], part[4], 8 * shift)};
+    return {
+        __funnelshift_r(part[0], part[1], 8 * shift), __funnelshift_r(part[1], part[2], 8 * shift),
+        __funnelshift_r(part[2], part[3], 8 * shift), __funnelshift_r(part[3], part[4], 8 * shift)};
   }
   /// Four bytes, those outside of the mask as zeros.
   __device__ __forceinline__ std::uint32_t word(const std::uint8_t* at) const {
@@ -238,8 +241,8 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::add_mask() const {
 #pragma unroll
       for (int i = 0; i < kConfig.keys / 8; ++i) {
         // Eight rows further chunks lie in the same order.
-        const std::uint32_t two =
-            ptx::shared_load_u16((at ^ (i / 2 << 4)) + 8 * h * kConfig.mask_row_bytes() + i % 2 * 8);
+        const std::uint32_t two = ptx::shared_load_u16(
+            (at ^ (i / 2 << 4)) + 8 * h * kConfig.mask_row_bytes() + i % 2 * 8);
         any |= two;
         if ((two & 0xff) == 0) s[4 * i + 2 * h] = -INFINITY;
         if ((two & 0xff00) == 0) s[4 * i + 2 * h + 1] = -INFINITY;

@@ -135,11 +135,12 @@ struct ServingFacts {
 
 /// And the builds for masks by array. Strides in elements; that from key to key is 1.
 struct MaskFacts {
-  // A tensor map of [batch, heads, rows, keys], where TMA can address the mask, and the last of its heads
-  // and batch: 0 where it has one for all. At a multiple of 64 bytes in Params (config.hpp): said by
+  // A tensor map of [batch, heads, rows, keys], where TMA can address the mask, how many rows that has, and
+  // the last of its heads and batch: 0 where it has one for all. At a multiple of 64 bytes in Params (config.hpp): said by
   // alignas, that would change the code of all builds.
   unsigned char map[128] = {};
   bool mapped = false;
+  std::int32_t rows = 0;
   std::int32_t last_head = 0, last_batch = 0;
   const void* data = nullptr;
   const void* end = nullptr;  // behind the last element

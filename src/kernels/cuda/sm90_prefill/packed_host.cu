@@ -56,7 +56,8 @@ MaskArray mask_of(const Problem& problem) {
   return MaskArray::none;
 }
 bool needs_serving(const Problem& problem) {
-  return mask_of(problem) != MaskArray::none || problem.pages.used() || problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
+  return mask_of(problem) != MaskArray::none || problem.pages.used() || problem.sinks ||
+         problem.chunk > 0 || problem.sequences.kv_start ||
          value_dim(problem) != problem.head_dim || problem.head_dim > 128;
 }
 std::int64_t rows_of(const Problem& problem) {
@@ -161,8 +162,11 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
         return refuse(why, "an array mask with head dim ", dims, "; takes up to ",
                       kMaskTiles.back().head_dim);
       if (mask == MaskArray::bias && problem.array_mask.dtype != problem.dtype)
-        return refuse(why, "an array mask of ", name_of(problem.array_mask.dtype), " with inputs of ",
-                      name_of(problem.dtype), "; takes booleans and the type of the inputs");
+        return refuse(why, "an array mask of ", name_of(problem.array_mask.dtype),
+                      " with inputs of ", name_of(problem.dtype),
+                      "; takes booleans and the type of the inputs");
+      if (problem.seq_kv > std::int64_t{1} << 29)
+        return refuse(why, "an array mask for ", problem.seq_kv, " keys; takes up to 2^29");
       if (problem.array_mask.stride[3] != 1)
         return refuse(why, "an array mask with one element for all keys; takes one for each");
     }
@@ -236,7 +240,7 @@ Tiling tiling_for_serving(const Problem& problem, const Band& band) {
   // All others are as tall as this one.
   const bool tall = tile >= kTallServing64 || mask_of(problem) != MaskArray::none;
   Tiling work = tall ? tiling_by<kTallTile.rows(), kTallTile.keys>(band, seq_q)
-                                       : tiling_of<kWide>(band, seq_q);
+                     : tiling_of<kWide>(band, seq_q);
   work.tile = tile;
   return work;
 }
@@ -264,8 +268,8 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   }
   d.tile = work.tile;
   d.tiles = work.tiles;
-  d.config =
-      d.serving ? serving_config(problem, d.tile) : packed_config_of(d.tile, problem.dtype, d.features);
+  d.config = d.serving ? serving_config(problem, d.tile)
+                       : packed_config_of(d.tile, problem.dtype, d.features);
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
   d.dealing =
@@ -296,9 +300,9 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const std::string build =
       d.mask != MaskArray::none
           ? core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.mask), ">")
-      : d.serving ? core::concat("Serving<", type, ", ", d.tile, ">")
-                  : core::concat("Packed<", type, ", ", d.tile, ", ", static_cast<int>(d.features),
-                                 ">");
+      : d.serving
+          ? core::concat("Serving<", type, ", ", d.tile, ">")
+          : core::concat("Packed<", type, ", ", d.tile, ", ", static_cast<int>(d.features), ">");
   result.kernel = core::concat("prefill::prefill_kernel<", type, ", ", build, ">");
   result.note = d.by_length ? problem.batch <= kMostSorted
                                   ? "tiles by the lengths on the device, the longest sequence first"
@@ -351,15 +355,16 @@ const void* kernel_of(DType dtype, const Decision& d) {
 using OptIns = std::array<SharedMemoryOptIn, kFeatures>;
 constinit std::array<std::array<OptIns, kTiles.size()>, 2> opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, kServingTiles.size()>, 2> serving_opt_in;
-constinit std::array<std::array<std::array<SharedMemoryOptIn, 2>, kMaskTiles.size()>, 2> mask_opt_in;
+constinit std::array<std::array<std::array<SharedMemoryOptIn, 2>, kMaskTiles.size()>, 2>
+    mask_opt_in;
 
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
-  SharedMemoryOptIn& state = d.mask != MaskArray::none
-                                 ? mask_opt_in[type][d.tile][d.mask == MaskArray::bias]
-                             : d.serving ? serving_opt_in[type][d.tile]
-                                         : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
+  SharedMemoryOptIn& state =
+      d.mask != MaskArray::none ? mask_opt_in[type][d.tile][d.mask == MaskArray::bias]
+      : d.serving               ? serving_opt_in[type][d.tile]
+                                : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
   return state.ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, kId);
 }
 
@@ -435,6 +440,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     p.mask.end = static_cast<const std::uint8_t*>(tensors.mask) + (last + 1) * bytes;
     p.mask.batch = stride[0], p.mask.head = stride[1], p.mask.row = stride[2];
     p.mask.scale = problem.scale;
+    p.mask.rows = static_cast<std::int32_t>(problem.seq_q);
     p.mask.last_head = last_coordinate(problem.heads_q, stride[1]);
     p.mask.last_batch = last_coordinate(problem.batch, stride[0]);
   }

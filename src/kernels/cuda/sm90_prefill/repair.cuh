@@ -146,8 +146,9 @@ struct Repair {
       for (int i = 0; i < 4; ++i) {
         if constexpr (kGeneral) s[n][i] = transformed(s[n][i]);
         const int at = key + 8 * n + 2 * t + i % 2, r = row(i / 2);
-        if constexpr (ConfigOf::value.has_mask())
-          s[n][i] = masked_score<T, ConfigOf>(p, tile, s[n][i], r, at);
+        if constexpr (ConfigOf::value.has_mask()) {
+          if (is_hidden(p, tile, r, at)) s[n][i] = -INFINITY;
+        }
         if (at < extent.band.first(r) || at >= extent.band.end(r)) s[n][i] = -INFINITY;
       }
   }
@@ -205,9 +206,6 @@ struct Repair {
         const int h = i / 2 % 2;
         const float x = s[i / 4][i % 4], size = fabsf(x * scale);
         most[h] = fmaxf(most[h], x);
-        if constexpr (ConfigOf::value.mask == MaskArray::bias) {
-          if (is_exact_base(x)) continue;
-        }
         large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
       }
     }
@@ -277,9 +275,7 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
   // Read anew: nothing of this lives in registers through the main loop.
   const int thread = ptx::thread_index(), lane = ptx::lane_id();
   const int group = (thread >> 7) - 1, warp = thread >> 5 & 3;
-  const float scale = kConfig.features == Features::general ? 1.0f
-                      : kConfig.mask == MaskArray::bias     ? 1.0f / kLn2
-                                                            : p.scale_log2;
+  const float scale = kConfig.features == Features::general ? 1.0f : p.scale_log2;
   if (kConfig.split && group > 0) return;
   if constexpr (kConfig.packed) {
     with_warp_walk<ConfigOf>(p.packed, p.schedule, [&](auto& walk) {

@@ -9,7 +9,6 @@
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
-#include "kernels/cuda/sm90_prefill/mask_element.cuh"
 #include "kernels/cuda/sm90_prefill/repair.cuh"
 
 namespace greenfast::cuda::prefill {
@@ -22,6 +21,9 @@ struct OnlineSoftmax {
   static constexpr bool kMasked = kConfig.features != Features::plain;
   static constexpr bool kWindow = kConfig.features >= Features::window;
   static constexpr bool kGeneral = kConfig.features == Features::general;
+  // Scores to which a mask adds, and their bases, are in natural units: what hides a key may be -1e9 or the
+  // lowest number there is, of which a product with log2(e) is not exact, but a difference is.
+  static constexpr bool kNatural = kConfig.mask == MaskArray::bias;
   // A word of bits becomes predicates in five instructions, where comparisons are one for each
   // score; at D 128 causal that was 1 to 2% slower, at D 64 up to 3% faster (H200, 2026-11-22).
   static constexpr bool kMaskByBits = kHeadDim == 64 || !kMasked;
@@ -117,7 +119,12 @@ struct OnlineSoftmax {
                                                float (&block_sum)[2]) const {
     const float base0 = base_of(top[0]), base1 = base_of(top[1]);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (kNatural)
+        scores[i] = (scores[i] - (i & 2 ? base1 : base0)) * scale;
+      else
+        scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
+    }
     weigh(scores, block_sum);
   }
 
@@ -132,17 +139,21 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float before = top[h];
-      top[h] = quad_max(fmaxf(most[2 * h], most[2 * h + 1])) * scale;
+      top[h] = quad_max(fmaxf(most[2 * h], most[2 * h + 1]));
+      if constexpr (!kNatural) top[h] *= scale;
       if constexpr (!kFirst) top[h] = fmaxf(before, top[h]);
       from[h] = top[h] == -INFINITY ? 0.0f : top[h];  // no key seen yet: weights 0, not NaN
-      if constexpr (!kFirst) shrink[h] = exp2_fast(before - from[h]);
+      if constexpr (!kFirst)
+        shrink[h] = exp2_fast(kNatural ? (before - from[h]) * scale : before - from[h]);
     }
-    if constexpr (kConfig.mask == MaskArray::bias)
-      note_large_bases(noted, without_exact(from[0]), without_exact(from[1]));
-    else
-      note_large_bases(noted, from[0], from[1]);
+    if constexpr (!kNatural) note_large_bases(noted, from[0], from[1]);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], scale, -from[i >> 1 & 1]);
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (kNatural)
+        scores[i] = (scores[i] - from[i >> 1 & 1]) * scale;
+      else
+        scores[i] = fmaf(scores[i], scale, -from[i >> 1 & 1]);
+    }
     weigh(scores, block_sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -188,8 +199,9 @@ struct OnlineSoftmax {
       const float size =
           kOnes ? static_cast<float>((__float_as_int(large[h]) >> 23) - 127) : __log2f(large[h]);
       const float before = top[h];
-      top[h] += large[h] > kEnough ? size : 0.0f;
-      shrink[h] = exp2_fast(base_of(before) - base_of(top[h]));  // what the rounded sum really is
+      top[h] += large[h] > kEnough ? (kNatural ? size * kLn2 : size) : 0.0f;
+      const float step = base_of(before) - base_of(top[h]);  // what the rounded sum really is
+      shrink[h] = exp2_fast(kNatural ? step * scale : step);
     }
   }
 };

@@ -109,10 +109,11 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::first_softmax_masked(floa
     if constexpr (kConfig.has_mask()) {
       ptx::mbarrier_wait(mask.full, mask.parity);
       add_mask();
-      release(mask.empty());
     }
     rows.mask(scores, block, first_row, seat.warp);
     rows.template exact<true>(scores, shrink);
+    // Behind what waits for its loads, which an arrival would overtake.
+    if constexpr (kConfig.has_mask()) release(mask.empty());
   };
   // A diagonal, or the end of the keys, often leaves half of it. (Multiplying only that half would
   // need accumulators of two sizes, which ptxas answers with C7511 in some builds.)

@@ -407,8 +407,7 @@ inline void add_biases(Case& c) {
   // What hides a key may be the lowest number of bf16, of which a row may have nothing else. (That of fp16
   // leaves a few bits of the score beside it, in fp32.)
   constexpr float lowest = -0x1.fep127f;
-  const bool finite =
-      mask.kind == MaskKind::additive && mask.dtype != DType::f16 && r.chance(30);
+  const bool finite = mask.kind == MaskKind::additive && mask.dtype != DType::f16 && r.chance(30);
   const int percent = finite && r.chance(50) ? 2 : 70;
   for (std::int64_t i = 0; i < size; ++i) {
     const bool seen = r.chance(percent);
