@@ -338,6 +338,18 @@ def test_a_record_that_says_the_same_stays_bound(greenfast, tmp_path, run_on_gpu
     assert evidence("--binary", CUBIN) == [("CURRENT", "gpu.json", None, "bound to machine code")]
 
 
+def test_a_record_is_retired_from_a_ledger_as_large_as_this_repository_s(greenfast, evidence):
+    # What was written was gone by then: the memory of a small ledger still held it.
+    kept = ROOT / "evidence"
+    evidence.folder.mkdir(parents=True, exist_ok=True)
+    for name in ("ledger.json", "minilm.json"):
+        shutil.copy(kept / name, evidence.folder / name)
+    before = json.loads((kept / "ledger.json").read_text())["entries"]
+    assert greenfast("evidence", "retire", "minilm", "--why", "nothing").code == 0
+    after = json.loads((evidence.folder / "ledger.json").read_text())["entries"]
+    assert after[:-1] == before and after[-1]["why"] == "nothing" and not (evidence.folder / "minilm.json").exists()
+
+
 def test_a_record_that_others_replaced_is_retired(greenfast, tmp_path, evidence):
     record = write(tmp_path / "seen.json", {"schema": "greenfast.sanitizer/1", "rows": []})
     assert greenfast("evidence", "import", f"old={record}", f"ladder/old={record}", f"new={record}").code == 0

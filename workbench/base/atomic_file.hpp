@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <greenfast/types.hpp>
@@ -18,6 +19,11 @@ Status write_file_atomically(const std::filesystem::path& path, std::string_view
 
 /// One of several files.
 struct FileText {
+  FileText(std::filesystem::path where, std::string_view text)
+      : path(std::move(where)), contents(text) {}
+  /// A text that is gone before it is written: keep it, or write_file_atomically.
+  FileText(std::filesystem::path, std::string&&) = delete;
+
   std::filesystem::path path;
   std::string_view contents;
 };

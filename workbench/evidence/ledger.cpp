@@ -375,8 +375,8 @@ Status retire_evidence(const fs::path& directory, std::span<const std::string> n
     entries.push_back(std::move(last));
   }
   // The ledger first: a file that it calls retired and that is still there is found by verify.
-  const std::vector<FileText> files{{directory / kLedgerFile, record_text(*ledger)}};
-  if (Status status = write_files_atomically(files); !status) return status;
+  if (Status status = write_file_atomically(directory / kLedgerFile, record_text(*ledger)); !status)
+    return status;
   for (const std::string& name : names) {
     std::error_code error;
     fs::remove(directory / name, error);
