@@ -376,8 +376,8 @@ def promoted(tmp_path):
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda p: p["device"].update(name="NVIDIA L4"), "GPU or CPU NVIDIA L4, and the gate's is NVIDIA H200"),
-    (lambda p: p["build"]["git"].update(sha="0123456789abcdef0123456789abcdef01234567"), "commit 0123456789, and the gate's is 78c52546fa"),
+    (lambda p: p["device"].update(name="NVIDIA L4"), "GPU or CPU NVIDIA L4, and the gate's is NVIDIA H100 80GB HBM3"),
+    (lambda p: p["build"]["git"].update(sha="0123456789abcdef0123456789abcdef01234567"), "commit 0123456789, and the gate's is cefade197b"),
     (lambda p: p.update(shape="long", problem="1x8x2048x64 e4m3 scales(per-head)"),
      "problem 1x8x2048x64 e4m3 scales(per-head), and the gate's is 1x8x512x64 e4m3 scales(per-head)"),
 ])
@@ -482,12 +482,14 @@ def test_readme_tables_outside_a_repository_are_refused(greenfast):
     greenfast("report", "--readme").refused(2, "--readme", "inside a Greenfast repository")
 
 
-def test_a_control_experiment_is_not_recommended(greenfast):
-    """The swizzle permutes tiles that have no conflicts, whatever share of the wavefronts a profile counts elsewhere."""
-    verdicts = ROOT / "evidence" / "verdicts"
+def test_a_control_experiment_is_not_recommended(greenfast, tmp_path):
+    """The swizzle permutes tiles that have no conflicts, whatever share of the wavefronts a profile counts elsewhere, and though a
+    gate of old names it."""
     denied = "none to expect, a control experiment: it permutes the raw tiles"
     for name in ("cuda-stage3a", "cuda-fp8-mma"):
-        text = greenfast("report", verdicts / name, "--md", "-").out
+        shutil.copytree(ROOT / "evidence" / "verdicts" / name, tmp_path / name)
+        edited(tmp_path / name / "gate.json", lambda gate: gate["verdict"]["next"].append("try USE_XOR_SWIZZLE=1 (cuda.stage_c.swizzle)"))
+        text = greenfast("report", tmp_path / name, "--md", "-").out
         rows = [line for line in text.splitlines() if line.startswith("|") and "cuda.stage_c.swizzle" in line and "gate" not in line.split("|")[2]]
         assert rows and all(line.startswith("| not: ") and denied in line for line in rows), rows
         assert "| try USE_XOR_SWIZZLE" not in text and "| gate cuda.stage_c.swizzle against" not in text

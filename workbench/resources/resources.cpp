@@ -155,7 +155,7 @@ void judge(ResourceRow& row, const ResourceLimits& limits, std::set<const Kernel
 
 /// Problems that between them reach every kernel a variant has: all types, head dims, short and
 /// long, wide and narrow, with and without masks, few queries, and what asks for builds of their
-/// own: another type of the output, sinks, pages, V with fewer columns.
+/// own: another type of the output, sinks, masks by array, pages, V with fewer columns.
 std::vector<Problem> grid_of_problems() {
   std::vector<Problem> out;
   struct Size {
@@ -191,6 +191,11 @@ std::vector<Problem> grid_of_problems() {
           Problem serving = problem;
           serving.sinks = true;
           out.push_back(serving);
+          for (const MaskKind kind : {MaskKind::boolean, MaskKind::additive}) {
+            Problem masked = problem;
+            masked.array_mask = {.kind = kind, .dtype = dtype, .stride = {0, 0, size.seq_kv, 1}};
+            out.push_back(masked);
+          }
           Problem paged = problem;
           paged.sequences.used_kv = true;
           paged.pages.size = 64;
