@@ -28,9 +28,9 @@ pytestmark = pytest.mark.skipif(not (shutil.which("cc") and shutil.which("c++"))
 REJECTED = [
     ("fewer_keys", 20, "NUMERICS", "before timing"),
     ("some_rows", (20, 21), ("NUMERICS", "INTEGRITY"), "max_row"),
-    ("by_slot", 21, "INTEGRITY", "a timed call went wrong"),
-    ("kept_softmax", 21, "INTEGRITY", "a timed call went wrong"),
-    ("unwritten_slots", 21, "INTEGRITY", "a timed call went wrong"),
+    # Wrong answers, or what they were kept in, whichever is seen first.
+    *((name, (21, 22), ("INTEGRITY", "RESOURCES"), ("a timed call went wrong", "it keeps memory from call to call"))
+      for name in ("by_slot", "kept_softmax", "unwritten_slots")),
     ("changes_inputs_when_timed", 21, "INTEGRITY", "input Q was modified at byte 3"),
     ("keeps_in_shared_memory", 22, "RESOURCES", "it keeps memory from call to call"),
     ("keeps_beside_tensors", 22, "RESOURCES", "it keeps memory from call to call"),
@@ -64,7 +64,12 @@ def gate(greenfast, name, *more):
 
 @pytest.mark.parametrize("name, code, reason, words", REJECTED, ids=lambda v: v if isinstance(v, str) and " " not in v else "")
 def test_what_is_timed_is_judged(greenfast, name, code, reason, words):
-    result = gate(greenfast, name)
+    for _ in range(4):
+        result = gate(greenfast, name)
+        if result.code != 10 or result.json["verdict"]["reasons"][0]["code"] != "NOISY":
+            break
+    else:
+        pytest.skip("a busy machine: noise decided four times, and promoted nothing")
     assert result.code in (code if isinstance(code, tuple) else (code,)), result.err
     validate(result.json)
     (seen,) = result.json["verdict"]["reasons"]

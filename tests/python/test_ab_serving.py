@@ -263,7 +263,7 @@ def test_flash_attention_3_gets_its_schema(torch, fakes, text, name):
         found = errors(data, engine, ab.CpuClock())
     except serving.Refused as reason:
         refusal = str(reason)
-        expected = ("sinks" if row.sinks and name == "fa3" else "lengths" if name.endswith("plan") and not (row.used or row.packed) else
+        expected = ("masks by array" if row.mask else "sinks" if row.sinks and name == "fa3" else "lengths" if name.endswith("plan") and not (row.used or row.packed) else
                     "attention_chunk" if row.chunk and row.packed and name != "fa3" else None)
         assert expected and expected in refusal
         return
@@ -290,7 +290,7 @@ def cudnn(torch, monkeypatch):
     return fake_cudnn
 
 
-@pytest.mark.parametrize("text", [text for text in ROWS if "packed" not in text])
+@pytest.mark.parametrize("text", [text for text in ROWS if "packed" not in text and "mask" not in text])
 def test_cudnn_graph_gets_lengths_pages_windows_and_sinks(torch, cudnn, text):
     row, data = data_of(torch, text)
     engine, clock = serving.CudnnGraph(), ab.CpuClock()
@@ -328,23 +328,30 @@ def test_torch_varlen_gets_what_its_signature_asks_for(torch, monkeypatch, text,
     assert errors(data, serving.TorchVarlen(), ab.CpuClock())["rel_fro"] < 8e-3
 
 
-@pytest.mark.parametrize("text", [ROWS[0], "2x4/2x1/300x64 chunk=128 causal", "2x4/2x1/300x64 window=31:0", "2x4/2x64x64"])
-def test_cudnn_through_torch_gets_the_keys_that_are_seen(torch, monkeypatch, text):
+@pytest.mark.parametrize("text", [ROWS[0], "2x4/2x1/300x64 chunk=128 causal", "2x4/2x1/300x64 window=31:0", "2x4/2x64x64",
+                                  *(text for text in ROWS if "mask" in text)])
+def test_torch_s_kernels_get_the_keys_that_are_seen(torch, monkeypatch, text):
     import contextlib
 
     monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", lambda backend: contextlib.nullcontext())
-    _, data = data_of(torch, text)
-    assert errors(data, serving.TorchCudnn(), types.SimpleNamespace(kind="cuda"))["rel_fro"] < 8e-3
+    row, data = data_of(torch, text)
+    gpu = types.SimpleNamespace(kind="cuda")
+    assert errors(data, serving.TorchCudnn(), gpu)["rel_fro"] < 8e-3
+    if row.heads_q == row.heads_kv:
+        assert errors(data, serving.TorchEfficient(), gpu)["rel_fro"] < 8e-3
 
 
 def test_who_cannot_take_a_row_says_why(torch):
     gpu = types.SimpleNamespace(kind="cuda")
     cudnn = serving.TorchCudnn()
     for text, word in [(ROWS[1], "sinks"), (ROWS[4], "used lengths"), ("2x4x64x64 packed window=31:0", "windows"),
-                       ("2x4x8/64x64 causal", "first key")]:
+                       ("2x4x8/64x64 causal", "first key"), ("2x4x64x64 mask=bool:qk causal", "mask by array alone")]:
         row, data = data_of(torch, text)
         with pytest.raises(serving.Refused, match=word):
             cudnn.bind(row, data, data.room(), gpu)
+    row, data = data_of(torch, "2x4/2x64x64 mask=bool:qk")
+    with pytest.raises(serving.Refused, match="no groups"):
+        serving.TorchEfficient().bind(row, data, data.room(), gpu)
     row, data = data_of(torch, "2x4/2x1/300x64 chunk=128 causal")
     k, _ = serving.seen_by_one_row(row, data)
     assert k.shape[2] == 300 - 256 and k.data_ptr() == data.k[:, :, 256:].data_ptr()
