@@ -66,10 +66,10 @@ def gate(greenfast, name, *more):
 def test_what_is_timed_is_judged(greenfast, name, code, reason, words):
     for _ in range(4):
         result = gate(greenfast, name)
-        if result.code != 10 or result.json["verdict"]["reasons"][0]["code"] != "NOISY":
+        if result.code != 10:  # DEFER: a busy machine's noise decided, which promotes nothing
             break
     else:
-        pytest.skip("a busy machine: noise decided four times, and promoted nothing")
+        pytest.skip("a busy machine: noise decided four times")
     assert result.code in (code if isinstance(code, tuple) else (code,)), result.err
     validate(result.json)
     (seen,) = result.json["verdict"]["reasons"]
