@@ -172,7 +172,8 @@ def ratio(interval, digits):
 
 
 def peer_name(peer):
-    return {"torch-cudnn": "cuDNN", "torch-efficient": "PyTorch's efficient kernel", "cudnn-graph": "cuDNN (its frontend)", "cudnn-fp8": "cuDNN fp8", "fa3": "FlashAttention-3",
+    return {"torch-cudnn": "cuDNN", "torch-efficient": "PyTorch's efficient kernel",
+            "cudnn-graph": "cuDNN (its frontend)", "cudnn-fp8": "cuDNN fp8", "fa3": "FlashAttention-3",
             "fa3-vllm": "FlashAttention-3 (vLLM's)", "fa3-vllm-plan": "FlashAttention-3 (vLLM's, planned)", "fa3-fp8": "FlashAttention-3 fp8",
             "fa3-fp16": "FlashAttention-3 fp16", "cudnn-fp16": "cuDNN fp16",
             "varlen": "PyTorch's varlen", "fa4": "FlashAttention-4", "torch-cpu": "PyTorch", "onnxruntime": "ONNX Runtime",

@@ -40,17 +40,15 @@
 //   64,8/8,64/4096,128  552          365     mma
 //   64,32/8,16/4096,128 547          1442    decode
 //
-// Masks by array, bf16, hot (H100, 2026-11-26); `49` and `197` have additive masks whose rows begin
-// anywhere:
+// Masks by array, bf16 (H100, 2026-11-26, evidence/masks-h100.json); `49` and `197` have additive masks
+// whose rows begin anywhere. The rule was fitted before those came faster, and misses `49`:
 //
 //   B,Hq/Hkv,Sq/Skv,D   packed  serving  chosen
-//   16,32/8,1/2048,128  106     87       serving
-//   16,32/8,16/2048,128 105     100      serving
-//   1,32/8,16/4096,128  45      137      packed
-//   16,16,64,64         7.4     9.1      packed
-//   8,16,1024,64        107     293      packed
-//   64,12,197,64        232     338      packed
-//   256,8,49,32         139     77       serving
+//   16,32/8,1/2048,128  104     84       serving
+//   1,32/8,64/4096,128  45      154      packed
+//   8,16,1024,64        105     291      packed
+//   64,12,197,64        167     345      packed
+//   256,8,49,32         66      78       serving
 #include "dispatch/prefer.hpp"
 
 #include <algorithm>

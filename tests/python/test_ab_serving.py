@@ -263,7 +263,8 @@ def test_flash_attention_3_gets_its_schema(torch, fakes, text, name):
         found = errors(data, engine, ab.CpuClock())
     except serving.Refused as reason:
         refusal = str(reason)
-        expected = ("masks by array" if row.mask else "sinks" if row.sinks and name == "fa3" else "lengths" if name.endswith("plan") and not (row.used or row.packed) else
+        expected = ("masks by array" if row.mask else "sinks" if row.sinks and name == "fa3" else
+                    "lengths" if name.endswith("plan") and not (row.used or row.packed) else
                     "attention_chunk" if row.chunk and row.packed and name != "fa3" else None)
         assert expected and expected in refusal
         return

@@ -210,7 +210,7 @@ class Library:
         """A problem with sequences, pages, sinks, from torch tensors of the shapes that docs/serving.md gives: q and o
         [B, Hq, Sq, D] or packed [1, Hq, total, D]; k and v [B, Hkv, Skv, D], packed [1, Hkv, total, D] or pages
         [count, Hkv, size, D]. arrays: the device arrays of the call by their names in gf_tensors; seq_q and seq_kv are the
-        most that a sequence has. window: keys seen before and after a row's position; -1 is all."""
+        most that a sequence has; mask is [B, Hq, Sq, Skv] with 1 where it is broadcast, but over keys. window: keys seen before and after a row's position; -1 is all."""
         arrays = arrays or {}
         problem = self.problem(batch, q.shape[1], k.shape[1], seq_q, seq_kv, q.shape[3], TORCH_DTYPES[str(q.dtype)])
         problem.out_dtype = DTYPES[TORCH_DTYPES[str(o.dtype)]]
@@ -224,6 +224,13 @@ class Library:
             problem.head_dim_v = v.shape[3]
         for array, field in ARRAY_FIELDS.items():
             setattr(problem, field, int(arrays.get(array) is not None))
+        mask = arrays.get("mask")
+        if mask is not None:
+            boolean = str(mask.dtype) == "torch.bool"
+            problem.array_mask_kind = MASK_BOOLEAN if boolean else MASK_ADDITIVE
+            problem.array_mask_dtype = problem.dtype if boolean else DTYPES[TORCH_DTYPES[str(mask.dtype)]]
+            # Broadcast where it has one; keys are contiguous, be it one.
+            problem.array_mask_stride[:] = [*(stride if size > 1 else 0 for stride, size in zip(mask.stride()[:3], mask.shape)), 1]
         if problem.packed_q:
             problem.total_q = q.shape[2]
         if problem.packed_kv:

@@ -60,7 +60,8 @@ SUITES = {
         "4x32/8x2048x128 mask=bool:bqk",  # a decoder's prompt and padding in one array
         "1x24x4608x128 mask=bool:qk",  # Flux's tokens
         "1x16x2048x128 mask=narrow:hqk",  # T5's relative positions
-        "64x12x200x64 mask=narrow:hqk", "64x12x197x64 mask=narrow:hqk", "8x16x1023x64 mask=bool:bqk",  # BEiT's; rows that begin anywhere
+        "64x12x200x64 mask=narrow:hqk", "64x12x197x64 mask=narrow:hqk",  # BEiT's, and where rows begin anywhere
+        "8x16x1023x64 mask=bool:bqk", "8x16x1023x64 mask=narrow:hqk", "32x16x256x64 mask=narrow:hqk",
         "256x8x49x32 mask=narrow:hqk",  # Swin's windows
         "1x32/8x64/4096x128 mask=bool:bqk", "16x32/8x1/2048x128 mask=bool:bqk",
     ],
@@ -445,11 +446,6 @@ class Greenfast(Engine):
         most = data.longest if row.packed else row.seq_kv
         problem = self._library.serving_problem(q, k, v, out, batch=row.batch, seq_q=most if row.packed else row.seq_q, seq_kv=most,
                                                 arrays=arrays, window=row.band, chunk=row.chunk)
-        if data.mask is not None:
-            problem.array_mask_kind = 1 if row.mask == "bool" else 2
-            problem.array_mask_dtype = problem.dtype
-            problem.array_mask_stride[:] = [stride if size > 1 else 0 for stride, size in zip(data.mask.stride(), data.mask.shape)]
-            problem.array_mask_stride[3] = 1
         problem.accuracy = self.accuracy
         room = self.room_for(row, problem, device, o)
         bound = self._library.bind_problem(problem, q, k, v, out, arrays, device=device, variant=self._variant, workspace=room,

@@ -28,9 +28,6 @@ __device__ __forceinline__ std::uint32_t shared_load_u16(std::uint32_t shared) {
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(shared) : "memory");
   return x;
 }
-__device__ __forceinline__ void shared_store(std::uint32_t shared, std::uint32_t x) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
-}
 __device__ __forceinline__ float4 shared_load4(std::uint32_t shared) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

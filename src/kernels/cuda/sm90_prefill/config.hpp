@@ -233,7 +233,9 @@ constexpr Config mask_config_of(std::size_t tile, MaskArray mask) {
   return config;
 }
 
-inline constexpr int kPaddingOfMask = 24;  // so that its tensor map lies at a multiple of 64 bytes
+// In front of Params::mask, so that its tensor map lies at a multiple of 64 bytes.
+inline constexpr int kPaddingOfMask = 24;
+
 /// Kernel arguments beside the tensor maps.
 struct Params {
   Band band;  // of the keys that the K and V maps hold, which are those that some row sees

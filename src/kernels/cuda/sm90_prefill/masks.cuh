@@ -2,9 +2,10 @@
 //
 // Two warps beside the producer copy a mask's elements, a block's rows and keys into a stage of a ring, every
 // other block each: by TMA where it takes the mask; where rows begin at multiples of 4 bytes, by cp.async;
-// else by words that they put together; a row that all queries share, once. What lies past the mask's end
-// is never read. Rows behind the sequence get zeros, however they come: they share a warp's guard with the
-// sequence's own, whose bits may not depend on what lies there. Consumers read a stage as the accumulators of Q K^T lie.
+// else by words that they put together. What lies past the mask's end is never read. Rows behind the
+// sequence get zeros, however they come: they share a warp's guard with the sequence's own, whose bits may
+// not depend on what lies there. A row that all queries share comes once, for all rows of the stage.
+// Consumers read a stage as the accumulators of Q K^T lie.
 #pragma once
 
 #include <cstdint>

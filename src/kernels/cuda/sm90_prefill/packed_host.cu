@@ -43,7 +43,6 @@ std::int64_t larger_dim(const Problem& problem) {
   return std::max(problem.head_dim, value_dim(problem));
 }
 
-/// What only the builds for serving take.
 MaskArray mask_of(const Problem& problem) {
   switch (problem.array_mask.kind) {
     case MaskKind::none:
@@ -55,6 +54,8 @@ MaskArray mask_of(const Problem& problem) {
   }
   return MaskArray::none;
 }
+
+/// What only the builds for serving take.
 bool needs_serving(const Problem& problem) {
   return mask_of(problem) != MaskArray::none || problem.pages.used() || problem.sinks ||
          problem.chunk > 0 || problem.sequences.kv_start ||
@@ -222,7 +223,6 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 /// What a launch will do: everything that does not depend on addresses.
 struct Decision {
   bool serving;
-  MaskArray mask;    // none where not serving
   std::size_t tile;  // of kTiles, of kServingTiles, or, with a mask, of kMaskTiles
   Features features;
   Config config;
@@ -237,8 +237,8 @@ Tiling tiling_for_serving(const Problem& problem, const Band& band) {
   constexpr Config kTallTile = kServingTiles[kTallServing64];
   const std::size_t tile = serving_tile(problem);
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
-  // All others are as tall as this one.
-  const bool tall = tile >= kTallServing64 || mask_of(problem) != MaskArray::none;
+  // Others are as tall as this one, or as the wide one.
+  const bool tall = serving_config(problem, tile).rows() == kTallTile.rows();
   Tiling work = tall ? tiling_by<kTallTile.rows(), kTallTile.keys>(band, seq_q)
                      : tiling_of<kWide>(band, seq_q);
   work.tile = tile;
@@ -248,7 +248,6 @@ Tiling tiling_for_serving(const Problem& problem, const Band& band) {
 Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   Decision d;
   d.serving = wants_serving(problem, facts, choice);
-  d.mask = mask_of(problem);
   d.features = d.serving ? Features::window : features_of(problem, choice);
   d.by_length = !equal_lengths(problem);
   const Band band = visible_keys(problem).band;
@@ -298,8 +297,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   const char* type = type_name(problem.dtype);
   const std::string build =
-      d.mask != MaskArray::none
-          ? core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.mask), ">")
+      d.config.has_mask()
+          ? core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.config.mask), ">")
       : d.serving
           ? core::concat("Serving<", type, ", ", d.tile, ">")
           : core::concat("Packed<", type, ", ", d.tile, ", ", static_cast<int>(d.features), ">");
@@ -342,9 +341,9 @@ const void* entry_for_mask(std::size_t tile, MaskArray mask) {
   return table[tile][mask == MaskArray::bias];
 }
 const void* kernel_of(DType dtype, const Decision& d) {
-  if (d.mask != MaskArray::none)
-    return dtype == DType::f16 ? entry_for_mask<__half>(d.tile, d.mask)
-                               : entry_for_mask<__nv_bfloat16>(d.tile, d.mask);
+  if (d.config.has_mask())
+    return dtype == DType::f16 ? entry_for_mask<__half>(d.tile, d.config.mask)
+                               : entry_for_mask<__nv_bfloat16>(d.tile, d.config.mask);
   if (d.serving)
     return dtype == DType::f16 ? entry_for_serving<__half>(d.tile)
                                : entry_for_serving<__nv_bfloat16>(d.tile);
@@ -362,9 +361,9 @@ Status ensure_ready(const Problem& problem, const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
   const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
   SharedMemoryOptIn& state =
-      d.mask != MaskArray::none ? mask_opt_in[type][d.tile][d.mask == MaskArray::bias]
-      : d.serving               ? serving_opt_in[type][d.tile]
-                                : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
+      d.config.has_mask() ? mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias]
+      : d.serving         ? serving_opt_in[type][d.tile]
+                          : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
   return state.ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, kId);
 }
 
@@ -431,11 +430,11 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     p.serving.by_page = Divisor::of(p.packed.arrays.page_size);
   }
   p.serving.value_dim = static_cast<std::int32_t>(value_dim(problem));
-  if (d.mask != MaskArray::none) {
+  if (d.config.has_mask()) {
     const auto& stride = problem.array_mask.stride;
     const std::int64_t last = (problem.batch - 1) * stride[0] + (problem.heads_q - 1) * stride[1] +
                               (problem.seq_q - 1) * stride[2] + problem.seq_kv - 1;
-    const std::int64_t bytes = d.mask == MaskArray::bias ? 2 : 1;
+    const std::int64_t bytes = d.config.mask == MaskArray::bias ? 2 : 1;
     p.mask.data = tensors.mask;
     p.mask.end = static_cast<const std::uint8_t*>(tensors.mask) + (last + 1) * bytes;
     p.mask.batch = stride[0], p.mask.head = stride[1], p.mask.row = stride[2];
@@ -447,28 +446,21 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   return p;
 }
 
-/// The map of a mask by array, where TMA can address it.
+/// The map of a mask by array, where TMA can address it and it has more than one row for all.
 bool map_mask(const Problem& problem, const void* data, const Config& config, CUtensorMap* map) {
-  const bool bias = config.mask == MaskArray::bias;
-  const std::int64_t bytes = bias ? 2 : 1;
-  const auto& stride = problem.array_mask.stride;
-  const auto fits = [&](std::int64_t length, std::int64_t of) {
-    return length <= 1 || (of * bytes % kTmaAlignment == 0 && of * bytes < kTmaStrideLimit);
-  };
-  if (stride[2] == 0 || reinterpret_cast<std::uintptr_t>(data) % kTmaAlignment != 0 ||
-      !fits(problem.batch, stride[0]) || !fits(problem.heads_q, stride[1]) ||
-      !fits(problem.seq_q, stride[2]))
+  const bool aligned = reinterpret_cast<std::uintptr_t>(data) % kTmaAlignment == 0;
+  const Layout layout{problem.array_mask.stride, aligned ? static_cast<int>(kTmaAlignment) : 1};
+  // Booleans are bytes, as e4m3 is.
+  const DType element = config.mask == MaskArray::bias ? problem.dtype : DType::e4m3;
+  if (layout.stride[2] == 0 ||
+      !tma_addressable(layout, element, problem.batch, problem.heads_q, problem.seq_q, true))
     return false;
-  MapShape shape{.type = bias ? map_type_of(problem.dtype) : CU_TENSOR_MAP_DATA_TYPE_UINT8};
-  shape.set_axis(0, problem.seq_kv, 0);
-  shape.set_axis(1, problem.seq_q, stride[2] * bytes);
-  shape.set_axis(2, stride[1] == 0 ? 1 : problem.heads_q, stride[1] * bytes);
-  shape.set_axis(3, stride[0] == 0 ? 1 : problem.batch, stride[0] * bytes);
-  shape.box[0] = static_cast<cuuint32_t>(config.keys);
-  shape.box[1] = static_cast<cuuint32_t>(config.rows());
-  if (!bias) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
   thread_local KeptMap kept;
-  return kept.make(map, shape, data);
+  return kept.make(
+      map,
+      map_of({layout, problem.batch, problem.heads_q, problem.seq_q, problem.seq_kv, element},
+             config.keys, config.rows()),
+      data);
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
@@ -496,7 +488,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return tensor_map_refused(kId, "Q, K, V and O");
   }
   Params params = make_params(problem, tensors, d);
-  if (d.mask != MaskArray::none) {
+  if (d.config.has_mask()) {
     CUtensorMap map{};
     static_assert(sizeof(map) == sizeof(params.mask.map));
     params.mask.mapped = map_mask(problem, tensors.mask, d.config, &map);
