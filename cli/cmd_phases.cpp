@@ -3,14 +3,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
 #include "workbench/base/schemas.hpp"
 #include "workbench/base/terminal.hpp"
 #include "workbench/fast/phases.hpp"
+#include "workbench/record/code_json.hpp"
 #include "workbench/record/record.hpp"
 
 namespace greenfast::cli {
@@ -58,6 +61,20 @@ json to_json(const PhaseShares& row) {
           {"launches", row.launches},
           {"green", row.green},
           {"same_output_as_rung", row.same_output}};
+}
+
+/// The machine code of rungs and twins, each kernel once, with who launches it.
+json code_of(const std::vector<PhaseShares>& rows, int arch) {
+  std::map<std::string, std::set<std::string>> launched_by;
+  for (const PhaseShares& row : rows)
+    for (const auto& [variant, kernel] : row.kernels) launched_by[kernel].insert(variant);
+  std::vector<std::string> kernels;
+  for (const auto& [kernel, variants] : launched_by) kernels.push_back(kernel);
+  const auto& code = workbench::own_device_code();
+  if (!code.ok()) return json::array();
+  json out = workbench::code_json(kernels, arch, *code);
+  for (json& item : out) item["variants"] = launched_by[item["kernel"].get<std::string>()];
+  return out;
 }
 
 void print_shares(const std::vector<PhaseShares>& rows) {
@@ -135,6 +152,7 @@ int run_phases(const PhasesOptions& options, const Arguments& argv) {
     out["device"] = {{"name", device->facts().name}, {"arch", device->facts().arch}};
     out["rows"] = json::array();
     for (const PhaseShares& row : rows) out["rows"].push_back(to_json(row));
+    out["code"] = code_of(rows, device->facts().arch);
     fmt::print("{}\n", out.dump(2));
   } else {
     print_shares(rows);

@@ -200,17 +200,15 @@ bool packed_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choi
 }
 
 // Masks by array: cuda.sm90.packed has tiles of 192 rows of a head, one an SM, cuda.sm80.serving 64 rows of
-// all heads of a group, two an SM, which take twice as long (the last table). Where a mask's rows begin
-// at odd multiples of two bytes, it comes to the former by words that have to be put together.
+// all heads of a group, two an SM, which take twice as long (the last table) and longer where a mask's rows
+// begin anywhere (256x8x49x32: 38 and 78 us, H100, 2026-11-26).
 bool packed_beats_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t batch = choice.batch_invariant ? 1 : p.batch, machine = facts.multiprocessors;
   const std::int64_t group = p.heads_q / p.heads_kv;
   const std::int64_t packed = core::ceil_div(tiles(p, choice, 192), machine);
   const std::int64_t serving = core::ceil_div(
       core::ceil_div(p.seq_q * group, std::int64_t{64}) * p.heads_kv * batch, 2 * machine);
-  const std::int64_t bytes = p.array_mask.kind == MaskKind::boolean ? 1 : 2;
-  const bool anywhere = p.seq_q > 1 && p.array_mask.stride[2] * bytes % 4 != 0;
-  return (anywhere ? 3 : 2) * packed <= 2 * 2 * serving;
+  return packed <= 2 * serving;
 }
 
 }  // namespace

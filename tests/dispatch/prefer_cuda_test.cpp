@@ -233,7 +233,7 @@ TEST_F(CudaSelection, MasksByArrayTakeTensorCoresWhereTheirTilesAreFull) {
   EXPECT_EQ(chosen(masked(16, 32, 8, 1, 2048, 128, MaskKind::boolean)), serving);
   EXPECT_EQ(chosen(masked(16, 32, 8, 16, 2048, 128, MaskKind::boolean)), serving);
   EXPECT_EQ(chosen(masked(64, 12, 12, 197, 197, 64, MaskKind::additive)), packed);
-  EXPECT_EQ(chosen(masked(256, 8, 8, 49, 49, 32, MaskKind::additive)), serving);
+  EXPECT_EQ(chosen(masked(256, 8, 8, 49, 49, 32, MaskKind::additive)), packed);
   // What it does not take.
   EXPECT_EQ(chosen(masked(4, 16, 16, 2048, 2048, 256, MaskKind::boolean)), serving);
   Problem wide = masked(4, 16, 16, 2048, 2048, 128, MaskKind::additive);

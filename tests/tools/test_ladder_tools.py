@@ -251,10 +251,15 @@ def test_checks_are_held_to_the_predecessor(tmp_path):
               "policy": {"name": "strict"}, "settings": {"seeds": [0]},
               "rows": [{"variant": v, "problem": "p", "verdict": "GREEN", "reason": None, "cases": 1, "worst": worst}
                        for v in ("cuda.v2c.v6", "cuda.v2c.v7", "cuda.stage_c.stage2_no_cp_async")],
-              "cases": [{**case, "variant": "cuda.v2c.v6", "output_sha256": "a"}, {**case, "variant": "cuda.v2c.v7", "output_sha256": "a"}]}
+              "cases": [{**case, "variant": "cuda.v2c.v6", "output_sha256": "a"}, {**case, "variant": "cuda.v2c.v7", "output_sha256": "a"}],
+              "plans": [{"variant": v, "kernel": "v2c"} for v in ("cuda.v2c.v7", "cuda.v2c.v6")],
+              "code": [{"kernel": "v2c", "arch": "sm_90a", "sha256": "1" * 64}, {"kernel": "nobody's", "arch": "sm_90a", "sha256": "2" * 64}]}
     path = tmp_path / "check.json"
     path.write_text(json.dumps(record))
     tool = [sys.executable, ROOT / "tools" / "ladder_checks", path]
+    checks = json.loads(subprocess.run([*tool, path], capture_output=True, text=True, check=True).stdout)
+    # What binds the record: each kernel once, with who launches it.
+    assert checks["code"] == [{"kernel": "v2c", "arch": "sm_90a", "sha256": "1" * 64, "variants": ["cuda.v2c.v6", "cuda.v2c.v7"]}]
     rows = json.loads(subprocess.run(tool, capture_output=True, text=True, check=True).stdout)["rows"]
     assert [(r["same_bits"], r["compared"], r["compared_with"]) for r in rows] == [(0, 0, None), (1, 1, "cuda.v2c.v6"), (0, 0, None)]
     record["rows"][0]["verdict"] = "RED"

@@ -156,6 +156,9 @@ Result<std::vector<PhaseShares>> measure_phases(Device& device,
         auto twin = subject_of(run.twin), rung = subject_of(run.rung);
         if (!twin) return twin.status();
         if (!rung) return rung.status();
+        for (Subject* subject : {twin->get(), rung->get()})
+          if (const auto plan = subject->plan(data.test.problem, device.facts()))
+            out.kernels[subject->id()] = plan->kernel;
         const CaseResult judged = validate(**twin, device, data, policy);
         const CaseResult original = validate(**rung, device, data, policy);
         out.green = judged.verdict == Verdict::green;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,9 +25,10 @@ struct PhaseShares {
   double cycles_per_warp = 0;       ///< mean over warps and launches
   std::int64_t warps = 0;           ///< of one launch
   int launches = 0;
-  bool green = false;        ///< the twin's output, under the policy
-  bool same_output = false;  ///< bit for bit the rung's
-  std::string reason;        ///< when it is not GREEN
+  bool green = false;                          ///< the twin's output, under the policy
+  bool same_output = false;                    ///< bit for bit the rung's
+  std::string reason;                          ///< when it is not GREEN
+  std::map<std::string, std::string> kernels;  ///< that twin and rung launch, by variant
 };
 
 /// A twin at a shape: the first of its problems that the twin takes, or why it takes none.

@@ -14,23 +14,17 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* gl
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-/// Copies 16 bytes past L1; writes 16 zero bytes and reads nothing when keep is false.
-__device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* global, bool keep) {
-  const int bytes = keep ? 16 : 0;
+/// Copies the first `bytes` of 16, 0 to 16, past L1, and writes zeros behind them.
+__device__ __forceinline__ void cp_async_16_part(std::uint32_t shared, const void* global,
+                                                 int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes)
                : "memory");
 }
 
-/// Copies the first `bytes` of 4, 0 to 4, through L1, and writes zeros behind them.
-__device__ __forceinline__ void cp_async_4_part(std::uint32_t shared, const void* global,
-                                                int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes)
-               : "memory");
-}
-/// An arrival of this thread at an mbarrier, once all its copies so far are there; sm_90.
-__device__ __forceinline__ void cp_async_arrive(std::uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+/// Copies 16 bytes past L1; writes 16 zero bytes and reads nothing when keep is false.
+__device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* global, bool keep) {
+  cp_async_16_part(shared, global, keep ? 16 : 0);
 }
 
 /// cp_async_16, and nothing at all where `go` is false: without a branch, which products around it could
@@ -68,6 +62,15 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
   uint4 value;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(shared)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint2 load_shared_8(std::uint32_t shared) {
+  uint2 value;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
                : "r"(shared)
                : "memory");
   return value;

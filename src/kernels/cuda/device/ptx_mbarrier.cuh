@@ -47,6 +47,19 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
       : "memory");
 }
 
+/// Whether all lanes of the warp see that the phase of this parity has completed; does not wait.
+__device__ __forceinline__ bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
+  int done;
+  asm volatile(
+      "{.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return __all_sync(0xffffffffu, done) != 0;
+}
+
 /// threadIdx.x, read where it stands: the compiler does not keep what is computed from it alive.
 __device__ __forceinline__ int thread_index() {
   int index;

@@ -111,11 +111,12 @@ struct Config {
   // The second warpgroup's output in fp32, and bases and sums of its rows.
   constexpr int exchange_offset() const { return ones_offset() + ones_bytes() + o_bytes(); }
   constexpr int exchange_bytes() const { return split ? 128 * 4 * (head_dim / 2 + 4) : 0; }
-  // A stage holds the tile's rows of a block's keys, swizzled.
+  // A stage holds the tile's rows of a block's keys, swizzled, and 16 bytes more a row.
   constexpr bool has_mask() const { return mask != MaskArray::none; }
   constexpr int mask_offset() const { return exchange_offset() + exchange_bytes(); }
   constexpr int mask_row_bytes() const { return (mask == MaskArray::bias ? 2 : 1) * keys; }
-  constexpr int mask_bytes() const { return has_mask() ? rows() * mask_row_bytes() : 0; }
+  constexpr int mask_tile_bytes() const { return rows() * mask_row_bytes(); }
+  constexpr int mask_bytes() const { return has_mask() ? mask_tile_bytes() + 16 * rows() : 0; }
   constexpr int shared_bytes() const { return 1024 + mask_offset() + mask_stages * mask_bytes(); }
 
   // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for
@@ -229,7 +230,7 @@ constexpr Config mask_config_of(std::size_t tile, MaskArray mask) {
   // What shared memory has room for. Consumers drift apart by a block or two, which short rings stop.
   const bool wide = config.head_dim > 64, bias = mask == MaskArray::bias;
   config.k_stages = config.v_stages = wide && bias ? 3 : 4;
-  config.mask_stages = wide ? (bias ? 3 : 4) : (bias ? 4 : 6);
+  config.mask_stages = wide ? 3 : bias ? 4 : 6;
   return config;
 }
 
