@@ -32,7 +32,13 @@ __all__ = ["FallbackWarning", "replace_sdpa", "scaled_dot_product_attention"]
 Tensor = torch.Tensor
 _SDPA = _functional.scaled_dot_product_attention
 _is_compiling, _is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 has it first
+if hasattr(torch.compiler, "_is_exporting_flag"):  # torch 2.7 has it first
+
+    def _is_exporting() -> bool:
+        """torch.compiler.is_exporting(), for which Dynamo of torch 2.11 takes True in torch.compile too."""
+        return torch.compiler._is_exporting_flag
+else:
+    _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 _is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
 _dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _increment_version = torch.autograd.graph.increment_version

@@ -119,6 +119,20 @@ def test_compiled_without_breaks_with_dynamic_shapes_and_graphs():
         torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
 
 
+def test_compiled_calls_take_the_operator_without_gradients():
+    """Dynamo of torch 2.11 takes torch.compiler.is_exporting() for true; the operator that an exported program needs costs twice as much."""
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(lambda q, k, v: gt.scaled_dot_product_attention(q, k, v, enable_gqa=True), fullgraph=True, backend=backend)(*tensors(rows=64, keys=64))
+    assert seen == ["greenfast.sdpa.default"]
+
+
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
 def test_torchs_registry_where_it_selects_flash():
     from torch.nn.attention import SDPBackend, sdpa_kernel
