@@ -437,6 +437,43 @@ TEST(Selecting, BatchInvariantIgnoresBatchAndThreads) {
     }
 }
 
+// A thread keeps what it found of its last call: nothing of that may answer another.
+TEST(Selecting, ACallIsAnsweredForItselfWhateverWasAskedBefore) {
+  std::vector<std::string> ran;
+  const auto keep = [](const char* message, void* user) {
+    const std::string line = message;
+    static_cast<std::vector<std::string>*>(user)->push_back(line.substr(line.rfind(' ') + 1));
+  };
+  const Problem p = make_problem(1, 2, 2, 5, 7, 8, DType::f32);
+  Problem other = p, wrong = p;
+  other.mask = Mask::causal(Alignment::top_left);
+  wrong.heads_kv = 3;
+  Data data(p), masked(other);
+  set_log_callback(keep, &ran);
+  for (int turn = 0; turn < 2; ++turn) {
+    ASSERT_TRUE(attention(p, data.tensors(), {}));
+    ASSERT_TRUE(attention(p, data.tensors(), {.variant = "cpu.naive"}));
+    ASSERT_TRUE(attention(p, data.tensors(), {}));
+    EXPECT_EQ(attention(p, data.tensors(), {.max_splits = -1}).code(),
+              StatusCode::invalid_argument);
+    EXPECT_EQ(attention(wrong, data.tensors(), {}).code(), StatusCode::invalid_argument);
+    EXPECT_EQ(attention(p, {}, {}).code(), StatusCode::invalid_argument);
+    Tensors over = data.tensors();
+    over.o = const_cast<void*>(over.q);
+    EXPECT_EQ(attention(p, over, {}).code(), StatusCode::invalid_argument);
+    ASSERT_TRUE(attention(other, masked.tensors(), {.batch_invariant = true}));
+    ASSERT_TRUE(attention(other, masked.tensors(), {}));
+    ASSERT_TRUE(attention(p, data.tensors(), {}));
+  }
+  set_log_callback(nullptr, nullptr);
+  const std::vector<std::string> once{"cpu.flash", "cpu.naive", "cpu.flash",
+                                      "cpu.flash", "cpu.flash", "cpu.flash"};
+  ASSERT_EQ(ran.size(), 2 * once.size());
+  for (std::size_t i = 0; i < ran.size(); ++i) EXPECT_EQ(ran[i], once[i % once.size()]) << i;
+  expect_attention(p, data.tensors());
+  expect_attention(other, masked.tensors());
+}
+
 TEST(Log, TellsWhichVariantRanAndIsSilentOtherwise) {
   struct Lines {
     std::mutex mutex;
