@@ -64,7 +64,7 @@ def test_a_truncated_record_is_refused(page, tmp_path):
 
 
 def test_who_is_compared_with_whom_is_asked_of_the_command(tmp_path):
-    mark = "ladder evidence/ladder-h200.json"
+    mark = "ladder evidence/ladder-h100.json"
     page = tmp_path / "page.md"
     page.write_text(f"<!-- greenfast:{mark} -->\n<!-- greenfast:end -->\n")
     (tmp_path / "bin").mkdir()
@@ -257,10 +257,10 @@ def test_samples_without_a_peer_and_charts_of_nothing_are_refused(greenfast, sam
 
 
 def test_the_history_of_the_ladder_is_arithmetic_on_its_record(greenfast, tmp_path):
-    record = json.loads((ROOT / "evidence" / "ladder-h200.json").read_text())
+    record = json.loads((ROOT / "evidence" / "ladder-h100.json").read_text())
     times = {row["variant"]: row["time"] for row in record["rows"] if row["time"] and row["problem"].split()[0] == "mission"}
     page = tmp_path / "page.md"
-    page.write_text("<!-- greenfast:history evidence/ladder-h200.json -->\n<!-- greenfast:end -->\n")
+    page.write_text("<!-- greenfast:history evidence/ladder-h100.json -->\n<!-- greenfast:end -->\n")
     environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
     assert subprocess.run([*TOOL, str(page)], env=environment, check=False).returncode == 0
     rows = {cells[1].strip("` "): cells for cells in (line.split(" | ") for line in page.read_text().splitlines())
@@ -286,7 +286,7 @@ def test_a_step_without_a_prediction_has_no_table(greenfast, tmp_path):
     first, *others = text.split("\n[[change]]\n")
     (tmp_path / "some.toml").write_text(first + "".join("\n[[change]]\n" + row for row in others[1:]))
     page = tmp_path / "page.md"
-    gates = "evidence/ladder/gates-h200.json"
+    gates = "evidence/ladder/gates-h100.json"
     page.write_text(f"<!-- greenfast:predictions {tmp_path}/some.toml {gates} -->\n<!-- greenfast:end -->\n")
     environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
     result = subprocess.run([*TOOL, str(page)], env=environment, capture_output=True, text=True, check=False)
@@ -318,10 +318,10 @@ def test_a_step_without_a_prediction_has_no_table(greenfast, tmp_path):
 
 def test_beside_an_interval_stands_what_the_gate_said_of_it(greenfast, tmp_path):
     """By the kind, shape and statistic of the checklist's line, or its name in a record from before there were kinds."""
-    walk = json.loads((ROOT / "evidence" / "ladder" / "gates-h200.json").read_text())
+    walk = json.loads((ROOT / "evidence" / "ladder" / "gates-h100.json").read_text())
     step = next(step for step in walk["steps"] if step["candidate"] == "cuda.v2c.v8")
     page, gates = tmp_path / "page.md", tmp_path / "gates.json"
-    page.write_text(f"<!-- greenfast:ladder evidence/ladder-h200.json {gates} -->\n<!-- greenfast:end -->\n")
+    page.write_text(f"<!-- greenfast:ladder evidence/ladder-h100.json {gates} -->\n<!-- greenfast:end -->\n")
     environment = {**os.environ, "GREENFAST_BUILD": str(greenfast.program.parent.parent)}
 
     def row():
@@ -346,7 +346,7 @@ def test_beside_an_interval_stands_what_the_gate_said_of_it(greenfast, tmp_path)
 
 
 def test_twins_of_other_phases_share_a_table(greenfast, tmp_path):
-    record = json.loads((ROOT / "evidence" / "ladder" / "phases-h200.json").read_text())
+    record = json.loads((ROOT / "evidence" / "ladder" / "phases-h100.json").read_text())
     row = next(row for row in record["rows"] if not row["skipped"])
     record["rows"] = [row, {**row, "variant": "cuda.v2c.v6", "dtype": "fp16", "shares": {"loads": 0.25, "P·V": 0.75},
                             "original_estimate": {"loads": 0.12, "P·V": 0.3}},
