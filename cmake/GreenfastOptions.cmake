@@ -16,8 +16,12 @@ if(GREENFAST_FUZZ AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
 endif()
 set(_greenfast_sanitizers ${GREENFAST_SANITIZE})
 if(GREENFAST_FUZZ)
-  # Coverage feedback for the fuzz targets, from everything they call.
+  # Coverage feedback for the fuzz targets, from what they call. (A source may be without sanitizers; then clang
+  # has no use for the list.)
   list(APPEND _greenfast_sanitizers fuzzer-no-link)
+  target_compile_options(greenfast_options INTERFACE
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize-coverage-allowlist=${PROJECT_SOURCE_DIR}/fuzz/covered.txt
+      -Wno-unused-command-line-argument>)
 endif()
 if(_greenfast_sanitizers)
   list(JOIN _greenfast_sanitizers "," _greenfast_sanitizers)
