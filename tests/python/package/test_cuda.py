@@ -119,6 +119,21 @@ def test_compiled_without_breaks_with_dynamic_shapes_and_graphs():
         torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
 
 
+def test_masks_whose_rows_begin_anywhere_with_tiles_without_keys_between():
+    """Four tiles a CTA of an H100, of which the first alone has keys: warps that copy masks may wait for no tile with a block in hand."""
+    heads = torch.cuda.get_device_properties(0).multi_processor_count
+    torch.manual_seed(0)
+    q = torch.randn(4, heads, 64, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(4, heads, 65, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    used = torch.tensor([64, 0, 0, 0], device="cuda", dtype=torch.int32)
+    mask = torch.rand(4, heads, 64, 65, device="cuda") < 0.7
+    out = greenfast.attention(q, k, v, used_kv=used, mask=mask, variant="cuda.sm90.packed")
+    visible = mask[:1, :, :, :64]
+    scores = (q[:1].float() @ k[:1, :, :64].float().transpose(2, 3) / 8).masked_fill(~visible, -torch.inf)
+    torch.testing.assert_close(out[:1].float(), torch.softmax(scores, -1) @ v[:1, :, :64].float(), atol=2e-2, rtol=2e-2)
+    assert not out[1:].any()
+
+
 def test_compiled_calls_take_the_operator_without_gradients():
     """Dynamo of torch 2.11 takes torch.compiler.is_exporting() for true; the operator that an exported program needs costs twice as much."""
     seen = []

@@ -118,6 +118,7 @@ struct Unshifted {
     }
     // Rows behind the tile's last, of a warpgroup that has others: from here on by zeros.
     const int behind = static_cast<int>(begins >> 8) + 1;
+    __syncwarp();  // other lanes have shifted some of them
 #pragma unroll 1
     for (int piece = behind * Pieces::kOfRow + ptx::lane_id();
          piece < (behind + 63) / 64 * 64 * Pieces::kOfRow; piece += 32)
@@ -319,6 +320,10 @@ __device__ __forceinline__ void send_masks(const Params& p, const SharedMemory<C
   MaskedTile tile;
 #pragma unroll 1
   for (int step = 0;; ++step) {
+    // Nothing is under way where this warp waits for what others do: the next tile may be found only when a
+    // tile before it, whose consumers wait for this block, is done with (tiles without keys between them).
+    if (under_way.any() && !ptx::mbarrier_test(ring.full(step), ring.parity(step)))
+      under_way.template finish<0>(shared, p.mask.mapped);
     ring.read(step, tile);
     ring.release(step);
     if (tile.index < 0) break;
