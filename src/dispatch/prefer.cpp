@@ -201,7 +201,7 @@ bool packed_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choi
 
 // Masks by array: cuda.sm90.packed has tiles of 192 rows of a head, one an SM, cuda.sm80.serving 64 rows of
 // all heads of a group, two an SM, which take twice as long (the last table) and longer where a mask's rows
-// begin anywhere (256x8x49x32: 38 and 78 us, H100, 2026-11-26).
+// begin anywhere (256x8x49x32: 42 and 78 us, H100, 2026-11-26).
 bool packed_beats_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t batch = choice.batch_invariant ? 1 : p.batch, machine = facts.multiprocessors;
   const std::int64_t group = p.heads_q / p.heads_kv;
