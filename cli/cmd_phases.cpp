@@ -3,10 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "cli/command.hpp"
 #include "cli/problem_options.hpp"
@@ -65,16 +63,12 @@ json to_json(const PhaseShares& row) {
 
 /// The machine code of rungs and twins, each kernel once, with who launches it.
 json code_of(const std::vector<PhaseShares>& rows, int arch) {
-  std::map<std::string, std::set<std::string>> launched_by;
-  for (const PhaseShares& row : rows)
-    for (const auto& [variant, kernel] : row.kernels) launched_by[kernel].insert(variant);
-  std::vector<std::string> kernels;
-  for (const auto& [kernel, variants] : launched_by) kernels.push_back(kernel);
   const auto& code = workbench::own_device_code();
   if (!code.ok()) return json::array();
-  json out = workbench::code_json(kernels, arch, *code);
-  for (json& item : out) item["variants"] = launched_by[item["kernel"].get<std::string>()];
-  return out;
+  workbench::Launchers launchers;
+  for (const PhaseShares& row : rows)
+    for (const auto& [variant, kernel] : row.kernels) launchers.add(kernel, variant);
+  return workbench::code_json(launchers, arch, *code);
 }
 
 void print_shares(const std::vector<PhaseShares>& rows) {

@@ -112,8 +112,7 @@ json code_of_walk(const json& record) {
 json code_of_launches(const std::vector<Launch>& launches,
                       const std::map<std::string, Problem>& problems, const DeviceFacts& facts,
                       const DeviceCode& binary) {
-  std::map<std::string, std::set<std::string>> variants;
-  std::vector<std::string> names;
+  Launchers launchers;
   for (const Launch& launch : launches) {
     std::string name = launch.kernel;
     const auto problem = problems.find(launch.problem);
@@ -123,12 +122,9 @@ json code_of_launches(const std::vector<Launch>& launches,
       options.variant = launch.variant;
       if (const auto now = plan(problem->second, facts, options); now.ok()) name = now->kernel;
     }
-    names.push_back(name);
-    variants[name].insert(launch.variant);
+    launchers.add(name, launch.variant);
   }
-  json out = code_json(names, facts.arch, binary);
-  for (json& item : out) item["variants"] = variants[text_of(item, "kernel")];
-  return out;
+  return code_json(launchers, facts.arch, binary);
 }
 
 }  // namespace

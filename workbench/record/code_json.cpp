@@ -33,6 +33,17 @@ json code_json(std::span<const std::string> kernels, int arch, const DeviceCode&
   return out;
 }
 
+void Launchers::add(const std::string& kernel, const std::string& variant) {
+  kernels.push_back(kernel);
+  variants[kernel].insert(variant);
+}
+
+json code_json(const Launchers& launchers, int arch, const DeviceCode& code) {
+  json out = code_json(launchers.kernels, arch, code);
+  for (json& row : out) row["variants"] = launchers.variants.at(row["kernel"].get<std::string>());
+  return out;
+}
+
 json code_json(std::span<const Plan> plans, const DeviceFacts& facts) {
   if (facts.kind != DeviceKind::cuda) return json::array();
   const auto& code = own_device_code();

@@ -158,18 +158,13 @@ std::optional<CompilerLogs> logs_of_sides(std::span<const PlannedShape> shapes,
 
 nlohmann::json code_of_sides(std::span<const PlannedShape> shapes, int arch,
                              const DeviceCode& code) {
-  std::vector<std::string> names;
-  std::map<std::string, std::set<std::string>> variants;
+  Launchers launchers;
   for (const PlannedShape& shape : shapes) {
-    for (const std::optional<Plan>& plan : {shape.baseline, shape.candidate}) {
-      if (!plan || !plan->variant.starts_with(name_of(DeviceKind::cuda))) continue;
-      names.push_back(plan->kernel);
-      variants[plan->kernel].insert(plan->variant);
-    }
+    for (const std::optional<Plan>& plan : {shape.baseline, shape.candidate})
+      if (plan && plan->variant.starts_with(name_of(DeviceKind::cuda)))
+        launchers.add(plan->kernel, plan->variant);
   }
-  nlohmann::json out = code_json(names, arch, code);
-  for (nlohmann::json& row : out) row["variants"] = variants[row.at("kernel").get<std::string>()];
-  return out;
+  return code_json(launchers, arch, code);
 }
 
 }  // namespace greenfast::workbench
