@@ -268,7 +268,10 @@ _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, *, float? scale=None, "
     "float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, bool batch_invariant=False, "
     "ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)")
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+# Inductor may choose strides of its own for what a graph computes, and where only their order is fixed it makes memory of an expanded tensor
+# with the expanded dimension innermost, which no kernel reads (torch 2.11 and 2.15, 2026-11-26).
+_EXACT_STRIDES = hasattr(torch.Tag, "needs_exact_strides")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides if _EXACT_STRIDES else torch.Tag.needs_fixed_stride_order)
 
 
 def _op(q, k, v, q_scale=None, k_scale=None, v_scale=None, *, scale=None, softcap=0.0, left=-1, right=-1, align=2, bshd=False,
@@ -539,6 +542,10 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
                                   "greenfast.torch.scaled_dot_product_attention, which goes to PyTorch's there")
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, lse)):
         raise NotImplementedError("out or lse requires gradients: what is written there has none; pass memory that does not, or leave it out")
+    if not _EXACT_STRIDES and _is_compiling():
+        k, v = _rows_of_their_own(k), _rows_of_their_own(v)
+        if more is not None:
+            more = (*(x if x is None else _rows_of_their_own(x) for x in more[:_FLOAT_FEATURES]), *more[_FLOAT_FEATURES:])
     needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or more is not None and _learns(more))
     if needs_gradient:
         reason = "scales" if q_scale is not None else "out" if out is not None else "lse given" if lse is not None else _no_gradient(
@@ -876,7 +883,7 @@ def _contiguous_rows(x: Tensor) -> Tensor:
 
 
 def _rows_of_their_own(q: Tensor) -> Tensor:
-    """A query with contiguous rows and memory for each element: an output of its order of strides would share memory too."""
+    """This with contiguous rows and memory for each element. Of a query: an output of its order of strides would share memory too."""
     strides = q.stride()
     if _is_compiling():  # the stride first, and no size is asked for that a graph may not know
         shared = any(_known(step == 0) and not _known(size == 1) for size, step in zip(q.shape, strides))

@@ -1107,6 +1107,29 @@ def test_masks_and_lengths_compile(backend):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("exact", [True, False], ids=["as this PyTorch has it", "without a tag for strides"])
+def test_what_a_graph_computes_and_expands_is_read(exact, monkeypatch):
+    """Inductor writes what is expanded to memory in an order of its own, if it may: keys, values or masks with other than contiguous rows."""
+    if exact and not gt._EXACT_STRIDES:
+        pytest.skip("this PyTorch has no tag for strides")
+    monkeypatch.setattr(gt, "_EXACT_STRIDES", exact)
+    torch._dynamo.reset()
+
+    def model(attend, q, k, v, last):
+        visible = torch.arange(k.shape[2]) <= last
+        bias = torch.zeros(k.shape[2]).masked_fill(~visible, -torch.inf)
+        shared = [(x[:, :1] * 2).expand_as(x) for x in (k, v)]
+        return [attend(q, k, v, visible.expand(2, 1, q.shape[2], -1)), attend(q, k, v, bias.expand(2, 4, q.shape[2], -1)), attend(q, *shared),
+                attend(q, *((x[:1] + 1).expand_as(x) for x in (k, v))), attend((q[:, :1] * 2).expand_as(q), k, v)]
+
+    arguments = torch.randn(2, 4, 3, 16), torch.randn(2, 4, 31, 16), torch.randn(2, 4, 31, 16), torch.tensor(20)
+    # What was compiled before may have been kept, under the same name, without what this is about.
+    with torch._inductor.config.patch(force_disable_caches=True), torch.no_grad():
+        ours = torch.compile(model, fullgraph=True)(lambda *x: gt.scaled_dot_product_attention(*x, fallback="error"), *arguments)
+    for one, theirs in zip(ours, model(SDPA, *arguments)):
+        torch.testing.assert_close(one, theirs, atol=2e-6, rtol=1e-5)
+
+
 def test_a_compiled_fallback_is_said_when_it_is_traced(monkeypatch):
     torch._dynamo.reset()
     q, k, v = tensors(heads=2)
