@@ -43,6 +43,7 @@ LEFT, RIGHT = torch.ones(2, ROWS, dtype=torch.long), torch.ones(2, ROWS, dtype=t
 LEFT[0, :6] = 0
 RIGHT[0, 14:] = 0
 PACKED = torch.cat([torch.arange(12), torch.arange(8)])[None].expand(2, -1)
+STATIC = {"cache_implementation": "static"}
 INPUTS = {"plain": {}, "padded-left": {"attention_mask": LEFT}, "padded-right": {"attention_mask": RIGHT},
           "packed": {"position_ids": PACKED, "use_cache": False}}
 
@@ -98,12 +99,89 @@ def test_a_forward_pass_is_eagers_and_computed_here(pairs, name, inputs):
 
 
 @NOTHING_FALLS_BACK
-@pytest.mark.parametrize("options", [{}, {"attention_mask": LEFT}, {"cache_implementation": "static"}], ids=["dynamic", "padded", "static"])
+@pytest.mark.parametrize("options", [{}, {"attention_mask": LEFT}, STATIC, {**STATIC, "attention_mask": LEFT}],
+                         ids=["dynamic", "padded", "static", "static-padded"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_decoding_gives_the_same_tokens(pairs, name, options):
     greenfast.hf._said.clear()
     tokens = [model.generate(IDS, max_new_tokens=12, do_sample=False, pad_token_id=0, disable_compile=True, **options) for model in pairs(name)]
     assert torch.equal(*tokens)
+
+
+# --- a static cache's mask -------------------------------------------------------------------------------------------------
+
+def generated(model, mask, **options):
+    return model.generate(IDS, max_new_tokens=5, do_sample=False, pad_token_id=0, attention_mask=mask, **STATIC, **options)
+
+
+@NOTHING_FALLS_BACK
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-window"])
+def test_the_mask_of_a_static_cache_reaches_the_library_as_it_is(pairs, name, mask, monkeypatch):
+    from transformers.modeling_utils import AttentionInterface
+    handed, read = [], []
+    forward, run = greenfast.hf.attention_forward, greenfast.torch._run
+
+    def seen(module, query, key, value, attention_mask, **options):
+        if query.shape[2] == 1:
+            handed.append(attention_mask)
+        return forward(module, query, key, value, attention_mask, **options)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "greenfast", seen)
+    monkeypatch.setattr(greenfast.torch, "_run", lambda *a: (read.append(a[-1][0]) if a[0].shape[2] == 1 else None, run(*a))[1])
+    greenfast.hf._said.clear()
+    generated(pairs(name)[1], mask, disable_compile=True)
+    assert len(handed) == len(read) == 4 * SMALL["num_hidden_layers"] and all(x is y for x, y in zip(handed, read))
+    kinds = 2 if "window" in name else 1
+    assert len({id(x) for x in read}) == 4 * kinds and len({x.shape for x in read}) == kinds  # one in each step for all layers of a kind
+    assert all(x.dtype == torch.bool and x.shape[:3] == (2, 1, 1) and x.is_contiguous() for x in read)
+
+
+@NOTHING_FALLS_BACK
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_compiled_steps_over_a_static_cache_read_the_mask_that_they_are_given(pairs, name, mask):
+    from torch._dynamo.backends.common import aot_autograd
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    eager, ours = pairs(name)
+    ours = copy.deepcopy(ours)  # generate() keeps what it compiled with the model
+    config = transformers.CompileConfig(fullgraph=True, mode=None, backend=aot_autograd(fw_compiler=keep))
+    config._compile_all_devices = True
+    greenfast.hf._said.clear()
+    torch._dynamo.reset()
+    assert torch.equal(generated(ours, mask, compile_config=config), generated(eager, mask, disable_compile=True))
+    torch._dynamo.reset()
+    kinds = 2 if name == "gemma2" else 1
+    assert 1 <= len(graphs) <= kinds  # of a window's cache transformers' graph knows the position
+    for graph in graphs:
+        read = [node.args[6] for node in graph.graph.nodes if node.target is torch.ops.greenfast.attention_features_forward.default]
+        assert len(read) == SMALL["num_hidden_layers"] and len(set(read)) == kinds and all(node.op == "placeholder" for node in read)
+
+
+@NOTHING_FALLS_BACK
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_without_a_mask_over_a_static_cache_is_sdpas(pairs, rows):
+    """transformers makes its mask of one entry for all of the batch then, in the graph where all of the model is compiled."""
+    ours = pairs("qwen3")[1]
+    sdpa = copy.deepcopy(ours)
+    sdpa.config._attn_implementation = "sdpa"
+    greenfast.hf._said.clear()
+    torch._dynamo.reset()
+
+    def step(model, call):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=31)
+        with torch.no_grad():
+            model(input_ids=IDS, past_key_values=cache)
+            return call(input_ids=IDS[:, :rows], past_key_values=cache).logits
+
+    theirs = step(sdpa, sdpa)
+    for call in (ours, torch.compile(ours, backend="aot_eager", fullgraph=True)):
+        assert (step(ours, call) - theirs).abs().max() < LIMIT
 
 
 @pytest.mark.filterwarnings("ignore")
