@@ -534,6 +534,23 @@ def sanitizer(path):
             f"{record['utc'][:10]}, {record['greenfast']}; shapes {record['shapes']}.\n")
 
 
+def share_of(case, mode):
+    """What attention has of a case's time with PyTorch's SDPA, in percent; "" where a record does not say it."""
+    shares = case.get({"eager": "attention_share", "compiled": "compiled_attention_share"}[mode])
+    return f"{100 * shares['sdpa']:.0f}%" if shares else ""
+
+
+def static_caches(records):
+    """A sentence on the compiled steps of decoding of these records, where there are any."""
+    cases = [case["static_cache"] for record in records for case in record["models"].values() if case["median_ms"].get("compiled") and "static_cache" in case]
+    if not cases:
+        return ""
+    sizes = ", ".join(dict.fromkeys(f"{case['filled']} of {case['length']}" for case in cases))
+    without = "; ".join(dict.fromkeys(case["why"] for case in cases if not case["cuda_graph"]))
+    return (f" A compiled step of decoding has a static cache ({sizes} tokens are there), whose mask is an array, "
+            + (f"and no CUDA graph hides the host ({without})." if without else "and is a CUDA graph."))
+
+
 def whole_models(*paths):
     records = [load(path, "greenfast.python/1") for path in paths]
     sides = {"sdpa": "PyTorch's SDPA", "fa3": "FlashAttention-3", "greenfast": "Greenfast"}
@@ -548,25 +565,27 @@ def whole_models(*paths):
                 medians = case["median_ms"].get(mode)
                 if not medians:
                     continue
-                cells = [name, mode, f"{100 * case['attention_share']['sdpa']:.0f}%" if mode == "eager" else ""]
+                cells = [name, mode, share_of(case, mode)]
                 for side in sides:
                     over = case["speedup_over_sdpa"][mode].get(side)
-                    cells.append(f"{medians[side]:.1f} ms" + (f", {over:.2f}×" if over else ""))
+                    cells.append("-" if side not in medians else f"{medians[side]:.1f} ms" + (f", {over:.2f}×" if over else ""))
                 rows.append(cells)
         said.append(f"{record['device']}, PyTorch {record['versions']['torch'].split('+')[0]}, transformers {record['versions']['transformers']}, {record['utc'][:10]}")
     return (table(["model", "", "attention's share with SDPA", *sides.values()], "llrrrr", rows) +
-            f"\nMedians of rounds in which the sides took turns, × is SDPA's time over theirs in the same round: `tools/gpu/python`, {'; '.join(dict.fromkeys(said))}.\n")
+            f"\nMedians of rounds in which the sides took turns, × is SDPA's time over theirs in the same round: `tools/gpu/python`, {'; '.join(dict.fromkeys(said))}.{static_caches(records)}\n")
 
 
 def whole_models_summary(*paths):
     rows, devices = [], []
-    for record in (load(path, "greenfast.python/1") for path in paths):
+    records = [load(path, "greenfast.python/1") for path in paths]
+    for record in records:
         for name, case in record["models"].items():
             over = {mode: case["speedup_over_sdpa"].get(mode, {}).get("greenfast") for mode in ("eager", "compiled")}
-            rows.append([name, f"{100 * case['attention_share']['sdpa']:.0f}%", *(f"{over[mode]:.2f}" if over[mode] else "not timed" for mode in over)])
+            compiled = share_of(case, "compiled")
+            rows.append([name, share_of(case, "eager") + (f", compiled {compiled}" if compiled else ""), *(f"{over[mode]:.2f}" if over[mode] else "not timed" for mode in over)])
         devices.append(f"{record['device']}, {record['utc'][:10]}")
     return (table(["whole model, random weights", "attention's share", "×, eager", "×, compiled"], "lrrr", rows) +
-            f"\n× is the time with PyTorch's SDPA over that with Greenfast in the same round. {'; '.join(dict.fromkeys(devices))}.\n")
+            f"\n× is the time with PyTorch's SDPA over that with Greenfast in the same round. {'; '.join(dict.fromkeys(devices))}.{static_caches(records)}\n")
 
 
 def ladder_checks(path):

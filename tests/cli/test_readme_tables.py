@@ -92,6 +92,59 @@ def test_an_unfinished_block_is_refused(page):
     assert tool(page).returncode == 2
 
 
+# ---- Whole models. ----
+
+def models_record(**decode):
+    """As tools/gpu/python writes it: a prefill and a step of decoding."""
+    def case(eager, compiled, **more):
+        medians = {"eager": eager} | ({"compiled": compiled} if compiled else {})
+        return {"failed": {}, "median_ms": medians, "attention_share": {side: 0.25 for side in eager},
+                "speedup_over_sdpa": {mode: {side: of["sdpa"] / ms for side, ms in of.items() if side not in ("sdpa", "nothing")}
+                                      for mode, of in medians.items()}} | more
+
+    return {"schema": "greenfast.python/1", "tiny": False, "device": "NVIDIA H100", "utc": "2026-11-27T10:00:00", "versions": {
+        "torch": "2.11.0+cu130", "transformers": "5.17.0"}, "models": {
+            "prefill": case({"sdpa": 40.0, "greenfast": 32.0, "fa3": 36.0}, {"sdpa": 30.0, "greenfast": 25.0, "fa3": 24.0}),
+            "decode": case({"sdpa": 60.0, "greenfast": 60.0, "nothing": 50.0}, **{"compiled": None} | decode)}}
+
+
+STEPS = {"compiled": {"sdpa": 9.0, "greenfast": 7.5, "nothing": 6.0}, "compiled_attention_share": {"sdpa": 1 / 3, "greenfast": 0.2},
+         "static_cache": {"batch": 1, "filled": 4096, "length": 4223, "cuda_graph": True}}
+
+
+def rendered(tmp_path, kind, record):
+    (tmp_path / "models.json").write_text(json.dumps(record))
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- greenfast:{kind} {tmp_path}/models.json -->\n<!-- greenfast:end -->\n")
+    result = tool(page)
+    assert result.returncode == 0, result.stderr
+    return page.read_text()
+
+
+def test_a_step_of_decoding_that_was_not_timed_compiled_is_said_and_has_no_row(tmp_path):
+    assert "| decode | 25% | 1.00 | not timed |" in (short := rendered(tmp_path, "whole-models-summary", models_record()))
+    long = rendered(tmp_path, "whole-models", models_record())
+    assert "| decode | eager | 25% | 60.0 ms | - | 60.0 ms, 1.00× |" in long and "| decode | compiled |" not in long
+    assert "static cache" not in short + long
+
+
+def test_a_step_of_decoding_that_was_timed_compiled_has_its_row_its_share_and_its_cache(tmp_path):
+    record = models_record(**STEPS)
+    words = "A compiled step of decoding has a static cache (4096 of 4223 tokens are there), whose mask is an array, and is a CUDA graph."
+    short = rendered(tmp_path, "whole-models-summary", record)
+    assert "| decode | 25%, compiled 33% | 1.00 | 1.20 |" in short and "| prefill | 25% | 1.25 | 1.20 |" in short and words in short
+    long = rendered(tmp_path, "whole-models", record)
+    assert "| decode | compiled | 33% | 9.0 ms | - | 7.5 ms, 1.20× |" in long and words in long
+    assert "| prefill | compiled |  | 30.0 ms | 24.0 ms, 1.25× | 25.0 ms, 1.20× |" in long
+
+
+def test_steps_that_no_graph_was_made_of_are_not_called_one(tmp_path):
+    steps = {**STEPS, "static_cache": {**STEPS["static_cache"], "cuda_graph": False, "why": "sdpa: RuntimeError: not permitted"}}
+    for kind in ("whole-models", "whole-models-summary"):
+        text = rendered(tmp_path, kind, models_record(**steps))
+        assert "and no CUDA graph hides the host (sdpa: RuntimeError: not permitted)." in text and "is a CUDA graph" not in text
+
+
 # ---- Beside peers: the harness writes samples, greenfast compare judges them, tables and chart show that. ----
 
 PEERS = ROOT / "docs" / "results" / "peers-h100.json"
