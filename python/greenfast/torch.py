@@ -40,7 +40,7 @@ if hasattr(torch.compiler, "_is_exporting_flag"):  # torch 2.7 has it first
 else:
     _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 _is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
-_dispatch_modes, _trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
 _increment_version = torch.autograd.graph.increment_version
 _EXACT = frozenset((torch.Tensor, torch.nn.Parameter))
 _CODES = {getattr(torch, name): code for code, name in enumerate((*_arrays.DTYPES, "int32", "bool"))}
@@ -66,7 +66,7 @@ class FallbackWarning(UserWarning):
 def _layered() -> bool:
     """Whether somebody watches calls of operators: a dispatch mode, a trace, forward-mode derivatives. (Tensors inside vmap and
     torch.func.grad have no memory, which the library's module finds.)"""
-    return _dispatch_modes() > 0 or _trace() is not None or _forward_ad._current_level >= 0
+    return _dispatch_modes() > 0 or _is_tracing() or _forward_ad._current_level >= 0
 
 
 @torch.compiler.assume_constant_result
@@ -238,7 +238,7 @@ def _attention(q: Any, k: Any, v: Any, out: Any, lse: Any, q_scale: Any, k_scale
 
 # A call that says no more than tensors, an output and a few numbers is read and checked in C.
 if _DIRECT:
-    _core.plain_ready(torch.Tensor, torch.nn.Parameter, _is_grad_enabled, _dispatch_modes, _trace, torch.Tensor.is_neg, torch.empty_like, _scratch,
+    _core.plain_ready(torch.Tensor, torch.nn.Parameter, _is_grad_enabled, _dispatch_modes, _is_tracing, torch.Tensor.is_neg, torch.empty_like, _scratch,
                       _elsewhere, vars(_forward_ad), torch._C._increment_version, vars(torch.compiler), _is_any_autocast_enabled)
     sys.modules[__package__]._is_dynamo_compiling, sys.modules[__package__]._shortcut = _is_dynamo_compiling, _core.plain
 
@@ -800,7 +800,7 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     if not _is_compiling():
         if torch.overrides.has_torch_function((query, key, value, attn_mask)):
             return f"a tensor subclass ({', '.join(sorted({type(x).__name__ for x in (query, key, value, attn_mask)} - {'Tensor', 'NoneType'}))})"
-        if _trace() is not None:
+        if _is_tracing():
             return "torch.jit.trace"
         if query.is_neg() or key.is_neg() or value.is_neg() or query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
             return "a tensor that is negated lazily, or zero without memory"

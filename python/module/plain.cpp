@@ -8,7 +8,7 @@ namespace {
 // What PyTorch is asked for. Held for the life of the process.
 struct Asked {
   std::array<PyTypeObject*, 2> types{};
-  PyObject *is_grad_enabled = nullptr, *dispatch_modes = nullptr, *trace = nullptr;
+  PyObject *is_grad_enabled = nullptr, *dispatch_modes = nullptr, *is_tracing = nullptr;
   PyObject *is_neg = nullptr, *empty_like = nullptr, *scratch = nullptr, *elsewhere = nullptr;
   PyObject* increment_version = nullptr;
   PyObject *forward_ad = nullptr, *compiler = nullptr;  // dictionaries of modules
@@ -90,7 +90,7 @@ bool tensors_are_plain(const Said& said) {
   for (int i = 0; i < said.count(); ++i)
     if (!of_torch(said.tensors[i])) return false;
   if (PyDict_GetItemWithError(asked.compiler, asked.compiling) != Py_False ||
-      !answers(PyObject_CallNoArgs(asked.trace), Py_None))
+      !answers(PyObject_CallNoArgs(asked.is_tracing), Py_False))
     return false;
   // -1 where forward-mode derivatives are not asked for.
   PyObject* level = PyDict_GetItemWithError(asked.forward_ad, asked.level);
@@ -176,7 +176,7 @@ PyObject* py_plain_ready(PyObject*, PyObject* args) {
   PyObject *first = nullptr, *second = nullptr;
   Asked a;
   if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOO", &first, &second, &a.is_grad_enabled,
-                        &a.dispatch_modes, &a.trace, &a.is_neg, &a.empty_like, &a.scratch,
+                        &a.dispatch_modes, &a.is_tracing, &a.is_neg, &a.empty_like, &a.scratch,
                         &a.elsewhere, &a.forward_ad, &a.increment_version, &a.compiler,
                         &a.autocast))
     return nullptr;
@@ -188,7 +188,7 @@ PyObject* py_plain_ready(PyObject*, PyObject* args) {
     return fail(PyExc_TypeError, "the dictionaries of two modules are expected"), nullptr;
   a.types = {reinterpret_cast<PyTypeObject*>(first), reinterpret_cast<PyTypeObject*>(second)};
   for (PyObject* held :
-       {first, second, a.is_grad_enabled, a.dispatch_modes, a.trace, a.is_neg, a.empty_like,
+       {first, second, a.is_grad_enabled, a.dispatch_modes, a.is_tracing, a.is_neg, a.empty_like,
         a.scratch, a.elsewhere, a.forward_ad, a.increment_version, a.compiler, a.autocast})
     Py_INCREF(held);
   a.level = PyUnicode_InternFromString("_current_level");

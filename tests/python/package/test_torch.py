@@ -914,6 +914,16 @@ def test_forward_mode_derivatives_are_never_lost(either_way):
         torch.func.grad(lambda x: greenfast.attention(x, k, v).sum())(q)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", [
+    lambda q, k, v: greenfast.attention(q, k, v) + 1, lambda q, k, v: greenfast.attention(q, k, v, out=torch.zeros_like(q)) + 1,
+    lambda q, k, v: gt.scaled_dot_product_attention(q, k, v) + 1], ids=["allocated", "out given", "SDPA"])
+def test_a_trace_holds_the_call_and_not_what_it_gave_once(function):
+    traced, other = (torch.randn(3, 1, 2, 9, 16) for _ in range(2))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.jit.trace(function, tuple(traced), check_trace=False)(*other), SDPA(*other) + 1)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_forward_mode_derivatives_are_not_lost_in_graphs(backend):
     q, k, v = (x[:1, :2] for x in tensors())
