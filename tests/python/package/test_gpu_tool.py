@@ -112,6 +112,28 @@ def test_a_step_over_a_static_cache_is_that_over_a_dynamic_one_and_begins_again_
             assert layer.cumulative_length == tokens + 1 and layer.keys[:, :, tokens + 1:].eq(0).all() and layer.keys[:, :, tokens].ne(0).all()
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_every_replay_of_a_captured_step_is_that_step(script, traced):
+    machine = script.Machine(torch, "cuda")
+    model = small_decoder(script).to("cuda", torch.bfloat16)
+    step, cache = script.static_step(machine, model, 2, 16, 23)
+    eager = logits(model, "sdpa", step)
+    for layer, part in zip(model.model.layers, cache.layers):
+        layer.compile()
+        layer._compiled_call_impl = script.over_one_layer(layer, script.OneLayer(part))
+    sides = {name: lambda name=name: logits(model, name, step) for name in ("sdpa", "greenfast", "nothing")}
+    for call in sides.values():
+        call()
+    graphs, why = script.captured(machine, sides)
+    assert why == ""
+    for _ in range(3):
+        got = {name: graph().clone() for name, graph in graphs.items()}
+        assert script.cosine(torch, got["sdpa"], eager) > 0.999 and script.cosine(torch, got["greenfast"], eager) > 0.999
+        assert script.cosine(torch, got["nothing"], eager) < 0.99
+        assert all(layer.cumulative_length == 17 for layer in cache.layers)
+
+
 def test_the_decoder_is_timed_with_both_caches_and_the_record_says_of_what_size(script, traced, tmp_path, monkeypatch):
     arguments = argparse.Namespace(device="cpu", layers=3, rounds=2, tiny=True, budget=500)
     monkeypatch.setattr(script, "TINY", {**script.TINY, "prefill": (32,), "decode": ((4, 16),)})
