@@ -44,7 +44,7 @@
 // whose rows begin anywhere. The rule was fitted before those came faster, and misses `49`:
 //
 //   B,Hq/Hkv,Sq/Skv,D   packed  serving  chosen
-//   16,32/8,1/2048,128  104     84       serving
+//   16,32/8,1/2048,128  104     84       serving; since it takes masks decode, 50
 //   1,32/8,64/4096,128  45      154      packed
 //   8,16,1024,64        105     291      packed
 //   64,12,197,64        167     345      packed
@@ -156,6 +156,24 @@ struct FewQueries {
     return static_cast<double>(batch() * p.heads_kv * p.head_dim) * keys() * 4.0;
   }
 
+  // Of a cluster as decode/shape.hpp chooses it; 0: none.
+  std::int64_t blocks_of_cluster() const {
+    const bool one_an_sm = tile() == 2;
+    if (items() > 15) {
+      if (keys() <= 128.0) return 0;
+      return items() <= (one_an_sm ? 31 : 62) ? 4 : items() <= (one_an_sm ? 64 : 128) ? 2 : 0;
+    }
+    return 8;
+  }
+  // What cuda.sm90.decode has a lean build for.
+  bool is_lean() const {
+    const bool sees_all =
+        p.mask.is_none() || (p.mask.left < 0 && p.mask.alignment == Alignment::bottom_right);
+    return p.seq_q == 1 && sees_all && is_dense(p) && p.chunk == 0 && !p.sinks &&
+           p.softcap == 0.0f && p.scale > 0.0f && p.array_mask.kind == MaskKind::none &&
+           p.dtype != DType::e4m3;
+  }
+
   double others() const {
     if (tile() < 2 && small_beats_prefill(p, facts, choice))
       return fitted().small_start + keys() * fitted().small_key;
@@ -169,11 +187,17 @@ struct FewQueries {
   double decode() const {
     const std::size_t row = tile_rows() == 8 ? 0 : tile_rows() == 16 ? 1 : 2;
     const double step = fitted().step[row];
-    // As decode/shape.hpp parted the keys of these problems; since it has clusters of 2 and 4, 16
-    // to 128 items take up to 4 us less, and others keep what they were measured to win.
-    if (items() <= 15 && keys() <= 4096 && row < 2) {
+    // Fitted before there were clusters of 2 and 4, and builds that leave out what a problem does not ask
+    // for: those take so much less, and steps of a cluster are shorter (H100, 2026-11-26).
+    const double saved = keys() <= 128.0 ? 0.3
+                         : is_lean()     ? std::array{1.4, 1.6, 1.9}[tile()]
+                                         : 0.9;
+    if (const std::int64_t blocks = blocks_of_cluster(); blocks > 0 && keys() <= 4096 && row < 2) {
       const double merge = row == 0 ? 0.0 : 0.3 * std::pow(static_cast<double>(tile() + 1), 1.5);
-      return fitted().cluster + merge + keys() / 8 * step * (row == 0 && tile() < 2 ? 0.5 : 0.75);
+      const double shorter = items() <= 31 ? 0.5 : row == 0 ? 1.0 : 0.8;
+      const double steps = keys() / static_cast<double>(blocks) * step * shorter;
+      return std::max(fitted().cluster - saved + merge + steps,
+                      3.0 - saved + bytes() / kBytesOfMicrosecond);
     }
     const std::int64_t slots = std::int64_t{facts.multiprocessors} * (tile() < 2 ? 2 : 1);
     const auto whole = static_cast<std::int64_t>(keys());
@@ -186,7 +210,7 @@ struct FewQueries {
     const double work = waves * (start + keys() / static_cast<double>(parts) * step);
     const double memory = bytes() / kBytesOfMicrosecond *
                           std::sqrt(static_cast<double>(row_blocks())) / (parts > 1 ? 0.95 : 1.0);
-    return std::max(work, 3.0 + memory) + (parts > 1 ? 4.2 : 0.0);
+    return std::max(work, 3.0 + memory) - saved + (parts > 1 ? 4.2 : 0.0);
   }
 };
 
@@ -256,7 +280,7 @@ core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, co
   return {kPacked};
 }
 // e4m3: 2,32,8192,64 2039 us by exponentials, 1387 by curved weights, 962 by linear ones; 2,16,8192,128
-// 1271, 1024, 814 (H200, 2026-11-23). Nothing else takes e4m3 there, one query or many.
+// 1271, 1024, 814 (H200, 2026-11-23). Few queries go to cuda.sm90.decode.
 core::Preference cuda_sm90_fp8(const Problem& p, const DeviceFacts&, core::Choice) {
   if (p.lse) return {kPrefill};
   return {kBehindPrefill, "behind cuda.sm90.fp8_curved, which is faster where no LSE is asked for"};
@@ -273,6 +297,14 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // this, and is not known to read them faster: 32,8/4,1/8192,256 bf16 with lengths 126 us (H200,
   // 2026-11-23), 114 here in a run of the day before.
   if (p.seq_q == 1 && !is_dense(p)) return {kDecode};
+  // Others have tiles of 64 rows or more for a few. Up to 16 rows they take 1.1 to 3.6 times as long with a mask or
+  // in e4m3, half of it from 32 rows on: 16,8,16/2048,64 with a mask 33 us, packed 49; 16,8,32/2048,64 91 and
+  // 32; e4m3 8,8,16/2048,128 23 and 26, 8,8,32/4096,64 48 and 31 (H100, 2026-11-26).
+  const bool apart = p.array_mask.kind != MaskKind::none || p.dtype == DType::e4m3;
+  if (apart && few.rows() <= 16) return {kDecode};
+  if (apart)
+    return {kBehindServing,
+            "behind others where they take the problem: from 17 rows on they are faster"};
   if (few.decode() < few.others()) return {kDecode};
   // Each block of rows reads the keys again.
   if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)

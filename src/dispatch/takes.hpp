@@ -21,12 +21,16 @@ inline constexpr Features kTakesHalves =
 /// The same, with all that serving asks for.
 inline constexpr Features kTakesServingHalves = kTakesHalves | kFeaturesOfServing;
 
-/// The 16-bit kernel for few queries.
+/// The kernel for few queries, of 16-bit inputs.
 inline constexpr Features kTakesDecode =
-    kTakesHalves | Features{Feature::value_dim, Feature::packed_q, Feature::packed_kv,
-                            Feature::used_q,    Feature::used_kv,  Feature::kv_start,
-                            Feature::kv_index,  Feature::pages,    Feature::chunk,
-                            Feature::sinks};
+    kTakesHalves | Features{Feature::value_dim, Feature::packed_q,  Feature::packed_kv,
+                            Feature::used_q,    Feature::used_kv,   Feature::kv_start,
+                            Feature::kv_index,  Feature::pages,     Feature::chunk,
+                            Feature::sinks,     Feature::bool_mask, Feature::float_mask};
+/// The same on Hopper, of e4m3 as well; it is exact, which is near enough where fast is.
+inline constexpr Features kTakesDecodeSm90 =
+    kTakesDecode | Features{Feature::in_e4m3, Feature::scales_tensor, Feature::scales_per_head,
+                            Feature::fast_accuracy};
 
 /// The 16-bit kernel for prefill of sequences of different lengths.
 inline constexpr Features kTakesPacked =

@@ -85,7 +85,11 @@ TEST_F(CudaSelection, FewQueriesGoWhereTheyWereFastest) {
                    options_)
         .chosen;
   };
-  EXPECT_EQ(chosen(1, 32, 8, 1, 512, 128), kSmall);
+  EXPECT_EQ(chosen(1, 32, 8, 1, 512, 128), kDecode);
+  EXPECT_EQ(chosen(2, 32, 8, 1, 512, 128), kDecode);
+  EXPECT_EQ(chosen(2, 32, 8, 1, 1024, 64), kDecode);
+  EXPECT_EQ(chosen(8, 32, 8, 4, 512, 128), kDecode);
+  EXPECT_EQ(chosen(16, 8, 4, 1, 512, 256), kDecode);
   EXPECT_EQ(chosen(1, 32, 8, 1, 2048, 128), kDecode);
   EXPECT_EQ(chosen(1, 8, 8, 1, 8192, 64), kDecode);
   EXPECT_EQ(chosen(8, 8, 8, 1, 512, 128), kSmall);
@@ -230,7 +234,9 @@ TEST_F(CudaSelection, MasksByArrayTakeTensorCoresWhereTheirTilesAreFull) {
   EXPECT_EQ(chosen(masked(8, 16, 16, 1024, 1024, 64, MaskKind::boolean)), packed);
   EXPECT_EQ(chosen(masked(4, 16, 16, 2048, 2048, 128, MaskKind::additive)), packed);
   EXPECT_EQ(chosen(masked(1, 32, 8, 16, 4096, 128, MaskKind::boolean)), packed);
-  EXPECT_EQ(chosen(masked(16, 32, 8, 1, 2048, 128, MaskKind::boolean)), serving);
+  EXPECT_EQ(chosen(masked(16, 32, 8, 1, 2048, 128, MaskKind::boolean)), kDecode);
+  EXPECT_EQ(chosen(masked(16, 8, 8, 16, 2048, 64, MaskKind::additive)), kDecode);
+  EXPECT_EQ(chosen(masked(16, 8, 8, 32, 2048, 64, MaskKind::additive)), packed);
   EXPECT_EQ(chosen(masked(16, 32, 8, 16, 2048, 128, MaskKind::boolean)), serving);
   EXPECT_EQ(chosen(masked(64, 12, 12, 197, 197, 64, MaskKind::additive)), packed);
   EXPECT_EQ(chosen(masked(256, 8, 8, 49, 49, 32, MaskKind::additive)), packed);

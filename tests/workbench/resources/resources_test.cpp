@@ -283,7 +283,9 @@ TEST(Resources, EveryKernelIsReachedByAPlanOrNamedHere) {
       {"merge_kernel<", ""},
       // Launched before or behind the kernel that the plan names.
       {"decode::merge_kernel", "sm_90a"},
+      {"decode::general_merge_kernel", "sm_90a"},
       {"decode::sm80_merge_kernel", ""},
+      {"decode::sm80_general_merge_kernel", ""},
       {"fp8::transpose_kernel<", "sm_90a"},
   };
   // Tiles for devices of another architecture: those with more or with less shared memory, or, of
@@ -414,7 +416,9 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
                                     "append_kernel",
                                     "merge_kernel",
                                     "decode::merge_kernel",
+                                    "decode::general_merge_kernel",
                                     "decode::sm80_merge_kernel",
+                                    "decode::sm80_general_merge_kernel",
                                     "fp8::transpose_kernel"};
   for (const ResourceRow& row : report.rows) {
     if (!row.variant.empty()) families.insert(family(row));

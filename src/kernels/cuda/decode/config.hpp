@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <greenfast/types.hpp>
+
 #include "kernels/cuda/decode/schedule.hpp"
 #include "kernels/cuda/device/host_device.hpp"
 #include "kernels/cuda/device/strided_tensor.hpp"
@@ -15,6 +17,14 @@ namespace greenfast::cuda::decode {
 /// Rows of Q that share a head of K and V, over all tiles: more are prefill's.
 inline constexpr int kMostRows = 64;
 
+/// What a kernel is compiled for. What a build leaves out need not run to cost: each launch fetches around its
+/// code. With that of masks and shares calls of 11 to 18 us took 0.3 to 1.1 us more (H100, 2026-11-26).
+enum class Build : std::uint8_t {
+  lean,     // one query a sequence, of which all see all keys of a dense cache: no sink, no softcap
+  plain,    // all but what general adds
+  general,  // array masks, and even shares of all sequences' keys
+};
+
 /// One compiled kernel. A warp takes 16 keys of every tile of them, all with the same rows.
 struct Config {
   int head_dim = 64;  // of the tile; smaller head dims are padded with zeros
@@ -22,27 +32,43 @@ struct Config {
   int warps = 4;
   int stages = 3;    // of K and V
   bool sm90 = true;  // with clusters, and a second kernel that is launched early
+  int bytes = 2;     // of an element of Q, K and V; 1: e4m3
+  Build build = Build::general;
 
   constexpr int threads() const { return 32 * warps; }
   constexpr int atoms() const { return rows / 8; }
   constexpr int keys() const { return 16 * warps; }
-  constexpr int pitch() const { return 2 * head_dim; }  // bytes of a row, swizzled by 16 bytes
+  constexpr int pitch() const { return bytes * head_dim; }  // bytes of a row, swizzled by 16 bytes
   /// Q's fragments live in registers where there is room beside the output's.
   constexpr bool q_in_registers() const { return atoms() <= 2 && atoms() * head_dim <= 256; }
   /// For the register budget; a device with less shared memory holds fewer.
   constexpr int blocks_per_sm() const { return !sm90 || (warps == 4 && head_dim <= 128) ? 2 : 1; }
   constexpr bool clusters() const { return sm90 && rows <= 16; }
 
+  constexpr bool lean() const { return build == Build::lean; }
+  constexpr bool general() const { return build == Build::general; }
+  constexpr bool like(const Config& other) const {
+    return head_dim == other.head_dim && rows == other.rows && warps == other.warps &&
+           sm90 == other.sm90 && bytes == other.bytes;
+  }
+
   // Shared memory, in bytes. The ring holds K, then V of each stage; when the last tile has been
   // multiplied, the warps' results take its place, and Q's where they are more.
   constexpr int tile_bytes() const { return keys() * pitch(); }
   constexpr int stage_bytes() const { return 2 * tile_bytes(); }
+  /// What it costs to begin with a head, in tiles: 2 to 3 us, in which a block's share of memory's speed
+  /// brings 32 KB (256 sequences of 16 to 4,096 keys at D 128 took 351 us without it and 325 in parts; H100, 2026-11-26).
+  constexpr int start_tiles() const { return stage_bytes() >= 32768 ? 1 : 32768 / stage_bytes(); }
   constexpr int result_pitch() const { return head_dim + 4; }  // floats; rows in different banks
   constexpr int results_bytes() const { return warps * rows * result_pitch() * 4; }
   constexpr int result_stats_offset() const { return results_bytes(); }
   constexpr int q_offset() const { return stages * stage_bytes(); }
   constexpr int ranges_offset() const { return q_offset() + rows * pitch(); }
-  constexpr int barrier_offset() const { return ranges_offset() + rows * 8; }
+  constexpr int mask_rows_offset() const { return ranges_offset() + rows * 8; }
+  constexpr int factors_offset() const { return mask_rows_offset() + rows * 8; }
+  /// What each warp finds of the keys that a mask shows.
+  constexpr int seen_offset() const { return factors_offset() + (bytes == 1 ? rows * 4 : 0); }
+  constexpr int barrier_offset() const { return seen_offset() + warps * 8; }
   /// What the cluster's blocks send to the owner of a row, or the count of parts before each
   /// sequence: no launch has both.
   constexpr int mail_offset() const { return barrier_offset() + 16; }
@@ -62,43 +88,111 @@ struct Config {
   }
 };
 
+/// A stage of e4m3 is half as many bytes; in five of them the results of 32 rows find room.
+constexpr Config of_e4m3(int head_dim, int rows, int warps = 4) {
+  return {
+      .head_dim = head_dim, .rows = rows, .warps = warps, .stages = rows == 32 ? 5 : 4, .bytes = 1};
+}
 /// What the 99 KB hold that sm_86 and sm_89 give a block: one stage is multiplied while the other comes.
-constexpr Config of_sm80(int head_dim, int rows) {
+constexpr Config of_sm80(Build build, int head_dim, int rows) {
   return {.head_dim = head_dim,
           .rows = rows,
           .warps = head_dim <= 128 ? 4 : 2,
           .stages = 2,
-          .sm90 = false};
+          .sm90 = false,
+          .build = build};
+}
+constexpr Config of_sm90(Build build, int head_dim, int rows, int warps = 4) {
+  return {.head_dim = head_dim, .rows = rows, .warps = warps, .build = build};
 }
 
+// Eight warps are for clusters: half the steps.
 inline constexpr std::array kConfigs{
-    Config{.head_dim = 64, .rows = 8},
-    Config{.head_dim = 64, .rows = 16},
-    Config{.head_dim = 64, .rows = 32},
-    Config{.head_dim = 128, .rows = 8},
-    Config{.head_dim = 128, .rows = 16},
-    Config{.head_dim = 128, .rows = 32},
-    Config{.head_dim = 256, .rows = 8},
-    Config{.head_dim = 256, .rows = 16},
-    Config{.head_dim = 64, .warps = 8},  // for clusters: half the steps
-    Config{.head_dim = 128, .warps = 8},
-    of_sm80(64, 8),
-    of_sm80(64, 16),
-    of_sm80(64, 32),
-    of_sm80(128, 8),
-    of_sm80(128, 16),
-    of_sm80(128, 32),
-    of_sm80(256, 8),
-    of_sm80(256, 16),
+    of_sm90(Build::plain, 64, 8),
+    of_sm90(Build::plain, 64, 16),
+    of_sm90(Build::plain, 64, 32),
+    of_sm90(Build::plain, 128, 8),
+    of_sm90(Build::plain, 128, 16),
+    of_sm90(Build::plain, 128, 32),
+    of_sm90(Build::plain, 256, 8),
+    of_sm90(Build::plain, 256, 16),
+    of_sm90(Build::plain, 64, 8, 8),
+    of_sm90(Build::plain, 128, 8, 8),
+    of_sm90(Build::general, 64, 8),
+    of_sm90(Build::general, 64, 16),
+    of_sm90(Build::general, 64, 32),
+    of_sm90(Build::general, 128, 8),
+    of_sm90(Build::general, 128, 16),
+    of_sm90(Build::general, 128, 32),
+    of_sm90(Build::general, 256, 8),
+    of_sm90(Build::general, 256, 16),
+    of_sm90(Build::general, 64, 8, 8),
+    of_sm90(Build::general, 128, 8, 8),
+    of_sm90(Build::lean, 64, 8),
+    of_sm90(Build::lean, 64, 16),
+    of_sm90(Build::lean, 128, 8),
+    of_sm90(Build::lean, 128, 16),
+    of_sm90(Build::lean, 256, 8),
+    of_sm90(Build::lean, 64, 8, 8),
+    of_sm90(Build::lean, 128, 8, 8),
+    of_sm80(Build::general, 64, 8),
+    of_sm80(Build::general, 64, 16),
+    of_sm80(Build::general, 64, 32),
+    of_sm80(Build::general, 128, 8),
+    of_sm80(Build::general, 128, 16),
+    of_sm80(Build::general, 128, 32),
+    of_sm80(Build::general, 256, 8),
+    of_sm80(Build::general, 256, 16),
+    of_sm80(Build::lean, 64, 8),
+    of_sm80(Build::lean, 64, 16),
+    of_sm80(Build::lean, 128, 8),
+    of_sm80(Build::lean, 128, 16),
+    of_sm80(Build::lean, 256, 8),
+    of_e4m3(64, 8),
+    of_e4m3(64, 16),
+    of_e4m3(64, 32),
+    of_e4m3(128, 8),
+    of_e4m3(128, 16),
+    of_e4m3(128, 32),
+    of_e4m3(256, 8),
+    of_e4m3(256, 16),
+    of_e4m3(64, 8, 8),
+    of_e4m3(128, 8, 8),
 };
 
-/// The configurations of a variant.
+/// The configurations of a variant for inputs of 16 bits, or for e4m3.
 struct Family {
   std::size_t begin = 0, end = 0;
   constexpr std::size_t size() const { return end - begin; }
   constexpr bool sm90() const { return kConfigs[begin].sm90; }
 };
-inline constexpr Family kSm90{0, 10}, kSm80{10, kConfigs.size()};
+inline constexpr Family kSm90{0, 27}, kSm80{27, 40}, kSm90E4m3{40, kConfigs.size()};
+static_assert(kSm90.sm90() && !kSm80.sm90() && kConfigs[kSm90E4m3.begin].bytes == 1);
+
+/// The configuration of that build with the same tile; itself where there is none.
+inline constexpr auto kBuilds = [] {
+  std::array<std::array<std::uint8_t, 3>, kConfigs.size()> all{};
+  for (std::size_t i = 0; i < kConfigs.size(); ++i) {
+    all[i].fill(static_cast<std::uint8_t>(i));
+    for (std::size_t j = 0; j < kConfigs.size(); ++j)
+      if (kConfigs[i].like(kConfigs[j]))
+        all[i][static_cast<std::size_t>(kConfigs[j].build)] = static_cast<std::uint8_t>(j);
+  }
+  return all;
+}();
+constexpr std::size_t build_of(std::size_t config, Build build) {
+  return kBuilds[config][static_cast<std::size_t>(build)];
+}
+
+/// Those of a variant's family that take inputs of the type.
+constexpr Family family_of(Family family, DType dtype) {
+  return dtype == DType::e4m3 && family.sm90() ? kSm90E4m3 : family;
+}
+
+/// An element of e4m3 tensors.
+struct E4m3 {
+  std::uint8_t bits;
+};
 
 /// Of a row over some of its keys: the largest x (below), and the sum of weights beside it.
 struct alignas(8) Stats {
@@ -110,6 +204,24 @@ struct alignas(8) Stats {
 struct Steps {
   std::uint32_t bytes = 0;  // of a step; without pages a row is one
   std::uint32_t page = 0, row = 0;
+};
+
+/// Where the shares of blocks cut a head: what the second kernel has to add.
+struct alignas(16) Cut {
+  std::int32_t sequence = 0;
+  std::int32_t place = 0;              // KV head times row blocks, and the row block
+  std::int32_t first = -1, last = -1;  // holders of its keys; -1: nothing is cut behind this one
+};
+
+/// An array mask; strides in bytes.
+struct MaskArray {
+  const unsigned char* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0, key = 0;
+  bool boolean = false;
+  ElementType type = ElementType::f32;  // of numbers
+  /// Rows of a sequence that say which keys any of its rows sees, in bytes one behind the other; 0: it is
+  /// not looked for.
+  std::int32_t searched = 0;
 };
 
 struct Params {
@@ -127,6 +239,12 @@ struct Params {
   const std::int32_t* kv_index = nullptr;
   const std::int32_t* page_table = nullptr;
   const float* sinks = nullptr;
+  // e4m3 alone, null where there are none; one, or one a head of each entry of the batch.
+  const float* q_scale = nullptr;
+  const float* k_scale = nullptr;
+  const float* v_scale = nullptr;
+  bool scales_per_head = false;
+  MaskArray mask;
   std::int64_t table_row = 0;
   // What no entry of an array may exceed.
   std::int32_t seq_q = 0, seq_kv = 0, total_q = 0, total_kv = 0, kv_rows = 0, pages = 0;
@@ -137,7 +255,8 @@ struct Params {
   std::int32_t rows = 1;        // most rows of a KV head: seq_q * group
   std::int32_t row_blocks = 1;  // blocks that share them
   std::int32_t head_dim = 0, value_dim = 0;
-  std::int32_t tile_dim = 0;  // Config::head_dim
+  std::int32_t tile_dim = 0;   // Config::head_dim
+  std::int32_t tile_rows = 0;  // Config::rows
   Sight sight;
   SplitRule rule;
   Parts same;  // of every sequence, where the host knows the lengths; size 0: the rule says
@@ -145,8 +264,11 @@ struct Params {
   bool clustered = false;        // a block a part, which merge through distributed shared memory
   bool counted = false;          // blocks count the parts of all sequences and share them out
   std::int8_t cluster_log2 = 0;  // of a cluster's blocks
-  float* partial = nullptr;      // [B, Hkv, rows, most_parts, tile_dim]
-  Stats* stats = nullptr;        // [B, Hkv, rows, most_parts]
+  std::int32_t holders = 0;  // counted: of even shares of all tiles, in place of parts; 0: parts
+  float* partial =
+      nullptr;  // [B, Hkv, rows, most_parts, tile_dim]; of shares [2 holders, tile_rows, tile_dim]
+  Stats* stats = nullptr;  // the same without tile_dim
+  Cut* cuts = nullptr;     // [holders]
   // The exponent of a weight is (x - largest x) * exponent_scale: with the difference taken first,
   // no size of scores loses digits. x is the product of Q and K, or, with `transform`, the score in
   // units of log2 (cuda.sm80.mma); times natural_scale it is the score.
@@ -200,6 +322,27 @@ GREENFAST_HOST_DEVICE inline std::int32_t parts_at(const Params& p, std::int32_t
   const Lengths lengths = sequence_at(p, b).lengths;
   if (lengths.seq_q == 0) return 0;
   return parts_for(p, keys_of_sequence(p.sight, lengths)).count;
+}
+
+/// What a sequence's rows cost in tiles of so many keys: those that they see, one at least, for somebody
+/// writes the rows, and before them so many tiles' time as beginning costs; nothing where it has no rows.
+GREENFAST_HOST_DEVICE inline std::int32_t tiles_at(const Params& p, std::int32_t b,
+                                                   std::int32_t keys, std::int32_t start) {
+  const Lengths lengths = sequence_at(p, b).lengths;
+  if (lengths.seq_q == 0) return 0;
+  return start + most_of(divide_up(keys_of_sequence(p.sight, lengths).count(), keys), 1);
+}
+/// No share is shorter, but where there are no more: so many keys, or half of them at 32 a tile, are
+/// worth a block [estimated].
+inline constexpr std::int32_t kLeastShare = 4;
+
+/// Of e4m3: what a row's products are multiplied by beside the problem's scale.
+GREENFAST_HOST_DEVICE inline float product_scale(const Params& p, std::int32_t b,
+                                                 std::int32_t head) {
+  if (p.q_scale == nullptr) return 1.0f;
+  if (!p.scales_per_head) return p.q_scale[0] * p.k_scale[0];
+  return p.q_scale[std::int64_t{b} * p.heads_q + head] *
+         p.k_scale[std::int64_t{b} * p.heads_kv + p.by_group(head)];
 }
 
 /// Where a sequence's first key lies, in elements behind the first of its KV head.

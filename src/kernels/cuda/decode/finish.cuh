@@ -57,22 +57,46 @@ __device__ __forceinline__ void store_four(T* to, float4 x, bool wide) {
   }
 }
 
+/// What a difference of two scores of a row, as they are kept, is multiplied by: for the exponent of 2, and for
+/// the LSE. Of e4m3 it is the row's own, and its sign is that of the scores then (kernel.cuh). 0 would make a
+/// NaN of what is hidden.
+struct RowScale {
+  float exponent, natural;
+};
+__device__ __forceinline__ RowScale row_scale(const Params& p, std::int32_t b, std::int32_t head) {
+  if (p.q_scale == nullptr || p.transform) return {p.exponent_scale, p.natural_scale};
+  const float product = fabsf(product_scale(p, b, head));
+  const float exponent = product * p.exponent_scale;
+  constexpr float kLeast = 1.1754944e-38f, kMost = 3.4028235e38f;  // and a NaN stays one
+  return {exponent == 0.0f   ? kLeast
+          : exponent > kMost ? kMost
+                             : exponent,
+          product * p.natural_scale};
+}
+__device__ __forceinline__ std::int32_t head_of(const Params& p, std::int32_t kv_head,
+                                                std::int32_t row) {
+  return kv_head * p.group + (row - p.by_group(row) * p.group);
+}
+
 /// Writes columns 4 * chunk to 4 * chunk + 3 of O and, with the first, the LSE. `row` counts the
 /// sequence's rows of that KV head.
-__device__ __forceinline__ void finish(const Params& p, const Sequence& sequence,
+template <Build kBuild = Build::general>
+__device__ __forceinline__ void finish(const Params& p, std::int32_t b, const Sequence& sequence,
                                        std::int32_t kv_head, std::int32_t row, int chunk,
                                        float most, const Sums& sums) {
-  const std::int32_t query = p.by_group(row);
+  constexpr bool kLean = kBuild == Build::lean;
+  const std::int32_t query = kLean ? 0 : p.by_group(row);
   const std::int32_t head = kv_head * p.group + (row - query * p.group);
+  const float natural = kLean ? p.natural_scale : row_scale(p, b, head).natural;
   float factor = sums.sum == 0.0f ? 0.0f : 1.0f / sums.sum;
-  float lse = sums.sum == 0.0f ? -INFINITY : most * p.natural_scale + logf(sums.sum);
-  if (p.sinks != nullptr) {
+  float lse = sums.sum == 0.0f ? -INFINITY : most * natural + logf(sums.sum);
+  if (!kLean && p.sinks != nullptr) {
     const float sink = p.sinks[head];
     if (sums.sum == 0.0f) {
       lse = sink;
     } else if (sink != -INFINITY) {
-      const float apart = most * p.natural_scale - sink;
-      const float high = apart >= 0.0f ? most * p.natural_scale : sink;
+      const float apart = most * natural - sink;
+      const float high = apart >= 0.0f ? most * natural : sink;
       const float weight = apart >= 0.0f ? 1.0f : expf(apart);
       const float whole = fmaf(sums.sum, weight, apart >= 0.0f ? expf(-apart) : 1.0f);
       factor = weight / whole;
@@ -84,6 +108,8 @@ __device__ __forceinline__ void finish(const Params& p, const Sequence& sequence
     p.lse[(std::int64_t{sequence.q_batch} * p.heads_q + head) * p.lse_rows + q_row] = lse;
   }
   if (4 * chunk >= p.value_dim) return;
+  if (!kLean && p.v_scale != nullptr)
+    factor *= p.v_scale[p.scales_per_head ? b * p.heads_kv + kv_head : 0];
   // A row that sees nothing is 0 even where its tile held a NaN that others see.
   const bool empty = sums.sum == 0.0f;
   const float4 x = {empty ? 0.0f : sums.o.x * factor, empty ? 0.0f : sums.o.y * factor,

@@ -40,13 +40,18 @@ template <Family kFamily>
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
+  constexpr auto family = [](const Problem& p) { return family_of(kFamily, p.dtype); };
+  if (problem.dtype == DType::e4m3 && (problem.head_dim % 16 != 0 || value_dim(problem) % 16 != 0))
+    return refuse(why, "head dim ",
+                  problem.head_dim % 16 != 0 ? problem.head_dim : value_dim(problem),
+                  " of e4m3 tensors; takes multiples of 16: pad the head dims with zeros");
   if (problem.seq_q > kMostRows || group_of(problem) * problem.seq_q > kMostRows)
     return refuse(why, "seq_q ", problem.seq_q, " times ", group_of(problem),
                   " query heads to a KV head makes ", group_of(problem) * problem.seq_q,
                   " rows; takes up to ", kMostRows,
                   ": leave the choice of the variant to the library, which has others for more");
   if ((problem.batch > kGridLimit && !may_be_parted(problem)) ||
-      problem.heads_kv * row_blocks_of(problem, kFamily) > kGridLimit)
+      problem.heads_kv * row_blocks_of(problem, family(problem)) > kGridLimit)
     return refuse(why, "a batch of ", problem.batch, " with ", problem.heads_kv,
                   " heads of K and V; takes up to ", kGridLimit, " of each: split the call");
   if (const char* name = misaligned_operand(problem, choice.batch_invariant); name != nullptr)
@@ -57,22 +62,25 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   "': expected blocks=0, 2, 4 or 8, warps=4 or 8, "
                   "least=N and most=N");
 #endif
-  if (!steps_of(problem.k, problem.pages) || !steps_of(problem.v, problem.pages))
+  if (!steps_of(problem.k, problem) || !steps_of(problem.v, problem))
     return refuse(why,
                   "K or V reach over more than 2^32 steps of their rows' and pages' strides; "
                   "split the pool, or make the strides multiples of a larger power of two");
-  for (std::size_t i = kFamily.begin; i < kFamily.end; ++i) {
+  for (std::size_t i = family(problem).begin; i < family(problem).end; ++i) {
     const Config& config = kConfigs[i];
     if (config.head_dim == tile_dim_of(problem) && config.shared_bytes() > facts.shared_per_block)
       return refuse(why, "head dim ", problem.head_dim, " in tiles of ", config.shared_bytes(),
                     " bytes; a block may use ", facts.shared_per_block, " of shared memory here");
   }
   if (why != nullptr) {
-    const Shape shape = shape_of(first_part(problem), facts, choice, kFamily);
-    *why = shape.most_parts == 1 ? "the keys in one part: its block writes the output"
-                                 : core::concat("up to ", shape.most_parts, " parts of the keys, ",
-                                                shape.clustered ? "merged in a cluster"
-                                                                : "merged by a second kernel");
+    const Shape shape = shape_of(first_part(problem), facts, choice, family(problem));
+    *why = shape.most_parts == 1 && shape.holders == 0
+               ? "the keys in one part: its block writes the output"
+           : shape.holders > 0 ? core::concat("the keys of all sequences in ", shape.holders,
+                                              " even shares, merged by a second kernel")
+                               : core::concat("up to ", shape.most_parts, " parts of the keys, ",
+                                              shape.clustered ? "merged in a cluster"
+                                                              : "merged by a second kernel");
   }
   return true;
 }
@@ -80,13 +88,14 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 template <Family kFamily>
 std::int64_t workspace(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
   const Problem problem = first_part(whole);
-  return workspace_of(problem, shape_of(problem, facts, choice, kFamily)).bytes;
+  return workspace_of(problem, shape_of(problem, facts, choice, family_of(kFamily, problem.dtype)))
+      .bytes;
 }
 
 template <Family kFamily>
 Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
   const Problem problem = first_part(whole);
-  const Shape shape = shape_of(problem, facts, choice, kFamily);
+  const Shape shape = shape_of(problem, facts, choice, family_of(kFamily, problem.dtype));
   const Config& config = kConfigs[shape.config];
   Plan result;
   result.grid = shape.grid;
@@ -100,19 +109,27 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
        {"V", tiles},
        {"Q", config.rows * config.pitch()},
        {"ranges of rows", config.rows * 8},
+       {"rows of a mask, factors of rows, what a mask shows",
+        config.barrier_offset() - config.mask_rows_offset()},
        {"barriers", config.sm90 ? config.mail_offset() - config.barrier_offset() : 0},
        {config.clusters() ? "letters of the cluster, or counts" : "counts", config.mail_bytes()}});
   result.workspace_bytes = workspace_of(problem, shape).bytes;
   result.tile_q = config.rows;
   result.tile_kv = config.keys();
   result.stages = config.stages;
-  result.splits = shape.most_parts;
+  // Of a row: no share is shorter than kLeastShare tiles, but where there are no more.
+  result.splits = shape.holders > 0
+                      ? std::min(shape.holders,
+                                 divide_up(most_keys_of(problem), kLeastShare * config.keys()) + 1)
+                      : shape.most_parts;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  result.kernel = std::string("decode::attention_kernel<") + type_name(problem.dtype) + ", " +
+  result.kernel = std::string("decode::attention_kernel<") +
+                  (problem.dtype == DType::e4m3 ? "E4m3" : type_name(problem.dtype)) + ", " +
                   std::to_string(shape.config) + ">";
   result.note = core::concat(
       shape.rule.by_length ? "parts by each sequence's own length" : "parts that fill the device",
       shape.clustered        ? ", merged in a cluster"
+      : shape.holders > 0    ? ", even shares of all sequences' keys, merged by a second kernel"
       : shape.counted        ? ", counted and shared out on the device, merged by a second kernel"
       : shape.most_parts > 1 ? ", merged by a second kernel"
                              : ": one");
@@ -122,21 +139,37 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
 template <Family kFamily>
 constinit BuildsByType<kFamily.size()> builds(entries<__half, kFamily>,
                                               entries<__nv_bfloat16, kFamily>);
+// Of one type, whichever is asked for.
+inline constinit BuildsByType<kSm90E4m3.size()> builds_of_e4m3(entries<E4m3, kSm90E4m3>,
+                                                               entries<E4m3, kSm90E4m3>);
+
+/// Calls `use` with the builds of the problem's type, and the place of a configuration among them.
+template <Family kFamily, class Use>
+auto with_builds(const Problem& problem, std::size_t config, const Use& use) {
+  if constexpr (kFamily.sm90()) {
+    if (problem.dtype == DType::e4m3) return use(builds_of_e4m3, config - kSm90E4m3.begin);
+  }
+  return use(builds<kFamily>, config - kFamily.begin);
+}
 
 template <Family kFamily>
-Status ensure_shared(const Problem& problem, std::size_t index, int device) {
-  return builds<kFamily>.ensure_shared(problem.dtype, index - kFamily.begin,
-                                       kConfigs[index].shared_bytes(), device, id_of(kFamily));
+Status ensure_shared(const Problem& problem, std::size_t config, int device) {
+  return with_builds<kFamily>(problem, config, [&](auto& all, std::size_t build) {
+    return all.ensure_shared(problem.dtype, build, kConfigs[config].shared_bytes(), device,
+                             id_of(kFamily));
+  });
 }
 
 template <Family kFamily>
 Status prepare(const Problem& problem, const core::Context& context) {
-  return ensure_shared<kFamily>(
-      problem, shape_of(first_part(problem), *context.facts, context.choice, kFamily).config,
-      context.facts->index);
+  return ensure_shared<kFamily>(problem,
+                                shape_of(first_part(problem), *context.facts, context.choice,
+                                         family_of(kFamily, problem.dtype))
+                                    .config,
+                                context.facts->index);
 }
 
-template <Family kFamily, void (*kMerge)(Params)>
+template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params)>
 Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& shape,
                    const core::Context& context) {
   const Config& config = kConfigs[shape.config];
@@ -145,11 +178,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& 
     return status;
   Params params = make_params(problem, tensors, shape);
   const Workspace space = workspace_of(problem, shape);
-  if (space.bytes > 0) {
-    auto* const bytes = static_cast<unsigned char*>(context.workspace);
-    params.partial = reinterpret_cast<float*>(bytes);
-    params.stats = reinterpret_cast<Stats*>(bytes + space.stats_offset);
-  }
+  place_workspace(params, space, context.workspace);
 
   cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t of_parts =
@@ -162,40 +191,44 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& 
     of_parts.numAttrs = 1;
   }
   void* arguments[] = {&params};
-  if (Status status = launch_kernel(
-          of_parts, builds<kFamily>.kernel(problem.dtype, shape.config - kFamily.begin), arguments,
-          id_of(kFamily));
+  const void* const kernel = with_builds<kFamily>(
+      problem, shape.config,
+      [&](auto& all, std::size_t build) { return all.kernel(problem.dtype, build); });
+  if (Status status = launch_kernel(of_parts, kernel, arguments, id_of(kFamily));
       !status.ok() || space.bytes == 0)
     return status;
 
   const cudaLaunchConfig_t of_merge =
-      launch_config({params.rows * params.heads_kv, params.batch, merge_splits(problem, shape)},
-                    kMergeThreads, 0, context);
-  const auto* const merge = reinterpret_cast<const void*>(kMerge);
+      launch_config(merge_grid(problem, shape), kMergeThreads, 0, context);
+  const auto* const merge =
+      reinterpret_cast<const void*>(config.general() ? kMergeGeneral : kMerge);
   // On sm_90 its blocks may be set up while the parts are computed.
   return kFamily.sm90() ? launch_early(of_merge, merge, arguments, id_of(kFamily))
                         : launch_kernel(of_merge, merge, arguments, id_of(kFamily));
 }
 
-template <Family kFamily, void (*kMerge)(Params)>
+template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params)>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
-  const Shape whole = shape_of(first_part(problem), *context.facts, context.choice, kFamily);
+  const Shape whole = shape_of(first_part(problem), *context.facts, context.choice,
+                               family_of(kFamily, problem.dtype));
   // Parts of a batch follow each other in the stream and share the workspace, which was asked for
   // the first of them: the last, a smaller one, parts its keys alike.
-  return in_batch_parts(
-      problem, tensors, kGridLimit, [&](const Problem& part, const Tensors& there) {
-        return launch_part<kFamily, kMerge>(part, there, of_batch(whole, part.batch), context);
-      });
+  return in_batch_parts(problem, tensors, kGridLimit,
+                        [&](const Problem& part, const Tensors& there) {
+                          return launch_part<kFamily, kMergeGeneral, kMerge>(
+                              part, there, of_batch(whole, part.batch), context);
+                        });
 }
 
-/// The family's variant; `kMerge` is its second kernel, which runs merge_parts.
-template <Family kFamily, void (*kMerge)(Params)>
+/// The family's variant, with its second kernels behind general builds of the first and behind plain ones: both
+/// run merge_parts.
+template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params)>
 constexpr core::Kernel kernel_of() {
   return {.supports = supports<kFamily>,
           .plan = plan<kFamily>,
           .workspace = workspace<kFamily>,
           .prepare = prepare<kFamily>,
-          .launch = launch<kFamily, kMerge>};
+          .launch = launch<kFamily, kMergeGeneral, kMerge>};
 }
 
 }  // namespace greenfast::cuda::decode

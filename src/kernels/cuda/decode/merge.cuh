@@ -8,23 +8,110 @@
 #pragma once
 
 #include "kernels/cuda/decode/finish.cuh"
+#include "kernels/cuda/decode/seen.cuh"
 
 namespace greenfast::cuda::decode {
 
 inline constexpr int kMergeThreads = 256;
 
-/// Merges the parts of the rows that have several. Grid: rows of a sequence over all KV heads, and
+/// Adds the parts of heads that the ends of shares cut. Grid: holders. A head with n parts has n - 1 such ends, whose
+/// blocks take its rows in turn; threads that are left over by a block's rows take every so-many-th group of
+/// eight parts, which are added in the order of the threads that hold them.
+__device__ __forceinline__ void merge_cuts(const Params& p) {
+  const auto holder = static_cast<std::int32_t>(blockIdx.x);
+  const Cut cut = p.cuts[holder];
+  if (cut.first < 0) return;
+  const std::int32_t parts = cut.last - cut.first + 1;
+  const std::int32_t stride = parts - 1, begin = holder - cut.first;
+  if (begin >= p.tile_rows) return;
+  const std::int32_t mine = divide_up(p.tile_rows - begin, stride);  // begin, begin + stride, ...
+  const std::int32_t kv_head = cut.place / p.row_blocks;
+  const std::int32_t first_row = (cut.place - kv_head * p.row_blocks) * p.tile_rows;
+  const Sequence sequence = sequence_at(p, cut.sequence);
+  const std::int32_t rows = sequence.lengths.seq_q * p.group - first_row;
+
+  constexpr int kEach = 8;
+  const int columns = p.tile_dim / 4,
+            at_once = kMergeThreads / columns;  // rows times groups: 4, 8 or 16
+  int rows_at_once = at_once;
+  while (rows_at_once / 2 >= mine) rows_at_once /= 2;
+  const int groups = at_once / rows_at_once;
+  const int chunk = static_cast<int>(threadIdx.x) % columns;
+  const int place = static_cast<int>(threadIdx.x) / columns;
+  const int group = place / rows_at_once;
+  __shared__ float4 shared_o[kMergeThreads];
+  __shared__ Stats shared_stats[kMergeThreads];
+  for (std::int32_t done = 0; done < mine; done += rows_at_once) {
+    const std::int32_t row = begin + (done + place % rows_at_once) * stride;
+    const bool there = row < p.tile_rows && row < rows;
+    const float scale =
+        there ? row_scale(p, cut.sequence, head_of(p, kv_head, first_row + row)).exponent : 0.0f;
+    float most = -INFINITY;
+    Sums sums;
+    for (std::int32_t part = group * kEach; there && part < parts; part += groups * kEach) {
+      float4 o[kEach];
+      Stats of[kEach];
+      float larger = most;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        // The last holder's first head, and what the others hold last.
+        const std::int32_t of_holder = cut.first + part + i;
+        const std::int64_t at =
+            (2 * std::int64_t{of_holder} + (of_holder < cut.last)) * p.tile_rows + row;
+        const bool one = part + i < parts;
+        of[i] = one ? p.stats[at] : Stats{-INFINITY, 0.0f};
+        o[i] = one ? reinterpret_cast<const float4*>(p.partial)[at * columns + chunk]
+                   : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        larger = fmaxf(larger, of[i].most);
+      }
+      const Sums before = sums;
+      sums = {};
+      sums.add(before.o, before.sum, weight_of(most, larger, scale));
+      most = larger;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        sums.add(o[i], of[i].sum, weight_of(of[i].most, most, scale));
+      }
+    }
+    if (groups > 1) {  // uniform over the block
+      shared_o[threadIdx.x] = sums.o;
+      shared_stats[threadIdx.x] = {most, sums.sum};
+      __syncthreads();
+      for (int other = 1; group == 0 && other < groups && other * kEach < parts; ++other) {
+        const auto from = static_cast<int>(threadIdx.x) + other * rows_at_once * columns;
+        const Stats of = shared_stats[from];
+        const float larger = fmaxf(most, of.most);
+        const Sums before = sums;
+        sums = {};
+        sums.add(before.o, before.sum, weight_of(most, larger, scale));
+        sums.add(shared_o[from], of.sum, weight_of(of.most, larger, scale));
+        most = larger;
+      }
+      __syncthreads();
+    }
+    if (there && group == 0)
+      finish(p, cut.sequence, sequence, kv_head, first_row + row, chunk, most, sums);
+  }
+}
+
+/// Merges the parts of the rows that have several, behind a build of the first kernel that is general, or none. Grid: rows of a sequence over all KV heads, and
 /// sequences. A thread adds eight parts in their order for four columns, then every eighth such
 /// group; the groups are added in the order of the threads that hold them. Up to eight parts that is
 /// the order of a cluster. Where blocks share a row's columns (gridDim.z) there are more groups, and
 /// the sums of rows with more than 64 parts (32 at D 256) are grouped otherwise.
+template <bool kGeneral>
 __device__ __forceinline__ void merge_parts(const Params& p) {
+  if (kGeneral && p.holders > 0) return merge_cuts(p);
   const auto b = static_cast<std::int32_t>(blockIdx.y);
   const std::int32_t kv_head = static_cast<std::int32_t>(blockIdx.x) / p.rows;
   const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) - kv_head * p.rows;
   const Sequence sequence = sequence_at(p, b);
   if (row >= sequence.lengths.seq_q * p.group) return;
-  const std::int32_t parts = parts_for(p, keys_of_sequence(p.sight, sequence.lengths)).count;
+  KeyRange seen = keys_of_sequence(p.sight, sequence.lengths);
+  __shared__ KeyRange seen_of_warps[kMergeThreads / 32];
+  if (kGeneral && p.mask.searched > 0)
+    seen = seen_through<kMergeThreads>(p.mask, b, sequence.lengths.seq_q, seen, seen_of_warps);
+  const std::int32_t parts = parts_for(p, seen).count;
   if (parts == 1) return;  // written by its only block
 
   constexpr int kEach = 8;
@@ -57,6 +144,7 @@ __device__ __forceinline__ void merge_parts(const Params& p) {
   const int group = static_cast<int>(threadIdx.x) / columns_here;
   const int groups = kMergeThreads / columns_here;
   const auto* partial = reinterpret_cast<const float4*>(p.partial) + first * columns + chunk;
+  const float scale = row_scale(p, b, head_of(p, kv_head, row)).exponent;
   Sums sums;
   for (std::int32_t begin = group * kEach; begin < parts; begin += groups * kEach) {
     float4 o[kEach];
@@ -69,7 +157,7 @@ __device__ __forceinline__ void merge_parts(const Params& p) {
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      sums.add(o[i], of[i].sum, weight_of(of[i].most, most, p.exponent_scale));
+      sums.add(o[i], of[i].sum, weight_of(of[i].most, most, scale));
     }
   }
   if (parts > kEach) {  // uniform over the block
@@ -84,7 +172,7 @@ __device__ __forceinline__ void merge_parts(const Params& p) {
       sums.add(shared_o[from], shared_sum[from], 1.0f);
     }
   }
-  if (group == 0) finish(p, sequence, kv_head, row, chunk, most, sums);
+  if (group == 0) finish(p, b, sequence, kv_head, row, chunk, most, sums);
 }
 
 }  // namespace greenfast::cuda::decode

@@ -92,9 +92,19 @@ struct FastDivide {
 /// The band and the chunks, as in Problem; a negative bound is none, a chunk of 0 as well.
 struct Sight {
   std::int64_t left = -1, right = -1;
-  std::int64_t chunk = 0;
+  std::int32_t chunk = 0;
+  FastDivide by_chunk;  // a division of 64 bits would be a hundred instructions
   bool bottom_right = false;
 };
+constexpr Sight make_sight(std::int64_t left, std::int64_t right, std::int64_t chunk,
+                           bool bottom_right) {
+  // No position is farther than 2^31 - 1 from the first.
+  constexpr std::int64_t kWhole = 0x7fffffff;
+  Sight sight{
+      left, right, static_cast<std::int32_t>(chunk < kWhole ? chunk : kWhole), {}, bottom_right};
+  if (sight.chunk > 0) sight.by_chunk = FastDivide::by(static_cast<std::uint32_t>(sight.chunk));
+  return sight;
+}
 
 struct Lengths {
   std::int32_t seq_q = 0, seq_kv = 0;
@@ -115,10 +125,10 @@ constexpr KeyRange keys_of_row(const Sight& sight, const Lengths& s, std::int32_
   if (sight.left >= 0 && position - sight.left > begin) begin = position - sight.left;
   if (sight.right >= 0 && position + sight.right + 1 < end) end = position + sight.right + 1;
   if (sight.chunk > 0) {
-    // Rounded down: positions before the first key are in chunks without keys.
+    // Positions before the first key are in chunks without keys.
     const std::int64_t place = position - s.kv_start;
-    const std::int64_t down = place < 0 ? sight.chunk - 1 : 0;
-    const std::int64_t from = s.kv_start + (place - down) / sight.chunk * sight.chunk;
+    const std::int64_t of_chunk = place < 0 ? -1 : sight.by_chunk(static_cast<std::int32_t>(place));
+    const std::int64_t from = s.kv_start + of_chunk * sight.chunk;
     if (from > begin) begin = from;
     if (from + sight.chunk < end) end = from + sight.chunk;
   }
@@ -164,6 +174,28 @@ constexpr std::int32_t sequence_of_part(const Before& before, std::int32_t batch
       high = middle;
   }
   return low;
+}
+
+/// Tiles of keys, numbered sequence after sequence and head after head, in even shares: holder n has those
+/// from begin(n) to begin(n + 1). A holder's tiles may be of several heads, a head's those of several
+/// holders, each of which has a part of its keys.
+struct Shares {
+  std::int32_t tiles = 0, holders = 0;
+  std::int32_t each = 0, longer = 0;  // so many holders have one more
+
+  constexpr std::int32_t begin(std::int32_t holder) const {
+    return holder >= holders ? tiles : holder * each + least_of(holder, longer);
+  }
+  constexpr std::int32_t holder_of(std::int32_t tile) const {
+    const std::int32_t of_longer = longer * (each + 1);
+    return tile < of_longer ? tile / (each + 1) : longer + (tile - of_longer) / each;
+  }
+};
+/// No share but of fewer holders than `most` is shorter than `least` tiles.
+constexpr Shares share_out(std::int32_t tiles, std::int32_t most, std::int32_t least) {
+  if (tiles <= 0) return {};
+  const std::int32_t holders = within(tiles / least, 1, most);
+  return {tiles, holders, tiles / holders, tiles % holders};
 }
 
 }  // namespace greenfast::cuda::decode

@@ -30,6 +30,11 @@ inline constexpr std::int64_t kGridLimit = 65535;  // of the y and z axes
 inline constexpr std::int64_t kMostClusters = 15;
 /// Parts of all rows' keys that partial results are kept of, about: 64 MB at D 128 and 8 rows.
 inline constexpr std::int64_t kMostPartials = 16384;
+/// Shares of a block, each of two places in the scratch: 33 MB at D 128 and 8 rows. Where maxima allow more keys than
+/// these hold, 277 million of all heads on an H200, the rule parts them.
+inline constexpr std::int64_t kMostRounds = 16;
+/// Of all sequences and heads, and of their parts: int32 counts them.
+inline constexpr std::int64_t kMostTiles = std::int64_t{1} << 31;
 
 inline std::int64_t group_of(const Problem& p) { return p.heads_q / p.heads_kv; }
 /// Most rows of Q that share a head of K and V.
@@ -40,10 +45,12 @@ inline int tile_dim_of(const Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, value_dim(p));
   return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
-/// The first tile of the family that holds the rows, or the tallest of the head dim.
+/// The first tile of the family that holds the rows, or the tallest of the head dim; the plain one where
+/// there are two.
 inline std::size_t config_of(const Problem& p, Family family) {
   std::size_t best = family.end;
   for (std::size_t i = family.begin; i < family.end; ++i) {
+    if (best != family.end && kConfigs[i].build != kConfigs[best].build) break;
     if (kConfigs[i].head_dim != tile_dim_of(p) || kConfigs[i].warps == 8) continue;
     best = i;
     if (kConfigs[i].rows >= rows_of(p)) break;
@@ -67,10 +74,8 @@ inline bool lengths_differ(const Problem& p) {
 }
 
 inline Sight sight_of(const Problem& p) {
-  return {.left = p.mask.left,
-          .right = p.mask.right,
-          .chunk = p.chunk,
-          .bottom_right = p.mask.alignment == Alignment::bottom_right};
+  return make_sight(p.mask.left, p.mask.right, p.chunk,
+                    p.mask.alignment == Alignment::bottom_right);
 }
 
 /// Keys that a sequence sees at most.
@@ -91,6 +96,16 @@ inline std::int32_t most_keys_of(const Problem& p) {
   return static_cast<std::int32_t>(keys);
 }
 
+/// Build::lean's problems.
+inline bool is_lean(const Problem& p) {
+  const Mask& mask = p.mask;
+  const bool sees_all =
+      mask.is_none() || (mask.left < 0 && mask.alignment == Alignment::bottom_right);
+  return p.seq_q == 1 && sees_all && p.chunk == 0 && !lengths_differ(p) && !p.pages.used() &&
+         !p.sequences.kv_index && !p.sinks && p.softcap == 0.0f && p.scale > 0.0f &&
+         p.array_mask.kind == MaskKind::none;
+}
+
 struct Shape {
   std::size_t config = 0;
   SplitRule rule;
@@ -98,12 +113,13 @@ struct Shape {
   std::int32_t row_blocks = 1;
   bool clustered = false, counted = false;
   std::int32_t cluster = 1;  // blocks
+  std::int32_t holders = 0;  // counted, in even shares
   std::array<int, 3> grid{1, 1, 1};
 };
 
-/// So few keys are one block's: 128 of a window took 4.88 us in one, 5.3 in the best cluster, and 512
-/// keys 8.8 in two parts, 5.5 in a cluster (H200, 2026-11-23).
-inline constexpr std::int32_t kOnePart = 256;
+/// So few keys are one block's. 256 took 4.07 us at D 64 and 4.85 at D 128 in one, where 512 take 3.40 and 3.76 in
+/// a cluster; 128 take 3.34 and 3.68 in one (H100, 2026-11-26).
+inline constexpr std::int32_t kOnePart = 128;
 
 /// A cluster for each item that is worth its blocks.
 struct ClusterChoice {
@@ -112,7 +128,8 @@ struct ClusterChoice {
 };
 inline bool has_eight_warps(const Config& config) {
   return std::any_of(kConfigs.begin(), kConfigs.end(), [&](const Config& other) {
-    return other.warps == 8 && other.rows == config.rows && other.head_dim == config.head_dim;
+    return other.warps == 8 && other.rows == config.rows && other.head_dim == config.head_dim &&
+           other.bytes == config.bytes;
   });
 }
 
@@ -226,18 +243,39 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   shape.clustered = shape.most_parts > 1 && shape.most_parts <= cluster.blocks;
   if (shape.clustered) {
     shape.cluster = cluster.blocks;
-    for (std::size_t i = 0; i < kConfigs.size(); ++i)
-      if (cluster.warps == 8 && kConfigs[i].warps == 8 && kConfigs[i].head_dim == tile_dim_of(p))
+    for (std::size_t i = family.begin; i < family.end; ++i)
+      if (cluster.warps == 8 && kConfigs[i].warps == 8 && kConfigs[i].head_dim == tile_dim_of(p) &&
+          kConfigs[i].build == kConfigs[config_of(p, family)].build)
         shape.config = i;
   }
   // Blocks without a part cost about a microsecond each where the longest sequence is much longer
   // than most: then blocks count the parts instead (w8x2 453 us, counted 436; H200, 2026-11-22).
   const std::int64_t blocks = items * shape.most_parts;
-  shape.counted = !shape.clustered && differ && p.batch > 1 && p.batch <= kMostCounted &&
-                  shape.most_parts > 1 && blocks > slots;
-  if (shape.counted)
+  const bool countable = !shape.clustered && differ && p.batch > 1 && p.batch <= kMostCounted &&
+                         shape.most_parts > 1 && blocks < kMostTiles;
+  const Config& config = kConfigs[shape.config];
+  if (const std::int64_t tiles =
+          items * (config.start_tiles() + core::ceil_div(keys, config.keys()));
+      countable && !rule.by_length && rule.bound == 0 && tiles < kMostTiles) {
+    // No more than have a share where every sequence is as long as it may be; and a share that reached over
+    // more than kMostKeys keys is shared once more.
+    const std::int64_t blocks_there = std::clamp<std::int64_t>(tiles / kLeastShare, 1, slots);
+    const std::int64_t longest = core::ceil_div(tiles, blocks_there) * config.keys();
+    const std::int64_t rounds = core::ceil_div(longest, std::int64_t{kMostKeys});
+    if (rounds <= kMostRounds) {
+      shape.holders = static_cast<std::int32_t>(blocks_there * rounds);
+      shape.grid = {static_cast<int>(blocks_there), 1, 1};
+      shape.most_parts = shape.holders;
+    }
+  }
+  shape.counted = shape.holders > 0 || (countable && blocks > slots);
+  if (shape.holders > 0 || p.array_mask.kind != MaskKind::none)
+    shape.config = build_of(shape.config, Build::general);
+  else if (is_lean(p))
+    shape.config = build_of(shape.config, Build::lean);
+  if (shape.counted && shape.holders == 0)
     shape.grid = {static_cast<int>(slots), 1, 1};
-  else
+  else if (!shape.counted)
     shape.grid = {shape.clustered ? shape.cluster : shape.most_parts,
                   static_cast<int>(p.heads_kv * shape.row_blocks), static_cast<int>(p.batch)};
   return shape;
@@ -251,13 +289,26 @@ inline Shape of_batch(Shape shape, std::int64_t batch) {
 
 /// Partial results, then their stats; nothing where every row has one block or a cluster.
 struct Workspace {
-  std::int64_t stats_offset = 0, bytes = 0;
+  std::int64_t stats_offset = 0, cuts_offset = 0, bytes = 0;
 };
 inline Workspace workspace_of(const Problem& p, const Shape& shape) {
-  if (shape.clustered || shape.most_parts <= 1) return {};
-  const std::int64_t partials = p.batch * p.heads_kv * rows_of(p) * std::int64_t{shape.most_parts};
-  const std::int64_t stats_offset = partials * tile_dim_of(p) * 4;
-  return {stats_offset, stats_offset + partials * static_cast<std::int64_t>(sizeof(Stats))};
+  if (shape.clustered || (shape.most_parts <= 1 && shape.holders == 0)) return {};
+  const std::int64_t partials =
+      shape.holders > 0 ? 2 * std::int64_t{shape.holders} * kConfigs[shape.config].rows
+                        : p.batch * p.heads_kv * rows_of(p) * std::int64_t{shape.most_parts};
+  Workspace space;
+  space.stats_offset = partials * tile_dim_of(p) * 4;
+  space.cuts_offset = space.stats_offset + partials * static_cast<std::int64_t>(sizeof(Stats));
+  space.bytes = space.cuts_offset + shape.holders * static_cast<std::int64_t>(sizeof(Cut));
+  return space;
+}
+/// Where they lie in the call's scratch.
+inline void place_workspace(Params& p, const Workspace& space, void* scratch) {
+  if (space.bytes == 0) return;
+  auto* const bytes = static_cast<unsigned char*>(scratch);
+  p.partial = reinterpret_cast<float*>(bytes);
+  p.stats = reinterpret_cast<Stats*>(bytes + space.stats_offset);
+  p.cuts = reinterpret_cast<Cut*>(bytes + space.cuts_offset);
 }
 
 /// Blocks of the second kernel that share a row's columns.
@@ -269,11 +320,33 @@ inline int merge_splits(const Problem& p, const Shape& shape) {
   return 1;
 }
 
+/// The second kernel's grid.
+inline std::array<int, 3> merge_grid(const Problem& p, const Shape& shape) {
+  if (shape.holders > 0) return {shape.holders, 1, 1};
+  return {rows_of(p) * static_cast<int>(p.heads_kv), static_cast<int>(p.batch),
+          merge_splits(p, shape)};
+}
+
+/// Bytes that a block reads of a mask before it reads a key: 20 us, where as many keys of 8 heads take 340 [estimated].
+inline constexpr std::int64_t kMostSearched = std::int64_t{1} << 18;
+/// A mask whose rows of bytes are worth a search for what they show: those of a few rows, alike for all heads.
+inline std::int32_t searched_rows(const Problem& p, const Shape& shape) {
+  const ArrayMask& mask = p.array_mask;
+  // Blocks that count would have to search for every sequence, and by length alone the batch, which says who
+  // counts, may not move a part.
+  if (mask.kind != MaskKind::boolean || mask.stride[3] != 1 || shape.counted ||
+      shape.rule.by_length)
+    return 0;
+  if (mask.stride[1] != 0 && p.heads_q > 1) return 0;
+  const std::int64_t rows = mask.stride[2] == 0 ? 1 : p.seq_q;
+  return rows * p.seq_kv <= kMostSearched ? static_cast<std::int32_t>(rows) : 0;
+}
+
 /// batch_invariant asks of one entry what it asks of a batch.
 inline const char* misaligned_operand(const Problem& p, bool batch_invariant) {
   const auto aligned = [&](const Layout& layout, std::array<std::int64_t, 4> shape) {
     if (batch_invariant) shape[0] = std::max<std::int64_t>(shape[0], 2);
-    return core::rows_aligned(layout.alignment, layout, shape, 2, 16);
+    return core::rows_aligned(layout.alignment, layout, shape, size_of(p.dtype), 16);
   };
   if (!aligned(p.q, core::shape_of_q(p, p.head_dim))) return "Q";
   if (!aligned(p.k, core::shape_of_kv(p, p.head_dim))) return "K";
@@ -282,9 +355,12 @@ inline const char* misaligned_operand(const Problem& p, bool batch_invariant) {
 }
 
 /// None where 32 bits do not count them: more than 2^32 steps, of 16 bytes at least.
-inline std::optional<Steps> steps_of(const Layout& layout, const Pages& pages) {
+inline std::optional<Steps> steps_of(const Layout& layout, const Problem& problem) {
   constexpr std::uint64_t kLimit = std::uint64_t{1} << 32;
-  const auto bytes = [](std::int64_t stride) { return static_cast<std::uint64_t>(stride) * 2; };
+  const Pages& pages = problem.pages;
+  const auto bytes = [&](std::int64_t stride) {
+    return static_cast<std::uint64_t>(stride) * size_of(problem.dtype);
+  };
   const std::uint64_t row = bytes(layout.stride[2]);
   if (!pages.used()) {
     if (row >= kLimit) return std::nullopt;
@@ -350,19 +426,40 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   p.head_dim = narrow(problem.head_dim);
   p.value_dim = narrow(value_dim(problem));
   p.tile_dim = tile_dim_of(problem);
+  p.tile_rows = kConfigs[shape.config].rows;
   p.sight = sight_of(problem);
   p.rule = shape.rule;
   p.same.size = 0;
-  if (!lengths_differ(problem)) {
+  p.mask.searched = searched_rows(problem, shape);
+  if (!lengths_differ(problem) && p.mask.searched == 0) {
     const Lengths lengths{p.seq_q, p.seq_kv, 0};
     p.same = parts_for(p.rule, keys_of_sequence(p.sight, lengths).count());
   }
   p.most_parts = shape.most_parts;
   p.clustered = shape.clustered;
   p.counted = shape.counted;
+  p.holders = shape.holders;
   p.cluster_log2 =
       static_cast<std::int8_t>(std::countr_zero(static_cast<std::uint32_t>(shape.cluster)));
-  p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f);
+  if (const ArrayMask& mask = problem.array_mask; mask.kind != MaskKind::none) {
+    p.mask.data = static_cast<const unsigned char*>(tensors.mask);
+    p.mask.boolean = mask.kind == MaskKind::boolean;
+    p.mask.type = element_type_of(mask.dtype);
+    const std::int64_t bytes = p.mask.boolean ? 1 : static_cast<std::int64_t>(size_of(mask.dtype));
+    p.mask.batch = mask.stride[0] * bytes;
+    p.mask.head = mask.stride[1] * bytes;
+    p.mask.row = mask.stride[2] * bytes;
+    p.mask.key = mask.stride[3] * bytes;
+  }
+  if (problem.scales != ScaleKind::none) {
+    p.q_scale = tensors.q_scale;
+    p.k_scale = tensors.k_scale;
+    p.v_scale = tensors.v_scale;
+    p.scales_per_head = problem.scales == ScaleKind::per_head;
+  }
+  // What a mask adds is in units of log2, as transformed scores are.
+  p.transform = problem.softcap > 0.0f || !(problem.scale > 0.0f) ||
+                problem.array_mask.kind == MaskKind::additive;
   const core::ScoreTransform transform = core::score_transform(problem);
   p.transform_scale = transform.scale;
   p.transform_cap = transform.cap;
@@ -374,8 +471,8 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   const std::size_t out = size_of(problem.out_dtype);
   p.wide_store = core::rows_aligned(problem.o.alignment, problem.o,
                                     core::shape_of_q(problem, value_dim(problem)), out, 4 * out);
-  p.k_steps = steps_of(problem.k, problem.pages).value_or(Steps{});
-  p.v_steps = steps_of(problem.v, problem.pages).value_or(Steps{});
+  p.k_steps = steps_of(problem.k, problem).value_or(Steps{});
+  p.v_steps = steps_of(problem.v, problem).value_or(Steps{});
   p.output = element_type_of(problem.out_dtype);
   return p;
 }

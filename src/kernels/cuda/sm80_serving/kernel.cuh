@@ -18,6 +18,7 @@
 
 #include <greenfast/arithmetic.hpp>
 
+#include "kernels/cuda/device/array_mask.cuh"
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
@@ -30,22 +31,6 @@ namespace greenfast::cuda::sm80_serving {
 inline constexpr float kSumLimit = 8192.0f;
 
 // ---- Scores ----
-
-/// A score and what a mask's element adds to it, in units of log2.
-__device__ __forceinline__ float masked(float score, unsigned char seen) {
-  return seen != 0 ? score : -INFINITY;
-}
-/// What lies below -2^127 counts as that, so that it is finite in units of log2: where a row sees nothing
-/// else, such keys share its weight.
-__device__ __forceinline__ float masked(float score, float bias) {
-  return bias == -INFINITY ? bias : fmaf(bias < -0x1p127f ? -0x1p127f : bias, 1.0f / kLn2, score);
-}
-__device__ __forceinline__ float masked(float score, __half bias) {
-  return masked(score, __half2float(bias));
-}
-__device__ __forceinline__ float masked(float score, __nv_bfloat16 bias) {
-  return masked(score, __bfloat162float(bias));
-}
 
 /// Two neighbouring elements of a mask, read at once.
 template <class M>

@@ -103,8 +103,9 @@ TEST(DecodeSchedule, RowsSeeWhatTheCpuShows) {
   };
   for (int i = 0; i < 20000; ++i) {
     const Lengths s{in(1, 9), in(0, 40), in(0, 12)};
-    const Sight sight{in(0, 3) ? in(0, 20) : -1, in(0, 3) ? in(0, 6) : -1, in(0, 2) ? 0 : in(1, 30),
-                      in(0, 1) == 1};
+    const int left = in(0, 3) ? in(0, 20) : -1, right = in(0, 3) ? in(0, 6) : -1;
+    const int chunk = in(0, 2) ? 0 : in(1, 30);
+    const Sight sight = make_sight(left, right, chunk, in(0, 1) == 1);
     const int shift = sight.bottom_right ? s.seq_kv - s.seq_q : 0;
     const auto band = kernels::make_band(sight.left, sight.right, shift, s.seq_q, s.seq_kv,
                                          s.kv_start, sight.chunk);
@@ -181,7 +182,8 @@ TEST(DecodeShape, FillsTheDeviceAndMergesWhereThatIsCheapest) {
     EXPECT_EQ(merged.cluster, blocks) << batch << " " << keys;
     EXPECT_EQ(kConfigs[merged.config].warps, warps) << batch << " " << keys;
   }
-  EXPECT_EQ(shape(dense(1, 32, 8, 256, 128)).most_parts, 1);
+  EXPECT_EQ(shape(dense(1, 32, 8, 128, 128)).most_parts, 1);
+  EXPECT_TRUE(shape(dense(1, 32, 8, 256, 128)).clustered);
   const Shape split = shape(dense(1, 16, 1, 131072, 128));
   EXPECT_FALSE(split.clustered);
   EXPECT_EQ(split.most_parts, 225);  // as many as fill the device
@@ -288,7 +290,7 @@ TEST_F(DecodeRefusals, PlansSayWhatTheShapeSays) {
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   EXPECT_EQ(answer->splits, 225);
   EXPECT_EQ(answer->workspace_bytes, 16 * 225 * (128 * 4 + 8));
-  EXPECT_EQ(answer->kernel, "decode::attention_kernel<__nv_bfloat16, 4>");
+  EXPECT_EQ(answer->kernel, "decode::attention_kernel<__nv_bfloat16, 23>");  // of 16 rows, lean
 }
 
 }  // namespace

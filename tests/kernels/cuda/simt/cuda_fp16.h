@@ -87,3 +87,4 @@ inline unsigned __hgt2_mask(__half2 a, __half2 b) {
          (to_float(a.y) > to_float(b.y) ? 0xffff0000u : 0u);
 }
 inline float __half2float(__half x) { return to_float(x); }
+inline __half __ushort_as_half(unsigned short bits) { return {bits}; }

@@ -24,6 +24,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/check.hpp"
+#include "core/e4m3.hpp"
 #include "core/variant.hpp"
 
 namespace greenfast::cuda::test {
@@ -34,6 +35,8 @@ template <class T>
 T narrowed(float x) {
   if constexpr (std::is_same_v<T, __half>)
     return __float2half_rn(x);
+  else if constexpr (sizeof(T) == 1)
+    return {core::to_e4m3(x)};
   else
     return __float2bfloat16_rn(x);
 }
@@ -46,7 +49,8 @@ struct Case {
   std::vector<float> sinks, slopes;
   std::vector<float> mask;  // what is added, -inf where a boolean mask hides; in the order of
                             // its strides
-  std::vector<unsigned char> seen;  // the same of a boolean mask
+  std::vector<unsigned char> seen;               // the same of a boolean mask
+  std::vector<float> q_scale, k_scale, v_scale;  // of e4m3, as the problem says
   std::uint64_t seed = 0;
 };
 
@@ -141,6 +145,14 @@ inline double bias_of(const Case& c, const Lengths& s, std::int64_t b, std::int6
   return bias;
 }
 
+/// What an e4m3 tensor's elements stand for, over their value.
+inline double scale_of(const Case& c, const std::vector<float>& scales, std::int64_t b,
+                       std::int64_t head, std::int64_t heads) {
+  return c.problem.scales == ScaleKind::none     ? 1.0
+         : c.problem.scales == ScaleKind::tensor ? scales[0]
+                                                 : scales[b * heads + head];
+}
+
 /// NaN wherever no row may look.
 template <class T>
 Data<T> make_data(const Case& c) {
@@ -178,7 +190,8 @@ template <class T>
 void expect_right(const Case& c, const Data<T>& data, const Answer& answer) {
   const Problem& p = c.problem;
   const std::int64_t dim = p.head_dim, dim_v = value_dim(p);
-  const double unit = std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8;
+  // e4m3 is multiplied as fp16.
+  const double unit = std::is_same_v<T, __nv_bfloat16> ? 0x1p-8 : 0x1p-11;
   const std::int64_t lse_rows = p.sequences.packed_q ? p.sequences.total_q : p.seq_q;
   std::size_t written = 0, written_lse = 0;
   for (std::int32_t b = 0; b < p.batch; ++b) {
@@ -196,7 +209,8 @@ void expect_right(const Case& c, const Data<T>& data, const Answer& answer) {
           const T* k = &data.k[key_at(c, p.k, s, b, h_kv, j)];
           double score = 0.0;
           for (std::int64_t d = 0; d < dim; ++d) score += double{to_float(q[d])} * to_float(k[d]);
-          score *= p.scale;
+          score *= p.scale * scale_of(c, c.q_scale, b, h, p.heads_q) *
+                   scale_of(c, c.k_scale, b, h_kv, p.heads_kv);
           if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
           score += bias_of(c, s.lengths, b, h, i, j);
           scores.push_back(score);
@@ -214,6 +228,11 @@ void expect_right(const Case& c, const Data<T>& data, const Answer& answer) {
             o[d] += weight * v;
             size[d] += weight * std::fabs(v);
           }
+        }
+        for (std::int64_t d = 0; d < dim_v; ++d) {
+          const double of_v = scale_of(c, c.v_scale, b, h_kv, p.heads_kv);
+          o[d] *= of_v;
+          size[d] *= std::fabs(of_v);
         }
         const double lse = sum > 0.0 ? most + std::log(sum) : -INFINITY;
         const float got_lse = answer.lse[(s.q_batch * p.heads_q + h) * lse_rows + s.q_row + i];
@@ -372,6 +391,9 @@ inline Tensors arrays_of(const Case& c) {
   t.page_table = c.table.data();
   t.sinks = c.sinks.data();
   t.slopes = c.slopes.data();
+  t.q_scale = c.q_scale.data();
+  t.k_scale = c.k_scale.data();
+  t.v_scale = c.v_scale.data();
   return t;
 }
 

@@ -61,6 +61,9 @@ inline unsigned __vmaxs2(unsigned x, unsigned y) {
 inline unsigned __vimax3_s16x2(unsigned x, unsigned y, unsigned z) {
   return __vmaxs2(__vmaxs2(x, y), z);
 }
+/// Where the lowest bit is that is set, from 1 on; 0: none is.
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __log2f(float x) { return std::log2(x); }
 using std::fabs, std::floor, std::ceil;
 template <class A>
@@ -83,8 +86,9 @@ struct Dim {
   unsigned x = 1, y = 1, z = 1;
 };
 
-/// When copies of cp.async arrive: as late as they may, or at once. A kernel must stand both.
-enum class Copies { late, early };
+/// When copies of cp.async arrive: as late as they may, at once, or half of those on their way at each barrier
+/// of the block. A kernel must stand all three.
+enum class Copies { late, early, between };
 
 struct Launch {
   Dim grid;
