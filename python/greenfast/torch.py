@@ -860,13 +860,25 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
     return None
 
 
+def _torchs(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: Any, enable_gqa: bool) -> Tensor:
+    """PyTorch's own answer. Of a query without heads its kernel for CPUs divides by their number in some versions (torch 2.11; neither 2.6 nor 2.15),
+    which ends the process: there it takes its way without kernels."""
+    if (isinstance(query, torch.Tensor) and not query.is_nested and query.device.type == "cpu" and query.dim() == 4
+            and _known(query.shape[1] == 0)):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
 def _known(fact: Any) -> bool:
     """Whether this comparison of sizes holds. Of sizes that a graph does not know when it is traced (a result of nonzero or item) nothing holds
     here: they count as equal and as more than 1, as for PyTorch's SDPA, and the operator looks again when it runs."""
     if fact is True or fact is False or not _is_compiling():
         return fact
     from torch.fx.experimental import symbolic_shapes
-    return symbolic_shapes.guard_or_false(fact) if hasattr(symbolic_shapes, "guard_or_false") else bool(fact)  # torch 2.7 has it first
+    if hasattr(symbolic_shapes, "guard_or_false"):  # torch 2.7 has it first
+        return symbolic_shapes.guard_or_false(fact)
+    return True if fact else False  # not bool(fact), which Dynamo of torch 2.6 does not trace
 
 
 def _heads_match(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
@@ -930,7 +942,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             done = _core.plain_sdpa(query, key, value, is_causal, scale, enable_gqa)
             if done is not NotImplemented:
                 return done
-        elif (not _is_compiling() and type(query) in _EXACT and type(key) in _EXACT
+        elif (type(is_causal) is bool and not _is_compiling() and type(query) in _EXACT and type(key) in _EXACT
               and type(value) in _EXACT and query.dtype in _FLOATS and not _layered() and not _is_any_autocast_enabled()
               and not (_is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))):
             try:
@@ -962,7 +974,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         if fallback == "error":
             raise NotImplementedError(f"greenfast does not take this call: {reason}; change it, or let fallback='torch' hand it to PyTorch")
         _say(reason)
-        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     call = (q, k, v, None, None, None, None, None, scale, 0.0, -1, right, _TOP_LEFT, 0, None, False, None, None, False, more)
     if _is_compiling() or fallback == "error":
         out = _attention(*call)
@@ -971,7 +983,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             out = _attention(*call)
         except NotImplementedError as error:  # no kernel takes this problem, in the library's words
             _say(str(error))
-            return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return out if leading is None else out.reshape(leading)
 
 

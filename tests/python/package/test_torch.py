@@ -502,7 +502,6 @@ class Mine(torch.Tensor):
     (lambda q, k, v: (q, k, v, MASK.as_subclass(Mine)), "Mine"),
     (lambda q, k, v: (q[..., :12], k[..., :12], v[..., :12]), "head dimension 12"),
     (lambda q, k, v: tuple(x.as_subclass(Mine) for x in (q, k, v)), "Mine"),
-    (lambda q, k, v: (q[:, :0], k[:, :0], v[:, :0]), "no heads"),
     (lambda q, k, v: (torch._neg_view(q), k, v), "negated lazily"),
     (lambda q, k, v: (q, k, torch._neg_view(v)), "negated lazily"),
 ])
@@ -511,6 +510,32 @@ def test_tensors_that_are_torchs_alone(change, reason):
     with pytest.warns(gt.FallbackWarning, match=reason):
         out = gt.scaled_dot_product_attention(*arguments)
     torch.testing.assert_close(out, SDPA(*arguments))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("dtype, mask", [(torch.float32, None), (torch.float32, MASK), (torch.float64, None), (torch.float64, MASK)])
+def test_no_heads_never_reach_torchs_kernel(dtype, mask, backend):
+    """With PyTorch 2.11 SDPA itself divides by their number there, and the process ends."""
+    torch._dynamo.reset()
+    ours = torch.compile(gt.scaled_dot_product_attention, backend=backend, fullgraph=True) if backend else gt.scaled_dot_product_attention
+    q = tensors(dtype)[0][:, :0]
+    for keys in (0, 2):
+        k, v = (x[:, :keys] for x in tensors(dtype, width_v=8)[1:])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gt._said.clear()
+            out = ours(q, k, v, mask, enable_gqa=keys > 0)
+        assert out.shape == (2, 0, 37, 8) and out.dtype == dtype
+        assert any("no heads" in str(x.message) or "float64" in str(x.message) for x in caught if x.category is gt.FallbackWarning)
+        learns = q.clone().requires_grad_()
+        ours(learns, k, v, mask, enable_gqa=keys > 0).sum().backward()
+        assert learns.grad.shape == q.shape
+    with pytest.raises(NotImplementedError, match="no heads|float64"):
+        gt.scaled_dot_product_attention(q, q, q, fallback="error")
+    with pytest.raises(TypeError, match="is_causal"):
+        gt.scaled_dot_product_attention(q, q, q, is_causal=1)
+    assert torch.backends.cuda.flash_sdp_enabled()  # what other calls may choose is as it was
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan")])
@@ -618,7 +643,7 @@ def test_a_replacement_of_someone_elses_stays():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_signature_is_torchs():
+def test_the_signature_is_torchs(either_way):
     q, k, v = (x[:, :2] for x in tensors())
     for function in (SDPA, gt.scaled_dot_product_attention):
         for is_causal in (1, None, np.True_):
@@ -630,10 +655,14 @@ def test_the_signature_is_torchs():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_zeros_without_memory_and_sparse_keys_are_torchs(which):
+def test_zeros_without_memory_and_sparse_keys_are_torchs(which, monkeypatch):
     given = [x[:, :2] for x in tensors()]
     given[which] = torch._efficientzerotensor(given[which].shape)
-    assert torch.equal(gt.scaled_dot_product_attention(*given), SDPA(*given))
+    # That they reach it, whatever it makes of them: until 2.11 at least, its kernel takes what lies in memory for zeros, another thing each time.
+    theirs, seen = torch.zeros(1), []
+    with monkeypatch.context() as patch:
+        patch.setattr(gt, "_SDPA", lambda *arguments, **options: seen.append(arguments[:3]) or theirs)
+        assert gt.scaled_dot_product_attention(*given) is theirs and all(x is y for x, y in zip(seen[0], given))
     given[which] = torch.zeros(given[which].shape).to_sparse()
     with pytest.raises((RuntimeError, NotImplementedError)) as theirs:
         SDPA(*given)
@@ -642,7 +671,7 @@ def test_zeros_without_memory_and_sparse_keys_are_torchs(which):
 
 
 def test_flops_are_counted_as_torchs():
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
     def flops(function, *arguments, **options):
         with FlopCounterMode(display=False) as counter:
@@ -651,14 +680,15 @@ def test_flops_are_counted_as_torchs():
 
     q, k, v = (torch.randn(2, heads, n, 32) for heads, n in ((4, 16), (2, 24), (2, 24)))
     ours, mask = gt.scaled_dot_product_attention, torch.ones(16, 24, dtype=torch.bool)
-    want = flops(SDPA, q, k, v, enable_gqa=True)
-    assert want == 2 * 2 * 4 * 16 * 24 * 64
+    want = 2 * 2 * 4 * 16 * 24 * 64
     assert flops(ours, q, k, v, enable_gqa=True) == flops(ours, q, k, v, mask, enable_gqa=True) == want
     assert flops(torch.compile(ours, backend="aot_eager"), q, k, v, enable_gqa=True) == want
     bshd = [x.transpose(1, 2) for x in (q, k, v)]
     assert flops(greenfast.attention, *bshd, layout="bshd", return_lse=True) == want
     step = lambda function: function(q.clone().requires_grad_(), k, v, enable_gqa=True).sum().backward()  # noqa: E731
-    assert flops(step, ours) == flops(step, SDPA)
+    assert flops(step, ours) == want * 7 // 2
+    if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry:  # 2.11 has no formula for it and counts nothing
+        assert flops(SDPA, q, k, v, enable_gqa=True) == want and flops(step, SDPA) == flops(step, ours)
     ints = lambda *x: torch.tensor(x, dtype=torch.int32)  # noqa: E731
     assert flops(greenfast.attention, q[0], k[0], v[0], cu_q=ints(0, 6, 16), cu_kv=ints(0, 10, 24)) == 2 * 4 * 64 * (6 * 10 + 10 * 14)
     assert flops(greenfast.attention, q, k, v, used_kv=ints(5, 24)) == 2 * 4 * 64 * 16 * 29
