@@ -1,11 +1,14 @@
 """transformers: small models with random weights, greenfast beside eager."""
 import copy
 import dataclasses
+import inspect
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from transformers import masking_utils  # noqa: E402
 
 import greenfast.hf  # noqa: E402
 
@@ -44,6 +47,9 @@ LEFT[0, :6] = 0
 RIGHT[0, 14:] = 0
 PACKED = torch.cat([torch.arange(12), torch.arange(8)])[None].expand(2, -1)
 STATIC = {"cache_implementation": "static"}
+# transformers 5.17 hands its chunked mask an argument that this does not have, so that generate with a static cache fails, with eager attention too.
+CHUNKS_ARE_GENERATED = "block_sequence_ids" not in (
+    set(inspect.signature(masking_utils.create_masks_for_generate).parameters) - set(inspect.signature(masking_utils.create_chunked_causal_mask).parameters))
 INPUTS = {"plain": {}, "padded-left": {"attention_mask": LEFT}, "padded-right": {"attention_mask": RIGHT},
           "packed": {"position_ids": PACKED, "use_cache": False}}
 
@@ -103,6 +109,8 @@ def test_a_forward_pass_is_eagers_and_computed_here(pairs, name, inputs):
                          ids=["dynamic", "padded", "static", "static-padded"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_decoding_gives_the_same_tokens(pairs, name, options):
+    if name == "llama4" and "cache_implementation" in options and not CHUNKS_ARE_GENERATED:
+        pytest.skip("this transformers' own chunked masks fail over a static cache")
     greenfast.hf._said.clear()
     tokens = [model.generate(IDS, max_new_tokens=12, do_sample=False, pad_token_id=0, disable_compile=True, **options) for model in pairs(name)]
     assert torch.equal(*tokens)
