@@ -54,6 +54,9 @@ _CU_Q, _VALIDATE = (list(_arrays.FEATURES).index(name) for name in ("cu_q", "val
 # Torch 2.10 and later hand out DLPack's function table. Before, tensors are read attribute by attribute.
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 _DIRECT = _table is not None and all([_core.register_type(kind, _table) for kind in _EXACT])
+# PyTorch's SDPA divides by how many heads there are, and without any the process ends: with enable_gqa by key's and value's (2.6, 2.11), on the CPU
+# by query's (2.11). 2.15 does not; what lies between was not tried.
+_DIVIDES = torch.__version__ < (2, 15)
 _devices: int | None = None
 
 
@@ -861,13 +864,19 @@ def _why_not(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float,
 
 
 def _torchs(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: Any, enable_gqa: bool) -> Tensor:
-    """PyTorch's own answer. Of a query without heads its kernel for CPUs divides by their number in some versions (torch 2.11; neither 2.6 nor 2.15),
-    which ends the process: there it takes its way without kernels."""
-    if (isinstance(query, torch.Tensor) and not query.is_nested and query.device.type == "cpu" and query.dim() == 4
-            and _known(query.shape[1] == 0)):
+    """PyTorch's own answer. Where that divides by no heads it takes its way without kernels, and without enable_gqa."""
+    if _DIVIDES and (_headless(query) or _headless(key) or _headless(value)):
+        if enable_gqa and (_headless(key) or _headless(value)):
+            if not _headless(query):
+                raise RuntimeError("enable_gqa: query has heads, and key or value has none")
+            enable_gqa = False
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _headless(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not x.is_nested and x.dim() > 2 and _known(x.shape[-3] == 0)
 
 
 def _known(fact: Any) -> bool:
