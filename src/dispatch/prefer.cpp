@@ -86,13 +86,6 @@ std::int64_t tiles(const Problem& p, core::Choice choice, std::int64_t rows) {
   return core::ceil_div(p.seq_q, rows) * p.heads_q * (choice.batch_invariant ? 1 : p.batch);
 }
 
-// Every sequence has all of its rows and keys, one behind the other.
-bool is_dense(const Problem& p) {
-  const Sequences& s = p.sequences;
-  return !(s.packed_q || s.packed_kv || s.used_q || s.used_kv || s.kv_index || s.kv_start ||
-           p.pages.used());
-}
-
 // Upper bound of the keys that a tile of `rows` queries sees.
 std::int64_t tile_keys(const Problem& p, std::int64_t rows) {
   const auto& [left, right, alignment] = p.mask;
@@ -166,13 +159,7 @@ struct FewQueries {
     return 8;
   }
   // What cuda.sm90.decode has a lean build for.
-  bool is_lean() const {
-    const bool sees_all =
-        p.mask.is_none() || (p.mask.left < 0 && p.mask.alignment == Alignment::bottom_right);
-    return p.seq_q == 1 && sees_all && is_dense(p) && p.chunk == 0 && !p.sinks &&
-           p.softcap == 0.0f && p.scale > 0.0f && p.array_mask.kind == MaskKind::none &&
-           p.dtype != DType::e4m3;
-  }
+  bool is_lean() const { return core::is_plain_query(p) && p.dtype != DType::e4m3; }
 
   double others() const {
     if (tile() < 2 && small_beats_prefill(p, facts, choice))
@@ -259,7 +246,7 @@ core::Preference cuda_sm80_decode(const Problem& p, const DeviceFacts& facts, co
   if (facts.arch == 90) return {kBeforeHopper, "behind cuda.sm90.decode, which takes the same"};
   const FewQueries few{p, facts, choice};
   // The third table: who reads the keys once for 64 rows wins where his tiles fill the machine.
-  const bool once = !is_dense(p) || p.heads_q == p.heads_kv;
+  const bool once = !core::is_dense(p) || p.heads_q == p.heads_kv;
   const bool fills = few.batch() * p.heads_kv >= facts.multiprocessors;
   if (once && fills && few.row_blocks() > 1)
     return {kBehindServing, "behind others, which read the keys once for all rows"};
@@ -276,7 +263,7 @@ core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, co
         "behind cuda.sm80.serving, whose tiles hold all heads of a group: faster for so few rows"};
   }
   if (packed_beats_prefill(p, facts, choice)) return {kPackedWindow};
-  if (is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
+  if (core::is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
   return {kPacked};
 }
 // e4m3: 2,32,8192,64 2039 us by exponentials, 1387 by curved weights, 962 by linear ones; 2,16,8192,128
@@ -296,7 +283,7 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // What is fitted is dense. Only prefill's loop takes one query of lengths, an index or pages beside
   // this, and is not known to read them faster: 32,8/4,1/8192,256 bf16 with lengths 126 us (H200,
   // 2026-11-23), 114 here in a run of the day before.
-  if (p.seq_q == 1 && !is_dense(p)) return {kDecode};
+  if (p.seq_q == 1 && !core::is_dense(p)) return {kDecode};
   // Others have tiles of 64 rows or more for a few. Up to 16 rows they take 1.1 to 3.6 times as long with a mask or
   // in e4m3, half of it from 32 rows on: 16,8,16/2048,64 with a mask 33 us, packed 49; 16,8,32/2048,64 91 and
   // 32; e4m3 8,8,16/2048,128 23 and 26, 8,8,32/4096,64 48 and 31 (H100, 2026-11-26).
@@ -309,7 +296,7 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // Each block of rows reads the keys again.
   if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)
     return {kBehindServing, "behind others, which read the keys once for all rows"};
-  if (!is_dense(p))
+  if (!core::is_dense(p))
     return {kDecodeBehind,
             "behind cuda.sm90.packed where that takes the problem: it is faster "
             "at these lengths"};

@@ -76,7 +76,7 @@ struct Config {
   constexpr int letter_bytes() const { return head_dim * 4 + 16; }
   constexpr int mail_bytes() const {
     const int letters = clusters() ? kCluster * rows_owned() * letter_bytes() : 0;
-    const int counts = (kMostCounted + 1 + 8) * 4;
+    const int counts = (kMostCounted + 1 + 8) * 4;  // and sums of warps, then what shares follow
     return letters > counts ? letters : counts;
   }
   constexpr int shared_bytes() const { return mail_offset() + mail_bytes(); }
@@ -88,77 +88,61 @@ struct Config {
   }
 };
 
-/// A stage of e4m3 is half as many bytes; in five of them the results of 32 rows find room.
-constexpr Config of_e4m3(int head_dim, int rows, int warps = 4) {
-  return {
-      .head_dim = head_dim, .rows = rows, .warps = warps, .stages = rows == 32 ? 5 : 4, .bytes = 1};
+struct Tile {
+  int head_dim, rows, warps;
+};
+// Those of eight warps are for clusters: half the steps.
+inline constexpr std::array kTiles{
+    Tile{64, 8, 4},   Tile{64, 16, 4}, Tile{64, 32, 4},  Tile{128, 8, 4}, Tile{128, 16, 4},
+    Tile{128, 32, 4}, Tile{256, 8, 4}, Tile{256, 16, 4}, Tile{64, 8, 8},  Tile{128, 8, 8},
+};
+/// A query whose heads of a group need more rows has a plain build; of 16 rows at D 256 a lean one spilled three numbers.
+constexpr bool has_lean(Tile tile) { return tile.rows <= 16 && tile.rows * tile.head_dim <= 2048; }
+
+constexpr Config of_sm90(Build build, Tile tile) {
+  return {.head_dim = tile.head_dim, .rows = tile.rows, .warps = tile.warps, .build = build};
 }
 /// What the 99 KB hold that sm_86 and sm_89 give a block: one stage is multiplied while the other comes.
-constexpr Config of_sm80(Build build, int head_dim, int rows) {
-  return {.head_dim = head_dim,
-          .rows = rows,
-          .warps = head_dim <= 128 ? 4 : 2,
+constexpr Config of_sm80(Build build, Tile tile) {
+  return {.head_dim = tile.head_dim,
+          .rows = tile.rows,
+          .warps = tile.head_dim <= 128 ? 4 : 2,
           .stages = 2,
           .sm90 = false,
           .build = build};
 }
-constexpr Config of_sm90(Build build, int head_dim, int rows, int warps = 4) {
-  return {.head_dim = head_dim, .rows = rows, .warps = warps, .build = build};
+/// A stage of e4m3 is half as many bytes; in five of them the results of 32 rows find room.
+constexpr Config of_e4m3(Tile tile) {
+  return {.head_dim = tile.head_dim,
+          .rows = tile.rows,
+          .warps = tile.warps,
+          .stages = tile.rows == 32 ? 5 : 4,
+          .bytes = 1};
 }
 
-// Eight warps are for clusters: half the steps.
-inline constexpr std::array kConfigs{
-    of_sm90(Build::plain, 64, 8),
-    of_sm90(Build::plain, 64, 16),
-    of_sm90(Build::plain, 64, 32),
-    of_sm90(Build::plain, 128, 8),
-    of_sm90(Build::plain, 128, 16),
-    of_sm90(Build::plain, 128, 32),
-    of_sm90(Build::plain, 256, 8),
-    of_sm90(Build::plain, 256, 16),
-    of_sm90(Build::plain, 64, 8, 8),
-    of_sm90(Build::plain, 128, 8, 8),
-    of_sm90(Build::general, 64, 8),
-    of_sm90(Build::general, 64, 16),
-    of_sm90(Build::general, 64, 32),
-    of_sm90(Build::general, 128, 8),
-    of_sm90(Build::general, 128, 16),
-    of_sm90(Build::general, 128, 32),
-    of_sm90(Build::general, 256, 8),
-    of_sm90(Build::general, 256, 16),
-    of_sm90(Build::general, 64, 8, 8),
-    of_sm90(Build::general, 128, 8, 8),
-    of_sm90(Build::lean, 64, 8),
-    of_sm90(Build::lean, 64, 16),
-    of_sm90(Build::lean, 128, 8),
-    of_sm90(Build::lean, 128, 16),
-    of_sm90(Build::lean, 256, 8),
-    of_sm90(Build::lean, 64, 8, 8),
-    of_sm90(Build::lean, 128, 8, 8),
-    of_sm80(Build::general, 64, 8),
-    of_sm80(Build::general, 64, 16),
-    of_sm80(Build::general, 64, 32),
-    of_sm80(Build::general, 128, 8),
-    of_sm80(Build::general, 128, 16),
-    of_sm80(Build::general, 128, 32),
-    of_sm80(Build::general, 256, 8),
-    of_sm80(Build::general, 256, 16),
-    of_sm80(Build::lean, 64, 8),
-    of_sm80(Build::lean, 64, 16),
-    of_sm80(Build::lean, 128, 8),
-    of_sm80(Build::lean, 128, 16),
-    of_sm80(Build::lean, 256, 8),
-    of_e4m3(64, 8),
-    of_e4m3(64, 16),
-    of_e4m3(64, 32),
-    of_e4m3(128, 8),
-    of_e4m3(128, 16),
-    of_e4m3(128, 32),
-    of_e4m3(256, 8),
-    of_e4m3(256, 16),
-    of_e4m3(64, 8, 8),
-    of_e4m3(128, 8, 8),
-};
+/// Gives `take` every compiled kernel, in the order of their numbers.
+template <class Take>
+constexpr void each_config(const Take& take) {
+  for (const Build build : {Build::plain, Build::general, Build::lean})
+    for (const Tile& tile : kTiles)
+      if (build != Build::lean || has_lean(tile)) take(of_sm90(build, tile));
+  for (const Build build : {Build::general, Build::lean})
+    for (const Tile& tile : kTiles)
+      if (tile.warps != 8 && (build != Build::lean || has_lean(tile))) take(of_sm80(build, tile));
+  for (const Tile& tile : kTiles) take(of_e4m3(tile));
+}
+template <class Is>
+constexpr std::size_t configs_that(const Is& is) {
+  std::size_t count = 0;
+  each_config([&](const Config& config) { count += is(config); });
+  return count;
+}
+inline constexpr auto kConfigs = [] {
+  std::array<Config, configs_that([](const Config&) { return true; })> all{};
+  std::size_t next = 0;
+  each_config([&](const Config& config) { all[next++] = config; });
+  return all;
+}();
 
 /// The configurations of a variant for inputs of 16 bits, or for e4m3.
 struct Family {
@@ -166,8 +150,11 @@ struct Family {
   constexpr std::size_t size() const { return end - begin; }
   constexpr bool sm90() const { return kConfigs[begin].sm90; }
 };
-inline constexpr Family kSm90{0, 27}, kSm80{27, 40}, kSm90E4m3{40, kConfigs.size()};
-static_assert(kSm90.sm90() && !kSm80.sm90() && kConfigs[kSm90E4m3.begin].bytes == 1);
+inline constexpr std::size_t kOfE4m3 = configs_that([](const Config& c) { return c.bytes == 1; });
+inline constexpr std::size_t kOfSm80 = configs_that([](const Config& c) { return !c.sm90; });
+inline constexpr Family kSm90E4m3{kConfigs.size() - kOfE4m3, kConfigs.size()};
+inline constexpr Family kSm80{kSm90E4m3.begin - kOfSm80, kSm90E4m3.begin};
+inline constexpr Family kSm90{0, kSm80.begin};
 
 /// The configuration of that build with the same tile; itself where there is none.
 inline constexpr auto kBuilds = [] {

@@ -94,8 +94,8 @@ __device__ __forceinline__ void merge_cuts(const Params& p) {
   }
 }
 
-/// Merges the parts of the rows that have several, behind a build of the first kernel that is general, or none. Grid: rows of a sequence over all KV heads, and
-/// sequences. A thread adds eight parts in their order for four columns, then every eighth such
+/// Merges the parts of the rows that have several; kGeneral: behind a general build of the first kernel.
+/// Grid: holders of shares, or rows of a sequence over all KV heads, and sequences. A thread adds eight parts in their order for four columns, then every eighth such
 /// group; the groups are added in the order of the threads that hold them. Up to eight parts that is
 /// the order of a cluster. Where blocks share a row's columns (gridDim.z) there are more groups, and
 /// the sums of rows with more than 64 parts (32 at D 256) are grouped otherwise.

@@ -18,6 +18,7 @@
 #include "core/arithmetic.hpp"
 #include "core/check.hpp"
 #include "core/variant.hpp"
+#include "core/window.hpp"
 #include "kernels/cuda/decode/config.hpp"
 #include "kernels/cuda/decode/forced.hpp"
 
@@ -96,16 +97,6 @@ inline std::int32_t most_keys_of(const Problem& p) {
   return static_cast<std::int32_t>(keys);
 }
 
-/// Build::lean's problems.
-inline bool is_lean(const Problem& p) {
-  const Mask& mask = p.mask;
-  const bool sees_all =
-      mask.is_none() || (mask.left < 0 && mask.alignment == Alignment::bottom_right);
-  return p.seq_q == 1 && sees_all && p.chunk == 0 && !lengths_differ(p) && !p.pages.used() &&
-         !p.sequences.kv_index && !p.sinks && p.softcap == 0.0f && p.scale > 0.0f &&
-         p.array_mask.kind == MaskKind::none;
-}
-
 struct Shape {
   std::size_t config = 0;
   SplitRule rule;
@@ -126,12 +117,18 @@ struct ClusterChoice {
   std::int32_t blocks = 0;  // 0: none
   int warps = 4;
 };
-inline bool has_eight_warps(const Config& config) {
-  return std::any_of(kConfigs.begin(), kConfigs.end(), [&](const Config& other) {
-    return other.warps == 8 && other.rows == config.rows && other.head_dim == config.head_dim &&
-           other.bytes == config.bytes;
-  });
-}
+/// The configuration of eight warps with the same rows and the same build; itself where there is none.
+inline constexpr auto kEightWarps = [] {
+  std::array<std::size_t, kConfigs.size()> all{};
+  for (std::size_t i = 0; i < kConfigs.size(); ++i) {
+    Config wide = kConfigs[i];
+    wide.warps = 8;
+    all[i] = i;
+    for (std::size_t j = 0; j < kConfigs.size(); ++j)
+      if (kConfigs[j].like(wide) && kConfigs[j].build == wide.build) all[i] = j;
+  }
+  return all;
+}();
 
 /// How many clusters of 8, 4 and 2 blocks an H200 has room for, with one block an SM or two. Its
 /// GPCs have 16 or 18 SMs but for one that has fewer: computed from the 15 above. Measured
@@ -142,8 +139,10 @@ constexpr std::int64_t clusters_that_fit(std::int32_t blocks, int per_sm) {
   return per_sm == 1 ? one : 2 * one;
 }
 
-inline ClusterChoice cluster_of(const Problem& p, const Config& config, std::int64_t items,
+inline ClusterChoice cluster_of(const Problem& p, std::size_t index, std::int64_t items,
                                 std::int32_t keys, const DeviceFacts& facts) {
+  const Config& config = kConfigs[index];
+  const bool has_eight_warps = kEightWarps[index] != index;
   // Sequences of different lengths share the device better part by part.
   if (!config.clusters() || keys <= kOnePart ||
       (lengths_differ(p) && p.batch > 1 && keys > kClusterKeys))
@@ -156,11 +155,11 @@ inline ClusterChoice cluster_of(const Problem& p, const Config& config, std::int
                        (forced.warps < 0 || forced.warps == choice.warps);
     if (!asked) continue;
     const bool free = forced.blocks < 0 && forced.warps < 0;  // else what is asked for is tried
-    if (choice.warps == 8 && !has_eight_warps(config)) continue;
+    if (choice.warps == 8 && !has_eight_warps) continue;
     const int per_sm = choice.warps == 8 ? 1 : config.blocks_per_sm();
     // Eight warps halve a block's steps, where it has several: a step has 64 keys with four warps.
     const bool one_step = keys <= 64 * choice.blocks;
-    if (free && choice.blocks == 8 && has_eight_warps(config) && choice.warps != (one_step ? 4 : 8))
+    if (free && choice.blocks == 8 && has_eight_warps && choice.warps != (one_step ? 4 : 8))
       continue;
     if (free && choice.warps == 8 && choice.blocks == 2) continue;
     if (core::ceil_div(keys, choice.blocks) > kMostKeys) continue;
@@ -205,7 +204,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
                       Family family) {
   Shape shape;
   shape.config = config_of(p, family);
-  shape.row_blocks = static_cast<std::int32_t>(row_blocks_of(p, family));
+  shape.row_blocks = core::ceil_div(rows_of(p), kConfigs[shape.config].rows);
   const std::int32_t keys = most_keys_of(p);
   const std::int64_t items = p.batch * p.heads_kv * shape.row_blocks;
   const std::int64_t slots = facts.multiprocessors * blocks_per_sm(kConfigs[shape.config], facts);
@@ -214,7 +213,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   SplitRule& rule = shape.rule;
   rule.bound = std::max(choice.max_splits, 0);
   rule.by_length = choice.batch_invariant;
-  ClusterChoice cluster = cluster_of(p, kConfigs[shape.config], items, keys, facts);
+  ClusterChoice cluster = cluster_of(p, shape.config, items, keys, facts);
   // A rule by length makes up to eight parts where the keys are few, each of blocks of four warps.
   if (rule.by_length) {
     const bool few = kConfigs[shape.config].clusters() && items <= kMostClusters;
@@ -243,10 +242,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   shape.clustered = shape.most_parts > 1 && shape.most_parts <= cluster.blocks;
   if (shape.clustered) {
     shape.cluster = cluster.blocks;
-    for (std::size_t i = family.begin; i < family.end; ++i)
-      if (cluster.warps == 8 && kConfigs[i].warps == 8 && kConfigs[i].head_dim == tile_dim_of(p) &&
-          kConfigs[i].build == kConfigs[config_of(p, family)].build)
-        shape.config = i;
+    if (cluster.warps == 8) shape.config = kEightWarps[shape.config];
   }
   // Blocks without a part cost about a microsecond each where the longest sequence is much longer
   // than most: then blocks count the parts instead (w8x2 453 us, counted 436; H200, 2026-11-22).
@@ -271,7 +267,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   shape.counted = shape.holders > 0 || (countable && blocks > slots);
   if (shape.holders > 0 || p.array_mask.kind != MaskKind::none)
     shape.config = build_of(shape.config, Build::general);
-  else if (is_lean(p))
+  else if (core::is_plain_query(p))
     shape.config = build_of(shape.config, Build::lean);
   if (shape.counted && shape.holders == 0)
     shape.grid = {static_cast<int>(slots), 1, 1};

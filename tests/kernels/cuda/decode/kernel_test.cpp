@@ -49,6 +49,15 @@ Case draw(std::uint64_t seed, Family family = kSm90) {
   return c;
 }
 
+/// What a device of so many multiprocessors, otherwise like an H200, says of itself.
+DeviceFacts hopper_of(int multiprocessors) {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::cuda;
+  facts.multiprocessors = multiprocessors;
+  facts.shared_per_block = 227 * 1024;
+  return facts;
+}
+
 /// The elements of a drawn mask in the type that the problem says.
 std::vector<unsigned char> mask_bytes(const Case& c) {
   const ArrayMask& mask = c.problem.array_mask;
@@ -256,9 +265,7 @@ TEST(DecodeKernel, SharesAreMergedWhereverTheyCut) {
       c.used_q.push_back(static_cast<std::int32_t>(r.in(0, p.seq_q)));
       c.kv_start.push_back(static_cast<std::int32_t>(r.in(0, 400)));
     }
-    c.facts.kind = DeviceKind::cuda;
-    c.facts.multiprocessors = static_cast<int>(seed % 8 == 0 ? 1 : r.in(1, 40));
-    c.facts.shared_per_block = 227 * 1024;
+    c.facts = hopper_of(static_cast<int>(seed % 8 == 0 ? 1 : r.in(1, 40)));
     if (seed % 3 == 0) c.family = kSm80;
     const Shape shape = shape_of(p, c.facts, c.choice, c.family);
     ASSERT_GT(shape.holders, 0);
@@ -285,9 +292,7 @@ TEST(DecodeKernel, SharesOfRowsThatSeeNothingWaitForTheirCopies) {
       p.mask = Mask::window(-1, 100, Alignment::top_left);
       c.used_kv.assign(6, 300);
       c.kv_start = {166, 10, 166, 230, 63, 299};
-      c.facts.kind = DeviceKind::cuda;
-      c.facts.multiprocessors = 2;
-      c.facts.shared_per_block = 227 * 1024;
+      c.facts = hopper_of(2);
       ASSERT_GT(shape_of(p, c.facts, c.choice, c.family).holders, 0);
       answer_of<__half>(c, simt::Copies::between);
       ASSERT_FALSE(HasFatalFailure() || HasNonfatalFailure()) << dim;
@@ -327,9 +332,7 @@ TEST(DecodeKernel, KeysOutsideOfWhatAMaskShowsAreNotRead) {
         }
     }
     for (const unsigned char x : c.seen) c.mask.push_back(x != 0 ? 0.0f : -INFINITY);
-    c.facts.kind = DeviceKind::cuda;
-    c.facts.multiprocessors = r.of({1, 5, 132});
-    c.facts.shared_per_block = 227 * 1024;
+    c.facts = hopper_of(r.of({1, 5, 132}));
     if (seed % 3 == 0) c.family = kSm80;
     const Answer answer = run_kernel<__half>(c, data, simt::Copies::late);
     // Of -inf times NaN nothing is right: the definition leaves out what is hidden.
@@ -403,9 +406,7 @@ TEST(DecodeKernel, ManyPartsOfFewRowsMergeBySharesOfTheColumns) {
     c.problem = make_problem(1, 2, 1, 1, 19000, dim, DType::f16);
     c.problem.out_dtype = DType::f32;
     c.problem.lse = true;
-    c.facts.kind = DeviceKind::cuda;
-    c.facts.multiprocessors = 132;
-    c.facts.shared_per_block = 227 * 1024;
+    c.facts = hopper_of(132);
     const Shape shape = shape_of(c.problem, c.facts, c.choice, c.family);
     EXPECT_GT(shape.most_parts, 64);
     EXPECT_GT(merge_splits(c.problem, shape), 1);
@@ -429,9 +430,7 @@ TEST(DecodeKernel, BatchInvariantBitsDoNotDependOnNeighboursOrPlaces) {
     p.sequences.used_kv = true;
     if (r.chance(50)) p.mask = Mask::causal(Alignment::bottom_right);
     for (int b = 0; b < 9; ++b) c.used_kv.push_back(static_cast<std::int32_t>(r.in(0, p.seq_kv)));
-    c.facts.kind = DeviceKind::cuda;
-    c.facts.multiprocessors = 3;
-    c.facts.shared_per_block = 227 * 1024;
+    c.facts = hopper_of(3);
     c.choice.batch_invariant = true;
     if (seed % 3 == 0) c.family = kSm80;
     // A mask that hides keys at both ends, for which others' parts would begin elsewhere.
@@ -494,9 +493,7 @@ TEST(DecodeKernel, KeepsItsDigitsAtAnySizeOfScores) {
   c.problem = make_problem(1, 1, 1, 1, 100, 64, DType::f16);
   c.problem.out_dtype = DType::f32;
   c.problem.lse = true;
-  c.facts.kind = DeviceKind::cuda;
-  c.facts.multiprocessors = 132;
-  c.facts.shared_per_block = 227 * 1024;
+  c.facts = hopper_of(132);
   for (const float scale : {1e-8f, 1.0f, 1e7f, 1e9f, 3e38f}) {
     c.problem.scale = scale;
     Data<__half> data;
