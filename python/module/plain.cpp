@@ -32,6 +32,7 @@ struct Asked {
   PyObject *is_neg = nullptr, *empty_like = nullptr, *scratch = nullptr, *elsewhere = nullptr;
   PyObject* increment_version = nullptr;
   Once* written = nullptr;                              // what it is handed
+  bool writing = false;                                 // it is being handed
   PyObject *forward_ad = nullptr, *compiler = nullptr;  // dictionaries of modules
   PyObject* autocast = nullptr;
   PyObject *level = nullptr, *requires_grad = nullptr, *compiling = nullptr;
@@ -128,12 +129,21 @@ bool tensors_are_plain(const Said& said) {
 
 // The caller's memory holds something else now: backward of who saved it before raises.
 // PyTorch takes any iterable of tensors: a new tuple and its iterator took 0.045 us longer (2-core
-// Xeon, 2026-11-26). The interpreter's lock is held from filling it to emptying it.
+// Xeon, 2026-11-26). What collects garbage on the way may let another thread in here, or this one once
+// more: those make a tuple.
 bool tell_written(PyObject* out) {
-  asked.written->value = Py_NewRef(out);
-  PyObject* done = PyObject_CallFunctionObjArgs(
-      asked.increment_version, reinterpret_cast<PyObject*>(asked.written), nullptr);
-  Py_CLEAR(asked.written->value);  // where it was not read
+  const bool again = std::exchange(asked.writing, true);
+  PyObject* const written =
+      again ? PyTuple_Pack(1, out) : Py_NewRef(reinterpret_cast<PyObject*>(asked.written));
+  if (!again) asked.written->value = Py_NewRef(out);
+  PyObject* done = written != nullptr
+                       ? PyObject_CallFunctionObjArgs(asked.increment_version, written, nullptr)
+                       : nullptr;
+  if (!again) {
+    Py_CLEAR(asked.written->value);  // where it was not read
+    asked.writing = false;
+  }
+  Py_XDECREF(written);
   Py_XDECREF(done);
   return done != nullptr;
 }
