@@ -37,7 +37,8 @@ class CpuWorker final : public Worker {
           for (std::int64_t s = 0; s < rows; ++s) {
             if (skip(s)) continue;
             for (std::int64_t d = 0; d < view.head_dim; ++d)
-              store_code(view.in, data, b * stride[0] + h * stride[1] + s * stride[2] + d,
+              store_code(view.in, data,
+                         b * stride[0] + h * stride[1] + s * stride[2] + d * stride[3],
                          encode(view.in, element_at(view, which, stride[0], b, h, s, d)));
           }
     };
@@ -218,7 +219,7 @@ class CpuWorker final : public Worker {
     const auto values_of = [&](std::int64_t j) {
       const std::int64_t at = b * view.v_stride[0] + kv * view.v_stride[1] + j * view.v_stride[2];
       for (std::size_t d = 0; d < dim; ++d)
-        line_[d] = load(view.in, view.v, at + static_cast<std::int64_t>(d));
+        line_[d] = load(view.in, view.v, at + static_cast<std::int64_t>(d) * view.v_stride[3]);
     };
     for (std::int64_t j = begin; j < end; ++j) {
       const double p = std::exp(scores_[static_cast<std::size_t>(j - begin)].value - top) / sum;

@@ -29,7 +29,7 @@ __global__ void fill_kernel(std::uint32_t* to, std::int64_t words, std::uint32_t
 }
 
 struct Strides {
-  std::int64_t b, h, s;
+  std::int64_t b, h, s, d;
 };
 
 __global__ void write_kernel(View view, Which which, void* data, std::int64_t heads,
@@ -43,7 +43,7 @@ __global__ void write_kernel(View view, Which which, void* data, std::int64_t he
     const bool unseen =
         which == Which::q ? first_key(view, s) >= end_key(view, s) : !some_row_sees(view, s);
     if (unseen) continue;
-    store_code(view.in, data, b * stride.b + h * stride.h + s * stride.s + d,
+    store_code(view.in, data, b * stride.b + h * stride.h + s * stride.s + d * stride.d,
                encode(view.in, element_at(view, which, stride.b, b, h, s, d)));
   }
 }
@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(kThreads)
 
     const double keys = static_cast<double>(end - begin), top_weight = 1.0 / sum;
     const double least = weight_quantum(view) * top_weight;
-    const std::int64_t v_at = b * view.v_stride[0] + kv * view.v_stride[1] + column;
+    const std::int64_t v_at =
+        b * view.v_stride[0] + kv * view.v_stride[1] + column * view.v_stride[3];
     double o = 0.0, magnitude = 0.0, smallest = 0.0, moved = 0.0;
     if (column < dim) {
       for (std::int64_t j = begin + group; j < end; j += groups) {
@@ -337,7 +338,7 @@ class CudaWorker final : public Worker {
       const std::int64_t all = view.batch * heads * rows * view.head_dim;
       if (all == 0) return;
       write_kernel<<<blocks_for(all), kThreads, 0, stream_>>>(
-          view, which, data, heads, rows, Strides{stride[0], stride[1], stride[2]});
+          view, which, data, heads, rows, Strides{stride[0], stride[1], stride[2], stride[3]});
     };
     write(Which::q, to.q, view.heads_q, view.seq_q, view.q_stride);
     write(Which::k, to.k, view.heads_kv, view.seq_kv, view.k_stride);

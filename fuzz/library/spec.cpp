@@ -66,6 +66,19 @@ Layout random_layout(Random& random, std::int64_t heads, std::int64_t seq, std::
   return layout;
 }
 
+// Of V in e4m3: its keys one behind the other.
+Layout random_transposed(Random& random, std::int64_t heads, std::int64_t seq, std::int64_t dim) {
+  const std::int64_t step = random.one_in(4) ? 1 : 16;
+  const auto gap = [&] { return step * random.of<std::int64_t>({0, 0, 1, 3}); };
+  const std::int64_t column = (seq + step - 1) / step * step + gap();
+  const std::int64_t head = std::max<std::int64_t>(dim * column, 2) + gap();
+  Layout layout;
+  layout.stride = {heads * head + gap(), head, 1, std::max<std::int64_t>(column, 2)};
+  if (random.one_in(8)) layout.stride[0] = 0;
+  if (random.one_in(8)) layout.stride[1] = 0;
+  return layout;
+}
+
 std::int64_t all_elements(const Problem& p) {
   return std::max({extent(p.q, p.batch, p.heads_q, p.seq_q, p.head_dim),
                    extent(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim),
@@ -307,6 +320,8 @@ Spec random_spec(const Profile& profile, std::uint64_t seed, std::uint64_t numbe
     } else {
       set_dense(p, random.of({Order::bhsd, Order::bshd}));
     }
+    if (p.dtype == DType::e4m3 && random.one_in(3))
+      p.v = random_transposed(random, p.heads_kv, p.seq_kv, p.head_dim);
     if (random.one_in(5)) {
       for (std::int64_t& offset : spec.offset) offset = random.of<std::int64_t>({0, 0, 1, 4, 8});
     }
@@ -327,7 +342,7 @@ View view_of(const Spec& spec) {
   view.seq_q = p.seq_q;
   view.seq_kv = p.seq_kv;
   view.head_dim = p.head_dim;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 4; ++i) {
     const auto at = static_cast<std::size_t>(i);
     view.q_stride[i] = p.q.stride[at];
     view.k_stride[i] = p.k.stride[at];
@@ -358,7 +373,7 @@ std::int64_t extent(const Layout& layout, std::int64_t batch, std::int64_t heads
                     std::int64_t head_dim) {
   if (batch == 0 || heads == 0 || seq == 0) return 0;
   return (batch - 1) * layout.stride[0] + (heads - 1) * layout.stride[1] +
-         (seq - 1) * layout.stride[2] + head_dim;
+         (seq - 1) * layout.stride[2] + (head_dim - 1) * layout.stride[3] + 1;
 }
 
 // ---- Text ----
@@ -391,7 +406,7 @@ void each_field(SpecType& s, Visit visit) {
   const char* const names[4] = {"q", "k", "v", "o"};
   decltype(&p.q) const layouts[4] = {&p.q, &p.k, &p.v, &p.o};
   for (std::size_t i = 0; i < 4; ++i) {
-    for (std::size_t dim = 0; dim < 3; ++dim)
+    for (std::size_t dim = 0; dim < (layouts[i] == &p.v ? 4u : 3u); ++dim)
       visit(std::string(names[i]) + "s" + std::to_string(dim), layouts[i]->stride[dim]);
     visit(std::string(names[i]) + "off", s.offset[i]);
   }
@@ -437,7 +452,7 @@ std::string to_text(const Spec& spec) {
       return text_of_number(value);
     }
   };
-  // Dense strides ("qs0" to "os2") go without saying.
+  // Dense strides ("qs0" to "os2", "vs3") go without saying.
   each_field(nothing,
              [&](const std::string& name, const auto& value) { usual[name] = write(value); });
   each_field(dense, [&](const std::string& name, const auto& value) {
@@ -494,8 +509,6 @@ std::optional<Spec> parse_spec(const std::string& text, std::string* why) {
     *why = "there is no field '" + given.begin()->first + "'";
     return std::nullopt;
   }
-  for (Layout* layout : {&spec.problem.q, &spec.problem.k, &spec.problem.v, &spec.problem.o})
-    layout->stride[3] = 1;
   if (spec.values.scores == Scores::minus_inf && spec.values.first < 1) {
     *why = "scores=3 needs first of at least 1";
     return std::nullopt;

@@ -195,7 +195,7 @@ struct Arrangement {
 
 struct View {
   std::int64_t batch, heads_q, heads_kv, seq_q, seq_kv, head_dim;
-  std::int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
+  std::int64_t q_stride[4], k_stride[4], v_stride[4], o_stride[4];
   DType in, out;
   ScaleKind scales;
   bool has_lse;

@@ -119,10 +119,11 @@ enum gf_feature_value {
   GF_FEATURE_FLOAT_MASK = 27,
   GF_FEATURE_FAST_ACCURACY = 28, /**< linear weights are near enough */
   /** They are not, as for every problem that does not ask for fast accuracy. */
-  GF_FEATURE_EXACT_ACCURACY = 29
+  GF_FEATURE_EXACT_ACCURACY = 29,
+  GF_FEATURE_TRANSPOSED_V = 30 /**< e4m3 V with its keys one behind the other */
 };
 
-/** Strides in elements for [B, H, S, D]; the last is 1. alignment: bytes that divide the base
+/** Strides in elements for [B, H, S, D]; the last is 1, or of V in e4m3 that of S. alignment: bytes that divide the base
  * address, a power of two. */
 typedef struct gf_layout {
   int64_t stride[4];

@@ -17,7 +17,8 @@ struct QuantizeProblem {
   /// false: scales are the caller's. true: they are written, as the largest finite magnitude / 448,
   /// not below 2^-126, and 1 where every value is 0.
   bool compute_scales = true;
-  Layout from = {}, to = {};  ///< strides in elements; that of D must be 1
+  /// Strides in elements; that of D must be 1. `to` may have 1 for S instead, as attention takes V.
+  Layout from = {}, to = {};
 };
 
 /// The caller owns every buffer; all of them lie on the device of the call.

@@ -109,7 +109,9 @@ struct Mask {
 
 /// Where the elements of a [B, H, S, D] tensor lie.
 struct Layout {
-  std::array<std::int64_t, 4> stride{};  ///< in elements, for B, H, S, D; the last must be 1
+  /// In elements, for B, H, S, D. The last must be 1; but V in e4m3 may have 1 for S and another for
+  /// D, which is what kernels for e4m3 multiply by (quantize_e4m3 writes it so).
+  std::array<std::int64_t, 4> stride{};
   /// Bytes that divide the base address, a power of two. Facts for planning; a call with pointers
   /// uses what the pointers have.
   std::int32_t alignment = 64;
@@ -122,6 +124,10 @@ enum class Order : std::int32_t { bhsd = 0, bshd = 1 };
 /// Dense layout of a [B, H, S, D] tensor in the given memory order.
 GREENFAST_API Layout dense_layout(Order order, std::int64_t batch, std::int64_t heads,
                                   std::int64_t seq, std::int64_t head_dim) noexcept;
+/// Layout of a [B, H, S, D] tensor that lies as [B, H, D, S], rows of S padded to a multiple of 16
+/// elements: of V in e4m3.
+GREENFAST_API Layout transposed_layout(std::int64_t batch, std::int64_t heads, std::int64_t seq,
+                                       std::int64_t head_dim) noexcept;
 
 /// How far one descale value of an e4m3 tensor reaches.
 enum class ScaleKind : std::int32_t {

@@ -344,19 +344,24 @@ def device_facts(device: str | tuple[str, int] = "cpu") -> dict[str, Any]:
 
 
 def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str = "head", layout: str = "bhsd",
-                  stream: int | None = None) -> tuple[Any, Any]:
+                  transposed: bool = False, stream: int | None = None) -> tuple[Any, Any]:
     """(codes, scale): values = codes * scale, as attention() takes them.
 
     values  [B, H, S, D] (or [B, S, H, D] with layout="bshd") of float32, float16 or bfloat16.
     scale   given: used as it is; None: computed, the largest finite magnitude / 448, one for each (batch, head) with
             per="head", one for all with per="tensor". float32.
+    transposed  codes of the same shape whose S is contiguous in place of D, rows padded to 16 bytes: what attention() on Hopper
+            multiplies V by, and else makes of it in every call. For V alone. An `out` says by its strides how it lies.
     Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits. torch.compile traces through.
     Errors, before any work: TypeError for types and objects that cannot be read; ValueError for shapes that do not belong together or a `scale`
-    that is neither one value nor contiguous [B, H]; NotImplementedError for values that require gradients, which there are none of.
+    that is neither one value nor contiguous [B, H]; NotImplementedError for values that require gradients, which there are none of, and
+    for `transposed` with JAX, whose arrays have no strides.
     """
     if per not in ("head", "tensor"):
         raise ValueError(f"per is {per!r}: 'head' or 'tensor' is possible")
-    return _library_of(values).quantize(values, out, scale, per == "head", _bshd(layout), stream)
+    if transposed and out is not None:
+        raise ValueError("transposed and out: an out says by its strides how it lies; leave transposed away")
+    return _library_of(values).quantize(values, out, scale, per == "head", _bshd(layout), bool(transposed), stream)
 
 
 _find_torch()

@@ -214,19 +214,33 @@ def _from_interface(name: str, x: Any, interface: dict[str, Any], device: int, i
     return (address or 0, shape, tuple(step // size for step in strides), code, device, index, bool(readonly), x)
 
 
-def _like(x: Any, described: tuple[Any, ...], code: int, shape: tuple[int, ...] | None = None) -> Any:
-    """Memory of x's library for a result: of x's shape or another, and its order of strides where it has as many dimensions. What describe
-    made of x says these, since some objects have no more than a protocol."""
+def _made_by(x: Any, code: int) -> tuple[Any, Any]:
+    """The library that makes results for x, and its name for an element type."""
     if _root(x) == "cupy":
         library = sys.modules["cupy"]
     else:
         import numpy as library  # the results of other libraries on the CPU are made from NumPy's
     name = DTYPES[code]
-    if name in ("bfloat16", "float8_e4m3fn"):
-        import ml_dtypes
-        dtype = getattr(ml_dtypes, name)
-    else:
-        dtype = name
+    if name not in ("bfloat16", "float8_e4m3fn"):
+        return library, name
+    import ml_dtypes
+    return library, getattr(ml_dtypes, name)
+
+
+def _transposed(values: Any, described: tuple[Any, ...], bshd: int) -> Any:
+    """Codes that lie as [B, H, D, S], S padded to 16 bytes, seen in the order of values."""
+    if _root(values) in _JAX:
+        raise NotImplementedError("transposed: JAX's arrays have no strides to say how codes lie; leave it away")
+    library, dtype = _made_by(values, _E4M3)
+    batch, heads, seq, dim = (described[1][axis] for axis in ((0, 2, 1, 3) if bshd else (0, 1, 2, 3)))
+    codes = library.empty((batch, heads, dim, (seq + 15) // 16 * 16), dtype=dtype)[..., :seq]
+    return codes.transpose((0, 3, 1, 2) if bshd else (0, 1, 3, 2))
+
+
+def _like(x: Any, described: tuple[Any, ...], code: int, shape: tuple[int, ...] | None = None) -> Any:
+    """Memory of x's library for a result: of x's shape or another, and its order of strides where it has as many dimensions. What describe
+    made of x says these, since some objects have no more than a protocol."""
+    library, dtype = _made_by(x, code)
     if shape is not None or not hasattr(x, "strides"):
         whole, strides = described[1], described[2]
         shape = whole if shape is None else shape
@@ -337,14 +351,14 @@ def append(*arguments):
     return None if q is None else _returned(q_out, q) if made else q_out
 
 
-def quantize(values, out, scale, per_head, bshd, stream):
+def quantize(values, out, scale, per_head, bshd, transposed, stream):
     """greenfast.quantize_e4m3 for everything but PyTorch."""
     compute = scale is None
     _not_none(("values",), (values,))
     source = describe("values", values)
     _one_library(("out", "scale"), (out, scale))
     if out is None:
-        out = made = _like(values, source, _E4M3)
+        out = made = _transposed(values, source, bshd) if transposed and len(source[1]) == 4 else _like(values, source, _E4M3)
     else:
         made = None
     if compute:

@@ -668,7 +668,7 @@ for _name, _of, _fake in (("merge", _op_merge, _op_merge_fake), ("append", _op_a
 
 # Scales that are not given are computed, of shape [B, H] or [1], and returned; given ones come back as an empty tensor, for an
 # operator may not return what it was given.
-_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, bool per_head=True, bool bshd=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
+_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, bool per_head=True, bool bshd=False, bool transposed=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
 _QUANTIZED = ("values", "out", "scale")
 
 
@@ -677,15 +677,23 @@ def _new_scale(values, per_head, bshd):
     return torch.empty(shape, dtype=torch.float32, device=values.device)
 
 
-def _op_quantize(values, scale=None, *, per_head=True, bshd=False):
+def _new_codes(values, bshd, transposed):
+    if not transposed or values.dim() != 4:
+        return torch.empty_like(values, dtype=torch.float8_e4m3fn)
+    batch, heads, seq, dim = (values.transpose(1, 2) if bshd else values).shape
+    codes = torch.empty((batch, heads, dim, (seq + 15) // 16 * 16), dtype=torch.float8_e4m3fn, device=values.device)[..., :seq]
+    return codes.permute(0, 3, 1, 2) if bshd else codes.transpose(2, 3)
+
+
+def _op_quantize(values, scale=None, *, per_head=True, bshd=False, transposed=False):
     _no_tangent("quantize_e4m3", values, scale)
-    codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd)
+    codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd, transposed=transposed)
     _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), stream=None)
     return codes, made
 
 
-def _op_quantize_fake(values, scale=None, *, per_head=True, bshd=False):
-    return (torch.empty_like(values, dtype=torch.float8_e4m3fn),
+def _op_quantize_fake(values, scale=None, *, per_head=True, bshd=False, transposed=False):
+    return (_new_codes(values, bshd, transposed),
             _new_scale(values, per_head, bshd) if scale is None else torch.empty(0, dtype=torch.float32, device=values.device))
 
 
@@ -694,17 +702,17 @@ _library.impl("quantize_e4m3", _op_quantize, "CUDA")
 torch.library.register_fake("greenfast::quantize_e4m3", _op_quantize_fake, lib=_library)
 
 
-def quantize(values, out, scale, per_head, bshd, stream):
+def quantize(values, out, scale, per_head, bshd, transposed, stream):
     """greenfast.quantize_e4m3 for PyTorch's tensors."""
     if _plain("quantize_e4m3", (values, out, scale)):
-        codes = torch.empty_like(values, dtype=torch.float8_e4m3fn) if out is None else out
+        codes = _new_codes(values, bshd, transposed) if out is None else out
         used = _new_scale(values, per_head, bshd) if scale is None else scale
         _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, stream=stream)
         _written(out)
         return codes, used
     _no_stream(stream)
     _of_torch(_QUANTIZED, (values, out, scale))
-    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per_head, bshd=bool(bshd))
+    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per_head, bshd=bool(bshd), transposed=transposed)
     return codes if out is None else out.copy_(codes), made if scale is None else scale
 
 

@@ -284,6 +284,8 @@ constexpr bool has_its_c_name(greenfast::Feature feature) {
       return names(GF_FEATURE_FAST_ACCURACY, feature);
     case Feature::exact_accuracy:
       return names(GF_FEATURE_EXACT_ACCURACY, feature);
+    case Feature::transposed_v:
+      return names(GF_FEATURE_TRANSPOSED_V, feature);
     case Feature::example:
     case Feature::unknown:
       return true;

@@ -209,10 +209,12 @@ constexpr std::array<std::string_view, 4> kDimName{"batch", "head", "sequence", 
 // interleavings that are free of overlap; an exact test takes time that every call would pay.
 Status check_distinct(std::string_view name, const Layout& layout,
                       const std::array<std::int64_t, 4>& shape) {
-  std::array<int, 3> dims{0, 1, 2};
+  const int contiguous = layout.stride[3] == 1 ? 3 : 2;
+  std::array<int, 3> dims{0, 1, 5 - contiguous};
   std::sort(dims.begin(), dims.end(),
             [&](int a, int b) { return layout.stride[a] < layout.stride[b]; });
-  std::int64_t inside = shape[3];  // elements from the first to the last of the dimensions so far
+  std::int64_t inside =
+      shape[contiguous];  // elements from the first to the last of the dimensions so far
   for (const int dim : dims) {
     if (shape[dim] <= 1) continue;
     if (layout.stride[dim] < inside)
@@ -232,14 +234,16 @@ Status check_layouts(const Problem& p) {
     std::array<std::int64_t, 4> shape;
     DType dtype;
     Sharing sharing;
+    bool may_be_transposed = false;
   } tensors[] = {
       {"Q", p.q, shape_of_q(p, p.head_dim), p.dtype, Sharing::readable},
       {"K", p.k, shape_of_kv(p, p.head_dim), p.dtype, Sharing::broadcast},
-      {"V", p.v, shape_of_kv(p, value_dim(p)), p.dtype, Sharing::broadcast},
+      {"V", p.v, shape_of_kv(p, value_dim(p)), p.dtype, Sharing::broadcast, p.dtype == DType::e4m3},
       {"O", p.o, shape_of_q(p, value_dim(p)), p.out_dtype, Sharing::distinct},
   };
   for (const auto& t : tensors) {
-    Status status = check_layout(t.name, t.layout, t.shape, t.dtype, t.sharing);
+    Status status =
+        check_layout(t.name, t.layout, t.shape, t.dtype, t.sharing, t.may_be_transposed);
     if (!status) return status;
   }
   const ArrayMask& mask = p.array_mask;
@@ -300,17 +304,21 @@ Status check_fact(std::string_view name, std::int64_t value, bool used, std::int
 }
 
 Status check_layout(std::string_view name, const Layout& layout,
-                    const std::array<std::int64_t, 4>& shape, DType dtype, Sharing sharing) {
+                    const std::array<std::int64_t, 4>& shape, DType dtype, Sharing sharing,
+                    bool may_be_transposed) {
   const auto bytes = static_cast<std::int64_t>(size_of(dtype));
   if (layout.stride == std::array<std::int64_t, 4>{})
     return invalid(name, "'s strides are all 0: the last must be 1; set ", name,
                    "'s layout, as dense_layout() does for a dense tensor, or copy what was "
                    "broadcast from one element");
-  if (layout.stride[3] != 1)
+  const bool transposed =
+      may_be_transposed && layout.stride[3] > 1 && (layout.stride[2] == 1 || shape[2] == 1);
+  if (layout.stride[3] != 1 && !transposed)
     return invalid(name, "'s last stride is ", layout.stride[3],
-                   ": the head dimension must be contiguous (stride 1); copy ", name,
+                   ": the head dimension must be contiguous (stride 1)",
+                   may_be_transposed ? " or the sequence in its place" : "", "; copy ", name,
                    " or transpose other dimensions only");
-  for (int dim = 0; dim < 3; ++dim) {
+  for (int dim = 0; dim < 4; ++dim) {
     if (layout.stride[dim] < 0 || layout.stride[dim] > kMaxStride)
       return invalid(name, "'s ", kDimName[dim], " stride is ", layout.stride[dim],
                      ": it may be 0 to 2^48 elements; correct the strides");
@@ -374,7 +382,8 @@ std::int64_t extent_elements(const Layout& layout,
 bool is_empty(const Problem& p) noexcept {
   // Serving may leave rows of O to nobody, or give a row without a key an LSE of its own.
   constexpr Features kOneAnswer =
-      kFeaturesOfAbi1 | Features{Feature::exact_accuracy, Feature::fast_accuracy};
+      kFeaturesOfAbi1 |
+      Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
   return writes_nothing(p) || (p.seq_kv == 0 && kOneAnswer.hold(features_of(p)));
 }
 
@@ -448,7 +457,8 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   const std::array<std::int64_t, 4> shape{p.batch, p.heads, p.seq, p.head_dim};
   if (Status status = check_layout("from", p.from, shape, p.dtype, Sharing::broadcast); !status)
     return status;
-  if (Status status = check_layout("to", p.to, shape, DType::e4m3, Sharing::distinct); !status)
+  if (Status status = check_layout("to", p.to, shape, DType::e4m3, Sharing::distinct, true);
+      !status)
     return status;
   if (p.batch == 0) return {};
   const auto span = [&](const Layout& layout, DType dtype) {

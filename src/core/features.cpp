@@ -54,6 +54,8 @@ constexpr Row kRows[] = {
     {Feature::fast_accuracy, Kind::accuracy, "fast accuracy", "ask for exact accuracy"},
     {Feature::exact_accuracy, Kind::accuracy, "exact accuracy",
      "ask for fast accuracy or for another variant"},
+    {Feature::transposed_v, Kind::alone, "V with contiguous keys",
+     "copy V so that its head dimension is contiguous"},
     {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
 };
 
@@ -152,6 +154,7 @@ Features features_of(const Problem& problem) noexcept {
   if (page_size != 0) needs |= Feature::pages;
   if (chunk != 0) needs |= Feature::chunk;
   if (sinks) needs |= Feature::sinks;
+  if (v.stride[3] > 1) needs |= Feature::transposed_v;
   Features slopes = Feature::unknown;
   switch (alibi) {
     case Alibi::none:

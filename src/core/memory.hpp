@@ -13,9 +13,11 @@ namespace greenfast::core {
 /// What elements of a tensor may share memory: none, none though only read, any.
 enum class Sharing { distinct, readable, broadcast };
 
-/// Strides, alignment and extent of a tensor whose last dimension is contiguous.
+/// Strides, alignment and extent of a tensor whose last dimension is contiguous, or the one before
+/// where it may be transposed.
 Status check_layout(std::string_view name, const Layout& layout,
-                    const std::array<std::int64_t, 4>& shape, DType dtype, Sharing sharing);
+                    const std::array<std::int64_t, 4>& shape, DType dtype, Sharing sharing,
+                    bool may_be_transposed = false);
 
 /// Addresses from the first element to the end of the last. None overlaps nothing.
 struct Range {

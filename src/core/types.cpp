@@ -208,6 +208,16 @@ Layout dense_layout(Order order, std::int64_t batch, std::int64_t heads, std::in
   return layout;
 }
 
+Layout transposed_layout(std::int64_t batch, std::int64_t heads, std::int64_t seq,
+                         std::int64_t head_dim) noexcept {
+  static_cast<void>(batch);
+  const std::int64_t pitch = round_up(std::clamp<std::int64_t>(seq, 1, core::kMaxTotal), 16);
+  const std::int64_t plane = saturating_product(pitch, head_dim);
+  Layout layout;
+  layout.stride = {saturating_product(plane, heads), plane, 1, pitch};
+  return layout;
+}
+
 float default_scale(std::int64_t head_dim) noexcept {
   // Rounded to nearest here, for the conversion would follow the mode that the host has set, and two
   // threads of different modes would ask for different problems. The quotient's own last bit is far
@@ -253,14 +263,18 @@ std::string to_string(const Problem& p) {
   if (p.softcap != 0.0f) out += core::concat(" softcap=", p.softcap);
   if (p.lse) out += " lse";
   append_serving(out, p);
-  const auto is_dense = [&p](Order order) {
+  const auto kv = core::shape_of_kv(p, value_dim(p));
+  const bool transposed =
+      p.v.stride[3] > 1 && p.v.stride == transposed_layout(kv[0], kv[1], kv[2], kv[3]).stride;
+  if (transposed) out += " transposed-v";
+  const auto is_dense = [&](Order order) {
     const auto dense = [order](const std::array<std::int64_t, 4>& shape) {
       return dense_layout(order, shape[0], shape[1], shape[2], shape[3]).stride;
     };
     return p.q.stride == dense(core::shape_of_q(p, p.head_dim)) &&
            p.o.stride == dense(core::shape_of_q(p, value_dim(p))) &&
            p.k.stride == dense(core::shape_of_kv(p, p.head_dim)) &&
-           p.v.stride == dense(core::shape_of_kv(p, value_dim(p)));
+           (transposed || p.v.stride == dense(kv));
   };
   if (!is_dense(Order::bhsd)) out += is_dense(Order::bshd) ? " bshd" : " strided";
   return out;

@@ -9,8 +9,9 @@
 namespace greenfast::dispatch {
 
 /// Kernels of the CPU. They are exact, which is near enough where fast is.
-inline constexpr Features kTakesServing = kFeaturesOfAbi1 | kFeaturesOfServing |
-                                          Features{Feature::exact_accuracy, Feature::fast_accuracy};
+inline constexpr Features kTakesServing =
+    kFeaturesOfAbi1 | kFeaturesOfServing |
+    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
 
 /// The 16-bit production kernels of CUDA.
 inline constexpr Features kTakesHalves =
@@ -18,8 +19,11 @@ inline constexpr Features kTakesHalves =
                                 Feature::scales_per_head}) |
     Feature::exact_accuracy;
 
-/// The same, with all that serving asks for.
-inline constexpr Features kTakesServingHalves = kTakesHalves | kFeaturesOfServing;
+/// The same and e4m3, which it multiplies exactly, with all that serving asks for.
+inline constexpr Features kTakesServingSm80 =
+    kTakesHalves | kFeaturesOfServing |
+    Features{Feature::in_e4m3, Feature::scales_tensor, Feature::scales_per_head,
+             Feature::fast_accuracy};
 
 /// The kernel for few queries, of 16-bit inputs.
 inline constexpr Features kTakesDecode =
@@ -53,7 +57,7 @@ inline constexpr Features kTakesStageC{
 inline constexpr Features kTakesE4m3{
     Feature::in_e4m3, Feature::out_f32,       Feature::out_f16,           Feature::out_bf16,
     Feature::causal,  Feature::window,        Feature::nonpositive_scale, Feature::scales_tensor,
-    Feature::lse,     Feature::grouped_heads, Feature::scales_per_head};
+    Feature::lse,     Feature::grouped_heads, Feature::scales_per_head,   Feature::transposed_v};
 
 /// Scores in halves are too coarse for an exact log-sum-exp.
 inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
@@ -61,7 +65,8 @@ inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
 /// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,
 /// nothing where there is no query. core::is_empty says which problems get it: a feature that
 /// changes a row without keys (a sink does) belongs there too.
-inline constexpr Features kTakesEmpty = kFeaturesOfAbi1 | kFeaturesOfServing |
-                                        Features{Feature::exact_accuracy, Feature::fast_accuracy};
+inline constexpr Features kTakesEmpty =
+    kFeaturesOfAbi1 | kFeaturesOfServing |
+    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
 
 }  // namespace greenfast::dispatch

@@ -145,6 +145,32 @@ const std::vector<Refusal>& refusals() {
        {"K's strides are all 0", "the last must be 1", "dense_layout()"}},
       {"LastStrideK", [](Problem& p) { p.k.stride[3] = 0; }, kInvalid, {"K's last stride is 0"}},
       {"LastStrideV", [](Problem& p) { p.v.stride[3] = -1; }, kInvalid, {"V's last stride is -1"}},
+      {"TransposedVOfHalves",
+       [](Problem& p) { p.v = transposed_layout(2, 2, 32, 64); },
+       kInvalid,
+       {"V's last stride is 32", "head dimension must be contiguous (stride 1); copy V"}},
+      {"TransposedK",
+       [](Problem& p) {
+         p.dtype = DType::e4m3;
+         p.k = transposed_layout(2, 2, 32, 64);
+       },
+       kInvalid,
+       {"K's last stride is 32", "head dimension must be contiguous (stride 1); copy K"}},
+      {"NeitherContiguous",
+       [](Problem& p) {
+         p.dtype = DType::e4m3;
+         p.v.stride[3] = 2;
+       },
+       kInvalid,
+       {"V's last stride is 2", "or the sequence in its place"}},
+      {"TransposedVAbsurd",
+       [](Problem& p) {
+         p.dtype = DType::e4m3;
+         p.v = transposed_layout(2, 2, 32, 64);
+         p.v.stride[3] = kHuge;
+       },
+       kInvalid,
+       {"V's head_dim stride is 9223372036854775807", "0 to 2^48"}},
       {"LastStrideO", [](Problem& p) { p.o.stride[3] = 64; }, kInvalid, {"O's last stride is 64"}},
       {"NegativeStride",
        [](Problem& p) { p.k.stride[2] = -64; },

@@ -41,6 +41,9 @@ TEST(Features, AProblemNeedsWhatItAsksForAndNothingElse) {
   p = plain(DType::e4m3);
   constexpr Features kExactE4m3{Feature::in_e4m3, Feature::exact_accuracy};
   EXPECT_EQ(features_of(p), kExactE4m3 | Feature::out_f16);
+  p.v = transposed_layout(1, 8, 64, 64);
+  EXPECT_EQ(features_of(p), (kExactE4m3 | Features{Feature::out_f16, Feature::transposed_v}));
+  p = plain(DType::e4m3);
   p.scales = ScaleKind::per_head;
   p.out_dtype = DType::f32;
   EXPECT_EQ(features_of(p), (kExactE4m3 | Features{Feature::out_f32, Feature::scales_per_head}));

@@ -226,14 +226,17 @@ double unit_roundoff(DType dtype) noexcept { return precision_of(dtype).roundoff
 
 double least_step(DType dtype) noexcept { return precision_of(dtype).step; }
 
-void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
-              double* out) noexcept {
-  load_row_as(dtype, base, index, count, out);
+void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count, double* out,
+              std::int64_t step) noexcept {
+  if (step == 1) return load_row_as(dtype, base, index, count, out);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = load(dtype, base, index + i * step);
 }
 
-void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
-              float* out) noexcept {
-  load_row_as(dtype, base, index, count, out);
+void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count, float* out,
+              std::int64_t step) noexcept {
+  if (step == 1) return load_row_as(dtype, base, index, count, out);
+  for (std::int64_t i = 0; i < count; ++i)
+    out[i] = static_cast<float>(load(dtype, base, index + i * step));
 }
 
 }  // namespace greenfast::workbench::numeric

@@ -33,9 +33,9 @@ double unit_roundoff(DType dtype) noexcept;
 /// The smallest number above 0: the distance of neighbours at the bottom of the range.
 double least_step(DType dtype) noexcept;
 /// Decodes `count` consecutive elements.
-void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
-              double* out) noexcept;
-void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count,
-              float* out) noexcept;
+void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count, double* out,
+              std::int64_t step = 1) noexcept;
+void load_row(DType dtype, const void* base, std::int64_t index, std::int64_t count, float* out,
+              std::int64_t step = 1) noexcept;
 
 }  // namespace greenfast::workbench::numeric

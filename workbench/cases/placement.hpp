@@ -78,6 +78,8 @@ class Placement {
   std::int64_t v(std::int64_t b, std::int64_t h, std::int64_t j) const {
     return row_of_kv(p_.v, b, h, j);
   }
+  /// From one element of a row of V to the next.
+  std::int64_t v_step() const { return p_.v.stride[3]; }
   std::int64_t lse(std::int64_t b, std::int64_t h, std::int64_t i) const {
     if (p_.sequences.packed_q) return h * p_.sequences.total_q + arrays_.cu_q[b] + i;
     return (b * p_.heads_q + h) * p_.seq_q + i;

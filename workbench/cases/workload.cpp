@@ -124,6 +124,7 @@ constexpr std::array kLayouts{
     LayoutRow{LayoutKind::packed, "packed", "slices of one [B, S, Hq + 2 Hkv, D] projection"},
     LayoutRow{LayoutKind::padded, "padded", "[B, H, S, D] with gaps after rows and heads"},
     LayoutRow{LayoutKind::broadcast, "broadcast", "KV heads share storage (stride 0)"},
+    LayoutRow{LayoutKind::transposed_v, "transposed-v", "V of e4m3 as [B, H, D, S]"},
 };
 
 // ---- Shape text ---------------------------------------------------------------------------------
@@ -808,8 +809,13 @@ void poison_keys(const Problem& p, const std::vector<char>& seen, const Layout& 
       for (std::int64_t j = 0; j < p.seq_kv; ++j) {
         if (seen[static_cast<std::size_t>(j)]) continue;
         const std::int64_t at = b * layout.stride[0] + h * layout.stride[1] + j * layout.stride[2];
-        fill_gap(bytes.data() + static_cast<std::size_t>(at) * element,
-                 static_cast<std::size_t>(dim) * element);
+        if (layout.stride[3] == 1) {
+          fill_gap(bytes.data() + static_cast<std::size_t>(at) * element,
+                   static_cast<std::size_t>(dim) * element);
+        } else {  // e4m3
+          for (std::int64_t d = 0; d < dim; ++d)
+            bytes[static_cast<std::size_t>(at + d * layout.stride[3])] = std::byte{kGapBytes[1]};
+        }
       }
 }
 
@@ -863,7 +869,7 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
   const auto one_head = [&](std::int64_t head) {
     each(head, [&](std::int64_t at, const double* row) {
       for (std::int64_t d = 0; d < rows.dim; ++d)
-        numeric::store(p.dtype, bytes.data(), at + d,
+        numeric::store(p.dtype, bytes.data(), at + d * rows.layout.stride[3],
                        static_cast<double>(static_cast<float>(row[d])) /
                            divisor[static_cast<std::size_t>(head)]);
     });
@@ -940,6 +946,7 @@ void set_layout(Problem& p, LayoutKind kind) {
       layout->stride = {n.heads * head + 8, head, row, 1};
     }
   }
+  if (kind == LayoutKind::transposed_v) p.v = transposed_layout(k.batch, k.heads, k.seq, dim_v);
   if (kind == LayoutKind::broadcast) p.k.stride[1] = p.v.stride[1] = 0;
 }
 

@@ -37,13 +37,14 @@ struct NamedProblem {
   Lengths lengths = {};
 };
 
-/// Memory layouts that inputs are tried in; all have a contiguous last dimension.
+/// Memory layouts that inputs are tried in; all but one have a contiguous last dimension.
 enum class LayoutKind {
   bhsd,
   bshd,
   packed,  // Q, K, V as slices of one [B, S, Hq + 2 Hkv, D] projection; O dense BSHD
   padded,  // BHSD with a gap after every row and head; gaps hold NaN, in O they must stay as found
-  broadcast,  // all KV heads read the same storage (stride 0); Q and O dense BHSD
+  broadcast,     // all KV heads read the same storage (stride 0); Q and O dense BHSD
+  transposed_v,  // V as [B, H, D, S], rows padded to 16 elements, which is for e4m3; else dense BHSD
 };
 struct LayoutRow {
   LayoutKind id;

@@ -56,6 +56,7 @@ constexpr std::array kServingProbes{
               LayoutKind::bhsd, Mask::window(50, 3, Alignment::bottom_right), 0},
     ProbeCase{"3x4/2x23/140x64 pages=32 used-kv", DType::e4m3, LayoutKind::packed,
               Mask::causal(Alignment::bottom_right), 0},
+    ProbeCase{"2x4/2x97/203x64", DType::e4m3, LayoutKind::transposed_v, Mask::none(), 0},
 };
 // They are asked two distributions: what is about numbers the others ask.
 constexpr std::array kServingDistributions{Distribution::normal, Distribution::permutation};

@@ -122,9 +122,10 @@ struct Bits {
   const std::vector<std::byte>& bytes;
   const std::vector<float>& scales;
   std::int64_t heads, dim;
+  std::int64_t step = 1;  // from element to element
 
   void row(std::int64_t b, std::int64_t h, std::int64_t s, float* out) const {
-    numeric::load_row(p.dtype, bytes.data(), (placement.*place)(b, h, s), dim, out);
+    numeric::load_row(p.dtype, bytes.data(), (placement.*place)(b, h, s), dim, out, step);
   }
   float scale(std::int64_t b, std::int64_t h) const {
     if (p.scales == ScaleKind::none) return 1.0f;
@@ -281,7 +282,8 @@ Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t
   out.lse.assign(rows.size(), -std::numeric_limits<double>::infinity());
   const Bits q{p, placement, &Placement::q, inputs.q, inputs.q_scale, p.heads_q, p.head_dim};
   const Bits k{p, placement, &Placement::k, inputs.k, inputs.k_scale, p.heads_kv, p.head_dim};
-  const Bits v{p, placement, &Placement::v, inputs.v, inputs.v_scale, p.heads_kv, dim_v};
+  const Bits v{p,          placement, &Placement::v,     inputs.v, inputs.v_scale,
+               p.heads_kv, dim_v,     placement.v_step()};
 
   std::vector<std::size_t> starts;
   for (std::size_t r = 0; r < rows.size(); ++r)

@@ -27,7 +27,7 @@ class Source {
 
   Source(const Placement& placement, Place place, const std::vector<std::byte>& bits,
          const std::vector<float>& scale, std::int64_t heads, std::int64_t seq, std::int64_t dim,
-         const std::vector<float>* exact)
+         const std::vector<float>* exact, std::int64_t step = 1)
       : dtype_(placement.problem().dtype),
         scales_(placement.problem().scales),
         placement_(placement),
@@ -37,7 +37,8 @@ class Source {
         heads_(heads),
         seq_(seq),
         dim_(dim),
-        exact_(exact) {}
+        exact_(exact),
+        step_(step) {}
 
   void row(std::int64_t b, std::int64_t h, std::int64_t s, double* out) const {
     if (exact_) {
@@ -45,7 +46,7 @@ class Source {
                         out);
       return;
     }
-    numeric::load_row(dtype_, bits_, (placement_.*place_)(b, h, s), dim_, out);
+    numeric::load_row(dtype_, bits_, (placement_.*place_)(b, h, s), dim_, out, step_);
     if (scales_ == ScaleKind::none) return;
     const double factor = static_cast<double>(
         scale_[scales_ == ScaleKind::tensor ? 0 : static_cast<std::size_t>(b * heads_ + h)]);
@@ -61,6 +62,7 @@ class Source {
   const std::vector<float>& scale_;
   std::int64_t heads_, seq_, dim_;
   const std::vector<float>* exact_;
+  std::int64_t step_;  // from element to element
 };
 
 // What is added to the scores of one row behind the softcap.
@@ -386,7 +388,7 @@ Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std
   const Source k(placement, &Placement::k, inputs.k, inputs.k_scale, p.heads_kv, p.seq_kv,
                  p.head_dim, exact ? &inputs.k_exact : nullptr);
   const Source v(placement, &Placement::v, inputs.v, inputs.v_scale, p.heads_kv, p.seq_kv, dim_v,
-                 exact ? &inputs.v_exact : nullptr);
+                 exact ? &inputs.v_exact : nullptr, placement.v_step());
 
   std::vector<std::size_t> starts;
   for (std::size_t r = 0; r < out.rows.size(); ++r) {

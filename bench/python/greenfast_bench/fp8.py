@@ -45,20 +45,41 @@ class GreenfastE4m3(Greenfast):
         return data.q, data.k, data.v, o, {}
 
 
+def transposed(v):
+    """The same V, its keys one behind the other, as quantize_e4m3(..., transposed=True) lays them."""
+    import torch
+
+    batch, heads, seq, dim = v.shape
+    there = torch.empty((batch, heads, dim, (seq + 15) // 16 * 16), dtype=torch.uint8, device=v.device)[..., :seq].transpose(2, 3)
+    there.copy_(v.view(torch.uint8))
+    return there.view(torch.float8_e4m3fn)
+
+
+class GreenfastTransposed(GreenfastE4m3):
+    """With V as our quantiser lays it where it is asked to."""
+
+    def __init__(self, variant: str, library: capi.Library):
+        super().__init__(variant, library)
+        self.name = f"{self.name}:transposed"
+
+    def operands(self, row, data, o):
+        return data.q, data.k, transposed(data.v), o, {}
+
+
 class GreenfastFrom16(GreenfastE4m3):
-    """End to end from fp16: Q, K and V quantised with a factor for each head by the package greenfast, then the e4m3 kernel."""
+    """End to end from fp16: Q, K and V quantised with a factor for each head by the package greenfast, V transposed, then the kernel."""
 
     allowed = 1.5  # quantising Q, K and V counts as well: 0.061 on N(0,1) (H200, 2026-11-23)
 
-    def __init__(self, library: capi.Library):
+    def __init__(self, library: capi.Library, variant: str = ""):
         import greenfast
 
-        super().__init__("", library)
-        self.name, self._quantize = "greenfast:from-fp16", greenfast.quantize_e4m3
+        super().__init__(variant, library)
+        self.name, self._quantize = f"{self.name}:from-fp16", greenfast.quantize_e4m3
 
     def bind(self, row, data, o, clock):
         device = capi.CUDA if clock.kind == "cuda" else capi.CPU
-        codes = [x.clone() for x in (data.q, data.k, data.v)]
+        codes = [data.q.clone(), data.k.clone(), transposed(data.v)]
         facts = {"batch": row.batch, "seq_q": row.seq_q, "seq_kv": row.seq_kv, "window": row.band, "chunk": row.chunk}
 
         def factors():
@@ -67,11 +88,12 @@ class GreenfastFrom16(GreenfastE4m3):
                     for name, x, code in zip("qkv", data.twin, codes)}
 
         problem = self._library.serving_problem(*codes, o, arrays=factors(), **facts)
+        problem.accuracy = self.accuracy
         room = self.room_for(row, problem, device, o)
 
         def call():
             arrays = factors()
-            self._library.bind_problem(problem, *codes, o, arrays, device=device, workspace=room)(clock.stream())
+            self._library.bind_problem(problem, *codes, o, arrays, device=device, variant=self._variant, workspace=room)(clock.stream())
             return o
 
         return call
@@ -193,12 +215,13 @@ def open_engines(peers: list[str], variants: list[str], before: str | None) -> t
             raise Usage(f"peer '{name}' is unknown to --dtype e4m3; one of: {', '.join(PEERS)}")
     library = capi.load()
     engines: list[Engine] = [GreenfastE4m3(variant, library) for variant in ["", *variants]]
+    engines += [GreenfastTransposed(variant, library) for variant in ["", *variants]]
     engines += [Greenfast16(dtype, library) for dtype in ("fp16", "bf16")]
     if before:
         engines.append(GreenfastE4m3("", capi.load(before), name="before"))
     missing = {}
     try:
-        engines.append(GreenfastFrom16(library))
+        engines += [GreenfastFrom16(library, variant) for variant in ["", *(v for v in variants if v == "cuda.sm90.fp8_fast")]]
     except Exception as error:
         missing["greenfast:from-fp16"] = first_line(error)
     for name in peers:

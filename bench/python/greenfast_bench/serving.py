@@ -789,7 +789,7 @@ PEERS = {
 }
 DEFAULT_PEERS = {"decode": "cudnn,cudnn-graph,fa3,fa3-vllm", "varlen": "cudnn,cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan,varlen",
                  "paged": "cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan", "masks": "cudnn,efficient"}
-BESIDE = (":dense", ":fp16", ":bf16", ":from-fp16")  # of ours, for other comparisons than with peers
+BESIDE = (":dense", ":fp16", ":bf16", ":transposed", ":from-fp16")  # of ours, for other comparisons than with peers
 IDENTITY = {"cudnn": "peer:torch-cudnn", "efficient": "peer:torch-efficient", "varlen": "peer:torch-varlen"}
 
 

@@ -81,7 +81,8 @@ void encode(void* context, std::int64_t head, int /*worker*/) {
   auto* const to = static_cast<std::uint8_t*>(job.t.to);
   job.each_row(head, [&](std::int64_t from, std::int64_t at) {
     for (std::int64_t d = 0; d < job.p.head_dim; ++d)
-      to[at + d] = core::to_e4m3(load(job.p.dtype, job.t.from, from + d) / scale);
+      to[at + d * job.p.to.stride[3]] =
+          core::to_e4m3(load(job.p.dtype, job.t.from, from + d) / scale);
   });
 }
 

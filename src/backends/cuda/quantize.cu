@@ -6,7 +6,8 @@
 //         does not fit is read again, out of L2. Where there are too few heads for that, or one scale
 //         for all of them, in three launches: the largest magnitudes by atomics straight in the
 //         caller's scales (fp32 magnitudes order like integers, and a maximum does not depend on who
-//         comes first), the scales from them, and the codes.
+//         comes first), the scales from them, and the codes. Codes that are to lie transposed, as
+//         attention likes V, are turned in shared memory, always in that way.
 // Takes   every problem that core::check_quantize accepts; rows that begin at multiples of 16 bytes
 //         (values) and 8 (codes) in parts of that size, others element by element.
 // Limits  compute capability 8.0; clusters from 9.0 on, in builds with code for it.
@@ -45,6 +46,7 @@ struct View {
   std::int64_t heads, all_heads, seq;
   int parts;  // of a row
   std::int64_t from_b, from_h, from_s, to_b, to_h, to_s;
+  std::int64_t to_d = 1;  // else the codes are transposed, and to_s is 1
   std::int64_t rows = 0;  // of a slice, which is a block's share of a head
   bool one_scale;
 };
@@ -82,6 +84,14 @@ struct alignas(16) Values {
   }
 };
 
+/// Of a head, which counts over the batch.
+__device__ __forceinline__ std::int64_t entry_of(std::int64_t head, const View& view) {
+  // 64-bit division is a hundred instructions that everything else waits for.
+  return ((head | view.heads) >> 31) == 0
+             ? static_cast<std::uint32_t>(head) / static_cast<std::uint32_t>(view.heads)
+             : head / view.heads;
+}
+
 /// A block's rows of a head. A thread has every so many of them and keeps its place in the row, so
 /// nothing is divided on the way.
 template <class T, bool kAligned>
@@ -93,11 +103,7 @@ struct Slice {
 
   __device__ __forceinline__ Slice(const T* values, std::uint8_t* codes, const View& view,
                                    std::int64_t head, std::int64_t slice) {
-    // 64-bit division is a hundred instructions that everything else waits for.
-    const std::int64_t b =
-        ((head | view.heads) >> 31) == 0
-            ? static_cast<std::uint32_t>(head) / static_cast<std::uint32_t>(view.heads)
-            : head / view.heads;
+    const std::int64_t b = entry_of(head, view);
     const std::int64_t h = head - b * view.heads;
     const int step = kThreads / view.parts, row = static_cast<int>(threadIdx.x) / view.parts;
     const int column = (static_cast<int>(threadIdx.x) - row * view.parts) * kPart;
@@ -214,16 +220,22 @@ __device__ __forceinline__ std::uint32_t encode4(float a, float b, float c, floa
 #endif
 }
 
-template <bool kQuick, class T, bool kAligned>
-__device__ __forceinline__ void encode_part(const Slice<T, kAligned>& slice,
-                                            const Values<T>& values, int row,
-                                            const SharedDivisor& divisor) {
+/// Codes of kPart values.
+template <bool kQuick, class T>
+__device__ __forceinline__ uint2 codes_of(const Values<T>& values, const SharedDivisor& divisor) {
   float x[kPart];
 #pragma unroll
   for (int i = 0; i < kPart; ++i)
     x[i] =
         kQuick ? quick_quotient(values.at(i), divisor) : __fdiv_rn(values.at(i), divisor.divisor);
-  const uint2 codes = {encode4(x[0], x[1], x[2], x[3]), encode4(x[4], x[5], x[6], x[7])};
+  return {encode4(x[0], x[1], x[2], x[3]), encode4(x[4], x[5], x[6], x[7])};
+}
+
+template <bool kQuick, class T, bool kAligned>
+__device__ __forceinline__ void encode_part(const Slice<T, kAligned>& slice,
+                                            const Values<T>& values, int row,
+                                            const SharedDivisor& divisor) {
+  const uint2 codes = codes_of<kQuick>(values, divisor);
   std::uint8_t* const to = slice.to + row * slice.to_hop;
   if constexpr (kAligned) {
     *reinterpret_cast<uint2*>(to) = codes;
@@ -361,6 +373,89 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
 }
 
+/// Where the words of four keys of one column lie in shared memory while a tile is turned: what
+/// neighbouring threads store for one column each lies in different banks.
+struct TurnedTile {
+  static constexpr int kKeys = 128, kQuads = kKeys / 4;
+  int mix;  // of a part of a row: as many quads as a warp has beside each other
+
+  __device__ __forceinline__ int mixed(int column) const { return column / kPart * mix % kQuads; }
+  __device__ __forceinline__ int word(int column, int quad) const {
+    return column * kQuads + (quad ^ mixed(column));
+  }
+  /// Four quads from `quad` on, a multiple of 4.
+  __device__ __forceinline__ uint4 four(const std::uint32_t* words, int column, int quad) const {
+    const uint4 x = *reinterpret_cast<const uint4*>(words + (word(column, quad) & ~3));
+    const int turn = mixed(column) & 3;  // they lie there in another order
+    const uint4 y = (turn & 1) != 0 ? make_uint4(x.y, x.x, x.w, x.z) : x;
+    return (turn & 2) != 0 ? make_uint4(y.z, y.w, y.x, y.y) : y;
+  }
+};
+
+/// 128 keys of a head a block, codes of a column one behind the other.
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    encode_transposed(const T* from, std::uint8_t* to, const float* scale,
+                      const __grid_constant__ View view) {
+  extern __shared__ uint4 memory[];
+  auto* const words = reinterpret_cast<std::uint32_t*>(memory);
+  const TurnedTile tile{max(32 / view.parts, 1)};
+  const std::int64_t first = std::int64_t{gridDim.x - 1 - blockIdx.x} * TurnedTile::kKeys;
+  const auto keys = static_cast<int>(min(view.seq - first, std::int64_t{TurnedTile::kKeys}));
+  for (std::int64_t back = blockIdx.y; back < view.all_heads; back += gridDim.y) {
+    const std::int64_t head = view.all_heads - 1 - back, b = entry_of(head, view);
+    const std::int64_t h = head - b * view.heads;
+    const T* const rows = from + b * view.from_b + h * view.from_h + first * view.from_s;
+    const SharedDivisor divisor =
+        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head]);
+    for (int unit = static_cast<int>(threadIdx.x); unit < view.parts * TurnedTile::kQuads;
+         unit += kThreads) {
+      const int quad = unit / view.parts, part = unit - quad * view.parts;
+      Values<T> values[4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (4 * quad + i < keys)
+          values[i].load(rows + (4 * quad + i) * view.from_s + part * kPart,
+                         std::bool_constant<kAligned>{});
+      uint2 codes[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        codes[i] = divisor.quick ? codes_of<true>(values[i], divisor)
+                                 : codes_of<false>(values[i], divisor);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto of = [half](const uint2& x) { return half == 0 ? x.x : x.y; };
+        const std::uint32_t low = __byte_perm(of(codes[0]), of(codes[1]), 0x5140),
+                            low2 = __byte_perm(of(codes[2]), of(codes[3]), 0x5140),
+                            high = __byte_perm(of(codes[0]), of(codes[1]), 0x7362),
+                            high2 = __byte_perm(of(codes[2]), of(codes[3]), 0x7362);
+        const int column = part * kPart + 4 * half;
+        words[tile.word(column, quad)] = __byte_perm(low, low2, 0x5410);
+        words[tile.word(column + 1, quad)] = __byte_perm(low, low2, 0x7632);
+        words[tile.word(column + 2, quad)] = __byte_perm(high, high2, 0x5410);
+        words[tile.word(column + 3, quad)] = __byte_perm(high, high2, 0x7632);
+      }
+    }
+    __syncthreads();
+    std::uint8_t* const columns = to + b * view.to_b + h * view.to_h + first;
+    for (int unit = static_cast<int>(threadIdx.x); unit < view.parts * kPart * 8;
+         unit += kThreads) {
+      const int column = unit / 8, key = unit % 8 * 16;
+      const uint4 codes = tile.four(words, column, key / 4);
+      std::uint8_t* const at = columns + column * view.to_d + key;
+      if (kAligned && key + 16 <= keys) {
+        *reinterpret_cast<uint4*>(at) = codes;
+      } else {
+        const std::uint32_t four[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          if (key + i < keys) at[i] = static_cast<std::uint8_t>(four[i / 4] >> (8 * (i % 4)));
+      }
+    }
+    __syncthreads();
+  }
+}
+
 constexpr std::int64_t kMostHeads = 65535;  // of a grid
 dim3 grid_of(std::int64_t slices, const View& view) {
   return dim3(static_cast<unsigned>(slices),
@@ -443,7 +538,7 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, const
   const bool scaled = p.scales != ScaleKind::none, computes = scaled && p.compute_scales;
   constexpr int kCount = Slice<T, kAligned>::kCount;
   if constexpr (kAligned) {
-    if (computes && !view.one_scale) {
+    if (computes && !view.one_scale && view.to_d == 1) {
       const Clusters clusters = clusters_for(view, sizeof(Values<T>), facts);
       if (clusters.blocks != 0 && launch_clusters(from, to, t.scale, view, clusters, stream))
         return;
@@ -459,15 +554,31 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, const
     finish_scales<<<static_cast<unsigned>(ceil_div(scales, kThreads)), kThreads, 0, stream>>>(
         t.scale, scales);
   }
-  encode<T, kAligned><<<grid, kThreads, 0, stream>>>(from, to, scaled ? t.scale : nullptr, view);
+  const float* const scale = scaled ? t.scale : nullptr;
+  if (view.to_d == 1) {
+    encode<T, kAligned><<<grid, kThreads, 0, stream>>>(from, to, scale, view);
+    return;
+  }
+  const std::int64_t tiles = std::max<std::int64_t>(ceil_div(view.seq, TurnedTile::kKeys), 1);
+  encode_transposed<T, kAligned>
+      <<<grid_of(tiles, view), kThreads,
+         static_cast<std::size_t>(view.parts) * kPart * TurnedTile::kKeys, stream>>>(from, to,
+                                                                                     scale, view);
 }
 
 template <class T>
 void launch(const QuantizeProblem& p, const QuantizeTensors& t, const View& view,
             const DeviceFacts& facts, cudaStream_t stream) {
   const std::array shape{p.batch, p.heads, p.seq, p.head_dim};
+  const bool turned = view.to_d != 1;
+  const auto columns_aligned = [&] {
+    const std::array swapped{p.batch, p.heads, p.head_dim, p.seq};
+    Layout columns = p.to;
+    std::swap(columns.stride[2], columns.stride[3]);
+    return core::rows_aligned(t.to, columns, swapped, 1, 16);
+  };
   if (core::rows_aligned(t.from, p.from, shape, sizeof(T), kPart * sizeof(T)) &&
-      core::rows_aligned(t.to, p.to, shape, 1, kPart))
+      (turned ? columns_aligned() : core::rows_aligned(t.to, p.to, shape, 1, kPart)))
     launch<T, true>(p, t, view, facts, stream);
   else
     launch<T, false>(p, t, view, facts, stream);
@@ -486,6 +597,7 @@ Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::
                   .to_b = p.to.stride[0],
                   .to_h = p.to.stride[1],
                   .to_s = p.to.stride[2],
+                  .to_d = p.to.stride[3],
                   .one_scale = p.scales != ScaleKind::per_head};
   const DeviceFacts& facts = *context.facts;
   const auto stream = static_cast<cudaStream_t>(context.stream);

@@ -42,8 +42,8 @@ std::int64_t row_at(const Layout& layout, std::int64_t b, std::int64_t h, std::i
 }
 
 template <class T>
-void load(const T* source, int head_dim, float* values) {
-  for (int d = 0; d < head_dim; ++d) values[d] = widen(source[d]);
+void load(const T* source, int head_dim, float* values, std::int64_t step = 1) {
+  for (int d = 0; d < head_dim; ++d) values[d] = widen(source[d * step]);
 }
 
 // Eight partial sums, so that the compiler may use vectors without reordering anything.
@@ -143,7 +143,8 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
     for (int j = 0; j < count; ++j) {
       const auto weight = double{std::exp(score[j] - used)};
       sum += weight;
-      load(v + key_at(problem, problem.v, sequence, h_kv, begin + j), v_dim, kv);
+      load(v + key_at(problem, problem.v, sequence, h_kv, begin + j), v_dim, kv,
+           problem.v.stride[3]);
       for (int d = 0; d < v_dim; ++d) o[d] += weight * double{kv[d]};
     }
   }

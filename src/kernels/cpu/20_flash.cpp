@@ -165,7 +165,7 @@ Division divide(const Problem& problem, const DeviceFacts& facts, core::Choice c
 }
 
 flash::Strides strides(const Layout& layout) {
-  return {layout.stride[0], layout.stride[1], layout.stride[2]};
+  return {layout.stride[0], layout.stride[1], layout.stride[2], layout.stride[3]};
 }
 
 Call make_call(const Problem& problem, const DeviceFacts& facts, const Division& division) {

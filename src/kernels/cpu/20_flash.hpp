@@ -13,6 +13,7 @@ namespace greenfast::kernels::flash {
 /// Strides of B, H and S in elements.
 struct Strides {
   std::int64_t b = 0, h = 0, s = 0;
+  std::int64_t d = 1;  // of V alone, in e4m3: its keys may be contiguous instead
 };
 
 enum class Type : int { f32 = 0, f16 = 1, bf16 = 2, e4m3 = 3 };  // as greenfast::DType

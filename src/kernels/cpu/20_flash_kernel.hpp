@@ -1126,6 +1126,14 @@ void list_rows(const Call& call, const Entry& entry, const In* base, const Strid
   for (int n = 0; n < lead; ++n) row[n] = row[lead];
 }
 
+/// Rows of V whose elements are `step` apart, laid one behind the other.
+template <class In, class Rows>
+void turn_rows(const Rows& rows, int keys, int dim, std::int64_t step, In* to) {
+  for (int d = 0; d < dim; ++d) {
+    for (int n = 0; n < keys; ++n) to[n * dim + d] = rows[n][d * step];
+  }
+}
+
 /// Keys [first, first + keys) of K, widened to floats or, for pairs, to bf16.
 template <class A, class Rows>
 void convert_keys(const Rows& k, int keys, int head_dim, char* to) {
@@ -1480,7 +1488,8 @@ double few_older(const FewRow& row) {
 /// The keys of tiles [begin_tile, end_tile) against all rows of a KV head, at most kRows.
 template <class In, int kRows>
 void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval seen,
-                std::int64_t begin_tile, std::int64_t end_tile, float* s) {
+                std::int64_t begin_tile, std::int64_t end_tile, float* s,
+                [[maybe_unused]] char* turned) {
   const int dim = call.head_dim, padded = round_up(dim, kLanes);
   const int value_dim = call.value_dim, value_padded = round_up(value_dim, kLanes);
   const Entry& entry = plot.entry;
@@ -1518,10 +1527,10 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     const auto keys = static_cast<int>(end - begin);
     const In* k_rows[kMaxKeyTile];
     const In* v_rows[kMaxKeyTile];
+    Strided<In> v_tile{v_head + begin * call.v_stride.s, call.v_stride.s};
     const auto with_rows = [&](const auto& code) {
       if (call.page_size == 0) {
-        code(Strided<In>{k_head + begin * call.k_stride.s, call.k_stride.s},
-             Strided<In>{v_head + begin * call.v_stride.s, call.v_stride.s});
+        code(Strided<In>{k_head + begin * call.k_stride.s, call.k_stride.s}, v_tile);
       } else {
         code(Listed<In>{k_rows, keys}, Listed<In>{v_rows, keys});
       }
@@ -1529,6 +1538,16 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     if (call.page_size != 0) {
       list_rows(call, entry, k_head, call.k_stride, begin, 0, keys, k_rows);
       list_rows(call, entry, v_head, call.v_stride, begin, 0, keys, v_rows);
+    }
+    if constexpr (kSame<In, E4m3>) {
+      if (turned != nullptr) {
+        In* const to = reinterpret_cast<In*>(turned);
+        with_rows([&](const auto&, const auto& v) {
+          turn_rows(v, keys, value_dim, call.v_stride.d, to);
+        });
+        v_tile = {to, value_dim};
+        for (int n = 0; n < keys; ++n) v_rows[n] = to + n * value_dim;
+      }
     }
     with_rows([&](const auto& k, const auto& v) {
       few_scores<In, kRows>(tile.q, dim, k, value_dim, v, keys, s, s_stride);
@@ -1612,6 +1631,7 @@ void lay_out(const Call& call, const Entry& entry, std::int64_t row_task, Bump& 
 struct Scratch {
   float *stage, *scores, *biases;
   char *k, *v;
+  char* turned;  // V of a tile, where its elements are not contiguous
 };
 
 Scratch lay_out_scratch(const Call& call, Bump& arena) {
@@ -1623,6 +1643,9 @@ Scratch lay_out_scratch(const Call& call, Bump& arena) {
   };
   scratch.k = arena.take<char>(converted(call.head_dim));
   scratch.v = arena.take<char>(converted(call.value_dim));
+  scratch.turned = call.v_stride.d != 1
+                       ? arena.take<char>(std::int64_t{call.key_tile} * call.value_dim)
+                       : nullptr;
   scratch.biases = call.mask != nullptr ? arena.take<float>(kLanes * kBiasStride) : nullptr;
   return scratch;
 }
@@ -1694,7 +1717,7 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
 
   if (entry.rows <= kFewRows) {
     const auto run = [&](auto* code) {
-      code(call, plot, tiles.tile[0], seen, begin_part, end_part, scratch.scores);
+      code(call, plot, tiles.tile[0], seen, begin_part, end_part, scratch.scores, scratch.turned);
     };
     if (entry.rows == 1) {
       run(attend_few<In, 1>);
@@ -1786,14 +1809,29 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
         v_stride = call.value_dim * 4;
       }
     };
+    // V of the tile as rows, where its elements are not contiguous.
+    const auto turned = [&](const auto& v_rows) {
+      In* const to = reinterpret_cast<In*>(scratch.turned);
+      turn_rows(v_rows, keys, call.value_dim, call.v_stride.d, to);
+      return to;
+    };
     if (call.page_size == 0) {
-      convert(Strided<In>{k_head + begin * call.k_stride.s, call.k_stride.s},
-              Strided<In>{v_head + begin * call.v_stride.s, call.v_stride.s}, Int<0>{});
+      Strided<In> v_rows{v_head + begin * call.v_stride.s, call.v_stride.s};
+      if constexpr (kSame<In, E4m3>) {
+        if (call.v_stride.d != 1) v_rows = {turned(v_rows), call.value_dim};
+      }
+      convert(Strided<In>{k_head + begin * call.k_stride.s, call.k_stride.s}, v_rows, Int<0>{});
     } else {
       const In* k_rows[kMaxKeyTile];
       const In* v_rows[kMaxKeyTile];
       list_rows(call, entry, k_head, call.k_stride, begin, lead, keys, k_rows);
       list_rows(call, entry, v_head, call.v_stride, begin, lead, keys, v_rows);
+      if constexpr (kSame<In, E4m3>) {
+        if (call.v_stride.d != 1) {
+          const In* const to = turned(Listed<In>{v_rows, keys});
+          for (int n = 0; n < keys; ++n) v_rows[n] = to + n * call.value_dim;
+        }
+      }
       convert(Listed<In>{k_rows, keys}, Listed<In>{v_rows, keys}, Int<1>{});
     }
     if (!ready) return false;

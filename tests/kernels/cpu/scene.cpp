@@ -55,11 +55,20 @@ Layout spaced(const Script& s, std::int64_t heads, std::int64_t rows, std::int64
   return layout;
 }
 
+// Columns with a gap behind each, and a gap behind each head and image.
+Layout spaced_columns(const Script& s, std::int64_t heads, std::int64_t rows, std::int64_t dim) {
+  const auto gap = static_cast<std::int64_t>(hash({s.seed, 5}) % 4);
+  const std::int64_t column = std::max<std::int64_t>(rows + gap, 2), head = dim * column + gap;
+  Layout layout;
+  layout.stride = {heads * head + gap, head, 1, column};
+  return layout;
+}
+
 std::size_t extent_of(const Layout& layout, std::int64_t b, std::int64_t h, std::int64_t s,
                       std::int64_t d) {
   if (b == 0 || h == 0 || s == 0) return 1;
   return static_cast<std::size_t>((b - 1) * layout.stride[0] + (h - 1) * layout.stride[1] +
-                                  (s - 1) * layout.stride[2] + d);
+                                  (s - 1) * layout.stride[2] + (d - 1) * layout.stride[3] + 1);
 }
 
 std::vector<std::byte> nans(DType dtype, std::size_t count) {
@@ -143,6 +152,7 @@ Script random_script(std::uint64_t seed) {
     if (s.kv_start) one.kv_start = chance(40) ? 0 : pick(0, one.seq_kv);
     s.sequences.push_back(one);
   }
+  s.transposed_v = s.dtype == DType::e4m3 && chance(40);
   return s;
 }
 
@@ -318,7 +328,8 @@ Scene::Scene(const Script& given) : script(given) {
   }
   p.q = spaced(s, s.heads_q, q_rows, s.head_dim, 1);
   p.k = spaced(s, s.heads_kv, kv_rows, s.head_dim, 2);
-  p.v = spaced(s, s.heads_kv, kv_rows, s.value_dim, 3);
+  p.v = s.transposed_v ? spaced_columns(s, s.heads_kv, kv_rows, s.value_dim)
+                       : spaced(s, s.heads_kv, kv_rows, s.value_dim, 3);
   p.o = spaced(s, s.heads_q, q_rows, s.value_dim, 4);
   q = nans(s.dtype, extent_of(p.q, q_images, s.heads_q, q_rows, s.head_dim));
   k = nans(s.dtype, extent_of(p.k, kv_images, s.heads_kv, kv_rows, s.head_dim));
@@ -357,7 +368,7 @@ Scene::Scene(const Script& given) : script(given) {
         for (std::int64_t d = 0; d < s.head_dim; ++d)
           put(k, s.dtype, key_at(p.k, b, h, j) + d, values(1, b, h, j)[d]);
         for (std::int64_t d = 0; d < s.value_dim; ++d)
-          put(v, s.dtype, key_at(p.v, b, h, j) + d, values(2, b, h, j)[d]);
+          put(v, s.dtype, key_at(p.v, b, h, j) + d * p.v.stride[3], values(2, b, h, j)[d]);
       }
     }
   }

@@ -37,6 +37,7 @@ struct Script {
   Keep keep = Keep::dense;
   std::int64_t page = 16;
   bool rows_between_heads = false;  // BSHD, NHD: heads inside rows
+  bool transposed_v = false;        // keys of V one behind the other, in e4m3
   std::int64_t looseness = 0;       // how much longer maxima, slots and pools are than need be
   std::uint64_t seed = 0;
   double spread = 1.0;

@@ -129,6 +129,28 @@ TEST(Serving, ARowHasTheSameBitsWhereverItsKeysAre) {
   }
 }
 
+// Which of V's dimensions is contiguous says where its elements lie, and nothing else.
+TEST(Serving, ATransposedVChangesNoBit) {
+  for (const std::int64_t rows : {1, 3, 8, 9, 70}) {
+    for (const Keep keep : {Keep::dense, Keep::packed, Keep::paged}) {
+      Script script = ragged(DType::e4m3, 21);
+      script.sequences = {{rows, 1001, 0}, {rows, 37, 0}, {1, 1, 0}};
+      script.keep = keep;
+      script.value_dim = 40;
+      Scene plain(script);
+      script.transposed_v = true;
+      Scene turned(script);
+      ASSERT_EQ(turned.problem.v.stride[2], 1);
+      for (const Subject& subject : subjects()) {
+        ASSERT_TRUE(launch(subject, plain).ok());
+        ASSERT_TRUE(launch(subject, turned).ok());
+        EXPECT_EQ(plain.o, turned.o) << subject.label << ", " << to_string(turned.problem);
+        EXPECT_EQ(plain.lse, turned.lse) << subject.label;
+      }
+    }
+  }
+}
+
 TEST(Serving, ChangesNoBitFromCallToCallOrWithThreads) {
   for (const Subject& subject : subjects()) {
     Script script = ragged(DType::bf16, 8);

@@ -226,6 +226,22 @@ def test_quantised_inputs_come_close_to_exact_ones():
         greenfast.attention(qc, kc, vc, q_scale=qs, k_scale=ks[:, :1], v_scale=vs)
 
 
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_transposed_codes_are_the_same_where_v_is_read(layout):
+    pytest.importorskip("ml_dtypes")
+    q, k, v = (x if layout == "bhsd" else np.ascontiguousarray(x.swapaxes(1, 2)) for x in reference.inputs())
+    (qc, _), (kc, _), (vc, vs) = (greenfast.quantize_e4m3(x, layout=layout) for x in (q, k, v))
+    turned, scale = greenfast.quantize_e4m3(v, layout=layout, transposed=True)
+    sequence = 2 if layout == "bhsd" else 1
+    assert turned.shape == vc.shape and turned.strides[sequence] == 1 and turned.strides[3] % 16 == 0 and turned.strides[3] >= v.shape[sequence]
+    assert (turned.view(np.uint8) == vc.view(np.uint8)).all() and (scale == vs).all()
+    assert (greenfast.attention(qc, kc, turned, layout=layout) == greenfast.attention(qc, kc, vc, layout=layout)).all()
+    with pytest.raises(ValueError, match="transposed and out"):
+        greenfast.quantize_e4m3(v, out=vc, transposed=True)
+    with pytest.raises(ValueError, match="K's last stride"):  # of V alone
+        greenfast.attention(qc, turned, vc, layout=layout)
+
+
 def test_batch_invariant_rows_do_not_depend_on_their_neighbours():
     q, k, v = reference.inputs(batch=5)
     whole = greenfast.attention(q, k, v, batch_invariant=True)

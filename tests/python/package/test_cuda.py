@@ -430,9 +430,11 @@ def test_validate_names_the_entry_that_is_wrong_on_the_device():
 @pytest.mark.parametrize("options, variant", [({}, "cuda.sm90.fp8_curved"), (dict(return_lse=True), "cuda.sm90.fp8"),
                                               (dict(accuracy="fast"), "cuda.sm90.fp8_fast")])
 @pytest.mark.parametrize("causal", [False, True])
-def test_e4m3_takes_its_kernel_unasked(options, variant, causal):
-    q, k, v = tensors(rows=190, keys=333)
-    codes, scales = zip(*(greenfast.quantize_e4m3(x) for x in (q, k, v)))
+@pytest.mark.parametrize("transposed, keys", [(False, 333), (True, 332), (True, 333)])
+def test_e4m3_takes_its_kernel_unasked(options, variant, causal, transposed, keys):
+    q, k, v = tensors(rows=190, keys=keys)
+    codes, scales = zip(*(greenfast.quantize_e4m3(x, transposed=transposed and x is v) for x in (q, k, v)))
+    assert (codes[2].stride()[2] == 1) == transposed
     given = dict(zip(("q_scale", "k_scale", "v_scale"), scales)) | (dict(causal=True, align="bottom_right") if causal else {}) | options
     asked = {name: x for name, x in given.items() if name != "return_lse"}
     if "return_lse" in options:

@@ -1107,15 +1107,16 @@ def test_quantising_compiles(backend):
     torch._dynamo.reset()
     q, _, _ = tensors()
     given = torch.full((1,), 0.01)
-    for options in ((), ("tensor",), ("head", "bshd"), (given,)):
+    for options in ((), ("tensor",), ("head", "bshd"), ("head", "bhsd", True), ("head", "bshd", True), (given,)):
         def model(x, options=options):
             if options and options[0] is given:
                 return greenfast.quantize_e4m3(x * 2, scale=given)
-            return greenfast.quantize_e4m3(x * 2, **dict(zip(("per", "layout"), options)))
+            return greenfast.quantize_e4m3(x * 2, **dict(zip(("per", "layout", "transposed"), options)))
 
         codes, scale = torch.compile(model, fullgraph=True, backend=backend)(q)
         want, want_scale = model(q)
         assert torch.equal(codes.view(torch.uint8), want.view(torch.uint8)) and torch.equal(scale, want_scale)
+        assert codes.stride() == want.stride()
     op = torch.ops.greenfast.quantize_e4m3.default
     for arguments in ((q,), (q, given)):
         assert set(torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")).values()) == {"SUCCESS"}

@@ -10,6 +10,7 @@
 
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/sha256.hpp"
+#include "workbench/cases/problem_codec.hpp"
 #include "workbench/reference/oracle.hpp"
 
 namespace greenfast::workbench::test {
@@ -274,6 +275,31 @@ TEST(Inputs, LayoutsHoldTheSameValuesAndNaNBetweenThem) {
       nans += std::isnan(numeric::load(DType::bf16, in.v.data(), static_cast<std::int64_t>(i)));
     EXPECT_EQ(nans, in.v.size() / 2 - v.size());
   }
+}
+
+TEST(Inputs, ATransposedVHoldsTheSameValuesAndNaNBehindItsColumns) {
+  Case c;
+  c.problem = make_problem(2, 4, 2, 7, 9, 24, DType::e4m3);
+  const Inputs base = generate(c);
+  Case other = c;
+  set_layout(other.problem, LayoutKind::transposed_v);
+  EXPECT_EQ(other.problem.v.stride, (std::array<std::int64_t, 4>{2 * 24 * 16, 24 * 16, 1, 16}));
+  ASSERT_TRUE(check(other.problem));
+  const Inputs in = generate(other);
+  EXPECT_EQ(in.k, base.k);
+  std::size_t wrong = 0, nans = 0;
+  for (std::size_t head = 0; head < 4; ++head)
+    for (std::size_t s = 0; s < 9; ++s)
+      for (std::size_t d = 0; d < 24; ++d)
+        wrong += in.v[(head * 24 + d) * 16 + s] != base.v[(head * 9 + s) * 24 + d];
+  for (const std::byte x : in.v) nans += (x & std::byte{0x7f}) == std::byte{0x7f};
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(nans, in.v.size() - base.v.size());
+  const std::string text = to_string(other.problem);
+  EXPECT_NE(text.find(" transposed-v"), std::string::npos) << text;
+  const auto read = problem_of_text(text);
+  ASSERT_TRUE(read) << read.status().message();
+  EXPECT_EQ(to_string(*read), text);
 }
 
 TEST(Inputs, NormalHasTheMomentsOfANormal) {

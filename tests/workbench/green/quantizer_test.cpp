@@ -116,5 +116,35 @@ TEST(Quantizer, RefusesWithTheReason) {
   refused([](auto&) {}, {.from = values.data(), .to = values.data()}, "overlaps");
 }
 
+// What V likes: columns of keys one behind the other.
+TEST(Quantizer, WritesTransposedCodes) {
+  constexpr std::int64_t kHeads = 3, kSeq = 21, kDim = 16;
+  std::vector<float> values(kHeads * kSeq * kDim);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(i % 97) * 0.25f - 11.0f;
+  QuantizeProblem p;
+  p.heads = kHeads;
+  p.seq = kSeq;
+  p.head_dim = kDim;
+  p.dtype = DType::f32;
+  p.from = p.to = dense_layout(Order::bhsd, 1, kHeads, kSeq, kDim);
+  std::vector<std::uint8_t> rows(values.size()), columns(kHeads * kDim * 32, 0xaa);
+  std::vector<float> scale(kHeads), again(kHeads);
+  ASSERT_TRUE(quantize_e4m3(p, {values.data(), rows.data(), scale.data()}));
+  p.to = transposed_layout(1, kHeads, kSeq, kDim);
+  ASSERT_EQ(p.to.stride[3], 32);
+  ASSERT_TRUE(quantize_e4m3(p, {values.data(), columns.data(), again.data()}));
+  EXPECT_EQ(scale, again);
+  for (std::size_t h = 0; h < kHeads; ++h)
+    for (std::size_t d = 0; d < kDim; ++d)
+      for (std::size_t s = 0; s < 32; ++s)
+        ASSERT_EQ(columns[(h * kDim + d) * 32 + s],
+                  s < kSeq ? rows[(h * kSeq + s) * kDim + d] : 0xaa);
+  p.to.stride[3] = kSeq - 1;
+  const Status status = quantize_e4m3(p, {values.data(), columns.data(), again.data()});
+  EXPECT_FALSE(status);
+  EXPECT_NE(status.message().find("share memory"), std::string::npos) << status.message();
+}
+
 }  // namespace
 }  // namespace greenfast::workbench::test

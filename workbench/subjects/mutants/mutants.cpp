@@ -121,6 +121,7 @@ struct Recipe {
   enum class Sink { honest, forgotten, in_numerator, not_in_lse };
   Sink sink = Sink::honest;
   bool value_stride_of_key = false;
+  bool values_as_rows = false;
   bool merge_twice = false;
   bool splits_of_first = false;
   bool skip_empty_sequence = false;
@@ -228,13 +229,14 @@ struct Head {
 // One head of one tensor as dense floats, scales applied.
 std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void* data,
                              const float* scale, std::int64_t heads, std::int64_t seq,
-                             std::int64_t dim, std::int64_t b, std::int64_t h, const auto& place) {
+                             std::int64_t dim, std::int64_t b, std::int64_t h, const auto& place,
+                             std::int64_t step = 1) {
   if (recipe.first_batch_only) b = 0;
   std::vector<float> out(static_cast<std::size_t>(seq * dim));
   for (std::int64_t s = 0; s < seq; ++s)
     numeric::load_row(p.dtype, data,
                       recipe.assume_dense ? ((b * heads + h) * seq + s) * dim : place(b, h, s), dim,
-                      out.data() + s * dim);
+                      out.data() + s * dim, step);
   if (recipe.flush_subnormals)
     for (float& x : out) x = flush(p.dtype, x);
   if (p.scales != ScaleKind::none) {
@@ -735,12 +737,14 @@ void attend(const Problem& whole, const Tensors& tensors, const Recipe& recipe) 
                              p.head_dim, b, hkv, [&](auto... at) { return read.k(at...); });
     const std::int64_t values =
         operand_of(whole, OperandId::v).bytes / static_cast<std::int64_t>(size_of(whole.dtype));
-    const auto v = read_head(p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, dim_v,
-                             b, hkv, [&](auto... at) {
-                               if (!recipe.value_stride_of_key) return read.v(at...);
-                               // Not behind the end of V.
-                               return std::clamp<std::int64_t>(read.k(at...), 0, values - dim_v);
-                             });
+    const auto v = read_head(
+        p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, dim_v, b, hkv,
+        [&](auto... at) {
+          if (!recipe.value_stride_of_key) return read.v(at...);
+          // Not behind the end of V.
+          return std::clamp<std::int64_t>(read.k(at...), 0, values - dim_v);
+        },
+        recipe.values_as_rows || recipe.assume_dense ? 1 : real.v_step());
     for (std::int64_t i0 = 0; i0 < p.seq_q; i0 += kRows) {
       RowTile tile;
       tile.i0 = i0;
@@ -995,6 +999,9 @@ const char* needs_float_mask_and_cap(const Problem& p) {
              ? nullptr
              : "needs a float mask and a softcap";
 }
+const char* needs_transposed_v(const Problem& p) {
+  return p.v.stride[3] > 1 ? nullptr : "needs a transposed V";
+}
 const char* needs_value_dim(const Problem& p) {
   return value_dim(p) != p.head_dim ? nullptr : "needs V with a head dimension of its own";
 }
@@ -1200,6 +1207,8 @@ const std::vector<Kernel>& kernels() {
        {.mask_before_softcap = true}},
       {{"value_stride", "V's rows are as long as K's", false, needs_value_dim},
        {.value_stride_of_key = true}},
+      {{"values_as_rows", "a transposed V is read as rows", false, needs_transposed_v},
+       {.values_as_rows = true}},
       {{"split_twice", "the first split is merged twice", false, needs_splits},
        {.split = 64, .merge_twice = true}},
       {{"stale_splits", "as many splits as the first sequence has", false, needs_own_lengths},

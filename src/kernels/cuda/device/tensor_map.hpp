@@ -55,8 +55,9 @@ inline std::int64_t entries_for_choice(const Problem& problem, const Layout& lay
 }
 
 /// Whether TMA can address Q, K and V, of which K and V may be broadcast; else `why` names the first
-/// that it cannot.
-inline bool inputs_addressable(const Problem& problem, bool batch_invariant, std::string* why) {
+/// that it cannot. `but_v`: V need not be.
+inline bool inputs_addressable(const Problem& problem, bool batch_invariant, std::string* why,
+                               bool but_v = false) {
   const auto addressable = [&](const char* name, const Layout& layout, std::int64_t heads,
                                std::int64_t rows, bool broadcast) {
     const std::int64_t entries = entries_for_choice(problem, layout, batch_invariant);
@@ -65,7 +66,7 @@ inline bool inputs_addressable(const Problem& problem, bool batch_invariant, std
   };
   return addressable("Q", problem.q, problem.heads_q, problem.seq_q, false) &&
          addressable("K", problem.k, problem.heads_kv, problem.seq_kv, true) &&
-         addressable("V", problem.v, problem.heads_kv, problem.seq_kv, true);
+         (but_v || addressable("V", problem.v, problem.heads_kv, problem.seq_kv, true));
 }
 
 /// The driver's functions for maps, asked for once; null when the driver is older than CUDA 12.

@@ -16,6 +16,8 @@ struct Config {
   int keys = 64;
   bool q_in_registers = true;  // otherwise its fragments are read again for each block
   int blocks_per_sm = 2;       // for the register budget
+  int bytes = 2;               // of an element of Q, K and V; 1: e4m3
+  bool spread_copies = true;   // between products, where rows follow each other
 
   static constexpr int kStages = 2, kWarps = 4;
 
@@ -24,7 +26,9 @@ struct Config {
   /// Bytes from one row to the next in shared memory. The 16-byte chunks of a line of 128 bytes are
   /// exchanged by the row's number, so that the eight rows of an 8x8 matrix lie in different banks; between
   /// padded rows a copy would straddle two lines (docs/kernels/sm80-mma.md).
-  constexpr int pitch() const { return 2 * head_dim; }
+  constexpr int pitch() const { return bytes * head_dim; }
+  /// Elements of 16 bytes.
+  constexpr int of_chunk() const { return 16 / bytes; }
   constexpr int stage_bytes() const { return 2 * keys * pitch(); }  // K, then V
   /// Q that goes to registers lends its place to the second stage.
   constexpr int q_offset() const { return (q_in_registers ? 1 : kStages) * stage_bytes(); }
@@ -44,6 +48,21 @@ inline constexpr std::array kConfigs{
     Config{.head_dim = 256, .keys = 32, .q_in_registers = false, .blocks_per_sm = 1},
 };
 
+/// An element of e4m3 tensors.
+struct E4m3 {
+  std::uint8_t bits;
+};
+
+/// The configuration `index` for elements of so many bytes.
+constexpr Config config_of(std::size_t index, std::size_t bytes) {
+  Config config = kConfigs[index];
+  config.bytes = static_cast<int>(bytes);
+  // Decoding wants registers, and half as many bytes leave Q a place of its own.
+  if (bytes == 1 && config.head_dim > 64) config.q_in_registers = false;
+  if (bytes == 1 && config.head_dim > 128) config.spread_copies = false;
+  return config;
+}
+
 struct Params {
   StridedTensor q, k, v;
   void* o = nullptr;
@@ -61,6 +80,9 @@ struct Params {
   bool transform = false;
   float transform_scale = 0.0f;
   float transform_cap = 0.0f;
+  // Of e4m3: one a tensor, or one a head of each entry of the batch; null for 1.
+  const float *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr;
+  bool scales_per_head = false;
   const float* sinks = nullptr;       // [Hq]
   const float* slopes = nullptr;      // [Hq], or [B, Hq]
   std::uint32_t slopes_of_entry = 0;  // from one entry of the batch to the next

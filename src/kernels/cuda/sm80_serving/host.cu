@@ -41,7 +41,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice, st
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   const std::size_t index = choose(problem, facts);
   if (index == kConfigs.size()) return {};
-  const Config& config = kConfigs[index];
+  const Config config = config_of(index, size_of(problem.dtype));
   Plan result;
   result.grid = grid_of_blocks(blocks(problem, config));
   result.block = {config.threads(), 1, 1};
@@ -55,16 +55,22 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice) {
   result.tile_kv = config.keys;
   result.stages = Config::kStages;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  result.kernel = std::string("sm80_serving::attention_kernel<") + type_name(problem.dtype) + ", " +
+  result.kernel = std::string("sm80_serving::attention_kernel<") +
+                  (problem.dtype == DType::e4m3 ? "E4m3" : type_name(problem.dtype)) + ", " +
                   std::to_string(index) + ">";
   result.note = "tiles of 64 rows: the queries of all heads that share a KV head";
   return result;
 }
 
-constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
+constinit BuildsByType<kConfigs.size()> builds_of_halves(entries<__half>, entries<__nv_bfloat16>);
+constinit BuildsByType<kConfigs.size()> builds_of_e4m3(entries<E4m3>, entries<E4m3>);
+BuildsByType<kConfigs.size()>& builds_of(const Problem& problem) {
+  return problem.dtype == DType::e4m3 ? builds_of_e4m3 : builds_of_halves;
+}
 
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
-  return builds.ensure_shared(problem.dtype, index, kConfigs[index].shared_bytes(), device, kId);
+  const Config config = config_of(index, size_of(problem.dtype));
+  return builds_of(problem).ensure_shared(problem.dtype, index, config.shared_bytes(), device, kId);
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -73,7 +79,7 @@ Status prepare(const Problem& problem, const core::Context& context) {
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   const std::size_t index = choose(problem, *context.facts);
-  const Config& config = kConfigs[index];
+  const Config config = config_of(index, size_of(problem.dtype));
   if (Status status = ensure_shared(problem, index, context.facts->index); !status.ok()) {
     return status;
   }
@@ -81,7 +87,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   void* arguments[] = {&params};
   return launch_kernel(launch_config(grid_of_blocks(blocks(problem, config)), config.threads(),
                                      config.shared_bytes(), context),
-                       builds.kernel(problem.dtype, index), arguments, kId);
+                       builds_of(problem).kernel(problem.dtype, index), arguments, kId);
 }
 
 }  // namespace

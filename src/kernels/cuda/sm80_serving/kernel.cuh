@@ -5,9 +5,11 @@
 //         query heads that share a KV head: decoding reads K and V once for a group. Where a
 //         sequence lies, how long it is and what its rows see is read from the call's arrays; rows
 //         of K and V come through the page table one by one, their copies between the products.
-// Takes   fp16 and bf16, head dims 8..256 in steps of 8, V's apart, any strides and 2-byte
-//         alignment; packed, used, padded, indexed and paged sequences, chunks, sinks, slopes and
-//         array masks beside every mask and option of the library.
+//         e4m3 is copied as it lies, half the bytes, and becomes fp16, exactly, on its way to the
+//         products (Operands).
+// Takes   fp16, bf16 and e4m3, head dims 8..256 in steps of 8, V's apart, any strides and alignment
+//         of an element; packed, used, padded, indexed and paged sequences, chunks, sinks, slopes
+//         and array masks beside every mask and option of the library.
 // Limits  sequences up to 2^30; no split over keys: few sequences leave most of a GPU idle.
 // Budget  two CTAs of 4 warps an SM up to D 128, one above.
 // Bound   latency of one block of keys after the other; issue slots where tiles are full.
@@ -19,6 +21,7 @@
 #include <greenfast/arithmetic.hpp>
 
 #include "kernels/cuda/device/array_mask.cuh"
+#include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/ptx_cp_async.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
@@ -148,7 +151,8 @@ struct SeenBytes {
 /// Bytes from the start of a matrix in shared memory to the 16-byte chunk of a row.
 template <Config kC>
 __device__ __forceinline__ int place_of(int row, int chunk) {
-  return row * kC.pitch() + (chunk ^ row % 8) * 16;
+  // Of rows of 64 bytes a line has two.
+  return row * kC.pitch() + (chunk ^ (kC.pitch() == 64 ? row / 2 % 4 : row % 8)) * 16;
 }
 /// From the place of one of the first two chunks of a row to that `pieces` times two farther.
 template <Config kC>
@@ -160,32 +164,103 @@ __device__ __forceinline__ std::uint32_t along(std::uint32_t place, int pieces) 
 /// every eighth chunk of 16 bytes.
 template <Config kC>
 struct CopyShape {
-  static constexpr int kLanes = 8, kRowsAtOnce = kC.threads() / kLanes;
-  static constexpr int kOfRow = kC.head_dim / 8 / kLanes;  // copies of a thread
+  static constexpr int kChunks = kC.pitch() / 16, kLanes = kChunks < 8 ? kChunks : 8;
+  static constexpr int kRowsAtOnce = kC.threads() / kLanes;
+  static constexpr int kOfRow = kChunks / kLanes;  // copies of a thread
+  /// Elements from one of its copies of a row to the next.
+  static constexpr int kColumns = kLanes * kC.of_chunk();
   static_assert(kRowsAtOnce % 8 == 0);                     // so that its rows have one phase
   static __device__ __forceinline__ int chunk() { return static_cast<int>(threadIdx.x) % kLanes; }
   static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kLanes; }
+  /// The first column of a thread's copies.
+  static __device__ __forceinline__ int column() { return chunk() * kC.of_chunk(); }
   /// From the place of a thread's first chunk to that of its copy of this number.
   static constexpr int place(int number) {
     return number / kOfRow * kRowsAtOnce * kC.pitch() + number % kOfRow * kLanes * 16;
   }
 };
 
-/// 16 bytes to shared memory: eight elements of which any lies where it may.
+/// 16 bytes to shared memory, of which `count` elements are there: any of them lies where it may.
 template <class T>
-__device__ __forceinline__ void copy_elements(std::uint32_t to, const T* from, bool keep) {
+__device__ __forceinline__ void copy_elements(std::uint32_t to, const T* from, int count) {
   uint4 value = make_uint4(0, 0, 0, 0);
-  if (keep) {
-    const auto* words = reinterpret_cast<const std::uint16_t*>(from);
-    std::uint32_t pair[4];
+  if (count > 0) {
+    std::uint32_t word[4] = {0, 0, 0, 0};
+    if constexpr (sizeof(T) == 2) {
+      const auto* words = reinterpret_cast<const std::uint16_t*>(from);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      pair[i] = __ldg(words + 2 * i) | static_cast<std::uint32_t>(__ldg(words + 2 * i + 1)) << 16;
+      for (int i = 0; i < 4; ++i) {
+        word[i] = __ldg(words + 2 * i) | static_cast<std::uint32_t>(__ldg(words + 2 * i + 1)) << 16;
+      }
+    } else {
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if (i < count) word[i / 4] |= static_cast<std::uint32_t>(__ldg(bytes + i)) << (8 * (i % 4));
+      }
     }
-    value = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    value = make_uint4(word[0], word[1], word[2], word[3]);
   }
   ptx::store_shared_16(to, value);
 }
+
+// ---- Operands ----
+
+/// What ldmatrix brings of 16 rows and 32 bytes, as operands of m16n8k16. Of 16 bits: 16 columns.
+template <class T>
+struct Operands {
+  using Element = T;
+  static constexpr int kSteps = 1;  // of 16 columns in 32 bytes
+  static __device__ __forceinline__ void of_q(const std::uint32_t (&raw)[4], int /*step*/,
+                                              std::uint32_t (&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = raw[i];
+  }
+  /// Of two neighbouring atoms of eight keys.
+  static __device__ __forceinline__ void of_k(const std::uint32_t (&raw)[4], int /*step*/,
+                                              std::uint32_t (&b)[2][2]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = raw[i];
+  }
+  /// Of two neighbouring atoms of eight columns.
+  static __device__ __forceinline__ void of_v(const std::uint32_t (&raw)[4], int step,
+                                              std::uint32_t (&b)[2][2]) {
+    of_k(raw, step, b);
+  }
+};
+/// 32 columns, as two operands. A lane has four neighbouring columns of a row of Q or K: columns 2 t,
+/// 2 t + 1, 2 t + 8 and 2 t + 9 of the operand, alike on both sides. Of V transposed it has two
+/// neighbouring columns of two keys: one is of the even atom of 16 columns, one of the odd one.
+template <>
+struct Operands<E4m3> {
+  using Element = __half;
+  static constexpr int kSteps = 2;
+  static __device__ __forceinline__ void of_q(const std::uint32_t (&raw)[4], int step,
+                                              std::uint32_t (&a)[4]) {
+#pragma unroll
+    for (int rows = 0; rows < 2; ++rows) {
+      a[rows] = decode_e4m3x2(raw[2 * step + rows]);
+      a[rows + 2] = decode_e4m3x2(raw[2 * step + rows] >> 16);
+    }
+  }
+  static __device__ __forceinline__ void of_k(const std::uint32_t (&raw)[4], int step,
+                                              std::uint32_t (&b)[2][2]) {
+#pragma unroll
+    for (int atom = 0; atom < 2; ++atom) {
+      b[atom][0] = decode_e4m3x2(raw[2 * atom + step]);
+      b[atom][1] = decode_e4m3x2(raw[2 * atom + step] >> 16);
+    }
+  }
+  static __device__ __forceinline__ void of_v(const std::uint32_t (&raw)[4], int step,
+                                              std::uint32_t (&b)[2][2]) {
+#pragma unroll
+    for (int keys = 0; keys < 2; ++keys) {
+      const std::uint32_t by_column = __byte_perm(raw[2 * step + keys], 0, 0x3120);
+      b[0][keys] = decode_e4m3x2(by_column);
+      b[1][keys] = decode_e4m3x2(by_column >> 16);
+    }
+  }
+};
 
 // ---- The output ----
 
@@ -223,15 +298,42 @@ __device__ __forceinline__ void store_row(TOut* row, const float2 (&x)[kAtoms], 
   }
 }
 
+/// The same of e4m3: a lane has four neighbours of 16 columns, in the order of the even and the odd
+/// atom.
+template <class TOut, int kAtoms>
+__device__ __forceinline__ void store_row_of_e4m3(TOut* row, const float2 (&x)[kAtoms], bool row_ok,
+                                                  int value_dim, bool wide) {
+  const int t = threadIdx.x & 3;
+#pragma unroll
+  for (int n = 0; n < kAtoms; n += 2) {
+    const int column = 8 * n + 4 * t;
+    if (!row_ok || column >= value_dim) continue;
+    const float four[4] = {x[n].x, x[n + 1].x, x[n].y, x[n + 1].y};
+    if (!wide) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) row[column + i] = from_float<TOut>(four[i]);
+    } else if constexpr (sizeof(TOut) == 2) {
+      *reinterpret_cast<uint2*>(row + column) =
+          make_uint2(pack2<TOut>(four[0], four[1]), pack2<TOut>(four[2], four[3]));
+    } else {
+      *reinterpret_cast<float2*>(row + column) = make_float2(four[0], four[1]);
+      *reinterpret_cast<float2*>(row + column + 2) = make_float2(four[2], four[3]);
+    }
+  }
+}
+
 // ---- The kernel ----
 
 template <class T, std::size_t kIndex>
 __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].blocks_per_sm)
     attention_kernel(const __grid_constant__ Params p) {
-  constexpr Config kC = kConfigs[kIndex];
+  constexpr Config kC = config_of(kIndex, sizeof(T));
   static_assert(kC.valid());
+  using Operand = Operands<T>;
+  using Element = typename Operand::Element;  // of the products
+  constexpr bool kE4m3 = sizeof(T) == 1;
   constexpr int kKeys = kC.keys, kPitch = kC.pitch();
-  constexpr int kStepsD = kC.head_dim / 16;  // k-steps of Q K^T
+  constexpr int kStepsD = kPitch / 32;       // pieces of 32 bytes of Q K^T
   constexpr int kAtomsD = kC.head_dim / 8;   // 8-column atoms of O
   constexpr int kAtomsN = kKeys / 8;         // 8-key atoms of S
   constexpr int kQSteps = kC.q_in_registers ? kStepsD : 1;
@@ -278,7 +380,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const std::uint32_t copy_to = base + place_of<kC>(Shape::row(), Shape::chunk());
   const auto matrix_of = [&](const StridedTensor& x) {
     return static_cast<const T*>(x.data) + std::int64_t{at.kv_batch} * x.batch + kv_head * x.head +
-           at.kv_row * x.row + Shape::chunk() * 8;
+           at.kv_row * x.row + Shape::column();
   };
   const T *const k = matrix_of(p.k), *const v = matrix_of(p.v);
   const auto row_source = [&](const T* matrix, const StridedTensor& x, int key) {
@@ -290,14 +392,17 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   // The blocks whose copies are issued one by one between products: where rows follow each other, every
   // row of the block is seen, and of a row at most a thread's last copy ends before the tile's columns
   // do. The others are copied at once, row by row.
-  constexpr int kLastColumn = (Shape::kOfRow - 1) * Shape::kLanes * 8;
-  const bool k_last = Shape::chunk() * 8 + kLastColumn < p.head_dim;
-  const bool v_last = Shape::chunk() * 8 + kLastColumn < p.value_dim;
-  const bool whole_rows =
-      p.aligned && at.pages == nullptr && p.head_dim > kLastColumn && p.value_dim > kLastColumn;
+  constexpr int kLastColumn = (Shape::kOfRow - 1) * Shape::kColumns;
+  const bool k_last = Shape::column() + kLastColumn < p.head_dim;
+  const bool v_last = Shape::column() + kLastColumn < p.value_dim;
+  const bool whole_chunks = (p.head_dim | p.value_dim) % kC.of_chunk() == 0;
+  const bool whole_rows = p.aligned && whole_chunks && at.pages == nullptr &&
+                          p.head_dim > kLastColumn && p.value_dim > kLastColumn;
   const int whole_begin = ceil_div(keys_begin, kKeys);
-  const int whole_end = whole_rows ? keys_end / kKeys : 0;
-  const auto is_whole = [&](int block) { return block >= whole_begin && block < whole_end; };
+  const int whole_end = kC.spread_copies && whole_rows ? keys_end / kKeys : 0;
+  const auto is_whole = [&](int block) {
+    return kC.spread_copies && block >= whole_begin && block < whole_end;
+  };
   const std::int64_t k_step = Shape::kRowsAtOnce * p.k.row, v_step = Shape::kRowsAtOnce * p.v.row;
   const auto first_of = [&](const T* matrix, const StridedTensor& x) {
     return matrix + (std::int64_t{block_begin} * kKeys + Shape::row()) * x.row;
@@ -312,13 +417,18 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const bool of_v = number >= kCopies;
     const int n = of_v ? number - kCopies : number, c = n % Shape::kOfRow;
     const T*& from = of_v ? next.v : next.k;
-    ptx::cp_async_16_if(go, to + (of_v ? kV : 0) + Shape::place(n), from + c * Shape::kLanes * 8,
+    ptx::cp_async_16_if(go, to + (of_v ? kV : 0) + Shape::place(n), from + c * Shape::kColumns,
                         c < Shape::kOfRow - 1 || (of_v ? v_last : k_last));
     if (c == Shape::kOfRow - 1) from += of_v ? v_step : k_step;
   };
   const auto issue_all = [&](std::uint32_t to, bool go) {
 #pragma unroll
     for (int number = 0; number < 2 * kCopies; ++number) issue(number, to, go);
+  };
+  // How many elements of a thread's copy that begins so many columns behind its first one.
+  const auto kept = [&](bool some, int column, int dim) {
+    const int left = dim - Shape::column() - column;
+    return !some ? 0 : max(0, min(left, kC.of_chunk()));
   };
   const auto copy_rows = [&](int block, std::uint32_t to) {
   // Unrolled, so that the table is read for all rows before the first waits for it.
@@ -332,15 +442,16 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       const std::uint32_t to_row = to + i * Shape::kRowsAtOnce * kPitch;
 #pragma unroll
       for (int c = 0; c < Shape::kOfRow; ++c) {
-        const int column = c * Shape::kLanes * 8;
-        const bool k_kept = seen_key && Shape::chunk() * 8 + column < p.head_dim;
-        const bool v_kept = seen_key && Shape::chunk() * 8 + column < p.value_dim;
+        const int column = c * Shape::kColumns;
+        const int k_kept = kept(seen_key, column, p.head_dim);
+        const int v_kept = kept(seen_key, column, p.value_dim);
+        const std::uint32_t k_to = to_row + column * kC.bytes, v_to = k_to + kV;
         if (p.aligned) {
-          ptx::cp_async_16(to_row + column * 2, k_from + column, k_kept);
-          ptx::cp_async_16(to_row + kV + column * 2, v_from + column, v_kept);
+          ptx::cp_async_16_part(k_to, k_from + column, k_kept * kC.bytes);
+          ptx::cp_async_16_part(v_to, v_from + column, v_kept * kC.bytes);
         } else {
-          copy_elements(to_row + column * 2, k_from + column, k_kept);
-          copy_elements(to_row + kV + column * 2, v_from + column, v_kept);
+          copy_elements(k_to, k_from + column, k_kept);
+          copy_elements(v_to, v_from + column, v_kept);
         }
       }
     }
@@ -349,7 +460,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   // ---- Prologue: Q and the first block ----
   {
     const T* const q =
-        static_cast<const T*>(p.q.data) + std::int64_t{at.q_batch} * p.q.batch + Shape::chunk() * 8;
+        static_cast<const T*>(p.q.data) + std::int64_t{at.q_batch} * p.q.batch + Shape::column();
 #pragma unroll 1
     for (int r = Shape::row(), number = 0; r < kC.rows();
          r += Shape::kRowsAtOnce, number += Shape::kOfRow) {
@@ -359,12 +470,12 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       const std::uint32_t to = copy_to + kC.q_offset() + Shape::place(number);
 #pragma unroll
       for (int c = 0; c < Shape::kOfRow; ++c) {
-        const int column = c * Shape::kLanes * 8;
-        const bool keep = r < rows && Shape::chunk() * 8 + column < p.head_dim;
+        const int column = c * Shape::kColumns, keep = kept(r < rows, column, p.head_dim);
         if (p.aligned)
-          ptx::cp_async_16(to + column * 2, keep ? from + column : q, keep);
+          ptx::cp_async_16_part(to + column * kC.bytes, keep > 0 ? from + column : q,
+                                keep * kC.bytes);
         else
-          copy_elements(to + column * 2, from + column, keep);
+          copy_elements(to + column * kC.bytes, from + column, keep);
       }
     }
   }
@@ -383,7 +494,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const std::uint32_t lane_offset = place_of<kC>(lane % 16, lane / 16);
   const std::uint32_t k_lane_offset = place_of<kC>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const std::uint32_t q_address = base + kC.q_offset() + warp * 16 * kPitch + lane_offset;
-  std::uint32_t q_fragment[kQSteps][4];
+  std::uint32_t q_fragment[kQSteps][4];  // as ldmatrix brings it
   if constexpr (kC.q_in_registers) {
 #pragma unroll
     for (int d = 0; d < kStepsD; ++d) ptx::ldmatrix_x4(q_fragment[d], along<kC>(q_address, d));
@@ -411,7 +522,27 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   const int some_end = warp * 16 < rows ? ceil_div(max(seen.end(warp_last), 0), kKeys) : 0;
   const int all_begin = ceil_div(seen.first(warp_last), kKeys);
   const int all_end = max(seen.end(warp_first), 0) / kKeys;
-  const float scale = p.transform ? 1.0f : p.scale_log2;
+  // Of e4m3 each row has a factor of its own. One that is not positive is for the transform: the
+  // largest product must be the largest score.
+  float product_scale[2] = {1.0f, 1.0f};
+  if constexpr (kE4m3) {
+    if (p.q_scale != nullptr) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const std::int64_t of_q = std::int64_t{batch} * p.heads_q + head[h];
+        const std::int64_t of_kv = std::int64_t{batch} * p.heads_kv + kv_head;
+        product_scale[h] =
+            p.q_scale[p.scales_per_head ? of_q : 0] * p.k_scale[p.scales_per_head ? of_kv : 0];
+      }
+    }
+  }
+  const bool transform = p.transform || (kE4m3 && __any_sync(kFullWarp, !(product_scale[0] > 0.0f) ||
+                                                                            !(product_scale[1] > 0.0f)));
+  // Of the transform, or of the exponent, which then is 1 with a transform.
+  const float by_product = transform ? p.transform_scale : p.scale_log2;
+  const float row_scale[2] = {by_product * product_scale[0],
+                              by_product * (kE4m3 ? product_scale[1] : product_scale[0])};
+  const auto scale = [&](int h) { return transform ? 1.0f : row_scale[kE4m3 ? h : 0]; };
 
   float o[kAtomsD][4] = {}, row_sum[2] = {};
   float row_max[2] = {-INFINITY, -INFINITY};  // in units of the exponent
@@ -460,21 +591,30 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         if (2 * d < 2 * kCopies) issue(2 * d, next_to, go);
         if (2 * d + 1 < 2 * kCopies) issue(2 * d + 1, next_to, go);
         if constexpr (!kC.q_in_registers) ptx::ldmatrix_x4(q_fragment[0], along<kC>(q_address, d));
-        const auto& fragment = q_fragment[kC.q_in_registers ? d : 0];
+        std::uint32_t fragment[Operand::kSteps][4];
+#pragma unroll
+        for (int step = 0; step < Operand::kSteps; ++step)
+          Operand::of_q(q_fragment[kC.q_in_registers ? d : 0], step, fragment[step]);
 #pragma unroll
         for (int n = 0; n < kAtomsN; n += 2) {
-          std::uint32_t b[4];
-          ptx::ldmatrix_x4(b, along<kC>(k_base + k_lane_offset, d) + n * 8 * kPitch);
-          ptx::mma_m16n8k16<T>(s[n], fragment, b[0], b[1]);
-          ptx::mma_m16n8k16<T>(s[n + 1], fragment, b[2], b[3]);
+          std::uint32_t raw[4];
+          ptx::ldmatrix_x4(raw, along<kC>(k_base + k_lane_offset, d) + n * 8 * kPitch);
+#pragma unroll
+          for (int step = 0; step < Operand::kSteps; ++step) {
+            std::uint32_t b[2][2];
+            Operand::of_k(raw, step, b);
+            ptx::mma_m16n8k16<Element>(s[n], fragment[step], b[0][0], b[0][1]);
+            ptx::mma_m16n8k16<Element>(s[n + 1], fragment[step], b[1][0], b[1][1]);
+          }
         }
       }
 
-      if (p.transform) {
+      if (transform) {
 #pragma unroll
         for (int n = 0; n < kAtomsN; ++n) {
 #pragma unroll
-          for (float& x : s[n]) x = transformed(x, p.transform_scale, p.transform_cap);
+          for (int i = 0; i < 4; ++i)
+            s[n][i] = transformed(s[n][i], row_scale[kE4m3 ? i / 2 : 0], p.transform_cap);
         }
       }
       const int first_key = block * kKeys + lane % 4 * 2;
@@ -501,9 +641,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           bytes.hide(s);
         } else if (p.bool_mask)
           add_mask<unsigned char>(p, mask_rows, first_key, pairs, s);
-        else if (p.mask_type == ElementType::f32)
+        else if (kE4m3 || p.mask_type == ElementType::f32)
           add_mask<float>(p, mask_rows, first_key, pairs, s);
-        else
+        else if constexpr (!kE4m3)
           add_mask<T>(p, mask_rows, first_key, pairs, s);
       }
       if (block < all_begin || block >= all_end) {
@@ -523,7 +663,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       // Weights, two neighbouring keys to a register, and what this lane adds to the row sums.
       std::uint32_t weights[kAtomsN][2];
       float added[2];
-      const auto weigh = [&](float by) {
+      const auto weigh = [&](const float(&by)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           // A row that has seen no key keeps -inf; subtracting 0 then gives weights of 0. Wide bases
@@ -532,11 +672,11 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
           for (int n = 0; n < kAtomsN; ++n) {
-            const float x0 = exp2_fast(fmaf(s[n][2 * h], by, -shift));
-            const float x1 = exp2_fast(fmaf(s[n][2 * h + 1], by, -shift));
+            const float x0 = exp2_fast(fmaf(s[n][2 * h], by[h], -shift));
+            const float x1 = exp2_fast(fmaf(s[n][2 * h + 1], by[h], -shift));
             sum0 += x0;
             sum1 += x1;
-            weights[n][h] = pack2<T>(x0, x1);
+            weights[n][h] = pack2<Element>(x0, x1);
           }
           added[h] = sum0 + sum1;
         }
@@ -545,7 +685,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       // warp have one, it is kept until the sums say that it no longer does.
       bool fits = shifted;
       if (shifted) {
-        weigh(scale);
+        const float by[2] = {scale(0), scale(1)};
+        weigh(by);
         fits = __all_sync(kFullWarp, added[0] <= kSumLimit && added[1] <= kSumLimit);
       }
       if (!fits) {
@@ -561,7 +702,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
             m1 = fmaxf(m1, s[n][2 * h + 1]);
           }
           most[h] = quad_max(fmaxf(m0, m1));
-          const float now = fmaxf(row_max[h], most[h] * scale);
+          const float now = fmaxf(row_max[h], most[h] * scale(h));
           large |= fabsf(now) > kLargestBase && now != -INFINITY;
         }
         large = __any_sync(kFullWarp, large);
@@ -571,17 +712,17 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           if (large) {
             float& low = seldom().low[h];
             const WideBase before{row_max[h], wide ? low : 0.0f};
-            const WideBase wider = larger(before, wide_base(most[h], scale));
+            const WideBase wider = larger(before, wide_base(most[h], scale(h)));
             decay = before.high == -INFINITY ? 1.0f : exp2_fast(distance(before, wider));
             new_max = wider.high;
             low = wider.low;
 #pragma unroll
             for (int n = 0; n < kAtomsN; ++n) {
-              s[n][2 * h] = exponent(s[n][2 * h], scale, finite(wider));
-              s[n][2 * h + 1] = exponent(s[n][2 * h + 1], scale, finite(wider));
+              s[n][2 * h] = exponent(s[n][2 * h], scale(h), finite(wider));
+              s[n][2 * h + 1] = exponent(s[n][2 * h + 1], scale(h), finite(wider));
             }
           } else {
-            new_max = fmaxf(row_max[h], most[h] * scale);
+            new_max = fmaxf(row_max[h], most[h] * scale(h));
             decay = new_max == -INFINITY ? 1.0f : exp2_fast(row_max[h] - new_max);
           }
           shifted &= new_max != -INFINITY;
@@ -604,7 +745,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         }
         wide = large;
         shifted = __all_sync(kFullWarp, shifted && !wide);
-        weigh(wide ? 1.0f : scale);
+        const float by[2] = {wide ? 1.0f : scale(0), wide ? 1.0f : scale(1)};
+        weigh(by);
       }
       row_sum[0] += added[0];
       row_sum[1] += added[1];
@@ -616,11 +758,17 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
         const std::uint32_t fragment[4] = {weights[n][0], weights[n][1], weights[n + 1][0],
                                            weights[n + 1][1]};
 #pragma unroll
-        for (int d = 0; d < kAtomsD; d += 2) {
-          std::uint32_t b[4];
-          ptx::ldmatrix_x4_trans(b, along<kC>(v_address, d / 2) + n * 8 * kPitch);
-          ptx::mma_m16n8k16<T>(o[d], fragment, b[0], b[1]);
-          ptx::mma_m16n8k16<T>(o[d + 1], fragment, b[2], b[3]);
+        for (int d = 0; d < kAtomsD; d += 2 * Operand::kSteps) {
+          std::uint32_t raw[4];
+          ptx::ldmatrix_x4_trans(raw,
+                                 along<kC>(v_address, d / (2 * Operand::kSteps)) + n * 8 * kPitch);
+#pragma unroll
+          for (int step = 0; step < Operand::kSteps; ++step) {
+            std::uint32_t b[2][2];
+            Operand::of_v(raw, step, b);
+            ptx::mma_m16n8k16<Element>(o[d + 2 * step], fragment, b[0][0], b[0][1]);
+            ptx::mma_m16n8k16<Element>(o[d + 2 * step + 1], fragment, b[1][0], b[1][1]);
+          }
         }
       }
     } else {
@@ -667,6 +815,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const float low = wide ? seldom().low[h] : 0.0f;
     float lse = total == 0.0f ? -INFINITY : kLn2 * (row_max[h] + (low + __log2f(total)));
     if (p.sinks != nullptr) factor *= join_sink(p.sinks[head[h]], lse);
+    if constexpr (kE4m3) {
+      if (p.v_scale != nullptr)
+        factor *= p.v_scale[p.scales_per_head ? std::int64_t{batch} * p.heads_kv + kv_head : 0];
+    }
     const std::int64_t q_row = std::int64_t{at.q_row} + query[h];
     if (p.lse != nullptr && lane % 4 == 0 && there) {
       // Packed: [Hq, total].
@@ -686,15 +838,21 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     }
     const std::int64_t offset =
         std::int64_t{at.q_batch} * p.o_batch + head[h] * p.o_head + q_row * p.o_row;
+    const auto store = [&](auto* o_row) {
+      if constexpr (kE4m3)
+        store_row_of_e4m3(o_row, x, there, p.value_dim, p.wide_store);
+      else
+        store_row(o_row, x, there, p.value_dim, p.wide_store);
+    };
     switch (p.output) {
       case ElementType::f16:
-        store_row(static_cast<__half*>(p.o) + offset, x, there, p.value_dim, p.wide_store);
+        store(static_cast<__half*>(p.o) + offset);
         break;
       case ElementType::bf16:
-        store_row(static_cast<__nv_bfloat16*>(p.o) + offset, x, there, p.value_dim, p.wide_store);
+        store(static_cast<__nv_bfloat16*>(p.o) + offset);
         break;
       case ElementType::f32:
-        store_row(static_cast<float*>(p.o) + offset, x, there, p.value_dim, p.wide_store);
+        store(static_cast<float*>(p.o) + offset);
         break;
     }
   }

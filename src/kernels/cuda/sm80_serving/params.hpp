@@ -28,7 +28,7 @@ inline std::int64_t blocks(const Problem& problem, const Config& config) {
 inline std::size_t choose(const Problem& problem, const DeviceFacts& facts) {
   for (std::size_t i = 0; i < kConfigs.size(); ++i) {
     if (kConfigs[i].head_dim >= std::max(problem.head_dim, value_dim(problem)) &&
-        kConfigs[i].shared_bytes() <= facts.shared_per_block) {
+        config_of(i, size_of(problem.dtype)).shared_bytes() <= facts.shared_per_block) {
       return i;
     }
   }
@@ -61,6 +61,12 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   const core::ScoreTransform transform = core::score_transform(problem);
   p.transform_scale = transform.scale;
   p.transform_cap = transform.cap;
+  if (problem.scales != ScaleKind::none) {
+    p.q_scale = tensors.q_scale;
+    p.k_scale = tensors.k_scale;
+    p.v_scale = tensors.v_scale;
+    p.scales_per_head = problem.scales == ScaleKind::per_head;
+  }
   if (problem.sinks) p.sinks = tensors.sinks;
   if (problem.alibi != Alibi::none) {
     p.slopes = tensors.slopes;
@@ -88,9 +94,10 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   // Of packed rows and of pages the tensor's own shape counts, not the problem's.
   const auto of_q = core::shape_of_q(problem, problem.head_dim);
   const auto of_kv = core::shape_of_kv(problem, problem.head_dim);
-  p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, 2, 16) &&
-              core::rows_aligned(tensors.k, problem.k, of_kv, 2, 16) &&
-              core::rows_aligned(tensors.v, problem.v, of_kv, 2, 16);
+  const std::size_t in_bytes = size_of(problem.dtype);
+  p.aligned = core::rows_aligned(tensors.q, problem.q, of_q, in_bytes, 16) &&
+              core::rows_aligned(tensors.k, problem.k, of_kv, in_bytes, 16) &&
+              core::rows_aligned(tensors.v, problem.v, of_kv, in_bytes, 16);
   const std::size_t out_bytes = size_of(problem.out_dtype);
   p.wide_store =
       core::rows_aligned(tensors.o, problem.o, core::shape_of_q(problem, value_dim(problem)),

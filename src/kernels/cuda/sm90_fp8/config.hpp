@@ -83,6 +83,11 @@ struct Params {
   std::int32_t group = 1;  // query heads that share a KV head
   std::int32_t heads_kv = 1;
   std::int32_t k_last_head = 0, k_last_batch = 0;  // 0 where a stride of 0 broadcasts
+  std::int32_t v_last_head = 0, v_last_batch = 0;
+  // K's rows stand by key_of_row (layout.hpp), because V^T came with its keys in order. Coordinates
+  // of the K map, in which rows are two axes, for a block and its second half.
+  bool in_fours = false;
+  std::int32_t k_block[2] = {}, k_half = 0;
   TileSchedule schedule;
   double scale_log2 = 0;  // scale * log2(e); in double, because the factors may bring it back
   Scales scales;
@@ -97,7 +102,7 @@ struct Params {
 /// Arguments of the pass that turns V into V^T: [batch * heads][head dim of the tile][pitch].
 struct TransposeParams {
   const std::uint8_t* v = nullptr;
-  std::int64_t batch = 0, head = 0, row = 0;  // strides in bytes
+  std::int64_t batch = 0, head = 0, row = 0;  // strides in bytes; of a V^T, `row` is a column's
   std::int32_t heads = 1;
   std::int32_t keys = 0;    // behind them V^T has zeros
   std::int32_t blocks = 0;  // of 128 keys
@@ -107,7 +112,7 @@ struct TransposeParams {
 
 /// Kernels of a head dim, for cudaLaunchKernelExC.
 struct Entries {
-  const void *plain = nullptr, *masked = nullptr, *transpose = nullptr;
+  const void *plain = nullptr, *masked = nullptr, *transpose = nullptr, *reorder = nullptr;
 };
 template <int kHeadDim>
 Entries entries();

@@ -7,6 +7,7 @@ template <>
 Entries curved_entries<128>() {
   return {reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledCurved<128, false>>),
           reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledCurved<128, true>>),
-          reinterpret_cast<const void*>(&transpose_kernel<128>)};
+          reinterpret_cast<const void*>(&transpose_kernel<128>),
+          reinterpret_cast<const void*>(&reorder_kernel<128>)};
 }
 }  // namespace greenfast::cuda::fp8

@@ -7,6 +7,7 @@ template <>
 Entries fast_entries<64>() {
   return {reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledFast<64, false>>),
           reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledFast<64, true>>),
-          reinterpret_cast<const void*>(&transpose_kernel<64>)};
+          reinterpret_cast<const void*>(&transpose_kernel<64>),
+          reinterpret_cast<const void*>(&reorder_kernel<64>)};
 }
 }  // namespace greenfast::cuda::fp8

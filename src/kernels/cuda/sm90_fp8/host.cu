@@ -9,6 +9,8 @@
 #include <numbers>
 #include <string>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "core/arithmetic.hpp"
 #include "core/text.hpp"
 #include "core/variant.hpp"
@@ -37,6 +39,22 @@ constexpr const char* id_of(Weights weights) {
 
 using core::ceil_div;
 
+/// Whether V comes with its keys one behind the other: V^T.
+bool is_transposed(const Problem& problem) { return problem.v.stride[3] != 1; }
+
+/// Whether the kernel can read such a V where it lies: TMA must reach its columns, and K's rows in
+/// fours, of which the last may not end behind K.
+bool readable_in_place(const Problem& problem, const VisibleKeys& keys, bool batch_invariant) {
+  if (!is_transposed(problem)) return false;
+  Layout columns = problem.v;  // as if columns were rows
+  columns.stride[2] = problem.v.stride[3];
+  return keys.first % kTmaAlignment == 0 && 4 * problem.k.stride[2] < kTmaStrideLimit &&
+         keys.first + round_up(std::int64_t{keys.band.keys}, 4) <= problem.seq_kv &&
+         tma_addressable(columns, problem.dtype,
+                         entries_for_choice(problem, problem.v, batch_invariant), problem.heads_kv,
+                         problem.head_dim, true);
+}
+
 /// What a launch will do: everything that does not depend on addresses.
 struct Decision {
   VisibleKeys keys;
@@ -47,8 +65,9 @@ struct Decision {
   bool longest_is_last = true;
   bool o_by_tma = false;
   int ctas = 1;
+  bool direct = false;  // V is V^T, and is read where it lies
 
-  /// Of a head's V^T.
+  /// Of a head's V^T that a pass writes.
   std::int64_t transposed_bytes() const {
     return std::int64_t{config.head_dim} * blocks * Config::kKeys;
   }
@@ -67,6 +86,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   const std::int32_t rows = d.config.rows();
   d.tiles = (seq_q - 1) / rows + 1;
   d.blocks = std::max(1, static_cast<std::int32_t>(ceil_div(band.keys, Config::kKeys)));
+  d.direct = readable_in_place(problem, d.keys, choice.batch_invariant);
   d.o_by_tma = problem.out_dtype != DType::f32 &&
                tma_addressable(problem.o, problem.out_dtype,
                                entries_for_choice(problem, problem.o, choice.batch_invariant),
@@ -115,7 +135,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
     return refuse(why, "a sequence longer than 2^30");
   }
-  if (!inputs_addressable(problem, choice.batch_invariant, why)) return false;
+  if (!inputs_addressable(problem, choice.batch_invariant, why, is_transposed(problem)))
+    return false;
   if (tiles_of_an_entry(problem) > kMostTilesOf128) {
     return refuse(why, tiles_of_an_entry(problem),
                   " tiles of 128 queries or keys in a batch entry: at most 2^30 - 1; split the "
@@ -132,8 +153,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 
 template <Weights kWeights>
 std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  return problem.batch * problem.heads_kv *
-         decide(problem, facts, choice, kWeights).transposed_bytes();
+  const Decision d = decide(problem, facts, choice, kWeights);
+  return d.direct ? 0 : problem.batch * problem.heads_kv * d.transposed_bytes();
 }
 
 template <Weights kWeights>
@@ -159,7 +180,11 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
                                                        : "fp8_fast_kernel<CompiledFast<";
   result.kernel = core::concat("fp8::", name, d.config.head_dim, ", ",
                                d.config.masked ? "true" : "false", ">>");
-  result.note = "V is transposed into the workspace first, by a kernel of its own";
+  result.note = d.direct ? "V is read transposed, as it lies"
+                : is_transposed(problem)
+                    ? "V is copied into the workspace first, by a kernel of its own, because its "
+                      "keys are no multiple of 4 or begin where TMA cannot"
+                    : "V is transposed into the workspace first, by a kernel of its own";
   return result;
 }
 
@@ -206,6 +231,15 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.heads_kv = static_cast<std::int32_t>(problem.heads_kv);
   p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
   p.k_last_batch = last_coordinate(problem.batch, problem.k.stride[0]);
+  p.v_last_head = static_cast<std::int32_t>(problem.heads_kv - 1);
+  p.v_last_batch = static_cast<std::int32_t>(problem.batch - 1);
+  p.in_fours = d.direct;
+  p.k_block[d.direct ? 1 : 0] = d.direct ? Config::kKeys / 4 : Config::kKeys;
+  p.k_half = d.direct ? 2 : Config::kKeys / 2;
+  if (d.direct) {
+    p.v_last_head = last_coordinate(problem.heads_kv, problem.v.stride[1]);
+    p.v_last_batch = last_coordinate(problem.batch, problem.v.stride[0]);
+  }
   p.schedule = make_schedule(d.dealing.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
                              static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
                              d.dealing.paired_rounds, d.longest_is_last);
@@ -224,27 +258,68 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   return p;
 }
 
+/// The map of K in boxes of half a block. Rows are two axes: all of them and none, or, in fours, the
+/// place of a row within its four, of which a box takes two neighbours, and the fours.
+MapShape map_of_k(const Problem& problem, std::int64_t keys, int head_dim, bool in_fours) {
+  MapShape shape{.axes = 5};
+  const std::int64_t row = problem.k.stride[2], fours = core::ceil_div(keys, 4);
+  const auto head = problem.k.stride[1], batch = problem.k.stride[0];
+  shape.set_axis(0, problem.head_dim, 0);
+  shape.set_axis(1, in_fours ? 4 : keys, row);
+  shape.set_axis(2, in_fours ? fours : 1, 4 * row);
+  shape.set_axis(3, head == 0 ? 1 : problem.heads_kv, head);
+  shape.set_axis(4, batch == 0 ? 1 : problem.batch, batch);
+  shape.box[0] = static_cast<cuuint32_t>(head_dim);
+  shape.box[1] = in_fours ? 2 : Config::kKeys / 2;
+  shape.box[2] = in_fours ? Config::kKeys / 4 : 1;
+  if (head_dim == 64) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
+  return shape;
+}
+
+/// The map of V^T in boxes of a block: given, or the workspace, in which a head's rows of V^T are
+/// its columns and its keys whole blocks.
+MapShape map_of_v(const Problem& problem, const Decision& d, std::int64_t pitch) {
+  const std::int64_t head_dim = d.config.head_dim, heads = problem.heads_kv;
+  Layout layout{.stride = {pitch * head_dim * heads, pitch * head_dim, pitch, 1}};
+  if (d.direct) layout.stride = {problem.v.stride[0], problem.v.stride[1], problem.v.stride[3], 1};
+  return map_of({layout, problem.batch, heads, d.direct ? problem.head_dim : head_dim,
+                 d.direct ? std::int64_t{d.keys.band.keys} : pitch, problem.dtype},
+                Config::kKeys, d.config.head_dim);
+}
+
+/// The kernel that makes V^T of V in the workspace.
+Status launch_pass(const Problem& problem, const Tensors& tensors, const Decision& d,
+                   const core::Context& context) {
+  const bool transposed = is_transposed(problem);
+  TransposeParams p;
+  p.v = static_cast<const std::uint8_t*>(tensors.v) + d.keys.first * problem.v.stride[2];
+  p.batch = problem.v.stride[0];
+  p.head = problem.v.stride[1];
+  p.row = problem.v.stride[transposed ? 3 : 2];
+  p.heads = static_cast<std::int32_t>(problem.heads_kv);
+  p.keys = d.keys.band.keys;
+  p.blocks = d.blocks;
+  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  p.out = static_cast<std::uint8_t*>(context.workspace);
+  void* arguments[] = {&p};
+  const Entries& kernels = entries_of(d.config);
+  const auto blocks = static_cast<int>(problem.batch * problem.heads_kv * d.blocks);
+  return launch_kernel(launch_config({blocks, 1, 1}, 2 * d.config.head_dim, 0, context),
+                       transposed ? kernels.reorder : kernels.transpose, arguments,
+                       id_of(d.config.weights));
+}
+
 template <Weights kWeights>
 Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   const Decision d = decide(problem, *context.facts, context.choice, kWeights);
   if (Status status = ensure_ready(d, context.facts->index); !status.ok()) return status;
   const std::int64_t keys = d.keys.band.keys, pitch = std::int64_t{d.blocks} * Config::kKeys;
   const int head_dim = d.config.head_dim;
+  // Of K and V, the keys that some row sees.
+  const auto seen = [&](const void* data, const Layout& layout) -> const void* {
+    return static_cast<const char*>(data) + d.keys.first * layout.stride[2];
+  };
 
-  TransposeParams transpose;
-  transpose.v = static_cast<const std::uint8_t*>(tensors.v) + d.keys.first * problem.v.stride[2];
-  transpose.batch = problem.v.stride[0];
-  transpose.head = problem.v.stride[1];
-  transpose.row = problem.v.stride[2];
-  transpose.heads = static_cast<std::int32_t>(problem.heads_kv);
-  transpose.keys = static_cast<std::int32_t>(keys);
-  transpose.blocks = d.blocks;
-  transpose.head_dim = static_cast<std::int32_t>(problem.head_dim);
-  transpose.out = static_cast<std::uint8_t*>(context.workspace);
-
-  // A head's rows of V^T are its columns, its keys in whole blocks.
-  const Layout transposed{
-      .stride = {pitch * head_dim * problem.heads_kv, pitch * head_dim, pitch, 1}};
   CUtensorMap q_map, k_map, v_map, o_map{};
   thread_local KeptMap kept_q, kept_k, kept_v, kept_o;
   const bool encoded =
@@ -253,35 +328,25 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
                           problem.head_dim, problem.dtype},
                          head_dim, 64),
                   tensors.q) &&
-      kept_k.make(&k_map,
-                  map_of({problem.k, problem.batch, problem.heads_kv, keys, problem.head_dim,
-                          problem.dtype},
-                         head_dim, Config::kKeys),
-                  static_cast<const char*>(tensors.k) + d.keys.first * problem.k.stride[2]) &&
-      kept_v.make(
-          &v_map,
-          map_of({transposed, problem.batch, problem.heads_kv, head_dim, pitch, problem.dtype},
-                 Config::kKeys, head_dim),
-          context.workspace) &&
+      kept_k.make(&k_map, map_of_k(problem, keys, head_dim, d.direct),
+                  seen(tensors.k, problem.k)) &&
+      kept_v.make(&v_map, map_of_v(problem, d, pitch),
+                  d.direct ? seen(tensors.v, problem.v) : context.workspace) &&
       (!d.o_by_tma || kept_o.make(&o_map,
                                   map_of({problem.o, problem.batch, problem.heads_q, problem.seq_q,
                                           problem.head_dim, problem.out_dtype},
                                          64, 16),
                                   tensors.o));
   if (!encoded) {
-    return tensor_map_refused(id_of(kWeights), "Q, K, O and the workspace");
+    return tensor_map_refused(id_of(kWeights),
+                              d.direct ? "Q, K, V and O" : "Q, K, O and the workspace");
   }
 
   // The pass waits for all that stands before it in the stream; the kernel may set up beside its
   // last blocks.
-  const auto blocks_of_v = static_cast<int>(problem.batch * problem.heads_kv * d.blocks);
-  void* first_arguments[] = {&transpose};
-  if (Status status =
-          launch_kernel(launch_config({blocks_of_v, 1, 1}, 2 * head_dim, 0, context),
-                        entries_of(d.config).transpose, first_arguments, id_of(kWeights));
-      !status.ok())
-    return status;
-
+  if (!d.direct) {
+    if (Status status = launch_pass(problem, tensors, d, context); !status.ok()) return status;
+  }
   Params params = make_params(problem, tensors, d);
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
   return launch_early(

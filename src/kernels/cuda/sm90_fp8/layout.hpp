@@ -1,10 +1,12 @@
 // Who holds which element, as functions that kernels and tests share: accumulators, e4m3 operands,
 // the order of the keys in V^T, and the swizzles of shared memory.
 //
-// Why keys are permuted. An accumulator of Q.K^T has two neighbouring keys in a lane, an A operand
-// of P.V four. Packing atoms 2 i and 2 i + 1 of 8 keys gives a lane the keys 2 t, 2 t + 1, 8 + 2 t
-// and 9 + 2 t of 16 as the operand's k 4 t to 4 t + 3. No shuffle is needed where V^T has its keys
-// in that order too.
+// Why keys are permuted. An accumulator of Q.K^T has two neighbouring columns in a lane, an A operand
+// of P.V four. Packing atoms i and i + 8 of 8 columns gives a lane columns c, c + 1, c + 64 and
+// c + 65 as the operand's k 4 t to 4 t + 3. No shuffle is needed where what stands there in V^T is
+// what stands in those columns. Either the pass that makes V^T lays its keys down so (key_of_slot),
+// columns being keys; or V^T comes with its keys in order, and K's rows are copied so that the
+// columns fit it (key_of_row).
 #pragma once
 
 #include "kernels/cuda/device/host_device.hpp"
@@ -26,12 +28,25 @@ GREENFAST_HOST_DEVICE constexpr Place operand_place(int lane, int word, int byte
 }
 /// The accumulator that becomes that byte of product `product` of P.V.
 GREENFAST_HOST_DEVICE constexpr int packed_accumulator(int product, int word, int byte) {
-  const int keys16 = 2 * product + word / 2;  // which 16 keys
-  return 8 * keys16 + 4 * (byte / 2) + 2 * (word % 2) + byte % 2;
+  const int atom = 2 * product + word / 2 + 8 * (byte / 2);
+  return 4 * atom + 2 * (word % 2) + byte % 2;
 }
-/// The key that stands in a slot of V^T.
+/// The key of a block that stands in a slot of V^T, where the pass wrote it.
 GREENFAST_HOST_DEVICE constexpr int key_of_slot(int slot) {
-  return slot / 16 * 16 + 2 * (slot % 16 / 4) + 8 * (slot / 2 % 2) + slot % 2;
+  return 64 * (slot / 2 % 2) + 2 * (slot / 4) + slot % 2;
+}
+/// The key of a block that stands in a row of K's tile, and so in a column of the scores, where V^T
+/// came with its keys in order: two of every four in either half.
+GREENFAST_HOST_DEVICE constexpr int key_of_row(int row) {
+  return 4 * (row % 64 / 2) + 2 * (row / 64) + row % 2;
+}
+/// A lane's columns are 2 (lane % 4) + 8 n + e, for e of 0 and 1. Of those in half `half` the ones
+/// whose keys are below `limit` are those with 8 n + e below this. `in_fours`: keys stand by key_of_row.
+GREENFAST_HOST_DEVICE constexpr int columns_to(bool in_fours, int half, int lane, int limit) {
+  if (!in_fours) return limit - 2 * (lane % 4);
+  // The half's keys are 16 n' + 4 t + 2 half + e.
+  const int left = limit - 4 * (lane % 4) - 2 * half;
+  return 64 * half + (left >> 4) * 8 + ((left & 15) < 2 ? (left & 15) : 2);
 }
 
 /// Where a lane points ldmatrix for 16 rows and 32 bytes of k of an A operand (Q), and for 16 rows
@@ -51,7 +66,7 @@ GREENFAST_HOST_DEVICE constexpr int swizzled(int row, int byte) {
   return offset ^ ((offset / 128 % (kRowBytes / 16)) << 4);
 }
 
-/// The transposing pass: one thread takes four keys (those of a quad of slots) of 16 columns, and
+/// The transposing pass: one thread takes the four keys of a quad of slots, of 16 columns, and
 /// lays the words of four slots of one column into shared memory. Neighbouring threads differ in
 /// the columns first.
 template <int kHeadDim>

@@ -212,13 +212,19 @@ struct LinearSoftmax {
     }
   }
 
-  /// Which of this lane's keys of a block row `row` sees, as columns_below counts them. Rows past Sq
-  /// see what the last one sees, or rows without a key would hold up their warp.
+  /// Which of this lane's columns of a block hold keys that row `row` sees, as columns_below counts
+  /// them. Rows past Sq see what the last one sees, or rows without a key would hold up their warp.
   __device__ __forceinline__ static std::uint32_t visible(const Params& p, int block, int row) {
     row = min(row, p.seq_q - 1);
-    const int first_key = block * kConfig.kKeys + 2 * (ptx::lane_id() & 3);
-    return columns_below(p.band.end(row) - first_key) &
-           ~columns_below(p.band.first(row) - first_key);
+    const int first_key = block * kConfig.kKeys;
+    return keys_below(p, p.band.end(row) - first_key) &
+           ~keys_below(p, p.band.first(row) - first_key);
+  }
+  /// Of columns whose keys of the block are below `limit`.
+  __device__ __forceinline__ static std::uint32_t keys_below(const Params& p, int limit) {
+    const int lane = ptx::lane_id();
+    return (columns_below(columns_to(p.in_fours, 0, lane, limit)) & 0xffffu) |
+           (columns_below(columns_to(p.in_fours, 1, lane, limit)) & 0xffff0000u);
   }
   /// Hides what the rows do not see.
   __device__ __forceinline__ static void mask(const Params& p, std::uint32_t (&s)[kWords],

@@ -30,9 +30,12 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
       ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
       if (leader) {
         ptx::mbarrier_arrive_expect_tx(k_stage.full, kConfig.k_bytes());
-        ptx::tma_load_4d(shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes(), &k_map,
-                         k_stage.full, 0, block * kKeys, min(kv_head, p.k_last_head),
-                         min(tile.batch, p.k_last_batch));
+        const std::uint32_t to = shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes();
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          ptx::tma_load_5d(to + half * kConfig.k_bytes() / 2, &k_map, k_stage.full, 0,
+                           block * p.k_block[0] + half * p.k_half, block * p.k_block[1],
+                           min(kv_head, p.k_last_head), min(tile.batch, p.k_last_batch));
       }
       k_stage.advance(shared.k_full);
     };
@@ -42,7 +45,8 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
         // Without the ones, which stay.
         ptx::mbarrier_arrive_expect_tx(v_stage.full, kConfig.head_dim * kKeys);
         ptx::tma_load_4d(shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes(), &v_map,
-                         v_stage.full, block * kKeys, 0, kv_head, tile.batch);
+                         v_stage.full, block * kKeys, 0, min(kv_head, p.v_last_head),
+                         min(tile.batch, p.v_last_batch));
       }
       v_stage.advance(shared.v_full);
     };

@@ -16,6 +16,7 @@
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_fp8/config.hpp"
+#include "kernels/cuda/sm90_fp8/layout.hpp"
 
 namespace greenfast::cuda::fp8 {
 
@@ -83,16 +84,20 @@ struct OnlineSoftmax {
   __device__ __forceinline__ static void mask(const Params& p, float (&s)[kScores], int block,
                                               int first_row) {
     const int lane = ptx::lane_id();
-    const int row = first_row + (lane >> 2), first_key = block * 2 * kScores + 2 * (lane & 3);
+    const int row = first_row + (lane >> 2), first_key = block * 2 * kScores;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int end = p.band.end(row + 8 * h) - first_key;
       const int begin = p.band.first(row + 8 * h) - first_key;
+      const int to[2] = {columns_to(p.in_fours, 0, lane, end),
+                         columns_to(p.in_fours, 1, lane, end)};
+      const int from[2] = {columns_to(p.in_fours, 0, lane, begin),
+                           columns_to(p.in_fours, 1, lane, begin)};
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
-        const int key = i / 2 * 8 + i % 2;
+        const int column = i / 2 * 8 + i % 2, half = column / kScores;
         float& x = s[i / 2 * 4 + 2 * h + i % 2];
-        if (key >= end || key < begin) x = -INFINITY;
+        if (column >= to[half] || column < from[half]) x = -INFINITY;
       }
     }
   }

@@ -290,6 +290,34 @@ inline Layout spread(Random& r, const std::array<std::int64_t, 4>& shape, int st
   return layout;
 }
 
+/// The value of an e4m3 byte.
+inline float of_e4m3(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15, digits = bits & 7;
+  const float size = (bits & 0x7f) == 0x7f ? NAN
+                     : exponent == 0       ? std::ldexp(static_cast<float>(digits), -9)
+                                     : std::ldexp(static_cast<float>(8 + digits), exponent - 10);
+  return bits >> 7 != 0 ? -size : size;
+}
+
+/// The same problem in e4m3, with scales of either sign; rows begin at multiples of `step` bytes.
+inline void make_e4m3(Case& c, int step) {
+  Random r(c.seed + 5);
+  Problem& p = c.problem;
+  p.dtype = DType::e4m3;
+  p.q = spread(r, core::shape_of_q(p, p.head_dim), step);
+  p.k = spread(r, core::shape_of_kv(p, p.head_dim), step);
+  p.v = spread(r, core::shape_of_kv(p, value_dim(p)), step);
+  p.o = spread(r, core::shape_of_q(p, value_dim(p)), 1);
+  p.scales = r.of({ScaleKind::none, ScaleKind::tensor, ScaleKind::per_head});
+  const auto draw_scales = [&](std::vector<float>& scales, std::int64_t heads) {
+    for (std::int64_t i = 0; i < p.batch * heads; ++i)
+      scales.push_back(r.of({1.0f, 0.25f, 1.5f, -0.75f, 0.0f}));
+  };
+  draw_scales(c.q_scale, p.heads_q);
+  draw_scales(c.k_scale, p.heads_kv);
+  draw_scales(c.v_scale, p.heads_kv);
+}
+
 inline Case draw(std::uint64_t seed) {
   Random r(seed);
   Case c;

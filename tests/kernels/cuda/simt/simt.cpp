@@ -20,7 +20,7 @@ constexpr std::size_t kStack = 64 * 1024;
 struct Copy {
   std::uint32_t shared;
   const void* global;
-  bool keep;
+  int kept;  // of the 16 bytes; zeros behind them
   int group;
 };
 struct Barrier {
@@ -108,15 +108,13 @@ void entry() {
 
 void perform(const Copy& copy) {
   unsigned char* const to = at(copy.shared);
-  if (!copy.keep) {
-    std::memset(to, 0, 16);
-    return;
-  }
+  std::memset(to, 0, 16);
+  if (copy.kept == 0) return;
   const char* const from = static_cast<const char*>(copy.global);
   bool inside = false;
-  for (const auto& [data, bytes] : allowed) inside |= from >= data && from + 16 <= data + bytes;
+  for (const auto& [data, bytes] : allowed) inside |= from >= data && from + copy.kept <= data + bytes;
   if (!inside) fail("a copy reads outside the tensors");
-  std::memcpy(to, from, 16);
+  std::memcpy(to, from, static_cast<std::size_t>(copy.kept));
 }
 
 void arrive_some() {
@@ -265,10 +263,10 @@ bool sync_named(int barrier, int threads, bool yes) {
   return named.answer[generation % 2];
 }
 
-void copy_16(std::uint32_t shared, const void* global, bool keep) {
+void copy_16(std::uint32_t shared, const void* global, int kept) {
   if (shared % 16 != 0 || reinterpret_cast<std::uintptr_t>(global) % 16 != 0)
     fail("a copy of 16 bytes that is not aligned");
-  const Copy copy{shared, global, keep, machine.now->group};
+  const Copy copy{shared, global, kept, machine.now->group};
   if (machine.launch->copies == Copies::early)
     perform(copy);
   else

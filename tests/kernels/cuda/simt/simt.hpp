@@ -119,7 +119,8 @@ const Given* exchange(const Given& mine);
 void sync_block();
 /// Of so many threads of the block; whether all of them said yes.
 bool sync_named(int barrier, int threads, bool yes);
-void copy_16(std::uint32_t shared, const void* global, bool keep);
+/// 16 bytes, of which so many are copied and the rest are zeros.
+void copy_16(std::uint32_t shared, const void* global, int kept);
 void commit();
 void wait_copies(int pending);
 void barrier_init(std::uint32_t barrier, int arrivals);

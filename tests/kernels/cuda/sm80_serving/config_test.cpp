@@ -33,10 +33,12 @@ TEST(ServingConfigs, EveryHeadDimHasATileForEveryGpu) {
 }
 
 TEST(ServingConfigs, PlacesInSharedMemoryDoNotOverlap) {
-  for (const auto& config : kConfigs) {
-    SCOPED_TRACE(config.head_dim);
+  for (std::size_t i = 0; i < 2 * kConfigs.size(); ++i) {
+    const std::size_t bytes = i % 2 + 1;
+    const auto config = cuda::sm80_serving::config_of(i / 2, bytes);
+    SCOPED_TRACE(std::to_string(config.head_dim) + " of " + std::to_string(bytes));
     EXPECT_TRUE(config.valid());
-    EXPECT_EQ(config.pitch(), 2 * config.head_dim);
+    EXPECT_EQ(config.pitch(), static_cast<int>(bytes) * config.head_dim);
     EXPECT_GE(config.stage_bytes(), 2 * config.keys * config.pitch());
     // Q lies behind the stages, or in the second, which is filled once Q is in registers.
     EXPECT_GE(config.q_offset(), (config.q_in_registers ? 1 : 2) * config.stage_bytes());

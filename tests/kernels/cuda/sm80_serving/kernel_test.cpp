@@ -15,6 +15,8 @@
 
 namespace greenfast::cuda::sm80_serving {
 
+inline float to_float(E4m3 x) { return test::of_e4m3(x.bits); }
+
 alignas(1024) unsigned char shared_memory[227 * 1024];
 
 namespace {
@@ -26,17 +28,19 @@ template <class T>
 Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, int shift = 0) {
   const Problem& p = c.problem;
   const std::size_t index = choose(p, c.facts);
-  const Config& config = kConfigs[index];
+  const Config config = config_of(index, sizeof(T));
   Answer answer = room_for(p);
-  std::vector<T> narrow;
-  for (const float x : c.mask) narrow.push_back(narrowed<T>(x));
+  using Narrow = std::conditional_t<sizeof(T) == 1, __half, T>;  // of O and of masks
+  std::vector<Narrow> narrow;
+  for (const float x : c.mask) narrow.push_back(narrowed<Narrow>(x));
   const auto shifted = [&](const std::vector<T>& x) {
     std::vector<T> out(static_cast<std::size_t>(shift), narrowed<T>(kNaN));
     out.insert(out.end(), x.begin(), x.end());
     return out;
   };
   const std::vector<T> q = shifted(data.q), k = shifted(data.k), v = shifted(data.v);
-  std::vector<T> narrow_o(p.out_dtype == DType::f32 ? 0 : answer.o.size(), narrowed<T>(kNaN));
+  std::vector<Narrow> narrow_o(p.out_dtype == DType::f32 ? 0 : answer.o.size(),
+                               narrowed<Narrow>(kNaN));
   Tensors t = arrays_of(c);
   t.q = q.data() + shift;
   t.k = k.data() + shift;
@@ -47,9 +51,9 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, int s
            : p.array_mask.dtype == DType::f32     ? static_cast<const void*>(c.mask.data())
                                                   : static_cast<const void*>(narrow.data());
   simt::forget_allowed();
-  simt::allow(q.data() + shift, data.q.size() * 2);
-  simt::allow(k.data() + shift, data.k.size() * 2);
-  simt::allow(v.data() + shift, data.v.size() * 2);
+  simt::allow(q.data() + shift, data.q.size() * sizeof(T));
+  simt::allow(k.data() + shift, data.k.size() * sizeof(T));
+  simt::allow(v.data() + shift, data.v.size() * sizeof(T));
   simt::Launch launch;
   launch.grid = {static_cast<unsigned>(blocks(p, config)), 1, 1};
   launch.threads = static_cast<unsigned>(config.threads());
@@ -59,7 +63,9 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, int s
   using Kernel = void (*)(Params);
   const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(entries<T>()[index]));
   const Params params = make_params(p, t, config);
-  EXPECT_EQ(params.aligned, shift == 0);
+  if (sizeof(T) == 2) {
+    EXPECT_EQ(params.aligned, shift == 0);
+  }
   simt::run(launch, [&] { kernel(params); });
   for (std::size_t i = 0; i < narrow_o.size(); ++i) answer.o[i] = to_float(narrow_o[i]);
   return answer;
@@ -79,7 +85,9 @@ void expect_right_of_many(int first_seed, int count, const Change& change) {
     change(c);
     SCOPED_TRACE("seed " + std::to_string(seed));
     const auto copies = seed % 2 == 0 ? simt::Copies::late : simt::Copies::early;
-    if (c.problem.dtype == DType::f16)
+    if (c.problem.dtype == DType::e4m3)
+      expect_right_answer<E4m3>(c, copies);
+    else if (c.problem.dtype == DType::f16)
       expect_right_answer<__half>(c, copies);
     else
       expect_right_answer<__nv_bfloat16>(c, copies);
@@ -89,6 +97,20 @@ void expect_right_of_many(int first_seed, int count, const Change& change) {
 
 TEST(ServingKernel, AgreesWithTheMeaningOfEveryFeature) {
   expect_right_of_many(1, GREENFAST_TEST_PERCENT, [](Case&) {});
+}
+
+/// Rows of 16-byte boundaries and others, head dims whose last 16 bytes are half there.
+TEST(ServingKernel, OfE4m3AgreesWithTheMeaningOfEveryFeature) {
+  int aligned = 0;
+  expect_right_of_many(40001, GREENFAST_TEST_PERCENT, [&](Case& c) {
+    make_e4m3(c, c.seed % 3 == 0 ? 8 : 16);
+    if (c.seed % 4 == 0) add_biases(c);
+    if (c.problem.array_mask.kind == MaskKind::additive) c.problem.array_mask.dtype = DType::f32;
+    aligned += c.problem.q.stride[2] % 16 == 0 && c.problem.head_dim % 16 == 8;
+  });
+  if (GREENFAST_TEST_PERCENT >= 100) {
+    EXPECT_GT(aligned, 0);
+  }
 }
 
 TEST(ServingKernel, AddsSlopesAndMasksOfEveryShape) {
@@ -108,6 +130,8 @@ TEST(ServingKernel, TakesRowsThatStartAnywhereAndWritesNarrowOutputs) {
       c.facts.kind = DeviceKind::cuda;
       c.facts.shared_per_block = 99 * 1024;
       expect_right_answer<__half>(c, simt::Copies::late, shift);
+      p.dtype = DType::e4m3;
+      expect_right_answer<E4m3>(c, simt::Copies::late, shift);
       ASSERT_FALSE(HasFailure()) << gap << " " << shift;
     }
   }
@@ -128,6 +152,8 @@ TEST(ServingKernel, PromptsOfSeveralBlocksAndTiles) {
       c.facts.kind = DeviceKind::cuda;
       c.facts.shared_per_block = 163 * 1024;
       expect_right_answer<__half>(c, causal ? simt::Copies::early : simt::Copies::late);
+      p.dtype = DType::e4m3;
+      expect_right_answer<E4m3>(c, causal ? simt::Copies::early : simt::Copies::late);
       ASSERT_FALSE(HasFatalFailure()) << dim;
     }
   }

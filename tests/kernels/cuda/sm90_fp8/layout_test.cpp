@@ -15,14 +15,8 @@
 namespace greenfast::cuda::fp8 {
 namespace {
 
-TEST(Fp8Layout, SlotsArePermutedWithinGroupsOfSixteen) {
-  // As quantisers that write V^T themselves must lay it.
-  constexpr std::array kOrder{0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
-  for (int slot = 0; slot < 128; ++slot)
-    EXPECT_EQ(key_of_slot(slot), slot / 16 * 16 + kOrder[static_cast<std::size_t>(slot % 16)]);
-}
-
-TEST(Fp8Layout, PackedWeightsMeetTheirOwnKeys) {
+/// What a lane packs meets its own key in V^T: `key_of_column` in the scores, `key_of_operand` there.
+void packs(int (*key_of_column)(int), int (*key_of_operand)(int)) {
   for (int product = 0; product < 4; ++product) {
     std::set<int> used;
     for (int lane = 0; lane < 32; ++lane) {
@@ -32,13 +26,54 @@ TEST(Fp8Layout, PackedWeightsMeetTheirOwnKeys) {
           const Place weight = accumulator_place(lane, index);
           const Place operand = operand_place(lane, word, byte);
           EXPECT_EQ(weight.row, operand.row);
-          EXPECT_EQ(weight.column, key_of_slot(32 * product + operand.column))
+          EXPECT_EQ(key_of_column(weight.column), key_of_operand(32 * product + operand.column))
               << lane << ' ' << word << ' ' << byte;
           used.insert(index);
         }
       }
     }
     EXPECT_EQ(used.size(), 16u);  // of a lane: none twice
+  }
+}
+int in_order(int key) { return key; }
+TEST(Fp8Layout, PackedWeightsMeetTheirOwnKeysWhereThePassOrdersV) { packs(in_order, key_of_slot); }
+TEST(Fp8Layout, PackedWeightsMeetTheirOwnKeysWhereKIsInFours) { packs(key_of_row, in_order); }
+
+TEST(Fp8Layout, SlotsAndRowsHoldEveryKeyOnce) {
+  for (int (*key_of)(int) : {key_of_slot, key_of_row}) {
+    std::set<int> keys;
+    for (int i = 0; i < 128; ++i) keys.insert(key_of(i));
+    EXPECT_EQ(keys.size(), 128u);
+    EXPECT_EQ(*keys.begin(), 0);
+    EXPECT_EQ(*keys.rbegin(), 127);
+  }
+}
+
+/// The map of K has a row's place among four, 2 half and the next, and the fours.
+TEST(Fp8Layout, BoxesOfKHoldTheRowsThatAreExpected) {
+  for (int half = 0; half < 2; ++half)
+    for (int four = 0; four < 32; ++four)
+      for (int two = 0; two < 2; ++two)
+        EXPECT_EQ(key_of_row(64 * half + 2 * four + two), 4 * four + 2 * half + two);
+}
+
+TEST(Fp8Layout, MasksHideTheColumnsOfKeysFromALimitOn) {
+  for (const bool fours : {false, true}) {
+    for (int limit = -300; limit <= 300; ++limit) {
+      for (int lane = 0; lane < 4; ++lane) {
+        for (int half = 0; half < 2; ++half) {
+          const int to = columns_to(fours, half, lane, limit);
+          for (int n = 8 * half; n < 8 * half + 8; ++n) {
+            for (int e = 0; e < 2; ++e) {
+              const int column = 8 * n + 2 * lane + e;
+              const int key = fours ? key_of_row(column) : column;
+              ASSERT_EQ(8 * n + e < to, key < limit)
+                  << fours << ' ' << limit << ' ' << lane << ' ' << column;
+            }
+          }
+        }
+      }
+    }
   }
 }
 

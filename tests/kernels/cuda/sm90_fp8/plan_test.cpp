@@ -92,6 +92,42 @@ TEST_F(Fp8Plan, OutputTypesMasksAndFactorsAreTaken) {
   EXPECT_EQ(refusal(p, facts_), "accepted");
 }
 
+// V^T is read as it lies where TMA and fours of keys allow, else reordered by a pass.
+TEST_F(Fp8Plan, ATransposedVNeedsNoWorkspaceWhereItCanBeReadInPlace) {
+  Problem p = problem(2, 8, 2, 300, 512, 128);
+  p.v = transposed_layout(2, 2, 512, 128);
+  EXPECT_EQ(plan_of(p).workspace_bytes, 0);
+  EXPECT_NE(plan_of(p).note.find("as it lies"), std::string::npos);
+  p.v.stride[0] = p.v.stride[1] = 0;  // one head for all
+  EXPECT_EQ(plan_of(p).workspace_bytes, 0);
+  // Keys that no row sees may be read with K's last four.
+  p = problem(1, 2, 2, 101, 512, 64);
+  p.mask = Mask::causal(Alignment::top_left);
+  p.v = transposed_layout(1, 2, 512, 64);
+  EXPECT_EQ(plan_of(p).workspace_bytes, 0);
+  for (const std::int64_t keys : {511, 1, 197}) {  // the last four would end behind K
+    p = problem(1, 2, 2, 64, keys, 64);
+    p.v = transposed_layout(1, 2, keys, 64);
+    if (p.v.stride[3] < 2) continue;
+    EXPECT_EQ(plan_of(p).workspace_bytes, 2 * 64 * ((keys + 127) / 128 * 128)) << keys;
+    EXPECT_EQ(refusal(p, facts_), "accepted");
+  }
+  p = problem(1, 2, 2, 64, 512, 64);
+  p.v = transposed_layout(1, 2, 512, 64);
+  p.v.stride[3] = 513;  // no multiple of 16 bytes
+  EXPECT_GT(plan_of(p).workspace_bytes, 0);
+  p.v.stride[3] = 512;
+  p.v.alignment = 8;
+  EXPECT_GT(plan_of(p).workspace_bytes, 0);
+  // The first visible key where TMA cannot begin.
+  p = problem(1, 2, 2, 64, 512, 64);
+  p.v = transposed_layout(1, 2, 512, 64);
+  p.mask = Mask::window(100, 0, Alignment::bottom_right);
+  EXPECT_GT(plan_of(p).workspace_bytes, 0);
+  p.mask = Mask::window(128, 0, Alignment::bottom_right);
+  EXPECT_EQ(plan_of(p).workspace_bytes, 0);
+}
+
 // Curved weights have no log-sum-exp; the choice falls on them wherever none is asked for.
 TEST_F(Fp8Plan, TheLogSumExpDecidesBetweenTheExactKernels) {
   Problem p = problem(1, 8, 4, 512, 700, 64);

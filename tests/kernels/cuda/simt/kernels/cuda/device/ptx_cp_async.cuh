@@ -5,13 +5,16 @@
 namespace greenfast::cuda::ptx {
 using simt::shared_address;
 inline void cp_async_16(std::uint32_t shared, const void* global, bool keep) {
-  simt::copy_16(shared, global, keep);
+  simt::copy_16(shared, global, keep ? 16 : 0);
+}
+inline void cp_async_16_part(std::uint32_t shared, const void* global, int bytes) {
+  simt::copy_16(shared, global, bytes);
 }
 inline void cp_async_16(std::uint32_t shared, const void* global) {
-  simt::copy_16(shared, global, true);
+  simt::copy_16(shared, global, 16);
 }
 inline void cp_async_16_if(bool go, std::uint32_t shared, const void* global, bool keep) {
-  if (go) simt::copy_16(shared, global, keep);
+  if (go) simt::copy_16(shared, global, keep ? 16 : 0);
 }
 inline void store_shared_16(std::uint32_t shared, uint4 value) {
   std::memcpy(simt::at(shared), &value, 16);

@@ -6,7 +6,7 @@ namespace greenfast::cuda::ptx {
 inline std::uint64_t evict_first_policy() { return 0; }
 inline std::uint64_t evict_normal_policy() { return 0; }
 inline void cp_async_16(std::uint32_t shared, const void* global, bool keep, std::uint64_t) {
-  simt::copy_16(shared, global, keep);
+  simt::copy_16(shared, global, keep ? 16 : 0);
 }
 inline std::uint32_t transpose_8x8(std::uint32_t x) {
   simt::Given mine;
