@@ -107,6 +107,22 @@ __device__ __forceinline__ std::uint32_t masked_or(std::uint32_t x, std::uint32_
   return r;
 }
 
+/// Bytes of a and b, of which each is all ones where its sign is set and all zeros elsewhere, by a
+/// selector of prmt whose nibbles have their highest bit set.
+__device__ __forceinline__ std::uint32_t spread_signs(std::uint32_t a, std::uint32_t b,
+                                                      std::uint32_t selector) {
+  std::uint32_t r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+  return r;
+}
+/// x where `keep` has ones, y elsewhere, as one instruction.
+__device__ __forceinline__ std::uint32_t select_bits(std::uint32_t keep, std::uint32_t x,
+                                                     std::uint32_t y) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(r) : "r"(keep), "r"(x), "r"(y));
+  return r;
+}
+
 /// Four floats to four e4m3 bytes, rounded to nearest even and saturating; x0 in the lowest byte.
 /// Volatile: it stands behind the wait for the product that reads the register it writes.
 __device__ __forceinline__ std::uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {

@@ -32,6 +32,18 @@ __device__ __forceinline__ void pin_words(std::uint32_t (&r)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
+/// Normalises O where a mean of V may lie at fp16's end, past which rounding could have carried it;
+/// elsewhere `factor` does that beside the stores, in half as many instructions. `v_factor` is V's.
+template <int kHeadDim>
+__device__ __forceinline__ void keep_finite(const Params& p, float (&o)[kHeadDim / 2],
+                                            float (&factor)[2], float v_factor) {
+  constexpr float kSafe = 65504.0f / 449.0f;  // V is 448 at most
+  if (p.out_dtype != DType::f16 || fabsf(v_factor) < kSafe) return;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) o[i] = finite_mean(o[i] * factor[i >> 1 & 1]);
+  factor[0] = factor[1] = 1.0f;
+}
+
 template <class ConfigOf>
 __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     fp8_fast_kernel(const __grid_constant__ CUtensorMap q_map,
@@ -49,6 +61,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   extern __shared__ std::uint8_t raw_shared[];
   __shared__ alignas(8) std::uint64_t barriers[SharedMemory<ConfigOf>::kBarriers];
   __shared__ LinearRow linear_rows[128 * kWarpgroups][2];
+  __shared__ Factors factors[kFactorTiles * kWarpgroups];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
@@ -63,7 +76,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   if (warpgroup == 0) {
     // ---- Producer ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
-    if (threadIdx.x < 32) produce<ConfigOf>(p, q_map, k_map, v_map, shared, lane == 0);
+    if (threadIdx.x < 32) produce<ConfigOf>(p, q_map, k_map, v_map, shared, factors, lane == 0);
     return;
   }
 
@@ -132,6 +145,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (!next_tile(p, step, found)) found.index = -1;
   };
   find_next(0, tile);
+  const auto factors_of = [&](int step) -> const Factors& {
+    return factors[step % kFactorTiles * kWarpgroups + group];
+  };
+  // Of products to log2.
+  const auto score_factor = [&](const Factors& own) {
+    return static_cast<float>(p.scale_log2 * own.q * own.k);
+  };
   for (int tile_step = 0; tile.index >= 0; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(), first_row = tile_row + 64 * group;
     const BlockRange tile_blocks =
@@ -157,17 +177,13 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
     // ---- Q and its factors ----
     ptx::mbarrier_wait(shared.q_full + 8 * group, tile_step & 1);
-    const int kv = tile.batch * p.heads_kv + tile.head / p.group;
     {
       const Place at = ldmatrix_a(ptx::lane_id());
       const std::uint32_t q_rows = shared.q + group * kConfig.q_bytes() + 16 * warp * kHeadDim;
 #pragma unroll
       for (int k = 0; k < kHeadDim / 32; ++k)
         ptx::ldmatrix_x4(q[k], q_rows + swizzled<kHeadDim>(at.row, 32 * k + at.column));
-      rows.begin(q, static_cast<float>(p.scale_log2 *
-                                       factor_of(p.scales.q, p.scales.per_head,
-                                                 tile.batch * p.schedule.heads + tile.head) *
-                                       factor_of(p.scales.k, p.scales.per_head, kv)));
+      rows.begin(q, score_factor(factors_of(tile_step)));
       release(shared.q_empty + 8 * group);
     }
     // The constant halves in a way that ptxas cannot know: it would set a constant again for every
@@ -288,7 +304,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // ---- Epilogue: normalise, store ----
     const int here = ptx::lane_id();  // anew: `lane` would live through the main loop
     const int row = first_row + 16 * warp + (here >> 2), t = here & 3;
-    const float v_factor = factor_of(p.scales.v, p.scales.per_head, kv);
+    const float v_factor = factors_of(tile_step).v;
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -302,7 +318,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
       factor[h] = rows.sum[h] == 0.0f ? 0.0f : v_factor * reciprocal_fast(rows.sum[h]);
     }
-    store_output<kHeadDim>(p, o_map, tile, o, factor, strip, leader, first_row + 16 * warp, row, t);
+    keep_finite<kHeadDim>(p, o, factor, v_factor);
+    store_output<kHeadDim, false>(p, o_map, tile, o, factor, strip, leader, first_row + 16 * warp,
+                                  row, t);
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }

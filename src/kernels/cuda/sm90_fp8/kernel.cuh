@@ -91,18 +91,17 @@ __device__ __forceinline__ void multiply_qk_alone(float (&s)[kScores], std::uint
   }
 }
 
-/// The factor of a tensor's head.
-__device__ __forceinline__ float factor_of(const float* factors, bool per_head, int head) {
-  return factors == nullptr ? 1.0f : factors[per_head ? head : 0];
-}
-
-/// Two means of V in the output's 16-bit type.
+/// Two means of V in the output's 16-bit type. `kChecks`: whether rounding carried one past fp16's
+/// end; else keep_finite has seen to that.
+template <bool kChecks>
 __device__ __forceinline__ std::uint32_t pack_output(bool f16, float x, float y) {
-  return f16 ? pack2<__half>(finite_mean(x), finite_mean(y)) : pack2<__nv_bfloat16>(x, y);
+  if (!f16) return pack2<__nv_bfloat16>(x, y);
+  if constexpr (kChecks) return pack2<__half>(finite_mean(x), finite_mean(y));
+  return pack2<__half>(x, y);
 }
 
 /// Stores O by every thread, in any type and with any strides.
-template <int kHeadDim>
+template <int kHeadDim, bool kChecks>
 __device__ __forceinline__ void store_anywhere(const Params& p, const Tile& tile,
                                                const float (&o)[kHeadDim / 2],
                                                const float (&factor)[2], int row, int t) {
@@ -120,7 +119,7 @@ __device__ __forceinline__ void store_anywhere(const Params& p, const Tile& tile
         static_cast<float*>(p.o)[at + 8 * i + 1] = y;
       } else {
         // Rows may begin at odd elements.
-        const std::uint32_t two = pack_output(p.out_dtype == DType::f16, x, y);
+        const std::uint32_t two = pack_output<kChecks>(p.out_dtype == DType::f16, x, y);
         static_cast<std::uint16_t*>(p.o)[at + 8 * i] = static_cast<std::uint16_t>(two);
         static_cast<std::uint16_t*>(p.o)[at + 8 * i + 1] = static_cast<std::uint16_t>(two >> 16);
       }
@@ -129,7 +128,7 @@ __device__ __forceinline__ void store_anywhere(const Params& p, const Tile& tile
 }
 
 /// O of a warp's 16 rows: through its strip by TMA, or by every thread. strip(): the strip's address.
-template <int kHeadDim, class Strip>
+template <int kHeadDim, bool kChecks, class Strip>
 __device__ __forceinline__ void store_output(const Params& p, const CUtensorMap& o_map,
                                              const Tile& tile, const float (&o)[kHeadDim / 2],
                                              const float (&factor)[2], const Strip& strip,
@@ -140,16 +139,25 @@ __device__ __forceinline__ void store_output(const Params& p, const CUtensorMap&
     const bool f16 = p.out_dtype == DType::f16;
     if (leader) ptx::tma_store_wait_read();
     __syncwarp();
+    const auto fill = [&](const auto& pack) {
 #pragma unroll
-    for (int j = 0; j < kHeadDim / 16; ++j) {
-      std::uint32_t words[4];
+      for (int j = 0; j < kHeadDim / 16; ++j) {
+        std::uint32_t words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* x = o + 8 * j + 2 * i;
-        words[i] = pack_output(f16, x[0] * factor[i & 1], x[1] * factor[i & 1]);
+        for (int i = 0; i < 4; ++i) {
+          const float* x = o + 8 * j + 2 * i;
+          words[i] = pack(x[0] * factor[i & 1], x[1] * factor[i & 1]);
+        }
+        ptx::stmatrix_x4(
+            strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (here >> 4)) ^ (here & 7)) << 4), words);
       }
-      ptx::stmatrix_x4(
-          strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (here >> 4)) ^ (here & 7)) << 4), words);
+    };
+    if constexpr (kChecks) {
+      fill([&](float x, float y) { return pack_output<true>(f16, x, y); });
+    } else if (f16) {
+      fill([](float x, float y) { return pack2<__half>(x, y); });
+    } else {
+      fill([](float x, float y) { return pack2<__nv_bfloat16>(x, y); });
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
@@ -164,7 +172,7 @@ __device__ __forceinline__ void store_output(const Params& p, const CUtensorMap&
       ptx::tma_store_commit();
     }
   } else {
-    store_anywhere<kHeadDim>(p, tile, o, factor, row, t);
+    store_anywhere<kHeadDim, kChecks>(p, tile, o, factor, row, t);
   }
 }
 
@@ -197,7 +205,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   if (warpgroup == 0) {
     // ---- Producer ----
     ptx::setmaxnreg_decrease<kConfig.producer_registers()>();
-    if (threadIdx.x < 32) produce<ConfigOf>(p, q_map, k_map, v_map, shared, lane == 0);
+    if (threadIdx.x < 32) produce<ConfigOf>(p, q_map, k_map, v_map, shared, nullptr, lane == 0);
     return;
   }
 
@@ -478,7 +486,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
       factor[h] = rounded[h] == 0.0f ? 0.0f : v_factor * reciprocal_fast(rounded[h]);
     }
-    store_output<kHeadDim>(p, o_map, tile, o, factor, strip, leader, first_row + 16 * warp, row, t);
+    // Here, and with factors from the producer, ptxas would spill what fast.cuh saves.
+    store_output<kHeadDim, true>(p, o_map, tile, o, factor, strip, leader, first_row + 16 * warp,
+                                 row, t);
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }

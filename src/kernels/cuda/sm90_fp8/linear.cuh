@@ -217,8 +217,9 @@ struct LinearSoftmax {
   __device__ __forceinline__ static std::uint32_t visible(const Params& p, int block, int row) {
     row = min(row, p.seq_q - 1);
     const int first_key = block * kConfig.kKeys;
-    return keys_below(p, p.band.end(row) - first_key) &
-           ~keys_below(p, p.band.first(row) - first_key);
+    const std::uint32_t before_end = keys_below(p, p.band.end(row) - first_key);
+    const int begin = p.band.first(row) - first_key;
+    return begin > 0 ? before_end & ~keys_below(p, begin) : before_end;
   }
   /// Of columns whose keys of the block are below `limit`.
   __device__ __forceinline__ static std::uint32_t keys_below(const Params& p, int limit) {
@@ -232,11 +233,14 @@ struct LinearSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::uint32_t seen = visible(p, block, first_row + (ptx::lane_id() >> 2) + 8 * h);
+      // A word's two bits are brought to the signs of byte i / 4, of two registers, which one
+      // permutation spreads over a half each.
 #pragma unroll
       for (int i = 0; i < kWords / 2; ++i) {
-        std::uint32_t& x = s[2 * i + h];
-        if (!(seen >> (2 * i) & 1)) x = (x & 0xffff0000u) | 0xfc00u;
-        if (!(seen >> (2 * i + 1) & 1)) x = (x & 0xffffu) | 0xfc000000u;
+        const int up = 7 - 2 * (i % 4), byte = i / 4;
+        const std::uint32_t keep =
+            ptx::spread_signs(seen << up, seen << (up - 1), byte * 0x1111 + 0xcc88);
+        s[2 * i + h] = ptx::select_bits(keep, s[2 * i + h], 0xfc00fc00u);
       }
     }
   }

@@ -8,10 +8,16 @@
 
 namespace greenfast::cuda::fp8 {
 
+/// The factor of a tensor's head.
+__device__ __forceinline__ float factor_of(const float* factors, bool per_head, std::int64_t head) {
+  return factors == nullptr ? 1.0f : factors[per_head ? head : 0];
+}
+
 template <class ConfigOf>
 __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_map,
                                         const CUtensorMap& k_map, const CUtensorMap& v_map,
-                                        const SharedMemory<ConfigOf>& shared, bool leader) {
+                                        const SharedMemory<ConfigOf>& shared, Factors* factors,
+                                        bool leader) {
   constexpr Config kConfig = ConfigOf::value;
   constexpr int kKeys = kConfig.kKeys, kQStages = kConfig.q_stages();
   constexpr int kWarpgroups = kConfig.warpgroups();
@@ -50,11 +56,22 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
       }
       v_stage.advance(shared.v_full);
     };
+    // kernel.cuh reads its own.
+    constexpr bool kFactors = kConfig.halves();
+    const std::int64_t q_head = std::int64_t{tile.batch} * p.schedule.heads + tile.head;
+    const std::int64_t kv = std::int64_t{tile.batch} * p.heads_kv + kv_head;
+    Factors own;
+    if constexpr (kFactors) {
+      own = {factor_of(p.scales.q, p.scales.per_head, q_head),
+             factor_of(p.scales.k, p.scales.per_head, kv),
+             factor_of(p.scales.v, p.scales.per_head, kv)};
+    }
 #pragma unroll
     for (int w = 0; w < kWarpgroups; ++w) {
       const int at = w + step % kQStages * kWarpgroups;
       ptx::mbarrier_wait(shared.q_empty + 8 * at, (step / kQStages & 1) ^ 1);
       if (leader) {
+        if constexpr (kFactors) factors[step % kFactorTiles * kWarpgroups + w] = own;
         ptx::mbarrier_arrive_expect_tx(shared.q_full + 8 * at, kConfig.q_bytes());
         ptx::tma_load_4d(shared.q + at * kConfig.q_bytes(), &q_map, shared.q_full + 8 * at, 0,
                          first_row + 64 * w, tile.head, tile.batch);

@@ -34,6 +34,14 @@ struct Stage {
   __device__ std::uint32_t empty() const { return full + 8 * kStages; }
 };
 
+/// The factors of a tile's heads, which the producer lays beside its Q, so that consumers wait for no
+/// memory. By warpgroup, of this tile and the next ones: a second Q may have come while the first
+/// tile's output is stored.
+struct Factors {
+  float q, k, v;
+};
+inline constexpr int kFactorTiles = 4;
+
 /// Addresses of the first stages and barriers. "Full" barriers count TMA bytes; "empty" ones an
 /// arrival of each consumer warp.
 template <class ConfigOf>

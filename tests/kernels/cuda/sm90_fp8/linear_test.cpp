@@ -265,6 +265,46 @@ TEST(CurvedWeight, IsTheNearest) {
     EXPECT_NEAR(double{weight_of(code)}, weight, 0.5 * step + 0.011 * weight) << unit;
   }
 }
+/// Words of a block's scores that a mask leaves: those of keys that their row sees, in either order of
+/// the keys, and minus infinity.
+TEST(LinearSoftmax, MasksHideWhatARowDoesNotSee) {
+  std::mt19937_64 random(7);
+  const auto below = [&](int end) { return static_cast<int>(random() % end); };
+  for (int scene = 0; scene < 400; ++scene) {
+    Params p;
+    p.seq_q = 1 + below(300);
+    p.in_fours = scene % 2 == 1;
+    p.band.keys = 1 + below(600);
+    p.band.below = scene % 3 == 0 ? -static_cast<int>(Band::kFar) : below(500) - 300;
+    p.band.above = scene % 5 == 0 ? static_cast<int>(Band::kFar) : p.band.below + below(400);
+    if (scene % 3 == 0 && scene % 5 != 0) p.band.above = below(500) - 100;
+    const int block = below(5), first_row = 16 * below(12);
+    std::vector<std::uint32_t> left(32 * Linear::kWords);
+    simt::Launch launch;
+    launch.threads = 32;
+    simt::run(launch, [&] {
+      const int lane = ptx::lane_id();
+      std::uint32_t s[Linear::kWords];
+      for (int i = 0; i < Linear::kWords; ++i) s[i] = 0x7e013c00u + 0x10001u * i;
+      Linear::mask(p, s, block, first_row);
+      for (int i = 0; i < Linear::kWords; ++i) left[lane * Linear::kWords + i] = s[i];
+    });
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < Linear::kWords; ++i) {
+        for (int e = 0; e < 2; ++e) {
+          const int row = std::min(first_row + lane / 4 + 8 * (i % 2), p.seq_q - 1);
+          const int column = 8 * (i / 2) + 2 * (lane % 4) + e;
+          const int key = kKeys * block + (p.in_fours ? key_of_row(column) : column);
+          const bool sees = key >= p.band.first(row) && key < p.band.end(row);
+          const std::uint32_t before = (0x7e013c00u + 0x10001u * i) >> 16 * e & 0xffff;
+          ASSERT_EQ(left[lane * Linear::kWords + i] >> 16 * e & 0xffff, sees ? before : 0xfc00u)
+              << scene << ", lane " << lane << ", word " << i << ", " << e;
+        }
+      }
+    }
+  }
+}
+
 TEST(LinearSoftmax, ATailOfSmallWeights) {
   EXPECT_EQ(wrong_rows<Linear>(tail_scene(), false), "");
   EXPECT_EQ(wrong_rows<Linear>(tail_scene(), true), "");
