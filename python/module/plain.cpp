@@ -315,17 +315,32 @@ bool say(const Said& said, PyObject* align, Request& request) {
          asked.table->current_stream(dlpack::kCuda, options.device_index, &options.stream) == 0;
 }
 
-// An output like that of the known call, or null. Whoever watches functions is asked for it as always; and what is made
-// inside a transform is a tensor of the transform's.
-PyObject* make_again(const Known& call, PyObject* q, bool cuda) {
-  PyObject* const arguments = call.empty;
+// An output as a known call made it, or null. Whoever watches functions is asked for it as always; and what is made inside a
+// transform is a tensor of the transform's.
+PyObject* make_again(PyObject* arguments, PyObject* q, bool cuda) {
   if (arguments == nullptr || !answers(asked.function_modes(), Py_False) ||
       !answers(asked.transforms(), Py_False))
     return asked.empty_like(q);
-  Py_INCREF(arguments);  // collecting garbage may let in who forgets the call
-  PyObject* out = (cuda ? asked.empty_cuda : asked.empty_cpu).with(arguments);
-  Py_DECREF(arguments);
-  return out;
+  return (cuda ? asked.empty_cuda : asked.empty_cpu).with(arguments);
+}
+
+// The output of a call with such a request; null, maybe with an exception, where it has to be read with care.
+PyObject* output_of(const Said& said, PyObject* align, const Form& form, PyObject* arguments,
+                    Request& request) {
+  const Problem& p = request.problem;
+  const bool cuda = request.options.device == DeviceKind::cuda;
+  if (!say(said, align, request) || !(said.grouped || p.heads_q == p.heads_kv) ||
+      (cuda && !is_here(said.tensors[0])))
+    return nullptr;
+  if (said.count() == 4) return Py_NewRef(said.tensors[3]);
+  PyObject* out = make_again(arguments, said.tensors[0], cuda);
+  dlpack::Tensor made{};
+  if (out != nullptr && see(out, made) && form.is_of(made)) {
+    request.tensors.o = address_of(made);
+    return out;
+  }
+  Py_XDECREF(out);
+  return nullptr;
 }
 
 // The output of a call that is known, and its request; null, with no exception, where it is not.
@@ -333,28 +348,19 @@ PyObject* look_up(const Said& said, PyObject* align, const Seen& seen, Request& 
   const auto found = std::find_if(known.begin(), known.end(),
                                   [&](const Known& call) { return call.is(said, seen); });
   if (found == known.end()) return nullptr;
+  // Copies: numbers and garbage may let other code in here, and with it calls that take the place of this one.
   request = found->request;
-  const auto& [p, options] = std::tie(request.problem, request.options);
-  const bool cuda = options.device == DeviceKind::cuda;
-  if (!say(said, align, request) || !(said.grouped || p.heads_q == p.heads_kv) ||
-      (cuda && !is_here(said.tensors[0])))
-    return PyErr_Clear(), nullptr;
+  const Form form = found->forms[3];
+  PyObject* const arguments = found->empty;
+  Py_XINCREF(arguments);
   request.tensors.q = address_of(seen[0]);
   request.tensors.k = address_of(seen[1]);
   request.tensors.v = address_of(seen[2]);
-  if (said.count() == 4) {
-    request.tensors.o = address_of(seen[3]);
-    return Py_NewRef(said.tensors[3]);
-  }
-  const Form form = found->forms[3];
-  PyObject* out = make_again(*found, said.tensors[0], cuda);
-  dlpack::Tensor made{};
-  if (out != nullptr && see(out, made) && form.is_of(made)) {
-    request.tensors.o = address_of(made);
-    return out;
-  }
-  Py_XDECREF(out);
-  return PyErr_Clear(), nullptr;
+  if (said.count() == 4) request.tensors.o = address_of(seen[3]);
+  PyObject* out = output_of(said, align, form, arguments, request);
+  Py_XDECREF(arguments);
+  if (out == nullptr) PyErr_Clear();
+  return out;
 }
 
 // The output of a call that is read argument by argument, and its request; null, maybe with an exception, where it is

@@ -160,6 +160,18 @@ def test_a_refusal_is_not_forgotten_after_a_call_of_the_same_shapes(either_way):
             assert mine.type is theirs.type and str(mine.value) == str(theirs.value), options
 
 
+def test_a_number_that_asks_in_between_changes_no_other_call(either_way):
+    class Half:
+        def __float__(self):
+            for width in range(8, 88, 8):  # more kinds of calls than are kept in mind
+                greenfast.attention(*(torch.zeros(1, 1, 2, width),) * 3)
+            return 0.5
+
+    q, k, v = (torch.randn(2, 3, 7, 16) for _ in range(3))
+    for _ in range(3):
+        torch.testing.assert_close(greenfast.attention(q, k, v, scale=Half()), SDPA(q, k, v, scale=0.5), atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("view", [
     lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: x[:, :, ::2],
     lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), lambda x: x[:, :1], lambda x: torch.nn.Parameter(x, requires_grad=False)],
