@@ -217,25 +217,26 @@ def test_vllm_refuses_by_name_what_is_not_taken(monkeypatch):
 LAYERS = 3
 
 
-def caches(order, blocks, heads, page, width, dtype, nothing=torch.nan):
+def caches(order, blocks, heads, page, width, dtype, nothing=torch.nan, device="cpu"):
     """[blocks, Hkv, page, width] of each layer: one memory in one of vLLM's orders of [layer, block, head, row, element]; NaN: whatever
     is read that no request wrote shows."""
     sizes = (LAYERS, blocks, heads, page, width)
-    memory = torch.full([sizes[dim] for dim in order], nothing, dtype=dtype)
+    memory = torch.full([sizes[dim] for dim in order], nothing, dtype=dtype, device=device)
     return memory.permute([order.index(dim) for dim in range(5)]).unbind(0)
 
 
 class Engine:
     """What vLLM does around the backend: requests with their pages, batches of their new tokens, layers; and each request's dense
     keys and values, for the reference."""
-    stored, layer = "auto", None  # the kind of the cache, and what vLLM's layer is to its implementation
+    stored, layer = "auto", types.SimpleNamespace(_k_scale=None, _v_scale=None)  # the kind of the cache, and what vLLM's layer is to its implementation
     loose = None  # how far the host's bound of a length is above it; None: the host has none
 
-    def __init__(self, backend, *, heads=8, heads_kv=2, width=32, width_v=None, page=16, order=(0, 1, 2, 3, 4), dtype=torch.float32, seed=0, **options):
-        self.backend, self.page, self.dtype = backend, page, dtype
+    def __init__(self, backend, *, heads=8, heads_kv=2, width=32, width_v=None, page=16, order=(0, 1, 2, 3, 4), dtype=torch.float32, seed=0,
+                 device="cpu", **options):
+        self.backend, self.page, self.dtype, self.device = backend, page, dtype, torch.device(device)
         self.heads, self.heads_kv, self.width, self.width_v = heads, heads_kv, width, width_v or width
         self.rng = torch.Generator().manual_seed(seed)
-        self.caches = caches(order, 64, heads_kv, page, width + self.width_v, dtype)
+        self.caches = caches(order, 64, heads_kv, page, width + self.width_v, dtype, device=device)
         self.free = torch.randperm(63, generator=self.rng).tolist()  # the last page is nobody's: where slot -1 would be written
         self.tables, self.history = {}, {}
         self.options = options
@@ -244,7 +245,7 @@ class Engine:
                        for _ in range(LAYERS)]
         for layer in self.layers:
             layer.process_weights_after_loading(dtype)
-        self.builder = backend.GreenfastMetadataBuilder(None, ["layer"], None, torch.device("cpu"))
+        self.builder = backend.GreenfastMetadataBuilder(None, ["layer"], None, self.device)
 
     def randn(self, *shape):
         return torch.randn(*shape, generator=self.rng).to(self.dtype)
@@ -273,9 +274,9 @@ class Engine:
         starts = torch.tensor([0, *np.cumsum(list(step.values()))], dtype=I32)
         tokens = sum(step.values())
         return self.backend.CommonAttentionMetadata(
-            query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=torch.tensor(lengths, dtype=I32), num_reqs=len(step),
-            num_actual_tokens=tokens, max_query_len=max(step.values()) + 3, max_seq_len=10_000, block_table_tensor=table,
-            slot_mapping=torch.tensor(slots + [-1] * padding), causal=causal,
+            query_start_loc=starts.to(self.device), query_start_loc_cpu=starts, seq_lens=torch.tensor(lengths, dtype=I32, device=self.device),
+            num_reqs=len(step), num_actual_tokens=tokens, max_query_len=max(step.values()) + 3, max_seq_len=10_000,
+            block_table_tensor=table.to(self.device), slot_mapping=torch.tensor(slots + [-1] * padding, device=self.device), causal=causal,
             seq_lens_cpu_upper_bound=None if self.loose is None else torch.tensor(lengths, dtype=I32) + self.loose)
 
     def step(self, step, padding=0, causal=True):
@@ -284,13 +285,14 @@ class Engine:
         metadata = self.builder.build(0, common)
         tokens, worst = common.num_actual_tokens, 0.0
         for n, (layer, cache) in enumerate(zip(self.layers, self.caches)):
-            wide = self.randn(tokens + padding, self.heads + self.heads_kv, self.width)  # q and k are slices, as models make them
-            q, k = wide[:, :self.heads], wide[:, self.heads:]
-            v = self.randn(tokens + padding, self.heads_kv, self.width_v)
-            output = torch.full((tokens + padding, self.heads, self.width_v), 77.0, dtype=self.dtype)
+            wide = self.randn(tokens + padding, self.heads + self.heads_kv, self.width).to(self.device)
+            q, k = wide[:, :self.heads], wide[:, self.heads:]  # slices, as models make them
+            v = self.randn(tokens + padding, self.heads_kv, self.width_v).to(self.device)
+            output = torch.full((tokens + padding, self.heads, self.width_v), 77.0, dtype=self.dtype, device=self.device)
             layer.do_kv_cache_update(self.layer, k, v, cache, common.slot_mapping)
             assert layer.forward(self.layer, q, k, v, cache, metadata, output) is output
             assert (output[tokens:] == 77).all() and cache[-1].to(torch.float32).isnan().all()
+            q, k, v, output = (x.cpu() for x in (q, k, v, output))
             first = 0
             for name, new in step.items():
                 own = slice(first, first + new)
@@ -303,7 +305,7 @@ class Engine:
                 want, _ = reference.attention(*(x.transpose(0, 1)[None].numpy() for x in (query, *past[n])), left=left,
                                               right=0 if causal else left, bottom_right=True, softcap=self.options.get("softcap") or 0.0,
                                               slopes=self.options.get("slopes"), sinks=None if "sinks" not in self.options else
-                                              self.options["sinks"].float().numpy())
+                                              self.options["sinks"].float().cpu().numpy())
                 error = abs(output[own].float().numpy().swapaxes(0, 1) - want[0]).max() / unit
                 worst = error if not error < worst else worst
         return worst
@@ -315,11 +317,11 @@ class E4m3Engine(Engine):
 
     def __init__(self, backend, stored="fp8", **options):
         self.stored = stored
-        scales = {f"_{name}_scale": torch.tensor(value) for name, value in self.SCALES.items()}
+        scales = {f"_{name}_scale": torch.tensor(value, device=options.get("device", "cpu")) for name, value in self.SCALES.items()}
         self.layer = types.SimpleNamespace(**scales, **{f"_{name}_scale_float": torch.tensor(value).item() for name, value in self.SCALES.items()})
         super().__init__(backend, **options)
         self.caches = [cache.view(torch.float8_e4m3fn) for cache in caches(options.get("order", (0, 1, 2, 3, 4)), 64, self.heads_kv, self.page,
-                                                                           self.width + self.width_v, torch.uint8, 0x7f)]
+                                                                           self.width + self.width_v, torch.uint8, 0x7f, self.device)]
         self.most = 64 // (self.heads // self.heads_kv)
 
     def codes(self, x, which):
@@ -411,6 +413,36 @@ def test_a_bound_of_lengths_may_be_loose_and_heads_are_copied_some_at_a_time(bac
     wide = [engine.step(step) for step in E4M3_STEPS[:2]]
     monkeypatch.setattr(backend, "_MOST_DECODED", 1)
     assert max(wide + [engine.step(step) for step in E4M3_STEPS[2:]]) < 1
+
+
+def write_as_vllm(key, value, key_cache, value_cache, slots, kind, k_scale, v_scale):
+    """What vllm._custom_ops.reshape_and_cache_flash does, in operations of PyTorch's."""
+    tokens = (slots >= 0).nonzero()[:, 0]
+    size = key_cache.shape[1]
+    for cache, new, scale in ((key_cache, key, k_scale), (value_cache, value, v_scale)):
+        new = new[tokens]
+        if kind != "auto":
+            new, cache = (new.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), cache.view(torch.uint8)
+        cache[slots[tokens] // size, slots[tokens] % size] = new
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored, options", [("auto", {}), ("fp8", {}), ("fp8", dict(sinks=SINKS, window=9)), ("fp8", dict(softcap=3.0, width=128)),
+                                             ("fp8", dict(heads=64, heads_kv=1, width=256)), ("fp8", dict(order=(0, 2, 1, 3, 4), heads_kv=8))], ids=str)
+def test_on_a_gpu_it_is_the_same(backend, monkeypatch, dtype, stored, options):
+    if stored == "fp8" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("e4m3 in pages is Hopper's")
+    module = types.ModuleType("vllm._custom_ops")
+    module.reshape_and_cache_flash = write_as_vllm
+    monkeypatch.setitem(sys.modules, "vllm._custom_ops", module)
+    monkeypatch.setattr(sys.modules["vllm"], "_custom_ops", module, raising=False)
+    options = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    engine = (E4m3Engine if stored == "fp8" else Engine)(backend, dtype=dtype, device="cuda", **{"width": 64} | options)
+    limit = 1 if stored == "fp8" else 0.03
+    with torch.inference_mode():
+        assert max(engine.step(step, padding=n) for n, step in enumerate(E4M3_STEPS)) < limit
 
 
 def test_single_tokens_over_e4m3_ask_nothing_of_the_host(backend):
