@@ -39,9 +39,15 @@ _TOP_LEFT, _BOTTOM_RIGHT, _UNSAID = 0, 1, 2
 _ALIGN = {None: _UNSAID, "top_left": _TOP_LEFT, "bottom_right": _BOTTOM_RIGHT}
 _LAYOUT = {"bhsd": 0, "bshd": 1}
 _torch: Any = None  # greenfast.torch, from the first tensor on
-_shortcut: Any = None  # _core.plain, once greenfast.torch has said what it may ask of PyTorch
-_is_dynamo_compiling: Any = None
 _Function = TypeVar("_Function")
+
+
+def _no_shortcut(q: Any, k: Any, v: Any, out: Any, options: dict[str, Any]) -> None:
+    """Takes no call. It is also what Dynamo traces in place of the extension module's function."""
+    return None
+
+
+_shortcut: Any = _no_shortcut  # _core.plain, once greenfast.torch has said what it may ask of PyTorch
 
 
 def _mask(causal: bool, window: tuple[int, int] | None, align: str | None) -> tuple[int, int, int]:
@@ -110,12 +116,8 @@ def _short_way_first(whole: _Function) -> _Function:
 
     @functools.wraps(whole)  # type: ignore[arg-type]
     def attention(q: Any, k: Any, v: Any, *, out: Any = None, **options: Any) -> Any:
-        # Dynamo traces through the whole; what else counts as compiling is a flag, which the module reads.
-        if _shortcut is not None and not _is_dynamo_compiling():
-            done = _shortcut(q, k, v, out, options)
-            if done is not NotImplemented:
-                return done
-        return whole(q, k, v, out=out, **options)  # type: ignore[operator]
+        done = _shortcut(q, k, v, out, options)
+        return whole(q, k, v, out=out, **options) if done is None else done  # type: ignore[operator]
 
     return attention  # type: ignore[return-value]
 

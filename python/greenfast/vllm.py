@@ -4,8 +4,8 @@
     vllm serve MODEL --attention-backend GREENFAST
 
 Decoder layers, prompts and single tokens mixed in one call over vLLM's pages, sliding windows, softcap, grouped heads, sinks, ALiBi,
-encoder-only layers; float16 and bfloat16, the cache of the same type. What is not taken is refused when vLLM selects a backend, or
-by an error that names it: an fp8 cache, MLA, cascade attention, cross-attention, PrefixLM, R-SWA, context parallelism. Written for
+encoder-only layers; float16 and bfloat16, the cache of the same type, or on Hopper of e4m3 (--kv-cache-dtype fp8). What is not taken is refused when
+vLLM selects a backend, or by an error that names it: other quantized caches, MLA, cascade attention, cross-attention, PrefixLM, R-SWA, context parallelism. Written for
 vLLM 0.33's interface, which changes between releases. Neither vLLM nor PyTorch is imported here: vLLM does it when it
 takes the backend.
 """

@@ -9,11 +9,12 @@ namespace {
 
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;  // of a sequence, as check() has it
 
-Status attend(const Call& call) {
-  if (call.options.device != DeviceKind::cpu && !call.options.validate)
-    return attention(call.problem, call.tensors, call.options);
+Status attend(const Request& request) {
+  const auto& [problem, tensors, options] = request;
+  if (options.device != DeviceKind::cpu && !options.validate)
+    return attention(problem, tensors, options);
   Status status;
-  Py_BEGIN_ALLOW_THREADS status = attention(call.problem, call.tensors, call.options);
+  Py_BEGIN_ALLOW_THREADS status = attention(problem, tensors, options);
   Py_END_ALLOW_THREADS return status;
 }
 
@@ -446,13 +447,13 @@ bool read_call(PyObject* const* args, Py_ssize_t count, Call& call) {
   return read_stream(args[kStream], call.q, o.stream);
 }
 
-bool run(Call& call, PyObject* allocate) {
-  Scratch scratch(allocate, call.options);
+bool run(Request& request, PyObject* allocate) {
+  Scratch scratch(allocate, request.options);
   if (given(allocate)) {
-    call.options.allocate = Scratch::give;
-    call.options.allocate_context = &scratch;
+    request.options.allocate = Scratch::give;
+    request.options.allocate_context = &scratch;
   }
-  const Status status = attend(call);
+  const Status status = attend(request);
   if (scratch.raised) return false;
   if (!status) raise(status);
   return status.ok();

@@ -9,11 +9,15 @@
 
 namespace greenfast::python {
 
-/// Everything of one call.
-struct Call {
+/// What the library is asked.
+struct Request {
   Problem problem;
   Tensors tensors;
   Options options;
+};
+
+/// Everything of one call.
+struct Call : Request {
   View q, k, v, out, lse;
   std::array<View, 3> scale;
 };
@@ -65,7 +69,7 @@ enum FeatureArgument {
 bool read_call(PyObject* const* args, Py_ssize_t count, Call& call);
 
 /// The call; scratch on CUDA comes from `allocate`, as in Argument. False: an exception is set.
-bool run(Call& call, PyObject* allocate);
+bool run(Request& request, PyObject* allocate);
 
 /// An array of int32, one for each of `count` entries.
 bool read_indices(const char* name, PyObject* object, const View& q, std::int64_t count,

@@ -222,7 +222,7 @@ PyMethodDef methods[] = {
     {"attention", function(py_attention), METH_FASTCALL, nullptr},
     {"plain", function(py_plain), METH_FASTCALL, nullptr},
     {"plain_sdpa", function(py_plain_sdpa), METH_FASTCALL, nullptr},
-    {"plain_ready", function(py_plain_ready), METH_VARARGS, nullptr},
+    {"plain_ready", function(py_plain_ready), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"explain", function(py_explain), METH_FASTCALL, nullptr},
     {"prepare", function(py_prepare), METH_FASTCALL, nullptr},
     {"merge", function(py_merge), METH_FASTCALL, nullptr},

@@ -214,12 +214,17 @@ bool read_dlpack(const char* name, const dlpack::Tensor& from, View& to) {
   return true;
 }
 
+const dlpack::ExchangeApi* table_of(const PyTypeObject* type) {
+  for (std::size_t i = 0; i < registered_count; ++i)
+    if (registered[i].type == type) return registered[i].api;
+  return nullptr;
+}
+
 bool read_view(const char* name, PyObject* object, View& to, Wanted wanted) {
   PyTypeObject* type = Py_TYPE(object);
-  for (std::size_t i = 0; i < registered_count; ++i) {
-    if (registered[i].type != type) continue;
+  to.origin = table_of(type);
+  if (to.origin != nullptr) {
     dlpack::Tensor tensor{};
-    to.origin = registered[i].api;
     if (to.origin->tensor_from_object(object, &tensor) != 0) return unreadable(name);
     if (!read_dlpack(name, tensor, to) || !fits(name, to, wanted)) return false;
     settle_strides(to);

@@ -80,6 +80,9 @@ bool as_bhsd(const char* name, View& view, bool bshd, bool packed);
 /// Whether its elements lie one behind the other.
 bool contiguous(const View& view);
 
+/// How objects of a registered type are read; null for any other.
+const dlpack::ExchangeApi* table_of(const PyTypeObject* type);
+
 /// (type, capsule of its type's __dlpack_c_exchange_api__) -> whether its tensors can be read this
 /// way
 PyObject* py_register_type(PyObject*, PyObject* args);

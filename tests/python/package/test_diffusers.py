@@ -33,7 +33,7 @@ def test_a_step_of_flux_is_the_native_one(flux, monkeypatch):
     def counted(name):
         def call(*arguments, real=getattr(greenfast.torch._core, name)):
             answer = real(*arguments)
-            if answer is not NotImplemented:
+            if answer is not None:
                 calls.append(name)
             return answer
         monkeypatch.setattr(greenfast.torch._core, name, call)

@@ -28,7 +28,7 @@ def either_way(request, monkeypatch):
     """Tensors are read through DLPack's table, or attribute by attribute as before PyTorch 2.10."""
     if request.param == "attributes":
         monkeypatch.setattr(gt, "_DIRECT", False)
-        monkeypatch.setattr(greenfast, "_shortcut", None)
+        monkeypatch.setattr(greenfast, "_shortcut", greenfast._no_shortcut)
     elif not gt._DIRECT:
         pytest.skip("this PyTorch has no table")
 
@@ -65,7 +65,7 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def test_the_short_way_takes_plain_calls_and_nothing_else(either_way, monkeypatch):
-    if greenfast._shortcut is None:
+    if greenfast._shortcut is greenfast._no_shortcut:
         pytest.skip("this PyTorch has no table")
     answers = []
 
@@ -100,9 +100,9 @@ def test_the_short_way_takes_plain_calls_and_nothing_else(either_way, monkeypatc
             answers.clear()
             mine = outcome(*call)
             # What the library refuses is raised at once.
-            assert [answer is not NotImplemented for answer in answers] in ([short], [] if calls is refused else None), call[3]
+            assert [answer is not None for answer in answers] in ([short], [] if calls is refused else None), call[3]
             with monkeypatch.context() as patch:
-                patch.setattr(greenfast, "_shortcut", None)
+                patch.setattr(greenfast, "_shortcut", greenfast._no_shortcut)
                 theirs = outcome(*call)
             assert type(mine) is type(theirs) and isinstance(mine, tuple) == (calls is refused), (call[3], mine)
             assert mine == theirs if calls is refused else all(map(torch.equal, mine, theirs)), call[3]
@@ -113,7 +113,98 @@ def test_the_short_way_takes_plain_calls_and_nothing_else(either_way, monkeypatc
         greenfast.attention(q, k, v)
     with torch.no_grad():
         assert torch.equal(greenfast.attention(learns, k, v), greenfast.attention(q, k, v))
-    assert [answer is not NotImplemented for answer in answers] == [False, True, True]
+    assert [answer is not None for answer in answers] == [False, True, True]
+
+
+def the_long_way(*arguments, **options):
+    short, greenfast._shortcut = greenfast._shortcut, greenfast._no_shortcut
+    try:
+        return greenfast.attention(*arguments, **options)
+    finally:
+        greenfast._shortcut = short
+
+
+def test_calls_of_the_same_shapes_are_answered_each_for_what_it_says(either_way):
+    torch.manual_seed(3)
+    options = [{}, {"causal": True}, {"scale": 0.3}, {}, {"softcap": 2.0}, {"variant": "cpu.naive"}, {"batch_invariant": True}, {"causal": True, "scale": 0.1},
+               {"causal": False, "scale": None, "softcap": 0.0, "variant": None}]
+    shapes = [(1, 2, 2, 5, 5, 16), (1, 2, 2, 5, 7, 16), (2, 4, 2, 5, 5, 16), (1, 2, 2, 5, 5, 24), (3, 2, 1, 6, 6, 8), (1, 1, 1, 1, 9, 8)]
+    for turn in range(3):
+        for batch, heads, heads_kv, rows, keys, width in shapes * 2:
+            for dtype in (torch.float32, torch.float16):
+                q, k, v = (torch.randn(batch, h, n, width).to(dtype) for h, n in ((heads, rows), (heads_kv, keys), (heads_kv, keys)))
+                for said in options:
+                    if said.get("causal") and rows != keys:
+                        with pytest.raises(ValueError, match="align"):
+                            greenfast.attention(q, k, v, **said)
+                        continue
+                    want = the_long_way(q, k, v, **said)
+                    out = torch.full_like(q, torch.nan)
+                    assert torch.equal(greenfast.attention(q, k, v, **said), want) and torch.equal(greenfast.attention(q, k, v, out=out, **said), want)
+
+
+def test_a_refusal_is_not_forgotten_after_a_call_of_the_same_shapes(either_way):
+    q, k, v = (torch.randn(2, 2, 9, 16) for _ in range(3))
+    out = torch.empty_like(q)
+    wrong = [((q, k, v), {"variant": "cpu.nothing"}), ((q, k, v), {"scale": "a"}), ((q, k, v), {"softcap": -1.0}), ((q, k, v), {"scale": float("nan")}),
+             ((q, k, v), {"out": torch._neg_view(out)}), ((q, k, v), {"out": q}), ((q, k, v), {"out": out[:, :, 1:]}),
+             ((q, k.half(), v), {"out": out}), ((q, k, torch._neg_view(v)), {"out": out}), ((q, k, v[:, :, 1:]), {"out": out})]
+    for _ in range(2):
+        greenfast.attention(q, k, v)
+        greenfast.attention(q, k, v, out=out)
+        for arguments, options in wrong:
+            with pytest.raises((TypeError, ValueError, NotImplementedError)) as mine:
+                greenfast.attention(*arguments, **options)
+            with pytest.raises((TypeError, ValueError, NotImplementedError)) as theirs:
+                the_long_way(*arguments, **options)
+            assert mine.type is theirs.type and str(mine.value) == str(theirs.value), options
+
+
+def test_a_number_that_asks_in_between_changes_no_other_call(either_way):
+    class Half:
+        def __float__(self):
+            for width in range(8, 88, 8):  # more kinds of calls than are kept in mind
+                greenfast.attention(*(torch.zeros(1, 1, 2, width),) * 3)
+            return 0.5
+
+    q, k, v = (torch.randn(2, 3, 7, 16) for _ in range(3))
+    for _ in range(3):
+        torch.testing.assert_close(greenfast.attention(q, k, v, scale=Half()), SDPA(q, k, v, scale=0.5), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("view", [
+    lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: x[:, :, ::2],
+    lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), lambda x: x[:, :1], lambda x: torch.nn.Parameter(x, requires_grad=False)],
+    ids=["dense", "bshd", "rows apart", "rows first", "one head", "parameter"])
+def test_a_new_output_is_what_empty_like_makes_each_time(either_way, view):
+    x = view(torch.randn(3, 4, 6, 16))
+    like = torch.empty_like(x)
+    for inference in (False, True, False):
+        with torch.inference_mode(inference):
+            for _ in range(3):
+                out = greenfast.attention(x, x, x)
+                assert type(out) is torch.Tensor and out.stride() == like.stride() and out.dtype == x.dtype and out.device == x.device
+                assert not out.requires_grad and out._base is None and out.is_inference() == inference and out.untyped_storage().resizable()
+                torch.testing.assert_close(out, SDPA(x, x, x), atol=2e-6, rtol=1e-5)
+    assert torch.equal(torch.func.vmap(lambda y: greenfast.attention(x, x, x) * y)(torch.ones(2))[1], out)
+
+
+def test_threads_that_ask_of_different_shapes_get_their_own(either_way):
+    def ask(number, failures):
+        torch.manual_seed(number)
+        q, k, v = (torch.randn(1, 1 + number % 3, 3 + number, 8) for _ in range(3))
+        want = SDPA(q, k, v)
+        for _ in range(200):
+            if not torch.allclose(greenfast.attention(q, k, v), want, atol=1e-5):
+                failures.append(number)
+
+    failures: list = []
+    threads = [threading.Thread(target=ask, args=(number, failures)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
 
 
 def negated_tensors():
@@ -478,7 +569,7 @@ def test_a_problem_that_no_kernel_takes_goes_to_torch_in_the_librarys_words(monk
         raise NotImplementedError("no variant takes this")
     q, k, v = tensors(heads=2)
     monkeypatch.setattr(gt._core, "attention", refuses)
-    monkeypatch.setattr(gt._core, "plain_sdpa", lambda *arguments: NotImplemented)
+    monkeypatch.setattr(gt._core, "plain_sdpa", lambda *arguments: None)
     with pytest.warns(gt.FallbackWarning, match="no variant takes this"):
         assert torch.equal(gt.scaled_dot_product_attention(q, k, v), SDPA(q, k, v))
     with pytest.raises(NotImplementedError, match="no variant"):
