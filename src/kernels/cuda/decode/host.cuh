@@ -117,10 +117,11 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
         config.shared_bytes() - config.mail_offset() - config.mail_bytes()}});
   result.workspace_bytes = workspace_of(problem, shape).bytes;
   result.tile_q = config.rows;
-  result.tile_kv = config.keys();
+  result.tile_kv = config.tile_keys();
   result.stages = config.stages;
   // Of a row: no share is shorter than kLeastShare tiles, but where there are no more.
-  result.splits = shape.holders > 0
+  result.splits = shape.rule.by_length ? tree_of(shape.rule, most_keys_of(problem)).leaves()
+                  : shape.holders > 0
                       ? std::min(shape.holders,
                                  divide_up(most_keys_of(problem), kLeastShare * config.keys()) + 1)
                       : shape.most_parts;
