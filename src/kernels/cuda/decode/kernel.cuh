@@ -9,8 +9,8 @@
 //         V's own; every length, index, page size, band, chunk, array mask, sink and softcap of docs/serving.md.
 // Limits  no ALiBi; rows of Q, K and V at 16-byte boundaries.
 // Budget  108 KB of shared memory at D 128, 56 at D 64: two blocks of 4 warps an SM, 64 KB of K and V
-//         in flight each; in clusters of 8 and some of 4 one block of 8 warps. One number is spilled at D 256 with 16 rows;
-//         docs/kernels/sm90-decode.md. Of sm_80 37 to 76 KB; docs/kernels/sm80-decode.md.
+//         in flight each; in clusters of 8 and some of 4 one block of 8 warps. Trees up to 223 KB;
+//         docs/kernels/sm90-decode.md. Of sm_80 37 to 81 KB; docs/kernels/sm80-decode.md.
 // Bound   memory: K and V once.
 #pragma once
 
