@@ -175,4 +175,102 @@ __device__ __forceinline__ void merge_parts(const Params& p) {
   if (group == 0) finish(p, b, sequence, kv_head, row, chunk, most, sums);
 }
 
+/// Nodes of a row that a block joins: eight a thread, whose results lie in shared memory.
+inline constexpr int kJoinedCells = 1024;
+
+/// Joins the nodes of a row, in columns of four from first_column on; all threads of the block.
+__device__ __forceinline__ void join_row(const Params& p, std::int32_t b, const Sequence& sequence,
+                                         std::int32_t kv_head, std::int32_t row, std::int32_t nodes,
+                                         int columns_here, int first_column) {
+  __shared__ float4 shared_o[kJoinedCells];
+  __shared__ Stats shared_stats[kJoinedCells];
+  const int column = static_cast<int>(threadIdx.x) % columns_here;
+  const int group = static_cast<int>(threadIdx.x) / columns_here;
+  const int groups = kMergeThreads / columns_here;
+  const std::int64_t first = partial_index(p, b, kv_head, row, 0);
+  const auto* partial =
+      reinterpret_cast<const float4*>(p.partial) + first * (p.tile_dim / 4) + first_column + column;
+  const float scale = row_scale(p, b, head_of(p, kv_head, row)).exponent;
+  const std::int32_t eights = divide_up(nodes, 8);
+  Stats whole{-INFINITY, 0.0f};
+  Sums sums;
+  for (std::int32_t eight = group; eight < eights; eight += groups) {
+    float4 o[8];
+    Stats of[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::int32_t node = eight * 8 + i;
+      const bool there = node < nodes;
+      of[i] = there ? p.stats[first + node] : Stats{-INFINITY, 0.0f};
+      o[i] =
+          there ? partial[std::int64_t{node} * (p.tile_dim / 4)] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    }
+    join_eight(o, of, scale);
+    whole = of[0];
+    sums = {o[0], of[0].sum};
+    if (eights > 1) {
+      shared_o[eight * columns_here + column] = o[0];
+      shared_stats[eight * columns_here + column] = of[0];
+    }
+  }
+  if (eights > 1) {  // uniform over the block
+    __syncthreads();
+    for (std::int32_t apart = 1; apart < eights; apart *= 2) {
+      for (std::int32_t eight = 2 * apart * group; eight + apart < eights;
+           eight += 2 * apart * groups) {
+        const int left = eight * columns_here + column, right = left + apart * columns_here;
+        whole = shared_stats[right];
+        sums = {shared_o[right], whole.sum};
+        join(shared_o[left], shared_stats[left], sums, whole.most, scale);
+        shared_o[left] = sums.o;
+        shared_stats[left] = {whole.most, sums.sum};
+      }
+      __syncthreads();
+    }
+    whole = shared_stats[column];
+    sums = {shared_o[column], whole.sum};
+    __syncthreads();  // before the next row's
+  }
+  if (group == 0)
+    finish(p, b, sequence, kv_head, row, first_column + column, whole.most,
+           without_negative_zeros(sums));
+}
+
+/// Under batch_invariant: joins the nodes of rows that several blocks have. Grid: as that of merge_parts; or holders of shares,
+/// and blocks that take a holder's rows in turn.
+__device__ __forceinline__ void merge_nodes(const Params& p) {
+  const int columns = p.tile_dim / 4;
+  if (p.holders > 0) {
+    const auto holder = static_cast<std::int32_t>(blockIdx.x);
+    const Cut cut = p.cuts[holder];
+    if (cut.first < 0) return;
+    const std::int32_t stride = cut.last - cut.first;
+    const std::int32_t kv_head = cut.place / p.row_blocks;
+    const std::int32_t first_row = (cut.place - kv_head * p.row_blocks) * p.tile_rows;
+    const Sequence sequence = sequence_at(p, cut.sequence);
+    const std::int32_t rows = min(sequence.lengths.seq_q * p.group - first_row, p.tile_rows);
+    const KeyRange seen = keys_of_sequence(p.sight, sequence.lengths);
+    const Tree tree = tree_of(p.rule, seen.count());
+    const std::int32_t nodes = tree.nodes(tree.node_levels(p.nodes_log2));
+    for (std::int32_t row = holder - cut.first + static_cast<std::int32_t>(blockIdx.y) * stride;
+         row < rows; row += static_cast<std::int32_t>(gridDim.y) * stride) {
+      // The cut may lie where the head begins or ends.
+      if (p.stats[partial_index(p, cut.sequence, kv_head, first_row + row, 0)].sum < 0.0f) return;
+      join_row(p, cut.sequence, sequence, kv_head, first_row + row, nodes, columns, 0);
+    }
+    return;
+  }
+  const auto b = static_cast<std::int32_t>(blockIdx.y);
+  const std::int32_t kv_head = static_cast<std::int32_t>(blockIdx.x) / p.rows;
+  const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) - kv_head * p.rows;
+  const Sequence sequence = sequence_at(p, b);
+  if (row >= sequence.lengths.seq_q * p.group) return;
+  const Tree tree = tree_of(p.rule, keys_of_sequence(p.sight, sequence.lengths).count());
+  const std::int32_t nodes = tree.nodes(tree.node_levels(p.nodes_log2));
+  if (nodes == 1) return;  // written by its only block
+  const int columns_here = columns / static_cast<int>(gridDim.z);
+  join_row(p, b, sequence, kv_head, row, nodes, columns_here,
+           static_cast<int>(blockIdx.z) * columns_here);
+}
+
 }  // namespace greenfast::cuda::decode
