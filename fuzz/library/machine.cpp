@@ -308,11 +308,8 @@ Finding Machine::check_batch_invariance(const std::string& variant, bool asked) 
   const auto outline = [&](Part part) {
     const Result<Plan> planned = plan(problem_of(part), facts_, options);
     if (!planned) return planned.status().message();
-    // Who computes which nodes of its trees changes no bit of a decode kernel.
-    const bool free = planned->variant.ends_with(".decode");
-    return planned->variant + " " + (free ? "" : planned->kernel) + " tile " +
-           std::to_string(planned->tile_q) + "x" + std::to_string(planned->tile_kv) + " splits " +
-           std::to_string(planned->splits);
+    return planned->variant + " " + planned->kernel + " tile " + std::to_string(planned->tile_q) +
+           "x" + std::to_string(planned->tile_kv) + " splits " + std::to_string(planned->splits);
   };
   if (const Status status = call(all, outputs_, options); !status)
     return wrong(status.code() == StatusCode::unsupported ? "refused" : "status", status.message());

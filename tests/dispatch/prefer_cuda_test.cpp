@@ -466,19 +466,17 @@ Problem random_problem(Random& random) {
 
 constexpr const char* kTooMany = "refused: more tiles than a launch can count";
 
-// What may decide a row's bits. decode's blocks, clusters and shares compute nodes of a tree with the same bits, whoever takes
-// which (decode/kernel_test.cpp).
+// What may decide a row's bits. decode merges parts in a cluster or by a second kernel with the same
+// bits (decode/kernel_test.cpp).
 std::string outline(const Problem& problem, const DeviceFacts& facts, const Options& options) {
   const Result<Plan> result = plan(problem, facts, options);
   // The text names the batch.
   if (!result)
     return result.status().message().find("split the batch") == std::string::npos ? "refused"
                                                                                   : kTooMany;
-  const std::string rows = result->variant + " " + std::to_string(result->tile_q) + "x" +
-                           std::to_string(result->tile_kv) + " splits " +
-                           std::to_string(result->splits);
-  if (options.batch_invariant && result->variant.ends_with(".decode")) return rows;
-  return rows + " " + result->kernel + " cluster " + std::to_string(result->cluster[0]) +
+  return result->variant + " " + result->kernel + " " + std::to_string(result->tile_q) + "x" +
+         std::to_string(result->tile_kv) + " splits " + std::to_string(result->splits) +
+         (result->variant == kDecode ? "" : " cluster " + std::to_string(result->cluster[0])) +
          " threads " + std::to_string(result->block[0]);
 }
 

@@ -34,8 +34,6 @@ struct Config {
   bool sm90 = true;  // with clusters, and a second kernel that is launched early
   int bytes = 2;     // of an element of Q, K and V; 1: e4m3
   Build build = Build::general;
-  bool tree =
-      false;  // of batch_invariant: nodes of a Tree, one behind the other, in place of one part
 
   constexpr int threads() const { return 32 * warps; }
   constexpr int atoms() const { return rows / 8; }
@@ -51,7 +49,7 @@ struct Config {
   constexpr bool general() const { return build == Build::general; }
   constexpr bool like(const Config& other) const {
     return head_dim == other.head_dim && rows == other.rows && warps == other.warps &&
-           sm90 == other.sm90 && bytes == other.bytes && tree == other.tree;
+           sm90 == other.sm90 && bytes == other.bytes;
   }
 
   // Shared memory, in bytes. The ring holds K, then V of each stage; when the last tile has been
@@ -73,9 +71,7 @@ struct Config {
   constexpr int barrier_offset() const { return seen_offset() + warps * 8; }
   /// What the cluster's blocks send to the owner of a row, or the count of parts before each
   /// sequence: no launch has both.
-  constexpr int mail_offset() const {
-    return barrier_offset() + 16 + (tree ? warps * rows * 8 : 0);
-  }
+  constexpr int mail_offset() const { return barrier_offset() + 16; }
   constexpr int rows_owned() const { return atoms(); }  // of 8 * atoms, by each of 8 blocks
   constexpr int letter_bytes() const { return head_dim * 4 + 16; }
   constexpr int mail_bytes() const {
@@ -83,37 +79,7 @@ struct Config {
     const int counts = (kMostCounted + 1 + 8) * 4;  // and sums of warps, then what shares follow
     return letters > counts ? letters : counts;
   }
-  // Of a tree: stats of the warps' results, which themselves take the place of the tile that was multiplied last, and behind the mail,
-  // or in its place where there is none, a stack of nodes that wait for their right neighbours.
-  constexpr int leaf_stats_offset() const { return barrier_offset() + 16; }
-  /// Halves of a block's warps, each with a node of its own: what two blocks of four warps compute.
-  constexpr int streams() const { return tree && warps == 8 ? 2 : 1; }
-  constexpr int tile_keys() const { return keys() / streams(); }  // of a stream
-  /// Rows of 8 whose results lie in K's and V's rows of their warp.
-  constexpr int atoms_at_once() const { return atoms() < bytes ? atoms() : bytes; }
-  constexpr int cells_of_stats() const { return head_dim < 128 ? head_dim / 4 : 32; }  // of a warp
-  /// Four columns a cell, and stats for the cells of a row that a warp holds.
-  constexpr int level_bytes() const {
-    return streams() * rows * head_dim / 4 * 16 +
-           streams() * rows * head_dim / 4 / cells_of_stats() * 8;
-  }
-  /// What leaves room for as many blocks as without it: of sm_80 two on an A100, at D 64 two on any.
-  constexpr int levels() const {
-    const int room = sm90 ? 228 * 1024 / blocks_per_sm() : head_dim == 64 ? 50 * 1024 : 82 * 1024;
-    const int fit = (room - 1024 - stack_offset(true)) / level_bytes();
-    return !tree || fit < 0 ? 0 : fit > kMostLevels ? kMostLevels : fit;
-  }
-  /// Where those levels of the stack begin that lie in shared memory, and how many they are.
-  constexpr int stack_offset(bool with_mail) const {
-    return mail_offset() + (with_mail ? (mail_bytes() + 15) / 16 * 16 : 0);
-  }
-  constexpr int levels_here(bool with_mail) const {
-    return (shared_bytes() - stack_offset(with_mail)) / level_bytes();
-  }
-  constexpr int shared_bytes() const {
-    return levels() > 0 ? stack_offset(true) + levels() * level_bytes()
-                        : mail_offset() + mail_bytes();
-  }
+  constexpr int shared_bytes() const { return mail_offset() + mail_bytes(); }
   constexpr bool valid() const {
     return result_stats_offset() + warps * rows * 8 <= ranges_offset() && mail_offset() % 16 == 0 &&
            rows == rows_owned() * kCluster && (head_dim & (head_dim - 1)) == 0 &&
@@ -136,11 +102,6 @@ constexpr bool has_lean(Tile tile) { return tile.rows <= 16 && tile.rows * tile.
 constexpr Config of_sm90(Build build, Tile tile) {
   return {.head_dim = tile.head_dim, .rows = tile.rows, .warps = tile.warps, .build = build};
 }
-/// The same for a tree.
-constexpr Config with_tree(Config config) {
-  config.tree = true;
-  return config;
-}
 /// What the 99 KB hold that sm_86 and sm_89 give a block: one stage is multiplied while the other comes.
 constexpr Config of_sm80(Build build, Tile tile) {
   return {.head_dim = tile.head_dim,
@@ -162,20 +123,13 @@ constexpr Config of_e4m3(Tile tile) {
 /// Gives `take` every compiled kernel, in the order of their numbers.
 template <class Take>
 constexpr void each_config(const Take& take) {
-  const auto either = [&](bool tree, const Config& config) {
-    take(tree ? with_tree(config) : config);
-  };
-  for (const bool tree : {false, true})
-    for (const Build build : {Build::plain, Build::general, Build::lean})
-      for (const Tile& tile : kTiles)
-        if (build != Build::lean || has_lean(tile)) either(tree, of_sm90(build, tile));
-  for (const bool tree : {false, true})
-    for (const Build build : {Build::general, Build::lean})
-      for (const Tile& tile : kTiles)
-        if (tile.warps != 8 && (build != Build::lean || has_lean(tile)))
-          either(tree, of_sm80(build, tile));
-  for (const bool tree : {false, true})
-    for (const Tile& tile : kTiles) either(tree, of_e4m3(tile));
+  for (const Build build : {Build::plain, Build::general, Build::lean})
+    for (const Tile& tile : kTiles)
+      if (build != Build::lean || has_lean(tile)) take(of_sm90(build, tile));
+  for (const Build build : {Build::general, Build::lean})
+    for (const Tile& tile : kTiles)
+      if (tile.warps != 8 && (build != Build::lean || has_lean(tile))) take(of_sm80(build, tile));
+  for (const Tile& tile : kTiles) take(of_e4m3(tile));
 }
 template <class Is>
 constexpr std::size_t configs_that(const Is& is) {
@@ -216,16 +170,6 @@ inline constexpr auto kBuilds = [] {
 constexpr std::size_t build_of(std::size_t config, Build build) {
   return kBuilds[config][static_cast<std::size_t>(build)];
 }
-
-/// The configuration for a tree with the same tile and build.
-inline constexpr auto kTrees = [] {
-  std::array<std::uint8_t, kConfigs.size()> all{};
-  for (std::size_t i = 0; i < kConfigs.size(); ++i)
-    for (std::size_t j = 0; j < kConfigs.size(); ++j)
-      if (kConfigs[j].like(with_tree(kConfigs[i])) && kConfigs[j].build == kConfigs[i].build)
-        all[i] = static_cast<std::uint8_t>(j);
-  return all;
-}();
 
 /// Those of a variant's family that take inputs of the type.
 constexpr Family family_of(Family family, DType dtype) {
@@ -321,12 +265,6 @@ struct Params {
   bool wide_store = false;  // O's rows take stores of four elements
   ElementType output = ElementType::f16;
   Steps k_steps, v_steps;
-  // Of a tree alone. Nodes that a row's keys are divided into are 2^nodes_log2 at most.
-  Tree tree;  // of every sequence, in the lean build
-  std::int32_t nodes_log2 = 0;
-  std::int32_t levels_here = 0, stack_offset = 0;  // of the stack, in shared memory
-  unsigned char* stack = nullptr;                  // the other levels, block by block
-  std::int64_t stack_of_block = 0;
 };
 
 /// One sequence of the call.

@@ -26,41 +26,6 @@ __device__ __forceinline__ float weight_of(float most_of_part, float most, float
   return exp2_fast((most_of_part - (most == -INFINITY ? 0.0f : most)) * exponent_scale);
 }
 
-/// Under batch_invariant: adds a node of a tree to its right neighbour.
-__device__ __forceinline__ void join(const float4& left, const Stats& of_left, Sums& right,
-                                     float& most_of_right, float exponent_scale) {
-  const float most = fmaxf(of_left.most, most_of_right);
-  Sums both;
-  both.add(left, of_left.sum, weight_of(of_left.most, most, exponent_scale));
-  both.add(right.o, right.sum, weight_of(most_of_right, most, exponent_scale));
-  right = both;
-  most_of_right = most;
-}
-/// Eight neighbours, into the first of them. Who has no keys changes nothing but the sign of a 0.
-__device__ __forceinline__ void join_eight(float4 (&o)[8], Stats (&of)[8], float exponent_scale) {
-#pragma unroll
-  for (int apart = 1; apart < 8; apart *= 2) {
-#pragma unroll
-    for (int i = 0; i < 8; i += 2 * apart) {
-      Sums right{o[i + apart], of[i + apart].sum};
-      float most = of[i + apart].most;
-      join(o[i], of[i], right, most, exponent_scale);
-      o[i] = right.o;
-      of[i] = {most, right.sum};
-    }
-  }
-}
-/// So that the number of neighbours without keys changes no bit.
-__device__ __forceinline__ Sums without_negative_zeros(Sums sums) {
-  sums.o.x += 0.0f;
-  sums.o.y += 0.0f;
-  sums.o.z += 0.0f;
-  sums.o.w += 0.0f;
-  return sums;
-}
-/// Stats of a row's first node where one block has summed all of them and written the row: sums are never negative.
-constexpr Stats kWritten{0.0f, -1.0f};
-
 template <class T>
 __device__ __forceinline__ T rounded(float x) {
   if constexpr (std::is_same_v<T, __half>)

@@ -112,16 +112,13 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
        {"rows of a mask, factors of rows, what a mask shows",
         config.barrier_offset() - config.mask_rows_offset()},
        {"barriers", config.sm90 ? config.mail_offset() - config.barrier_offset() : 0},
-       {config.clusters() ? "letters of the cluster, or counts" : "counts", config.mail_bytes()},
-       {"nodes that wait for their neighbours",
-        config.shared_bytes() - config.mail_offset() - config.mail_bytes()}});
+       {config.clusters() ? "letters of the cluster, or counts" : "counts", config.mail_bytes()}});
   result.workspace_bytes = workspace_of(problem, shape).bytes;
   result.tile_q = config.rows;
-  result.tile_kv = config.tile_keys();
+  result.tile_kv = config.keys();
   result.stages = config.stages;
   // Of a row: no share is shorter than kLeastShare tiles, but where there are no more.
-  result.splits = shape.rule.by_length ? tree_of(shape.rule, most_keys_of(problem)).leaves()
-                  : shape.holders > 0
+  result.splits = shape.holders > 0
                       ? std::min(shape.holders,
                                  divide_up(most_keys_of(problem), kLeastShare * config.keys()) + 1)
                       : shape.most_parts;
@@ -130,8 +127,7 @@ Plan plan(const Problem& whole, const DeviceFacts& facts, core::Choice choice) {
                   (problem.dtype == DType::e4m3 ? "E4m3" : type_name(problem.dtype)) + ", " +
                   std::to_string(shape.config) + ">";
   result.note = core::concat(
-      shape.rule.by_length ? "nodes of a tree by each sequence's own length"
-                           : "parts that fill the device",
+      shape.rule.by_length ? "parts by each sequence's own length" : "parts that fill the device",
       shape.clustered        ? ", merged in a cluster"
       : shape.holders > 0    ? ", even shares of all sequences' keys, merged by a second kernel"
       : shape.counted        ? ", counted and shared out on the device, merged by a second kernel"
@@ -173,8 +169,7 @@ Status prepare(const Problem& problem, const core::Context& context) {
                                 context.facts->index);
 }
 
-template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params),
-          void (*kMergeTree)(Params)>
+template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params)>
 Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& shape,
                    const core::Context& context) {
   const Config& config = kConfigs[shape.config];
@@ -200,21 +195,19 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const Shape& 
       problem, shape.config,
       [&](auto& all, std::size_t build) { return all.kernel(problem.dtype, build); });
   if (Status status = launch_kernel(of_parts, kernel, arguments, id_of(kFamily));
-      !status.ok() || !merged_after(shape))
+      !status.ok() || space.bytes == 0)
     return status;
 
   const cudaLaunchConfig_t of_merge =
       launch_config(merge_grid(problem, shape), kMergeThreads, 0, context);
-  const auto* const merge = reinterpret_cast<const void*>(config.tree        ? kMergeTree
-                                                          : config.general() ? kMergeGeneral
-                                                                             : kMerge);
+  const auto* const merge =
+      reinterpret_cast<const void*>(config.general() ? kMergeGeneral : kMerge);
   // On sm_90 its blocks may be set up while the parts are computed.
   return kFamily.sm90() ? launch_early(of_merge, merge, arguments, id_of(kFamily))
                         : launch_kernel(of_merge, merge, arguments, id_of(kFamily));
 }
 
-template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params),
-          void (*kMergeTree)(Params)>
+template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params)>
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   const Shape whole = shape_of(first_part(problem), *context.facts, context.choice,
                                family_of(kFamily, problem.dtype));
@@ -222,20 +215,20 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   // the first of them: the last, a smaller one, parts its keys alike.
   return in_batch_parts(problem, tensors, kGridLimit,
                         [&](const Problem& part, const Tensors& there) {
-                          return launch_part<kFamily, kMergeGeneral, kMerge, kMergeTree>(
+                          return launch_part<kFamily, kMergeGeneral, kMerge>(
                               part, there, of_batch(whole, part.batch), context);
                         });
 }
 
-/// The family's variant, with its second kernels: behind general builds of the first, behind the others, and of trees.
-template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params),
-          void (*kMergeTree)(Params)>
+/// The family's variant, with its second kernels behind general builds of the first and behind plain ones: both
+/// run merge_parts.
+template <Family kFamily, void (*kMergeGeneral)(Params), void (*kMerge)(Params)>
 constexpr core::Kernel kernel_of() {
   return {.supports = supports<kFamily>,
           .plan = plan<kFamily>,
           .workspace = workspace<kFamily>,
           .prepare = prepare<kFamily>,
-          .launch = launch<kFamily, kMergeGeneral, kMerge, kMergeTree>};
+          .launch = launch<kFamily, kMergeGeneral, kMerge>};
 }
 
 }  // namespace greenfast::cuda::decode

@@ -9,8 +9,8 @@
 //         V's own; every length, index, page size, band, chunk, array mask, sink and softcap of docs/serving.md.
 // Limits  no ALiBi; rows of Q, K and V at 16-byte boundaries.
 // Budget  108 KB of shared memory at D 128, 56 at D 64: two blocks of 4 warps an SM, 64 KB of K and V
-//         in flight each; in clusters of 8 and some of 4 one block of 8 warps. Trees up to 223 KB;
-//         docs/kernels/sm90-decode.md. Of sm_80 37 to 81 KB; docs/kernels/sm80-decode.md.
+//         in flight each; in clusters of 8 and some of 4 one block of 8 warps. One number is spilled at D 256 with 16 rows;
+//         docs/kernels/sm90-decode.md. Of sm_80 37 to 76 KB; docs/kernels/sm80-decode.md.
 // Bound   memory: K and V once.
 #pragma once
 
@@ -128,46 +128,6 @@ struct Fragments<E4m3> {
   }
 };
 
-/// Leaves of a tree that a stream of a block sums, one behind the other: where it stands.
-struct Walk {
-  std::int32_t leaf = 0, last = 0;  // this one, and the one behind the last
-  std::int32_t end = 0;             // of this one, in tiles from the first leaf's beginning
-  std::int32_t tiles = 0;           // of all
-  std::int32_t first_unit = 0;
-
-  __device__ __forceinline__ bool any() const { return last > 0; }
-  template <int kTileKeys>
-  __device__ __forceinline__ void end_of_leaf(const Tree& tree) {
-    end = (tree.begin(leaf + 1) - first_unit) * (kUnit / kTileKeys);
-  }
-  template <int kTileKeys>
-  __device__ __forceinline__ void go_on(const Tree& tree) {
-    if (leaf + 1 >= last) return;
-    ++leaf;
-    end_of_leaf<kTileKeys>(tree);
-  }
-};
-/// Leaves begin to end - 1, as far as there are any; what keys they have.
-template <int kTileKeys>
-__device__ __forceinline__ Walk walk_of(const Tree& tree, const KeyRange& seen, std::int32_t begin,
-                                        std::int32_t end, KeyRange& keys) {
-  const std::int32_t behind = max(seen.end, seen.begin), leaves = tree.leaves();
-  if (begin >= leaves) {
-    keys = {behind, behind};
-    return {};
-  }
-  Walk walk;
-  walk.leaf = begin;
-  walk.last = min(end, leaves);
-  walk.first_unit = tree.begin(begin);
-  const std::int32_t end_unit = tree.begin(walk.last);
-  walk.tiles = (end_unit - walk.first_unit) * (kUnit / kTileKeys);
-  walk.end_of_leaf<kTileKeys>(tree);
-  keys = {seen.begin + walk.first_unit * kUnit,
-          end_unit >= tree.units ? behind : seen.begin + end_unit * kUnit};
-  return walk;
-}
-
 template <class T, std::size_t kIndex>
 __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].blocks_per_sm())
     attention_kernel(const __grid_constant__ Params p) {
@@ -178,14 +138,11 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   using Operands = Fragments<T>;
   using Element = typename Operands::Element;  // of the products
   static_assert(kC.bytes == sizeof(T));
-  constexpr bool kTree = kC.tree;
-  constexpr int kStreams = kC.streams();
-  constexpr int kTileKeys = kC.tile_keys();  // of a stream
   // Constants where the build leaves it out.
   constexpr bool kLean = kC.lean();
   const bool in_shares = kC.general() && p.holders > 0;
   const bool has_mask = kC.general() && p.mask.data != nullptr;
-  const bool counted = !kLean && !kTree && p.counted, transform = !kLean && p.transform;
+  const bool counted = !kLean && p.counted, transform = !kLean && p.transform;
   constexpr bool kE4m3 = std::is_same_v<T, E4m3>;
   constexpr int kSteps =
       kC.head_dim / 16;  // of 16 columns: k of the first product, M of the second
@@ -261,7 +218,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll 1
   for (; item < items; item = next) {
     Work work;
-    next = kLean || kTree ? items : item + static_cast<std::int32_t>(gridDim.x);
+    next = kLean ? items : item + static_cast<std::int32_t>(gridDim.x);
     std::int32_t first_tile = 0, last_tile = 0, tiles_of_head = 0;  // of a share
     if (in_shares) {
       const Shares shares = *shares_there;
@@ -338,34 +295,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           seen_through<kC.threads()>(p.mask, work.b, sequence.lengths.seq_q, seen, seen_of_warps);
     KeyRange keys;
     bool alone = false;  // nobody else has keys of these rows
-    [[maybe_unused]] Tree tree;
-    [[maybe_unused]] Walk walks[kStreams];
-    [[maybe_unused]] KeyRange right_keys;  // of the second stream
-    std::int32_t node_levels = 0;          // of the nodes that are merged elsewhere, or written
-    if constexpr (kTree) {
-      tree = kLean ? p.tree : tree_of(p.rule, seen.count());
-      node_levels = tree.node_levels(p.nodes_log2);
-      const std::int32_t nodes = tree.nodes(node_levels);
-      std::int32_t first = work.part * kStreams, last = first + 1;
-      if (in_shares) {
-        constexpr int kTilesOfUnit = kUnit / kTileKeys;
-        first = tree.node_near(first_tile / kTilesOfUnit, node_levels);
-        last = last_tile >= tiles_of_head ? nodes
-                                          : tree.node_near(last_tile / kTilesOfUnit, node_levels);
-        alone = first == 0 && last == nodes;
-      } else {
-        alone = nodes == 1 && !p.clustered;
-      }
-      if (first >= (in_shares ? last : nodes) && !p.clustered) continue;
-      if (alone) node_levels = tree.levels;
-      const std::int32_t begin = alone ? 0 : first << node_levels;
-      const std::int32_t end = alone ? tree.leaves() : last << node_levels;
-      walks[0] = walk_of<kTileKeys>(tree, seen, begin, end, keys);
-      if constexpr (kStreams == 2) {
-        walks[1] = walk_of<kTileKeys>(tree, seen, end, end + (1 << node_levels), right_keys);
-        if (!walks[1].any()) walks[1].end = -1;  // the first writes what there is
-      }
-    } else if (in_shares) {
+    if (in_shares) {
       keys.begin = seen.begin + first_tile * kC.keys();
       keys.end = last_tile >= tiles_of_head ? seen.end : seen.begin + last_tile * kC.keys();
       keys.end = max(keys.begin, keys.end);  // rows that see nothing may end before they begin
@@ -377,12 +307,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       alone = parts.count == 1;
     }
     // Keys that all of this block's rows see.
-    const int stream = kStreams == 2 ? warp / (kC.warps / 2) : 0;
-    const KeyRange own_keys = stream == 1 ? right_keys : keys;  // of this warp's stream
-    std::int32_t all_begin = 0, all_end = own_keys.end;
+    std::int32_t all_begin = 0, all_end = keys.end;
     if constexpr (!kLean) {
       all_begin = __shfl_sync(kFullWarp, of_lane.begin, rows - 1);
-      all_end = min(__shfl_sync(kFullWarp, of_lane.end, 0), own_keys.end);
+      all_end = min(__shfl_sync(kFullWarp, of_lane.end, 0), keys.end);
       if (warp == 0 && lane < kC.rows) row_keys[lane] = lane < rows ? of_lane : KeyRange{};
     }
 
@@ -440,13 +368,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
                        r < rows && k_column);
     }
 
-    std::int32_t tiles = 0;
-    if constexpr (kTree) {
-      tiles = walks[0].tiles;
-      if constexpr (kStreams == 2) tiles = max(tiles, walks[1].tiles);
-    } else {
-      tiles = divide_up(keys.end - keys.begin, kC.keys());
-    }
+    const std::int32_t tiles = divide_up(keys.end - keys.begin, kC.keys());
     const std::int32_t* const table =
         !kLean && p.page_table != nullptr ? p.page_table + work.b * p.table_row : nullptr;
     const Place dense{sequence.kv_batch * p.k.batch + sequence.kv_row * p.k.row,
@@ -460,27 +382,18 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       if (table == nullptr || tile >= tiles) return;
       const std::int32_t row =
           warp * kRowsOfWarp + lane % kRowsOfWarp + lane % 16 / kRowsOfWarp * kRowsAtOnce;
-      const bool right = kStreams == 2 && row >= kTileKeys;
-      const KeyRange of_row = right ? right_keys : keys;
       // Entries of pages behind the last key may hold anything.
-      const std::int32_t key =
-          min(of_row.begin + tile * kTileKeys + row - (right ? kTileKeys : 0), of_row.end - 1);
+      const std::int32_t key = min(keys.begin + tile * kC.keys() + row, keys.end - 1);
       const std::int32_t number = p.page_size(key);
       entry = __ldg(table + number);
       row_of_page = key - number * static_cast<std::int32_t>(p.page_size.divisor);
     };
     const auto load = [&](std::int32_t tile) {
       const std::uint32_t to = base + tile % kC.stages * kC.stage_bytes();
-      const auto range_of = [&](int i) {
-        return kStreams == 2 && i >= kCopies / kStreams ? right_keys : keys;
-      };
-      const auto key_of = [&](int i) {
-        return range_of(i).begin + tile * kTileKeys + copy_row +
-               (kStreams == 1 ? i : i % (kCopies / kStreams)) * kRowsAtOnce;
-      };
+      const std::int32_t first_key = keys.begin + tile * kC.keys() + copy_row;
       const auto copy = [&](int i, std::int32_t key, std::uint32_t k_step, std::uint32_t v_step) {
         // Others are zeros: what nobody sees must not reach P V.
-        const bool there = key < range_of(i).end;
+        const bool there = key < keys.end;
         const std::uint32_t cell = to + swizzled(copy_row + i * kRowsAtOnce, copy_chunk);
         const auto fetch = [&](std::uint32_t cell_of, const char* from, bool keep) {
           if constexpr (kConfigs[kIndex].sm90)
@@ -500,14 +413,14 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
 #pragma unroll kCopiesAtOnce
         for (int i = 0; i < kCopies; ++i) {
           const int from = i * kRowsOfWarp + lane / kChunks;
-          copy(i, key_of(i), __shfl_sync(kFullWarp, k_step, from),
+          copy(i, first_key + i * kRowsAtOnce, __shfl_sync(kFullWarp, k_step, from),
                __shfl_sync(kFullWarp, v_step, from));
         }
       } else {
 #pragma unroll kCopiesAtOnce
         for (int i = 0; i < kCopies; ++i) {
-          const std::int32_t key = key_of(i);
-          const auto row = static_cast<std::uint32_t>(min(key, range_of(i).end - 1));
+          const std::int32_t key = first_key + i * kRowsAtOnce;
+          const auto row = static_cast<std::uint32_t>(min(key, keys.end - 1));
           copy(i, key, row, row);
         }
       }
@@ -551,204 +464,8 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     const auto read_mask = [&](std::int32_t first_key, int a, std::uint32_t(&to)[4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const std::int32_t key = min(first_key + lane / 4 + i / 2 * 8, own_keys.end - 1);
+        const std::int32_t key = min(first_key + lane / 4 + i / 2 * 8, keys.end - 1);
         to[i] = mask_cell(p.mask, mask_rows[a * 8 + lane % 4 * 2 + i % 2] + key * p.mask.key);
-      }
-    };
-
-    // What the block has found of a row, in four columns: to the row's owner in the cluster, to the output, or
-    // to the second kernel.
-    const auto send = [&](int row, int chunk, float most_of_row, const Sums& sums,
-                          std::int32_t part) {
-      if constexpr (kConfigs[kIndex].clusters()) {
-        if (p.clustered) {
-          const int owner = row >> rows_each_log2;
-          const std::uint32_t letter =
-              base + kC.mail_offset() +
-              ((part << rows_each_log2) + (row & (rows_each - 1))) * kC.letter_bytes();
-          const std::uint32_t to = ptx::map_shared_rank(letter, owner);
-          const std::uint32_t barrier = ptx::map_shared_rank(mail_barrier, owner);
-          ptx::store_async_16(to + 16 + chunk * 16,
-                              make_uint4(__float_as_uint(sums.o.x), __float_as_uint(sums.o.y),
-                                         __float_as_uint(sums.o.z), __float_as_uint(sums.o.w)),
-                              barrier);
-          if (chunk == 0) {
-            ptx::store_async_16(
-                to, make_uint4(__float_as_uint(most_of_row), __float_as_uint(sums.sum), 0, 0),
-                barrier);
-          }
-          return;
-        }
-      }
-      const std::int32_t row_of_head = first_row + row;
-      if (alone) {
-        if constexpr (kTree) {
-          if (in_shares && chunk == 0)
-            p.stats[partial_index(p, work.b, work.kv_head, row_of_head, 0)] = kWritten;
-          finish<kC.build>(p, work.b, sequence, work.kv_head, row_of_head, chunk, most_of_row,
-                           without_negative_zeros(sums));
-        } else {
-          finish<kC.build>(p, work.b, sequence, work.kv_head, row_of_head, chunk, most_of_row,
-                           sums);
-        }
-      } else {
-        const std::int64_t at = in_shares && !kTree
-                                    ? std::int64_t{part} * kC.rows + row
-                                    : partial_index(p, work.b, work.kv_head, row_of_head, part);
-        reinterpret_cast<float4*>(p.partial)[at * kColumns + chunk] = sums.o;
-        if (chunk == 0) p.stats[at] = {most_of_row, sums.sum};
-      }
-    };
-
-    // ---- Of a tree: what becomes of a leaf ----
-    // A warp's results lie where its own keys of the last tile were, whose place no copy takes before all have
-    // read them; rows 2 apart in other banks.
-    const auto result_of = [&](std::int32_t tile, int from_warp, int row) {
-      constexpr int kBytes = 16 * kPitch;  // of a warp's rows of K, or of V
-      const int at = row * 4 * kC.head_dim;
-      return reinterpret_cast<float*>(
-          shared_memory + (tile + kC.stages - 1) % kC.stages * kC.stage_bytes() +
-          from_warp * kBytes + at % kBytes + (at >= kBytes ? kC.tile_bytes() : 0));
-    };
-    auto* const leaf_stats = reinterpret_cast<Stats*>(shared_memory + kC.leaf_stats_offset());
-    constexpr int kAtomsAPass = kC.atoms_at_once();
-    [[maybe_unused]] const auto put_results = [&](std::int32_t tile, int pass) {
-      __syncwarp();  // the keys have been read
-#pragma unroll
-      for (int a = 0; a < kAtoms; ++a) {
-        if (a / kAtomsAPass != pass) continue;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = a * 8 + lane % 4 * 2 + i;
-          const float whole = sum_of_keys(sum[a][i]);
-          if (lane < 4) leaf_stats[warp * kC.rows + row] = {most[a][i], whole};
-          constexpr int kApart = Operands::kColumnStep;
-          float* const to = result_of(tile, warp, row - pass * kAtomsAPass * 8);
-          const int column = lane / 4 * (kApart == 8 ? 1 : 2);
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
-            to[(16 * step + column) ^ lane % 4 * 8] = o[a][step][i];
-            to[(16 * step + column + kApart) ^ lane % 4 * 8] = o[a][step][2 + i];
-          }
-        }
-      }
-    };
-    // A level of a stream's stack: cells, then their stats.
-    constexpr int kCellsOfStats = kC.cells_of_stats(), kCells = kC.rows * kColumns;
-    const auto level_at = [&](int level, int of_stream) {
-      unsigned char* const block =
-          level < p.levels_here
-              ? shared_memory + p.stack_offset + level * kC.level_bytes()
-              : p.stack +
-                    ((std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
-                        p.stack_of_block +
-                    (level - p.levels_here) * kC.level_bytes();
-      return block + of_stream * (kC.level_bytes() / kStreams);
-    };
-    const auto stats_at = [&](unsigned char* level, int cell) {
-      return reinterpret_cast<Stats*>(level + kCells * 16) + cell / kCellsOfStats;
-    };
-    const auto end_leaves = [&](std::int32_t tile, bool mine) {
-      if constexpr (kConfigs[kIndex].clusters()) {
-        if (p.clustered && tile == tiles) {
-          __syncwarp();
-          ptx::cluster_wait();  // the others' barriers are there
-        }
-      }
-      Walk walk = walks[0];
-      if constexpr (kStreams == 2) {
-        if (stream == 1) walk.leaf = walks[1].leaf, walk.last = walks[1].last;
-      }
-      // Nodes before the leaf that wait for their neighbours are the ones of its number in the node.
-      const int number = walk.leaf & ((1 << node_levels) - 1);
-      const bool node_ends = walk.leaf + 1 >= walk.last || number == (1 << node_levels) - 1;
-      const int waiting = __popc(static_cast<unsigned>(number));
-      const int joined = node_ends ? waiting : __ffs(~number) - 1;
-      constexpr int kWarps = kC.warps / kStreams, kThreads = kC.threads() / kStreams;
-#pragma unroll 1
-      for (int pass = 0; pass < kAtoms / kAtomsAPass; ++pass) {
-        if (pass > 0) {
-          __syncthreads();
-          put_results(tile, pass);
-          __syncthreads();
-        }
-        constexpr int kRowsAPass = 8 * kAtomsAPass;
-        // Whole warps, which share stats.
-        const int all_cells = min((rows * kColumns + 31) / 32 * 32 - pass * kRowsAPass * kColumns,
-                                  kRowsAPass * kColumns);
-#pragma unroll 1
-        for (int place = thread % kThreads; mine && place < all_cells; place += kThreads) {
-          const int row_of_pass = place / kColumns, chunk = place % kColumns;
-          const int row = pass * kRowsAPass + row_of_pass, cell = row * kColumns + chunk;
-          const int first_warp = stream * kWarps;
-          const float scale = exponent_scale_of(row);
-          float largest = -INFINITY;
-#pragma unroll
-          for (int w = 0; w < kWarps; ++w) {
-            largest = fmaxf(largest, leaf_stats[(first_warp + w) * kC.rows + row].most);
-          }
-          Sums sums;
-#pragma unroll
-          for (int w = 0; w < kWarps; ++w) {
-            const Stats of = leaf_stats[(first_warp + w) * kC.rows + row];
-            const auto* from =
-                reinterpret_cast<const float4*>(result_of(tile, first_warp + w, row_of_pass)) +
-                (chunk ^ row / 2 % 4 * 2);
-            sums.add(*from, of.sum, weight_of(of.most, largest, scale));
-          }
-#pragma unroll 1
-          for (int level = waiting - 1; level >= waiting - joined; --level) {
-            unsigned char* const left = level_at(level, stream);
-            const Stats of = *stats_at(left, cell);
-            const float4 left_o = reinterpret_cast<const float4*>(left)[cell];
-            join(left_o, of, sums, largest, scale);
-          }
-          if (!node_ends || kStreams == 2) {
-            unsigned char* const to = level_at(waiting - joined, stream);
-            __syncwarp();  // its stats have been read
-            reinterpret_cast<float4*>(to)[cell] = sums.o;
-            if (cell % kCellsOfStats == 0) *stats_at(to, cell) = {largest, sums.sum};
-          } else if (row < rows) {
-            send(row, chunk, largest, sums, in_shares ? walk.leaf >> node_levels : work.part);
-          }
-        }
-      }
-      if constexpr (kStreams == 2) {
-        if (tile == tiles) {
-          __syncthreads();
-#pragma unroll 1
-          for (int cell = thread; cell < rows * kColumns; cell += kC.threads()) {
-            const int row = cell / kColumns, chunk = cell % kColumns;
-            unsigned char* const from = level_at(0, 0);
-            Stats of = *stats_at(from, cell);
-            Sums sums{reinterpret_cast<const float4*>(from)[cell], of.sum};
-            if (walks[1].any()) {
-              unsigned char* const right = level_at(0, 1);
-              const Stats left_stats = of;
-              of = *stats_at(right, cell);
-              const float4 left_o = sums.o;
-              sums = {reinterpret_cast<const float4*>(right)[cell], of.sum};
-              join(left_o, left_stats, sums, of.most, exponent_scale_of(row));
-            }
-            send(row, chunk, of.most, sums, work.part);
-          }
-        }
-      }
-      if (tile == tiles) return;
-#pragma unroll
-      for (int s = 0; s < kStreams; ++s)
-        if (tile == walks[s].end) walks[s].template go_on<kTileKeys>(tree);
-      if (mine) {
-#pragma unroll
-        for (int a = 0; a < kAtoms; ++a) {
-          most[a][0] = most[a][1] = -INFINITY;
-          sum[a][0] = sum[a][1] = 0.0f;
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[a][step][i] = 0.0f;
-          }
-        }
       }
     };
 
@@ -766,21 +483,13 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       look_up(0);
     }
 #pragma unroll 1
-    for (std::int32_t tile = kAskApart ? 0 : 1 - kC.stages; kTree || tile < tiles; ++tile) {
-      const std::int32_t first_key =
-          own_keys.begin + tile * kTileKeys + (warp - stream * kC.warps / kStreams) * 16;
+    for (std::int32_t tile = kAskApart ? 0 : 1 - kC.stages; tile < tiles; ++tile) {
+      const std::int32_t first_key = keys.begin + tile * kC.keys() + warp * 16;
       const bool is_here = kAskApart || tile >= 0;
-      [[maybe_unused]] bool leaf_ends = false;  // of this warp's stream, before this tile
-      if constexpr (kTree) {
-        leaf_ends = tile == walks[0].end;
-        if constexpr (kStreams == 2)
-          leaf_ends = tile == (stream == 1 ? walks[1].end : walks[0].end);
-        if (leaf_ends) put_results(tile, 0);
-      }
       if (has_mask && is_here) {
         if (tile == 0) __syncthreads();  // the rows' places are there
         if constexpr (kMaskEarly) {      // they come while the tile is waited for
-          if (first_key < own_keys.end) {
+          if (first_key < keys.end) {
 #pragma unroll
             for (int a = 0; a < kAtoms; ++a) read_mask(first_key, a, cells[a]);
           }
@@ -789,15 +498,6 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       if (is_here) {
         ptx::cp_async_wait<kC.stages - 2>();
         __syncthreads();  // the tile is here for all, and the one before has been multiplied by all
-      }
-      if constexpr (kTree) {
-        bool any_ends = tile == walks[0].end;
-        if constexpr (kStreams == 2) any_ends |= tile == walks[1].end;
-        if (any_ends) {
-          end_leaves(tile, leaf_ends);
-          if (tile == tiles) break;
-          __syncthreads();  // the results have been read
-        }
       }
       if (tile + kC.stages - 1 < tiles) {
         load(tile + kC.stages - 1);
@@ -811,7 +511,7 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           for (int step = 0; step < kSteps; step += 2) load_q(step, step, 0);
         }
       }
-      if (first_key >= own_keys.end) continue;  // uniform over the warp
+      if (first_key >= keys.end) continue;  // uniform over the warp
       const std::uint32_t k_base = base + tile % kC.stages * kC.stage_bytes() + k_row_offset;
       const std::uint32_t v_base =
           base + tile % kC.stages * kC.stage_bytes() + kC.tile_bytes() + v_row_offset;
@@ -864,9 +564,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           if (hides) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const KeyRange visible = kLean ? own_keys : row_keys[a * 8 + lane % 4 * 2 + i % 2];
+              const KeyRange visible = kLean ? keys : row_keys[a * 8 + lane % 4 * 2 + i % 2];
               const std::int32_t key = first_key + lane / 4 + i / 2 * 8;
-              if (key < visible.begin || key >= min(visible.end, own_keys.end)) s[i] = -INFINITY;
+              if (key < visible.begin || key >= min(visible.end, keys.end)) s[i] = -INFINITY;
             }
           }
           const float most0 = fmaxf(most[a][0], max_of_keys(fmaxf(s[0], s[2])));
@@ -920,52 +620,76 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     }
 
     // ---- Epilogue: the warps merge, then the parts ----
-    if constexpr (kTree) {
-      ptx::cp_async_wait<0>();  // Q, of a row that sees nothing
-    } else {
-      ptx::cp_async_wait<0>();
-      __syncthreads();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
 #pragma unroll
-      for (int a = 0; a < kAtoms; ++a) {
+    for (int a = 0; a < kAtoms; ++a) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = warp * kC.rows + a * 8 + lane % 4 * 2 + i;
-          const float whole = sum_of_keys(sum[a][i]);
-          if (lane < 4) result_stats[row] = {most[a][i], whole};
-          constexpr int kApart = Operands::kColumnStep;
-          float* const to = results + row * kC.result_pitch() + lane / 4 * (kApart == 8 ? 1 : 2);
+      for (int i = 0; i < 2; ++i) {
+        const int row = warp * kC.rows + a * 8 + lane % 4 * 2 + i;
+        const float whole = sum_of_keys(sum[a][i]);
+        if (lane < 4) result_stats[row] = {most[a][i], whole};
+        constexpr int kApart = Operands::kColumnStep;
+        float* const to = results + row * kC.result_pitch() + lane / 4 * (kApart == 8 ? 1 : 2);
 #pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
-            to[16 * step] = o[a][step][i];
-            to[16 * step + kApart] = o[a][step][2 + i];
-          }
+        for (int step = 0; step < kSteps; ++step) {
+          to[16 * step] = o[a][step][i];
+          to[16 * step + kApart] = o[a][step][2 + i];
         }
+      }
+    }
+    if constexpr (kC.clusters()) {
+      if (p.clustered) {
+        __syncwarp();
+        ptx::cluster_wait();  // the others' barriers are there
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int cell = thread; cell < rows * kColumns; cell += kC.threads()) {
+      const int row = cell / kColumns, chunk = cell % kColumns;
+      float largest = -INFINITY;
+#pragma unroll
+      for (int w = 0; w < kC.warps; ++w) {
+        largest = fmaxf(largest, result_stats[w * kC.rows + row].most);
+      }
+      Sums sums;
+      const float scale = exponent_scale_of(row);
+#pragma unroll
+      for (int w = 0; w < kC.warps; ++w) {
+        const Stats of = result_stats[w * kC.rows + row];
+        const auto* from = reinterpret_cast<const float4*>(
+            results + (w * kC.rows + row) * kC.result_pitch() + 4 * chunk);
+        sums.add(*from, of.sum, weight_of(of.most, largest, scale));
       }
       if constexpr (kC.clusters()) {
         if (p.clustered) {
-          __syncwarp();
-          ptx::cluster_wait();  // the others' barriers are there
+          const int owner = row >> rows_each_log2;
+          const std::uint32_t letter =
+              base + kC.mail_offset() +
+              ((work.part << rows_each_log2) + (row & (rows_each - 1))) * kC.letter_bytes();
+          const std::uint32_t to = ptx::map_shared_rank(letter, owner);
+          const std::uint32_t barrier = ptx::map_shared_rank(mail_barrier, owner);
+          ptx::store_async_16(to + 16 + chunk * 16,
+                              make_uint4(__float_as_uint(sums.o.x), __float_as_uint(sums.o.y),
+                                         __float_as_uint(sums.o.z), __float_as_uint(sums.o.w)),
+                              barrier);
+          if (chunk == 0) {
+            ptx::store_async_16(
+                to, make_uint4(__float_as_uint(largest), __float_as_uint(sums.sum), 0, 0), barrier);
+          }
+          continue;
         }
       }
-      __syncthreads();
-#pragma unroll 1
-      for (int cell = thread; cell < rows * kColumns; cell += kC.threads()) {
-        const int row = cell / kColumns, chunk = cell % kColumns;
-        float largest = -INFINITY;
-#pragma unroll
-        for (int w = 0; w < kC.warps; ++w) {
-          largest = fmaxf(largest, result_stats[w * kC.rows + row].most);
-        }
-        Sums sums;
-        const float scale = exponent_scale_of(row);
-#pragma unroll
-        for (int w = 0; w < kC.warps; ++w) {
-          const Stats of = result_stats[w * kC.rows + row];
-          const auto* from = reinterpret_cast<const float4*>(
-              results + (w * kC.rows + row) * kC.result_pitch() + 4 * chunk);
-          sums.add(*from, of.sum, weight_of(of.most, largest, scale));
-        }
-        send(row, chunk, largest, sums, work.part);
+      const std::int32_t row_of_head = first_row + row;
+      if (alone) {
+        finish<kC.build>(p, work.b, sequence, work.kv_head, row_of_head, chunk, largest, sums);
+      } else {
+        const std::int64_t at =
+            in_shares ? std::int64_t{work.part} * kC.rows + row
+                      : partial_index(p, work.b, work.kv_head, row_of_head, work.part);
+        reinterpret_cast<float4*>(p.partial)[at * kColumns + chunk] = sums.o;
+        if (chunk == 0) p.stats[at] = {largest, sums.sum};
       }
     }
     if constexpr (kC.clusters()) {
@@ -995,15 +719,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
           Sums sums;
           const std::int32_t row_of_tile = static_cast<std::int32_t>(blockIdx.x) * rows_each + row;
           const float scale = exponent_scale_of(row_of_tile);
-          if constexpr (kTree) {
-            join_eight(from, of, scale);
-            largest = of[0].most;
-            sums = without_negative_zeros({from[0], of[0].sum});
-          } else {
 #pragma unroll
-            for (int part = 0; part < kCluster; ++part) {
-              sums.add(from[part], of[part].sum, weight_of(of[part].most, largest, scale));
-            }
+          for (int part = 0; part < kCluster; ++part) {
+            sums.add(from[part], of[part].sum, weight_of(of[part].most, largest, scale));
           }
           finish<kC.build>(p, work.b, sequence, work.kv_head, first_row + row_of_tile, chunk,
                            largest, sums);

@@ -14,7 +14,7 @@ inline constexpr std::int32_t kUnit = 64;
 inline constexpr std::int32_t kMostKeys = 65536;
 /// Blocks of a cluster: 8 is the most that every device of sm_90 takes.
 inline constexpr std::int32_t kCluster = 8;
-/// Beyond so many keys shorter parts pay where longer ones leave multiprocessors without any.
+/// Up to so many keys a rule that goes by length makes no more parts than a cluster has blocks.
 inline constexpr std::int32_t kClusterKeys = 4096;
 /// Sequences whose parts one block can count through.
 inline constexpr std::int32_t kMostCounted = 1024;
@@ -30,7 +30,7 @@ constexpr std::int32_t within(std::int32_t x, std::int32_t low, std::int32_t hig
 
 /// How the keys that a sequence sees are parted.
 struct SplitRule {
-  bool by_length = false;         // batch_invariant: a Tree (below) says, and nothing else
+  bool by_length = false;         // batch_invariant: by the sequence's own length and nothing else
   std::int32_t parts = 1;         // otherwise so many,
   std::int32_t least = kUnit;     // of no fewer keys than this
   std::int32_t most = kMostKeys;  // and no more than this
@@ -39,8 +39,18 @@ struct SplitRule {
 
 /// Keys of each part but the last, for a sequence that sees `keys` of them, at least one.
 constexpr std::int32_t keys_of_part(const SplitRule& rule, std::int32_t keys) {
-  std::int32_t size =
-      most_of(least_of(most_of(divide_up(keys, rule.parts), rule.least), rule.most), 1);
+  std::int32_t size = 0;
+  if (rule.by_length) {
+    // About the square root of 32 times the length: more parts would be merged for longer than they
+    // save (docs/kernels/sm90-decode.md).
+    size = keys <= kClusterKeys ? divide_up(keys, kCluster)
+           : keys <= 16384      ? 512
+           : keys <= 65536      ? 1024
+           : keys <= 131072     ? 2048
+                                : divide_up(keys, 64);
+  } else {
+    size = most_of(least_of(most_of(divide_up(keys, rule.parts), rule.least), rule.most), 1);
+  }
   if (rule.bound > 0) size = most_of(size, divide_up(keys, rule.bound));
   size = least_of(whole_units(size), kMostKeys);
   return whole_units(divide_up(keys, divide_up(keys, size)));  // all parts alike
@@ -49,8 +59,14 @@ constexpr std::int32_t keys_of_part(const SplitRule& rule, std::int32_t keys) {
 /// No sequence that sees up to `keys` has more parts: what the workspace holds.
 constexpr std::int32_t most_parts(const SplitRule& rule, std::int32_t keys) {
   if (keys <= 0) return 1;
-  std::int32_t parts =
-      most_of(least_of(rule.parts, divide_up(keys, kUnit)), divide_up(keys, rule.most));
+  std::int32_t parts = 0;
+  if (rule.by_length) {
+    parts = keys <= kClusterKeys ? least_of(kCluster, divide_up(keys, kUnit))
+            : keys <= 16384      ? 32
+                                 : 64;
+  } else {
+    parts = most_of(least_of(rule.parts, divide_up(keys, kUnit)), divide_up(keys, rule.most));
+  }
   if (rule.bound > 0) parts = least_of(parts, rule.bound);
   return most_of(parts, divide_up(keys, kMostKeys));
 }
@@ -142,54 +158,6 @@ constexpr KeyRange keys_of_part(const Parts& parts, const KeyRange& seen, std::i
   if (part >= parts.count || seen.count() == 0) return {seen.begin, seen.begin};
   const std::int32_t begin = seen.begin + part * parts.size;
   return {begin, seen.end - begin < parts.size ? seen.end : begin + parts.size};
-}
-
-/// Under batch_invariant: the keys that a sequence sees are the leaves of a binary tree, which follows from their
-/// number alone. A leaf is summed from its first key on; two neighbours' sums make their parent's, always the same two in the
-/// same order. So whoever computes a node gets the same bits, and who does is free.
-struct Tree {
-  std::int32_t units = 0;  // of kUnit keys
-  std::int32_t levels =
-      0;  // of 2^levels leaves the last may be missing, where there are as many as units
-
-  constexpr std::int32_t leaves() const { return most_of(least_of(units, 1 << levels), 1); }
-  /// Units before a leaf. Leaves differ by a unit at most, and so do nodes of any level.
-  constexpr std::int32_t begin(std::int32_t leaf) const {
-    return 1 << levels >= units ? least_of(leaf, units)
-                                : static_cast<std::int32_t>(std::int64_t{units} * leaf >> levels);
-  }
-  /// Levels of a node, where there are to be 2^nodes_log2 of them at most.
-  constexpr std::int32_t node_levels(std::int32_t nodes_log2) const {
-    return most_of(levels - nodes_log2, 0);
-  }
-  constexpr std::int32_t nodes(std::int32_t of_levels) const {
-    return (leaves() + (1 << of_levels) - 1) >> of_levels;
-  }
-  /// The node whose begin is nearest to this unit; nodes() at the end.
-  constexpr std::int32_t node_near(std::int32_t unit, std::int32_t of_levels) const {
-    if (unit <= 0) return 0;
-    if (unit >= units) return nodes(of_levels);
-    if (1 << levels >= units) return (unit + (1 << of_levels) / 2) >> of_levels;
-    return static_cast<std::int32_t>((static_cast<std::uint32_t>(unit << (levels - of_levels)) +
-                                      static_cast<std::uint32_t>(units) / 2) /
-                                     static_cast<std::uint32_t>(units));
-  }
-};
-
-/// Up to 8 leaves of 64 keys, then 8 of up to 256 (so far a cluster has a leaf a block), then leaves of 256 keys, 256 leaves at most, until
-/// kMostKeys asks for more.
-inline constexpr std::int32_t kLeafUnits = 4, kMostLevels = 8;
-constexpr Tree tree_of(const SplitRule& rule, std::int32_t keys) {
-  Tree tree;
-  if (keys <= 0) return tree;
-  tree.units = divide_up(keys, kUnit);
-  const std::int32_t least_leaf = kMostKeys / kUnit;
-  while (tree.levels < kMostLevels &&
-         (tree.levels < 3 ? 1 : kLeafUnits) << tree.levels < tree.units)
-    ++tree.levels;
-  while (rule.bound > 0 && 1 << tree.levels > rule.bound) --tree.levels;
-  while (std::int64_t{least_leaf} << tree.levels < tree.units) ++tree.levels;
-  return tree;
 }
 
 /// Which sequence the part with this number belongs to: before[b] counts the parts of the sequences

@@ -51,8 +51,7 @@ inline int tile_dim_of(const Problem& p) {
 inline std::size_t config_of(const Problem& p, Family family) {
   std::size_t best = family.end;
   for (std::size_t i = family.begin; i < family.end; ++i) {
-    if (best != family.end && (kConfigs[i].build != kConfigs[best].build || kConfigs[i].tree))
-      break;
+    if (best != family.end && kConfigs[i].build != kConfigs[best].build) break;
     if (kConfigs[i].head_dim != tile_dim_of(p) || kConfigs[i].warps == 8) continue;
     best = i;
     if (kConfigs[i].rows >= rows_of(p)) break;
@@ -106,9 +105,6 @@ struct Shape {
   bool clustered = false, counted = false;
   std::int32_t cluster = 1;  // blocks
   std::int32_t holders = 0;  // counted, in even shares
-  // Under batch_invariant: nodes of a head are 2^nodes_log2 at most, and so many nodes of a block may wait until their
-  // neighbours are there, in shared memory and in its scratch.
-  std::int32_t nodes_log2 = 0, levels_here = 0, levels_there = 0;
   std::array<int, 3> grid{1, 1, 1};
 };
 
@@ -204,81 +200,8 @@ inline std::int32_t parts_that_fill(std::int64_t items, std::int64_t slots, std:
   return best;
 }
 
-/// Merge_nodes' memory: so many nodes of a row at once.
-inline std::int32_t most_nodes_log2(const Problem& p) {
-  return std::bit_width(static_cast<unsigned>(8 * 1024 / (tile_dim_of(p) / 4))) - 1;
-}
-
-/// What follows from a tree's cluster, nodes and holders, with the tile and the build that are given.
-inline Shape with_tree_of(Shape shape, const Problem& p, std::size_t tile, Build build) {
-  shape.config = kTrees[build_of(tile, build)];
-  const Config& config = kConfigs[shape.config];
-  shape.most_parts = 1 << shape.nodes_log2;
-  shape.counted = shape.holders > 0;
-  if (shape.counted)
-    shape.grid = {shape.holders, 1, 1};
-  else
-    shape.grid = {shape.clustered ? shape.cluster : shape.most_parts,
-                  static_cast<int>(p.heads_kv * shape.row_blocks), static_cast<int>(p.batch)};
-  const std::int32_t levels = tree_of(shape.rule, most_keys_of(p)).levels;
-  const std::int32_t waiting = shape.counted ? levels : std::max(levels - shape.nodes_log2, 0);
-  shape.levels_here = config.levels_here(shape.clustered || shape.counted);
-  shape.levels_there = std::max(waiting - shape.levels_here, 0);
-  return shape;
-}
-
-/// What computes the nodes of batch_invariant's trees (schedule.hpp) is free: here whatever is fastest.
-inline Shape tree_shape(const Problem& p, const DeviceFacts& facts, core::Choice choice,
-                        Family family) {
-  Shape shape;
-  const std::size_t plain = config_of(p, family);
-  const Config& config = kConfigs[plain];
-  shape.row_blocks = core::ceil_div(rows_of(p), config.rows);
-  shape.rule = {.by_length = true, .bound = std::max(choice.max_splits, 0)};
-  const std::int32_t keys = most_keys_of(p), levels = tree_of(shape.rule, keys).levels;
-  const std::int64_t items = p.batch * p.heads_kv * shape.row_blocks;
-  const Build build = p.array_mask.kind != MaskKind::none ? Build::general
-                      : core::is_plain_query(p)           ? Build::lean
-                                                          : Build::plain;
-  if (const ClusterChoice cluster = cluster_of(p, plain, items, keys, facts);
-      cluster.blocks > 0 && levels > 0) {
-    shape.clustered = true;
-    shape.cluster = cluster.blocks;
-    shape.nodes_log2 = std::countr_zero(static_cast<unsigned>(cluster.blocks));
-    // A node for each half of a block's warps.
-    const bool halves = cluster.warps == 8 && levels > shape.nodes_log2;
-    shape.nodes_log2 += halves;
-    return with_tree_of(shape, p, halves ? kEightWarps[plain] : plain, build);
-  }
-  const std::int64_t slots = facts.multiprocessors * blocks_per_sm(kConfigs[kTrees[plain]], facts);
-  const std::int32_t most = std::min(levels, most_nodes_log2(p));
-  const std::int64_t tiles = items * (config.start_tiles() + core::ceil_div(keys, config.keys()));
-  if (lengths_differ(p) && p.batch > 1 && p.batch <= kMostCounted && tiles < kMostTiles) {
-    shape.holders =
-        static_cast<std::int32_t>(std::clamp<std::int64_t>(tiles / kLeastShare, 1, slots));
-    // Each node that shares may end at has its place in the scratch.
-    while (shape.nodes_log2 < most && items << (shape.nodes_log2 + 1) <= kMostPartials)
-      ++shape.nodes_log2;
-    return with_tree_of(shape, p, plain, Build::general);
-  }
-  const std::int32_t least =
-      keys > kClusterKeys && items * (keys / 512) >= facts.multiprocessors ? 512 : 256;
-  double most_full = 0.0;
-  for (std::int32_t nodes = 0; nodes <= most && most_full < 0.85; ++nodes) {
-    if (nodes > 0 && keys >> nodes < least) break;
-    const std::int64_t blocks = items << nodes, waves = core::ceil_div(blocks, slots);
-    const double full = static_cast<double>(blocks) / static_cast<double>(waves * slots);
-    if (full > most_full) {
-      most_full = full;
-      shape.nodes_log2 = nodes;
-    }
-  }
-  return with_tree_of(shape, p, plain, build);
-}
-
 inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice choice,
                       Family family) {
-  if (choice.batch_invariant) return tree_shape(p, facts, choice, family);
   Shape shape;
   shape.config = config_of(p, family);
   shape.row_blocks = core::ceil_div(rows_of(p), kConfigs[shape.config].rows);
@@ -289,10 +212,16 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
 
   SplitRule& rule = shape.rule;
   rule.bound = std::max(choice.max_splits, 0);
-  const ClusterChoice cluster = cluster_of(p, shape.config, items, keys, facts);
-  if (cluster.blocks > 0) {
+  rule.by_length = choice.batch_invariant;
+  ClusterChoice cluster = cluster_of(p, shape.config, items, keys, facts);
+  // A rule by length makes up to eight parts where the keys are few, each of blocks of four warps.
+  if (rule.by_length) {
+    const bool few = kConfigs[shape.config].clusters() && items <= kMostClusters;
+    cluster = few && keys <= kClusterKeys ? ClusterChoice{kCluster, 4} : ClusterChoice{};
+  }
+  if (!rule.by_length && cluster.blocks > 0) {
     rule.parts = cluster.blocks;
-  } else {
+  } else if (!rule.by_length) {
     // Shorter parts pay where longer ones leave multiprocessors without any.
     rule.least = keys > kClusterKeys && items * (keys / 512) >= facts.multiprocessors ? 512 : 256;
     if (Forced::get().least > 0) rule.least = Forced::get().least;
@@ -308,7 +237,8 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
     }
   }
   shape.most_parts = most_parts(rule, keys);
-  // A cluster has a block for each part.
+  // A cluster has a block for each part, also where the rule goes by length: the same sums in the
+  // same order.
   shape.clustered = shape.most_parts > 1 && shape.most_parts <= cluster.blocks;
   if (shape.clustered) {
     shape.cluster = cluster.blocks;
@@ -322,7 +252,7 @@ inline Shape shape_of(const Problem& p, const DeviceFacts& facts, core::Choice c
   const Config& config = kConfigs[shape.config];
   if (const std::int64_t tiles =
           items * (config.start_tiles() + core::ceil_div(keys, config.keys()));
-      countable && rule.bound == 0 && tiles < kMostTiles) {
+      countable && !rule.by_length && rule.bound == 0 && tiles < kMostTiles) {
     // No more than have a share where every sequence is as long as it may be; and a share that reached over
     // more than kMostKeys keys is shared once more.
     const std::int64_t blocks_there = std::clamp<std::int64_t>(tiles / kLeastShare, 1, slots);
@@ -353,36 +283,19 @@ inline Shape of_batch(Shape shape, std::int64_t batch) {
   return shape;
 }
 
-/// Whether a second kernel merges.
-inline bool merged_after(const Shape& shape) {
-  return !shape.clustered && (shape.most_parts > 1 || shape.holders > 0);
-}
-/// Partial results, then their stats; nothing where every row has one block or a cluster. Then the stacks of a
-/// tree's blocks.
+/// Partial results, then their stats; nothing where every row has one block or a cluster.
 struct Workspace {
-  std::int64_t stats_offset = 0, cuts_offset = 0, stack_offset = 0, bytes = 0;
+  std::int64_t stats_offset = 0, cuts_offset = 0, bytes = 0;
 };
-/// Of a tree: what a block's stack has in the scratch.
-inline std::int64_t stack_of_block(const Shape& shape) {
-  return shape.levels_there * std::int64_t{kConfigs[shape.config].level_bytes()};
-}
 inline Workspace workspace_of(const Problem& p, const Shape& shape) {
-  const bool by_holder = shape.holders > 0 && !shape.rule.by_length;
+  if (shape.clustered || (shape.most_parts <= 1 && shape.holders == 0)) return {};
   const std::int64_t partials =
-      !merged_after(shape) ? 0
-      : by_holder          ? 2 * std::int64_t{shape.holders} * kConfigs[shape.config].rows
-                           : p.batch * p.heads_kv * rows_of(p) * std::int64_t{shape.most_parts};
-  const auto aligned = [](std::int64_t bytes) {
-    return core::ceil_div(bytes, std::int64_t{16}) * 16;
-  };
+      shape.holders > 0 ? 2 * std::int64_t{shape.holders} * kConfigs[shape.config].rows
+                        : p.batch * p.heads_kv * rows_of(p) * std::int64_t{shape.most_parts};
   Workspace space;
   space.stats_offset = partials * tile_dim_of(p) * 4;
-  space.cuts_offset =
-      aligned(space.stats_offset + partials * static_cast<std::int64_t>(sizeof(Stats)));
-  space.stack_offset =
-      aligned(space.cuts_offset + shape.holders * static_cast<std::int64_t>(sizeof(Cut)));
-  space.bytes = space.stack_offset +
-                stack_of_block(shape) * shape.grid[0] * shape.grid[1] * std::int64_t{shape.grid[2]};
+  space.cuts_offset = space.stats_offset + partials * static_cast<std::int64_t>(sizeof(Stats));
+  space.bytes = space.cuts_offset + shape.holders * static_cast<std::int64_t>(sizeof(Cut));
   return space;
 }
 /// Where they lie in the call's scratch.
@@ -392,11 +305,12 @@ inline void place_workspace(Params& p, const Workspace& space, void* scratch) {
   p.partial = reinterpret_cast<float*>(bytes);
   p.stats = reinterpret_cast<Stats*>(bytes + space.stats_offset);
   p.cuts = reinterpret_cast<Cut*>(bytes + space.cuts_offset);
-  p.stack = bytes + space.stack_offset;
 }
 
 /// Blocks of the second kernel that share a row's columns.
 inline int merge_splits(const Problem& p, const Shape& shape) {
+  // By length alone neither the batch nor the maxima may move a sum: always one.
+  if (shape.rule.by_length) return 1;
   // 64 parts are one round of a block at D 128; rows enough to fill the device want no more blocks.
   if (shape.most_parts > 64 && p.batch * p.heads_kv * rows_of(p) <= 32) return 4;
   return 1;
@@ -404,8 +318,7 @@ inline int merge_splits(const Problem& p, const Shape& shape) {
 
 /// The second kernel's grid.
 inline std::array<int, 3> merge_grid(const Problem& p, const Shape& shape) {
-  // A holder's blocks join a row after the other.
-  if (shape.holders > 0) return {shape.holders, shape.rule.by_length ? 4 : 1, 1};
+  if (shape.holders > 0) return {shape.holders, 1, 1};
   return {rows_of(p) * static_cast<int>(p.heads_kv), static_cast<int>(p.batch),
           merge_splits(p, shape)};
 }
@@ -514,14 +427,7 @@ inline Params make_params(const Problem& problem, const Tensors& tensors, const 
   p.rule = shape.rule;
   p.same.size = 0;
   p.mask.searched = searched_rows(problem, shape);
-  if (shape.rule.by_length) {
-    const Config& config = kConfigs[shape.config];
-    p.nodes_log2 = shape.nodes_log2;
-    p.tree = tree_of(p.rule, p.seq_kv);
-    p.stack_offset = config.stack_offset(shape.clustered || shape.counted);
-    p.levels_here = shape.levels_here;
-    p.stack_of_block = stack_of_block(shape);
-  } else if (!lengths_differ(problem) && p.mask.searched == 0) {
+  if (!lengths_differ(problem) && p.mask.searched == 0) {
     const Lengths lengths{p.seq_q, p.seq_kv, 0};
     p.same = parts_for(p.rule, keys_of_sequence(p.sight, lengths).count());
   }

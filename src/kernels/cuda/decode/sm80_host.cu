@@ -12,10 +12,6 @@ __global__ void __launch_bounds__(kMergeThreads)
     sm80_general_merge_kernel(const __grid_constant__ Params p) {
   merge_parts<true>(p);
 }
-__global__ void __launch_bounds__(kMergeThreads)
-    sm80_tree_merge_kernel(const __grid_constant__ Params p) {
-  merge_nodes(p);
-}
 
 }  // namespace greenfast::cuda::decode
 
@@ -23,6 +19,5 @@ namespace greenfast::kernels {
 extern const core::Kernel cuda_sm80_decode;
 constinit const core::Kernel cuda_sm80_decode =
     cuda::decode::kernel_of<cuda::decode::kSm80, cuda::decode::sm80_general_merge_kernel,
-                            cuda::decode::sm80_merge_kernel,
-                            cuda::decode::sm80_tree_merge_kernel>();
+                            cuda::decode::sm80_merge_kernel>();
 }  // namespace greenfast::kernels

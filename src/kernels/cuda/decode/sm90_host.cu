@@ -15,11 +15,6 @@ __global__ void __launch_bounds__(kMergeThreads)
   ptx::grid_dependency_wait();
   merge_parts<true>(p);
 }
-__global__ void __launch_bounds__(kMergeThreads)
-    tree_merge_kernel(const __grid_constant__ Params p) {
-  ptx::grid_dependency_wait();
-  merge_nodes(p);
-}
 
 }  // namespace greenfast::cuda::decode
 
@@ -27,5 +22,5 @@ namespace greenfast::kernels {
 extern const core::Kernel cuda_sm90_decode;
 constinit const core::Kernel cuda_sm90_decode =
     cuda::decode::kernel_of<cuda::decode::kSm90, cuda::decode::general_merge_kernel,
-                            cuda::decode::merge_kernel, cuda::decode::tree_merge_kernel>();
+                            cuda::decode::merge_kernel>();
 }  // namespace greenfast::kernels

@@ -2,8 +2,6 @@
 // shows that indices, masks, splits and merges are right; arithmetic and timing are the device's.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -76,8 +74,9 @@ std::vector<unsigned char> mask_bytes(const Case& c) {
 }
 
 template <class T>
-Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, const Shape& shape) {
+Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
   const Problem& p = c.problem;
+  const Shape shape = shape_of(p, c.facts, c.choice, c.family);
   const Config& config = kConfigs[shape.config];
   Answer answer = room_for(p);
   // The first tensors of a vector lie at 16 bytes, as malloc has it.
@@ -114,25 +113,17 @@ Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies, const
                             : entries<T, kSm80>()[shape.config - kSm80.begin];
   const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(entry));
   simt::run(launch, [&] { kernel(params); });
-  if (merged_after(shape)) {
+  if (space.bytes > 0) {
     const std::array<int, 3> grid = merge_grid(p, shape);
     launch.grid = {static_cast<unsigned>(grid[0]), static_cast<unsigned>(grid[1]),
                    static_cast<unsigned>(grid[2])};
     launch.threads = kMergeThreads;
     launch.cluster = 1;
     launch.shared_bytes = 0;
-    simt::run(launch, [&] {
-      config.tree        ? merge_nodes(params)
-      : config.general() ? merge_parts<true>(params)
-                         : merge_parts<false>(params);
-    });
+    simt::run(launch,
+              [&] { config.general() ? merge_parts<true>(params) : merge_parts<false>(params); });
   }
   return answer;
-}
-
-template <class T>
-Answer run_kernel(const Case& c, const Data<T>& data, simt::Copies copies) {
-  return run_kernel<T>(c, data, copies, shape_of(c.problem, c.facts, c.choice, c.family));
 }
 
 template <class T>
@@ -228,9 +219,8 @@ void expect_right_of_many(Family family, int count) {
   EXPECT_GT(merged, 0);
   EXPECT_GT(alone, 0);
   for (std::size_t i = family.begin; i < family.end; ++i) {
-    // Eight warps are for more keys than this draws; ClustersOfEverySizeMergeAlike has them. Of trees
-    // BatchInvariantBitsDoNotDependOnWhoComputesThem draws more.
-    if (kConfigs[i].warps != 8 && !kConfigs[i].tree) {
+    // Eight warps are for more keys than this draws; ClustersOfEverySizeMergeAlike has them.
+    if (kConfigs[i].warps != 8) {
       EXPECT_GT(used[i], 0) << i << ": " << kConfigs[i].head_dim << " x " << kConfigs[i].rows;
     }
   }
@@ -478,139 +468,6 @@ TEST(DecodeKernel, BatchInvariantBitsDoNotDependOnNeighboursOrPlaces) {
       ASSERT_EQ(alone.lse[i], all.lse[b * alone.lse.size() + i]) << "seed " << seed;
   }
   EXPECT_GT(ways, 0);
-}
-
-/// Every way to compute the nodes of the problem's trees that a host might choose: a block a head, clusters of 2, 4 and 8
-/// blocks of four and eight warps, a second kernel, shares; with nodes that wait in shared memory and in scratch.
-std::vector<std::pair<std::string, Shape>> ways_of(const Case& c, Random& r) {
-  const Problem& p = c.problem;
-  const std::size_t tile = config_of(p, c.family);
-  Shape base;
-  base.rule = {.by_length = true, .bound = c.choice.max_splits};
-  base.row_blocks = static_cast<std::int32_t>(row_blocks_of(p, c.family));
-  const bool masked = p.array_mask.kind != MaskKind::none;
-  const Build build = masked                    ? Build::general
-                      : core::is_plain_query(p) ? r.of({Build::lean, Build::plain, Build::general})
-                                                : r.of({Build::plain, Build::general});
-  std::vector<std::pair<std::string, Shape>> ways;
-  const auto add = [&](const std::string& name, Shape shape, std::size_t of_tile, Build of_build) {
-    shape = with_tree_of(shape, p, of_tile, of_build);
-    if (r.chance(30)) {
-      shape.levels_there += shape.levels_here;
-      shape.levels_here = 0;
-    }
-    ways.emplace_back(name, shape);
-  };
-  add("one block", base, tile, build);
-  for (const int blocks : {2, 4, 8}) {
-    if (!kConfigs[tile].clusters()) break;
-    Shape shape = base;
-    shape.clustered = true;
-    shape.cluster = blocks;
-    shape.nodes_log2 = std::countr_zero(static_cast<unsigned>(blocks));
-    add("cluster of " + std::to_string(blocks), shape, tile, build);
-    if (kEightWarps[tile] == tile) continue;
-    ++shape.nodes_log2;
-    add("wide cluster of " + std::to_string(blocks), shape, kEightWarps[tile], build);
-  }
-  for (int nodes = 1; nodes <= std::min(6, most_nodes_log2(p)); ++nodes) {
-    Shape shape = base;
-    shape.nodes_log2 = nodes;
-    add("2^" + std::to_string(nodes) + " nodes", shape, tile, build);
-  }
-  for (int i = 0; i < 3; ++i) {
-    Shape shape = base;
-    shape.nodes_log2 = static_cast<std::int32_t>(r.in(0, 6));
-    shape.holders = static_cast<std::int32_t>(r.in(1, 40));
-    add(std::to_string(shape.holders) + " shares of 2^" + std::to_string(shape.nodes_log2) +
-            " nodes",
-        shape, tile, Build::general);
-  }
-  return ways;
-}
-
-/// All ways give the bits of the first, which is right.
-template <class T>
-void expect_same_bits_of_all_ways(const Case& c, Random& r, int percent) {
-  const Data<T> data = make_data<T>(c);
-  Answer first;
-  for (const auto& [name, shape] : ways_of(c, r)) {
-    if (name != "one block" && !r.chance(percent)) continue;
-    SCOPED_TRACE(name + ", " + std::to_string(shape.levels_here) +
-                 " levels in shared memory, build " +
-                 std::to_string(static_cast<int>(kConfigs[shape.config].build)));
-    const Answer answer = run_kernel<T>(
-        c, data, r.of({simt::Copies::late, simt::Copies::early, simt::Copies::between}), shape);
-    if (name == "one block") {
-      expect_right<T>(c, data, answer);
-      first = answer;
-    } else {
-      ASSERT_EQ(std::memcmp(answer.o.data(), first.o.data(), first.o.size() * 4), 0);
-      ASSERT_EQ(std::memcmp(answer.lse.data(), first.lse.data(), first.lse.size() * 4), 0);
-    }
-    if (testing::Test::HasFailure()) return;
-  }
-}
-
-TEST(DecodeKernel, BatchInvariantBitsDoNotDependOnWhoComputesThem) {
-  for (int seed = 1; seed <= GREENFAST_TEST_PERCENT / 2; ++seed) {
-    Case c = draw(static_cast<std::uint64_t>(9000 + seed), seed % 4 == 3 ? kSm80 : kSm90);
-    if (rows_of(c.problem) > kMostRows) continue;
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    if (seed % 7 == 1) make_e4m3(c);
-    if (seed % 4 == 1 && c.problem.dtype != DType::e4m3) make_lean(c);
-    if (seed % 5 == 0) {
-      add_biases(c);
-      c.problem.alibi = Alibi::none;
-      if (c.problem.dtype == DType::e4m3) c.problem.array_mask.dtype = DType::f32;
-    }
-    c.choice.batch_invariant = true;
-    Random r(static_cast<std::uint64_t>(seed));
-    if (c.problem.dtype == DType::e4m3)
-      expect_same_bits_of_all_ways<E4m3>(c, r, 25);
-    else if (c.problem.dtype == DType::f16)
-      expect_same_bits_of_all_ways<__half>(c, r, 25);
-    else
-      expect_same_bits_of_all_ways<__nv_bfloat16>(c, r, 25);
-    if (HasFailure()) return;
-  }
-}
-
-/// The same where a block has many leaves, dense, ragged and in pages.
-TEST(DecodeKernel, BatchInvariantBitsOfLongRowsDoNotDependOnWhoComputesThem) {
-  for (int seed = 1; seed <= GREENFAST_TEST_PERCENT / 12; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    Random r(static_cast<std::uint64_t>(700 + seed));
-    Case c;
-    c.seed = static_cast<std::uint64_t>(seed);
-    c.choice.batch_invariant = true;
-    c.facts = hopper_of(132);
-    if (seed % 5 == 4) c.family = kSm80;
-    Problem& p = c.problem;
-    const std::int64_t group = r.of<std::int64_t>({1, 4, 9, 20});
-    p = make_problem(r.in(1, 3), 2 * group, 2, r.in(1, 2),
-                     r.of<std::int64_t>({700, 2500, 4200, 6000}),
-                     r.of<std::int64_t>({64, 128, 128, 256}), DType::f16);
-    p.out_dtype = DType::f32;
-    p.lse = true;
-    if (r.chance(30)) p.mask = Mask::causal(Alignment::bottom_right);
-    if (seed % 3 != 0) {
-      p.sequences.used_kv = true;
-      for (std::int64_t b = 0; b < p.batch; ++b)
-        c.used_kv.push_back(static_cast<std::int32_t>(r.in(0, p.seq_kv)));
-    }
-    if (seed % 3 == 1) {
-      p.pages.size = r.of<std::int64_t>({16, 64});
-      p.pages.row_stride = core::ceil_div(p.seq_kv, p.pages.size);
-      p.pages.count = p.batch * p.pages.row_stride;
-      for (std::int32_t n = 0; n < p.pages.count; ++n) c.table.push_back(n);
-      std::mt19937_64 engine(c.seed);
-      std::shuffle(c.table.begin(), c.table.end(), engine);
-      p.k = p.v = dense_layout(Order::bhsd, p.pages.count, 2, p.pages.size, p.head_dim);
-    }
-    expect_same_bits_of_all_ways<__half>(c, r, 20);
-    if (HasFailure()) return;
-  }
 }
 
 /// Nobody checks the device's arrays: whatever they hold, nothing outside the tensors is touched.

@@ -17,6 +17,7 @@ namespace {
 std::vector<SplitRule> rules() {
   std::vector<SplitRule> all;
   for (const int bound : {0, 1, 3, 64}) {
+    all.push_back({.by_length = true, .bound = bound});
     for (const int parts : {1, 2, 8, 29, 64})
       for (const int least : {64, 256, 512})
         for (const int most : {1024, 2048, kMostKeys})
@@ -67,61 +68,10 @@ TEST(DecodeSchedule, NoLengthHasMorePartsThanTheWorkspaceHolds) {
     if (rule.bound > 0) {
       EXPECT_LE(most_parts(rule, 60000), std::max(rule.bound, 1));
     }
-  }
-}
-
-/// Every unit is in one leaf, no leaf is empty or too long, nodes of a level differ by a unit, and shares that
-/// divide a head anywhere divide its nodes.
-TEST(DecodeSchedule, TreesFollowFromTheNumberOfKeys) {
-  std::vector<int> lengths;
-  for (int n = 0; n <= 5000; ++n) lengths.push_back(n);
-  for (const int n :
-       {8191, 8192, 8193, 16384, 32768, 65536, 65537, 131072, 1000003, 16777217, 1 << 30})
-    lengths.push_back(n);
-  for (const int bound : {0, 1, 2, 3, 8, 100}) {
-    int most = 0;
-    for (const int keys : lengths) {
-      const Tree tree = tree_of({.by_length = true, .bound = bound}, keys);
-      const int units = divide_up(keys, kUnit), leaves = tree.leaves();
-      ASSERT_EQ(tree.units, units);
-      ASSERT_GE(tree.levels, most);  // what the longest needs is enough for all
-      most = tree.levels;
-      ASSERT_EQ(tree.begin(0), 0);
-      ASSERT_EQ(tree.begin(leaves), units);
-      if (bound > 0) {
-        ASSERT_LE(leaves, std::max(bound, 2 * divide_up(keys, kMostKeys)));
-      }
-      for (int leaf = 0; leaf < leaves; ++leaf) {
-        const int size = tree.begin(leaf + 1) - tree.begin(leaf);
-        ASSERT_TRUE(size >= 1 || keys == 0) << keys;
-        ASSERT_LE(size, kMostKeys / kUnit);
-        ASSERT_LE(size, divide_up(units, leaves));
-        ASSERT_GE(size, units / leaves);
-      }
-      for (const int nodes_log2 : {0, 1, 2, 3, 5, 8}) {
-        const int levels = tree.node_levels(nodes_log2), nodes = tree.nodes(levels);
-        ASSERT_LE(nodes, 1 << nodes_log2);
-        ASSERT_LT((nodes - 1) << levels, leaves);
-        ASSERT_GE(nodes << levels, leaves);
-        ASSERT_EQ(tree.node_near(0, levels), 0);
-        ASSERT_EQ(tree.node_near(std::max(units, 1), levels), nodes);
-        int last = 0;
-        for (int unit = 0; unit <= units; unit += 1 + units / 50) {
-          const int node = tree.node_near(unit, levels);
-          ASSERT_TRUE(node >= last && node <= nodes);
-          last = node;
-        }
-      }
+    if (rule.by_length) {
+      EXPECT_LE(most_parts(rule, kClusterKeys), kCluster);
     }
   }
-  const auto leaves = [](int keys) { return tree_of({.by_length = true}, keys).leaves(); };
-  EXPECT_EQ(leaves(64), 1);
-  EXPECT_EQ(leaves(300), 5);
-  EXPECT_EQ(leaves(512), 8);
-  EXPECT_EQ(leaves(2048), 8);
-  EXPECT_EQ(leaves(2049), 16);
-  EXPECT_EQ(leaves(8192), 32);
-  EXPECT_EQ(leaves(1 << 20), 256);
 }
 
 TEST(DecodeSchedule, DividesLikeTheProcessor) {
@@ -252,47 +202,20 @@ TEST(DecodeShape, FillsTheDeviceAndMergesWhereThatIsCheapest) {
   EXPECT_GT(shape(dense(1, 32, 1, 512, 64)).most_parts, 1);
   EXPECT_EQ(of_batch(parts, 1).most_parts, 1);
   EXPECT_EQ(of_batch(parts, 1).grid[2], 1);
-  EXPECT_GT(merge_splits(dense(1, 16, 1, 131072, 128), split), 1);
-}
-
-/// What a tree is made of follows from lengths; who computes it is what is fastest.
-TEST(DecodeShape, TreesAreComputedByWhoeverIsThere) {
-  const auto shape = [](const Problem& p, core::Choice choice = {.batch_invariant = true}) {
-    return shape_of(p, h200(), choice, kSm90);
-  };
-  const auto dense = [](std::int64_t batch, std::int64_t hq, std::int64_t hkv, std::int64_t keys,
-                        std::int64_t dim) {
-    return make_problem(batch, hq, hkv, 1, keys, dim, DType::bf16);
-  };
-  // As without it, but that eight warps are two halves, which want a leaf each.
-  for (const auto& [batch, keys, blocks, warps] : {std::array{1, 8192, 8, 8},
-                                                   {1, 2048, 8, 4},
-                                                   {1, 512, 8, 4},
-                                                   {4, 4096, 4, 4},
-                                                   {8, 8192, 2, 4},
-                                                   {16, 8192, 2, 4}}) {
-    const Problem p = dense(batch, 32, 8, keys, 128);
-    const Shape tree = shape(p);
-    EXPECT_TRUE(tree.clustered) << batch << " " << keys;
-    EXPECT_EQ(tree.cluster, blocks) << batch << " " << keys;
-    EXPECT_EQ(kConfigs[tree.config].warps, warps) << batch << " " << keys;
-    EXPECT_TRUE(kConfigs[tree.config].lean());
+  // By length alone: neither the batch nor the maximum moves a part.
+  for (const std::int64_t batch : {1, 7, 64}) {
+    ragged.batch = batch;
+    const SplitRule rule = shape(ragged, {.batch_invariant = true}).rule;
+    for (int keys = 1; keys < 33000; keys += 97)
+      EXPECT_EQ(keys_of_part(rule, keys), keys_of_part(SplitRule{.by_length = true}, keys));
   }
-  // Batches that fill the device: a block a head, whose nodes wait in shared memory.
-  for (const auto& [batch, keys] : {std::array{64, 512}, {128, 2048}}) {
-    const Problem p = dense(batch, 32, 8, keys, 128);
-    EXPECT_EQ(shape(p).most_parts, 1);
-    EXPECT_EQ(workspace_of(p, shape(p)).bytes, 0) << keys;
-  }
-  Problem ragged = dense(64, 32, 8, 32768, 128);
-  ragged.sequences.used_kv = true;
-  EXPECT_EQ(shape(ragged).holders, 2 * h200().multiprocessors);
-  EXPECT_EQ(shape(ragged).most_parts, 32);  // places of nodes in the scratch
-  EXPECT_EQ(shape(ragged, {.batch_invariant = true, .max_splits = 1}).most_parts, 1);
-  const Shape few = shape(dense(1, 16, 1, 131072, 128));
-  EXPECT_FALSE(few.clustered);
-  EXPECT_EQ(few.most_parts, 256);
-  EXPECT_EQ(merge_splits(dense(1, 16, 1, 131072, 128), few), 4);
+  // Nor does a maximum move how the parts are summed.
+  Problem longest = dense(1, 16, 1, 6000000, 128);
+  longest.sequences.used_kv = true;
+  EXPECT_GT(merge_splits(longest, shape(longest)), 1);
+  const Shape invariant = shape(longest, {.batch_invariant = true});
+  EXPECT_GT(invariant.most_parts, 64);
+  EXPECT_EQ(merge_splits(longest, invariant), 1);
 }
 
 /// What sm_86 and sm_89 have room for once, an A100 has twice; parts fill what there is.
@@ -317,6 +240,10 @@ TEST(DecodeShape, OfSm80FillsTheDeviceThatItIsOn) {
   }
   EXPECT_EQ(shape("a100", 128, 2048, 128).most_parts, 1);  // the batch fills the device
   EXPECT_EQ(shape("a100", 1, 8192, 128, {.max_splits = 3}).most_parts, 3);
+  // By length alone neither the batch nor the device moves a part.
+  const SplitRule rule = shape("l4", 1, 8192, 128, {.batch_invariant = true}).rule;
+  for (int keys = 1; keys < 8192; keys += 97)
+    EXPECT_EQ(keys_of_part(rule, keys), keys_of_part(SplitRule{.by_length = true}, keys));
 }
 
 class DecodeRefusals : public testing::Test {

@@ -64,7 +64,6 @@ inline unsigned __vimax3_s16x2(unsigned x, unsigned y, unsigned z) {
 /// Where the lowest bit is that is set, from 1 on; 0: none is.
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __log2f(float x) { return std::log2(x); }
 using std::fabs, std::floor, std::ceil;
 template <class A>
