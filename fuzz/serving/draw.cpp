@@ -128,7 +128,7 @@ Drawn draw(std::uint64_t seed, std::uint64_t number) {
     std::string options = "--shapes '" + shape + "' --dtype ";
     options.append(name_of(defaults.dtype));
     const auto& layout = workbench::layout_table()[static_cast<std::size_t>(
-        random.one_in(2) ? 0 : random.between(1, 4))];
+        random.one_in(2) ? 0 : random.between(1, defaults.dtype == DType::e4m3 ? 5 : 4))];
     defaults.layout = layout.id;
     options.append(" --layout ").append(layout.name);
     if (random.one_in(6)) {

@@ -52,6 +52,10 @@ struct LayoutRow {
 };
 std::span<const LayoutRow> layout_table();
 std::optional<LayoutKind> parse_layout(std::string_view name);
+/// Whether tensors of that type may lie so.
+constexpr bool is_for(LayoutKind kind, DType dtype) {
+  return kind != LayoutKind::transposed_v || dtype == DType::e4m3;
+}
 /// Sets the four layouts of a problem from its shape.
 void set_layout(Problem& problem, LayoutKind kind);
 

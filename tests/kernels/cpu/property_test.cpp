@@ -105,9 +105,13 @@ Case random_case(Random& random) {
     p.v = random_layout(random, p.heads_kv, p.seq_kv, dim, true);
     p.o = random_layout(random, p.heads_q, p.seq_q, dim, false);
   } else {
-    set_layout(p, layout_table()[static_cast<std::size_t>(random.between(
-                                     0, static_cast<std::int64_t>(layout_table().size()) - 1))]
-                      .id);
+    LayoutKind kind;
+    do
+      kind = layout_table()[static_cast<std::size_t>(random.between(
+                                0, static_cast<std::int64_t>(layout_table().size()) - 1))]
+                 .id;
+    while (!is_for(kind, p.dtype));
+    set_layout(p, kind);
   }
   // The ends of the range have problems and limits of their own.
   do

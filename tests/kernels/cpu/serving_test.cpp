@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -145,7 +146,9 @@ TEST(Serving, ATransposedVChangesNoBit) {
         ASSERT_TRUE(launch(subject, plain).ok());
         ASSERT_TRUE(launch(subject, turned).ok());
         EXPECT_EQ(plain.o, turned.o) << subject.label << ", " << to_string(turned.problem);
-        EXPECT_EQ(plain.lse, turned.lse) << subject.label;
+        // By bits: rows of nobody are NaN.
+        EXPECT_EQ(std::memcmp(plain.lse.data(), turned.lse.data(), 4 * plain.lse.size()), 0)
+            << subject.label;
       }
     }
   }
