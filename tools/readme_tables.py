@@ -317,6 +317,8 @@ def headline(*paths):
         record = judged(path)
         argv = record.get("argv", [])
         rows_of = ", rows of published models" if "--suite" in argv and argv[argv.index("--suite") + 1] == "models" else ""
+        ours = record.get("ours", "greenfast")  # another side than what selection chooses
+        rows_of += (", fast accuracy" if "fp8_fast" in ours else "") + (", V transposed" if ours.endswith(":transposed") else "")
         lines = []
         for part in [record, *record.get("ways", [])]:
             way, _, cache = part.get("way", "").partition(":")
@@ -635,6 +637,7 @@ def rung_peers(path):
     record, command = load(path, "greenfast.samples/1"), program()
     sides = list(dict.fromkeys(side["id"] for shape in record["shapes"] for side in shape["sides"]))
     peers, rungs = ([side for side in sides if side.startswith(kind)] for kind in ("peer:", "cuda.stage_c."))
+    rungs = [rung for rung in rungs if ":" not in rung]  # not what was asked of one beside (V transposed)
     problems = list(dict.fromkeys(shape["problem"] for shape in record["shapes"]))
     ways = list(dict.fromkeys(shape["way"] for shape in record["shapes"]))
     rows = []

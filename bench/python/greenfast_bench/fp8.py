@@ -215,7 +215,7 @@ def open_engines(peers: list[str], variants: list[str], before: str | None) -> t
             raise Usage(f"peer '{name}' is unknown to --dtype e4m3; one of: {', '.join(PEERS)}")
     library = capi.load()
     engines: list[Engine] = [GreenfastE4m3(variant, library) for variant in ["", *variants]]
-    engines += [GreenfastTransposed(variant, library) for variant in ["", *variants]]
+    engines += [GreenfastTransposed(variant, library) for variant in ["", *variants] if not variant or variant.startswith("cuda.sm90.fp8")]
     engines += [Greenfast16(dtype, library) for dtype in ("fp16", "bf16")]
     if before:
         engines.append(GreenfastE4m3("", capi.load(before), name="before"))
