@@ -169,7 +169,7 @@ struct CopyShape {
   static constexpr int kOfRow = kChunks / kLanes;  // copies of a thread
   /// Elements from one of its copies of a row to the next.
   static constexpr int kColumns = kLanes * kC.of_chunk();
-  static_assert(kRowsAtOnce % 8 == 0);                     // so that its rows have one phase
+  static_assert(kRowsAtOnce % 8 == 0);  // so that its rows have one phase
   static __device__ __forceinline__ int chunk() { return static_cast<int>(threadIdx.x) % kLanes; }
   static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kLanes; }
   /// The first column of a thread's copies.
@@ -333,9 +333,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   using Element = typename Operand::Element;  // of the products
   constexpr bool kE4m3 = sizeof(T) == 1;
   constexpr int kKeys = kC.keys, kPitch = kC.pitch();
-  constexpr int kStepsD = kPitch / 32;       // pieces of 32 bytes of Q K^T
-  constexpr int kAtomsD = kC.head_dim / 8;   // 8-column atoms of O
-  constexpr int kAtomsN = kKeys / 8;         // 8-key atoms of S
+  constexpr int kStepsD = kPitch / 32;      // pieces of 32 bytes of Q K^T
+  constexpr int kAtomsD = kC.head_dim / 8;  // 8-column atoms of O
+  constexpr int kAtomsN = kKeys / 8;        // 8-key atoms of S
   constexpr int kQSteps = kC.q_in_registers ? kStepsD : 1;
   // The tensor cores cut off what an addition cannot hold (sm90_prefill/guard.cuh, Flushed): the
   // output begins anew after so many blocks.
@@ -536,8 +536,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       }
     }
   }
-  const bool transform = p.transform || (kE4m3 && __any_sync(kFullWarp, !(product_scale[0] > 0.0f) ||
-                                                                            !(product_scale[1] > 0.0f)));
+  const bool transform =
+      p.transform ||
+      (kE4m3 && __any_sync(kFullWarp, !(product_scale[0] > 0.0f) || !(product_scale[1] > 0.0f)));
   // Of the transform, or of the exponent, which then is 1 with a transform.
   const float by_product = transform ? p.transform_scale : p.scale_log2;
   const float row_scale[2] = {by_product * product_scale[0],

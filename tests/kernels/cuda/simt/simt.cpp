@@ -112,7 +112,8 @@ void perform(const Copy& copy) {
   if (copy.kept == 0) return;
   const char* const from = static_cast<const char*>(copy.global);
   bool inside = false;
-  for (const auto& [data, bytes] : allowed) inside |= from >= data && from + copy.kept <= data + bytes;
+  for (const auto& [data, bytes] : allowed)
+    inside |= from >= data && from + copy.kept <= data + bytes;
   if (!inside) fail("a copy reads outside the tensors");
   std::memcpy(to, from, static_cast<std::size_t>(copy.kept));
 }
