@@ -276,6 +276,7 @@ TEST(Resources, EveryKernelIsReachedByAPlanOrNamedHere) {
       // Calls beside attention, which no variant plans.
       {"fill", ""},
       {"encode<", ""},
+      {"encode_transposed<", ""},
       {"largest_magnitude<", ""},
       {"quantize_heads<", ""},
       {"finish_scales", ""},
@@ -287,6 +288,7 @@ TEST(Resources, EveryKernelIsReachedByAPlanOrNamedHere) {
       {"decode::sm80_merge_kernel", ""},
       {"decode::sm80_general_merge_kernel", ""},
       {"fp8::transpose_kernel<", "sm_90a"},
+      {"fp8::reorder_kernel<", "sm_90a"},
   };
   // Tiles for devices of another architecture: those with more or with less shared memory, or, of
   // sm_80's code, those of compute capability 8.6. By their number in sm80_mma's kConfigs.
@@ -412,6 +414,7 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
                                     "largest_magnitude",
                                     "finish_scales",
                                     "encode",
+                                    "encode_transposed",
                                     "quantize_heads",
                                     "append_kernel",
                                     "merge_kernel",
@@ -419,7 +422,8 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
                                     "decode::general_merge_kernel",
                                     "decode::sm80_merge_kernel",
                                     "decode::sm80_general_merge_kernel",
-                                    "fp8::transpose_kernel"};
+                                    "fp8::transpose_kernel",
+                                    "fp8::reorder_kernel"};
   for (const ResourceRow& row : report.rows) {
     if (!row.variant.empty()) families.insert(family(row));
   }

@@ -11,6 +11,8 @@
 
 #include <greenfast/attention.hpp>
 
+#include "core/check.hpp"
+
 namespace greenfast {
 namespace {
 
@@ -130,10 +132,15 @@ TEST_F(ServingPlan, WhatItCannotTakeIsRefusedByName) {
   const DeviceFacts a100 = *model_facts("a100");
   EXPECT_EQ(answer(paged(2, 8, 2, 3, 128), a100), "accepted");
   // By its row, before it is asked.
-  Problem p = paged(2, 8, 2, 3, 128, DType::e4m3);
-  EXPECT_NE(answer(p, a100).find("e4m3 inputs; takes fp16 inputs or bf16 inputs"),
+  Problem p = paged(2, 8, 2, 3, 128, DType::f32);
+  EXPECT_NE(answer(p, a100).find("fp32 inputs; takes fp16 inputs or bf16 inputs or e4m3 inputs"),
             std::string::npos)
       << answer(p, a100);
+  // The only kernel for e4m3 there; with V as rows.
+  p = paged(2, 8, 2, 3, 128, DType::e4m3);
+  EXPECT_EQ(answer(p, a100), "accepted");
+  p.v = transposed_layout(core::shape_of_kv(p, 128)[0], 2, core::shape_of_kv(p, 128)[2], 128);
+  EXPECT_NE(answer(p, a100).find("V with contiguous keys"), std::string::npos) << answer(p, a100);
   DeviceFacts old = a100;
   old.arch = 75;
   EXPECT_NE(answer(paged(2, 8, 2, 3, 128), old).find("needs compute capability 8.0"),

@@ -142,7 +142,9 @@ TEST_F(Fp8Plan, TheLogSumExpDecidesBetweenTheExactKernels) {
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8");
   p.accuracy = Accuracy::fast;
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_fast");
-  p = problem(1, 8, 8, 512, 512, 72);  // rows of 72 bytes: nobody's
+  p = problem(1, 8, 8, 512, 512, 72);  // rows of 72 bytes: what TMA cannot address
+  EXPECT_EQ(plan_of(p).variant, "cuda.sm80.serving");
+  p.v = transposed_layout(1, 8, 512, 72);  // nobody's
   EXPECT_FALSE(greenfast::plan(p, facts_, options_).ok());
 }
 
