@@ -353,7 +353,8 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
     scale   given: used as it is; None: computed, the largest finite magnitude / 448, one for each (batch, head) with
             per="head", one for all with per="tensor". float32.
     transposed  codes of the same shape whose S is contiguous in place of D, rows padded to 16 bytes: what attention() on Hopper
-            multiplies V by, and else makes of it in every call. For V alone. An `out` says by its strides how it lies.
+            multiplies V by, and else makes of it in every call. For V alone, of dense calls with D up to 128 there, or on the CPU: other
+            kernels refuse it (NotImplementedError names it). An `out` says by its strides how it lies.
     Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits. torch.compile traces through.
     Errors, before any work: TypeError for types and objects that cannot be read; ValueError for shapes that do not belong together or a `scale`
     that is neither one value nor contiguous [B, H]; NotImplementedError for values that require gradients, which there are none of, and

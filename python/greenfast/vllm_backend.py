@@ -5,7 +5,7 @@ queries of all sequences lie one behind the other, whatever share of them are pr
 is one call of greenfast.attention, without a plan and without reading lengths on the host.
 
 A cache of e4m3 ("fp8") is read as it is by the kernel for few queries, up to 64 rows a head of K and V; queries become e4m3 with the layer's
-q_scale for it. There is no kernel for prompts over pages of e4m3: from the first sequence of a batch on that has more rows, the pages in use are made
+q_scale for it. The kernel for prompts over pages of e4m3 takes four times as long as one of 16 bits: from the first sequence of a batch on that has more rows, the pages in use are made
 16 bits again, some heads at a time, and attended to with queries as they are. That reads lengths on the host, so graphs hold batches of single tokens alone.
 """
 
@@ -35,7 +35,7 @@ _E4M3 = torch.float8_e4m3fn
 _QUANTIZED = ("fp8", "fp8_e4m3")  # vLLM hands out bytes (torch.uint8) for either
 _CACHES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16, **dict.fromkeys(_QUANTIZED, _E4M3)}
 _OLDEST = 80  # compute capability of the kernels that take pages
-_HOPPER = 9   # that of the kernel that takes pages of e4m3, its most rows a head of K and V, and a step of its head dimensions
+_HOPPER = 9   # that of the kernel that decodes from pages of e4m3, its most rows a head of K and V, and a step of its head dimensions
 _MOST_ROWS = 64
 _STEP_OF_E4M3 = 16
 _MOST_DECODED = 256 << 20  # bytes of 16-bit keys and values beside a cache of e4m3, where one head of K and V has no more
@@ -109,7 +109,7 @@ class GreenfastBackend(AttentionBackend):
             if head_size % _STEP_OF_E4M3:
                 return f"a {kv_cache_dtype} cache with head_size {head_size}: kernels read e4m3 in steps of {_STEP_OF_E4M3}"
             if device_capability is not None and device_capability.to_int() // 10 != _HOPPER:
-                return f"a {kv_cache_dtype} cache before or after Hopper (compute capability 9.0): no kernel there reads e4m3 in pages"
+                return f"a {kv_cache_dtype} cache before or after Hopper (compute capability 9.0): the kernel there that reads e4m3 in pages does not divide keys, and is slow for few queries"
             return None
         if stored is not None and stored != dtype:
             return f"a {kv_cache_dtype} cache under {dtype} queries: kernels read one type, --kv-cache-dtype auto makes it so"

@@ -424,6 +424,22 @@ Forms forms_of(const Seen& seen) {
   return forms;
 }
 
+// Whether the tensors still are what they were before the output was made and the call was read, which other code, and with
+// it other threads, may have come between; and whether that is what the request says.
+bool stayed(const Said& said, const Forms& forms, const Request& request) {
+  Seen now{};
+  for (int i = 0; i < said.count(); ++i)
+    if (!see(said.tensors[i], now[i]) || !forms[i].is_of(now[i])) return false;
+  const Problem& p = request.problem;
+  using Shape = std::array<std::int64_t, 4>;
+  const auto is = [](const Form& form, const Shape& shape) {
+    return std::equal(shape.begin(), shape.end(), form.shape.begin());
+  };
+  return is(forms[0], {p.batch, p.heads_q, p.seq_q, p.head_dim}) &&
+         is(forms[1], {p.batch, p.heads_kv, p.seq_kv, p.head_dim}) &&
+         is(forms[2], {p.batch, p.heads_kv, p.seq_kv, value_dim(p)});
+}
+
 // Keeps in mind a call that was plain.
 void know(const Said& said, const Forms& forms, PyObject* out, const Request& request) {
   Known call{.forms = forms, .request = request, .count = said.count()};
@@ -456,13 +472,19 @@ PyObject* run_new(const Said& said, PyObject* align, const Seen& seen) {
   Request request;
   PyObject* out = read_plain(said, align, request);
   if (out == nullptr) return not_plain();
+  const bool same = stayed(said, forms, request);
   out = write(said, request, out);
-  if (out != nullptr) know(said, forms, out, request);
+  if (out != nullptr && same) know(said, forms, out, request);
   return out;
 }
 
 // The output; None where the call is not plain. What the library refuses is raised.
 PyObject* run_plain(const Said& said, PyObject* align) {
+  // Any other number may be code, which could change the tensors once they are seen.
+  for (PyObject* number : {said.scale, said.softcap})
+    if (number != nullptr && number != Py_None && Py_TYPE(number) != &PyFloat_Type &&
+        Py_TYPE(number) != &PyLong_Type)
+      return not_plain();
   Seen seen{};
   for (int i = 0; i < said.count(); ++i)
     if (!see(said.tensors[i], seen[i])) return not_plain();

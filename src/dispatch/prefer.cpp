@@ -40,7 +40,7 @@
 //   64,8/8,64/4096,128  552          365     mma
 //   64,32/8,16/4096,128 547          1442    decode
 //
-// Masks by array, bf16 (H100, 2026-11-26, evidence/masks-h200.json); `49` and `197` have additive masks
+// Masks by array, bf16 (H100, 2026-11-26; evidence/masks-h200.json has them of an H200); `49` and `197` have additive masks
 // whose rows begin anywhere. The rule was fitted before those came faster, and misses `49`:
 //
 //   B,Hq/Hkv,Sq/Skv,D   packed  serving  chosen

@@ -465,7 +465,9 @@ def test_e4m3_beside_sixteen_bits(torch, fakes, cudnn, library, tmp_path, monkey
     assert [shape["name"] for shape in record["shapes"]] == ["1x4/2x96x64", "1x4/2x96x64 causal", "2x2x80x128", "2x2x80x128 causal"]
     for shape in record["shapes"]:
         assert {side["id"] for side in shape["sides"] if "refused" not in side} == {
-            "greenfast", "greenfast:fp16", "greenfast:bf16", "greenfast:from-fp16", "peer:fa3-fp8", "peer:cudnn-fp8"}
+            "greenfast", "greenfast:transposed", "greenfast:fp16", "greenfast:bf16", "greenfast:from-fp16", "peer:fa3-fp8", "peer:cudnn-fp8"}
+        errors = {name: shape["ab"]["engines"][name]["error"] for name in ("greenfast", "greenfast:transposed")}
+        assert errors["greenfast"] == errors["greenfast:transposed"]  # the same bits of O
         figures = serving.shown({**shape["ab"], "rounds": []})
         assert figures["greenfast"]["over_fp16"] > 0 and figures["greenfast:from-fp16"]["over_fp16"] > 0
         assert shape["ab"]["engines"]["cudnn-fp8"]["error"] > 0.01  # its output is e4m3

@@ -147,7 +147,10 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
                   largest.shared_bytes() + 8192);
   }
-  if (why != nullptr) *why = "e4m3 with 16-byte rows: TMA, wgmma on e4m3, V transposed by a pass";
+  if (why != nullptr)
+    *why = readable_in_place(problem, visible_keys(problem), choice.batch_invariant)
+               ? "e4m3 with 16-byte rows: TMA, wgmma on e4m3, V transposed as it comes"
+               : "e4m3 with 16-byte rows: TMA, wgmma on e4m3, V transposed by a pass";
   return true;
 }
 
@@ -180,11 +183,12 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
                                                        : "fp8_fast_kernel<CompiledFast<";
   result.kernel = core::concat("fp8::", name, d.config.head_dim, ", ",
                                d.config.masked ? "true" : "false", ">>");
-  result.note = d.direct ? "V is read transposed, as it lies"
-                : is_transposed(problem)
-                    ? "V is copied into the workspace first, by a kernel of its own, because its "
-                      "keys are no multiple of 4 or begin where TMA cannot"
-                    : "V is transposed into the workspace first, by a kernel of its own";
+  result.note =
+      d.direct ? "V is read transposed, as it lies"
+      : is_transposed(problem)
+          ? "V is copied into the workspace first, by a kernel of its own, because its "
+            "keys are no multiple of 4, or its columns or first key lie where TMA cannot begin"
+          : "V is transposed into the workspace first, by a kernel of its own";
   return result;
 }
 

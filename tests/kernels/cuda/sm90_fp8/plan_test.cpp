@@ -108,7 +108,6 @@ TEST_F(Fp8Plan, ATransposedVNeedsNoWorkspaceWhereItCanBeReadInPlace) {
   for (const std::int64_t keys : {511, 1, 197}) {  // the last four would end behind K
     p = problem(1, 2, 2, 64, keys, 64);
     p.v = transposed_layout(1, 2, keys, 64);
-    if (p.v.stride[3] < 2) continue;
     EXPECT_EQ(plan_of(p).workspace_bytes, 2 * 64 * ((keys + 127) / 128 * 128)) << keys;
     EXPECT_EQ(refusal(p, facts_), "accepted");
   }
