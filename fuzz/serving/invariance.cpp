@@ -92,17 +92,20 @@ Inputs shuffled(const Placement& placement, const Inputs& inputs, std::uint64_t 
   }
   const auto move = [&](const std::vector<std::byte>& from, std::vector<std::byte>& to,
                         const Layout& layout, std::int64_t dim) {
-    const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(p.dtype);
+    const std::size_t bytes = size_of(p.dtype);
+    // Element by element: a transposed V has no rows to move.
     for (std::int64_t n = 0; n < count; ++n)
       for (std::int64_t h = 0; h < (layout.stride[1] == 0 ? 1 : p.heads_kv); ++h)
-        for (std::int64_t j = 0; j < p.pages.size; ++j) {
-          const std::int64_t row = h * layout.stride[1] + j * layout.stride[2];
-          const auto at = [&](std::int64_t page) {
-            return static_cast<std::size_t>(page * layout.stride[0] + row) * size_of(p.dtype);
-          };
-          std::memcpy(to.data() + at(other[static_cast<std::size_t>(n)]), from.data() + at(n),
-                      bytes);
-        }
+        for (std::int64_t j = 0; j < p.pages.size; ++j)
+          for (std::int64_t d = 0; d < dim; ++d) {
+            const std::int64_t within =
+                h * layout.stride[1] + j * layout.stride[2] + d * layout.stride[3];
+            const auto at = [&](std::int64_t page) {
+              return static_cast<std::size_t>(page * layout.stride[0] + within) * bytes;
+            };
+            std::memcpy(to.data() + at(other[static_cast<std::size_t>(n)]), from.data() + at(n),
+                        bytes);
+          }
   };
   move(inputs.k, out.k, p.k, p.head_dim);
   move(inputs.v, out.v, p.v, value_dim(p));
