@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <string_view>
+#include <vector>
 
 namespace greenfast::fuzz {
 namespace {
@@ -127,8 +128,11 @@ Drawn draw(std::uint64_t seed, std::uint64_t number) {
     const std::string shape = shape_of(random) + attributes_of(random, !wide);
     std::string options = "--shapes '" + shape + "' --dtype ";
     options.append(name_of(defaults.dtype));
-    const auto& layout = workbench::layout_table()[static_cast<std::size_t>(
-        random.one_in(2) ? 0 : random.between(1, defaults.dtype == DType::e4m3 ? 5 : 4))];
+    std::vector<workbench::LayoutRow> layouts;
+    for (const auto& row : workbench::layout_table())
+      if (workbench::is_for(row.id, defaults.dtype)) layouts.push_back(row);
+    const auto& layout = layouts[static_cast<std::size_t>(
+        random.one_in(2) ? 0 : random.between(1, static_cast<std::int64_t>(layouts.size()) - 1))];
     defaults.layout = layout.id;
     options.append(" --layout ").append(layout.name);
     if (random.one_in(6)) {

@@ -209,12 +209,12 @@ constexpr std::array<std::string_view, 4> kDimName{"batch", "head", "sequence", 
 // interleavings that are free of overlap; an exact test takes time that every call would pay.
 Status check_distinct(std::string_view name, const Layout& layout,
                       const std::array<std::int64_t, 4>& shape) {
-  const int contiguous = layout.stride[3] == 1 ? 3 : 2;
-  std::array<int, 3> dims{0, 1, 5 - contiguous};
+  const bool transposed = layout.stride[3] != 1;
+  std::array<int, 3> dims{0, 1, transposed ? 3 : 2};
   std::sort(dims.begin(), dims.end(),
             [&](int a, int b) { return layout.stride[a] < layout.stride[b]; });
-  std::int64_t inside =
-      shape[contiguous];  // elements from the first to the last of the dimensions so far
+  // Elements from the first to the last of the dimensions so far.
+  std::int64_t inside = shape[transposed ? 2 : 3];
   for (const int dim : dims) {
     if (shape[dim] <= 1) continue;
     if (layout.stride[dim] < inside)

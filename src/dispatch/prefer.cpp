@@ -284,11 +284,11 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // this, and is not known to read them faster: 32,8/4,1/8192,256 bf16 with lengths 126 us (H200,
   // 2026-11-23), 114 here in a run of the day before.
   if (p.seq_q == 1 && !core::is_dense(p)) return {kDecode};
+  if (p.dtype == DType::e4m3 && p.array_mask.kind == MaskKind::none && !core::is_dense(p))
+    return {kDecode};  // of the others only cuda.sm80.serving takes these
   // Others have tiles of 64 rows or more for a few. Up to 16 rows they take 1.1 to 3.6 times as long with a mask or
   // in e4m3, half of it from 32 rows on: 16,8,16/2048,64 with a mask 33 us, packed 49; 16,8,32/2048,64 91 and
   // 32; e4m3 8,8,16/2048,128 23 and 26, 8,8,32/4096,64 48 and 31 (H100, 2026-11-26).
-  if (p.dtype == DType::e4m3 && p.array_mask.kind == MaskKind::none && !core::is_dense(p))
-    return {kDecode};  // of the others only cuda.sm80.serving takes these
   const bool apart = p.array_mask.kind != MaskKind::none || p.dtype == DType::e4m3;
   if (apart && few.rows() <= 16) return {kDecode};
   if (apart)

@@ -391,14 +391,18 @@ Result<Problem> problem_of_text(std::string_view text) {
   if (!shapes) return shapes.status();
   if (shapes->size() != 1) return refuse("names several shapes");
   Problem p = shapes->front().problem;
+  bool transposed = false;
   for (std::size_t i = 2; i < words.size(); ++i) {
     if (words[i] == "strided") return refuse("does not say its strides");
-    if (words[i] == "transposed-v") continue;
+    if (words[i] == "transposed-v") {
+      transposed = true;
+      continue;
+    }
     if (!apply_word(p, word_of(words[i]))) return refuse(fmt::format("'{}' is unknown", words[i]));
   }
   if (!storage_fits(p)) return refuse("has a tensor of more than 2^56 elements");
   set_layout(p, words.back() == "bshd" ? LayoutKind::bshd : LayoutKind::bhsd);
-  if (std::find(words.begin(), words.end(), "transposed-v") != words.end()) {
+  if (transposed) {
     const auto shape = operand_of(p, OperandId::v).shape;
     p.v = transposed_layout(shape[0], shape[1], shape[2], shape[3]);
   }

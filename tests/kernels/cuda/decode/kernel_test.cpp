@@ -23,13 +23,7 @@
 
 namespace greenfast::cuda::decode {
 
-inline float to_float(E4m3 x) {
-  const int exponent = x.bits >> 3 & 15, digits = x.bits & 7;
-  const float size = (x.bits & 0x7f) == 0x7f ? NAN
-                     : exponent == 0         ? std::ldexp(static_cast<float>(digits), -9)
-                                     : std::ldexp(static_cast<float>(8 + digits), exponent - 10);
-  return x.bits >> 7 != 0 ? -size : size;
-}
+inline float to_float(E4m3 x) { return test::of_e4m3(x.bits); }
 
 alignas(1024) unsigned char shared_memory[227 * 1024];
 
@@ -134,26 +128,13 @@ Answer answer_of(const Case& c, simt::Copies copies, bool compare = true) {
   return answer;
 }
 
-/// The same problem in e4m3, with scales of either sign.
+/// The same problem for the family of e4m3, whose head dimensions and rows are multiples of 16.
 void make_e4m3(Case& c) {
-  Random r(c.seed + 5);
   Problem& p = c.problem;
   c.family = kSm90E4m3;
-  p.dtype = DType::e4m3;
   p.head_dim = round_up(p.head_dim, std::int64_t{16});
   p.head_dim_v = round_up(p.head_dim_v, std::int64_t{16});
-  p.q = spread(r, core::shape_of_q(p, p.head_dim), 16);
-  p.k = spread(r, core::shape_of_kv(p, p.head_dim), 16);
-  p.v = spread(r, core::shape_of_kv(p, value_dim(p)), 16);
-  p.o = spread(r, core::shape_of_q(p, value_dim(p)), 1);
-  p.scales = r.of({ScaleKind::none, ScaleKind::tensor, ScaleKind::per_head});
-  const auto draw_scales = [&](std::vector<float>& scales, std::int64_t heads) {
-    for (std::int64_t i = 0; i < p.batch * heads; ++i)
-      scales.push_back(r.of({1.0f, 0.25f, 1.5f, -0.75f, 0.0f}));
-  };
-  draw_scales(c.q_scale, p.heads_q);
-  draw_scales(c.k_scale, p.heads_kv);
-  draw_scales(c.v_scale, p.heads_kv);
+  test::make_e4m3(c, 16);
 }
 
 constexpr std::array kCopies{simt::Copies::late, simt::Copies::early, simt::Copies::between};
