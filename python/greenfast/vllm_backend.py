@@ -4,9 +4,9 @@ vLLM hands out a cache [blocks, Hkv, page, D + Dv] of any order in memory, K and
 queries of all sequences lie one behind the other, whatever share of them are prompts, parts of prompts or single tokens. So a layer
 is one call of greenfast.attention, without a plan and without reading lengths on the host.
 
-A cache of e4m3 ("fp8") is read as it is by the kernel for few queries, up to 64 rows a head of K and V; queries become e4m3 with the layer's
-q_scale for it. The kernel for prompts over pages of e4m3 takes four times as long as one of 16 bits: from the first sequence of a batch on that has more rows, the pages in use are made
-16 bits again, some heads at a time, and attended to with queries as they are. That reads lengths on the host, so graphs hold batches of single tokens alone.
+A cache of e4m3 ("fp8") is read as it is; queries become e4m3 with the layer's q_scale for it. Single tokens and other short sequences, up
+to 64 rows a head of K and V, have a kernel of their own, and so a call of their own where a batch has longer ones behind them: that reads
+where sequences begin on the host, so graphs hold batches of single tokens alone.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ _E4M3 = torch.float8_e4m3fn
 _QUANTIZED = ("fp8", "fp8_e4m3")  # vLLM hands out bytes (torch.uint8) for either
 _CACHES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16, **dict.fromkeys(_QUANTIZED, _E4M3)}
 _OLDEST = 80  # compute capability of the kernels that take pages
-_HOPPER = 9   # that of the kernel that decodes from pages of e4m3, its most rows a head of K and V, and a step of its head dimensions
+_HOPPER = 9   # that of the kernels that read pages of e4m3; the most rows a head of K and V of the one for few queries, and a step of their head dimensions
 _MOST_ROWS = 64
 _STEP_OF_E4M3 = 16
-_MOST_DECODED = 256 << 20  # bytes of 16-bit keys and values beside a cache of e4m3, where one head of K and V has no more
 _WITHOUT_CACHE = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 _MOST_WIDTH = 256
 
@@ -128,50 +127,19 @@ class GreenfastMetadata:
     slot_mapping: torch.Tensor     #: int64 [tokens]: page * page size + row, -1 for tokens that pad
     causal: bool
     starts: torch.Tensor | None = None  #: query_start_loc on the host
-    bounds: torch.Tensor | None = None  #: on the host, at least seq_lens; None: not known there
-    prompts: dict[tuple[int, int, int], _Prompts | None] = dataclasses.field(default_factory=dict)  #: found by layers of this batch
+    split: dict[int, tuple[int, int, int] | None] = dataclasses.field(default_factory=dict)  #: found by layers of this batch
 
-    def prompts_of(self, most: int, page: int, blocks: int) -> _Prompts | None:
-        """The sequences from the first on that has more than `most` rows, over a cache of so many blocks of `page` keys; None: there is none."""
+    def split_of(self, most: int) -> tuple[int, int, int] | None:
+        """The first sequence that has more than `most` rows, its first row of query, and the most rows of one before it; None: there is none."""
         if self.max_query_len <= most:
             return None
-        asked = (most, page, blocks)
-        if asked not in self.prompts:
-            self.prompts[asked] = self._find_prompts(*asked)
-        return self.prompts[asked]
-
-    def _find_prompts(self, most: int, page: int, blocks: int) -> _Prompts | None:
-        assert self.starts is not None
-        starts = self.starts.tolist()
-        rows = [end - begin for begin, end in zip(starts, starts[1:])]
-        first = next((n for n, count in enumerate(rows) if count > most), None)
-        if first is None:
-            return None
-        device, width = self.block_table.device, self.block_table.shape[1]
-        lengths = (self.seq_lens if self.bounds is None else self.bounds)[first:len(rows)].tolist()
-        pages = [min(-(-max(length, 0) // page), width) for length in lengths]
-        row = torch.arange(len(pages)).repeat_interleave(torch.tensor(pages))
-        column = torch.cat([torch.arange(count) for count in pages])
-        table = torch.zeros(len(pages), max(*pages, 1), dtype=torch.int32)
-        table[row, column] = torch.arange(len(row), dtype=torch.int32)
-        row, column, table = row.to(device), column.to(device), table.to(device)
-        # A bound may be above a length, and what the table has there is nothing's: read, and never attended to.
-        used = self.block_table[first + row, column].long().clamp(0, blocks - 1)
-        return _Prompts(first, starts[first], max(rows[:first], default=0), max(rows[first:]), self.query_start_loc[first:] - starts[first],
-                        self.seq_lens[first:], used, table)
-
-
-@dataclasses.dataclass
-class _Prompts:
-    """Sequences of a batch that attend to 16-bit copies of their pages."""
-    first: int                     #: of them, a sequence; those before it are read where they are
-    first_row: int                 #: its first row of query
-    max_before: int                #: most rows of a sequence before it
-    max_query_len: int             #: most rows of one of them
-    query_start_loc: torch.Tensor  #: int32 [sequences + 1], from 0 on
-    seq_lens: torch.Tensor         #: int32 [sequences]
-    blocks: torch.Tensor           #: int64: which blocks of the cache are copied
-    table: torch.Tensor            #: int32 [sequences, pages]: which of the copies
+        if most not in self.split:
+            assert self.starts is not None
+            starts = self.starts.tolist()
+            rows = [end - begin for begin, end in zip(starts, starts[1:])]
+            first = next((n for n, count in enumerate(rows) if count > most), None)
+            self.split[most] = None if first is None else (first, starts[first], max(rows[:first], default=0))
+        return self.split[most]
 
 
 class GreenfastMetadataBuilder(AttentionMetadataBuilder[GreenfastMetadata]):
@@ -183,7 +151,7 @@ class GreenfastMetadataBuilder(AttentionMetadataBuilder[GreenfastMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         if _holds_e4m3(kv_cache_spec):
-            self.reorder_batch_threshold = 1  # vLLM puts single tokens first, before the sequences whose pages are copied
+            self.reorder_batch_threshold = 1  # vLLM puts single tokens first, before the sequences that another kernel takes
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
@@ -199,12 +167,11 @@ class GreenfastMetadataBuilder(AttentionMetadataBuilder[GreenfastMetadata]):
             if getattr(common, name, None) is not None:
                 _refuse(f"{name} ({meaning})", "leave it out")
         return GreenfastMetadata(common.num_actual_tokens, common.max_query_len, common.query_start_loc, common.max_seq_len, common.seq_lens,
-                                 common.block_table_tensor, common.slot_mapping, common.causal, common.query_start_loc_cpu,
-                                 common.seq_lens_cpu_upper_bound)
+                                 common.block_table_tensor, common.slot_mapping, common.causal, common.query_start_loc_cpu)
 
     def update_block_table(self, metadata: GreenfastMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor) -> GreenfastMetadata:
         other = copy.copy(metadata)
-        other.block_table, other.slot_mapping, other.prompts = blk_table, slot_mapping, {}
+        other.block_table, other.slot_mapping = blk_table, slot_mapping
         return other
 
 
@@ -232,8 +199,6 @@ class GreenfastImpl(AttentionImpl[GreenfastMetadata]):
             _refuse(f"kv_cache_dtype={kv_cache_dtype!r} with ALiBi", "'auto' is possible")
         if self.quantized and head_size % _STEP_OF_E4M3:
             _refuse(f"kv_cache_dtype={kv_cache_dtype!r} with head_size={head_size}", f"steps of {_STEP_OF_E4M3} are possible")
-        if self.quantized and self.group > _MOST_ROWS:
-            _refuse(f"kv_cache_dtype={kv_cache_dtype!r} with {self.group} query heads for each of K and V", f"{_MOST_ROWS} are possible")
         if sinks is not None and tuple(sinks.shape) != (num_heads,):
             raise ValueError(f"greenfast for vLLM: sinks has shape {list(sinks.shape)}: [num_heads], that is [{num_heads}], is expected")
         self.sliding_window, self.softcap = sliding_window, logits_soft_cap or 0.0
@@ -291,37 +256,24 @@ class GreenfastImpl(AttentionImpl[GreenfastMetadata]):
 
     def _forward_e4m3(self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, batch: GreenfastMetadata, output: torch.Tensor,
                       features: dict[str, Any]) -> None:
-        page, possible = kv_cache.shape[2], _MOST_ROWS // self.group
-        prompts = batch.prompts_of(possible, page, kv_cache.shape[0])
-        few, rows, most = batch.seq_lens.shape[0], query.shape[0], min(batch.max_query_len, possible)
-        if prompts is not None:
-            few, rows, most = prompts.first, prompts.first_row, prompts.max_before
-            self._forward_prompts(layer, query[rows:], kv_cache, prompts, output[rows:], features)
-        if rows:
-            codes, _ = _quantize(query[None, :rows], scale=layer._q_scale, layout="bshd")
-            k, v = self._pages(kv_cache.view(_E4M3))
-            table = batch.block_table[:few]
-            _attention(codes[0], k, v, out=output[:rows], cu_q=batch.query_start_loc[:few + 1], max_q=most, used_kv=batch.seq_lens[:few],
-                       page_table=table, max_kv=min(batch.max_seq_len, table.shape[1] * page), q_scale=layer._q_scale, k_scale=layer._k_scale,
-                       v_scale=layer._v_scale, **features)
+        possible = _MOST_ROWS // self.group
+        k, v = self._pages(kv_cache.view(_E4M3))
+        codes = _quantize(query[None], scale=layer._q_scale, layout="bshd")[0][0]
+        features |= {"q_scale": layer._q_scale, "k_scale": layer._k_scale, "v_scale": layer._v_scale,
+                     "max_kv": min(batch.max_seq_len, batch.block_table.shape[1] * kv_cache.shape[2])}
 
-    def _forward_prompts(self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, prompts: _Prompts, output: torch.Tensor,
-                         features: dict[str, Any]) -> None:
-        held = kv_cache.view(torch.uint8)
-        of_head = prompts.blocks.shape[0] * held.shape[2] * held.shape[3] * query.element_size()
-        step = max(1, min(self.num_kv_heads, _MOST_DECODED // max(of_head, 1)))
-        # K's scale is one of the scores, where it costs no rounding. The host knows both.
-        features = features | {"scale": self.scale * layer._k_scale_float}
-        sinks = features.get("sinks")
-        for first in range(0, self.num_kv_heads, step):
-            k, v = self._pages(held[:, first:first + step].index_select(0, prompts.blocks).view(_E4M3).to(query.dtype))
-            if layer._v_scale_float != 1.0:
-                v = v * layer._v_scale_float
-            heads = slice(first * self.group, (first + step) * self.group)
-            if sinks is not None:
-                features["sinks"] = sinks[heads]
-            _attention(query[:, heads], k, v, out=output[:, heads], cu_q=prompts.query_start_loc, max_q=prompts.max_query_len,
-                       used_kv=prompts.seq_lens, page_table=prompts.table, max_kv=prompts.table.shape[1] * kv_cache.shape[2], **features)
+        def attend(sequences: slice, rows: slice, starts: torch.Tensor, most: int) -> None:
+            _attention(codes[rows], k, v, out=output[rows], cu_q=starts, max_q=most, used_kv=batch.seq_lens[sequences],
+                       page_table=batch.block_table[sequences], **features)
+
+        starts, split = batch.query_start_loc, batch.split_of(possible)
+        if split is None:
+            attend(slice(None), slice(None), starts, min(batch.max_query_len, max(possible, 1)))
+            return
+        first, first_row, most = split
+        if first_row:
+            attend(slice(first), slice(first_row), starts[:first + 1], most)
+        attend(slice(first, None), slice(first_row, None), starts[first:] - first_row, batch.max_query_len)
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Writes key and value of this step's tokens to their slots; those at -1 pad. On CUDA by vLLM's own kernel."""

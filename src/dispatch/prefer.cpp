@@ -97,6 +97,20 @@ std::int64_t tile_keys(const Problem& p, std::int64_t rows) {
   return left < 0 || right < 0 ? seen : std::min(seen, left + right + rows);
 }
 
+// Keys that a query sees in the mean, about: half of what the first and the last see together.
+std::int64_t mean_keys(const Problem& p) {
+  const auto& [left, right, alignment] = p.mask;
+  const std::int64_t shift = alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0;
+  const auto seen = [&, left = left, right = right](std::int64_t row) {
+    const std::int64_t at = shift + row;
+    const std::int64_t first = left < 0 ? 0 : std::clamp<std::int64_t>(at - left, 0, p.seq_kv);
+    const std::int64_t end =
+        right < 0 ? p.seq_kv : std::clamp<std::int64_t>(at + right + 1, 0, p.seq_kv);
+    return std::max<std::int64_t>(end - first, 0);
+  };
+  return (seen(0) + seen(p.seq_q - 1)) / 2;
+}
+
 // cuda.sm90.small gives a tile of 64 queries to a cluster of two blocks. At most one block an SM (at
 // D 64 without a loop, up to 512 keys, one and a half) was faster than prefill in all that was
 // measured; two where prefill, whose tiles have 128 queries, has long rows of keys for half the
@@ -222,6 +236,42 @@ bool packed_beats_serving(const Problem& p, const DeviceFacts& facts, core::Choi
   return packed <= 2 * serving;
 }
 
+// e4m3, dense. One H200, 2026-11-27, microseconds, V as rows, full / causal: cuda.sm90.fp8_serving, which has
+// no pass over V, blocks of 64 keys and weights in fp16; fp8_curved; fp8.
+//
+//   B,H,S,D        fp8_serving  curved       fp8
+//   32,16,512,128  118 / 84     114 / 114    142 / 127
+//   16,16,1024,128 204 / 125    176 / 146    221 / 175
+//   8,16,2048,128  347 / 204    290 / 219    369 / 267
+//   2,16,8192,128  1370 / 628   1036 / 554   1300 / 676
+//   32,32,512,64   165 / 117    137 / 140    201 / 176
+//   8,32,2048,64   508 / 282    374 / 257    536 / 384
+//   2,32,8192,64   1850 / –     1343 / –     1930 / –
+//
+// Where a log-sum-exp is asked for, fp8 is who else takes it; where V comes transposed, fp8_serving does not.
+bool fp8_serving_beats_dense(const Problem& p) {
+  const bool wide = p.head_dim > 64, masked = p.mask.left >= 0 || p.mask.right >= 0;
+  if (p.accuracy == Accuracy::fast) return false;
+  if (p.lse) return !wide || masked || mean_keys(p) <= 4096;
+  return masked && mean_keys(p) <= (wide ? 1024 : 256);
+}
+
+// e4m3 with lengths or pages. cuda.sm90.fp8_serving has tiles of 128 rows of a head and walks over all of its
+// keys; decode has up to 32 rows of a group, and splits the keys. Pages of 16, one H200, 2026-11-27,
+// microseconds:
+//
+//   B,Hq/Hkv,Sq/Skv,D                       decode  fp8_serving
+//   16,32/8,8/8192,128, lengths from 512 on  74     104
+//   16,32/8,16/8192,128, lengths from 512 on 133    105
+//   1,32/8,16/8192,128                       37     66
+//   64,32/8,16/1024,128                      190    170
+//   16,8/8,64/4096,64                        121    37
+bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  const std::int64_t rows = p.seq_q * (p.heads_q / p.heads_kv);
+  const bool fills = 2 * tiles(p, choice, 128) >= std::int64_t{facts.multiprocessors};
+  return !fills || rows <= (p.heads_q > p.heads_kv ? 32 : 16);
+}
+
 }  // namespace
 
 core::Preference cpu_naive(const Problem&, const DeviceFacts&, core::Choice) {
@@ -266,8 +316,11 @@ core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, co
   if (core::is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
   return {kPacked};
 }
-// e4m3: 2,32,8192,64 2039 us by exponentials, 1387 by curved weights, 962 by linear ones; 2,16,8192,128
-// 1271, 1024, 814 (H200, 2026-11-23). Few queries go to cuda.sm90.decode.
+core::Preference cuda_sm90_fp8_serving(const Problem& p, const DeviceFacts&, core::Choice) {
+  if (!core::is_dense(p)) return {kPacked};
+  if (fp8_serving_beats_dense(p)) return {kPackedWindow};
+  return {kPackedDense, "behind the kernels for dense e4m3 where they take the problem"};
+}
 core::Preference cuda_sm90_fp8(const Problem& p, const DeviceFacts&, core::Choice) {
   if (p.lse) return {kPrefill};
   return {kBehindPrefill, "behind cuda.sm90.fp8_curved, which is faster where no LSE is asked for"};
@@ -284,8 +337,13 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // this, and is not known to read them faster: 32,8/4,1/8192,256 bf16 with lengths 126 us (H200,
   // 2026-11-23), 114 here in a run of the day before.
   if (p.seq_q == 1 && !core::is_dense(p)) return {kDecode};
-  if (p.dtype == DType::e4m3 && p.array_mask.kind == MaskKind::none && !core::is_dense(p))
-    return {kDecode};  // of the others only cuda.sm80.serving takes these
+  if (p.dtype == DType::e4m3 && p.array_mask.kind == MaskKind::none && !core::is_dense(p)) {
+    if (decode_beats_fp8_serving(p, facts, choice)) return {kDecode};
+    return {
+        kDecodeBehind,
+        "behind cuda.sm90.fp8_serving where that takes the problem: it reads the keys once for all "
+        "rows"};
+  }
   // Others have tiles of 64 rows or more for a few. Up to 16 rows they take 1.1 to 3.6 times as long with a mask or
   // in e4m3, half of it from 32 rows on: 16,8,16/2048,64 with a mask 33 us, packed 49; 16,8,32/2048,64 91 and
   // 32; e4m3 8,8,16/2048,128 23 and 26, 8,8,32/4096,64 48 and 31 (H100, 2026-11-26).

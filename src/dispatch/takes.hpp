@@ -59,6 +59,15 @@ inline constexpr Features kTakesE4m3{
     Feature::causal,  Feature::window,        Feature::nonpositive_scale, Feature::scales_tensor,
     Feature::lse,     Feature::grouped_heads, Feature::scales_per_head,   Feature::transposed_v};
 
+/// And for sequences of different lengths, by weights in fp16: exact, which is near enough where
+/// fast is.
+inline constexpr Features kTakesServingE4m3 =
+    (kTakesE4m3 - Feature::transposed_v) |
+    Features{Feature::packed_q,     Feature::packed_kv, Feature::used_q,  Feature::used_kv,
+             Feature::kv_index,     Feature::kv_start,  Feature::pages,   Feature::chunk,
+             Feature::sinks,        Feature::value_dim, Feature::softcap, Feature::exact_accuracy,
+             Feature::fast_accuracy};
+
 /// Scores in halves are too coarse for an exact log-sum-exp.
 inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
 

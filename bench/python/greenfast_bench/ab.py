@@ -512,8 +512,8 @@ pages=N, lengths=full, lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, ca
 (docs/measuring.md), and so does --shapes, one row of them between commas. Lengths are drawn by --seed. There the peers
 are {', '.join(serving.PEERS)};
 greenfast:dense is the same call over the dense twin of pages or equal packed sequences.
---dtype e4m3 takes dense rows; its peers are {', '.join(fp8.PEERS)}, and greenfast:fp16 and
-greenfast:bf16 get the same values in 16 bits; greenfast:from-fp16, where the package greenfast is installed, quantises them first.
+--dtype e4m3 takes dense rows and those of serving; its peers are {', '.join(fp8.PEERS)}, and greenfast:fp16 and
+greenfast:bf16 get the same values in 16 bits; greenfast:from-fp16, where the package greenfast is installed, quantises dense rows first.
 --between times each row also behind a neighbour, as in a model: an elementwise kernel, or the GEMM that projects the queries. A call's
 time is then that of [neighbour, call] less that of the neighbours alone; where that is not above zero in every round it is noise.
 The record is written after each row, so that what an interrupted run measured is kept.
@@ -574,7 +574,7 @@ Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours was 
 
 
 def serving_rows(args, given: list[str]) -> list:
-    """The rows of a suite of serving, or dense ones of e4m3 with each mask."""
+    """The rows of a suite of serving; of e4m3 also dense ones, with each mask."""
     texts = serving.SUITES.get(args.suite, []) + given
     if args.dtype == "e4m3":
         args.sets, args.layout = args.sets or (None if args.ways else 2), args.layout or "bhsd"
@@ -583,8 +583,8 @@ def serving_rows(args, given: list[str]) -> list:
         texts += [text + (" causal" if mask == "causal" else "") for text in dense for mask in args.mask_list]
     rows = [serving.Row.parse(text) for text in texts]
     for row in rows:
-        if args.dtype == "e4m3" and (row.packed or row.used or row.page or row.sinks):
-            raise Usage(f"shape '{row.text}': rows of e4m3 are dense here")
+        if args.dtype == "e4m3" and row.mask == "narrow":
+            raise Usage(f"shape '{row.text}': a mask of e4m3 has no meaning: use mask=bool, or 16-bit inputs")
     return rows
 
 

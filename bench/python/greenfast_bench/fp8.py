@@ -32,17 +32,19 @@ class Greenfast16(Greenfast):
         return {"fp16": torch.float16, "bf16": torch.bfloat16}[self._dtype]
 
     def operands(self, row, data, o):
-        q, k, v = (x.to(self.torch_dtype()) for x in data.twin)
-        return q, k, v, o, {}
+        q, k, v, o, arrays = super().operands(row, data, o)
+        return *(x.to(self.torch_dtype()) for x in (q, k, v)), o, arrays
+
+
+def refuse_serving(row):
+    if row.packed or row.used or row.page or row.sinks or row.mask:
+        raise Refused("it is for dense rows")
 
 
 class GreenfastE4m3(Greenfast):
     def __init__(self, variant: str, library: capi.Library, **named):
         super().__init__(variant, library, **named)
         self.accuracy = int(variant == "cuda.sm90.fp8_fast")  # it takes none but problems that allow fast accuracy
-
-    def operands(self, row, data, o):
-        return data.q, data.k, data.v, o, {}
 
 
 def transposed(v):
@@ -63,6 +65,7 @@ class GreenfastTransposed(GreenfastE4m3):
         self.name = f"{self.name}:transposed"
 
     def operands(self, row, data, o):
+        refuse_serving(row)
         return data.q, data.k, transposed(data.v), o, {}
 
 
@@ -78,6 +81,7 @@ class GreenfastFrom16(GreenfastE4m3):
         self.name, self._quantize = f"{self.name}:from-fp16", greenfast.quantize_e4m3
 
     def bind(self, row, data, o, clock):
+        refuse_serving(row)
         device = capi.CUDA if clock.kind == "cuda" else capi.CPU
         codes = [data.q.clone(), data.k.clone(), transposed(data.v)]
         facts = {"batch": row.batch, "seq_q": row.seq_q, "seq_kv": row.seq_kv, "window": row.band, "chunk": row.chunk}
@@ -159,6 +163,7 @@ class CudnnFp8(Engine):
 
         if row.seq_q != row.seq_kv and row.causal:
             raise Refused("it aligns causal masks with the first key")
+        refuse_serving(row)
         if row.chunk or row.band[0] >= 0:
             raise Refused("no chunks and windows here")
         key = (row, data.q.stride(), data.k.stride())
@@ -194,8 +199,11 @@ class In16(Engine):
         return data.room(torch.float16)
 
     def bind(self, row, data, o, clock):
+        import torch
+
         same = copy.copy(data)
-        (same.q, same.k, same.v), same.twin = data.twin, None
+        same.q, same.k, same.v = (x.to(torch.float16) for x in (data.q, data.k, data.v))
+        same.twin = None
         return self._engine.bind(row, same, o, clock)
 
 
@@ -215,7 +223,8 @@ def open_engines(peers: list[str], variants: list[str], before: str | None) -> t
             raise Usage(f"peer '{name}' is unknown to --dtype e4m3; one of: {', '.join(PEERS)}")
     library = capi.load()
     engines: list[Engine] = [GreenfastE4m3(variant, library) for variant in ["", *variants]]
-    engines += [GreenfastTransposed(variant, library) for variant in ["", *variants] if not variant or variant.startswith("cuda.sm90.fp8")]
+    engines += [GreenfastTransposed(variant, library) for variant in ["", *variants]
+                if not variant or variant in ("cuda.sm90.fp8", "cuda.sm90.fp8_curved", "cuda.sm90.fp8_fast")]
     engines += [Greenfast16(dtype, library) for dtype in ("fp16", "bf16")]
     if before:
         engines.append(GreenfastE4m3("", capi.load(before), name="before"))

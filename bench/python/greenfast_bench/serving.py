@@ -281,6 +281,9 @@ class Data:
         self.table = table.to(self.q.device)
         pools = []
         for dense in (self.k, self.v):
+            dtype = dense.dtype
+            if dtype.itemsize == 1:  # e4m3 cannot be indexed
+                dense = dense.view(torch.uint8)
             pool = torch.zeros(nobody + 1, size, row.heads_kv, dense.shape[3], dtype=dense.dtype, device=dense.device)
             for b, count in enumerate(counts):
                 keys = dense[b].transpose(0, 1)[:min(count * size, row.seq_kv)]  # [keys, Hkv, D]
@@ -289,7 +292,7 @@ class Data:
                 pool[where[:whole]] = keys[:whole * size].reshape(whole, size, row.heads_kv, -1)
                 if whole < count:
                     pool[where[whole], :keys.shape[0] - whole * size] = keys[whole * size:]
-            pools.append(pool.transpose(1, 2))
+            pools.append(pool.view(dtype).transpose(1, 2))
         self.k, self.v = pools
 
     def entry(self, b: int):
@@ -331,7 +334,7 @@ def reference(data: Data, b: int, rows: list[int]):
     """O of these rows of sequence b in fp64, [Hq, rows, Dv]."""
     import torch
 
-    row, (q, k, v) = data.row, data.entry(b)
+    row, (q, k, v) = data.row, (widened(x) for x in data.entry(b))
     group, length = row.heads_q // row.heads_kv, data.lengths[b]
     index = torch.tensor(rows, device=q.device)
     position = index + (length - row.rows_of(length))

@@ -62,6 +62,10 @@ struct Config {
   // And a mask by array, in stages of its own (masks.cuh). Of builds for serving.
   MaskArray mask = MaskArray::none;
   int mask_stages = 0;
+  // Inputs of e4m3, of builds for serving: Q and K are multiplied as they are, V becomes fp16 on its
+  // way to V's ring, from one of its own (bytes.cuh). Heads have factors, and O any type and strides.
+  bool bytes = false;
+  int raw_stages = 0;
   Features features = Features::plain;
 
   constexpr bool masked() const { return features != Features::plain; }
@@ -87,8 +91,11 @@ struct Config {
   // Of V and O, and of the accumulator.
   constexpr int values() const { return value_dim != 0 ? value_dim : head_dim; }
   constexpr int columns() const { return values() + (ones ? 8 : 0); }
-  // Of 64 columns, 128 bytes.
-  constexpr int chunks() const { return static_cast<int>(core::ceil_div(head_dim, 64)); }
+  // Of 128 bytes: 64 columns, of e4m3 128.
+  constexpr int chunk_columns() const { return bytes ? 128 : 64; }
+  constexpr int chunks() const {
+    return static_cast<int>(core::ceil_div(head_dim, chunk_columns()));
+  }
   constexpr int value_chunks() const { return static_cast<int>(core::ceil_div(values(), 64)); }
 
   // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V stages;
@@ -99,14 +106,18 @@ struct Config {
   constexpr int strip_bytes() const { return value_chunks() * 16 * 128; }
   constexpr int k_offset() const { return q_stages * warpgroups * q_bytes(); }
   constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
-  // Where it does not fit, a warpgroup's O takes the place of its Q.
-  constexpr bool o_over_q() const { return head_dim > 128 || (has_mask() && head_dim > 64); }
+  // Where it does not fit, a warpgroup's O takes the place of its Q; or, where Q is of bytes, which
+  // are too few for that, every thread stores its own.
+  constexpr bool o_over_q() const {
+    return !bytes && (head_dim > 128 || (has_mask() && head_dim > 64));
+  }
+  constexpr bool o_has_strip() const { return !bytes || values() <= 128; }
   // 16 keys of the ones' 8 columns, in rows of 128 bytes.
   constexpr int ones_offset() const { return v_offset() + v_stages * v_bytes(); }
   constexpr int ones_bytes() const { return ones ? 16 * 128 : 0; }
   constexpr int o_offset() const { return o_over_q() ? 0 : ones_offset() + ones_bytes(); }
   constexpr int o_bytes() const {
-    return o_over_q() ? 0 : (split ? 1 : warpgroups) * 4 * strip_bytes();
+    return o_over_q() || !o_has_strip() ? 0 : (split ? 1 : warpgroups) * 4 * strip_bytes();
   }
   // The second warpgroup's output in fp32, and bases and sums of its rows.
   constexpr int exchange_offset() const { return ones_offset() + ones_bytes() + o_bytes(); }
@@ -117,7 +128,11 @@ struct Config {
   constexpr int mask_row_bytes() const { return (mask == MaskArray::bias ? 2 : 1) * keys; }
   constexpr int mask_tile_bytes() const { return rows() * mask_row_bytes(); }
   constexpr int mask_bytes() const { return has_mask() ? mask_tile_bytes() + 16 * rows() : 0; }
-  constexpr int shared_bytes() const { return 1024 + mask_offset() + mask_stages * mask_bytes(); }
+  // V of bytes as it came, in chunks of up to 128 columns, not swizzled.
+  constexpr int raw_offset() const { return mask_offset() + mask_stages * mask_bytes(); }
+  constexpr int raw_row_bytes() const { return values() < 128 ? values() : 128; }
+  constexpr int raw_bytes() const { return keys * values(); }
+  constexpr int shared_bytes() const { return 1024 + raw_offset() + raw_stages * raw_bytes(); }
 
   // Registers by role (setmaxnreg). The CTA owns what it was launched with, a multiple of 8 for
   // each thread; a warpgroup that asks for more than the others gave back waits for ever.
@@ -234,6 +249,42 @@ constexpr Config mask_config_of(std::size_t tile, MaskArray mask) {
   return config;
 }
 
+/// The tiles for e4m3: two low ones for keys in pages, then those that the others take, by head dims of
+/// Q and V.
+inline constexpr std::array kByteTiles{
+    Config{.head_dim = 64, .k_stages = 4, .v_stages = 4, .q_in_registers = true, .raw_stages = 3},
+    Config{.head_dim = 128, .k_stages = 3, .v_stages = 3, .q_in_registers = true, .raw_stages = 2},
+    Config{.head_dim = 64,
+           .warpgroups = 3,
+           .keys = 64,
+           .k_stages = 6,
+           .v_stages = 6,
+           .q_in_registers = true,
+           .raw_stages = 4},
+    Config{.head_dim = 128,
+           .warpgroups = 3,
+           .keys = 64,
+           .k_stages = 4,
+           .v_stages = 6,
+           .raw_stages = 3},
+    Config{.head_dim = 192,
+           .value_dim = 128,
+           .warpgroups = 3,
+           .keys = 64,
+           .k_stages = 3,
+           .v_stages = 3,
+           .raw_stages = 3},
+    Config{.head_dim = 256, .keys = 64, .k_stages = 3, .v_stages = 3, .raw_stages = 3},
+};
+inline constexpr std::size_t kLowByteTiles = 2;
+/// Of what Features::general does a softcap is all that is asked of it here.
+constexpr Config byte_config_of(std::size_t tile, bool capped) {
+  Config config = kByteTiles[tile];
+  config.packed = config.serving = config.bytes = true;
+  config.features = capped ? Features::general : Features::window;
+  return config;
+}
+
 // In front of Params::mask, so that its tensor map lies at a multiple of 64 bytes.
 inline constexpr int kPaddingOfMask = 24;
 
@@ -256,7 +307,7 @@ struct Params {
                v_head = 0, v_row = 0;
 
   // Features::general only.
-  float softcap_in = 0.0f;   // 2 log2(e) scale / softcap
+  float softcap_in = 0.0f;   // 2 log2(e) scale / softcap, of e4m3 2 / softcap
   float softcap_out = 0.0f;  // softcap * log2(e); 0: no softcap
   void* o = nullptr;
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;  // strides in elements
@@ -267,15 +318,18 @@ struct Params {
   ServingFacts serving;
   char padding[kPaddingOfMask] = {};
   MaskFacts mask;
+  ByteFacts bytes;
 };
 static_assert((offsetof(Params, mask) + offsetof(MaskFacts, map)) % 64 == 0);
 
 /// A build's tile, and what it knows of the tile's sequence: nothing but the problem, or its own.
 template <class ConfigOf>
 using TileOf = std::conditional_t<
-    ConfigOf::value.has_mask(), MaskedTile,
-    std::conditional_t<ConfigOf::value.serving, ServingTile,
-                       std::conditional_t<ConfigOf::value.packed, PackedTile, Tile>>>;
+    ConfigOf::value.bytes, ScaledTile,
+    std::conditional_t<
+        ConfigOf::value.has_mask(), MaskedTile,
+        std::conditional_t<ConfigOf::value.serving, ServingTile,
+                           std::conditional_t<ConfigOf::value.packed, PackedTile, Tile>>>>;
 template <class ConfigOf>
 using ExtentOf = std::conditional_t<ConfigOf::value.serving, ServingExtent,
                                     std::conditional_t<ConfigOf::value.packed, Extent, Params>>;
@@ -308,5 +362,8 @@ const void* serving_entry();
 /// Of a tile of kMaskTiles and what the mask is.
 template <class T, int kTile, MaskArray kMask>
 const void* mask_entry();
+/// Of a tile of kByteTiles, without a softcap and with one.
+template <int kTile>
+std::array<const void*, 2> byte_entries();
 
 }  // namespace greenfast::cuda::prefill

@@ -99,6 +99,7 @@ __device__ __forceinline__ void finish_row_with_sink(const Params& p, const Tile
     lse = sum == 0.0f ? -INFINITY : fmaf(kLn2, __log2f(sum), rows.top[h]);
   float factor = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
   if (p.serving.sinks != nullptr) factor *= join_sink(p.serving.sinks[tile.head], lse);
+  if constexpr (ConfigOf::value.bytes) factor *= tile.value_factor;
   rows.sum[h] = factor;
   if (p.lse == nullptr || t != 0 || row >= rows.extent.seq_q) return;
   const std::int64_t head = static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
@@ -131,18 +132,31 @@ __device__ __forceinline__ void finish_rows(const Params& p, const TileOf<Config
 
 /// Stores O by every thread, in any type and with any strides.
 template <class ConfigOf>
-__device__ __forceinline__ void store_anywhere(const Params& p, const Tile& tile,
+__device__ __forceinline__ void store_anywhere(const Params& p, const TileOf<ConfigOf>& tile,
                                                const typename Fragments<ConfigOf>::Output& o,
                                                const float (&factor)[2], bool works, int row,
                                                int t) {
-  const std::int64_t base = tile.batch * p.o_batch + tile.head * p.o_head;
+  const auto first_of_tile = [&]() -> std::int64_t {
+    const std::int64_t of_head = tile.batch * p.o_batch + tile.head * p.o_head;
+    if constexpr (ConfigOf::value.packed) return of_head + tile.q_row * p.o_row;
+    return of_head;
+  };
+  const auto rows_of_tile = [&] {
+    if constexpr (ConfigOf::value.packed) return tile.extent.seq_q;
+    return p.seq_q;
+  };
+  const auto columns = [&] {
+    if constexpr (ConfigOf::value.serving) return p.serving.value_dim;
+    return p.head_dim;
+  };
+  const std::int64_t base = first_of_tile();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (row + 8 * h >= p.seq_q) continue;
+    if (row + 8 * h >= rows_of_tile()) continue;
     const std::int64_t at = base + (row + 8 * h) * p.o_row + 2 * t;
 #pragma unroll
-    for (int i = 0; i < ConfigOf::value.head_dim / 8; ++i) {
-      if (8 * i >= p.head_dim) continue;
+    for (int i = 0; i < ConfigOf::value.values() / 8; ++i) {
+      if (8 * i >= columns()) continue;
       const float x = works ? o[4 * i + 2 * h] * factor[h] : 0.0f;
       const float y = works ? o[4 * i + 2 * h + 1] * factor[h] : 0.0f;
       if (p.out_dtype == DType::f32) {
@@ -155,6 +169,35 @@ __device__ __forceinline__ void store_anywhere(const Params& p, const Tile& tile
         static_cast<__nv_bfloat16*>(p.o)[at + 8 * i] = __float2bfloat16_rn(x);
         static_cast<__nv_bfloat16*>(p.o)[at + 8 * i + 1] = __float2bfloat16_rn(y);
       }
+    }
+  }
+}
+
+/// The same of rows at 16 bytes, in 16 bits, by pieces of 8 columns, of which each lane of a quad has
+/// every fourth.
+template <class ConfigOf>
+__device__ __forceinline__ void store_pieces(const Params& p, const TileOf<ConfigOf>& tile,
+                                             const typename Fragments<ConfigOf>::Output& o,
+                                             const float (&factor)[2], bool works, int row, int t) {
+  auto* const out = static_cast<std::uint16_t*>(p.o) + tile.batch * p.o_batch +
+                    tile.head * p.o_head + tile.q_row * p.o_row;
+  const bool f16 = p.out_dtype == DType::f16;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const bool there = row + 8 * h < tile.extent.seq_q;
+    const std::int64_t at = (row + 8 * h) * p.o_row + 8 * t;
+#pragma unroll
+    for (int i = 0; i < ConfigOf::value.values() / 8; i += 4) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float x = works ? o[4 * (i + j) + 2 * h] * factor[h] : 0.0f;
+        const float y = works ? o[4 * (i + j) + 2 * h + 1] * factor[h] : 0.0f;
+        words[j] = f16 ? pack2<__half>(finite_mean(x), finite_mean(y)) : pack2<__nv_bfloat16>(x, y);
+      }
+      const uint4 piece = quad_transpose(words);
+      if (there && 8 * (i + t) < p.serving.value_dim)
+        *reinterpret_cast<uint4*>(out + at + 8 * i) = piece;
     }
   }
 }
@@ -247,9 +290,14 @@ __device__ __forceinline__ void store_rows(const Params& p, const CUtensorMap& o
                                            float (&factor)[2], bool has_output, int first_row,
                                            int row, int lane) {
   constexpr Config kConfig = ConfigOf::value;
-  if constexpr (kConfig.general()) {
+  constexpr bool kInPieces = kConfig.bytes || !kConfig.general();
+  if (!kInPieces || (kConfig.bytes && !p.bytes.o_aligned)) {
     store_anywhere<ConfigOf>(p, tile, consumer.o, factor, has_output, row, lane & 3);
-  } else {
+    return;
+  }
+  if constexpr (!kConfig.o_has_strip())
+    store_pieces<ConfigOf>(p, tile, consumer.o, factor, has_output, row, lane & 3);
+  if constexpr (kInPieces && kConfig.o_has_strip()) {
     Strip<ConfigOf> strip;
     if constexpr (kConfig.o_over_q()) {
       strip.address = consumer.q_tile() + consumer.seat.warp * 16 * 128;
@@ -262,7 +310,10 @@ __device__ __forceinline__ void store_rows(const Params& p, const CUtensorMap& o
       if (consumer.seat.leader) ptx::tma_store_wait_read();
       __syncwarp();
     }
-    fill_strip<T>(strip, consumer.o, factor, has_output, lane);
+    if (kConfig.bytes && p.out_dtype == DType::bf16)
+      fill_strip<__nv_bfloat16>(strip, consumer.o, factor, has_output, lane);
+    else
+      fill_strip<T>(strip, consumer.o, factor, has_output, lane);
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (consumer.seat.leader)

@@ -37,6 +37,7 @@
 #include "kernels/cuda/device/ptx_tma.cuh"
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
+#include "kernels/cuda/sm90_prefill/bytes.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/epilogue.cuh"
 #include "kernels/cuda/sm90_prefill/guard.cuh"
@@ -104,6 +105,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if constexpr (kConfig.packed) send_tiles<ConfigOf>(p, ring);
     } else if constexpr (kConfig.has_mask()) {
       send_masks<T, ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
+    } else if constexpr (kConfig.bytes) {
+      decode_values<ConfigOf>(shared, ring, uniform(threadIdx.x >> 5) - 2);
     }
     return;
   }
@@ -115,9 +118,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   int q_index = group;
   const bool leader = lane == 0;
   const Seat seat{group, warp, leader};
-  const float scale = kConfig.general()                 ? 1.0f
-                      : kConfig.mask == MaskArray::bias ? 1.0f / kLn2
-                                                        : p.scale_log2;
+  const float of_all = kConfig.general()                 ? 1.0f
+                       : kConfig.mask == MaskArray::bias ? 1.0f / kLn2
+                                                         : p.scale_log2;
+#pragma nv_diag_suppress 836  // as above
+  const float& scale = [&]() -> const float& {
+    if constexpr (kConfig.bytes && !kConfig.general())
+      return tile.scale;
+    else
+      return of_all;
+  }();
+#pragma nv_diag_default 836
 
   // consumer.cuh says what they are.
   typename Fragments<ConfigOf>::Scores s;
@@ -139,7 +150,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   Flushed<ConfigOf> in_memory;
   MaskOf<ConfigOf> mask(shared.mask_full, 0);
   using Softmax = OnlineSoftmax<ConfigOf>;
-  Softmax rows{p, extent, scale, top, sum, shared.q_full + 8 * (kWords - 1)};
+  ScoreFactorOf<ConfigOf> before{tile};
+  Softmax rows{p, extent, scale, top, sum, shared.q_full + 8 * (kWords - 1), before};
   // The warpgroup's first block of the tile, and that with which O begins anew.
   int newest = 0, second = 0;
   const Consumer<T, ConfigOf> consumer{
@@ -207,6 +219,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       q_index = group + tile_step % kConfig.q_stages * kConfig.warpgroups;
     ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kConfig.q_stages & 1);
     if constexpr (kConfig.q_in_registers) load_queries<ConfigOf>(q, consumer.q_tile(), warp);
+    if constexpr (kConfig.bytes)
+      turn_queries<ConfigOf>(q, consumer.q_tile(), tile.q_turn, kQIsRead + group);
 
     // The constant half, in a way that ptxas cannot know: it would set a constant again for every
     // wgmma, in a register that holds it already. For each tile, because it would copy what lives
@@ -287,7 +301,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
-  if (!kConfig.general() && leader) ptx::tma_store_wait();
+  if ((kConfig.bytes || !kConfig.general()) && leader) ptx::tma_store_wait();
   __syncwarp();
   if constexpr (!Softmax::kNatural) {
     if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
@@ -350,6 +364,15 @@ struct Masked : With<mask_config_of(kTile, kMask)> {};
 template <class T, int kTile, MaskArray kMask>
 const void* mask_entry() {
   return reinterpret_cast<const void*>(&prefill_kernel<T, Masked<T, kTile, kMask>>);
+}
+
+template <int kTile, bool kCapped>
+struct Bytes : With<byte_config_of(kTile, kCapped)> {};
+
+template <int kTile>
+std::array<const void*, 2> byte_entries() {
+  return {reinterpret_cast<const void*>(&prefill_kernel<__half, Bytes<kTile, false>>),
+          reinterpret_cast<const void*>(&prefill_kernel<__half, Bytes<kTile, true>>)};
 }
 
 }  // namespace greenfast::cuda::prefill

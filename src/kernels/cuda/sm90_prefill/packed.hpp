@@ -82,6 +82,13 @@ struct MaskedTile : ServingTile {
   std::int32_t first_key = 0;  // of the tile's keys, in the sequence
 };
 
+/// And of builds for e4m3: which bits of Q's bytes are turned, their signs or none; what the products
+/// are then multiplied by, which is positive; and the means of V.
+struct ScaledTile : ServingTile {
+  std::uint32_t q_turn = 0;
+  float scale = 1.0f, value_factor = 1.0f;
+};
+
 /// Rows that one copy takes out of pages: the largest number that divides both, so that no copy
 /// crosses the end of a page or of a block.
 constexpr std::int32_t page_box(std::int64_t page, std::int32_t keys) {
@@ -146,6 +153,16 @@ struct MaskFacts {
   const void* end = nullptr;  // behind the last element
   std::int64_t batch = 0, head = 0, row = 0;
   float scale = 0.0f;  // of scores to which a mask adds
+};
+
+/// And the builds for e4m3.
+struct ByteFacts {
+  // Factors, null for 1: one, or one a head of a sequence.
+  const float *q = nullptr, *k = nullptr, *v = nullptr;
+  bool per_head = false;
+  bool o_aligned = false;  // O is of 16 bits, its rows at 16 bytes
+  std::int32_t heads_kv = 1;
+  double scale_log2 = 0.0;  // scale * log2(e); in double, because the factors may bring it back
 };
 
 /// Sequences up to which the longest is looked for: each CTA looks through all of them once for
@@ -217,6 +234,14 @@ requires std::is_same_v<TileType, MaskedTile> GREENFAST_HOST_DEVICE inline TileT
   MaskedTile t;
   static_cast<ServingTile&>(t) = sequence_at<ServingTile, kKeys>(arrays, entry);
   t.first_key = t.kv_row - sequence_of(arrays, entry).kv_row;
+  return t;
+}
+
+template <class TileType, int kKeys>
+requires std::is_same_v<TileType, ScaledTile> GREENFAST_HOST_DEVICE inline TileType sequence_at(
+    const SequenceArrays& arrays, std::int32_t entry) {
+  ScaledTile t;
+  static_cast<ServingTile&>(t) = sequence_at<ServingTile, kKeys>(arrays, entry);
   return t;
 }
 

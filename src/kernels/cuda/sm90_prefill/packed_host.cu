@@ -1,6 +1,7 @@
-// Host side of cuda.sm90.packed, cuda.sm90.prefill's loop for sequences of different lengths: what
-// it takes, which tile and order it chooses, the tensor maps, the launch. Reads no array of the
-// call, so a captured graph stays right when the lengths on the device change.
+// Host side of cuda.sm90.packed, cuda.sm90.prefill's loop for sequences of different lengths, and of
+// cuda.sm90.fp8_serving, the same on e4m3: what they take, which tile and order they choose, the
+// tensor maps, the launch. Reads no array of the call, so a captured graph stays right when the
+// lengths on the device change.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numbers>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -32,7 +34,10 @@ using namespace prefill;
 using core::ceil_div;
 using prefill::Features;
 
-constexpr const char* kId = "cuda.sm90.packed";
+bool is_bytes(const Problem& problem) { return problem.dtype == DType::e4m3; }
+const char* id_of(const Problem& problem) {
+  return is_bytes(problem) ? "cuda.sm90.fp8_serving" : "cuda.sm90.packed";
+}
 
 // Of kTiles: D 64 tall, D 64, D 128. Split tiles have no packed build, and fp16 no tall one, which
 // would spill.
@@ -74,28 +79,53 @@ bool wants_tall_window(const Problem& problem, const DeviceFacts& facts, core::C
                                        4 * kTallServingRows * std::int64_t{facts.multiprocessors};
 }
 bool wants_serving(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  return needs_serving(problem) || wants_tall_window(problem, facts, choice);
+  return is_bytes(problem) || needs_serving(problem) || wants_tall_window(problem, facts, choice);
 }
 
-/// The one of kServingTiles that a problem takes, of kMaskTiles where it has a mask by array; their
-/// number where none holds its head dims.
-std::size_t serving_tile(const Problem& problem) {
-  if (mask_of(problem) != MaskArray::none) {
-    std::size_t tile = 0;
-    while (tile < kMaskTiles.size() && kMaskTiles[tile].head_dim < larger_dim(problem)) ++tile;
-    return tile;
-  }
-  if (!problem.pages.used() && larger_dim(problem) <= 128 &&
-      (problem.chunk == 0 || problem.chunk >= kTallServingRows))
-    return larger_dim(problem) <= 64 ? kTallServing64 : kTallServing128;
-  std::size_t tile = 0;
-  while (tile < kServingTiles.size() && (kServingTiles[tile].head_dim < problem.head_dim ||
-                                         kServingTiles[tile].values() < value_dim(problem)))
+/// The first of some tiles that holds a problem's head dims; their number where none does.
+template <std::size_t kCount>
+std::size_t first_that_holds(const std::array<Config, kCount>& tiles, const Problem& problem,
+                             std::size_t tile = 0) {
+  while (tile < kCount &&
+         (tiles[tile].head_dim < problem.head_dim || tiles[tile].values() < value_dim(problem)))
     ++tile;
   return tile;
 }
 
+/// Whether e4m3 takes tiles of 128 rows and blocks of 128 keys: out of pages, of which a copy takes 64 keys
+/// at most (8,32/8,256/8192,128 in pages of 64 139 us, by tall ones 155); under chunks that are no taller
+/// than a tall tile; and where fewer rounds of fewer rows make up for a row's taking 1.15 times as long
+/// (2,8,2048,128 48 and 63 us, 8,16,2048,128 378 and 347; H200, 2026-11-27). batch_invariant may not ask
+/// how many tiles there are.
+bool wants_low_bytes(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  constexpr std::int64_t kLow = kByteTiles[0].rows(), kTall = kByteTiles[kLowByteTiles].rows();
+  if (problem.pages.used() || (problem.chunk > 0 && problem.chunk < kTall)) return true;
+  if (choice.batch_invariant || core::window_within(problem.mask, 2048)) return false;
+  const std::int64_t rows = rows_of(problem) / problem.batch;  // of a sequence, in the mean
+  const auto rounds = [&](std::int64_t tile) {
+    return ceil_div(ceil_div(rows, tile) * problem.batch * problem.heads_q,
+                    std::int64_t{facts.multiprocessors});
+  };
+  return 115 * kLow * rounds(kLow) < 100 * kTall * rounds(kTall);
+}
+
+/// The one of kServingTiles that a problem takes, of kMaskTiles where it has a mask by array, of
+/// kByteTiles where its inputs are e4m3.
+std::size_t serving_tile(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  if (is_bytes(problem))
+    return first_that_holds(kByteTiles, problem,
+                            wants_low_bytes(problem, facts, choice) ? 0 : kLowByteTiles);
+  if (mask_of(problem) != MaskArray::none) {
+    return first_that_holds(kMaskTiles, problem);
+  }
+  if (!problem.pages.used() && larger_dim(problem) <= 128 &&
+      (problem.chunk == 0 || problem.chunk >= kTallServingRows))
+    return larger_dim(problem) <= 64 ? kTallServing64 : kTallServing128;
+  return first_that_holds(kServingTiles, problem);
+}
+
 Config serving_config(const Problem& problem, std::size_t tile) {
+  if (is_bytes(problem)) return byte_config_of(tile, problem.softcap > 0.0f);
   const MaskArray mask = mask_of(problem);
   return mask != MaskArray::none ? mask_config_of(tile, mask) : serving_config_of(tile);
 }
@@ -104,6 +134,7 @@ Config serving_config(const Problem& problem, std::size_t tile) {
 struct Side {
   const char* name;
   const Layout& layout;
+  DType dtype;
   std::int64_t entries, heads, rows, columns;
   bool broadcast;
   bool one_for_all;  // its first dimension is not the batch
@@ -122,10 +153,35 @@ std::array<Side, 4> sides_of(const Problem& problem) {
   const bool packed_q = problem.sequences.packed_q;
   const bool shared_kv =
       problem.sequences.packed_kv || problem.sequences.kv_index || problem.pages.used();
-  return {Side{"Q", problem.q, q[0], q[1], q[2], dim, false, packed_q},
-          Side{"K", problem.k, kv[0], kv[1], kv[2], dim, true, shared_kv},
-          Side{"V", problem.v, kv[0], kv[1], kv[2], values, true, shared_kv},
-          Side{"O", problem.o, q[0], q[1], q[2], values, false, packed_q}};
+  const DType in = problem.dtype;
+  return {Side{"Q", problem.q, in, q[0], q[1], q[2], dim, false, packed_q},
+          Side{"K", problem.k, in, kv[0], kv[1], kv[2], dim, true, shared_kv},
+          Side{"V", problem.v, in, kv[0], kv[1], kv[2], values, true, shared_kv},
+          Side{"O", problem.o, problem.out_dtype, q[0], q[1], q[2], values, false, packed_q}};
+}
+constexpr std::size_t kO = 3;  // of them
+
+/// Whether TMA and the ragged maps can address a tensor; else why not.
+bool is_addressable(const Side& side, core::Choice choice, std::string* why) {
+  using core::refuse;
+  const auto& stride = side.layout.stride;
+  const std::int64_t entries = side.entries_for(choice);
+  if (!tma_addressable(side.layout, side.dtype, entries, side.heads, side.rows, side.broadcast))
+    return refuse_strides(why, side.name, side.layout, side.dtype);
+  const RaggedRows rows = ragged_rows(side.layout, entries, side.rows);
+  if (rows.rows_of_entry < 0 || 2 * rows.row_stride >= kRaggedStrideLimit) {
+    return refuse(why, side.name, " has a batch stride of ", stride[0], " and a row stride of ",
+                  stride[2], ": takes whole rows from entry to entry, rows less than 2^33 apart");
+  }
+  if ((side.entries - 1) * rows.rows_of_entry + side.rows > kRaggedMostRows) {
+    return refuse(why, side.name, " is more than 2^30 rows long over the batch: split the call");
+  }
+  return true;
+}
+
+/// Of e4m3: whether O goes to memory in 16-byte pieces, by TMA where it has a strip.
+bool o_is_aligned(const Problem& problem, core::Choice choice) {
+  return problem.out_dtype != DType::f32 && is_addressable(sides_of(problem)[kO], choice, nullptr);
 }
 
 /// The host knows that all sequences are as long as the longest: their order may be the host's.
@@ -153,10 +209,15 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   using core::refuse;
   if (!runs_sm90a(facts, why)) return false;
   const std::int64_t dims = larger_dim(problem);
+  // The tensor cores cut a sum of e4m3 products off 13 bits below its largest term: of 256 of them that
+  // add up to 26 nats the log-sum-exp was 0.085 off (H200, 2026-11-27), and 0.06 are allowed.
+  if (is_bytes(problem) && problem.lse && problem.head_dim > 192)
+    return core::refuse(why, "a log-sum-exp with head dim ", problem.head_dim,
+                        "; gives one up to 192, above which scores of e4m3 are too coarse for it");
   constexpr std::int64_t kLargest = 256;
   if (dims > kLargest) return refuse(why, "head dim ", dims, "; takes up to ", kLargest);
   if (wants_serving(problem, facts, choice)) {
-    const std::size_t number = serving_tile(problem);
+    const std::size_t number = serving_tile(problem, facts, choice);
     const MaskArray mask = mask_of(problem);
     if (mask != MaskArray::none) {
       if (number == kMaskTiles.size())
@@ -183,28 +244,16 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                     tile.shared_bytes());
     }
   }
-  if (problem.out_dtype != problem.dtype) {
+  if (!is_bytes(problem) && problem.out_dtype != problem.dtype) {
     return refuse(why, "an output of ", name_of(problem.out_dtype), " from inputs of ",
                   name_of(problem.dtype), "; writes the type of the inputs");
   }
   // Outside this range a masked score times the scale could be NaN or the scale underflow.
-  if (!(problem.scale >= 1e-30f && problem.scale <= 1e30f))
+  if (!is_bytes(problem) && !(problem.scale >= 1e-30f && problem.scale <= 1e30f))
     return refuse(why, "a scale of ", problem.scale, "; takes 1e-30 to 1e30");
-  for (const Side& side : sides_of(problem)) {
-    const auto& stride = side.layout.stride;
-    const std::int64_t entries = side.entries_for(choice);
-    if (!tma_addressable(side.layout, problem.dtype, entries, side.heads, side.rows,
-                         side.broadcast)) {
-      return refuse_strides(why, side.name, side.layout, problem.dtype);
-    }
-    const RaggedRows rows = ragged_rows(side.layout, entries, side.rows);
-    if (rows.rows_of_entry < 0 || 2 * rows.row_stride >= kRaggedStrideLimit) {
-      return refuse(why, side.name, " has a batch stride of ", stride[0], " and a row stride of ",
-                    stride[2], ": takes whole rows from entry to entry, rows less than 2^33 apart");
-    }
-    if ((side.entries - 1) * rows.rows_of_entry + side.rows > kRaggedMostRows) {
-      return refuse(why, side.name, " is more than 2^30 rows long over the batch: split the call");
-    }
+  const auto sides = sides_of(problem);
+  for (std::size_t i = 0; i < sides.size(); ++i) {
+    if ((i != kO || !is_bytes(problem)) && !is_addressable(sides[i], choice, why)) return false;
   }
   if (problem.batch * problem.heads_q > kMostTiles ||
       problem.batch * problem.heads_q * ceil_div(problem.seq_q, 128) > kMostTiles) {
@@ -216,14 +265,18 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   kTiles[kWide].shared_bytes());
   }
   if (why != nullptr)
-    *why = "sequences of any lengths with strides that TMA takes: TMA, wgmma, one CTA per SM";
+    *why =
+        is_bytes(problem)
+            ? "e4m3 with 16-byte rows, sequences of any lengths: wgmma on e4m3 for Q K, V as fp16"
+            : "sequences of any lengths with strides that TMA takes: TMA, wgmma, one CTA per SM";
   return true;
 }
 
 /// What a launch will do: everything that does not depend on addresses.
 struct Decision {
   bool serving;
-  std::size_t tile;  // of kTiles, of kServingTiles, or, with a mask, of kMaskTiles
+  // Of kTiles, of kServingTiles, with a mask of kMaskTiles, or, of e4m3, of kByteTiles.
+  std::size_t tile;
   Features features;
   Config config;
   bool by_length;
@@ -233,9 +286,10 @@ struct Decision {
   int ctas;
 };
 
-Tiling tiling_for_serving(const Problem& problem, const Band& band) {
+Tiling tiling_for_serving(const Problem& problem, const Band& band, const DeviceFacts& facts,
+                          core::Choice choice) {
   constexpr Config kTallTile = kServingTiles[kTallServing64];
-  const std::size_t tile = serving_tile(problem);
+  const std::size_t tile = serving_tile(problem, facts, choice);
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
   // Others are as tall as this one, or as the wide one.
   const bool tall = serving_config(problem, tile).rows() == kTallTile.rows();
@@ -251,7 +305,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   d.features = d.serving ? Features::window : features_of(problem, choice);
   d.by_length = !equal_lengths(problem);
   const Band band = visible_keys(problem).band;
-  Tiling work = d.serving ? tiling_for_serving(problem, band)
+  Tiling work = d.serving ? tiling_for_serving(problem, band, facts, choice)
                           : choose_tile(Tiles(), problem, band, d.features, facts, choice);
   const std::int64_t heads = problem.batch * problem.heads_q;
   if (!d.serving && d.by_length && kTiles[work.tile].head_dim == 64 &&
@@ -271,16 +325,16 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
                        : packed_config_of(d.tile, problem.dtype, d.features);
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
-  d.dealing =
-      deal_tiles({.tiles = d.tiles,
-                  .even = work.even(),
-                  .longest_is_last = d.longest_is_last,
-                  .heads = heads,
-                  .ctas = d.ctas,
-                  .kv_bytes = 4 * problem.batch * problem.heads_kv * band.keys * problem.head_dim,
-                  .l2_bytes = facts.l2_bytes,
-                  .head_dim = problem.head_dim},
-                 blocks_of_tile(d.config, band, problem.seq_q));
+  d.dealing = deal_tiles({.tiles = d.tiles,
+                          .even = work.even(),
+                          .longest_is_last = d.longest_is_last,
+                          .heads = heads,
+                          .ctas = d.ctas,
+                          .kv_bytes = (d.config.bytes ? 2 : 4) * problem.batch * problem.heads_kv *
+                                      band.keys * problem.head_dim,
+                          .l2_bytes = facts.l2_bytes,
+                          .head_dim = problem.head_dim},
+                         blocks_of_tile(d.config, band, problem.seq_q));
   return d;
 }
 
@@ -295,9 +349,11 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   result.tile_kv = d.config.keys;
   result.stages = d.config.k_stages;
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
-  const char* type = type_name(problem.dtype);
+  const char* type = is_bytes(problem) ? "__half" : type_name(problem.dtype);
   const std::string build =
-      d.config.has_mask()
+      d.config.bytes
+          ? core::concat("Bytes<", d.tile, ", ", d.config.general() ? "true" : "false", ">")
+      : d.config.has_mask()
           ? core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.config.mask), ">")
       : d.serving
           ? core::concat("Serving<", type, ", ", d.tile, ">")
@@ -340,7 +396,14 @@ const void* entry_for_mask(std::size_t tile, MaskArray mask) {
        {mask_entry<T, 1, MaskArray::boolean>(), mask_entry<T, 1, MaskArray::bias>()}}};
   return table[tile][mask == MaskArray::bias];
 }
+const void* entry_for_bytes(std::size_t tile, bool capped) {
+  static const std::array<std::array<const void*, 2>, kByteTiles.size()> table{
+      byte_entries<0>(), byte_entries<1>(), byte_entries<2>(),
+      byte_entries<3>(), byte_entries<4>(), byte_entries<5>()};
+  return table[tile][capped];
+}
 const void* kernel_of(DType dtype, const Decision& d) {
+  if (d.config.bytes) return entry_for_bytes(d.tile, d.config.general());
   if (d.config.has_mask())
     return dtype == DType::f16 ? entry_for_mask<__half>(d.tile, d.config.mask)
                                : entry_for_mask<__nv_bfloat16>(d.tile, d.config.mask);
@@ -356,15 +419,17 @@ constinit std::array<std::array<OptIns, kTiles.size()>, 2> opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, kServingTiles.size()>, 2> serving_opt_in;
 constinit std::array<std::array<std::array<SharedMemoryOptIn, 2>, kMaskTiles.size()>, 2>
     mask_opt_in;
+constinit std::array<std::array<SharedMemoryOptIn, 2>, kByteTiles.size()> byte_opt_in;
 
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
-  if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
+  if (Status status = check_tensor_map_driver(id_of(problem)); !status.ok()) return status;
   const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
   SharedMemoryOptIn& state =
-      d.config.has_mask() ? mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias]
-      : d.serving         ? serving_opt_in[type][d.tile]
-                          : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
-  return state.ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, kId);
+      d.config.bytes        ? byte_opt_in[d.tile][d.config.general()]
+      : d.config.has_mask() ? mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias]
+      : d.serving           ? serving_opt_in[type][d.tile]
+                            : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
+  return state.ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, id_of(problem));
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -395,7 +460,8 @@ PackedFacts facts_of(const Problem& problem, const Tensors& tensors, const Decis
   return facts;
 }
 
-Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d) {
+Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d,
+                   core::Choice choice) {
   Params p;
   p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
   p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
@@ -430,6 +496,21 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     p.serving.by_page = Divisor::of(p.packed.arrays.page_size);
   }
   p.serving.value_dim = static_cast<std::int32_t>(value_dim(problem));
+  if (d.config.bytes) {
+    p.bytes.o_aligned = o_is_aligned(problem, choice);
+    p.bytes.heads_kv = static_cast<std::int32_t>(problem.heads_kv);
+    p.bytes.scale_log2 = static_cast<double>(problem.scale) * std::numbers::log2e;
+    if (problem.softcap > 0.0f) {
+      p.softcap_in = 2.0f / problem.softcap;
+      p.softcap_out = problem.softcap * core::kLog2E;
+    }
+    if (problem.scales != ScaleKind::none) {
+      p.bytes.q = tensors.q_scale;
+      p.bytes.k = tensors.k_scale;
+      p.bytes.v = tensors.v_scale;
+      p.bytes.per_head = problem.scales == ScaleKind::per_head;
+    }
+  }
   if (d.config.has_mask()) {
     const auto& stride = problem.array_mask.stride;
     const std::int64_t last = (problem.batch - 1) * stride[0] + (problem.heads_q - 1) * stride[1] +
@@ -469,25 +550,30 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
 
   const auto all = sides_of(problem);
   const auto make = [&](KeptMap& kept, CUtensorMap* map, std::size_t i, const void* data,
-                        int box_rows) {
+                        int box_rows, int box_columns) {
     const Side& side = all[i];
     const std::int64_t row_stride = ragged_rows(side.layout, side.entries, side.rows).row_stride;
-    return kept.make(
-        map,
-        ragged_map_of({row_stride, side.layout.stride[1], side.heads, side.columns, problem.dtype},
-                      box_rows),
-        // Without a key there may be no tensor; a map needs an address, which nothing reads.
-        data != nullptr ? data : tensors.q);
+    MapShape shape =
+        ragged_map_of({row_stride, side.layout.stride[1], side.heads, side.columns, side.dtype},
+                      box_rows, box_columns);
+    if (d.config.bytes && side.name[0] == 'V') shape.swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+    // Without a key there may be no tensor; a map needs an address, which nothing reads.
+    return kept.make(map, shape, data != nullptr ? data : tensors.q);
   };
-  CUtensorMap q_map, k_map, v_map, o_map;
+  CUtensorMap q_map, k_map, v_map, o_map{};
   const int key_rows =
       problem.pages.used() ? page_box(problem.pages.size, d.config.keys) : d.config.keys;
   thread_local KeptMap kept_q, kept_k, kept_v, kept_o;
-  if (!(make(kept_q, &q_map, 0, tensors.q, 64) && make(kept_k, &k_map, 1, tensors.k, key_rows) &&
-        make(kept_v, &v_map, 2, tensors.v, key_rows) && make(kept_o, &o_map, 3, tensors.o, 16))) {
-    return tensor_map_refused(kId, "Q, K, V and O");
+  const int columns = d.config.chunk_columns();
+  const int columns_of_v = d.config.bytes ? d.config.raw_row_bytes() : columns;
+  Params params = make_params(problem, tensors, d, context.choice);
+  const bool maps_o = !d.config.bytes || (params.bytes.o_aligned && d.config.o_has_strip());
+  if (!(make(kept_q, &q_map, 0, tensors.q, 64, columns) &&
+        make(kept_k, &k_map, 1, tensors.k, key_rows, columns) &&
+        make(kept_v, &v_map, 2, tensors.v, key_rows, columns_of_v) &&
+        (!maps_o || make(kept_o, &o_map, kO, tensors.o, 16, 64)))) {
+    return tensor_map_refused(id_of(problem), "Q, K, V and O");
   }
-  Params params = make_params(problem, tensors, d);
   if (d.config.has_mask()) {
     CUtensorMap map{};
     static_assert(sizeof(map) == sizeof(params.mask.map));
@@ -497,16 +583,21 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
   return launch_early(
       launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
-      kernel_of(problem.dtype, d), arguments, kId);
+      kernel_of(problem.dtype, d), arguments, id_of(problem));
 }
 
 }  // namespace
 }  // namespace greenfast::cuda::packed
 
 namespace greenfast::kernels {
+namespace {
+constexpr core::Kernel kPacked{.supports = cuda::packed::supports,
+                               .plan = cuda::packed::plan,
+                               .prepare = cuda::packed::prepare,
+                               .launch = cuda::packed::launch};
+}  // namespace
 extern const core::Kernel cuda_sm90_packed;
-constinit const core::Kernel cuda_sm90_packed{.supports = cuda::packed::supports,
-                                              .plan = cuda::packed::plan,
-                                              .prepare = cuda::packed::prepare,
-                                              .launch = cuda::packed::launch};
+extern const core::Kernel cuda_sm90_fp8_serving;
+constinit const core::Kernel cuda_sm90_packed = kPacked;
+constinit const core::Kernel cuda_sm90_fp8_serving = kPacked;
 }  // namespace greenfast::kernels

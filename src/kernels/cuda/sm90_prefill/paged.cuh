@@ -67,6 +67,7 @@ struct PageReader {
 
   /// The boxes of a block whose first hidden keys may come along: they are masked, whatever they
   /// hold, and lie in pages that some row sees.
+  template <int kRowBytes = 128>
   __device__ __forceinline__ void copy(const CUtensorMap& map, std::uint32_t to,
                                        std::uint32_t barrier, int block, Box from, int head,
                                        int chunks, int rows_of_page) const {
@@ -80,8 +81,8 @@ struct PageReader {
     }
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c)
-      ptx::tma_load_5d(to + c * kKeys * 128 + lane * box() * 128, &map, barrier, 64 * c, at.row,
-                       head, at.end, kRaggedRows);
+      ptx::tma_load_5d(to + c * kKeys * kRowBytes + lane * box() * kRowBytes, &map, barrier,
+                       kConfig.chunk_columns() * c, at.row, head, at.end, kRaggedRows);
   }
 
   /// Whether a block of V has a box of which only the last keys are seen, and the lane whose it is.

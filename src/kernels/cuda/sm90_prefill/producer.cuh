@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
+#include "kernels/cuda/sm90_prefill/factors.cuh"
 #include "kernels/cuda/sm90_prefill/paged.cuh"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 
@@ -21,7 +22,10 @@ struct Producer {
   const SharedMemory<ConfigOf>& shared;
   const bool leader;
   Stage<kConfig.k_stages> k_stage;
-  Stage<kConfig.v_stages> v_stage;
+  // Of V as it comes: its own ring, or that of its bytes.
+  static constexpr int kVBytes = kConfig.bytes ? kConfig.raw_bytes() : kConfig.v_bytes();
+  static constexpr int kVRowBytes = kConfig.bytes ? kConfig.raw_row_bytes() : 128;
+  Stage<kConfig.bytes ? kConfig.raw_stages : kConfig.v_stages> v_stage;
   TileOf<ConfigOf>& tile;  // at hand
   const ExtentOf<ConfigOf>& extent;
   const std::uint32_t ring;  // of packed builds: where their tiles come from
@@ -39,13 +43,13 @@ struct Producer {
         shared(memory),
         leader(issues),
         k_stage(shared.k_full, 1),
-        v_stage(shared.v_full, 1),
+        v_stage(shared.incoming_v_full(), 1),
         tile(first),
         extent(facts),
         ring(tiles) {}
 
   /// A block of K or V into the next stage of its ring, once its readers have given that back.
-  template <int kBytes, class RingStage>
+  template <int kBytes, int kRowBytes, class RingStage>
   __device__ __forceinline__ void load_block(const CUtensorMap& map, std::uint32_t ring,
                                              std::uint32_t first, RingStage& stage, int block,
                                              int last_head, [[maybe_unused]] int last_batch,
@@ -55,12 +59,13 @@ struct Producer {
       ptx::mbarrier_arrive_expect_tx(stage.full, kBytes);
       const std::uint32_t to = ring + (stage.full - first) / 8 * kBytes;
 #pragma unroll
-      for (int c = 0; c < kBytes / (kConfig.keys * 128); ++c) {
+      for (int c = 0; c < kBytes / (kConfig.keys * kRowBytes); ++c) {
         if constexpr (kConfig.packed) {
           const RaggedPlace at = ragged_place(tile.kv_row + tile.kv_batch * rows_of_entry,
                                               tile.extent.band.keys, block * kConfig.keys);
-          ptx::tma_load_5d(to + c * kConfig.keys * 128, &map, stage.full, 64 * c, at.row,
-                           min(kv_head, last_head), at.end, kRaggedRows);
+          ptx::tma_load_5d(to + c * kConfig.keys * kRowBytes, &map, stage.full,
+                           kConfig.chunk_columns() * c, at.row, min(kv_head, last_head), at.end,
+                           kRaggedRows);
         } else {
           ptx::tma_load_4d(to + c * kConfig.keys * 128, &map, stage.full, 64 * c,
                            block * kConfig.keys, min(kv_head, last_head),
@@ -71,12 +76,12 @@ struct Producer {
     stage.advance(first);
   }
   __device__ __forceinline__ void load_k(int block) {
-    load_block<kConfig.k_bytes()>(k_map, shared.k, shared.k_full, k_stage, block, p.k_last_head,
-                                  p.k_last_batch, k_rows());
+    load_block<kConfig.k_bytes(), 128>(k_map, shared.k, shared.k_full, k_stage, block,
+                                       p.k_last_head, p.k_last_batch, k_rows());
   }
   __device__ __forceinline__ void load_v(int block) {
-    load_block<kConfig.v_bytes()>(v_map, shared.v, shared.v_full, v_stage, block, p.v_last_head,
-                                  p.v_last_batch, v_rows());
+    load_block<kVBytes, kVRowBytes>(v_map, shared.incoming_v(), shared.incoming_v_full(), v_stage,
+                                    block, p.v_last_head, p.v_last_batch, v_rows());
   }
   /// The same out of pages.
   __device__ __forceinline__ void load_k(int block, PageReader<ConfigOf>& pages) {
@@ -93,11 +98,13 @@ struct Producer {
   template <bool kLast>
   __device__ __forceinline__ void load_v(int block, const PageReader<ConfigOf>& pages) {
     ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
-    const std::uint32_t to = shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes();
+    const std::uint32_t to =
+        shared.incoming_v() + (v_stage.full - shared.incoming_v_full()) / 8 * kVBytes;
     const int head = min(kv_head, p.v_last_head);
-    int bytes = kConfig.v_bytes();
+    int bytes = kVBytes;
     bool copies = true;
-    if constexpr (kLast) {
+    // Of bytes the hidden keys of that box come along, and are left out as V becomes fp16.
+    if constexpr (kLast && !kConfig.bytes) {
       if (pages.has_cut(block)) {
         pages.copy_cut(static_cast<const std::uint16_t*>(p.v) + head * p.v_head, p.v_batch, p.v_row,
                        to);
@@ -108,9 +115,9 @@ struct Producer {
     if (leader) ptx::mbarrier_arrive_expect_tx(v_stage.full, bytes);
     __syncwarp();
     if (copies)
-      pages.copy(v_map, to, v_stage.full, block, pages.of_v, head, kConfig.value_chunks(),
-                 v_rows());
-    v_stage.advance(shared.v_full);
+      pages.template copy<kVRowBytes>(v_map, to, v_stage.full, block, pages.of_v, head,
+                                      kVBytes / (kConfig.keys * kVRowBytes), v_rows());
+    v_stage.advance(shared.incoming_v_full());
   }
   // Rows from one entry of the batch to the next.
   __device__ __forceinline__ int q_rows() const {
@@ -140,8 +147,8 @@ struct Producer {
             const RaggedPlace place = ragged_place(tile.q_row + tile.batch * q_rows(),
                                                    tile.extent.seq_q, first_row + 64 * w);
             ptx::tma_load_5d(shared.q + at * kConfig.q_bytes() + c * 64 * 128, &q_map,
-                             shared.q_full + 8 * at, 64 * c, place.row, tile.head, place.end,
-                             kRaggedRows);
+                             shared.q_full + 8 * at, kConfig.chunk_columns() * c, place.row,
+                             tile.head, place.end, kRaggedRows);
           } else {
             ptx::tma_load_4d(shared.q + at * kConfig.q_bytes() + c * 64 * 128, &q_map,
                              shared.q_full + 8 * at, 64 * c,
@@ -224,7 +231,10 @@ __device__ __forceinline__ void send_tiles(const Params& p, const TileRing<Confi
     TileOf<ConfigOf> tile;
 #pragma unroll 1
     for (int step = 0;; ++step) {
-      if (!walk.next(tile)) tile.index = -1;
+      if (!walk.next(tile))
+        tile.index = -1;
+      else if constexpr (ConfigOf::value.bytes)
+        find_factors(p, tile);
       ring.send(step, tile);
       if (tile.index < 0) break;
     }

@@ -10,10 +10,12 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_mma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/factors.cuh"
 #include "kernels/cuda/sm90_prefill/mask_element.cuh"
 
 namespace greenfast::cuda::prefill {
@@ -42,6 +44,9 @@ __device__ __forceinline__ void note_large_bases(std::uint32_t noted, float base
 template <class T, class ConfigOf>
 struct Repair {
   static constexpr bool kGeneral = ConfigOf::value.features == Features::general;
+  static constexpr bool kBytes = ConfigOf::value.bytes;
+  // As it lies in memory.
+  using Element = std::conditional_t<kBytes, std::uint8_t, T>;
   static constexpr int kKeys = 16;  // at a time
   // Fewer columns make some repair slower and save registers. Causal split tiles spend them
   // on their main loop: 13.4 for 14.05 us at 1,8,2048,64 (H100, 2026-11-25).
@@ -92,8 +97,8 @@ struct Repair {
   __device__ __forceinline__ bool is_there(int key) const {
     return key < extent.band.keys && key >= tile.cut;
   }
-  __device__ __forceinline__ const T* row_at(const T* all, std::int64_t batch_stride,
-                                             std::int64_t row_stride, int key) const {
+  __device__ __forceinline__ const Element* row_at(const Element* all, std::int64_t batch_stride,
+                                                   std::int64_t row_stride, int key) const {
     const SequenceArrays& a = p.packed.arrays;
     if (a.page_table == nullptr)
       return all + tile.kv_batch * batch_stride + (tile.kv_row + key) * row_stride;
@@ -102,17 +107,28 @@ struct Repair {
     return all + min(max(page, 0), a.pages - 1) * batch_stride + from.row * row_stride;
   }
 
-  __device__ __forceinline__ std::uint32_t pair(const T* at, bool there) const {
-    return there ? *reinterpret_cast<const std::uint32_t*>(at) : 0;
+  __device__ __forceinline__ std::uint32_t pair(const Element* at, bool there) const {
+    if constexpr (kBytes)
+      return there ? decode_e4m3x2(*reinterpret_cast<const std::uint16_t*>(at)) : 0;
+    else
+      return there ? *reinterpret_cast<const std::uint32_t*>(at) : 0;
+  }
+  /// One element of V, as 16 bits.
+  __device__ __forceinline__ static std::uint32_t value(const Element* at) {
+    if constexpr (kBytes)
+      return decode_e4m3x2(*at) & 0xffff;
+    else
+      return *reinterpret_cast<const std::uint16_t*>(at);
   }
 
   /// Scores of 16 keys from `key` on, those of hidden keys -inf: s[n][2 * h + e] is of key + 8 * n
   /// + 2 * t + e.
   __device__ __forceinline__ void scores_of(float (&s)[2][4], int key) const {
-    const T* const q = static_cast<const T*>(p.q) + tile.batch * p.q_batch + tile.head * p.q_head +
-                       q_rows() * p.q_row;
-    [[maybe_unused]] const T* const k = static_cast<const T*>(p.k) + kv_batch() * p.k_batch +
-                                        tile.head / p.group * p.k_head + kv_rows() * p.k_row;
+    const Element* const q = static_cast<const Element*>(p.q) + tile.batch * p.q_batch +
+                             tile.head * p.q_head + q_rows() * p.q_row;
+    [[maybe_unused]] const Element* const k = static_cast<const Element*>(p.k) +
+                                              kv_batch() * p.k_batch +
+                                              tile.head / p.group * p.k_head + kv_rows() * p.k_row;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -130,11 +146,12 @@ struct Repair {
         const int from = key + 8 * n + g;
         if constexpr (kServing) {
           const bool there = is_there(from);
-          const T* const head = static_cast<const T*>(p.k) + tile.head / p.group * p.k_head;
-          const T* const at = there ? row_at(head, p.k_batch, p.k_row, from) + d : head;
+          const Element* const head =
+              static_cast<const Element*>(p.k) + tile.head / p.group * p.k_head;
+          const Element* const at = there ? row_at(head, p.k_batch, p.k_row, from) + d : head;
           ptx::mma_m16n8k16<T>(s[n], a, pair(at, there), pair(at + 8, there && d + 8 < p.head_dim));
         } else {
-          const T* const at = k + from * p.k_row + d;
+          const Element* const at = k + from * p.k_row + d;
           const bool there = from < extent.band.keys;
           ptx::mma_m16n8k16<T>(s[n], a, pair(at, there), pair(at + 8, there && d + 8 < p.head_dim));
         }
@@ -144,6 +161,9 @@ struct Repair {
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if constexpr (kBytes) {
+          if (tile.q_turn != 0) s[n][i] = -s[n][i];
+        }
         if constexpr (kGeneral) s[n][i] = transformed(s[n][i]);
         const int at = key + 8 * n + 2 * t + i % 2, r = row(i / 2);
         if constexpr (ConfigOf::value.has_mask()) {
@@ -153,27 +173,29 @@ struct Repair {
       }
   }
   __device__ __forceinline__ float transformed(float dot) const {
+    if constexpr (kBytes)
+      return softcap_from_log2(dot * (tile.scale * p.softcap_in), p.softcap_out);
     return p.softcap_out > 0.0f ? softcap_from_log2(dot * p.softcap_in, p.softcap_out)
                                 : dot * p.scale_log2;
   }
 
   /// V's rows key + 2 * t (+ 8) and the next, of one column, as a B operand.
   __device__ __forceinline__ std::uint32_t values_of(int key, int column) const {
-    [[maybe_unused]] const T* const v = static_cast<const T*>(p.v) + kv_batch() * p.v_batch +
-                                        tile.head / p.group * p.v_head + kv_rows() * p.v_row;
+    [[maybe_unused]] const Element* const v = static_cast<const Element*>(p.v) +
+                                              kv_batch() * p.v_batch +
+                                              tile.head / p.group * p.v_head + kv_rows() * p.v_row;
     std::uint32_t two = 0;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int from = key + 2 * t + e;
       if constexpr (kServing) {
         if (is_there(from) && column < columns()) {
-          const T* const head = static_cast<const T*>(p.v) + tile.head / p.group * p.v_head;
-          const T* const at = row_at(head, p.v_batch, p.v_row, from) + column;
-          two |= std::uint32_t{*reinterpret_cast<const std::uint16_t*>(at)} << (16 * e);
+          const Element* const head =
+              static_cast<const Element*>(p.v) + tile.head / p.group * p.v_head;
+          two |= value(row_at(head, p.v_batch, p.v_row, from) + column) << (16 * e);
         }
       } else if (from < extent.band.keys && column < p.head_dim) {
-        const T* const at = v + from * p.v_row + column;
-        two |= std::uint32_t{*reinterpret_cast<const std::uint16_t*>(at)} << (16 * e);
+        two |= value(v + from * p.v_row + column) << (16 * e);
       }
     }
     return two;
@@ -183,9 +205,10 @@ struct Repair {
     if (column >= columns()) return;
     const std::int64_t at =
         tile.batch * p.o_batch + tile.head * p.o_head + (q_rows() + row(h)) * p.o_row + column;
-    if (kGeneral && p.out_dtype == DType::f32) {
+    constexpr bool kAnyType = kGeneral || kBytes;
+    if (kAnyType && p.out_dtype == DType::f32) {
       static_cast<float*>(p.o)[at] = x;
-    } else if (kGeneral ? p.out_dtype == DType::f16 : std::is_same_v<T, __half>) {
+    } else if (kAnyType ? p.out_dtype == DType::f16 : std::is_same_v<T, __half>) {
       static_cast<__half*>(p.o)[at] = __float2half_rn(finite_mean(x));
     } else {
       static_cast<__nv_bfloat16*>(p.o)[at] = __float2bfloat16_rn(x);
@@ -253,6 +276,7 @@ struct Repair {
           lse = kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
           if (p.serving.sinks != nullptr) factor *= join_sink(p.serving.sinks[tile.head], lse);
         }
+        if constexpr (kBytes) factor *= tile.value_factor;
 #pragma unroll
         for (int n = 0; n < kColumns / 8; ++n)
 #pragma unroll
@@ -284,7 +308,15 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
       while (walk.next(tile)) {
         const int first_row = tile.index * kConfig.rows() + 64 * group + 16 * warp;
         if (first_row >= tile.extent.seq_q) continue;
-        Repair<T, ConfigOf>{p, tile.extent, scale, tile, first_row, lane >> 2, lane & 3}.run();
+        float own_scale = scale;
+        if constexpr (ConfigOf::value.bytes) {
+          find_factors(p, tile);
+          if constexpr (ConfigOf::value.general())
+            own_scale = 1.0f;
+          else
+            own_scale = tile.scale;
+        }
+        Repair<T, ConfigOf>{p, tile.extent, own_scale, tile, first_row, lane >> 2, lane & 3}.run();
       }
     });
   } else {

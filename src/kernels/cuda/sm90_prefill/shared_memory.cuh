@@ -44,6 +44,9 @@ struct Stage {
   __device__ std::uint32_t empty() const { return full + 8 * kStages; }
 };
 
+/// Warps that make fp16 of V's bytes.
+inline constexpr int kDecoders = 2;
+
 /// Addresses of the first stages and barriers. "Full" barriers count TMA bytes; "empty" ones an
 /// arrival of each consumer warp.
 template <class ConfigOf>
@@ -52,7 +55,8 @@ struct SharedMemory {
   static constexpr int kKStages = kConfig.k_stages, kVStages = kConfig.v_stages;
   static constexpr int kQTiles = kConfig.q_stages * kConfig.warpgroups;
   static constexpr int kMaskStages = kConfig.mask_stages;
-  static constexpr int kBarriers = 2 * (kQTiles + kKStages + kVStages + kMaskStages);
+  static constexpr int kRawStages = kConfig.raw_stages;
+  static constexpr int kBarriers = 2 * (kQTiles + kKStages + kVStages + kMaskStages + kRawStages);
   static_assert(kConfig.shared_bytes() <= 232448 && kConfig.keys % 16 == 0);
 
   std::uint32_t q, k, v, mask;
@@ -72,6 +76,14 @@ struct SharedMemory {
         mask_full(v_empty + 8 * kVStages),
         mask_empty(mask_full + 8 * kMaskStages) {}
 
+  /// V as it comes from memory: in V's own ring, or, of e4m3, in one before it.
+  __device__ __forceinline__ std::uint32_t incoming_v() const {
+    return kConfig.bytes ? q + kConfig.raw_offset() : v;
+  }
+  __device__ __forceinline__ std::uint32_t incoming_v_full() const {
+    return kConfig.bytes ? mask_empty + 8 * kMaskStages : v_full;
+  }
+
   /// By one thread; __syncthreads must follow.
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kReaders = kConfig.split ? 4 : 4 * kConfig.warpgroups;  // warps
@@ -84,12 +96,16 @@ struct SharedMemory {
       ptx::mbarrier_init(k_empty + 8 * i, kReaders);
     }
     for (int i = 0; i < kVStages; ++i) {
-      ptx::mbarrier_init(v_full + 8 * i, 1);
+      ptx::mbarrier_init(v_full + 8 * i, kConfig.bytes ? kDecoders : 1);
       ptx::mbarrier_init(v_empty + 8 * i, kReaders);
     }
     for (int i = 0; i < kMaskStages; ++i) {
       ptx::mbarrier_init(mask_full + 8 * i, 32);  // the lanes of the warp that copies it
       ptx::mbarrier_init(mask_empty + 8 * i, kReaders);
+    }
+    for (int i = 0; i < kRawStages; ++i) {
+      ptx::mbarrier_init(incoming_v_full() + 8 * i, 1);
+      ptx::mbarrier_init(incoming_v_full() + 8 * (kRawStages + i), kDecoders);
     }
     ptx::fence_mbarrier_init();
   }
@@ -131,9 +147,13 @@ template <class ConfigOf>
 struct TileRing {
   static constexpr int kSlots = 4;
   static constexpr bool kServing = ConfigOf::value.serving, kMask = ConfigOf::value.has_mask();
-  static constexpr int kFields = kMask ? 18 : kServing ? 17 : 10, kSlotBytes = kServing ? 80 : 48;
+  static constexpr bool kBytes = ConfigOf::value.bytes;
+  static constexpr int kFields = kBytes ? 20 : kMask ? 18 : kServing ? 17 : 10;
+  static constexpr int kSlotBytes = kServing ? 80 : 48;
   static constexpr int kWords = kSlots * (16 + kSlotBytes) / 8;  // of 8 bytes
-  static constexpr int kReaders = 1 + 4 * ConfigOf::value.warpgroups + (kMask ? 2 : 0);  // warps
+  // Warps.
+  static constexpr int kReaders =
+      1 + 4 * ConfigOf::value.warpgroups + (kMask ? 2 : 0) + (kBytes ? kDecoders : 0);
 
   std::uint32_t first;  // address
 
@@ -170,7 +190,11 @@ struct TileRing {
         ptx::shared_store4(to + 48, as_floats(b.end_from, tile.kv_row, tile.kv_batch, tile.cut));
         int first_key = 0;
         if constexpr (kMask) first_key = tile.first_key;
-        ptx::shared_store4(to + 64, as_floats(tile.entry, first_key, 0, 0));
+        if constexpr (kBytes)
+          ptx::shared_store4(to + 64, {__int_as_float(tile.entry), __uint_as_float(tile.q_turn),
+                                       tile.scale, tile.value_factor});
+        else
+          ptx::shared_store4(to + 64, as_floats(tile.entry, first_key, 0, 0));
       } else {
         ptx::shared_store4(to + 32, as_floats(tile.kv_row, tile.kv_batch, 0, 0));
       }
@@ -196,6 +220,11 @@ struct TileRing {
       tile.cut = at(15);
       tile.entry = at(16);
       if constexpr (kMask) tile.first_key = at(17);
+      if constexpr (kBytes) {
+        tile.q_turn = at(17);
+        tile.scale = __int_as_float(at(18));
+        tile.value_factor = __int_as_float(at(19));
+      }
     } else {
       tile.extent.band = {at(4), at(5), at(6)};
       tile.extent.seq_q = at(7);

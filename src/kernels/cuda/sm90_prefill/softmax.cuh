@@ -13,6 +13,18 @@
 
 namespace greenfast::cuda::prefill {
 
+/// What products of e4m3 are multiplied by before a softcap: the tile's. Elsewhere nothing.
+struct ScoreFactor {
+  const ScaledTile& tile;
+};
+struct NoScoreFactor {
+  template <class TileType>
+  __device__ explicit NoScoreFactor(const TileType&) {}
+};
+template <class ConfigOf>
+using ScoreFactorOf = std::conditional_t<ConfigOf::value.bytes && ConfigOf::value.general(),
+                                         ScoreFactor, NoScoreFactor>;
+
 template <class ConfigOf>
 struct OnlineSoftmax {
   static constexpr Config kConfig = ConfigOf::value;
@@ -39,10 +51,11 @@ struct OnlineSoftmax {
 
   const Params& p;
   const ExtentOf<ConfigOf>& extent;
-  const float scale;
+  const std::conditional_t<kConfig.bytes, const float&, float> scale;  // of e4m3 the tile's
   float (&top)[2];            // of rows g and g + 8: base of the exponents
   float (&sum)[2];            // this thread's part of the sum
   const std::uint32_t noted;  // where bases that one float cannot hold are noted (repair.cuh)
+  const ScoreFactorOf<ConfigOf> before;
 
   /// What is subtracted from exponents. Under a mask by array a row may have seen no key yet: its
   /// weights are 0 then, not NaN, and who sees its first key takes a base.
@@ -53,7 +66,11 @@ struct OnlineSoftmax {
   /// Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
   template <int kCount>
   __device__ __forceinline__ void transform(float (&scores)[kCount]) const {
-    if constexpr (kGeneral) {
+    if constexpr (kGeneral && kConfig.bytes) {
+      const float by = before.tile.scale * p.softcap_in;
+#pragma unroll
+      for (float& x : scores) x = softcap_from_log2(x * by, p.softcap_out);
+    } else if constexpr (kGeneral) {
       if (p.softcap_out > 0.0f) {
 #pragma unroll
         for (float& x : scores) x = softcap_from_log2(x * p.softcap_in, p.softcap_out);

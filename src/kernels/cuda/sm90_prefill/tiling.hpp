@@ -106,7 +106,8 @@ inline std::vector<SharedBuffer> buffers_of(const Config& config) {
                          {"ones", config.ones_bytes()},
                          {"O", config.o_bytes()},
                          {"results of the second warpgroup", config.exchange_bytes()},
-                         {"mask", config.mask_stages * config.mask_bytes()}});
+                         {"mask", config.mask_stages * config.mask_bytes()},
+                         {"V as it came", config.raw_stages * config.raw_bytes()}});
 }
 
 }  // namespace greenfast::cuda::prefill
