@@ -302,7 +302,8 @@ def serving_summary(*paths):
     rows = []
     for path in paths:
         record = judged(path)
-        suite = record["argv"][record["argv"].index("--suite") + 1]
+        argv = record["argv"]
+        suite = argv[argv.index("--suite") + 1] + (", e4m3" if "e4m3" in argv else "")
         for of in record["standings"]["variants"]:
             ahead, _, least, most, mean = standing(of)
             rows.append([suite, f"`{of['variant']}`", of["shapes"], ahead, least, most, mean])

@@ -101,7 +101,7 @@ def test_a_bad_row_is_named(text, word, capsys):
 @pytest.mark.parametrize("arguments, word", [
     (["--suite", "peers", "--shapes", "1x8x512x64 packed"], "--suite peers"),
     (["--suite", "decode", "--plot", "x.svg"], "--plot"),
-    (["--suite", "paged", "--dtype", "e4m3"], "e4m3"),
+    (["--suite", "masks", "--dtype", "e4m3"], "a mask of e4m3 has no meaning"),
     (["--suite", "mission", "--device", "cpu"], "ab_cpu"),
 ])
 def test_bad_arguments_are_usage(arguments, word, capsys):
@@ -501,6 +501,18 @@ def test_a_lost_device_is_named_with_its_engine(torch, library, tmp_path, monkey
     code, record = run(tmp_path, "--shapes", ROWS[4], "--peers", "")
     assert code == 24 and record["shapes"] == []
     assert f"the device was lost in greenfast at {ROWS[4]}" in capsys.readouterr().err
+
+
+def test_e4m3_takes_rows_of_serving(torch, fakes, cudnn, library, tmp_path):
+    rows = ["3x4/2x40x64 packed causal lengths=log-uniform:5", "2x4/2x20x64 packed causal lengths=full", "3x4/2x1/96x64 pages=16 used-kv lengths=log-uniform:9",
+            "2x4/2x7/64x64 used-kv sinks causal"]
+    code, record = run(tmp_path, "--dtype", "e4m3", "--shapes", ",".join(rows))
+    assert code == 0 and [shape["name"] for shape in record["shapes"]] == rows
+    for shape in record["shapes"]:
+        sides = {side["id"]: side for side in shape["sides"]}
+        # 16-bit weights on the CPU, and 16-bit twins of the same values.
+        assert max(sides[name]["errors"]["rel_fro"] for name in ("greenfast", "greenfast:fp16", "greenfast:bf16")) < 9e-3
+        assert sides["greenfast:transposed"]["refused"] == sides["peer:cudnn-fp8"]["refused"] == "it is for dense rows"
 
 
 def test_a_wrong_engine_is_not_timed(torch, library, tmp_path, monkeypatch):

@@ -184,31 +184,35 @@ std::vector<Problem> grid_of_problems() {
         out.push_back(problem);
         problem.softcap = 0;
         problem.mask = Mask::none();
+        Problem serving = problem;
+        serving.sinks = true;
+        out.push_back(serving);
+        Problem paged = problem;
+        paged.sequences.used_kv = true;
+        paged.pages.size = 64;
+        paged.pages.row_stride = ceil_div(size.seq_kv, paged.pages.size);
+        paged.pages.count = size.batch * paged.pages.row_stride;
+        paged.k = paged.v =
+            dense_layout(Order::bhsd, paged.pages.count, size.heads_kv, paged.pages.size, head_dim);
+        out.push_back(paged);
+        paged.softcap = 30;
+        out.push_back(paged);
+        if (head_dim > 128) {
+          serving.head_dim_v = 128;
+          serving.v = dense_layout(Order::bhsd, size.batch, size.heads_kv, size.seq_kv, 128);
+          serving.o = dense_layout(Order::bhsd, size.batch, size.heads_q, size.seq_q, 128);
+          out.push_back(serving);
+          serving.softcap = 30;
+          out.push_back(serving);
+        }
         if (dtype != DType::e4m3) {
           Problem wide = problem;
           wide.out_dtype = DType::f32;
           out.push_back(wide);
-          Problem serving = problem;
-          serving.sinks = true;
-          out.push_back(serving);
           for (const MaskKind kind : {MaskKind::boolean, MaskKind::additive}) {
             Problem masked = problem;
             masked.array_mask = {.kind = kind, .dtype = dtype, .stride = {0, 0, size.seq_kv, 1}};
             out.push_back(masked);
-          }
-          Problem paged = problem;
-          paged.sequences.used_kv = true;
-          paged.pages.size = 64;
-          paged.pages.row_stride = ceil_div(size.seq_kv, paged.pages.size);
-          paged.pages.count = size.batch * paged.pages.row_stride;
-          paged.k = paged.v = dense_layout(Order::bhsd, paged.pages.count, size.heads_kv,
-                                           paged.pages.size, head_dim);
-          out.push_back(paged);
-          if (head_dim > 128) {
-            serving.head_dim_v = 128;
-            serving.v = dense_layout(Order::bhsd, size.batch, size.heads_kv, size.seq_kv, 128);
-            serving.o = dense_layout(Order::bhsd, size.batch, size.heads_q, size.seq_q, 128);
-            out.push_back(serving);
           }
         }
         // Kernels that take nothing but fast accuracy.

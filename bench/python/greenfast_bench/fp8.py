@@ -161,9 +161,9 @@ class CudnnFp8(Engine):
     def bind(self, row, data, o, clock):
         import torch
 
+        refuse_serving(row)
         if row.seq_q != row.seq_kv and row.causal:
             raise Refused("it aligns causal masks with the first key")
-        refuse_serving(row)
         if row.chunk or row.band[0] >= 0:
             raise Refused("no chunks and windows here")
         key = (row, data.q.stride(), data.k.stride())

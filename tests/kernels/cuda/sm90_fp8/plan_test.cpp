@@ -138,6 +138,8 @@ TEST_F(Fp8Plan, TheLogSumExpDecidesBetweenTheExactKernels) {
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_curved");
   p.lse = true;
   EXPECT_NE(refusal(p, facts_, "cuda.sm90.fp8_curved").find("LSE"), std::string::npos);
+  EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_serving");
+  p.v = transposed_layout(1, 4, 700, 64);
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8");
   p.accuracy = Accuracy::fast;
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_fast");

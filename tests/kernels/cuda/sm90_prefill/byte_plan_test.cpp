@@ -1,0 +1,171 @@
+// What cuda.sm90.fp8_serving plans and refuses, and where selection gives it a problem. Needs no GPU;
+// skipped where the kernel is not built.
+#include <greenfast/attention.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "kernels/cuda/sm90_prefill/config.hpp"
+
+namespace greenfast {
+namespace {
+
+constexpr std::string_view kServing = "cuda.sm90.fp8_serving";
+
+class BytePlan : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto all = variants();
+    const auto row = std::find_if(all.begin(), all.end(),
+                                  [](const VariantInfo& info) { return info.id == kServing; });
+    ASSERT_NE(row, all.end());
+    if (!row->built) GTEST_SKIP() << kServing << " is not built";
+    facts_ = *model_facts("h200");
+    options_.device = DeviceKind::cuda;
+    options_.variant = kServing;
+  }
+  static Problem problem(std::int64_t batch, std::int64_t heads, std::int64_t seq,
+                         std::int64_t head_dim) {
+    return make_problem(batch, heads, heads, seq, seq, head_dim, DType::e4m3);
+  }
+  static Problem paged(std::int64_t batch, std::int64_t seq_q, std::int64_t keys,
+                       std::int64_t page) {
+    Problem p = make_problem(batch, 32, 8, seq_q, keys, 128, DType::e4m3);
+    p.sequences.used_kv = true;
+    p.pages = {.size = page, .count = batch * keys / page + 1, .row_stride = keys / page};
+    p.mask = Mask::causal(Alignment::bottom_right);
+    return p;
+  }
+  Plan plan_of(const Problem& problem) const {
+    Result<Plan> plan = greenfast::plan(problem, facts_, options_);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    return plan.ok() ? *plan : Plan{};
+  }
+  std::string kernel(const Problem& problem) const {
+    constexpr std::string_view kBefore = "prefill::prefill_kernel<__half, Bytes<";
+    std::string name = plan_of(problem).kernel;
+    EXPECT_TRUE(name.starts_with(kBefore)) << name;
+    return name.substr(std::min(kBefore.size(), name.size()), name.find('>') - kBefore.size());
+  }
+  std::string refusal(const Problem& problem) const {
+    const Result<Plan> plan = greenfast::plan(problem, facts_, options_);
+    return plan.ok() ? "accepted" : plan.status().message();
+  }
+  std::string chosen(const Problem& problem) const {
+    Options any = options_;
+    any.variant = "";
+    return explain(problem, facts_, any).chosen;
+  }
+
+  DeviceFacts facts_;
+  Options options_;
+};
+
+TEST_F(BytePlan, TheTileFollowsHeadDimsAndWhetherTallOnesFillTheMachine) {
+  EXPECT_EQ(kernel(problem(32, 32, 512, 64)), "2, false");
+  EXPECT_EQ(kernel(problem(8, 16, 2048, 128)), "3, false");
+  EXPECT_EQ(kernel(problem(2, 8, 2048, 256)), "5, false");
+  Problem p = make_problem(4, 16, 16, 512, 512, 192, DType::e4m3);
+  EXPECT_EQ(kernel(p), "5, false");  // V of 192
+  // One round of tall tiles and half of another is as long as two of them.
+  EXPECT_EQ(kernel(problem(2, 8, 2048, 128)), "1, false");
+  EXPECT_EQ(kernel(problem(1, 8, 512, 64)), "0, false");
+  // An entry's tile may not depend on its neighbours.
+  options_.batch_invariant = true;
+  EXPECT_EQ(kernel(problem(2, 8, 2048, 128)), "3, false");
+  EXPECT_EQ(kernel(problem(64, 8, 2048, 128)), "3, false");
+}
+
+TEST_F(BytePlan, PagesShortChunksAndSoftcapsHaveTilesAndBuildsOfTheirOwn) {
+  EXPECT_EQ(kernel(paged(8, 2048, 8192, 64)), "1, false");
+  Problem p = problem(8, 16, 2048, 128);
+  p.mask = Mask::causal(Alignment::top_left);
+  p.chunk = 192;
+  EXPECT_EQ(kernel(p), "3, false");
+  p.chunk = 191;
+  EXPECT_EQ(kernel(p), "1, false");
+  p.chunk = 127;
+  EXPECT_NE(refusal(p).find("chunks of 127"), std::string::npos) << refusal(p);
+  p.chunk = 0;
+  p.softcap = 30.0f;
+  EXPECT_EQ(kernel(p), "3, true");
+}
+
+TEST_F(BytePlan, EveryTileFitsItsMachineAndItsRegisters) {
+  for (std::size_t tile = 0; tile < cuda::prefill::kByteTiles.size(); ++tile) {
+    const auto config = cuda::prefill::byte_config_of(tile, false);
+    EXPECT_LE(config.shared_bytes() + 1024, 232448)
+        << tile;  // barriers and tiles on their way beside
+    EXPECT_LE(config.consumer_registers() * config.warpgroups + config.producer_registers(),
+              config.launch_registers() * (config.warpgroups + 1))
+        << tile;
+  }
+}
+
+TEST_F(BytePlan, NeedsNoWorkspace) {
+  EXPECT_EQ(plan_of(problem(8, 16, 2048, 128)).workspace_bytes, 0);
+  EXPECT_EQ(plan_of(paged(8, 512, 8192, 16)).workspace_bytes, 0);
+}
+
+TEST_F(BytePlan, RefusesByName) {
+  Problem p = problem(2, 4, 300, 256);
+  EXPECT_EQ(refusal(p), "accepted");
+  p.lse = true;
+  EXPECT_NE(refusal(p).find("log-sum-exp with head dim 256"), std::string::npos) << refusal(p);
+  p = problem(2, 4, 300, 128);
+  p.lse = true;
+  EXPECT_EQ(refusal(p), "accepted");
+  p.v = transposed_layout(2, 4, 300, 128);
+  EXPECT_NE(refusal(p).find("V with contiguous keys"), std::string::npos) << refusal(p);
+  p = problem(2, 4, 300, 128);
+  p.alibi = Alibi::per_head;
+  EXPECT_NE(refusal(p).find("ALiBi"), std::string::npos) << refusal(p);
+  EXPECT_NE(refusal(problem(1, 8, 512, 72)).find("multiples of 16"), std::string::npos)
+      << refusal(problem(1, 8, 512, 72));  // rows of 72 bytes
+  EXPECT_NE(refusal(paged(2, 300, 8184, 12)).find("pages of 12"), std::string::npos)
+      << refusal(paged(2, 300, 8184, 12));
+  EXPECT_EQ(refusal(paged(2, 300, 8184, 24)), "accepted");
+}
+
+TEST_F(BytePlan, WritesAnyTypeAndAnyStridesOfO) {
+  for (const DType out : {DType::f16, DType::bf16, DType::f32}) {
+    Problem p = problem(2, 4, 300, 128);
+    p.out_dtype = out;
+    EXPECT_EQ(refusal(p), "accepted");
+    p.o.stride = {4 * 300 * 129, 300 * 129, 129, 1};
+    p.o.alignment = 4;
+    EXPECT_EQ(refusal(p), "accepted");
+  }
+}
+
+// The tables of dispatch/prefer.cpp.
+TEST_F(BytePlan, SelectionGivesItWhatItIsFastestAt) {
+  EXPECT_EQ(chosen(paged(8, 2048, 8192, 64)), kServing);
+  EXPECT_EQ(chosen(paged(16, 16, 8192, 16)), kServing);
+  EXPECT_EQ(chosen(paged(16, 8, 8192, 16)), "cuda.sm90.decode");
+  EXPECT_EQ(chosen(paged(16, 1, 8192, 16)), "cuda.sm90.decode");
+  EXPECT_EQ(chosen(paged(1, 16, 8192, 16)), "cuda.sm90.decode");  // too few tiles
+  EXPECT_EQ(chosen(problem(2, 8, 4096, 256)), kServing);
+  Problem p = problem(32, 16, 512, 128);
+  EXPECT_EQ(chosen(p), "cuda.sm90.fp8_curved");
+  p.mask = Mask::causal(Alignment::top_left);
+  EXPECT_EQ(chosen(p), kServing);
+  p = problem(2, 16, 8192, 128);
+  p.mask = Mask::causal(Alignment::top_left);
+  EXPECT_EQ(chosen(p), "cuda.sm90.fp8_curved");
+  p.lse = true;
+  EXPECT_EQ(chosen(p), kServing);
+  p.mask = {};
+  EXPECT_EQ(chosen(p), "cuda.sm90.fp8");
+  p = problem(8, 32, 2048, 64);
+  p.lse = true;
+  EXPECT_EQ(chosen(p), kServing);
+  p.accuracy = Accuracy::fast;
+  EXPECT_EQ(chosen(p), "cuda.sm90.fp8_fast");
+}
+
+}  // namespace
+}  // namespace greenfast
