@@ -439,6 +439,8 @@ def test_e4m3_takes_its_kernel_unasked(options, variant, causal, transposed, key
     asked = {name: x for name, x in given.items() if name != "return_lse"}
     if "return_lse" in options:
         asked["lse"] = greenfast.TensorSpec(q.shape[:3], "float32", device="cuda")
+    if not transposed and "accuracy" not in options and (causal or options):
+        variant = "cuda.sm90.fp8_serving"  # V as rows, where a pass over it or an LSE by exponentials would take longer
     assert greenfast.explain(*codes, **asked).variant == variant
     got = greenfast.attention(*codes, **given)
     want = greenfast.attention(*(x.cpu() for x in codes), **{n: x.cpu() if torch.is_tensor(x) else x for n, x in given.items()})
