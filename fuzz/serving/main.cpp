@@ -33,6 +33,7 @@ constexpr const char* kHelp =
 
   --device cpu|cuda      where (default cpu)
   --variants LIST        ids and patterns as the command takes them (default: auto)
+  --dtypes LIST          fp32, fp16, bf16, e4m3 (default: all); numbers of cases stay
   --property NAME        reference, batch-invariant or both (default)
   --count N              problems (default 1000)
   --seconds S            stop after that long, whatever --count says (default: no limit)
@@ -49,7 +50,9 @@ call's or was not written, 24 a call failed.
 struct Arguments {
   DeviceKind device = DeviceKind::cpu;
   std::string variants = "auto";
+  std::vector<DType> dtypes;  // none: all
   bool reference = true, invariance = true;
+  bool one = false;  // a case by its number
   std::uint64_t count = 1000, seed = 1, first = 0;
   double seconds = 0;
   std::string json;
@@ -67,6 +70,22 @@ std::uint64_t number_of(const std::string& option, const std::string& text) {
   return value;
 }
 
+std::vector<DType> dtypes_of(const std::string& text) {
+  constexpr DType kAll[] = {DType::f32, DType::f16, DType::bf16, DType::e4m3};
+  std::vector<DType> found;
+  for (std::size_t from = 0; from <= text.size();) {
+    const std::size_t end = std::min(text.find(',', from), text.size());
+    const std::string name = text.substr(from, end - from);
+    const auto* const dtype =
+        std::find_if(std::begin(kAll), std::end(kAll), [&](DType d) { return name_of(d) == name; });
+    if (dtype == std::end(kAll))
+      throw Usage{"--dtypes takes fp32, fp16, bf16 and e4m3 with commas, not '" + name + "'"};
+    found.push_back(*dtype);
+    from = end + 1;
+  }
+  return found;
+}
+
 Arguments parse(const std::vector<std::string>& words) {
   Arguments a;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -80,6 +99,8 @@ Arguments parse(const std::vector<std::string>& words) {
       throw Usage{"--device is cpu or cuda, not '" + value + "'"};
     } else if (option == "--variants") {
       a.variants = value;
+    } else if (option == "--dtypes") {
+      a.dtypes = dtypes_of(value);
     } else if (option == "--property") {
       if (value != "reference" && value != "batch-invariant" && value != "both")
         throw Usage{"--property is reference, batch-invariant or both, not '" + value + "'"};
@@ -94,6 +115,7 @@ Arguments parse(const std::vector<std::string>& words) {
     } else if (option == "--case") {
       a.first = number_of(option, value);
       a.count = 1;
+      a.one = true;
     } else if (option == "--json") {
       a.json = value;
     } else {
@@ -170,9 +192,16 @@ int run(const Arguments& a, const std::vector<std::string>& words) {
     const auto order = [](int c) { return c == 24 ? 3 : c == 21 ? 2 : c == 20 ? 1 : 0; };
     if (order(one) > order(outcome.code)) outcome.code = one;
   };
-  for (std::uint64_t n = a.first; n < a.first + a.count; ++n, ++outcome.problems) {
+  for (std::uint64_t n = a.first; outcome.problems < a.count; ++n) {
     if (a.seconds > 0 && elapsed() >= a.seconds) break;
     const Drawn drawn = draw(a.seed, n);
+    const auto& wanted = a.dtypes;
+    if (!wanted.empty() &&
+        std::find(wanted.begin(), wanted.end(), drawn.test.problem.dtype) == wanted.end()) {
+      if (a.one) throw Usage{"--case " + std::to_string(n) + " is of another type than --dtypes"};
+      continue;
+    }
+    ++outcome.problems;
     std::snprintf(at_work, sizeof at_work, "at case %llu: %s\n", static_cast<unsigned long long>(n),
                   drawn.options.c_str());
     const auto data = prepare_case(drawn.test, *policy);

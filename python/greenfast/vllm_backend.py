@@ -5,7 +5,7 @@ queries of all sequences lie one behind the other, whatever share of them are pr
 is one call of greenfast.attention, without a plan and without reading lengths on the host.
 
 A cache of e4m3 ("fp8") is read as it is; queries become e4m3 with the layer's q_scale for it. Single tokens and other short sequences, up
-to 64 rows a head of K and V, have a kernel of their own, and so a call of their own where a batch has longer ones behind them: that reads
+to 32 rows a head of K and V, have a kernel of their own, and so a call of their own where a batch has longer ones behind them: that reads
 where sequences begin on the host, so graphs hold batches of single tokens alone.
 """
 
@@ -35,8 +35,8 @@ _E4M3 = torch.float8_e4m3fn
 _QUANTIZED = ("fp8", "fp8_e4m3")  # vLLM hands out bytes (torch.uint8) for either
 _CACHES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16, **dict.fromkeys(_QUANTIZED, _E4M3)}
 _OLDEST = 80  # compute capability of the kernels that take pages
-_HOPPER = 9   # that of the kernels that read pages of e4m3; the most rows a head of K and V of the one for few queries, and a step of their head dimensions
-_MOST_ROWS = 64
+_HOPPER = 9   # that of the kernels that read pages of e4m3; the most rows a head of K and V that the one for few queries reads at once, and a step of their head dimensions
+_MOST_ROWS = 32
 _STEP_OF_E4M3 = 16
 _WITHOUT_CACHE = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 _MOST_WIDTH = 256
@@ -127,10 +127,10 @@ class GreenfastMetadata:
     slot_mapping: torch.Tensor     #: int64 [tokens]: page * page size + row, -1 for tokens that pad
     causal: bool
     starts: torch.Tensor | None = None  #: query_start_loc on the host
-    split: dict[int, tuple[int, int, int] | None] = dataclasses.field(default_factory=dict)  #: found by layers of this batch
+    split: dict[int, tuple[int, int] | None] = dataclasses.field(default_factory=dict)  #: found by layers of this batch
 
-    def split_of(self, most: int) -> tuple[int, int, int] | None:
-        """The first sequence that has more than `most` rows, its first row of query, and the most rows of one before it; None: there is none."""
+    def split_of(self, most: int) -> tuple[int, int] | None:
+        """The first sequence that has more than `most` rows, and the most rows of one before it; None: there is none."""
         if self.max_query_len <= most:
             return None
         if most not in self.split:
@@ -138,7 +138,7 @@ class GreenfastMetadata:
             starts = self.starts.tolist()
             rows = [end - begin for begin, end in zip(starts, starts[1:])]
             first = next((n for n, count in enumerate(rows) if count > most), None)
-            self.split[most] = None if first is None else (first, starts[first], max(rows[:first], default=0))
+            self.split[most] = None if first is None else (first, max(rows[:first], default=0))
         return self.split[most]
 
 
@@ -256,24 +256,24 @@ class GreenfastImpl(AttentionImpl[GreenfastMetadata]):
 
     def _forward_e4m3(self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, batch: GreenfastMetadata, output: torch.Tensor,
                       features: dict[str, Any]) -> None:
-        possible = _MOST_ROWS // self.group
+        possible = max(1, _MOST_ROWS // self.group)
         k, v = self._pages(kv_cache.view(_E4M3))
         codes = _quantize(query[None], scale=layer._q_scale, layout="bshd")[0][0]
         features |= {"q_scale": layer._q_scale, "k_scale": layer._k_scale, "v_scale": layer._v_scale,
                      "max_kv": min(batch.max_seq_len, batch.block_table.shape[1] * kv_cache.shape[2])}
 
-        def attend(sequences: slice, rows: slice, starts: torch.Tensor, most: int) -> None:
-            _attention(codes[rows], k, v, out=output[rows], cu_q=starts, max_q=most, used_kv=batch.seq_lens[sequences],
+        def attend(sequences: slice, starts: torch.Tensor, most: int) -> None:
+            _attention(codes, k, v, out=output, cu_q=starts, max_q=most, used_kv=batch.seq_lens[sequences],
                        page_table=batch.block_table[sequences], **features)
 
         starts, split = batch.query_start_loc, batch.split_of(possible)
         if split is None:
-            attend(slice(None), slice(None), starts, min(batch.max_query_len, max(possible, 1)))
+            attend(slice(None), starts, min(batch.max_query_len, possible))
             return
-        first, first_row, most = split
-        if first_row:
-            attend(slice(first), slice(first_row), starts[:first + 1], most)
-        attend(slice(first, None), slice(first_row, None), starts[first:] - first_row, batch.max_query_len)
+        first, most = split
+        if first:
+            attend(slice(first), starts[:first + 1], most)
+        attend(slice(first, None), starts[first:], batch.max_query_len)
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Writes key and value of this step's tokens to their slots; those at -1 pad. On CUDA by vLLM's own kernel."""

@@ -257,8 +257,9 @@ bool fp8_serving_beats_dense(const Problem& p) {
 }
 
 // e4m3 with lengths or pages. cuda.sm90.fp8_serving has tiles of 128 rows of a head and walks over all of its
-// keys; decode has up to 32 rows of a group, and splits the keys. Pages of 16, one H200, 2026-11-27,
-// microseconds:
+// keys; decode has up to 32 rows of a group, splits the keys, and leaves out rows that are not there: of a
+// batch of single tokens and a few longer sequences their mean says more than the longest. Pages of 16, one
+// H200, 2026-11-27, microseconds:
 //
 //   B,Hq/Hkv,Sq/Skv,D                       decode  fp8_serving
 //   16,32/8,8/8192,128, lengths from 512 on  74     104
@@ -267,7 +268,10 @@ bool fp8_serving_beats_dense(const Problem& p) {
 //   64,32/8,16/1024,128                      190    170
 //   16,8/8,64/4096,64                        121    37
 bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
-  const std::int64_t rows = p.seq_q * (p.heads_q / p.heads_kv);
+  const std::int64_t queries = p.sequences.packed_q && !choice.batch_invariant
+                                   ? std::min(p.seq_q, core::ceil_div(p.sequences.total_q, p.batch))
+                                   : p.seq_q;
+  const std::int64_t rows = queries * (p.heads_q / p.heads_kv);
   const bool fills = 2 * tiles(p, choice, 128) >= std::int64_t{facts.multiprocessors};
   return !fills || rows <= (p.heads_q > p.heads_kv ? 32 : 16);
 }

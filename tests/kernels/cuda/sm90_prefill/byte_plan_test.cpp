@@ -36,6 +36,7 @@ class BytePlan : public testing::Test {
     Problem p = make_problem(batch, 32, 8, seq_q, keys, 128, DType::e4m3);
     p.sequences.used_kv = true;
     p.pages = {.size = page, .count = batch * keys / page + 1, .row_stride = keys / page};
+    p.k = p.v = dense_layout(Order::bhsd, p.pages.count, 8, page, 128);
     p.mask = Mask::causal(Alignment::bottom_right);
     return p;
   }
@@ -87,6 +88,13 @@ TEST_F(BytePlan, PagesShortChunksAndSoftcapsHaveTilesAndBuildsOfTheirOwn) {
   EXPECT_EQ(kernel(p), "3, false");
   p.chunk = 191;
   EXPECT_EQ(kernel(p), "1, false");
+  Problem wide = make_problem(4, 16, 16, 512, 512, 192, DType::e4m3);
+  wide.head_dim_v = 128;
+  wide.v = wide.o = dense_layout(Order::bhsd, 4, 16, 512, 128);
+  EXPECT_EQ(kernel(wide), "4, false");
+  wide.mask = Mask::causal(Alignment::top_left);
+  wide.chunk = 150;
+  EXPECT_EQ(kernel(wide), "5, false");
   p.chunk = 127;
   EXPECT_NE(refusal(p).find("chunks of 127"), std::string::npos) << refusal(p);
   p.chunk = 0;
@@ -115,9 +123,14 @@ TEST_F(BytePlan, RefusesByName) {
   EXPECT_EQ(refusal(p), "accepted");
   p.lse = true;
   EXPECT_NE(refusal(p).find("log-sum-exp with head dim 256"), std::string::npos) << refusal(p);
-  p = problem(2, 4, 300, 128);
+  for (const std::int64_t head_dim : {128, 160}) {
+    p = problem(2, 4, 300, head_dim);
+    p.lse = true;
+    EXPECT_EQ(refusal(p), "accepted");
+  }
+  p = problem(2, 4, 300, 192);
   p.lse = true;
-  EXPECT_EQ(refusal(p), "accepted");
+  EXPECT_NE(refusal(p).find("up to 160"), std::string::npos) << refusal(p);
   p.v = transposed_layout(2, 4, 300, 128);
   EXPECT_NE(refusal(p).find("V with contiguous keys"), std::string::npos) << refusal(p);
   p = problem(2, 4, 300, 128);
@@ -148,6 +161,18 @@ TEST_F(BytePlan, SelectionGivesItWhatItIsFastestAt) {
   EXPECT_EQ(chosen(paged(16, 8, 8192, 16)), "cuda.sm90.decode");
   EXPECT_EQ(chosen(paged(16, 1, 8192, 16)), "cuda.sm90.decode");
   EXPECT_EQ(chosen(paged(1, 16, 8192, 16)), "cuda.sm90.decode");  // too few tiles
+  // Single tokens and a few longer sequences: most rows of a longest one's tile would not be there.
+  Problem mixed = paged(64, 9, 8192, 16);
+  mixed.sequences.packed_q = true;
+  mixed.sequences.total_q = 326;
+  mixed.q = mixed.o = dense_layout(Order::bhsd, 1, 32, 326, 128);
+  EXPECT_EQ(chosen(mixed), "cuda.sm90.decode");
+  mixed.sequences.total_q = 64 * 9;
+  mixed.q = mixed.o = dense_layout(Order::bhsd, 1, 32, 64 * 9, 128);
+  EXPECT_EQ(chosen(mixed), kServing);
+  // total_q may hold rows of other calls; no sequence has more than the longest.
+  mixed.seq_q = 1;
+  EXPECT_EQ(chosen(mixed), "cuda.sm90.decode");
   EXPECT_EQ(chosen(problem(2, 8, 4096, 256)), kServing);
   Problem p = problem(32, 16, 512, 128);
   EXPECT_EQ(chosen(p), "cuda.sm90.fp8_curved");
