@@ -248,12 +248,21 @@ bool packed_beats_serving(const Problem& p, const DeviceFacts& facts, core::Choi
 //   8,32,2048,64   508 / 282    374 / 257    536 / 384
 //   2,32,8192,64   1850 / –     1343 / –     1930 / –
 //
+// With a window (H100, the same day): 8,32,2048,64 with 128 keys 101 and 140, 8,16,2048,128 with 128 keys 80 and
+// 111, 2,16,8192,128 with 1,024 keys 208 and 238, 2,32,8192,64 with 256 keys 122 and 164.
+//
 // Where a log-sum-exp is asked for, fp8 is who else takes it; where V comes transposed, fp8_serving does not.
 bool fp8_serving_beats_dense(const Problem& p) {
   const bool wide = p.head_dim > 64, masked = p.mask.left >= 0 || p.mask.right >= 0;
   if (p.accuracy == Accuracy::fast) return false;
   if (p.lse) return !wide || masked || mean_keys(p) <= 4096;
   return masked && mean_keys(p) <= (wide ? 1024 : 256);
+}
+
+// What cuda.sm90.fp8 and its kin have no features for.
+bool dense_fp8_takes(const Problem& p) {
+  return p.head_dim <= 128 && value_dim(p) == p.head_dim && !p.sinks && p.chunk == 0 &&
+         p.softcap == 0.0f;
 }
 
 // e4m3 with lengths or pages. cuda.sm90.fp8_serving has tiles of 128 rows of a head and walks over all of its
@@ -353,6 +362,11 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // 32; e4m3 8,8,16/2048,128 23 and 26, 8,8,32/4096,64 48 and 31 (H100, 2026-11-26).
   const bool apart = p.array_mask.kind != MaskKind::none || p.dtype == DType::e4m3;
   if (apart && few.rows() <= 16) return {kDecode};
+  // Of what the kernels for dense e4m3 refuse: 1,32/8,16/8192,128 with sinks 35 us, cuda.sm90.fp8_serving 63;
+  // 8,32/8,16/2048,128, whose tiles fill the machine, 81 and 37 (H100, 2026-11-27).
+  if (p.dtype == DType::e4m3 && p.array_mask.kind == MaskKind::none && !dense_fp8_takes(p) &&
+      2 * tiles(p, choice, 128) < std::int64_t{facts.multiprocessors})
+    return {kDecode};
   if (apart)
     return {kBehindServing,
             "behind others where they take the problem: from 17 rows on they are faster"};

@@ -174,6 +174,17 @@ TEST_F(BytePlan, SelectionGivesItWhatItIsFastestAt) {
   mixed.seq_q = 1;
   EXPECT_EQ(chosen(mixed), "cuda.sm90.decode");
   EXPECT_EQ(chosen(problem(2, 8, 4096, 256)), kServing);
+  // Dense, with what the other kernels for dense e4m3 refuse.
+  Problem few = make_problem(1, 32, 8, 16, 8192, 128, DType::e4m3);
+  EXPECT_EQ(chosen(few), "cuda.sm90.fp8_curved");
+  few.sinks = true;
+  EXPECT_EQ(chosen(few), "cuda.sm90.decode");
+  few = make_problem(8, 32, 8, 16, 2048, 128, DType::e4m3);
+  few.sinks = true;
+  EXPECT_EQ(chosen(few), kServing);
+  Problem windowed = problem(2, 16, 8192, 128);
+  windowed.mask = Mask::window(1023, 0, Alignment::top_left);
+  EXPECT_EQ(chosen(windowed), kServing);
   Problem p = problem(32, 16, 512, 128);
   EXPECT_EQ(chosen(p), "cuda.sm90.fp8_curved");
   p.mask = Mask::causal(Alignment::top_left);
