@@ -71,14 +71,12 @@ std::uint64_t number_of(const std::string& option, const std::string& text) {
 }
 
 std::vector<DType> dtypes_of(const std::string& text) {
-  constexpr DType kAll[] = {DType::f32, DType::f16, DType::bf16, DType::e4m3};
   std::vector<DType> found;
   for (std::size_t from = 0; from <= text.size();) {
     const std::size_t end = std::min(text.find(',', from), text.size());
     const std::string name = text.substr(from, end - from);
-    const auto* const dtype =
-        std::find_if(std::begin(kAll), std::end(kAll), [&](DType d) { return name_of(d) == name; });
-    if (dtype == std::end(kAll))
+    const auto dtype = parse_dtype(name);
+    if (!dtype)
       throw Usage{"--dtypes takes fp32, fp16, bf16 and e4m3 with commas, not '" + name + "'"};
     found.push_back(*dtype);
     from = end + 1;

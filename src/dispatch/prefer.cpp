@@ -86,29 +86,33 @@ std::int64_t tiles(const Problem& p, core::Choice choice, std::int64_t rows) {
   return core::ceil_div(p.seq_q, rows) * p.heads_q * (choice.batch_invariant ? 1 : p.batch);
 }
 
+// Whether tiles of 128 queries fill half of the machine.
+bool fills_half(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  return 2 * tiles(p, choice, 128) >= std::int64_t{facts.multiprocessors};
+}
+
+// Keys from the first that one query sees to the last that another one does.
+std::int64_t keys_seen(const Problem& p, std::int64_t first_row, std::int64_t last_row) {
+  const auto& [left, right, alignment] = p.mask;
+  const std::int64_t shift = alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0;
+  const std::int64_t first =
+      left < 0 ? 0 : std::clamp<std::int64_t>(shift + first_row - left, 0, p.seq_kv);
+  const std::int64_t end =
+      right < 0 ? p.seq_kv : std::clamp<std::int64_t>(shift + last_row + right + 1, 0, p.seq_kv);
+  return std::max<std::int64_t>(end - first, 0);
+}
+
 // Upper bound of the keys that a tile of `rows` queries sees.
 std::int64_t tile_keys(const Problem& p, std::int64_t rows) {
   const auto& [left, right, alignment] = p.mask;
-  const std::int64_t shift = alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0;
-  const std::int64_t first = left < 0 ? 0 : std::clamp<std::int64_t>(shift - left, 0, p.seq_kv);
-  const std::int64_t end =
-      right < 0 ? p.seq_kv : std::clamp<std::int64_t>(shift + p.seq_q + right, 0, p.seq_kv);
-  const std::int64_t seen = std::max<std::int64_t>(end - first, 0);
+  const std::int64_t seen = keys_seen(p, 0, p.seq_q - 1);
   return left < 0 || right < 0 ? seen : std::min(seen, left + right + rows);
 }
 
 // Keys that a query sees in the mean, about: half of what the first and the last see together.
 std::int64_t mean_keys(const Problem& p) {
-  const auto& [left, right, alignment] = p.mask;
-  const std::int64_t shift = alignment == Alignment::bottom_right ? p.seq_kv - p.seq_q : 0;
-  const auto seen = [&, left = left, right = right](std::int64_t row) {
-    const std::int64_t at = shift + row;
-    const std::int64_t first = left < 0 ? 0 : std::clamp<std::int64_t>(at - left, 0, p.seq_kv);
-    const std::int64_t end =
-        right < 0 ? p.seq_kv : std::clamp<std::int64_t>(at + right + 1, 0, p.seq_kv);
-    return std::max<std::int64_t>(end - first, 0);
-  };
-  return (seen(0) + seen(p.seq_q - 1)) / 2;
+  const std::int64_t last = p.seq_q - 1;
+  return (keys_seen(p, 0, 0) + keys_seen(p, last, last)) / 2;
 }
 
 // cuda.sm90.small gives a tile of 64 queries to a cluster of two blocks. At most one block an SM (at
@@ -281,8 +285,7 @@ bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::
                                    ? std::min(p.seq_q, core::ceil_div(p.sequences.total_q, p.batch))
                                    : p.seq_q;
   const std::int64_t rows = queries * (p.heads_q / p.heads_kv);
-  const bool fills = 2 * tiles(p, choice, 128) >= std::int64_t{facts.multiprocessors};
-  return !fills || rows <= (p.heads_q > p.heads_kv ? 32 : 16);
+  return !fills_half(p, facts, choice) || rows <= (p.heads_q > p.heads_kv ? 32 : 16);
 }
 
 }  // namespace
@@ -365,7 +368,7 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   // Of what the kernels for dense e4m3 refuse: 1,32/8,16/8192,128 with sinks 35 us, cuda.sm90.fp8_serving 63;
   // 8,32/8,16/2048,128, whose tiles fill the machine, 81 and 37 (H100, 2026-11-27).
   if (p.dtype == DType::e4m3 && p.array_mask.kind == MaskKind::none && !dense_fp8_takes(p) &&
-      2 * tiles(p, choice, 128) < std::int64_t{facts.multiprocessors})
+      !fills_half(p, facts, choice))
     return {kDecode};
   if (apart)
     return {kBehindServing,

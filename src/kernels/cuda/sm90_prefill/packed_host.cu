@@ -163,7 +163,7 @@ std::array<Side, 4> sides_of(const Problem& problem) {
           Side{"V", problem.v, in, kv[0], kv[1], kv[2], values, true, shared_kv},
           Side{"O", problem.o, problem.out_dtype, q[0], q[1], q[2], values, false, packed_q}};
 }
-constexpr std::size_t kO = 3;  // of them
+constexpr std::size_t kV = 2, kO = 3;  // of them
 
 /// Whether TMA and the ragged maps can address a tensor; else why not.
 bool is_addressable(const Side& side, core::Choice choice, std::string* why) {
@@ -562,7 +562,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     MapShape shape =
         ragged_map_of({row_stride, side.layout.stride[1], side.heads, side.columns, side.dtype},
                       box_rows, box_columns);
-    if (d.config.bytes && side.name[0] == 'V') shape.swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+    if (d.config.bytes && i == kV) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
     // Without a key there may be no tensor; a map needs an address, which nothing reads.
     return kept.make(map, shape, data != nullptr ? data : tensors.q);
   };
@@ -576,7 +576,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   const bool maps_o = !d.config.bytes || (params.bytes.o_aligned && d.config.o_has_strip());
   if (!(make(kept_q, &q_map, 0, tensors.q, 64, columns) &&
         make(kept_k, &k_map, 1, tensors.k, key_rows, columns) &&
-        make(kept_v, &v_map, 2, tensors.v, key_rows, columns_of_v) &&
+        make(kept_v, &v_map, kV, tensors.v, key_rows, columns_of_v) &&
         (!maps_o || make(kept_o, &o_map, kO, tensors.o, 16, 64)))) {
     return tensor_map_refused(id_of(problem), "Q, K, V and O");
   }

@@ -311,10 +311,7 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
         float own_scale = scale;
         if constexpr (ConfigOf::value.bytes) {
           find_factors(p, tile);
-          if constexpr (ConfigOf::value.general())
-            own_scale = 1.0f;
-          else
-            own_scale = tile.scale;
+          if constexpr (!ConfigOf::value.general()) own_scale = tile.scale;
         }
         Repair<T, ConfigOf>{p, tile.extent, own_scale, tile, first_row, lane >> 2, lane & 3}.run();
       }

@@ -12,6 +12,7 @@
 #include <greenfast/attention.hpp>
 
 #include "core/check.hpp"
+#include "tests/kernels/cuda/plan_fixture.hpp"
 
 namespace greenfast {
 namespace {
@@ -50,17 +51,9 @@ TEST(ServingConfigs, PlacesInSharedMemoryDoNotOverlap) {
   }
 }
 
-class ServingPlan : public testing::Test {
+class ServingPlan : public VariantPlan {
  protected:
-  void SetUp() override {
-    const auto all = variants();
-    const auto row = std::find_if(all.begin(), all.end(),
-                                  [](const VariantInfo& info) { return info.id == kId; });
-    ASSERT_NE(row, all.end());
-    if (!row->built) GTEST_SKIP() << kId << " is not built";
-    options_.device = DeviceKind::cuda;
-    options_.variant = kId;
-  }
+  ServingPlan() : VariantPlan(kId, "a100") {}
   // One query a sequence over pages of 16 keys.
   static Problem paged(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
                        std::int64_t seq_q, std::int64_t head_dim, DType dtype = DType::f16) {
@@ -70,18 +63,6 @@ class ServingPlan : public testing::Test {
     p.sequences.used_kv = true;
     return p;
   }
-  Plan plan_of(const Problem& problem, const char* model = "a100") const {
-    Result<Plan> plan = greenfast::plan(problem, *model_facts(model), options_);
-    EXPECT_TRUE(plan.ok()) << plan.status().message();
-    return plan.ok() ? *plan : Plan{};
-  }
-  std::string answer(const Problem& problem, const DeviceFacts& facts) const {
-    for (const Candidate& candidate : explain(problem, facts, options_).candidates)
-      if (candidate.variant == kId) return candidate.accepted ? "accepted" : candidate.reason;
-    return "not among the candidates";
-  }
-
-  Options options_;
 };
 
 TEST_F(ServingPlan, TheTileIsTheSmallestThatHoldsBothHeadDims) {
@@ -101,7 +82,7 @@ TEST_F(ServingPlan, TheTileIsTheSmallestThatHoldsBothHeadDims) {
         p.o = dense_layout(Order::bhsd, 3, 8, 1, value_dim);
         p.v = dense_layout(Order::bhsd, p.pages.count, 2, p.pages.size, value_dim);
       }
-      const Plan plan = plan_of(p, model);
+      const Plan plan = plan_of(p, *model_facts(model));
       const auto& config = kConfigs[static_cast<std::size_t>(index)];
       EXPECT_EQ(plan.kernel,
                 "sm80_serving::attention_kernel<__half, " + std::to_string(index) + ">");

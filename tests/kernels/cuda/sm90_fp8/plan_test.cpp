@@ -7,42 +7,18 @@
 #include <string>
 #include <string_view>
 
+#include "tests/kernels/cuda/plan_fixture.hpp"
+
 namespace greenfast {
 namespace {
 
-class Fp8Plan : public testing::Test {
+class Fp8Plan : public VariantPlan {
  protected:
-  void SetUp() override {
-    const auto all = variants();
-    const auto row = std::find_if(
-        all.begin(), all.end(), [](const VariantInfo& info) { return info.id == "cuda.sm90.fp8"; });
-    ASSERT_NE(row, all.end());
-    if (!row->built) GTEST_SKIP() << "cuda.sm90.fp8 is not built";
-    facts_ = *model_facts("h200");
-    options_.device = DeviceKind::cuda;
-    options_.variant = "cuda.sm90.fp8";
-  }
+  Fp8Plan() : VariantPlan("cuda.sm90.fp8") {}
   static Problem problem(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
                          std::int64_t seq_q, std::int64_t seq_kv, std::int64_t head_dim) {
     return make_problem(batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, DType::e4m3);
   }
-  Plan plan_of(const Problem& problem) const {
-    Result<Plan> plan = greenfast::plan(problem, facts_, options_);
-    EXPECT_TRUE(plan.ok()) << plan.status().message();
-    return plan.ok() ? *plan : Plan{};
-  }
-  std::string refusal(const Problem& problem, const DeviceFacts& facts,
-                      std::string_view variant = "cuda.sm90.fp8") const {
-    Options options = options_;
-    options.variant = variant;
-    const Selection selection = explain(problem, facts, options);
-    for (const Candidate& candidate : selection.candidates)
-      if (candidate.variant == variant) return candidate.accepted ? "accepted" : candidate.reason;
-    return "not among the candidates";
-  }
-
-  DeviceFacts facts_;
-  Options options_;
 };
 
 TEST_F(Fp8Plan, KernelTileAndWorkspaceFollowTheProblem) {
@@ -81,15 +57,15 @@ TEST_F(Fp8Plan, OutputTypesMasksAndFactorsAreTaken) {
   p.mask = Mask::window(100, 30, Alignment::bottom_right);
   for (const DType out : {DType::f32, DType::f16, DType::bf16}) {
     p.out_dtype = out;
-    EXPECT_EQ(refusal(p, facts_), "accepted") << name_of(out);
+    EXPECT_EQ(answer(p, facts_), "accepted") << name_of(out);
   }
   p.scales = ScaleKind::tensor;
   p.scale = -0.5f;
   p.out_dtype = DType::f16;
-  EXPECT_EQ(refusal(p, facts_), "accepted");
+  EXPECT_EQ(answer(p, facts_), "accepted");
   p.k.stride[1] = 0;  // one head for all
   p.v.stride[0] = 0;
-  EXPECT_EQ(refusal(p, facts_), "accepted");
+  EXPECT_EQ(answer(p, facts_), "accepted");
 }
 
 // V^T is read as it lies where TMA and fours of keys allow, else reordered by a pass.
@@ -109,7 +85,7 @@ TEST_F(Fp8Plan, ATransposedVNeedsNoWorkspaceWhereItCanBeReadInPlace) {
     p = problem(1, 2, 2, 64, keys, 64);
     p.v = transposed_layout(1, 2, keys, 64);
     EXPECT_EQ(plan_of(p).workspace_bytes, 2 * 64 * ((keys + 127) / 128 * 128)) << keys;
-    EXPECT_EQ(refusal(p, facts_), "accepted");
+    EXPECT_EQ(answer(p, facts_), "accepted");
   }
   p = problem(1, 2, 2, 64, 512, 64);
   p.v = transposed_layout(1, 2, 512, 64);
@@ -130,14 +106,14 @@ TEST_F(Fp8Plan, ATransposedVNeedsNoWorkspaceWhereItCanBeReadInPlace) {
 // Curved weights have no log-sum-exp; the choice falls on them wherever none is asked for.
 TEST_F(Fp8Plan, TheLogSumExpDecidesBetweenTheExactKernels) {
   Problem p = problem(1, 8, 4, 512, 700, 64);
-  EXPECT_EQ(refusal(p, facts_, "cuda.sm90.fp8_curved"), "accepted");
+  EXPECT_EQ(answer(p, facts_, "cuda.sm90.fp8_curved"), "accepted");
   options_.variant = "cuda.sm90.fp8_curved";
   EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_fast_kernel<CompiledCurved<64, false>>");
   EXPECT_EQ(plan_of(p).tile_q, 192);
   options_.variant = "";
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_curved");
   p.lse = true;
-  EXPECT_NE(refusal(p, facts_, "cuda.sm90.fp8_curved").find("LSE"), std::string::npos);
+  EXPECT_NE(answer(p, facts_, "cuda.sm90.fp8_curved").find("LSE"), std::string::npos);
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8_serving");
   p.v = transposed_layout(1, 4, 700, 64);
   EXPECT_EQ(plan_of(p).variant, "cuda.sm90.fp8");
@@ -152,12 +128,12 @@ TEST_F(Fp8Plan, TheLogSumExpDecidesBetweenTheExactKernels) {
 // The same problems, tiles of three warpgroups at head dim 64, and never for exact accuracy.
 TEST_F(Fp8Plan, FastAccuracyHasAKernelOfItsOwn) {
   Problem p = problem(1, 8, 4, 512, 700, 64);
-  EXPECT_NE(refusal(p, facts_, "cuda.sm90.fp8_fast").find("ask for fast accuracy"),
+  EXPECT_NE(answer(p, facts_, "cuda.sm90.fp8_fast").find("ask for fast accuracy"),
             std::string::npos);
   p.accuracy = Accuracy::fast;
-  EXPECT_NE(refusal(p, facts_).find("fast accuracy"), std::string::npos) << refusal(p, facts_);
+  EXPECT_NE(answer(p, facts_).find("fast accuracy"), std::string::npos) << answer(p, facts_);
   options_.variant = "cuda.sm90.fp8_fast";
-  EXPECT_EQ(refusal(p, facts_, "cuda.sm90.fp8_fast"), "accepted");
+  EXPECT_EQ(answer(p, facts_, "cuda.sm90.fp8_fast"), "accepted");
   Plan plan = plan_of(p);
   EXPECT_EQ(plan.kernel, "fp8::fp8_fast_kernel<CompiledFast<64, false>>");
   EXPECT_EQ(plan.tile_q, 192);
@@ -172,21 +148,21 @@ TEST_F(Fp8Plan, FastAccuracyHasAKernelOfItsOwn) {
 }
 
 TEST_F(Fp8Plan, RefusesByName) {
-  EXPECT_NE(refusal(problem(1, 8, 8, 512, 512, 192), facts_).find("head dim 192"),
+  EXPECT_NE(answer(problem(1, 8, 8, 512, 512, 192), facts_).find("head dim 192"),
             std::string::npos);
   Problem p = problem(1, 8, 8, 512, 512, 128);
   p.softcap = 20.0f;
-  EXPECT_NE(refusal(p, facts_).find("softcap"), std::string::npos) << refusal(p, facts_);
+  EXPECT_NE(answer(p, facts_).find("softcap"), std::string::npos) << answer(p, facts_);
   p = problem(1, 8, 8, 512, 512, 72);  // rows of 72 bytes
-  EXPECT_NE(refusal(p, facts_).find("Q has strides"), std::string::npos) << refusal(p, facts_);
+  EXPECT_NE(answer(p, facts_).find("Q has strides"), std::string::npos) << answer(p, facts_);
   p = problem(1, 8, 8, 512, 512, 128);
   p.v.alignment = 8;
-  EXPECT_NE(refusal(p, facts_).find("V has strides"), std::string::npos) << refusal(p, facts_);
+  EXPECT_NE(answer(p, facts_).find("V has strides"), std::string::npos) << answer(p, facts_);
   p = make_problem(1, 8, 8, 512, 512, 128, DType::f16);
-  EXPECT_NE(refusal(p, facts_), "accepted");
+  EXPECT_NE(answer(p, facts_), "accepted");
   DeviceFacts older = facts_;
   older.arch = 89;
-  EXPECT_NE(refusal(problem(1, 8, 8, 512, 512, 128), older), "accepted");
+  EXPECT_NE(answer(problem(1, 8, 8, 512, 512, 128), older), "accepted");
 }
 
 }  // namespace

@@ -9,24 +9,16 @@
 #include <string_view>
 
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "tests/kernels/cuda/plan_fixture.hpp"
 
 namespace greenfast {
 namespace {
 
 constexpr std::string_view kServing = "cuda.sm90.fp8_serving";
 
-class BytePlan : public testing::Test {
+class BytePlan : public VariantPlan {
  protected:
-  void SetUp() override {
-    const auto all = variants();
-    const auto row = std::find_if(all.begin(), all.end(),
-                                  [](const VariantInfo& info) { return info.id == kServing; });
-    ASSERT_NE(row, all.end());
-    if (!row->built) GTEST_SKIP() << kServing << " is not built";
-    facts_ = *model_facts("h200");
-    options_.device = DeviceKind::cuda;
-    options_.variant = kServing;
-  }
+  BytePlan() : VariantPlan(kServing) {}
   static Problem problem(std::int64_t batch, std::int64_t heads, std::int64_t seq,
                          std::int64_t head_dim) {
     return make_problem(batch, heads, heads, seq, seq, head_dim, DType::e4m3);
@@ -40,29 +32,18 @@ class BytePlan : public testing::Test {
     p.mask = Mask::causal(Alignment::bottom_right);
     return p;
   }
-  Plan plan_of(const Problem& problem) const {
-    Result<Plan> plan = greenfast::plan(problem, facts_, options_);
-    EXPECT_TRUE(plan.ok()) << plan.status().message();
-    return plan.ok() ? *plan : Plan{};
-  }
   std::string kernel(const Problem& problem) const {
     constexpr std::string_view kBefore = "prefill::prefill_kernel<__half, Bytes<";
     std::string name = plan_of(problem).kernel;
     EXPECT_TRUE(name.starts_with(kBefore)) << name;
     return name.substr(std::min(kBefore.size(), name.size()), name.find('>') - kBefore.size());
   }
-  std::string refusal(const Problem& problem) const {
-    const Result<Plan> plan = greenfast::plan(problem, facts_, options_);
-    return plan.ok() ? "accepted" : plan.status().message();
-  }
+  std::string refusal(const Problem& problem) const { return answer(problem, facts_); }
   std::string chosen(const Problem& problem) const {
     Options any = options_;
     any.variant = "";
     return explain(problem, facts_, any).chosen;
   }
-
-  DeviceFacts facts_;
-  Options options_;
 };
 
 TEST_F(BytePlan, TheTileFollowsHeadDimsAndWhetherTallOnesFillTheMachine) {

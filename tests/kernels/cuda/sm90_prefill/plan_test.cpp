@@ -7,23 +7,14 @@
 #include <string>
 
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "tests/kernels/cuda/plan_fixture.hpp"
 
 namespace greenfast {
 namespace {
 
-class PrefillPlan : public testing::Test {
+class PrefillPlan : public VariantPlan {
  protected:
-  void SetUp() override {
-    const auto all = variants();
-    const auto row = std::find_if(all.begin(), all.end(), [](const VariantInfo& info) {
-      return info.id == "cuda.sm90.prefill";
-    });
-    ASSERT_NE(row, all.end());
-    if (!row->built) GTEST_SKIP() << "cuda.sm90.prefill is not built";
-    facts_ = *model_facts("h200");
-    options_.device = DeviceKind::cuda;
-    options_.variant = "cuda.sm90.prefill";
-  }
+  PrefillPlan() : VariantPlan("cuda.sm90.prefill") {}
   std::string kernel(const Problem& problem) const {
     const Result<Plan> plan = greenfast::plan(problem, facts_, options_);
     if (!plan.ok()) return plan.status().message();
@@ -38,9 +29,6 @@ class PrefillPlan : public testing::Test {
            std::to_string(plan->tile_q) + "_n" + std::to_string(plan->tile_kv) + "_" +
            kFeatures[features];
   }
-
-  DeviceFacts facts_;
-  Options options_;
 };
 
 TEST_F(PrefillPlan, TallTilesOnlyWhereTheyFillTheMachine) {

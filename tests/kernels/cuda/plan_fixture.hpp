@@ -1,0 +1,51 @@
+// What tests of a CUDA variant's plans share. Needs no GPU; skipped where the kernel is not built.
+#pragma once
+
+#include <greenfast/attention.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+namespace greenfast {
+
+class VariantPlan : public testing::Test {
+ protected:
+  explicit VariantPlan(std::string_view id, const char* model = "h200")
+      : id_(id), facts_(*model_facts(model)) {}
+  void SetUp() override {
+    const auto all = variants();
+    const auto row = std::find_if(all.begin(), all.end(),
+                                  [&](const VariantInfo& info) { return info.id == id_; });
+    ASSERT_NE(row, all.end());
+    if (!row->built) GTEST_SKIP() << id_ << " is not built";
+    options_.device = DeviceKind::cuda;
+    options_.variant = id_;
+  }
+  Plan plan_of(const Problem& problem, const DeviceFacts& facts) const {
+    Result<Plan> plan = greenfast::plan(problem, facts, options_);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    return plan.ok() ? *plan : Plan{};
+  }
+  Plan plan_of(const Problem& problem) const { return plan_of(problem, facts_); }
+  /// "accepted", or why the variant, forced, does not take the problem.
+  std::string answer(const Problem& problem, const DeviceFacts& facts,
+                     std::string_view variant) const {
+    Options options = options_;
+    options.variant = variant;
+    for (const Candidate& candidate : explain(problem, facts, options).candidates)
+      if (candidate.variant == variant) return candidate.accepted ? "accepted" : candidate.reason;
+    return "not among the candidates";
+  }
+  std::string answer(const Problem& problem, const DeviceFacts& facts) const {
+    return answer(problem, facts, id_);
+  }
+
+  const std::string_view id_;
+  DeviceFacts facts_;
+  Options options_;
+};
+
+}  // namespace greenfast
