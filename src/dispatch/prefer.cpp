@@ -79,6 +79,7 @@ enum Rank : int {
   kPackedWindow = 225,
   kSmall = 230,
   kDecode = 240,
+  kGrouped = 245,
 };
 
 // Tiles of `rows` queries over all heads, as far as the choice may know of the batch.
@@ -263,6 +264,12 @@ bool fp8_serving_beats_dense(const Problem& p) {
   return masked && mean_keys(p) <= (wide ? 1024 : 256);
 }
 
+// Of a sequence, as far as the choice may know of the batch: no more than the longest has.
+std::int64_t mean_queries(const Problem& p, core::Choice choice) {
+  if (!p.sequences.packed_q || choice.batch_invariant) return p.seq_q;
+  return std::min(p.seq_q, core::ceil_div(p.sequences.total_q, p.batch));
+}
+
 // What cuda.sm90.fp8 and its kin have no features for.
 bool dense_fp8_takes(const Problem& p) {
   return p.head_dim <= 128 && value_dim(p) == p.head_dim && !p.sinks && p.chunk == 0 &&
@@ -281,11 +288,33 @@ bool dense_fp8_takes(const Problem& p) {
 //   64,32/8,16/1024,128                      190    170
 //   16,8/8,64/4096,64                        121    37
 bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
-  const std::int64_t queries = p.sequences.packed_q && !choice.batch_invariant
-                                   ? std::min(p.seq_q, core::ceil_div(p.sequences.total_q, p.batch))
-                                   : p.seq_q;
-  const std::int64_t rows = queries * (p.heads_q / p.heads_kv);
+  const std::int64_t rows = mean_queries(p, choice) * (p.heads_q / p.heads_kv);
   return !fills_half(p, facts, choice) || rows <= (p.heads_q > p.heads_kv ? 32 : 16);
+}
+
+// cuda.sm90.grouped has the heads of a group in one tile and parts the keys. Pages of 16 (64 from 64 queries on),
+// lengths from 512 to the most, microseconds (H200, 2026-11-27); the others are packed and fp8_serving:
+//
+//   B,Hq/Hkv,Sq/Skv,D      bf16: decode others grouped   e4m3: decode others grouped
+//   16,32/8,16/8192,128          132    169    84              134    105    66
+//   1,32/8,16/8192,128           35     116    27              37     67     23
+//   32,96/8,4/8192,128           295    1090   158             301    690    112
+//   64,32/8,16/1024,128          169    234    100             189    171    77
+//   16,64/8,8/8192,64            89     183    55              92     183    55
+//   16,32/8,8/8192,128           76     169    81              75     105    62
+//   1,32/8,8/32768,128           51     476    51              53     274    40
+//   16,32/8,4/8192,128           58     169    79              44     105    59
+//   8,32/8,64/8192,128           –      58     81              –      57     70
+//   1,32/8,128/32768,128         –      385    126             –      344    116
+//   8,32/8,256/8192,128          –      165    194             –      140    169
+bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
+  const std::int64_t group = p.heads_q / p.heads_kv, keys = tile_keys(p, p.seq_q);
+  const bool few_tiles = !fills_half(p, facts, choice);
+  if (mean_queries(p, choice) * group <= (p.dtype == DType::e4m3 ? 16 : 32) || keys < 512)
+    return false;
+  // Dense kernels have tiles of 64 rows, too, and e4m3 kernels that are faster than fp8_serving.
+  if (core::is_dense(p)) return few_tiles && keys >= 4096 && p.accuracy != Accuracy::fast;
+  return (group > 1 && p.seq_q <= 32) || (few_tiles && keys >= 2048);
 }
 
 }  // namespace
@@ -336,6 +365,13 @@ core::Preference cuda_sm90_fp8_serving(const Problem& p, const DeviceFacts&, cor
   if (!core::is_dense(p)) return {kPacked};
   if (fp8_serving_beats_dense(p)) return {kPackedWindow};
   return {kPackedDense, "behind the kernels for dense e4m3 where they take the problem"};
+}
+core::Preference cuda_sm90_grouped(const Problem& p, const DeviceFacts& facts,
+                                   core::Choice choice) {
+  if (grouped_is_fastest(p, facts, choice)) return {kGrouped};
+  return {kPackedDense,
+          "behind cuda.sm90.decode where rows of a group are few, and behind others "
+          "where tiles of one head are full or many"};
 }
 core::Preference cuda_sm90_fp8(const Problem& p, const DeviceFacts&, core::Choice) {
   if (p.lse) return {kPrefill};

@@ -16,6 +16,7 @@ core::Preference cuda_sm80_serving(const Problem&, const DeviceFacts&, core::Cho
 core::Preference cuda_sm80_decode(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_packed(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_decode(const Problem&, const DeviceFacts&, core::Choice);
+core::Preference cuda_sm90_grouped(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_fp8_serving(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_fp8(const Problem&, const DeviceFacts&, core::Choice);
 core::Preference cuda_sm90_fp8_curved(const Problem&, const DeviceFacts&, core::Choice);

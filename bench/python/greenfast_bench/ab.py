@@ -506,7 +506,7 @@ def parse_arguments(argv: list[str] | None, as_serving: bool = False) -> argpars
         prog="python -m greenfast_bench.ab", description=(__doc__ or "").split("\n\n")[0],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"""Suites: mission, peers and hard are dense, as --shapes without attributes is; models, whose rows have their own masks, is what
-published models ask for (docs/models.md). decode, varlen, paged and masks are what serving asks
+published models ask for (docs/models.md). decode, varlen, paged, verify and masks are what serving asks
 for: one query over long caches, packed prompts, caches in pages, masks by array; their rows take the attributes packed, used-kv,
 pages=N, lengths=full, lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, causal and mask=bool:DIMS or narrow:DIMS
 (docs/measuring.md), and so does --shapes, one row of them between commas. Lengths are drawn by --seed. There the peers
@@ -522,19 +522,19 @@ Exit: 0 measured, 2 bad input, 3 no GPU, library or PyTorch, 20 one of ours was 
     parser.add_argument("--suite", choices=[*SUITES, *MODELS, *serving.SUITES], help="a named list of rows (default: mission)")
     parser.add_argument("--shapes", help="BxHxSxD[,…], with Hq/Hkv, Sq/Skv and D/Dv where they differ")
     parser.add_argument("--masks", default="full,causal", help="of dense rows: full, causal or both (default)")
-    parser.add_argument("--dtype", choices=["fp16", "bf16", "e4m3"], help="default: fp16, of decode, varlen, paged and masks bf16")
+    parser.add_argument("--dtype", choices=["fp16", "bf16", "e4m3"], help="default: fp16, of decode, varlen, paged, verify and masks bf16")
     parser.add_argument("--peers", help=f"of {', '.join(PEERS)} (default: cudnn,flash,fa3,fa4), or of the suite's own")
     parser.add_argument("--before", metavar="LIBRARY", help="another libgreenfast.so, timed beside this one as a peer")
     parser.add_argument("--variants", default="", help="also time these Greenfast variants, each forced")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; each engine is replayed once a round")
-    parser.add_argument("--sets", type=int, help="input sets that a graph rotates through (default: 2; decode, varlen, paged and masks: until "
+    parser.add_argument("--sets", type=int, help="input sets that a graph rotates through (default: 2; decode, varlen, paged, verify and masks: until "
                         "their keys and values are twice the L2 cache)")
     parser.add_argument("--single", action="store_true", help="dense rows: also time single launches")
     parser.add_argument("--between", nargs="?", const=",".join(ways.NEIGHBOURS), metavar="LIST",
                         help=f"also time calls behind a neighbour, less the neighbours alone: {', '.join(ways.NEIGHBOURS)} (default: both)")
     parser.add_argument("--cache", metavar="LIST", help="hot: each call on the same inputs; cold: on sets that are twice the L2 cache "
-                        "together; with commas (default with --between: hot,cold, of decode, varlen, paged and masks cold)")
-    parser.add_argument("--invariant", action="store_true", help="decode, varlen, paged, masks: also with batch_invariant")
+                        "together; with commas (default with --between: hot,cold, of decode, varlen, paged, verify and masks cold)")
+    parser.add_argument("--invariant", action="store_true", help="decode, varlen, paged, verify, masks: also with batch_invariant")
     parser.add_argument("--layout", choices=["bshd", "bhsd"], help="memory order of dense rows (default: decode bshd, e4m3 bhsd)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: decode, varlen, paged, masks and e4m3 through the "
                         "library's CPU kernels, which tests the harness and times nothing worth telling")

@@ -1,4 +1,4 @@
-"""The suites decode, varlen, paged and masks of greenfast_bench.ab: what inference engines ask of attention, beside the peers that serve it.
+"""The suites decode, varlen, paged, verify and masks of greenfast_bench.ab: what inference engines ask of attention, beside the peers that serve it.
 
 A row is a shape with the attributes of `greenfast check --shapes` (docs/command.md): `64x32/8x1/32768x128 used-kv lengths=log-uniform:128`.
 Every engine gets the same bits in the same process, reads lengths on the device where the row has such, and is timed only after
@@ -53,6 +53,16 @@ SUITES = {
         "16x96/8x1/8192x128 pages=16 used-kv lengths=log-uniform:512",  # GLM
         "32x8/4x1/8192x256 pages=16 used-kv lengths=log-uniform:512",  # Gemma
         "8x32/8x256/8192x128 pages=64 used-kv lengths=log-uniform:512 causal",  # a piece of a prompt over its cache
+    ],
+    # Tokens to be verified (speculative decoding, 4 to 16 a sequence), and few pieces of prompts.
+    "verify": [
+        "16x32/8x16/8192x128 pages=16 used-kv lengths=log-uniform:512 causal", "1x32/8x16/8192x128 pages=16 used-kv lengths=full causal",
+        "64x32/8x16/1024x128 pages=16 used-kv lengths=full causal",  # Llama, Qwen3
+        "16x64/4x4/8192x128 pages=16 used-kv lengths=log-uniform:512 causal",  # Qwen3-MoE
+        "32x96/8x4/8192x128 pages=16 used-kv lengths=log-uniform:512 causal",  # GLM
+        "16x64/8x8/8192x64 pages=16 used-kv lengths=log-uniform:512 sinks causal",  # gpt-oss
+        "16x32/8x8/8192x128 pages=16 used-kv lengths=log-uniform:512 causal", "1x32/8x8/32768x128 pages=16 used-kv lengths=full causal",
+        "8x32/8x64/8192x128 pages=64 used-kv lengths=log-uniform:512 causal", "1x32/8x128/32768x128 pages=64 used-kv lengths=full causal",
     ],
     "masks": [
         "8x16x1024x64 mask=bool:bqk", "8x16x1024x64 mask=narrow:hqk", "4x16x2048x64 mask=bool:bk", "4x16x2048x128 mask=bool:bqk",
@@ -791,7 +801,7 @@ PEERS = {
     "varlen": TorchVarlen,
 }
 DEFAULT_PEERS = {"decode": "cudnn,cudnn-graph,fa3,fa3-vllm", "varlen": "cudnn,cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan,varlen",
-                 "paged": "cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan", "masks": "cudnn,efficient"}
+                 "paged": "cudnn-graph,fa3,fa3-vllm,fa3-vllm-plan", "verify": "fa3-vllm,fa3-vllm-plan", "masks": "cudnn,efficient"}
 BESIDE = (":dense", ":fp16", ":bf16", ":transposed", ":from-fp16")  # of ours, for other comparisons than with peers
 IDENTITY = {"cudnn": "peer:torch-cudnn", "efficient": "peer:torch-efficient", "varlen": "peer:torch-varlen"}
 

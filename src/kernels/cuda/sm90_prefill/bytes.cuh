@@ -44,8 +44,9 @@ __device__ __forceinline__ void decode_values(const SharedMemory<ConfigOf>& shar
     ring.release(step);
     if (tile.index < 0) break;
     const int first_row = tile.index * kConfig.rows();
-    const BlockRange blocks = visible_blocks<ConfigOf>(
-        tile.extent, first_row, min(first_row + kConfig.rows(), tile.extent.seq_q) - 1);
+    const BlockRange blocks =
+        visible_blocks<ConfigOf>(extent_in<ConfigOf>(tile), first_row,
+                                 min(first_row + kConfig.rows(), tile.extent.seq_q) - 1);
 #pragma unroll 1
     for (int block = blocks.end - 1; block >= blocks.begin; --block) {
       ptx::mbarrier_wait(raw.full, raw.parity);

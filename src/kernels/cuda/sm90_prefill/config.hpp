@@ -10,6 +10,7 @@
 #include "core/arithmetic.hpp"
 #include "kernels/cuda/device/mask.hpp"
 #include "kernels/cuda/device/tile_schedule.hpp"
+#include "kernels/cuda/sm90_prefill/grouped.hpp"
 #include "kernels/cuda/sm90_prefill/packed.hpp"
 
 namespace greenfast::cuda::prefill {
@@ -148,6 +149,13 @@ template <Config kConfig>
 struct With {
   static constexpr Config value = kConfig;
 };
+/// Builds in which the query heads that share a head of K and V are rows of one tile, and keys may be parted
+/// (grouped.hpp); the warps that multiply Q copy it. Said of the build, not in its Config: one more member there
+/// changes the machine code of those for e4m3.
+template <class ConfigOf>
+inline constexpr bool kIsGrouped = requires {
+  ConfigOf::kGrouped;
+};
 
 /// The tiles, by head dim; of those with the same head dim the launch chooses by the problem.
 inline constexpr std::array kTiles{
@@ -285,6 +293,14 @@ constexpr Config byte_config_of(std::size_t tile, bool capped) {
   return config;
 }
 
+/// The tiles for groups, by head dims, of 16 bits or e4m3.
+inline constexpr std::size_t kGroupedTiles = 2;
+constexpr Config grouped_config_of(std::size_t tile, bool bytes) {
+  return bytes ? byte_config_of(tile, false) : serving_config_of(tile);
+}
+static_assert(grouped_config_of(0, true).rows() == grouped_config_of(1, false).rows() &&
+              grouped_config_of(0, true).keys == grouped_config_of(1, false).keys);
+
 // In front of Params::mask, so that its tensor map lies at a multiple of 64 bytes.
 inline constexpr int kPaddingOfMask = 24;
 
@@ -319,26 +335,60 @@ struct Params {
   char padding[kPaddingOfMask] = {};
   MaskFacts mask;
   ByteFacts bytes;
+  GroupedFacts grouped;
 };
 static_assert((offsetof(Params, mask) + offsetof(MaskFacts, map)) % 64 == 0);
 
 /// A build's tile, and what it knows of the tile's sequence: nothing but the problem, or its own.
 template <class ConfigOf>
 using TileOf = std::conditional_t<
-    ConfigOf::value.bytes, ScaledTile,
+    kIsGrouped<ConfigOf>, GroupedTile,
     std::conditional_t<
-        ConfigOf::value.has_mask(), MaskedTile,
-        std::conditional_t<ConfigOf::value.serving, ServingTile,
-                           std::conditional_t<ConfigOf::value.packed, PackedTile, Tile>>>>;
+        ConfigOf::value.bytes, ScaledTile,
+        std::conditional_t<
+            ConfigOf::value.has_mask(), MaskedTile,
+            std::conditional_t<ConfigOf::value.serving, ServingTile,
+                               std::conditional_t<ConfigOf::value.packed, PackedTile, Tile>>>>>;
 template <class ConfigOf>
-using ExtentOf = std::conditional_t<ConfigOf::value.serving, ServingExtent,
-                                    std::conditional_t<ConfigOf::value.packed, Extent, Params>>;
+using ExtentOf = std::conditional_t<
+    kIsGrouped<ConfigOf>, GroupedExtent,
+    std::conditional_t<ConfigOf::value.serving, ServingExtent,
+                       std::conditional_t<ConfigOf::value.packed, Extent, Params>>>;
 template <class ConfigOf>
 constexpr const ExtentOf<ConfigOf>& extent_of(const Params& p, const TileOf<ConfigOf>& tile) {
-  if constexpr (ConfigOf::value.packed)
+  if constexpr (kIsGrouped<ConfigOf>)
+    return tile.grouped;
+  else if constexpr (ConfigOf::value.packed)
     return tile.extent;
   else
     return p;
+}
+
+/// The same of packed builds.
+template <class ConfigOf>
+constexpr const ExtentOf<ConfigOf>& extent_in(const TileOf<ConfigOf>& tile) {
+  if constexpr (kIsGrouped<ConfigOf>)
+    return tile.grouped;
+  else
+    return tile.extent;
+}
+
+/// What a packed build's walk over its tiles goes by.
+template <class ConfigOf>
+constexpr const auto& order_of(const Params& p) {
+  if constexpr (kIsGrouped<ConfigOf>)
+    return p.grouped;
+  else
+    return p.schedule;
+}
+
+/// What a tile's rows see, to be read again.
+template <class ConfigOf>
+constexpr auto& band_of(TileOf<ConfigOf>& tile) {
+  if constexpr (kIsGrouped<ConfigOf>)
+    return tile.grouped.band;
+  else
+    return tile.extent.band;
 }
 
 /// Rows of the log-sum-exp from one head to the next.
@@ -365,5 +415,8 @@ const void* mask_entry();
 /// Of a tile of kByteTiles, without a softcap and with one.
 template <int kTile>
 std::array<const void*, 2> byte_entries();
+/// Of a tile for groups; T: __half where the inputs are e4m3.
+template <class T, int kTile, bool kBytes>
+const void* grouped_entry();
 
 }  // namespace greenfast::cuda::prefill

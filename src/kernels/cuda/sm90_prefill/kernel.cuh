@@ -40,6 +40,7 @@
 #include "kernels/cuda/sm90_prefill/bytes.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/epilogue.cuh"
+#include "kernels/cuda/sm90_prefill/grouped.cuh"
 #include "kernels/cuda/sm90_prefill/guard.cuh"
 #include "kernels/cuda/sm90_prefill/masks.cuh"
 #include "kernels/cuda/sm90_prefill/producer.cuh"
@@ -88,7 +89,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   // Not a function of the tile: where it is not packed the compiler would not find the same code.
 #pragma nv_diag_suppress 836  // `p` is the kernel's argument and outlives the lambda that returns it
   const ExtentOf<ConfigOf>& extent = [&]() -> const ExtentOf<ConfigOf>& {
-    if constexpr (kConfig.packed)
+    if constexpr (kIsGrouped<ConfigOf>)
+      return tile.grouped;
+    else if constexpr (kConfig.packed)
       return tile.extent;
     else
       return p;
@@ -186,6 +189,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     else if (!next_tile(p, step, found))
       found.index = -1;
   };
+  if constexpr (kIsGrouped<ConfigOf>) ptx::grid_dependency_wait();  // for Q, and room for outputs
   find_next(0, tile);
   for (int tile_step = 0; tile.index >= 0; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(),
@@ -217,7 +221,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // ---- Q ----
     if constexpr (kConfig.q_stages > 1)
       q_index = group + tile_step % kConfig.q_stages * kConfig.warpgroups;
-    ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kConfig.q_stages & 1);
+    if constexpr (kIsGrouped<ConfigOf>) {
+      if (works) copy_group_queries<T, ConfigOf>(p, tile, consumer.q_tile(), first_row, warp);
+      if constexpr (kConfig.bytes) {
+        const int row = first_row + 16 * warp + (ptx::lane_id() >> 2);
+        tile.row_factor[0] = factor_of_row(p, tile, row);
+        tile.row_factor[1] = factor_of_row(p, tile, row + 8);
+      }
+    } else {
+      ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kConfig.q_stages & 1);
+    }
     if constexpr (kConfig.q_in_registers) load_queries<ConfigOf>(q, consumer.q_tile(), warp);
     if constexpr (kConfig.bytes)
       turn_queries<ConfigOf>(q, consumer.q_tile(), tile.q_turn, kQIsRead + group);
@@ -294,14 +307,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     bool has_output = works;
     if constexpr (kConfig.packed)
       has_output = __any_sync(kFullWarp, sum[0] != 0.0f || sum[1] != 0.0f);
-    finish_rows<ConfigOf>(p, tile, rows, row, t);
-    store_rows<T, ConfigOf>(p, o_map, tile, consumer, sum, has_output, first_row, row, lane);
+    if constexpr (kIsGrouped<ConfigOf>) {
+      store_group_rows<ConfigOf>(p, tile, rows, o, has_output, row, t);
+    } else {
+      finish_rows<ConfigOf>(p, tile, rows, row, t);
+      store_rows<T, ConfigOf>(p, o_map, tile, consumer, sum, has_output, first_row, row, lane);
+    }
     if constexpr (kConfig.o_over_q()) consumer.release_q();
     if constexpr (kConfig.packed) find_next_tile();
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
-  if ((kConfig.bytes || !kConfig.general()) && leader) ptx::tma_store_wait();
+  if (!kIsGrouped<ConfigOf> && (kConfig.bytes || !kConfig.general()) && leader)
+    ptx::tma_store_wait();
   __syncwarp();
   if constexpr (!Softmax::kNatural) {
     if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
@@ -368,6 +386,16 @@ const void* mask_entry() {
 
 template <int kTile, bool kCapped>
 struct Bytes : With<byte_config_of(kTile, kCapped)> {};
+
+template <class T, int kTile, bool kBytes>
+struct Grouped : With<grouped_config_of(kTile, kBytes)> {
+  static constexpr bool kGrouped = true;
+};
+
+template <class T, int kTile, bool kBytes>
+const void* grouped_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<T, Grouped<T, kTile, kBytes>>);
+}
 
 template <int kTile>
 std::array<const void*, 2> byte_entries() {

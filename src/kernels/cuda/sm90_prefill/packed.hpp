@@ -245,11 +245,10 @@ requires std::is_same_v<TileType, ScaledTile> GREENFAST_HOST_DEVICE inline TileT
   return t;
 }
 
-/// What the rows of the tile see.
+/// What the rows of the tile see; of a serving tile, those of `query` and a tile's worth behind it.
 template <int kRows>
 GREENFAST_HOST_DEVICE inline void bound_tile(PackedTile&) {}
-template <int kRows>
-GREENFAST_HOST_DEVICE inline void bound_tile(ServingTile& tile) {
+GREENFAST_HOST_DEVICE inline void bound_from(ServingTile& tile, std::int32_t query) {
   const Seen& seen = tile.seen;
   TileBand& band = tile.extent.band;
   const auto at_most = [](std::int64_t x, std::int32_t most) {
@@ -264,7 +263,7 @@ GREENFAST_HOST_DEVICE inline void bound_tile(ServingTile& tile) {
   band.first_before = band.first_from = start;
   band.end_before = band.end_from = seen.keys;
   if (seen.chunk == 0) return;
-  const std::int32_t here = seen.chunk_of(tile.index * kRows);
+  const std::int32_t here = seen.chunk_of(query);
   const std::int64_t second = std::int64_t{here} + seen.chunk;
   band.turn = at_most(second - seen.shift, kFar);
   band.first_before = here > start ? here : start;
@@ -272,12 +271,21 @@ GREENFAST_HOST_DEVICE inline void bound_tile(ServingTile& tile) {
   band.end_before = at_most(second, seen.keys);
   band.end_from = at_most(second + seen.chunk, seen.keys);
 }
+template <int kRows>
+GREENFAST_HOST_DEVICE inline void bound_tile(ServingTile& tile) {
+  bound_from(tile, tile.index * kRows);
+}
 
 /// Lanes that look for a sequence together: on the host there is one.
 struct OneLane {
   GREENFAST_HOST_DEVICE std::int32_t first() const { return 0; }
   GREENFAST_HOST_DEVICE std::int32_t step() const { return 1; }
   GREENFAST_HOST_DEVICE std::uint32_t most(std::uint32_t x) const { return x; }
+  GREENFAST_HOST_DEVICE std::int32_t sum(std::int32_t x) const { return x; }
+  /// The sum of the lanes up to this one; what a lane has; the first lane that has more than `bound`.
+  GREENFAST_HOST_DEVICE std::int32_t up_to(std::int32_t x) const { return x; }
+  GREENFAST_HOST_DEVICE std::int32_t of(std::int32_t x, std::int32_t) const { return x; }
+  GREENFAST_HOST_DEVICE std::int32_t first_above(std::int32_t, std::int32_t) const { return 0; }
 };
 
 /// The tiles of one CTA in the host's order, as if all sequences were as long as the longest: those

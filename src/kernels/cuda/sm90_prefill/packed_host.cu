@@ -21,10 +21,10 @@
 #include "core/variant.hpp"
 #include "core/window.hpp"
 #include "kernels/cuda/device/launch.hpp"
-#include "kernels/cuda/device/ragged_map.hpp"
 #include "kernels/cuda/device/sequence_arrays.hpp"
 #include "kernels/cuda/device/tile_order.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/sides.hpp"
 #include "kernels/cuda/sm90_prefill/tiling.hpp"
 
 namespace greenfast::cuda::packed {
@@ -43,10 +43,6 @@ const char* id_of(const Problem& problem) {
 // would spill.
 using Tiles = std::index_sequence<0, 1, 4>;
 constexpr std::size_t kTall = 0, kLow = 1, kWide = 4;
-
-std::int64_t larger_dim(const Problem& problem) {
-  return std::max(problem.head_dim, value_dim(problem));
-}
 
 MaskArray mask_of(const Problem& problem) {
   switch (problem.array_mask.kind) {
@@ -132,55 +128,6 @@ Config serving_config(const Problem& problem, std::size_t tile) {
   if (is_bytes(problem)) return byte_config_of(tile, problem.softcap > 0.0f);
   const MaskArray mask = mask_of(problem);
   return mask != MaskArray::none ? mask_config_of(tile, mask) : serving_config_of(tile);
-}
-
-/// Where a tensor lies, for the map and the kernel.
-struct Side {
-  const char* name;
-  const Layout& layout;
-  DType dtype;
-  std::int64_t entries, heads, rows, columns;
-  bool broadcast;
-  bool one_for_all;  // its first dimension is not the batch
-
-  /// As entries_for_choice: batch_invariant treats one entry as one of several.
-  std::int64_t entries_for(core::Choice choice) const {
-    return choice.batch_invariant && !one_for_all && layout.stride[0] != 0
-               ? std::max<std::int64_t>(entries, 2)
-               : entries;
-  }
-};
-std::array<Side, 4> sides_of(const Problem& problem) {
-  const std::int64_t dim = problem.head_dim, values = value_dim(problem);
-  const auto q = core::shape_of_q(problem, dim);
-  const auto kv = core::shape_of_kv(problem, dim);
-  const bool packed_q = problem.sequences.packed_q;
-  const bool shared_kv =
-      problem.sequences.packed_kv || problem.sequences.kv_index || problem.pages.used();
-  const DType in = problem.dtype;
-  return {Side{"Q", problem.q, in, q[0], q[1], q[2], dim, false, packed_q},
-          Side{"K", problem.k, in, kv[0], kv[1], kv[2], dim, true, shared_kv},
-          Side{"V", problem.v, in, kv[0], kv[1], kv[2], values, true, shared_kv},
-          Side{"O", problem.o, problem.out_dtype, q[0], q[1], q[2], values, false, packed_q}};
-}
-constexpr std::size_t kV = 2, kO = 3;  // of them
-
-/// Whether TMA and the ragged maps can address a tensor; else why not.
-bool is_addressable(const Side& side, core::Choice choice, std::string* why) {
-  using core::refuse;
-  const auto& stride = side.layout.stride;
-  const std::int64_t entries = side.entries_for(choice);
-  if (!tma_addressable(side.layout, side.dtype, entries, side.heads, side.rows, side.broadcast))
-    return refuse_strides(why, side.name, side.layout, side.dtype);
-  const RaggedRows rows = ragged_rows(side.layout, entries, side.rows);
-  if (rows.rows_of_entry < 0 || 2 * rows.row_stride >= kRaggedStrideLimit) {
-    return refuse(why, side.name, " has a batch stride of ", stride[0], " and a row stride of ",
-                  stride[2], ": takes whole rows from entry to entry, rows less than 2^33 apart");
-  }
-  if ((side.entries - 1) * rows.rows_of_entry + side.rows > kRaggedMostRows) {
-    return refuse(why, side.name, " is more than 2^30 rows long over the batch: split the call");
-  }
-  return true;
 }
 
 /// Of e4m3: whether O goes to memory in 16-byte pieces, by TMA where it has a strip.

@@ -5,6 +5,7 @@
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
 #include "kernels/cuda/sm90_prefill/factors.cuh"
+#include "kernels/cuda/sm90_prefill/grouped.cuh"
 #include "kernels/cuda/sm90_prefill/paged.cuh"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 
@@ -197,7 +198,7 @@ struct Producer {
       const BlockRange blocks = visible_blocks<ConfigOf>(
           extent, first_row, min(first_row + kConfig.rows(), extent.seq_q) - 1);
       kv_head = uniform(tile.head / p.group);
-      load_q(step, first_row);
+      if constexpr (!kIsGrouped<ConfigOf>) load_q(step, first_row);
       if constexpr (kServing) {
         if (p.packed.arrays.page_table != nullptr) {
           more = run_paged(step, blocks);
@@ -227,14 +228,16 @@ struct Producer {
 template <class ConfigOf>
 __device__ __forceinline__ void send_tiles(const Params& p, const TileRing<ConfigOf>& ring) {
   ptx::grid_dependency_wait();  // for the arrays
-  with_warp_walk<ConfigOf>(p.packed, p.schedule, [&](auto& walk) {
+  with_warp_walk<ConfigOf>(p.packed, order_of<ConfigOf>(p), [&](auto& walk) {
     TileOf<ConfigOf> tile;
+    if constexpr (kIsGrouped<ConfigOf>) clear_places(p);
 #pragma unroll 1
     for (int step = 0;; ++step) {
       if (!walk.next(tile))
         tile.index = -1;
       else if constexpr (ConfigOf::value.bytes)
         find_factors(p, tile);
+      if constexpr (kIsGrouped<ConfigOf>) note_place<ConfigOf>(p, tile);
       ring.send(step, tile);
       if (tile.index < 0) break;
     }

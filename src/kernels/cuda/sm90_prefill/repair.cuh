@@ -16,6 +16,7 @@
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/factors.cuh"
+#include "kernels/cuda/sm90_prefill/grouped.cuh"
 #include "kernels/cuda/sm90_prefill/mask_element.cuh"
 
 namespace greenfast::cuda::prefill {
@@ -56,6 +57,7 @@ struct Repair {
 
   static constexpr bool kPacked = ConfigOf::value.packed;
   static constexpr bool kServing = ConfigOf::value.serving;
+  static constexpr bool kGrouped = kIsGrouped<ConfigOf>;
 
   const Params& p;
   const ExtentOf<ConfigOf>& extent;
@@ -124,8 +126,9 @@ struct Repair {
   /// Scores of 16 keys from `key` on, those of hidden keys -inf: s[n][2 * h + e] is of key + 8 * n
   /// + 2 * t + e.
   __device__ __forceinline__ void scores_of(float (&s)[2][4], int key) const {
-    const Element* const q = static_cast<const Element*>(p.q) + tile.batch * p.q_batch +
-                             tile.head * p.q_head + q_rows() * p.q_row;
+    [[maybe_unused]] const Element* const q = static_cast<const Element*>(p.q) +
+                                              tile.batch * p.q_batch + tile.head * p.q_head +
+                                              q_rows() * p.q_row;
     [[maybe_unused]] const Element* const k = static_cast<const Element*>(p.k) +
                                               kv_batch() * p.k_batch +
                                               tile.head / p.group * p.k_head + kv_rows() * p.k_row;
@@ -139,7 +142,11 @@ struct Repair {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int from = row(i & 1), column = d + 8 * (i >> 1);
-        a[i] = pair(q + from * p.q_row + column, from < extent.seq_q && column < p.head_dim);
+        if constexpr (kGrouped)
+          a[i] = pair(static_cast<const Element*>(p.q) + q_of_group(p, tile, from) + column,
+                      from < extent.seq_q && column < p.head_dim);
+        else
+          a[i] = pair(q + from * p.q_row + column, from < extent.seq_q && column < p.head_dim);
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -163,6 +170,7 @@ struct Repair {
       for (int i = 0; i < 4; ++i) {
         if constexpr (kBytes) {
           if (tile.q_turn != 0) s[n][i] = -s[n][i];
+          if constexpr (kGrouped) s[n][i] *= factor_of_row(p, tile, row(i / 2));
         }
         if constexpr (kGeneral) s[n][i] = transformed(s[n][i]);
         const int at = key + 8 * n + 2 * t + i % 2, r = row(i / 2);
@@ -213,6 +221,29 @@ struct Repair {
     } else {
       static_cast<__nv_bfloat16*>(p.o)[at] = __float2bfloat16_rn(x);
     }
+  }
+
+  /// Of a group's row: columns from `column` on, of a part as partial results.
+  template <int kCount>
+  __device__ __forceinline__ void store_of_group(int h, int column, const float (&o)[kCount][4],
+                                                 float sum, WideBase base) const {
+    const int r = row(h);
+    if (tile.slot >= 0) {
+      if (t == 0) *stats_of_row<ConfigOf>(p, tile, r) = {base.high, base.low, sum, 0.0f};
+      float* const to = partial_of_row<ConfigOf>(p, tile, r) + column + 2 * t;
+#pragma unroll
+      for (int n = 0; n < kCount; ++n)
+        *reinterpret_cast<float2*>(to + 8 * n) = {o[n][2 * h], o[n][2 * h + 1]};
+      return;
+    }
+    const float factor = finish_in_group<ConfigOf>(p, tile, r, base, sum, t == 0 && column == 0);
+    const std::int64_t at = o_of_group(p, tile, r) + column + 2 * t;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (column + 8 * n + 2 * t + e < columns())
+          store_element(p, at + 8 * n + e, o[n][2 * h + e] * factor);
   }
 
   __device__ __forceinline__ void run() const {
@@ -270,6 +301,10 @@ struct Repair {
       for (int h = 0; h < 2; ++h) {
         sum[h] = quad_sum(sum[h]);
         if (!large[h]) continue;
+        if constexpr (kGrouped) {
+          store_of_group(h, column, o, sum[h], base[h]);
+          continue;
+        }
         float factor = 1.0f / sum[h];
         [[maybe_unused]] float lse = 0.0f;
         if constexpr (kServing) {
@@ -302,7 +337,7 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
   const float scale = kConfig.features == Features::general ? 1.0f : p.scale_log2;
   if (kConfig.split && group > 0) return;
   if constexpr (kConfig.packed) {
-    with_warp_walk<ConfigOf>(p.packed, p.schedule, [&](auto& walk) {
+    const auto repair = [&](auto& walk) {
       TileOf<ConfigOf> tile;
 #pragma unroll 1
       while (walk.next(tile)) {
@@ -313,9 +348,18 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
           find_factors(p, tile);
           if constexpr (!ConfigOf::value.general()) own_scale = tile.scale;
         }
-        Repair<T, ConfigOf>{p, tile.extent, own_scale, tile, first_row, lane >> 2, lane & 3}.run();
+        if constexpr (kIsGrouped<ConfigOf>)
+          Repair<T, ConfigOf>{p, tile.grouped, own_scale, tile, first_row, lane >> 2, lane & 3}
+              .run();
+        else
+          Repair<T, ConfigOf>{p, tile.extent, own_scale, tile, first_row, lane >> 2, lane & 3}
+              .run();
       }
-    });
+    };
+    if constexpr (kIsGrouped<ConfigOf>)
+      with_warp_walk<ConfigOf>(p.packed, p.grouped, repair);
+    else
+      with_warp_walk<ConfigOf>(p.packed, p.schedule, repair);
   } else {
     Tile tile;
 #pragma unroll 1

@@ -132,6 +132,23 @@ struct WarpLanes {
   __device__ __forceinline__ std::uint32_t most(std::uint32_t x) const {
     return __reduce_max_sync(kFullWarp, x);
   }
+  __device__ __forceinline__ std::int32_t sum(std::int32_t x) const {
+    return __reduce_add_sync(kFullWarp, x);
+  }
+  __device__ __forceinline__ std::int32_t up_to(std::int32_t x) const {
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const std::int32_t before = __shfl_up_sync(kFullWarp, x, lanes);
+      if (ptx::lane_id() >= lanes) x += before;
+    }
+    return x;
+  }
+  __device__ __forceinline__ std::int32_t of(std::int32_t x, std::int32_t lane) const {
+    return __shfl_sync(kFullWarp, x, lane);
+  }
+  __device__ __forceinline__ std::int32_t first_above(std::int32_t x, std::int32_t bound) const {
+    return __ffs(static_cast<int>(__ballot_sync(kFullWarp, x > bound))) - 1;
+  }
 };
 /// The CTA's tiles, by a whole warp.
 template <class ConfigOf, class Work>
@@ -140,6 +157,13 @@ __device__ __forceinline__ void with_warp_walk(const PackedFacts& facts,
   with_walk<ConfigOf::value.rows(), ConfigOf::value.keys, TileOf<ConfigOf>>(
       facts, schedule, static_cast<std::int32_t>(blockIdx.x), WarpLanes{}, work);
 }
+template <class ConfigOf, class Work>
+requires(kIsGrouped<ConfigOf>) __device__ __forceinline__
+    void with_warp_walk(const PackedFacts& facts, const GroupedFacts& grouped, const Work& work) {
+  GroupedWalk<ConfigOf::value.rows(), ConfigOf::value.keys, WarpLanes> walk(
+      facts, grouped, static_cast<std::int32_t>(blockIdx.x), WarpLanes{});
+  work(walk);
+}
 
 /// Tiles of packed sequences on their way from the warp that finds them to the producer and the
 /// consumers. Of a slot: a barrier that says it is full, one that says it is empty, the tile.
@@ -147,9 +171,9 @@ template <class ConfigOf>
 struct TileRing {
   static constexpr int kSlots = 4;
   static constexpr bool kServing = ConfigOf::value.serving, kMask = ConfigOf::value.has_mask();
-  static constexpr bool kBytes = ConfigOf::value.bytes;
-  static constexpr int kFields = kBytes ? 20 : kMask ? 18 : kServing ? 17 : 10;
-  static constexpr int kSlotBytes = kServing ? 80 : 48;
+  static constexpr bool kBytes = ConfigOf::value.bytes, kGrouped = kIsGrouped<ConfigOf>;
+  static constexpr int kFields = kGrouped ? 26 : kBytes ? 20 : kMask ? 18 : kServing ? 17 : 10;
+  static constexpr int kSlotBytes = kGrouped ? 112 : kServing ? 80 : 48;
   static constexpr int kWords = kSlots * (16 + kSlotBytes) / 8;  // of 8 bytes
   // Warps.
   static constexpr int kReaders =
@@ -190,7 +214,14 @@ struct TileRing {
         ptx::shared_store4(to + 48, as_floats(b.end_from, tile.kv_row, tile.kv_batch, tile.cut));
         int first_key = 0;
         if constexpr (kMask) first_key = tile.first_key;
-        if constexpr (kBytes)
+        if constexpr (kGrouped) {
+          const Divisor& by_group = tile.grouped.band.by_group;
+          ptx::shared_store4(to + 80, as_floats(tile.part, tile.parts, tile.slot,
+                                                static_cast<int>(by_group.multiplier)));
+          ptx::shared_store4(to + 96,
+                             {__uint_as_float(by_group.shift), tile.q_largest, 0.0f, 0.0f});
+        }
+        if constexpr (kBytes || kGrouped)
           ptx::shared_store4(to + 64, {__int_as_float(tile.entry), __uint_as_float(tile.q_turn),
                                        tile.scale, tile.value_factor});
         else
@@ -225,6 +256,16 @@ struct TileRing {
         tile.scale = __int_as_float(at(18));
         tile.value_factor = __int_as_float(at(19));
       }
+      if constexpr (kGrouped) {
+        tile.part = at(20);
+        tile.parts = at(21);
+        tile.slot = at(22);
+        tile.q_largest = __int_as_float(at(25));
+        tile.grouped.band = {
+            tile.extent.band,
+            {static_cast<std::uint32_t>(at(23)), static_cast<std::uint32_t>(at(24))}};
+        tile.grouped.seq_q = tile.extent.seq_q;
+      }
     } else {
       tile.extent.band = {at(4), at(5), at(6)};
       tile.extent.seq_q = at(7);
@@ -242,6 +283,12 @@ struct TileRing {
     const std::uint32_t from = slot(step) + 16;
     const auto at = [&](int i) { return ptx::shared_load(from + 4 * i); };
     band = {at(0), at(1), at(2), at(4), at(5), at(6), at(7), at(8)};
+  }
+  __device__ __forceinline__ void read_band(int step, GroupedBand& band) const {
+    read_band(step, static_cast<TileBand&>(band));
+    const std::uint32_t from = slot(step) + 92;
+    band.by_group = {static_cast<std::uint32_t>(ptx::shared_load(from)),
+                     static_cast<std::uint32_t>(ptx::shared_load(from + 4))};
   }
   /// Done with the tile: its slot may be overwritten.
   __device__ __forceinline__ void release(int step) const {

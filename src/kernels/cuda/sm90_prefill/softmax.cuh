@@ -17,13 +17,19 @@ namespace greenfast::cuda::prefill {
 struct ScoreFactor {
   const ScaledTile& tile;
 };
+/// Of a group's rows: their heads' factors.
+struct RowFactors {
+  const GroupedTile& tile;
+};
 struct NoScoreFactor {
   template <class TileType>
   __device__ explicit NoScoreFactor(const TileType&) {}
 };
 template <class ConfigOf>
-using ScoreFactorOf = std::conditional_t<ConfigOf::value.bytes && ConfigOf::value.general(),
-                                         ScoreFactor, NoScoreFactor>;
+using ScoreFactorOf =
+    std::conditional_t<ConfigOf::value.bytes && kIsGrouped<ConfigOf>, RowFactors,
+                       std::conditional_t<ConfigOf::value.bytes && ConfigOf::value.general(),
+                                          ScoreFactor, NoScoreFactor>>;
 
 template <class ConfigOf>
 struct OnlineSoftmax {
@@ -66,7 +72,10 @@ struct OnlineSoftmax {
   /// Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
   template <int kCount>
   __device__ __forceinline__ void transform(float (&scores)[kCount]) const {
-    if constexpr (kGeneral && kConfig.bytes) {
+    if constexpr (kConfig.bytes && kIsGrouped<ConfigOf>) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] *= before.tile.row_factor[i >> 1 & 1];
+    } else if constexpr (kGeneral && kConfig.bytes) {
       const float by = before.tile.scale * p.softcap_in;
 #pragma unroll
       for (float& x : scores) x = softcap_from_log2(x * by, p.softcap_out);

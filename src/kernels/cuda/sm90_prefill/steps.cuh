@@ -156,7 +156,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::step(
   if constexpr (kExact) {
     // Three warpgroups have no registers to keep it, nor has anyone for eight numbers.
     if constexpr (kConfig.packed && (kConfig.warpgroups == 3 || kConfig.serving))
-      ring.read_band(tile_step, tile.extent.band);
+      ring.read_band(tile_step, band_of<ConfigOf>(tile));
     rows.mask(s, block, first_row, seat.warp);
     rows.template exact<false>(s, shrink);
   } else if constexpr (kLateGuard) {

@@ -17,6 +17,7 @@
 
 #include "core/sequences.hpp"
 #include "kernels/cpu/device/band.hpp"
+#include "kernels/cuda/sm90_prefill/grouped.hpp"
 #include "kernels/cuda/sm90_prefill/packed.hpp"
 
 namespace greenfast::cuda::prefill {
@@ -358,6 +359,120 @@ TEST(PackedWalk, OfRealTiles) {
     expect_all_once<192, 64, MaskedTile>(tall);
     if (HasFatalFailure()) return;
   }
+}
+
+/// Of cuda.sm90.grouped: every (query, head) row sees in all parts together what the CPU's row sees, each key once, and
+/// slots of partial results are nobody else's.
+template <int kRows, int kKeys>
+void expect_grouped(Numbers& numbers, Call& call, std::int32_t group) {
+  const Problem& p = call.problem;  // whose heads_q are those of K and V here
+  GroupedFacts grouped;
+  grouped.group = group;
+  grouped.by_group = Divisor::of(group);
+  grouped.most_parts = numbers.coin() ? 1 << 30 : 1 + numbers.upto(4);
+  // (sequence, head of K and V, row) to keys, and to how often in each part
+  using Row = std::tuple<std::int64_t, std::int32_t, std::int32_t>;
+  std::map<Row, std::vector<std::int64_t>> keys_of;
+  std::map<std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>, int> done;
+  std::map<std::int32_t, int> slots;
+  for (std::int32_t cta = 0; cta < call.facts.ctas; ++cta) {
+    GroupedWalk<kRows, kKeys, OneLane> walk(call.facts, grouped, cta, OneLane{});
+    GroupedTile tile;
+    while (walk.next(tile)) {
+      ASSERT_TRUE(tile.head >= 0 && tile.head < p.heads_q);
+      ASSERT_TRUE(tile.part >= 0 && tile.part < tile.parts && tile.parts <= grouped.most_parts);
+      ASSERT_EQ(tile.slot >= 0, tile.parts > 1);
+      const std::int64_t b = tile.entry;
+      const core::Sequence s = core::sequence_of(p, call.tensors, b);
+      ASSERT_EQ(tile.q_row, s.q_row);
+      ASSERT_EQ(tile.grouped.seq_q, s.seq_q * group);
+      const std::int32_t from = tile.index * kRows;
+      ASSERT_LT(from, tile.grouped.seq_q);
+      if (tile.slot >= 0) {
+        ++slots[tile.slot];
+        ASSERT_LT(tile.slot, most_slots(call.facts.ctas));
+        ASSERT_EQ(tile.slot / 2, cta);
+        ASSERT_EQ(tile.slot, slot_of_part(tile.first, tile.part));
+      }
+      ++done[{b, tile.head, tile.index, tile.part}];
+      const std::int32_t end = std::min(from + kRows, tile.grouped.seq_q);
+      const auto& band = tile.grouped.band;
+      const BlockRange blocks = blocks_of(band, kKeys, from, end - 1);
+      for (std::int32_t row = from; row < end; ++row) {
+        auto& keys = keys_of[{b, tile.head, row}];
+        for (std::int32_t block = blocks.begin; block < blocks.end; ++block) {
+          const Copied copied = p.pages.used() ? copied_pages<kKeys>(call, tile, s, block)
+                                               : copied_rows<kKeys>(call, tile, s, block);
+          for (const auto& [key, of_sequence] : copied)
+            if (key >= band.first(row) && key < band.end(row)) keys.push_back(of_sequence);
+        }
+      }
+    }
+  }
+  for (const auto& [slot, times] : slots) ASSERT_EQ(times, 1);
+  for (const auto& [unit, times] : done) ASSERT_EQ(times, 1);
+  std::size_t rows = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const core::Sequence s = core::sequence_of(p, call.tensors, b);
+    const std::int64_t shift = p.mask.alignment == Alignment::bottom_right ? s.seq_kv - s.seq_q : 0;
+    const kernels::Band band = kernels::make_band(p.mask.left, p.mask.right, shift, s.seq_q,
+                                                  s.seq_kv, s.kv_start, p.chunk);
+    for (std::int32_t head = 0; head < p.heads_q; ++head) {
+      for (std::int32_t row = 0; row < s.seq_q * group; ++row, ++rows) {
+        const auto found = keys_of.find({b, head, row});
+        ASSERT_NE(found, keys_of.end());
+        auto& keys = found->second;
+        std::sort(keys.begin(), keys.end());
+        const kernels::Interval seen = kernels::keys_of(band, row / group);
+        ASSERT_EQ(static_cast<std::int64_t>(keys.size()), seen.end - seen.begin);
+        for (std::size_t j = 0; j < keys.size(); ++j)
+          ASSERT_EQ(keys[j], seen.begin + static_cast<std::int64_t>(j));
+      }
+    }
+  }
+  ASSERT_EQ(rows, keys_of.size());
+}
+
+TEST(GroupedWalk, SeesEveryKeyOfEveryRowInOnePart) {
+  Numbers numbers(11);
+  for (int n = 0; n < 1500; ++n) {
+    Call call;
+    draw(numbers, 1 + numbers.upto(6), 1 + numbers.upto(20), 1 + numbers.upto(200), call);
+    draw_serving(numbers, 24, call);
+    SCOPED_TRACE(n);
+    expect_grouped<16, 8>(numbers, call, 1 + numbers.upto(6));
+    if (HasFatalFailure()) return;
+    expect_grouped<24, 16>(numbers, call, 1 + numbers.upto(6));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(GroupedWalk, PartsFewLongSequencesAndLeavesManyAlone) {
+  const auto parts_of_first = [](std::int32_t batch, std::int32_t heads, std::int32_t keys,
+                                 std::int32_t most) {
+    PackedFacts facts;
+    facts.arrays.seq_q = 8;
+    facts.arrays.seq_kv = keys;
+    facts.batch = batch;
+    facts.heads = heads;
+    facts.ctas = 132;
+    GroupedFacts grouped;
+    grouped.group = 8;
+    grouped.by_group = Divisor::of(8);
+    grouped.most_parts = most;
+    GroupedWalk<128, 128, OneLane> walk(facts, grouped, 0, OneLane{});
+    GroupedTile tile;
+    EXPECT_TRUE(walk.next(tile));
+    return tile.parts;
+  };
+  constexpr std::int32_t kAny = 1 << 30;
+  EXPECT_EQ(parts_of_first(1, 8, 8192, kAny), 13);  // of five blocks
+  EXPECT_EQ(parts_of_first(1, 8, 8192, 5), 4);
+  EXPECT_EQ(parts_of_first(1, 8, 256, kAny), 1);
+  EXPECT_EQ(parts_of_first(3, 8, 8192, kAny), 6);   // of twelve
+  EXPECT_EQ(parts_of_first(16, 8, 8192, kAny), 1);  // 128 tiles for 132 CTAs
+  EXPECT_EQ(parts_of_first(16, 8, 8192, 1), 1);
+  EXPECT_EQ(parts_of_first(1, 1, 131072, kAny), 128);
 }
 
 /// Nobody checks the device's arrays: whatever they hold, walks end and nothing outside is touched.
