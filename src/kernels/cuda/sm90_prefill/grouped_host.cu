@@ -25,7 +25,7 @@
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/sequence_arrays.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
-#include "kernels/cuda/sm90_prefill/grouped.cuh"
+#include "kernels/cuda/sm90_prefill/join.cuh"
 #include "kernels/cuda/sm90_prefill/sides.hpp"
 #include "kernels/cuda/sm90_prefill/tiling.hpp"
 

@@ -14,7 +14,7 @@
 namespace greenfast {
 namespace {
 
-constexpr std::string_view kServing = "cuda.sm90.fp8_serving", kGrouped = "cuda.sm90.grouped";
+constexpr std::string_view kServing = "cuda.sm90.fp8_serving", kOfGroups = "cuda.sm90.grouped";
 
 class BytePlan : public VariantPlan {
  protected:
@@ -139,10 +139,10 @@ TEST_F(BytePlan, WritesAnyTypeAndAnyStridesOfO) {
 TEST_F(BytePlan, SelectionGivesItWhatItIsFastestAt) {
   EXPECT_EQ(chosen(paged(8, 2048, 8192, 64)), kServing);
   EXPECT_EQ(chosen(paged(16, 64, 8192, 16)), kServing);
-  EXPECT_EQ(chosen(paged(16, 16, 8192, 16)), kGrouped);
+  EXPECT_EQ(chosen(paged(16, 16, 8192, 16)), kOfGroups);
   EXPECT_EQ(chosen(paged(16, 4, 8192, 16)), "cuda.sm90.decode");
   EXPECT_EQ(chosen(paged(16, 1, 8192, 16)), "cuda.sm90.decode");
-  EXPECT_EQ(chosen(paged(1, 16, 8192, 16)), kGrouped);  // too few tiles
+  EXPECT_EQ(chosen(paged(1, 16, 8192, 16)), kOfGroups);  // too few tiles
   // Single tokens and a few longer sequences: most rows of a longest one's tile would not be there.
   Problem mixed = paged(64, 9, 8192, 16);
   mixed.sequences.packed_q = true;
@@ -151,16 +151,16 @@ TEST_F(BytePlan, SelectionGivesItWhatItIsFastestAt) {
   EXPECT_EQ(chosen(mixed), "cuda.sm90.decode");
   mixed.sequences.total_q = 64 * 9;
   mixed.q = mixed.o = dense_layout(Order::bhsd, 1, 32, 64 * 9, 128);
-  EXPECT_EQ(chosen(mixed), kGrouped);
+  EXPECT_EQ(chosen(mixed), kOfGroups);
   // total_q may hold rows of other calls; no sequence has more than the longest.
   mixed.seq_q = 1;
   EXPECT_EQ(chosen(mixed), "cuda.sm90.decode");
   EXPECT_EQ(chosen(problem(2, 8, 4096, 256)), kServing);
   // Dense, with what the other kernels for dense e4m3 refuse.
   Problem few = make_problem(1, 32, 8, 16, 8192, 128, DType::e4m3);
-  EXPECT_EQ(chosen(few), kGrouped);
+  EXPECT_EQ(chosen(few), kOfGroups);
   few.sinks = true;
-  EXPECT_EQ(chosen(few), kGrouped);
+  EXPECT_EQ(chosen(few), kOfGroups);
   few = make_problem(8, 32, 8, 16, 2048, 128, DType::e4m3);
   few.sinks = true;
   EXPECT_EQ(chosen(few), kServing);
