@@ -312,8 +312,14 @@ bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice
   const bool few_tiles = !fills_half(p, facts, choice);
   if (mean_queries(p, choice) * group <= (p.dtype == DType::e4m3 ? 16 : 32) || keys < 512)
     return false;
-  // Dense kernels have tiles of 64 rows, too, and e4m3 kernels that are faster than fp8_serving.
-  if (core::is_dense(p)) return few_tiles && keys >= 4096 && p.accuracy != Accuracy::fast;
+  // Dense, cuda.sm90.small has two CTAs for 64 rows: 1,32/8,16/8192,128 25 us and 36, 1,8/8,64/8192,64 19 and 27, but
+  // 1,32/8,64/4096,128 31 and 20, 1,16/16,128/8192,64 32 and 27; 1,32/8,128/32768,128 126, 141, and prefill
+  // 360 (H100, 2026-11-27).
+  if (core::is_dense(p)) {
+    const std::int64_t all =
+        core::ceil_div(p.seq_q * group, std::int64_t{128}) * p.heads_kv * p.batch;
+    return few_tiles && keys >= 8192 && keys >= 1024 * all && p.accuracy != Accuracy::fast;
+  }
   return (group > 1 && p.seq_q <= 32) || (few_tiles && keys >= 2048);
 }
 

@@ -285,6 +285,7 @@ TEST(Resources, EveryKernelIsReachedByAPlanOrNamedHere) {
       // Launched before or behind the kernel that the plan names.
       {"decode::merge_kernel", "sm_90a"},
       {"decode::general_merge_kernel", "sm_90a"},
+      {"grouped::join_kernel<", "sm_90a"},
       {"decode::sm80_merge_kernel", ""},
       {"decode::sm80_general_merge_kernel", ""},
       {"fp8::transpose_kernel<", "sm_90a"},
@@ -420,6 +421,7 @@ TEST(Resources, EveryPlanOfThisBuildNamesAKernelInIt) {
                                     "merge_kernel",
                                     "decode::merge_kernel",
                                     "decode::general_merge_kernel",
+                                    "grouped::join_kernel",
                                     "decode::sm80_merge_kernel",
                                     "decode::sm80_general_merge_kernel",
                                     "fp8::transpose_kernel",
