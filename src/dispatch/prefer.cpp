@@ -293,7 +293,8 @@ bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::
 }
 
 // cuda.sm90.grouped has the heads of a group in one tile and parts the keys. Pages of 16 (64 from 64 queries on),
-// lengths from 512 to the most, microseconds (H200, 2026-11-27); the others are packed and fp8_serving:
+// lengths from 512 to the most, microseconds (H200, 2026-11-27, before its shares were even); the others are
+// packed and fp8_serving:
 //
 //   B,Hq/Hkv,Sq/Skv,D      bf16: decode others grouped   e4m3: decode others grouped
 //   16,32/8,16/8192,128          132    169    84              134    105    66

@@ -45,9 +45,12 @@ inline constexpr Features kTakesPacked =
 
 /// The kernel for some queries of every sequence: exact in e4m3, too, which is near enough where fast is.
 inline constexpr Features kTakesGrouped =
-    (kTakesPacked - Features{Feature::bool_mask, Feature::float_mask}) |
-    Features{Feature::out_f32, Feature::in_e4m3, Feature::scales_tensor, Feature::scales_per_head,
-             Feature::fast_accuracy};
+    (kTakesHalves - Features{Feature::softcap, Feature::nonpositive_scale}) |
+    Features{Feature::in_e4m3,   Feature::scales_tensor, Feature::scales_per_head,
+             Feature::packed_q,  Feature::packed_kv,     Feature::used_q,
+             Feature::used_kv,   Feature::kv_index,      Feature::kv_start,
+             Feature::pages,     Feature::chunk,         Feature::sinks,
+             Feature::value_dim, Feature::fast_accuracy};
 
 /// The rungs of V2c: fp16 in and out, a causal mask at most.
 inline constexpr Features kTakesV2c{Feature::in_f16,        Feature::out_f16,

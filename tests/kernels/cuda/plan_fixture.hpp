@@ -43,6 +43,24 @@ class VariantPlan : public testing::Test {
     return answer(problem, facts, id_);
   }
 
+  std::string refusal(const Problem& problem) const { return answer(problem, facts_); }
+  /// What selection takes.
+  std::string chosen(const Problem& problem) const {
+    Options any = options_;
+    any.variant = "";
+    return explain(problem, facts_, any).chosen;
+  }
+  /// Queries at the end of caches in pages, 8 heads of K and V of head dim 128.
+  static Problem make_paged(std::int64_t batch, std::int64_t heads_q, std::int64_t seq_q,
+                            std::int64_t keys, std::int64_t page, DType dtype) {
+    Problem p = make_problem(batch, heads_q, 8, seq_q, keys, 128, dtype);
+    p.sequences.used_kv = true;
+    p.pages = {.size = page, .count = batch * keys / page + 1, .row_stride = keys / page};
+    p.k = p.v = dense_layout(Order::bhsd, p.pages.count, 8, page, 128);
+    p.mask = Mask::causal(Alignment::bottom_right);
+    return p;
+  }
+
   const std::string_view id_;
   DeviceFacts facts_;
   Options options_;

@@ -354,17 +354,7 @@ using ExtentOf = std::conditional_t<
     kIsGrouped<ConfigOf>, GroupedExtent,
     std::conditional_t<ConfigOf::value.serving, ServingExtent,
                        std::conditional_t<ConfigOf::value.packed, Extent, Params>>>;
-template <class ConfigOf>
-constexpr const ExtentOf<ConfigOf>& extent_of(const Params& p, const TileOf<ConfigOf>& tile) {
-  if constexpr (kIsGrouped<ConfigOf>)
-    return tile.grouped;
-  else if constexpr (ConfigOf::value.packed)
-    return tile.extent;
-  else
-    return p;
-}
-
-/// The same of packed builds.
+/// Of packed builds, the tile's.
 template <class ConfigOf>
 constexpr const ExtentOf<ConfigOf>& extent_in(const TileOf<ConfigOf>& tile) {
   if constexpr (kIsGrouped<ConfigOf>)

@@ -5,7 +5,7 @@
 //         K and V are read once for all of them, and with keys in parts, so that few tiles fill the machine.
 // Takes   see supports below, and docs/kernels/sm90-grouped.md.
 // Limits  head dims to 128; a batch's lengths decide how keys are parted, so no batch_invariant.
-// Budget  that of cuda.sm90.packed's builds for serving; join_kernel 8 warps, 40 registers.
+// Budget  that of cuda.sm90.packed's builds for serving; join_kernel 8 warps, 62 registers.
 // Bound   memory, up to 64 rows of a group in 16 bits; above, the tensor cores.
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numbers>
 #include <string>
 
 #include "core/alignment.hpp"
@@ -23,7 +22,6 @@
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
-#include "kernels/cuda/device/sequence_arrays.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/join.cuh"
 #include "kernels/cuda/sm90_prefill/sides.hpp"
@@ -43,10 +41,10 @@ __global__ void __launch_bounds__(kJoinThreads) join_kernel(const __grid_constan
 namespace {
 
 using core::ceil_div;
+using packed::kK, packed::kO, packed::kV;
 using packed::larger_dim;
 using packed::Side;
 using packed::sides_of;
-constexpr std::size_t kK = 1, kV = packed::kV, kO = packed::kO;
 constexpr const char* kId = "cuda.sm90.grouped";
 constexpr std::int64_t kRows = grouped_config_of(0, false).rows();
 constexpr std::int64_t kKeys = grouped_config_of(0, false).keys;
@@ -138,15 +136,8 @@ std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::C
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const Decision d = decide(problem, facts, choice);
-  Plan result;
-  result.grid = {d.ctas, 1, 1};
-  result.block = {d.config.threads(), 1, 1};
-  result.shared_bytes = d.config.shared_bytes();
-  result.shared = buffers_of(d.config);
+  Plan result = plan_of_build(d.config, d.ctas);
   result.workspace_bytes = workspace_of(d).bytes;
-  result.tile_q = d.config.rows();
-  result.tile_kv = d.config.keys;
-  result.stages = d.config.k_stages;
   const std::int64_t blocks = ceil_div(problem.seq_kv, kKeys);
   const std::int64_t most = choice.max_splits > 0 ? choice.max_splits : blocks;
   if (d.parts)
@@ -187,60 +178,18 @@ Status prepare(const Problem& problem, const core::Context& context) {
 
 Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d,
                    const core::Context& context) {
-  const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
-  Params p;
+  Params p = packed::sequence_params(problem, tensors, d.config);
   p.group = 1;  // a tile's head is that of K and V
-  p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
-  p.v_last_head = last_coordinate(problem.heads_kv, problem.v.stride[1]);
-  p.schedule.heads = narrow(problem.heads_q);  // of the log-sum-exp
-  p.scale_log2 = problem.scale * core::kLog2E;
-  p.lse = problem.lse ? tensors.lse : nullptr;
-  p.o = tensors.o;
-  p.o_batch = problem.o.stride[0], p.o_head = problem.o.stride[1], p.o_row = problem.o.stride[2];
-  p.head_dim = narrow(problem.head_dim);
-  p.out_dtype = problem.out_dtype;
-  p.q = tensors.q;
-  p.k = tensors.k;
-  p.v = tensors.v;
-  p.q_batch = problem.q.stride[0], p.q_head = problem.q.stride[1], p.q_row = problem.q.stride[2];
-  p.k_batch = problem.k.stride[0], p.k_head = problem.k.stride[1], p.k_row = problem.k.stride[2];
-  p.v_batch = problem.v.stride[0], p.v_head = problem.v.stride[1], p.v_row = problem.v.stride[2];
-
-  const auto sides = sides_of(problem);
-  const auto rows_of_entry = [&](std::size_t i) {
-    return narrow(ragged_rows(sides[i].layout, sides[i].entries, sides[i].rows).rows_of_entry);
-  };
-  p.packed.arrays = sequence_arrays(problem, tensors);
-  p.packed.batch = narrow(problem.batch);
-  p.packed.heads = narrow(problem.heads_kv);
+  p.packed.heads = static_cast<std::int32_t>(problem.heads_kv);
+  p.schedule.heads = static_cast<std::int32_t>(problem.heads_q);  // of the log-sum-exp
   p.packed.ctas = d.ctas;
-  p.packed.k_rows = rows_of_entry(kK);
-  p.packed.v_rows = rows_of_entry(kV);
-  p.packed.lse_rows =
-      narrow(problem.sequences.packed_q ? problem.sequences.total_q : problem.seq_q);
-  if (problem.sinks) p.serving.sinks = tensors.sinks;
-  if (problem.pages.used()) {
-    p.serving.box = page_box(problem.pages.size, d.config.keys);
-    p.serving.by_box = Divisor::of(p.serving.box);
-    p.serving.by_page = Divisor::of(p.packed.arrays.page_size);
-  }
-  p.serving.value_dim = narrow(value_dim(problem));
-  if (d.config.bytes) {
-    p.bytes.heads_kv = narrow(problem.heads_kv);
-    p.bytes.scale_log2 = static_cast<double>(problem.scale) * std::numbers::log2e;
-    if (problem.scales != ScaleKind::none) {
-      p.bytes.q = tensors.q_scale;
-      p.bytes.k = tensors.k_scale;
-      p.bytes.v = tensors.v_scale;
-      p.bytes.per_head = problem.scales == ScaleKind::per_head;
-    }
-  }
-  p.grouped.group = narrow(group_of(problem));
+  p.grouped.group = static_cast<std::int32_t>(group_of(problem));
   p.grouped.by_group = Divisor::of(p.grouped.group);
-  const Layout& o = problem.o;
-  p.grouped.o_aligned = problem.out_dtype != DType::f32 && o.alignment >= 16 &&
-                        reinterpret_cast<std::uintptr_t>(tensors.o) % 16 == 0 &&
-                        (o.stride[0] | o.stride[1] | o.stride[2]) % 8 == 0;
+  const Side o = sides_of(problem)[kO];
+  p.grouped.o_aligned =
+      o.dtype != DType::f32 &&
+      core::rows_aligned(o.layout.alignment, o.layout, {o.entries, o.heads, o.rows, o.columns},
+                         size_of(o.dtype), 16);
   if (d.parts) {
     const Workspace space = workspace_of(d);
     auto* const bytes = static_cast<unsigned char*>(context.workspace);
@@ -259,21 +208,12 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   const auto sides = sides_of(problem);
   const int rows =
       problem.pages.used() ? page_box(problem.pages.size, d.config.keys) : d.config.keys;
-  const auto make = [&](KeptMap& kept, CUtensorMap* map, std::size_t i, const void* data,
-                        int columns) {
-    const Side& side = sides[i];
-    const std::int64_t stride = ragged_rows(side.layout, side.entries, side.rows).row_stride;
-    MapShape shape = ragged_map_of(
-        {stride, side.layout.stride[1], side.heads, side.columns, side.dtype}, rows, columns);
-    if (d.config.bytes && i == kV) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
-    // Without a key there may be no tensor; a map needs an address, which nothing reads.
-    return kept.make(map, shape, data != nullptr ? data : tensors.q);
-  };
   CUtensorMap k_map, v_map, none{};
   thread_local KeptMap kept_k, kept_v;
   const int columns = d.config.chunk_columns();
-  if (!(make(kept_k, &k_map, kK, tensors.k, columns) &&
-        make(kept_v, &v_map, kV, tensors.v, d.config.bytes ? d.config.raw_row_bytes() : columns)))
+  if (!(packed::make_map(kept_k, &k_map, sides, kK, tensors, tensors.k, rows, columns) &&
+        packed::make_map(kept_v, &v_map, sides, kV, tensors, tensors.v, rows,
+                         d.config.bytes ? d.config.raw_row_bytes() : columns)))
     return tensor_map_refused(kId, "K and V");
   Params params = make_params(problem, tensors, d, context);
   void* arguments[] = {&none, &k_map, &v_map, &none, &params};

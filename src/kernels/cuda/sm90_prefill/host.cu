@@ -99,14 +99,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const Decision d = decide(problem, facts, choice);
-  Plan result;
-  result.grid = {d.ctas, 1, 1};
-  result.block = {d.config.threads(), 1, 1};
-  result.shared_bytes = d.config.shared_bytes();
-  result.shared = buffers_of(d.config);
-  result.tile_q = d.config.rows();
-  result.tile_kv = d.config.keys;
-  result.stages = d.config.k_stages;
+  Plan result = plan_of_build(d.config, d.ctas);
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   const char* type = type_name(problem.dtype);
   result.kernel = core::concat("prefill::prefill_kernel<", type, ", Compiled<", type, ", ", d.tile,

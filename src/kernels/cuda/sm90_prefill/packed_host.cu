@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numbers>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -21,7 +20,6 @@
 #include "core/variant.hpp"
 #include "core/window.hpp"
 #include "kernels/cuda/device/launch.hpp"
-#include "kernels/cuda/device/sequence_arrays.hpp"
 #include "kernels/cuda/device/tile_order.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "kernels/cuda/sm90_prefill/sides.hpp"
@@ -293,14 +291,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
 
 Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const Decision d = decide(problem, facts, choice);
-  Plan result;
-  result.grid = {d.ctas, 1, 1};
-  result.block = {d.config.threads(), 1, 1};
-  result.shared_bytes = d.config.shared_bytes();
-  result.shared = buffers_of(d.config);
-  result.tile_q = d.config.rows();
-  result.tile_kv = d.config.keys;
-  result.stages = d.config.k_stages;
+  Plan result = plan_of_build(d.config, d.ctas);
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   const char* type = is_bytes(problem) ? "__half" : type_name(problem.dtype);
   const std::string build =
@@ -390,78 +381,31 @@ Status prepare(const Problem& problem, const core::Context& context) {
                       context.facts->index);
 }
 
-PackedFacts facts_of(const Problem& problem, const Tensors& tensors, const Decision& d) {
-  const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
-  const Sequences& s = problem.sequences;
-  PackedFacts facts;
-  facts.arrays = sequence_arrays(problem, tensors);
-  facts.batch = narrow(problem.batch);
-  facts.heads = narrow(problem.heads_q);
-  facts.ctas = d.ctas;
-  const auto all = sides_of(problem);
-  const auto rows_of_entry = [&](std::size_t i) {
-    return narrow(ragged_rows(all[i].layout, all[i].entries, all[i].rows).rows_of_entry);
-  };
-  facts.q_rows = rows_of_entry(0);
-  facts.k_rows = rows_of_entry(1);
-  facts.v_rows = rows_of_entry(2);
-  facts.o_rows = rows_of_entry(3);
-  facts.lse_rows = narrow(s.packed_q ? s.total_q : problem.seq_q);
-  facts.by_length = d.by_length;
-  facts.pairs = d.features != Features::plain;
-  facts.sorted = problem.batch <= kMostSorted;
-  return facts;
-}
-
 Params make_params(const Problem& problem, const Tensors& tensors, const Decision& d,
                    core::Choice choice) {
-  Params p;
+  Params p = sequence_params(problem, tensors, d.config);
+  const auto heads = static_cast<std::int32_t>(problem.heads_q);
   p.group = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
-  p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
-  p.v_last_head = last_coordinate(problem.heads_kv, problem.v.stride[1]);
   if (d.by_length) {
-    p.schedule.heads = static_cast<std::int32_t>(problem.heads_q);
+    p.schedule.heads = heads;
   } else {
-    p.schedule = make_schedule(d.dealing.order, d.tiles, static_cast<std::int32_t>(problem.heads_q),
+    p.schedule = make_schedule(d.dealing.order, d.tiles, heads,
                                static_cast<std::int32_t>(problem.batch * problem.heads_q), d.ctas,
                                d.dealing.paired_rounds, d.longest_is_last);
   }
   // As cuda.sm90.prefill does, where the host knows how many tiles there are.
   p.release_at_entry = !d.by_length && d.config.head_dim <= 64 &&
                        problem.batch * problem.heads_q * d.tiles <= 4 * d.ctas;
-  p.scale_log2 = problem.scale * core::kLog2E;
-  p.lse = problem.lse ? tensors.lse : nullptr;
-  p.o = tensors.o;
-  p.o_batch = problem.o.stride[0], p.o_head = problem.o.stride[1], p.o_row = problem.o.stride[2];
-  p.head_dim = static_cast<std::int32_t>(problem.head_dim);
-  p.out_dtype = problem.out_dtype;
-  p.q = tensors.q;
-  p.k = tensors.k;
-  p.v = tensors.v;
-  p.q_batch = problem.q.stride[0], p.q_head = problem.q.stride[1], p.q_row = problem.q.stride[2];
-  p.k_batch = problem.k.stride[0], p.k_head = problem.k.stride[1], p.k_row = problem.k.stride[2];
-  p.v_batch = problem.v.stride[0], p.v_head = problem.v.stride[1], p.v_row = problem.v.stride[2];
-  p.packed = facts_of(problem, tensors, d);
-  if (problem.sinks) p.serving.sinks = tensors.sinks;
-  if (problem.pages.used()) {
-    p.serving.box = page_box(problem.pages.size, d.config.keys);
-    p.serving.by_box = Divisor::of(p.serving.box);
-    p.serving.by_page = Divisor::of(p.packed.arrays.page_size);
-  }
-  p.serving.value_dim = static_cast<std::int32_t>(value_dim(problem));
+  p.packed.heads = heads;
+  p.packed.ctas = d.ctas;
+  p.packed.by_length = d.by_length;
+  p.packed.pairs = d.features != Features::plain;
+  p.packed.sorted = problem.batch <= kMostSorted;
   if (d.config.bytes) {
     p.bytes.o_aligned = o_is_aligned(problem, choice);
-    p.bytes.heads_kv = static_cast<std::int32_t>(problem.heads_kv);
-    p.bytes.scale_log2 = static_cast<double>(problem.scale) * std::numbers::log2e;
     if (problem.softcap > 0.0f) {
       p.softcap_in = 2.0f / problem.softcap;
       p.softcap_out = problem.softcap * core::kLog2E;
-    }
-    if (problem.scales != ScaleKind::none) {
-      p.bytes.q = tensors.q_scale;
-      p.bytes.k = tensors.k_scale;
-      p.bytes.v = tensors.v_scale;
-      p.bytes.per_head = problem.scales == ScaleKind::per_head;
     }
   }
   if (d.config.has_mask()) {
@@ -501,17 +445,10 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   const Decision d = decide(problem, *context.facts, context.choice);
   if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
 
-  const auto all = sides_of(problem);
-  const auto make = [&](KeptMap& kept, CUtensorMap* map, std::size_t i, const void* data,
-                        int box_rows, int box_columns) {
-    const Side& side = all[i];
-    const std::int64_t row_stride = ragged_rows(side.layout, side.entries, side.rows).row_stride;
-    MapShape shape =
-        ragged_map_of({row_stride, side.layout.stride[1], side.heads, side.columns, side.dtype},
-                      box_rows, box_columns);
-    if (d.config.bytes && i == kV) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
-    // Without a key there may be no tensor; a map needs an address, which nothing reads.
-    return kept.make(map, shape, data != nullptr ? data : tensors.q);
+  const auto sides = sides_of(problem);
+  const auto make = [&](KeptMap& kept, CUtensorMap* map, std::size_t i, const void* data, int rows,
+                        int columns) {
+    return make_map(kept, map, sides, i, tensors, data, rows, columns);
   };
   CUtensorMap q_map, k_map, v_map, o_map{};
   const int key_rows =
@@ -521,8 +458,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   const int columns_of_v = d.config.bytes ? d.config.raw_row_bytes() : columns;
   Params params = make_params(problem, tensors, d, context.choice);
   const bool maps_o = !d.config.bytes || (params.bytes.o_aligned && d.config.o_has_strip());
-  if (!(make(kept_q, &q_map, 0, tensors.q, 64, columns) &&
-        make(kept_k, &k_map, 1, tensors.k, key_rows, columns) &&
+  if (!(make(kept_q, &q_map, kQ, tensors.q, 64, columns) &&
+        make(kept_k, &k_map, kK, tensors.k, key_rows, columns) &&
         make(kept_v, &v_map, kV, tensors.v, key_rows, columns_of_v) &&
         (!maps_o || make(kept_o, &o_map, kO, tensors.o, 16, 64)))) {
     return tensor_map_refused(id_of(problem), "Q, K, V and O");

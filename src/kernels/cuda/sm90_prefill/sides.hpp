@@ -1,17 +1,20 @@
-// Where Q, K, V and O of sequences lie, as ragged tensor maps want it: of cuda.sm90.packed, its kin for e4m3
-// and cuda.sm90.grouped. Host only.
+// What launches of cuda.sm90.packed, of its kin for e4m3 and of cuda.sm90.grouped say of a call's sequences: where
+// Q, K, V and O lie, their ragged tensor maps, and the arguments that follow from the problem. Host only.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numbers>
 #include <string>
 
 #include "core/check.hpp"
 #include "core/variant.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/ragged_map.hpp"
+#include "kernels/cuda/device/sequence_arrays.hpp"
+#include "kernels/cuda/sm90_prefill/config.hpp"
 
 namespace greenfast::cuda::packed {
 
@@ -48,7 +51,7 @@ inline std::array<Side, 4> sides_of(const Problem& problem) {
           Side{"V", problem.v, in, kv[0], kv[1], kv[2], values, true, shared_kv},
           Side{"O", problem.o, problem.out_dtype, q[0], q[1], q[2], values, false, packed_q}};
 }
-inline constexpr std::size_t kV = 2, kO = 3;  // of them
+inline constexpr std::size_t kQ = 0, kK = 1, kV = 2, kO = 3;  // of them
 
 /// Whether TMA and the ragged maps can address a tensor; else why not.
 inline bool is_addressable(const Side& side, core::Choice choice, std::string* why) {
@@ -66,6 +69,73 @@ inline bool is_addressable(const Side& side, core::Choice choice, std::string* w
     return refuse(why, side.name, " is more than 2^30 rows long over the batch: split the call");
   }
   return true;
+}
+
+/// The ragged map of one of a call's tensors, at `data`, in boxes of so many rows and columns. V of e4m3
+/// lies in shared memory as it lies in a row.
+inline bool make_map(KeptMap& kept, CUtensorMap* map, const std::array<Side, 4>& sides,
+                     std::size_t which, const Tensors& tensors, const void* data, int box_rows,
+                     int box_columns) {
+  const Side& side = sides[which];
+  const std::int64_t row_stride = ragged_rows(side.layout, side.entries, side.rows).row_stride;
+  MapShape shape =
+      ragged_map_of({row_stride, side.layout.stride[1], side.heads, side.columns, side.dtype},
+                    box_rows, box_columns);
+  if (which == kV && side.dtype == DType::e4m3) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+  // Without a key there may be no tensor; a map needs an address, which nothing reads.
+  return kept.make(map, shape, data != nullptr ? data : tensors.q);
+}
+
+/// The arguments that follow from the problem and a build, whatever order its tiles come in.
+inline prefill::Params sequence_params(const Problem& problem, const Tensors& tensors,
+                                       const prefill::Config& config) {
+  const auto narrow = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
+  prefill::Params p;
+  p.k_last_head = last_coordinate(problem.heads_kv, problem.k.stride[1]);
+  p.v_last_head = last_coordinate(problem.heads_kv, problem.v.stride[1]);
+  p.scale_log2 = problem.scale * core::kLog2E;
+  p.lse = problem.lse ? tensors.lse : nullptr;
+  p.o = tensors.o;
+  p.o_batch = problem.o.stride[0], p.o_head = problem.o.stride[1], p.o_row = problem.o.stride[2];
+  p.head_dim = narrow(problem.head_dim);
+  p.out_dtype = problem.out_dtype;
+  p.q = tensors.q;
+  p.k = tensors.k;
+  p.v = tensors.v;
+  p.q_batch = problem.q.stride[0], p.q_head = problem.q.stride[1], p.q_row = problem.q.stride[2];
+  p.k_batch = problem.k.stride[0], p.k_head = problem.k.stride[1], p.k_row = problem.k.stride[2];
+  p.v_batch = problem.v.stride[0], p.v_head = problem.v.stride[1], p.v_row = problem.v.stride[2];
+
+  const auto sides = sides_of(problem);
+  const auto rows_of_entry = [&](std::size_t i) {
+    return narrow(ragged_rows(sides[i].layout, sides[i].entries, sides[i].rows).rows_of_entry);
+  };
+  p.packed.arrays = sequence_arrays(problem, tensors);
+  p.packed.batch = narrow(problem.batch);
+  p.packed.q_rows = rows_of_entry(kQ);
+  p.packed.k_rows = rows_of_entry(kK);
+  p.packed.v_rows = rows_of_entry(kV);
+  p.packed.o_rows = rows_of_entry(kO);
+  p.packed.lse_rows =
+      narrow(problem.sequences.packed_q ? problem.sequences.total_q : problem.seq_q);
+  if (problem.sinks) p.serving.sinks = tensors.sinks;
+  if (problem.pages.used()) {
+    p.serving.box = prefill::page_box(problem.pages.size, config.keys);
+    p.serving.by_box = Divisor::of(p.serving.box);
+    p.serving.by_page = Divisor::of(p.packed.arrays.page_size);
+  }
+  p.serving.value_dim = narrow(value_dim(problem));
+  if (config.bytes) {
+    p.bytes.heads_kv = narrow(problem.heads_kv);
+    p.bytes.scale_log2 = static_cast<double>(problem.scale) * std::numbers::log2e;
+    if (problem.scales != ScaleKind::none) {
+      p.bytes.q = tensors.q_scale;
+      p.bytes.k = tensors.k_scale;
+      p.bytes.v = tensors.v_scale;
+      p.bytes.per_head = problem.scales == ScaleKind::per_head;
+    }
+  }
+  return p;
 }
 
 }  // namespace greenfast::cuda::packed

@@ -110,4 +110,17 @@ inline std::vector<SharedBuffer> buffers_of(const Config& config) {
                          {"V as it came", config.raw_stages * config.raw_bytes()}});
 }
 
+/// What a plan says of a build; its kernel's name, scratch and note are the caller's.
+inline Plan plan_of_build(const Config& config, int ctas) {
+  Plan plan;
+  plan.grid = {ctas, 1, 1};
+  plan.block = {config.threads(), 1, 1};
+  plan.shared_bytes = config.shared_bytes();
+  plan.shared = buffers_of(config);
+  plan.tile_q = config.rows();
+  plan.tile_kv = config.keys;
+  plan.stages = config.k_stages;
+  return plan;
+}
+
 }  // namespace greenfast::cuda::prefill

@@ -25,24 +25,13 @@ class BytePlan : public VariantPlan {
   }
   static Problem paged(std::int64_t batch, std::int64_t seq_q, std::int64_t keys,
                        std::int64_t page) {
-    Problem p = make_problem(batch, 32, 8, seq_q, keys, 128, DType::e4m3);
-    p.sequences.used_kv = true;
-    p.pages = {.size = page, .count = batch * keys / page + 1, .row_stride = keys / page};
-    p.k = p.v = dense_layout(Order::bhsd, p.pages.count, 8, page, 128);
-    p.mask = Mask::causal(Alignment::bottom_right);
-    return p;
+    return make_paged(batch, 32, seq_q, keys, page, DType::e4m3);
   }
   std::string kernel(const Problem& problem) const {
     constexpr std::string_view kBefore = "prefill::prefill_kernel<__half, Bytes<";
     std::string name = plan_of(problem).kernel;
     EXPECT_TRUE(name.starts_with(kBefore)) << name;
     return name.substr(std::min(kBefore.size(), name.size()), name.find('>') - kBefore.size());
-  }
-  std::string refusal(const Problem& problem) const { return answer(problem, facts_); }
-  std::string chosen(const Problem& problem) const {
-    Options any = options_;
-    any.variant = "";
-    return explain(problem, facts_, any).chosen;
   }
 };
 

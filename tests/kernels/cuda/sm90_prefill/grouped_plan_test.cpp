@@ -20,18 +20,7 @@ class GroupedPlan : public VariantPlan {
   GroupedPlan() : VariantPlan(kGrouped) { facts_.multiprocessors = 132; }
   static Problem paged(std::int64_t batch, std::int64_t seq_q, std::int64_t keys, DType dtype,
                        std::int64_t heads_q = 32, std::int64_t page = 16) {
-    Problem p = make_problem(batch, heads_q, 8, seq_q, keys, 128, dtype);
-    p.sequences.used_kv = true;
-    p.pages = {.size = page, .count = batch * keys / page + 1, .row_stride = keys / page};
-    p.k = p.v = dense_layout(Order::bhsd, p.pages.count, 8, page, 128);
-    p.mask = Mask::causal(Alignment::bottom_right);
-    return p;
-  }
-  std::string refusal(const Problem& problem) const { return answer(problem, facts_); }
-  std::string chosen(const Problem& problem) const {
-    Options any = options_;
-    any.variant = "";
-    return explain(problem, facts_, any).chosen;
+    return make_paged(batch, heads_q, seq_q, keys, page, dtype);
   }
 };
 

@@ -216,6 +216,13 @@ Copied copied_pages(const Call& call, const ServingTile& tile, const core::Seque
   return copied;
 }
 
+/// What the CPU's rows of a sequence see.
+kernels::Band band_on_the_cpu(const Problem& p, const core::Sequence& s) {
+  const std::int64_t shift = p.mask.alignment == Alignment::bottom_right ? s.seq_kv - s.seq_q : 0;
+  return kernels::make_band(p.mask.left, p.mask.right, shift, s.seq_q, s.seq_kv, s.kv_start,
+                            p.chunk);
+}
+
 template <int kRows, int kKeys, class TileType = PackedTile>
 void expect_all_once(const Call& call) {
   const Problem& p = call.problem;
@@ -247,10 +254,7 @@ void expect_all_once(const Call& call) {
         const auto row = static_cast<std::int32_t>(tile.index * kRows + static_cast<int>(i));
         ASSERT_EQ(row, rows[i] - s.q_row);
         // What the row sees, through blocks, the map and the mask, is what the CPU's row sees.
-        const std::int64_t shift =
-            p.mask.alignment == Alignment::bottom_right ? s.seq_kv - s.seq_q : 0;
-        const kernels::Band wanted = kernels::make_band(p.mask.left, p.mask.right, shift, s.seq_q,
-                                                        s.seq_kv, s.kv_start, p.chunk);
+        const kernels::Band wanted = band_on_the_cpu(p, s);
         const kernels::Interval seen = kernels::keys_of(wanted, row);
         std::vector<std::int64_t> keys;
         const std::int32_t last = std::min(tile.index * kRows + kRows, tile.extent.seq_q) - 1;
@@ -274,10 +278,7 @@ void expect_all_once(const Call& call) {
       const core::Sequence s =
           core::sequence_of(p, call.tensors, owner.at({tile.batch, rows.front()}));
       std::int64_t first = s.seq_kv, end = 0;
-      const std::int64_t shift =
-          p.mask.alignment == Alignment::bottom_right ? s.seq_kv - s.seq_q : 0;
-      const kernels::Band wanted = kernels::make_band(p.mask.left, p.mask.right, shift, s.seq_q,
-                                                      s.seq_kv, s.kv_start, p.chunk);
+      const kernels::Band wanted = band_on_the_cpu(p, s);
       for (std::int64_t i = 0; i < s.seq_q; ++i) {
         const kernels::Interval seen = kernels::keys_of(wanted, i);
         if (seen.begin == seen.end) continue;
@@ -414,9 +415,7 @@ void expect_grouped(Numbers& numbers, Call& call, std::int32_t group) {
   std::size_t rows = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const core::Sequence s = core::sequence_of(p, call.tensors, b);
-    const std::int64_t shift = p.mask.alignment == Alignment::bottom_right ? s.seq_kv - s.seq_q : 0;
-    const kernels::Band band = kernels::make_band(p.mask.left, p.mask.right, shift, s.seq_q,
-                                                  s.seq_kv, s.kv_start, p.chunk);
+    const kernels::Band band = band_on_the_cpu(p, s);
     for (std::int32_t head = 0; head < p.heads_q; ++head) {
       for (std::int32_t row = 0; row < s.seq_q * group; ++row, ++rows) {
         const auto found = keys_of.find({b, head, row});
