@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // Read again, so that it does not live in registers through the main loop.
     if constexpr (kConfig.packed) {
       ring.read(tile_step, tile);
-      if constexpr (!kIsGrouped<ConfigOf>) ring.release(tile_step);
+      ring.release(tile_step);
     }
     const int lane = ptx::lane_id();
     const int row = first_row + 16 * warp + (lane >> 2), t = lane & 3;
@@ -309,8 +309,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       has_output = __any_sync(kFullWarp, sum[0] != 0.0f || sum[1] != 0.0f);
     if constexpr (kIsGrouped<ConfigOf>) {
       store_group_rows<ConfigOf>(p, tile, rows, o, has_output, row, t);
-      // Behind what waits for the slot's loads: before, ptxas 13.0 lets the arrival overtake them (racecheck).
-      ring.release(tile_step);
     } else {
       finish_rows<ConfigOf>(p, tile, rows, row, t);
       store_rows<T, ConfigOf>(p, o_map, tile, consumer, sum, has_output, first_row, row, lane);

@@ -292,6 +292,8 @@ struct TileRing {
   }
   /// Done with the tile: its slot may be overwritten.
   __device__ __forceinline__ void release(int step) const {
+    // One lane arrives for 32 that have read; without this racecheck sees loads and stores of a slot meet.
+    if constexpr (kIsGrouped<ConfigOf>) __syncwarp();
     ptx::mbarrier_arrive_if(empty(step), ptx::lane_id() == 0);
   }
 
