@@ -28,11 +28,43 @@ struct QuantizeTensors {
   float* scale = nullptr;  ///< not needed for ScaleKind::none
 };
 
-/// Quantises on Options::device; of Options only device, device_index and stream count. On CUDA the
-/// work is enqueued on the stream, allocates nothing and may be captured into a graph; CPU and CUDA
+/// Scratch with which computing scales is fastest on CUDA: eight bytes a scale.
+constexpr std::int64_t quantize_workspace_bytes(const QuantizeProblem& problem) noexcept {
+  if (problem.scales == ScaleKind::none || !problem.compute_scales) return 0;
+  return 8 * (problem.scales == ScaleKind::per_head ? problem.batch * problem.heads : 1);
+}
+
+/// Quantises on Options::device; of Options only device, device_index, stream, workspace and allocate
+/// count. With quantize_workspace_bytes of scratch, at a multiple of 8, GPUs of compute capability 9.0
+/// and later read values once; without they read them twice. On CUDA the work is enqueued on the
+/// stream, allocates nothing but by Options::allocate, and may be captured into a graph; CPU and CUDA
 /// give the same bits. A Status names what is wrong: unknown types, strides that overlap, missing
-/// pointers.
+/// pointers, a workspace that is given and too small.
 GREENFAST_API Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tensors,
                                    const Options& options = {});
+
+/// Attention of fp32, fp16 or bf16 tensors by way of e4m3: Q, K and V are quantised into scratch, with
+/// a scale for each (batch, head), on CUDA in one launch and with V's keys one behind the other where
+/// the kernel likes it so; then attention() of the codes. What that costs in accuracy is e4m3's to
+/// three mantissa bits (docs/kernels/sm90-fp8.md has it beside the kernels' own error);
+/// Problem::accuracy is that of the kernel. Worth it from some thousand keys on (README).
+///
+/// Takes what attention() takes in e4m3 of dense tensors: masks by array, sinks, ALiBi and chunks too,
+/// where a kernel does. Packed sequences, pages, used lengths, left padding and indices are refused:
+/// keep such a cache in e4m3, as it grows (quantize_e4m3). Wants scratch: Options::workspace of
+/// plan_quantized().workspace_bytes, or Options::allocate.
+/// Errors: as attention()'s; unsupported where no e4m3 kernel of the device takes the problem.
+GREENFAST_API Status attention_quantized(const Problem& problem, const Tensors& tensors,
+                                         const Options& options = {});
+/// The same, everything read off the views. AttentionParams' scales are none: they are computed.
+GREENFAST_API Status attention_quantized(const TensorView& q, const TensorView& k,
+                                         const TensorView& v, const TensorView& o,
+                                         const AttentionParams& params = {},
+                                         const Options& options = {});
+
+/// What the e4m3 kernel of such a call will do. workspace_bytes is that of the whole call: codes,
+/// scales, and what the kernel wants.
+GREENFAST_API Result<Plan> plan_quantized(const Problem& problem, const DeviceFacts& facts,
+                                          const Options& options = {});
 
 }  // namespace greenfast

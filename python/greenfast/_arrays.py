@@ -3,6 +3,7 @@ read-only, owner). PyTorch's go another way: greenfast.torch, which knows this m
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import sys
 from collections.abc import Callable
@@ -267,8 +268,10 @@ def _stream(x: Any, given: int | None) -> int | None:
     return (getattr(x, "__cuda_array_interface__", None) or {}).get("stream") if hasattr(x, "__cuda_array_interface__") else None
 
 
-def _allocate_of(x: Any) -> Any:
-    """How to get scratch on CUDA: from CuPy's pool, which keeps what is freed for the stream it was used on."""
+def _allocate_of(x: Any, device: int = 1) -> Any:
+    """How to get scratch: on CUDA from CuPy's pool, which keeps what is freed for the stream it was used on."""
+    if device == 0:
+        return host_scratch
     if _root(x) != "cupy":
         return None
 
@@ -277,6 +280,12 @@ def _allocate_of(x: Any) -> Any:
         return memory.data.ptr, memory
 
     return allocate
+
+
+def host_scratch(size: int, index: int) -> tuple[int, Any]:
+    """Memory of the host at a multiple of 256 bytes, for attention_quantized."""
+    memory = (ctypes.c_char * (size + 255))()
+    return (ctypes.addressof(memory) + 255) // 256 * 256, memory
 
 
 def lse_shape(q_shape: tuple[int, ...], bshd: int, packed: bool) -> tuple[int, ...]:
@@ -289,8 +298,8 @@ def lse_shape(q_shape: tuple[int, ...], bshd: int, packed: bool) -> tuple[int, .
 
 
 def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream,
-              out_dtype, return_lse, more=None):
-    """greenfast.attention for everything but PyTorch."""
+              out_dtype, return_lse, more=None, function=None):
+    """greenfast.attention for everything but PyTorch, or another function of the module with its arguments."""
     if q is None or k is None or v is None:
         _not_none(("q", "k", "v"), (q, k, v))
     _one_library(("k", "v", "out", "lse"), (k, v, out, lse))
@@ -310,12 +319,18 @@ def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left
     described = _writable("out", out)
     if out_dtype is not None and described[3] != wanted:
         raise TypeError(f"out is {(*DTYPES, 'int32', 'bool')[described[3]]} and out_dtype {DTYPES[wanted]}: leave one of them out")
-    _core.attention(*tensors, described, None if lse is None else _writable("lse", lse),
-                    *[describe(name, x) for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))],
-                    scale, softcap, left, right, align, bshd, variant, int(batch_invariant), _stream(q, stream), _allocate_of(q),
-                    describe_features(more))
+    allocate = _allocate_of(q) if function is None else _allocate_of(q, device)
+    (function or _core.attention)(
+        *tensors, described, None if lse is None else _writable("lse", lse),
+        *[describe(name, x) for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))],
+        scale, softcap, left, right, align, bshd, variant, int(batch_invariant), _stream(q, stream), allocate, describe_features(more))
     result = out if made_out is None else _returned(out, q)
     return (result, lse if made_lse is None else _returned(lse, q)) if return_lse else result
+
+
+def attention_quantized(q, k, v, out, lse, *options):
+    """greenfast.attention_quantized for everything but PyTorch."""
+    return attention(q, k, v, out, lse, None, None, None, *options, function=_core.attention_quantized)
 
 
 def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
@@ -365,5 +380,5 @@ def quantize(values, out, scale, per_head, bshd, transposed, stream):
         shape = (source[1][0], source[1][2 if bshd else 1]) if per_head and len(source[1]) == 4 else (1,)
         scale = _like(values, source, 0, shape)
     _core.quantize_e4m3(source, _writable("out", out), (_writable if compute else describe)("scale", scale), int(compute), bshd,
-                        _stream(values, stream))
+                        _allocate_of(values), _stream(values, stream))
     return (out if made is None else _returned(out, values)), (_returned(scale, values) if compute else scale)

@@ -155,6 +155,11 @@ def _scratch(size: int, index: int) -> tuple[int, Any]:
     return memory.data_ptr(), memory
 
 
+def _scratch_of(x: Tensor) -> Any:
+    """How quantising gets scratch; on the CPU it wants none."""
+    return _scratch if x.is_cuda else None
+
+
 def _out_dtype(q: Tensor, given: Any) -> torch.dtype:
     if given is None:
         return torch.float16 if q.dtype == torch.float8_e4m3fn else q.dtype
@@ -399,6 +404,10 @@ def _count_flops() -> None:
     def forward(q, k, v, *args, bshd=False, out_val=None, **options):
         return _flops(q, k, v, bshd)
 
+    @register_flop_formula(ops.attention_quantized, get_raw=True)
+    def quantized(q, k, v, *arrays, bshd=False, out_val=None, **options):
+        return _flops(q, k, v, bshd)
+
     @register_flop_formula([ops.attention_features, ops.attention_features_forward], get_raw=True)
     def features(q, k, v, q_scale, k_scale, v_scale, mask, sinks, slopes, cu_q, cu_kv, used_q, used_kv, kv_start, kv_index, page_table, *,
                  bshd=False, out_val=None, **options):
@@ -534,7 +543,6 @@ torch.library.register_fake("greenfast::attention_backward", _op_backward_fake, 
 for _name in ("attention", "attention_features"):
     torch.library.register_autograd(f"greenfast::{_name}", _backward, setup_context=_setup_context, lib=_library)
 torch.library.register_autograd("greenfast::attention_backward", _second_derivative, setup_context=None, lib=_library)
-_count_flops()
 
 
 def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
@@ -702,7 +710,8 @@ def _new_codes(values, bshd, transposed):
 def _op_quantize(values, scale=None, *, per_head=True, bshd=False, transposed=False):
     _no_tangent("quantize_e4m3", values, scale)
     codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd, transposed=transposed)
-    _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), stream=None)
+    _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), _scratch_of(values),
+          stream=None)
     return codes, made
 
 
@@ -721,13 +730,87 @@ def quantize(values, out, scale, per_head, bshd, transposed, stream):
     if _plain("quantize_e4m3", (values, out, scale)):
         codes = _new_codes(values, bshd, transposed) if out is None else out
         used = _new_scale(values, per_head, bshd) if scale is None else scale
-        _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, stream=stream)
+        _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, _scratch_of(values), stream=stream)
         _written(out)
         return codes, used
     _no_stream(stream)
     _of_torch(_QUANTIZED, (values, out, scale))
     codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per_head, bshd=bool(bshd), transposed=transposed)
     return codes if out is None else out.copy_(codes), made if scale is None else scale
+
+
+_library.define(
+    "attention_quantized(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, Tensor? slopes, *, SymInt chunk=0, int max_splits=0, "
+    "int accuracy=0, float? scale=None, float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, "
+    "bool batch_invariant=False, ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)", tags=_TAGS)
+_QUANTIZED_CALL = ("q", "k", "v", "out", "lse")
+_DENSE = frozenset(("mask", "sinks", "slopes", "chunk", "max_splits", "validate", "accuracy"))  # features that quantising takes
+
+
+def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more):
+    described = [_arrays.describe(name, x) for name, x in zip(_QUANTIZED_CALL, (q, k, v, out, lse))]
+    if more is not None:
+        more = _arrays.describe_features(more)
+
+    def call():
+        _core.attention_quantized(*described, None, None, None, scale, softcap, left, right, align, bshd, variant, int(batch_invariant), stream,
+                                  _scratch if q.is_cuda else _arrays.host_scratch, more)
+
+    if q.is_cuda and stream is None and not _DIRECT:
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+    if q.is_cuda and _elsewhere(q):
+        with torch.cuda.device(q.device):
+            call()
+    else:
+        call()
+
+
+def _op_quantized(q, k, v, mask, sinks, slopes, *, chunk=0, max_splits=0, accuracy=0, scale=None, softcap=0.0, left=-1, right=-1, align=2,
+                  bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+    _no_tangent("attention_quantized", q, k, v, mask, sinks, slopes)
+    out, lse = _made(q, v, bshd, out_dtype, with_lse, False)
+    named = {**_arrays.FEATURES, "mask": mask, "sinks": sinks, "slopes": slopes, "chunk": chunk, "max_splits": max_splits, "accuracy": accuracy}
+    _run_quantized(q, k, v, out, lse if with_lse else None, scale, softcap, left, right, align, int(bshd), variant, batch_invariant, None,
+                   tuple(named.values()))
+    return out, lse
+
+
+def _op_quantized_fake(q, k, v, mask, sinks, slopes, *, bshd=False, out_dtype=None, with_lse=True, **rest):
+    return _made(q, v, bshd, out_dtype, with_lse, False)
+
+
+_library.impl("attention_quantized", _op_quantized, "CPU")
+_library.impl("attention_quantized", _op_quantized, "CUDA")
+torch.library.register_fake("greenfast::attention_quantized", _op_quantized_fake, lib=_library)
+_count_flops()
+
+
+def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, out_dtype, return_lse, more):
+    """greenfast.attention_quantized for PyTorch's tensors."""
+    features = dict(zip(_arrays.FEATURES, more or _arrays.FEATURES.values()))
+    arrays = tuple(features[name] for name in ("mask", "sinks", "slopes"))
+    tensors = (q, k, v, out, lse, *arrays)
+    if _plain("attention_quantized", tensors):
+        if out is not None and out_dtype is not None and out.dtype != _out_dtype(q, out_dtype):
+            raise TypeError(f"out is {out.dtype} and out_dtype {out_dtype}: leave one of them out")
+        made_out = _made(q, v, bshd, out_dtype, False, False)[0] if out is None else out
+        made_lse = _empty_lse(q, bshd) if return_lse and lse is None else lse
+        _run_quantized(q, k, v, made_out, made_lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more)
+        _written(out, lse)
+        return (made_out, made_lse) if return_lse else made_out
+    _no_stream(stream)
+    _of_torch((*_QUANTIZED_CALL, "mask", "sinks", "slopes"), tensors)
+    for name, x in features.items():
+        if name not in _DENSE and x is not None and x != 0:
+            raise NotImplementedError(f"attention_quantized takes dense tensors, not {name}: keep the cache in e4m3 as it grows (quantize_e4m3), "
+                                      "and call attention()")
+    made_out, made_lse = torch.ops.greenfast.attention_quantized.default(
+        q, k, v, *arrays, chunk=features["chunk"], max_splits=features["max_splits"], accuracy=features["accuracy"], scale=scale, softcap=softcap,
+        left=left, right=right, align=align, bshd=bool(bshd), variant=variant, batch_invariant=bool(batch_invariant),
+        out_dtype=None if out_dtype is None else _out_dtype(q, out_dtype), with_lse=bool(return_lse or lse is not None))
+    made_out = made_out if out is None else out.copy_(made_out)
+    made_lse = made_lse if lse is None else lse.copy_(made_lse)
+    return (made_out, made_lse) if return_lse else made_out
 
 
 def append(*arguments):

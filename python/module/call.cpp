@@ -9,40 +9,14 @@ namespace {
 
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;  // of a sequence, as check() has it
 
-Status attend(const Request& request) {
+Status attend(const Request& request, Attention* function) {
   const auto& [problem, tensors, options] = request;
   if (options.device != DeviceKind::cpu && !options.validate)
-    return attention(problem, tensors, options);
+    return function(problem, tensors, options);
   Status status;
-  Py_BEGIN_ALLOW_THREADS status = attention(problem, tensors, options);
+  Py_BEGIN_ALLOW_THREADS status = function(problem, tensors, options);
   Py_END_ALLOW_THREADS return status;
 }
-
-// Scratch for one call: asked for by the library in the middle of it, from the tensors' library.
-struct Scratch {
-  PyObject* allocate;  // (bytes, device index) -> (address, owner); may be None
-  int device_index;
-  PyObject* owner = nullptr;
-  bool raised = false;  // a Python exception is set
-
-  Scratch(PyObject* with, const Options& options)
-      : allocate(with), device_index(options.device_index) {}
-  Scratch(const Scratch&) = delete;
-  // Its memory is the stream's until the kernel has run: the allocator's rule.
-  ~Scratch() { Py_XDECREF(owner); }
-
-  static void* give(std::size_t bytes, void* context) {
-    auto& self = *static_cast<Scratch*>(context);
-    const PyGILState_STATE state = PyGILState_Ensure();
-    void* memory = nullptr;
-    self.owner = PyObject_CallFunction(self.allocate, "ni", static_cast<Py_ssize_t>(bytes),
-                                       self.device_index);
-    if (self.owner != nullptr) memory = PyLong_AsVoidPtr(PyTuple_GetItem(self.owner, 0));
-    self.raised = PyErr_Occurred() != nullptr;
-    PyGILState_Release(state);
-    return memory;
-  }
-};
 
 // One value, or one for each (batch, head): the same for all three.
 bool read_scales(PyObject* const* args, Call& call) {
@@ -447,13 +421,9 @@ bool read_call(PyObject* const* args, Py_ssize_t count, Call& call) {
   return read_stream(args[kStream], call.q, o.stream);
 }
 
-bool run(Request& request, PyObject* allocate) {
-  Scratch scratch(allocate, request.options);
-  if (given(allocate)) {
-    request.options.allocate = Scratch::give;
-    request.options.allocate_context = &scratch;
-  }
-  const Status status = attend(request);
+bool run(Request& request, PyObject* allocate, Attention* function) {
+  const Scratch scratch(allocate, request.options);
+  const Status status = attend(request, function);
   if (scratch.raised) return false;
   if (!status) raise(status);
   return status.ok();

@@ -68,8 +68,40 @@ enum FeatureArgument {
 
 bool read_call(PyObject* const* args, Py_ssize_t count, Call& call);
 
-/// The call; scratch on CUDA comes from `allocate`, as in Argument. False: an exception is set.
-bool run(Request& request, PyObject* allocate);
+/// Scratch for one call: asked for by the library in the middle of it, from the tensors' library.
+struct Scratch {
+  PyObject* allocate;  // (bytes, device index) -> (address, owner); may be None
+  int device_index;
+  PyObject* owner = nullptr;
+  bool raised = false;  // a Python exception is set
+
+  /// For the call with these options, where `with` is given.
+  Scratch(PyObject* with, Options& options) : allocate(with), device_index(options.device_index) {
+    if (!given(with)) return;
+    options.allocate = give;
+    options.allocate_context = this;
+  }
+  Scratch(const Scratch&) = delete;
+  // Its memory is the stream's until the kernel has run: the allocator's rule.
+  ~Scratch() { Py_XDECREF(owner); }
+
+  static void* give(std::size_t bytes, void* context) {
+    auto& self = *static_cast<Scratch*>(context);
+    const PyGILState_STATE state = PyGILState_Ensure();
+    void* memory = nullptr;
+    self.owner = PyObject_CallFunction(self.allocate, "ni", static_cast<Py_ssize_t>(bytes),
+                                       self.device_index);
+    if (self.owner != nullptr) memory = PyLong_AsVoidPtr(PyTuple_GetItem(self.owner, 0));
+    self.raised = PyErr_Occurred() != nullptr;
+    PyGILState_Release(state);
+    return memory;
+  }
+};
+
+/// attention() or attention_quantized().
+using Attention = Status(const Problem&, const Tensors&, const Options&);
+/// The call; scratch comes from `allocate`, as in Argument. False: an exception is set.
+bool run(Request& request, PyObject* allocate, Attention* function = attention);
 
 /// An array of int32, one for each of `count` entries.
 bool read_indices(const char* name, PyObject* object, const View& q, std::int64_t count,

@@ -15,15 +15,23 @@
 
 namespace greenfast::python {
 namespace {
-PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
+PyObject* attend(PyObject* const* args, Py_ssize_t count, Attention* function) {
   Call call;
   if (!read_call(args, count, call)) return nullptr;
   if (!given(args[kOut])) {
     fail(PyExc_TypeError, "out is None: pass the tensor to write");
     return nullptr;
   }
-  if (!run(call, args[kAllocate])) return nullptr;
+  if (!run(call, args[kAllocate], function)) return nullptr;
   Py_RETURN_NONE;
+}
+
+PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return attend(args, count, attention);
+}
+
+PyObject* py_attention_quantized(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return attend(args, count, attention_quantized);
 }
 
 PyObject* unicode(std::string_view from) {
@@ -154,10 +162,10 @@ PyObject* py_variants(PyObject*, PyObject*) {
   return rows;
 }
 
-// (values, codes, scale or None, compute, bshd, stream or None)
+// (values, codes, scale or None, compute, bshd, allocate as in Argument, stream or None)
 PyObject* py_quantize(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 6) {
-    PyErr_SetString(PyExc_TypeError, "expected 6 arguments");
+  if (count != 7) {
+    PyErr_SetString(PyExc_TypeError, "expected 7 arguments");
     return nullptr;
   }
   View from, to, scale;
@@ -207,8 +215,10 @@ PyObject* py_quantize(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Options options;
   options.device = from.device;
   options.device_index = from.index;
-  if (!read_stream(args[5], from, options.stream)) return nullptr;
+  if (!read_stream(args[6], from, options.stream)) return nullptr;
+  const Scratch scratch(args[5], options);
   const Status status = quantize_e4m3(problem, tensors, options);
+  if (scratch.raised) return nullptr;
   if (!status) return raise(status);
   Py_RETURN_NONE;
 }
@@ -220,6 +230,7 @@ PyCFunction function(Function* of) {
 
 PyMethodDef methods[] = {
     {"attention", function(py_attention), METH_FASTCALL, nullptr},
+    {"attention_quantized", function(py_attention_quantized), METH_FASTCALL, nullptr},
     {"plain", function(py_plain), METH_FASTCALL, nullptr},
     {"plain_sdpa", function(py_plain_sdpa), METH_FASTCALL, nullptr},
     {"plain_ready", function(py_plain_ready), METH_VARARGS | METH_KEYWORDS, nullptr},

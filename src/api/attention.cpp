@@ -1,16 +1,12 @@
 // The calls of the public API: check, select, launch.
 #include <greenfast/attention.hpp>
-#include <greenfast/quantize.hpp>
 #include <greenfast/serving.hpp>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <type_traits>
 
-#include "api/devices.hpp"
+#include "api/calls.hpp"
 #include "core/check.hpp"
 #include "core/log.hpp"
 #include "core/sequences.hpp"
@@ -20,84 +16,11 @@
 #include "dispatch/select.hpp"
 
 namespace greenfast {
+
+using api::check_call, api::choice_of, api::context_of, api::find_machine, api::forced_variant,
+    api::guarded, api::Machine, api::query_of;
+
 namespace {
-
-// Options::variant, else GREENFAST_VARIANT, which is read once: getenv beside a setenv of another
-// thread is a race.
-std::string_view forced_variant(const Options& options) {
-  if (!options.variant.empty()) return options.variant;
-  static const std::string from_environment = [] {
-    const char* value = std::getenv("GREENFAST_VARIANT");
-    return std::string(value == nullptr ? "" : value);
-  }();
-  return from_environment;
-}
-
-core::Choice choice_of(const Options& options) {
-  return {.batch_invariant = options.batch_invariant, .max_splits = options.max_splits};
-}
-
-// The problem, and what the options say of it without a device.
-Status check_call(const Problem& problem, const Options& options) {
-  if (Status status = check(problem); !status) return status;
-  if (options.max_splits < 0)
-    return {StatusCode::invalid_argument,
-            core::concat("max_splits is ", options.max_splits,
-                         ": it may be 0, for as many parts as pay, or more; correct it")};
-  return {};
-}
-
-// A failure to allocate must reach the caller as a Status too. Its text fits a std::string without
-// memory.
-template <class Call>
-auto guarded(Call call) noexcept -> decltype(call()) {
-  try {
-    return call();
-  } catch (const std::bad_alloc&) {
-    return Status(StatusCode::out_of_memory, "out of memory");
-  } catch (const std::exception& error) {
-    try {
-      return Status(StatusCode::internal, error.what());
-    } catch (...) {
-      return Status(StatusCode::internal, "internal error");
-    }
-  }
-}
-
-struct Machine {
-  const core::Backend* backend = nullptr;
-  const DeviceFacts* facts = nullptr;
-};
-
-Status find_machine(const Options& options, Machine& machine) {
-  machine.backend = api::backend_of(options.device);
-  if (machine.backend == nullptr)
-    return {StatusCode::invalid_argument,
-            core::concat("Options::device ", static_cast<int>(options.device),
-                         " does not exist: use cpu (0) or cuda (1)")};
-  Status why;
-  machine.facts = machine.backend->facts(options.device_index, &why);
-  if (machine.facts == nullptr) return why;
-  if (machine.backend->enter != nullptr) return machine.backend->enter(options.device_index);
-  return {};
-}
-
-// What a call of these options asks selection: prepare must choose as the call will.
-dispatch::Query query_of(const Problem& problem, const Machine& machine, const Options& options) {
-  dispatch::Query query{problem, *machine.facts, choice_of(options), forced_variant(options)};
-  query.scratch = options.workspace != nullptr || options.allocate != nullptr;
-  return query;
-}
-
-core::Context context_of(const Machine& machine, const Options& options) {
-  core::Context context;
-  context.facts = machine.facts;
-  context.choice = choice_of(options);
-  context.stream = options.stream;
-  context.workspace = options.workspace;
-  if (machine.backend->executor != nullptr) context.executor = machine.backend->executor();
-  return context;
-}
 
 // The arrays of a call: by `here` where the host reads the device's memory, elsewhere by `fetched`,
 // of copies, where the caller asks for that.
@@ -362,6 +285,14 @@ Tensors tensors_of(const TensorView& view_q, const TensorView& view_k, const Ten
 
 }  // namespace
 
+Status api::read_views(const TensorView& q, const TensorView& k, const TensorView& v,
+                       const TensorView& o, const AttentionParams& params, Problem& problem,
+                       Tensors& tensors) {
+  if (Status status = check_views(q, k, v, o, params); !status) return status;
+  tensors = tensors_of(q, k, v, o, params);
+  return problem_of(q, k, v, o, params, problem);
+}
+
 Status attention(const Problem& problem, const Tensors& tensors, const Options& options) {
   return guarded([&] { return run(problem, tensors, options); });
 }
@@ -369,10 +300,11 @@ Status attention(const Problem& problem, const Tensors& tensors, const Options& 
 Status attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                  const AttentionParams& params, const Options& options) {
   return guarded([&]() -> Status {
-    if (Status status = check_views(q, k, v, o, params); !status) return status;
     Problem problem;
-    if (Status status = problem_of(q, k, v, o, params, problem); !status) return status;
-    return run(problem, tensors_of(q, k, v, o, params), options);
+    Tensors tensors;
+    if (Status status = api::read_views(q, k, v, o, params, problem, tensors); !status)
+      return status;
+    return run(problem, tensors, options);
   });
 }
 
@@ -387,17 +319,6 @@ Status prepare(const Problem& problem, const Options& options) {
     if (variant == nullptr) return why;
     if (core::is_empty(problem) || variant->kernel->prepare == nullptr) return {};
     return variant->kernel->prepare(problem, context_of(machine, options));
-  });
-}
-
-Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tensors,
-                     const Options& options) {
-  return guarded([&]() -> Status {
-    if (Status status = core::check_quantize(problem, tensors); !status) return status;
-    Machine machine;
-    if (Status status = find_machine(options, machine); !status) return status;
-    if (problem.batch == 0) return {};
-    return machine.backend->quantize(problem, tensors, context_of(machine, options));
   });
 }
 

@@ -2,6 +2,7 @@
 // src/backends.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include <greenfast/serving.hpp>
@@ -10,6 +11,12 @@
 #include "core/variant.hpp"
 
 namespace greenfast::core {
+
+/// A tensor to quantise.
+struct QuantizeCall {
+  QuantizeProblem problem;
+  QuantizeTensors tensors;
+};
 
 /// All functions are thread-safe and none of them prints. Every call of the public API passes
 /// through these, so facts, enter and executor allocate nothing once they have succeeded.
@@ -30,9 +37,10 @@ struct Backend {
   /// is enqueued on context.stream.
   Status (*fill_empty)(const Problem&, const Tensors&, const Context&) = nullptr;
 
-  /// Values to e4m3; the problem has passed check_quantize and has a head. On CUDA it is enqueued
-  /// on context.stream.
-  Status (*quantize)(const QuantizeProblem&, const QuantizeTensors&, const Context&) = nullptr;
+  /// Values to e4m3, one tensor or more of one type; the problems have passed check_quantize and have
+  /// a head. context.workspace is null or holds quantize_workspace_bytes of all of them, one behind
+  /// the other. On CUDA it is enqueued on context.stream.
+  Status (*quantize)(std::span<const QuantizeCall>, const Context&) = nullptr;
 
   /// The calls around attention, of problems that have been checked. Null: not on this device.
   Status (*merge)(const MergeProblem&, const MergeTensors&, const Context&) = nullptr;

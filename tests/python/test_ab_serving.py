@@ -453,13 +453,13 @@ def test_a_dense_row_is_timed_in_each_way_and_its_value_dim_counts(torch):
 
 
 def test_e4m3_beside_sixteen_bits(torch, fakes, cudnn, library, tmp_path, monkeypatch, capsys):
-    def quantize(values, *, out, per, stream):
-        assert per == "head" and stream is None
-        scale = values.abs().amax((2, 3)).float() / 448
-        out.copy_((values.float() / scale[:, :, None, None]).to(out.dtype))
-        return out, scale
+    def attend(q, k, v, *, out, stream, window, align, chunk, accuracy, variant):
+        assert stream is None and chunk == 0 and accuracy == "exact" and variant is None and align == "bottom_right"
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        out.copy_(torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=window[1] == 0))
+        return out
 
-    monkeypatch.setitem(sys.modules, "greenfast", types.SimpleNamespace(quantize_e4m3=quantize))
+    monkeypatch.setitem(sys.modules, "greenfast", types.SimpleNamespace(attention_quantized=attend))
     code, record = run(tmp_path, "--dtype", "e4m3", "--shapes", "1x4/2x96x64,2x2x80x128")
     assert code == 0
     assert [shape["name"] for shape in record["shapes"]] == ["1x4/2x96x64", "1x4/2x96x64 causal", "2x2x80x128", "2x2x80x128 causal"]

@@ -70,7 +70,7 @@ class GreenfastTransposed(GreenfastE4m3):
 
 
 class GreenfastFrom16(GreenfastE4m3):
-    """End to end from fp16: Q, K and V quantised with a factor for each head by the package greenfast, V transposed, then the kernel."""
+    """End to end from fp16: attention_quantized of the package greenfast, which quantises Q, K and V in every call."""
 
     allowed = 1.5  # quantising Q, K and V counts as well: 0.061 on N(0,1) (H200, 2026-11-23)
 
@@ -78,27 +78,24 @@ class GreenfastFrom16(GreenfastE4m3):
         import greenfast
 
         super().__init__(variant, library)
-        self.name, self._quantize = f"{self.name}:from-fp16", greenfast.quantize_e4m3
+        self.name, self._attend = f"{self.name}:from-fp16", greenfast.attention_quantized
 
     def bind(self, row, data, o, clock):
+        import torch
+
         refuse_serving(row)
-        device = capi.CUDA if clock.kind == "cuda" else capi.CPU
-        codes = [data.q.clone(), data.k.clone(), transposed(data.v)]
-        facts = {"batch": row.batch, "seq_q": row.seq_q, "seq_kv": row.seq_kv, "window": row.band, "chunk": row.chunk}
-
-        def factors():
-            stream = clock.stream() if device == capi.CUDA else None
-            return {f"{name}_scale": self._quantize(x, out=code, per="head", stream=stream)[1]
-                    for name, x, code in zip("qkv", data.twin, codes)}
-
-        problem = self._library.serving_problem(*codes, o, arrays=factors(), **facts)
+        q, k, v = data.twin
+        codes = data.q, data.k, transposed(data.v)
+        ones = {f"{name}_scale": torch.ones(x.shape[:2], device=x.device) for name, x in zip("qkv", codes)}
+        problem = self._library.serving_problem(*codes, o, arrays=ones, batch=row.batch, seq_q=row.seq_q, seq_kv=row.seq_kv, window=row.band,
+                                                chunk=row.chunk)
         problem.accuracy = self.accuracy
-        room = self.room_for(row, problem, device, o)
+        self.room_for(row, problem, capi.CUDA if clock.kind == "cuda" else capi.CPU, o)  # for the plan that is kept of it
+        facts = {"window": row.band, "align": "bottom_right", "chunk": row.chunk, "accuracy": ("exact", "fast")[self.accuracy],
+                 "variant": self._variant or None}
 
         def call():
-            arrays = factors()
-            self._library.bind_problem(problem, *codes, o, arrays, device=device, variant=self._variant, workspace=room)(clock.stream())
-            return o
+            return self._attend(q, k, v, out=o, stream=clock.stream() if clock.kind == "cuda" else None, **facts)
 
         return call
 

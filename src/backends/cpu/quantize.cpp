@@ -86,9 +86,8 @@ void encode(void* context, std::int64_t head, int /*worker*/) {
   });
 }
 
-}  // namespace
-
-Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::Context& context) {
+void quantize_one(const QuantizeProblem& p, const QuantizeTensors& t,
+                  const core::Context& context) {
   const std::int64_t heads = p.batch * p.heads;
   Job job{p, t, {}};
   if (p.scales != ScaleKind::none && p.compute_scales) {
@@ -102,6 +101,12 @@ Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::
     }
   }
   context.executor->run(heads, encode, &job);
+}
+
+}  // namespace
+
+Status quantize(std::span<const core::QuantizeCall> calls, const core::Context& context) {
+  for (const auto& [problem, tensors] : calls) quantize_one(problem, tensors, context);
   return {};
 }
 

@@ -1,13 +1,14 @@
 // Values to e4m3 on the CPU.
 #pragma once
 
-#include "core/variant.hpp"
+#include <span>
+
+#include "core/backend.hpp"
 
 namespace greenfast::cpu {
 
-/// Quantises on the pool's threads, a task for each (batch, head). The problem has passed
-/// core::check_quantize.
-Status quantize(const QuantizeProblem& problem, const QuantizeTensors& tensors,
-                const core::Context& context);
+/// Quantises on the pool's threads, a task for each (batch, head). The calls are as
+/// core::Backend::quantize has them.
+Status quantize(std::span<const core::QuantizeCall> calls, const core::Context& context);
 
 }  // namespace greenfast::cpu

@@ -1,44 +1,39 @@
 // Values to e4m3 with their scales.
 //
-// Idea    A cluster of blocks has a head. Each copies its share of it into shared memory, all of it in
-//         flight at once, finds its largest magnitude, exchanges that with the others, and encodes
-//         what it has: device memory is read once, nothing is launched twice. What of a long head
-//         does not fit is read again, out of L2. Where there are too few heads for that, or one scale
-//         for all of them, in three launches: the largest magnitudes by atomics straight in the
-//         caller's scales (fp32 magnitudes order like integers, and a maximum does not depend on who
-//         comes first), the scales from them, and the codes. Codes that are to lie transposed, as
-//         attention likes V, are turned in shared memory, always in that way.
+// Idea    Scales to be computed, with a few bytes of scratch: quantize_once.cuh, one launch that reads
+//         device memory once, for up to three tensors. Without scratch, and where that cannot be, in
+//         three launches: the largest magnitudes by atomics straight in the caller's scales (fp32
+//         magnitudes order like integers, and a maximum does not depend on who comes first), the scales
+//         from them, and the codes. Codes that are to lie transposed, as attention likes V, are turned
+//         in shared memory.
 // Takes   every problem that core::check_quantize accepts; rows that begin at multiples of 16 bytes
 //         (values) and 8 (codes) in parts of that size, others element by element.
-// Limits  compute capability 8.0; clusters from 9.0 on, in builds with code for it.
-// Budget  shared memory as far as it reaches, a head's values over the blocks of its cluster.
+// Limits  compute capability 8.0; one launch from 9.0 on.
+// Budget  quantize_once.cuh's; of the others transposed codes' 32 KB of shared memory at most.
 // Bound   device memory.
 #include "backends/cuda/quantize.hpp"
 
-#include <cooperative_groups.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <span>
 #include <type_traits>
+#include <utility>
 
 #include <greenfast/arithmetic.hpp>
 
 #include "backends/cuda/launched.hpp"
-#include "backends/cuda/quotient.hpp"
+#include "backends/cuda/quantize_once.cuh"
+#include "backends/cuda/quantize_values.cuh"
 #include "core/alignment.hpp"
-#include "core/e4m3.hpp"
 
 namespace greenfast::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPart = 8;      // neighbours of a row that a thread has at once
-constexpr int kCluster = 16;  // most blocks of a cluster; above 8 it must be allowed
 // Bytes of values that a thread asks for before it looks at the first.
 constexpr int kFlight = 128;
 
@@ -49,39 +44,6 @@ struct View {
   std::int64_t to_d = 1;  // else the codes are transposed, and to_s is 1
   std::int64_t rows = 0;  // of a slice, which is a block's share of a head
   bool one_scale;
-};
-
-/// kPart neighbours of a row as they lie in memory: elements of 16 bits would take a register each.
-template <class T>
-struct alignas(16) Values {
-  static constexpr bool kHalf = sizeof(T) == 2;
-  static constexpr int kWords = kPart * sizeof(T) / 4;
-  std::uint32_t words[kWords];
-
-  __device__ __forceinline__ void load(const T* from, std::true_type /*aligned*/) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4)
-      *reinterpret_cast<uint4*>(words + i) =
-          *reinterpret_cast<const uint4*>(from + i * kPart / kWords);
-  }
-  __device__ __forceinline__ void load(const T* from, std::false_type) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if constexpr (kHalf) {
-        const auto* const two = reinterpret_cast<const std::uint16_t*>(from) + 2 * i;
-        words[i] = two[0] | std::uint32_t{two[1]} << 16;
-      } else {
-        words[i] = __float_as_uint(from[i]);
-      }
-    }
-  }
-  __device__ __forceinline__ float at(int i) const {
-    if constexpr (!kHalf) return __uint_as_float(words[i]);
-    if constexpr (std::is_same_v<T, __nv_bfloat16>)
-      return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
-    const auto two = __half22float2(reinterpret_cast<const __half2&>(words[kHalf ? i / 2 : 0]));
-    return i % 2 == 0 ? two.x : two.y;
-  }
 };
 
 /// Of a head, which counts over the batch.
@@ -117,71 +79,32 @@ struct Slice {
     count = row < step ? ceil_div(rows, step) : 0;
   }
 
-  /// Rows `first` to first + kCount - 1 of the thread's; those that it has not are left as they are.
-  template <int kCount>
-  __device__ __forceinline__ void load(Values<T> (&values)[kCount], int first) const {
-    const T* at = from + first * from_hop;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i, at += from_hop)
-      if (first + i < count) values[i].load(at, std::bool_constant<kAligned>{});
-  }
-  template <int kCount, class Work>
-  __device__ __forceinline__ void each(const Values<T> (&values)[kCount], int first,
-                                       const Work& work) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if (first + i < count) work(values[i], first + i);
-  }
-  // How many at a time; of loads of one element fewer.
+  /// Of its rows, of which there are no more; of loads of one element fewer.
   static constexpr int kCount =
       (kAligned ? kFlight : kFlight / 4) / static_cast<int>(sizeof(Values<T>));
-  // The same beside rows that are held.
-  static constexpr int kBeside = kCount > 4 ? kCount / 4 : 1;
-  /// work(values, row) from the thread's row `first` on, upwards.
-  template <class Work>
-  __device__ __forceinline__ void upwards(int first, const Work& work) const {
-#pragma unroll 1
-    for (int i = first; i < count; i += kBeside) visit(i, work);
-  }
-  /// The same from the last rows to that.
-  template <class Work>
-  __device__ __forceinline__ void downwards(int first, const Work& work) const {
-#pragma unroll 1
-    for (int i = first + (count - 1 - first) / kBeside * kBeside; i >= first && i < count;
-         i -= kBeside)
-      visit(i, work);
-  }
-
- private:
-  template <class Work>
-  __device__ __forceinline__ void visit(int first, const Work& work) const {
-    Values<T> values[kBeside];
-    load(values, first);
-    each(values, first, work);
-  }
-};
-
-/// The largest magnitude of values as the bits of a float. Infinities and NaN are left out, which
-/// takes a second look where there are any.
-template <class T>
-struct Largest {
-  std::uint32_t most = 0;
-
-  __device__ __forceinline__ void take(const Values<T>& values) {
+  /// Rows that it has not are left as they are.
+  __device__ __forceinline__ void load(Values<T> (&values)[kCount]) const {
+    const T* at = from;
 #pragma unroll
-    for (const std::uint32_t word : values.words) {
-      if constexpr (Values<T>::kHalf)
-        most = __vmaxu2(most, word & 0x7fff7fffu);
-      else
-        most = max(most, word & 0x7fffffffu);
-    }
+    for (int i = 0; i < kCount; ++i, at += from_hop)
+      if (i < count) values[i].load(at, std::bool_constant<kAligned>{});
   }
-  /// Of what was taken; above the finite numbers where one of it is.
-  __device__ __forceinline__ std::uint32_t found() const {
-    if constexpr (!Values<T>::kHalf) return most;
-    Values<T> two = {};
-    two.words[0] = most;
-    return max(__float_as_uint(fabsf(two.at(0))), __float_as_uint(fabsf(two.at(1))));
+  template <class Work>
+  __device__ __forceinline__ void each(const Values<T> (&values)[kCount], const Work& work) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (i < count) work(values[i], i);
+  }
+  /// work(values, row) of rows that are read again, so that what is long stands in one place.
+  template <class Work>
+  __device__ __forceinline__ void each_again(const Work& work) const {
+    const T* at = from;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, at += from_hop) {
+      Values<T> values;
+      values.load(at, std::bool_constant<kAligned>{});
+      work(values, i);
+    }
   }
 };
 
@@ -189,53 +112,20 @@ struct Largest {
 template <class T, bool kAligned>
 __device__ __forceinline__ std::uint32_t over_warp(const Largest<T>& largest,
                                                    const Slice<T, kAligned>& slice) {
-  constexpr std::uint32_t kInfinity = 0x7f800000u;
   std::uint32_t most = largest.found();
-  if (most >= kInfinity) {
+  if (most >= kInfinityBits) {
     most = 0;
-    slice.upwards(0, [&](const Values<T>& values, int) {
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) {
-        const std::uint32_t magnitude = __float_as_uint(fabsf(values.at(i)));
-        if (magnitude < kInfinity) most = max(most, magnitude);
-      }
-    });
+    slice.each_again(
+        [&](const Values<T>& values, int) { most = Largest<T>::finite(values, most); });
   }
   return __reduce_max_sync(0xffffffffu, most);
 }
 
-__device__ __forceinline__ std::uint32_t encode4(float a, float b, float c, float d) {
-#if __CUDA_ARCH__ >= 890
-  std::uint32_t r;
-  asm("{ .reg .b16 low, high;\n"
-      "  cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "  cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "  mov.b32 %0, {low, high}; }"
-      : "=r"(r)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return r;
-#else
-  return core::to_e4m3(a) | std::uint32_t{core::to_e4m3(b)} << 8 |
-         std::uint32_t{core::to_e4m3(c)} << 16 | std::uint32_t{core::to_e4m3(d)} << 24;
-#endif
-}
-
-/// Codes of kPart values.
-template <bool kQuick, class T>
-__device__ __forceinline__ uint2 codes_of(const Values<T>& values, const SharedDivisor& divisor) {
-  float x[kPart];
-#pragma unroll
-  for (int i = 0; i < kPart; ++i)
-    x[i] =
-        kQuick ? quick_quotient(values.at(i), divisor) : __fdiv_rn(values.at(i), divisor.divisor);
-  return {encode4(x[0], x[1], x[2], x[3]), encode4(x[4], x[5], x[6], x[7])};
-}
-
-template <bool kQuick, class T, bool kAligned>
+template <Quotient kHow, class T, bool kAligned>
 __device__ __forceinline__ void encode_part(const Slice<T, kAligned>& slice,
                                             const Values<T>& values, int row,
                                             const SharedDivisor& divisor) {
-  const uint2 codes = codes_of<kQuick>(values, divisor);
+  const uint2 codes = codes_of<kHow>(values, divisor);
   std::uint8_t* const to = slice.to + row * slice.to_hop;
   if constexpr (kAligned) {
     *reinterpret_cast<uint2*>(to) = codes;
@@ -247,107 +137,16 @@ __device__ __forceinline__ void encode_part(const Slice<T, kAligned>& slice,
     }
   }
 }
-/// Encodes the slice, of which `at_hand(encode)` gives the first rows and their numbers to encode.
-template <class T, bool kAligned, class AtHand>
-__device__ __forceinline__ void encode_slice(const Slice<T, kAligned>& slice, int rows_at_hand,
-                                             float scale, const AtHand& at_hand) {
-  const SharedDivisor divisor = SharedDivisor::of(scale);
-  if (divisor.quick) {
-    const auto part = [&](const Values<T>& values, int row) {
-      encode_part<true>(slice, values, row, divisor);
-    };
-    at_hand(part);
-    slice.downwards(rows_at_hand, part);
-  } else {
-    // All of it read again, so that divisions, which are calls, are in one place.
-    slice.downwards(0, [&](const Values<T>& values, int row) {
-      encode_part<false>(slice, values, row, divisor);
-    });
-  }
-}
-
-/// Rows of a thread in shared memory, where no other thread looks for them.
-template <class T>
-struct Staged {
-  static constexpr int kPieces = sizeof(Values<T>) / 16;
-  uint4* mine;
-
-  __device__ __forceinline__ explicit Staged(void* memory)
-      : mine(static_cast<uint4*>(memory) + threadIdx.x) {}
-  __device__ __forceinline__ void copy(const Slice<T, true>& slice, int rows) const {
-    const T* at = slice.from;
-#pragma unroll 4
-    for (int row = 0; row < rows; ++row, at += slice.from_hop) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i)
-        __pipeline_memcpy_async(mine + (row * kPieces + i) * kThreads,
-                                reinterpret_cast<const uint4*>(at) + i, 16);
-    }
-    __pipeline_commit();
-  }
-  template <class Work>
-  __device__ __forceinline__ void each(int rows, const Work& work) const {
-#pragma unroll 2
-    for (int row = 0; row < rows; ++row) {
-      Values<T> values;
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i)
-        reinterpret_cast<uint4*>(values.words)[i] = mine[(row * kPieces + i) * kThreads];
-      work(values, row);
-    }
-  }
-};
-
-/// A cluster a head: its scale, then its codes. Block x of the grid has slice x; of a thread's rows
-/// shared memory holds `room`.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 5)
-    quantize_heads(const T* from, std::uint8_t* to, float* scale, const __grid_constant__ View view,
-                   int room) {
-#if __CUDA_ARCH__ >= 900
-  namespace cg = cooperative_groups;
-  const cg::cluster_group cluster = cg::this_cluster();
-  extern __shared__ uint4 memory[];
-  const Staged<T> staged(memory);
-  __shared__ std::uint32_t largest;
-  for (std::int64_t head = blockIdx.y; head < view.all_heads; head += gridDim.y) {
-    if (threadIdx.x == 0) largest = 0;
-    const Slice<T, true> slice(from, to, view, head, blockIdx.x);
-    const int rows = min(slice.count, room);
-    staged.copy(slice, rows);
-    Largest<T> mine;
-    const auto take = [&](const Values<T>& values, int) { mine.take(values); };
-    slice.upwards(rows, take);
-    __pipeline_wait_prior(0);
-    staged.each(rows, take);
-    const std::uint32_t most = over_warp(mine, slice);
-    __syncthreads();  // `largest` is 0
-    if (threadIdx.x % 32 == 0) atomicMax(&largest, most);
-    cluster.sync();
-    std::uint32_t all = 0;
-    for (unsigned rank = 0; rank < cluster.num_blocks(); ++rank)
-      all = max(all, *cluster.map_shared_rank(&largest, rank));
-    // Before the stores, which it would wait for: a block whose shared memory others still read must
-    // neither end nor begin with the next head.
-    cluster.barrier_arrive();
-    const float of_head = core::e4m3_scale(__uint_as_float(all));
-    if (blockIdx.x == 0 && threadIdx.x == 0) scale[head] = of_head;
-    encode_slice(slice, rows, of_head, [&](const auto& part) { staged.each(rows, part); });
-    cluster.barrier_wait();
-  }
-#endif
-}
 
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 3)
     largest_magnitude(const T* from, unsigned* scale, const __grid_constant__ View view) {
   for (std::int64_t head = blockIdx.y; head < view.all_heads; head += gridDim.y) {
     const Slice<T, kAligned> slice(from, nullptr, view, head, blockIdx.x);
-    constexpr int kCount = Slice<T, kAligned>::kCount;  // a slice of this launch has no more rows
-    Values<T> held[kCount];
-    slice.load(held, 0);
+    Values<T> held[Slice<T, kAligned>::kCount];
+    slice.load(held);
     Largest<T> mine;
-    slice.each(held, 0, [&](const Values<T>& values, int) { mine.take(values); });
+    slice.each(held, [&](const Values<T>& values, int) { mine.take(values); });
     const std::uint32_t most = over_warp(mine, slice);
     if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + (view.one_scale ? 0 : head), most);
   }
@@ -365,11 +164,18 @@ __global__ void __launch_bounds__(kThreads, 3)
   for (std::int64_t back = blockIdx.y; back < view.all_heads; back += gridDim.y) {
     const std::int64_t head = view.all_heads - 1 - back;
     const Slice<T, kAligned> slice(from, to, view, head, gridDim.x - 1 - blockIdx.x);
-    constexpr int kCount = Slice<T, kAligned>::kCount;
-    Values<T> held[kCount];
-    slice.load(held, 0);
-    encode_slice(slice, kCount, scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head],
-                 [&](const auto& part) { slice.each(held, 0, part); });
+    Values<T> held[Slice<T, kAligned>::kCount];
+    slice.load(held);
+    const SharedDivisor divisor =
+        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head]);
+    if (divisor.quick)
+      slice.each(held, [&](const Values<T>& values, int row) {
+        encode_part<Quotient::quick>(slice, values, row, divisor);
+      });
+    else
+      slice.each_again([&](const Values<T>& values, int row) {
+        encode_part<Quotient::slow>(slice, values, row, divisor);
+      });
   }
 }
 
@@ -420,21 +226,12 @@ __global__ void __launch_bounds__(kThreads)
       uint2 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        codes[i] = divisor.quick ? codes_of<true>(values[i], divisor)
-                                 : codes_of<false>(values[i], divisor);
+        codes[i] = divisor.quick ? codes_of<Quotient::quick>(values[i], divisor)
+                                 : codes_of<Quotient::slow>(values[i], divisor);
+      std::uint32_t columns[kPart];
+      turn(codes, columns);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto of = [half](const uint2& x) { return half == 0 ? x.x : x.y; };
-        const std::uint32_t low = __byte_perm(of(codes[0]), of(codes[1]), 0x5140),
-                            low2 = __byte_perm(of(codes[2]), of(codes[3]), 0x5140),
-                            high = __byte_perm(of(codes[0]), of(codes[1]), 0x7362),
-                            high2 = __byte_perm(of(codes[2]), of(codes[3]), 0x7362);
-        const int column = part * kPart + 4 * half;
-        words[tile.word(column, quad)] = __byte_perm(low, low2, 0x5410);
-        words[tile.word(column + 1, quad)] = __byte_perm(low, low2, 0x7632);
-        words[tile.word(column + 2, quad)] = __byte_perm(high, high2, 0x5410);
-        words[tile.word(column + 3, quad)] = __byte_perm(high, high2, 0x7632);
-      }
+      for (int i = 0; i < kPart; ++i) words[tile.word(part * kPart + i, quad)] = columns[i];
     }
     __syncthreads();
     std::uint8_t* const columns = to + b * view.to_b + h * view.to_h + first;
@@ -462,92 +259,15 @@ dim3 grid_of(std::int64_t slices, const View& view) {
               static_cast<unsigned>(std::min(view.all_heads, kMostHeads)));
 }
 
-/// How clusters share heads: their blocks, and of each the rows of a thread that shared memory holds.
-struct Clusters {
-  int blocks = 0, room = 0;  // no blocks: not that way
-};
-Clusters clusters_for(const View& view, int bytes_of_part, const DeviceFacts& facts) {
-  if (facts.arch < 90) return {};
-  const std::int64_t machine = facts.multiprocessors, step = kThreads / view.parts;
-  const auto rows = [&](std::int64_t blocks) { return ceil_div(ceil_div(view.seq, blocks), step); };
-  const auto bytes = [&](std::int64_t blocks) { return rows(blocks) * bytes_of_part; };
-  Clusters c;
-  c.blocks = 1;
-  while (c.blocks < kCluster &&
-         (bytes(c.blocks) > kFlight ||
-          (c.blocks * view.all_heads < machine && bytes(c.blocks) > kFlight / 4)))
-    c.blocks *= 2;
-  const std::int64_t most = (facts.shared_per_block - 1024) / (kThreads * bytes_of_part);
-  c.room = static_cast<int>(std::min(rows(c.blocks), most));
-  // Beside few heads the other way is faster; and what is read again must still be in L2 then.
-  if (c.blocks * view.all_heads < machine / 2 && bytes(c.blocks) > kFlight) return {};
-  const std::int64_t at_once = std::min(view.all_heads, machine / c.blocks);
-  const std::int64_t of_head = view.seq * view.parts * bytes_of_part;
-  if (c.room < rows(c.blocks) && at_once * of_head > facts.l2_bytes * 3 / 4) return {};
-  return c;
-}
-
-/// Whether it was launched: not by code for an architecture without clusters, whose body is empty,
-/// nor where none of that many blocks fits.
-template <class T>
-bool launch_clusters(const T* from, std::uint8_t* to, float* scale, View view, Clusters clusters,
-                     cudaStream_t stream) {
-  view.rows = ceil_div(view.seq, clusters.blocks);
-  const auto kernel = quantize_heads<T>;
-  // Compiled at load from the code of an older architecture it is that one's, on any GPU.
-  cudaFuncAttributes code{};
-  if (cudaFuncGetAttributes(&code, kernel) != cudaSuccess || code.ptxVersion < 90) {
-    cudaGetLastError();
-    return false;
-  }
-  const std::size_t bytes = static_cast<std::size_t>(clusters.room) * kThreads * sizeof(Values<T>);
-  if (bytes > 48 << 10 && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               static_cast<int>(bytes)) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(clusters.blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid_of(clusters.blocks, view);
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  // Eight blocks of a cluster fit every device that has clusters.
-  if (clusters.blocks > 8) {
-    int fit = 0;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-            cudaSuccess ||
-        cudaOccupancyMaxActiveClusters(&fit, kernel, &config) != cudaSuccess || fit == 0) {
-      cudaGetLastError();
-      return false;
-    }
-  }
-  cudaLaunchKernelEx(&config, kernel, from, to, scale, view, clusters.room);
-  return true;
-}
-
 template <class T, bool kAligned>
-void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, const DeviceFacts& facts,
-            cudaStream_t stream) {
+void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, cudaStream_t stream) {
   const auto* from = static_cast<const T*>(t.from);
   auto* const to = static_cast<std::uint8_t*>(t.to);
-  const bool scaled = p.scales != ScaleKind::none, computes = scaled && p.compute_scales;
-  constexpr int kCount = Slice<T, kAligned>::kCount;
-  if constexpr (kAligned) {
-    if (computes && !view.one_scale && view.to_d == 1) {
-      const Clusters clusters = clusters_for(view, sizeof(Values<T>), facts);
-      if (clusters.blocks != 0 && launch_clusters(from, to, t.scale, view, clusters, stream))
-        return;
-    }
-  }
-  view.rows = std::int64_t{kCount} * (kThreads / view.parts);
+  const bool scaled = p.scales != ScaleKind::none;
+  view.rows = std::int64_t{Slice<T, kAligned>::kCount} * (kThreads / view.parts);
   const dim3 grid = grid_of(std::max<std::int64_t>(ceil_div(view.seq, view.rows), 1), view);
   const std::int64_t scales = view.one_scale ? 1 : view.all_heads;
-  if (computes) {
+  if (scaled && p.compute_scales) {
     cudaMemsetAsync(t.scale, 0, static_cast<std::size_t>(scales) * sizeof(float), stream);
     largest_magnitude<T, kAligned>
         <<<grid, kThreads, 0, stream>>>(from, reinterpret_cast<unsigned*>(t.scale), view);
@@ -566,27 +286,21 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, const
                                                                                      scale, view);
 }
 
-template <class T>
-void launch(const QuantizeProblem& p, const QuantizeTensors& t, const View& view,
-            const DeviceFacts& facts, cudaStream_t stream) {
+/// Whether rows begin where values and codes can be moved in parts of 16 bytes.
+bool in_parts(const QuantizeProblem& p, const QuantizeTensors& t) {
   const std::array shape{p.batch, p.heads, p.seq, p.head_dim};
-  const bool turned = view.to_d != 1;
-  const auto columns_aligned = [&] {
-    const std::array swapped{p.batch, p.heads, p.head_dim, p.seq};
-    Layout columns = p.to;
-    std::swap(columns.stride[2], columns.stride[3]);
-    return core::rows_aligned(t.to, columns, swapped, 1, 16);
-  };
-  if (core::rows_aligned(t.from, p.from, shape, sizeof(T), kPart * sizeof(T)) &&
-      (turned ? columns_aligned() : core::rows_aligned(t.to, p.to, shape, 1, kPart)))
-    launch<T, true>(p, t, view, facts, stream);
-  else
-    launch<T, false>(p, t, view, facts, stream);
+  if (!core::rows_aligned(t.from, p.from, shape, size_of(p.dtype), kPart * size_of(p.dtype)))
+    return false;
+  if (p.to.stride[3] == 1) return core::rows_aligned(t.to, p.to, shape, 1, kPart);
+  const std::array swapped{p.batch, p.heads, p.head_dim, p.seq};
+  Layout columns = p.to;
+  std::swap(columns.stride[2], columns.stride[3]);
+  return core::rows_aligned(t.to, columns, swapped, 1, 16);
 }
 
-}  // namespace
-
-Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::Context& context) {
+template <class T>
+void launch(const core::QuantizeCall& call, cudaStream_t stream) {
+  const auto& [p, t] = call;
   const View view{.heads = p.heads,
                   .all_heads = p.batch * p.heads,
                   .seq = p.seq,
@@ -599,14 +313,112 @@ Status quantize(const QuantizeProblem& p, const QuantizeTensors& t, const core::
                   .to_s = p.to.stride[2],
                   .to_d = p.to.stride[3],
                   .one_scale = p.scales != ScaleKind::per_head};
+  if (in_parts(p, t))
+    launch<T, true>(p, t, view, stream);
+  else
+    launch<T, false>(p, t, view, stream);
+}
+
+/// Whether quantize_once<T> may be launched on the device, which the calling thread is on.
+template <class T>
+bool is_ready(int device) {
+  static std::atomic<std::uint64_t> ready = 0;  // a bit for each device
+  const std::uint64_t bit = std::uint64_t{1} << (device & 63);
+  if ((ready.load(std::memory_order_relaxed) & bit) != 0) return true;
+  const auto kernel = quantize_once<T>;
+  // Compiled at load from the code of an older architecture its body is empty.
+  cudaFuncAttributes code{};
+  if (cudaFuncGetAttributes(&code, kernel) != cudaSuccess || code.ptxVersion < 90 ||
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(OnceItem<T>::kMemory)) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  ready.fetch_or(bit, std::memory_order_relaxed);
+  return true;
+}
+
+/// All calls in one launch. False: nothing was done, for some call or the device is not of that kind.
+template <class T>
+bool launch_once(std::span<const core::QuantizeCall> calls, const core::Context& context) {
+  using Item = OnceItem<T>;
   const DeviceFacts& facts = *context.facts;
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  if (p.dtype == DType::f32) {
-    launch<float>(p, t, view, facts, stream);
-  } else if (p.dtype == DType::f16) {
-    launch<__half>(p, t, view, facts, stream);
+  if (context.workspace == nullptr || facts.arch < 90 || calls.size() > OnceTensors::kMost ||
+      facts.shared_per_block < static_cast<std::int64_t>(Item::kMemory + sizeof(Exchange)))
+    return false;
+  OnceTensors all{};
+  auto* state = static_cast<ScaleState*>(context.workspace);
+  std::int64_t items = 0, most_of_scale = 0;
+  for (std::size_t n = 0; n < calls.size(); ++n) {
+    const auto& [p, t] = calls[n];
+    if (p.scales == ScaleKind::none || !p.compute_scales || p.seq == 0 || !in_parts(p, t))
+      return false;
+    const std::int64_t parts = p.head_dim / kPart, column_blocks = ceil_div(parts, Item::kParts);
+    const std::int64_t of_head = ceil_div(p.seq, Item::kKeys) * column_blocks;
+    const std::int64_t heads = p.batch * p.heads;
+    constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
+    if (of_head > kMostItems / heads) return false;
+    const bool per_head = p.scales == ScaleKind::per_head;
+    const std::int64_t of_scale = per_head ? of_head : of_head * heads;
+    all.tensor[n] = {.from = t.from,
+                     .to = static_cast<std::uint8_t*>(t.to),
+                     .scale = t.scale,
+                     .state = state,
+                     .from_b = p.from.stride[0],
+                     .from_h = p.from.stride[1],
+                     .from_s = p.from.stride[2],
+                     .to_b = p.to.stride[0],
+                     .to_h = p.to.stride[1],
+                     .to_s = p.to.stride[2],
+                     .to_d = p.to.stride[3],
+                     .first = static_cast<std::uint32_t>(items),
+                     .items_of_head = static_cast<std::uint32_t>(of_head),
+                     .items_of_scale = static_cast<std::uint32_t>(of_scale),
+                     .heads = static_cast<std::int32_t>(p.heads),
+                     .seq = static_cast<std::int32_t>(p.seq),
+                     .parts = static_cast<std::int32_t>(parts),
+                     .column_blocks = static_cast<std::int32_t>(column_blocks)};
+    state += per_head ? heads : 1;
+    items += of_head * heads;
+    if (items > kMostItems) return false;
+    most_of_scale = std::max(most_of_scale, of_scale);
+  }
+  all.items = static_cast<std::uint32_t>(items);
+  for (std::size_t n = calls.size(); n < OnceTensors::kMost; ++n) all.tensor[n].first = all.items;
+  const auto blocks = std::min<std::int64_t>(facts.multiprocessors, ceil_div(items, kWorkers));
+  if (!OnceTensors::reaches(static_cast<std::uint64_t>(most_of_scale),
+                            static_cast<std::uint64_t>(blocks) * kWorkers))
+    return false;
+  if (!is_ready<T>(facts.index)) return false;
+  const auto bytes = reinterpret_cast<const char*>(state) - static_cast<char*>(context.workspace);
+  cudaMemsetAsync(context.workspace, 0, static_cast<std::size_t>(bytes), stream);
+  void* arguments[] = {&all};
+  if (cudaLaunchCooperativeKernel(quantize_once<T>, dim3(static_cast<unsigned>(blocks)),
+                                  dim3(kOnceThreads), arguments, Item::kMemory,
+                                  stream) == cudaSuccess)
+    return true;
+  cudaGetLastError();  // where a share of the device is all that this process may use
+  return false;
+}
+
+template <class T>
+void launch(std::span<const core::QuantizeCall> calls, const core::Context& context) {
+  if (launch_once<T>(calls, context)) return;
+  for (const core::QuantizeCall& call : calls)
+    launch<T>(call, static_cast<cudaStream_t>(context.stream));
+}
+
+}  // namespace
+
+Status quantize(std::span<const core::QuantizeCall> calls, const core::Context& context) {
+  const DType dtype = calls.front().problem.dtype;
+  if (dtype == DType::f32) {
+    launch<float>(calls, context);
+  } else if (dtype == DType::f16) {
+    launch<__half>(calls, context);
   } else {
-    launch<__nv_bfloat16>(p, t, view, facts, stream);
+    launch<__nv_bfloat16>(calls, context);
   }
   return launched("cuda quantisation");
 }

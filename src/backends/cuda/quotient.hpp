@@ -33,12 +33,17 @@ struct SharedDivisor {
   }
 };
 
+/// Where divisor.quick and the quotient is below 2^40. The remainder is taken the other way round than
+/// one would, so that a quotient of -0 keeps its sign.
+GREENFAST_QUOTIENT float small_quotient(float x, const SharedDivisor& divisor) {
+  const float about = x * divisor.reciprocal;
+  return std::fma(-std::fma(about, divisor.divisor, -x), divisor.reciprocal, about);
+}
 /// Where divisor.quick. Beyond 2^40 e4m3 saturates whatever the correction, which would turn an
-/// infinity to NaN; and it would turn -0 to 0.
+/// infinity to NaN.
 GREENFAST_QUOTIENT float quick_quotient(float x, const SharedDivisor& divisor) {
   const float about = x * divisor.reciprocal;
-  const float right = std::fma(std::fma(-about, divisor.divisor, x), divisor.reciprocal, about);
-  return std::fabs(about) < 0x1p40f ? std::copysign(right, x) : about;
+  return std::fabs(about) < 0x1p40f ? small_quotient(x, divisor) : about;
 }
 
 }  // namespace greenfast::cuda

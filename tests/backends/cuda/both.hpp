@@ -137,7 +137,7 @@ class Dice {
 
 /// Elements from the first to behind the last; 1 for none, so that there is an address.
 inline std::int64_t extent(const Layout& layout, const std::array<std::int64_t, 4>& shape) {
-  std::int64_t last = shape[3] - 1;
+  std::int64_t last = (shape[3] - 1) * layout.stride[3];
   for (std::size_t n = 0; n < 3; ++n) {
     if (shape[n] == 0) return 1;
     last += (shape[n] - 1) * layout.stride[n];

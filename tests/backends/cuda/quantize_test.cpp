@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -14,8 +15,10 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "backends/cuda/quantize_once.hpp"
 #include "backends/cuda/quotient.hpp"
 #include "core/e4m3.hpp"
 #include "kernels/cpu/device/convert.hpp"
@@ -35,7 +38,10 @@ int wrong_codes(float divisor) {
   int wrong = 0;
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const float x = kernels::widen(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
-    wrong += core::to_e4m3(quick_quotient(x, shared)) != core::to_e4m3(x / divisor);
+    const std::uint8_t code = core::to_e4m3(x / divisor);
+    wrong += core::to_e4m3(quick_quotient(x, shared)) != code;
+    if (std::fabs(x * shared.reciprocal) < 0x1p40f)
+      wrong += core::to_e4m3(small_quotient(x, shared)) != code;
   }
   return wrong;
 }
@@ -97,6 +103,57 @@ TEST(Quotient, LeavesScalesAtTheEndsOfTheRangeToDivision) {
   EXPECT_FALSE(SharedDivisor::of(std::numeric_limits<float>::infinity()).quick);
 }
 
+/// Plays the turns of quantize_once's blocks over a tensor of `scales` scales with `of_scale` items each:
+/// whether all come to their end. A block tells of a turn's items as soon as it comes there, and leaves
+/// the turn once all items of the scales of kLag turns ago have been told of.
+bool all_end(std::int64_t of_scale, std::int64_t scales, std::int64_t blocks) {
+  const std::int64_t items = of_scale * scales, step = blocks * kWorkers;
+  const std::int64_t turns = (items + step - 1) / step;
+  std::vector<std::int64_t> at(static_cast<std::size_t>(blocks), 0);
+  std::vector<std::int64_t> told(static_cast<std::size_t>(scales), 0);
+  const auto each_scale = [&](std::int64_t block, std::int64_t turn, const auto& visit) {
+    for (std::int64_t item = turn * step + block * kWorkers, n = 0; n < kWorkers; ++n, ++item)
+      if (turn >= 0 && item < items) visit(told[static_cast<std::size_t>(item / of_scale)]);
+  };
+  for (std::int64_t b = 0; b < blocks; ++b) each_scale(b, 0, [](std::int64_t& seen) { ++seen; });
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      std::int64_t& turn = at[static_cast<std::size_t>(b)];
+      while (turn < turns + kLag) {
+        bool ready = true;
+        each_scale(b, turn - kLag, [&](std::int64_t& seen) { ready = ready && seen == of_scale; });
+        if (!ready) break;
+        each_scale(b, ++turn, [](std::int64_t& seen) { ++seen; });
+        moved = true;
+      }
+    }
+  }
+  return std::all_of(at.begin(), at.end(), [&](std::int64_t t) { return t == turns + kLag; });
+}
+
+TEST(QuantizeOnce, BlocksDoNotWaitForEachOtherForever) {
+  std::mt19937 engine(9);
+  Dice dice(engine);
+  for (int i = 0; i < 3000; ++i) {
+    const std::int64_t blocks = 1 + dice.upto(7), step = blocks * kWorkers;
+    const std::int64_t of_scale = 1 + dice.upto(kLag * step);
+    ASSERT_TRUE(OnceTensors::reaches(static_cast<std::uint64_t>(of_scale),
+                                     static_cast<std::uint64_t>(step)));
+    ASSERT_TRUE(all_end(of_scale, 1 + dice.upto(12), blocks))
+        << of_scale << " items a scale on " << blocks << " blocks";
+  }
+}
+
+TEST(QuantizeOnce, RefusesWhatTheyWouldWaitForForever) {
+  for (std::int64_t blocks = 1; blocks < 6; ++blocks) {
+    const std::int64_t too_many = (kLag + 1) * blocks * kWorkers + 1;
+    EXPECT_FALSE(all_end(too_many, 2, blocks));
+    EXPECT_FALSE(OnceTensors::reaches(static_cast<std::uint64_t>(too_many),
+                                      static_cast<std::uint64_t>(blocks * kWorkers)));
+  }
+}
+
 class QuantizeOn : public test::OnDevices {
  protected:
   void expect_same(Dice& dice, const QuantizeProblem& p, std::size_t skew, bool odd) {
@@ -113,27 +170,37 @@ class QuantizeOn : public test::OnDevices {
         std::memcpy(values.data() + i + size - 2, &half, 2);
       }
     }
-    Both from(*device, values, skew * size_of(p.dtype));
-    Both to(*device,
-            std::vector<std::byte>(static_cast<std::size_t>(test::extent(p.to, shape)),
-                                   std::byte{0xa5}),
-            skew);
     std::vector<float> scales(static_cast<std::size_t>(p.batch * p.heads));
     for (float& x : scales) x = dice.one_of({1.0f, 0.25f, 0.0072f, 3e-20f, 5e18f});
-    Both scale(*device, scales);
-    const auto tensors = [&](bool on_device) {
-      return QuantizeTensors{from.at(on_device), to.at(on_device), scale.at<float>(on_device)};
-    };
-    Status status = quantize_e4m3(p, tensors(false), here);
-    ASSERT_TRUE(status.ok()) << status.message();
-    status = quantize_e4m3(p, tensors(true), there);
-    ASSERT_TRUE(status.ok()) << status.message();
-    ASSERT_TRUE(device->synchronize().ok());
-    const char* const what = odd ? " with strange values" : "";
-    ASSERT_TRUE(scale.back() == scale.host())
-        << "scales of " << p.batch << "x" << p.heads << "x" << p.seq << "x" << p.head_dim << what;
-    ASSERT_TRUE(to.back() == to.host())
-        << "codes of " << p.batch << "x" << p.heads << "x" << p.seq << "x" << p.head_dim << what;
+    const auto scratch = static_cast<std::size_t>(quantize_workspace_bytes(p));
+    // With scratch, where values are read once, and without.
+    for (const bool with : {true, false}) {
+      Both from(*device, values, skew * size_of(p.dtype));
+      Both to(*device,
+              std::vector<std::byte>(static_cast<std::size_t>(test::extent(p.to, shape)),
+                                     std::byte{0xa5}),
+              skew);
+      Both scale(*device, scales);
+      Both room(*device, std::vector<std::byte>(scratch + 1, std::byte{7}));
+      const auto tensors = [&](bool on_device) {
+        return QuantizeTensors{from.at(on_device), to.at(on_device), scale.at<float>(on_device)};
+      };
+      Status status = quantize_e4m3(p, tensors(false), here);
+      ASSERT_TRUE(status.ok()) << status.message();
+      Options options = there;
+      if (with && scratch > 0) {
+        options.workspace = room.at(true);
+        options.workspace_bytes = scratch;
+      }
+      status = quantize_e4m3(p, tensors(true), options);
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_TRUE(device->synchronize().ok());
+      const std::string what = std::to_string(p.batch) + "x" + std::to_string(p.heads) + "x" +
+                               std::to_string(p.seq) + "x" + std::to_string(p.head_dim) +
+                               (odd ? " with strange values" : "") + (with ? " and scratch" : "");
+      ASSERT_TRUE(scale.back() == scale.host()) << "scales of " << what;
+      ASSERT_TRUE(to.back() == to.host()) << "codes of " << what;
+    }
   }
 };
 
@@ -155,6 +222,10 @@ TEST_P(QuantizeOn, GivesTheCpusBits) {
     // Rows that begin at multiples of 16 bytes, and any.
     p.from = dice.layout(shape, dice.coin() ? 0 : 8 * dice.upto(2) + dice.upto(1) * dice.upto(7));
     p.to = dice.layout(shape, dice.coin() ? 0 : 8 * dice.upto(2) + dice.upto(1) * dice.upto(7));
+    if (dice.upto(3) == 0) {  // columns, which begin at multiples of 16 or anywhere
+      const std::int64_t column = dice.coin() ? p.seq / 16 * 16 + 16 : p.seq + 1 + dice.upto(3);
+      p.to.stride = {p.heads * p.head_dim * column, p.head_dim * column, 1, column};
+    }
     expect_same(dice, p, dice.coin() ? 0 : static_cast<std::size_t>(dice.upto(7)), dice.coin());
     if (HasFatalFailure()) return;
   }
@@ -163,10 +234,11 @@ TEST_P(QuantizeOn, GivesTheCpusBits) {
 TEST_P(QuantizeOn, GivesTheCpusBitsOfManyHeadsAndLongOnes) {
   std::mt19937 engine(8);
   Dice dice(engine);
-  // A cluster for each head, several heads a cluster, and heads too large for that.
+  // Many turns of all blocks, heads of several turns, and one that is too large for one launch.
   for (const auto& [batch, heads, seq, dim] : {std::array<std::int64_t, 4>{1, 300, 200, 64},
                                                {2, 40, 1024, 128},
                                                {1, 2, 9000, 128},
+                                               {1, 1, 60000, 128},
                                                {70000, 1, 2, 8}}) {
     QuantizeProblem p;
     p.batch = batch, p.heads = heads, p.seq = seq, p.head_dim = dim;

@@ -1,0 +1,91 @@
+#include "api/calls.hpp"
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "api/devices.hpp"
+#include "core/text.hpp"
+
+namespace greenfast::api {
+
+// GREENFAST_VARIANT is read once: getenv beside a setenv of another
+// thread is a race.
+std::string_view forced_variant(const Options& options) {
+  if (!options.variant.empty()) return options.variant;
+  static const std::string from_environment = [] {
+    const char* value = std::getenv("GREENFAST_VARIANT");
+    return std::string(value == nullptr ? "" : value);
+  }();
+  return from_environment;
+}
+
+core::Choice choice_of(const Options& options) {
+  return {.batch_invariant = options.batch_invariant, .max_splits = options.max_splits};
+}
+
+Status check_call(const Problem& problem, const Options& options) {
+  if (Status status = check(problem); !status) return status;
+  if (options.max_splits < 0)
+    return {StatusCode::invalid_argument,
+            core::concat("max_splits is ", options.max_splits,
+                         ": it may be 0, for as many parts as pay, or more; correct it")};
+  return {};
+}
+
+Status find_machine(const Options& options, Machine& machine) {
+  machine.backend = api::backend_of(options.device);
+  if (machine.backend == nullptr)
+    return {StatusCode::invalid_argument,
+            core::concat("Options::device ", static_cast<int>(options.device),
+                         " does not exist: use cpu (0) or cuda (1)")};
+  Status why;
+  machine.facts = machine.backend->facts(options.device_index, &why);
+  if (machine.facts == nullptr) return why;
+  if (machine.backend->enter != nullptr) return machine.backend->enter(options.device_index);
+  return {};
+}
+
+dispatch::Query query_of(const Problem& problem, const Machine& machine, const Options& options) {
+  dispatch::Query query{problem, *machine.facts, choice_of(options), forced_variant(options)};
+  query.scratch = options.workspace != nullptr || options.allocate != nullptr;
+  return query;
+}
+
+core::Context context_of(const Machine& machine, const Options& options) {
+  core::Context context;
+  context.facts = machine.facts;
+  context.choice = choice_of(options);
+  context.stream = options.stream;
+  context.workspace = options.workspace;
+  if (machine.backend->executor != nullptr) context.executor = machine.backend->executor();
+  return context;
+}
+
+Status find_scratch(const Options& options, std::size_t bytes, std::size_t multiple,
+                    std::string_view who, std::string_view sized_by, void*& scratch) {
+  scratch = options.workspace;
+  std::size_t given = options.workspace_bytes;
+  if (scratch == nullptr) {
+    given = bytes;
+    if (options.allocate != nullptr) scratch = options.allocate(bytes, options.allocate_context);
+    if (scratch == nullptr && options.allocate != nullptr)
+      return {StatusCode::out_of_memory,
+              core::concat("Options::allocate gave no ", bytes, " bytes of scratch for ", who)};
+    if (scratch == nullptr)
+      return {StatusCode::invalid_argument,
+              core::concat(who, " wants ", bytes, " bytes of scratch: pass Options::workspace of ",
+                           sized_by, ", or Options::allocate")};
+  }
+  if (given < bytes)
+    return {StatusCode::invalid_argument,
+            core::concat("the workspace has ", given, " bytes: ", who, " needs ", bytes,
+                         "; pass Options::workspace of ", sized_by)};
+  if (reinterpret_cast<std::uintptr_t>(scratch) % multiple != 0)
+    return {StatusCode::invalid_argument,
+            core::concat("the workspace is not aligned: its address must be a multiple of ",
+                         multiple, " bytes")};
+  return {};
+}
+
+}  // namespace greenfast::api

@@ -1,0 +1,243 @@
+// Values to e4m3, and attention of 16-bit tensors by way of it.
+#include <greenfast/quantize.hpp>
+
+#include <array>
+#include <utility>
+
+#include "api/calls.hpp"
+#include "core/arithmetic.hpp"
+#include "core/check.hpp"
+#include "core/text.hpp"
+#include "dispatch/registry.hpp"
+#include "dispatch/select.hpp"
+
+namespace greenfast {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;  // of each part of the scratch
+
+/// Tensors behind each other in scratch.
+struct Room {
+  std::int64_t bytes = 0;
+
+  std::int64_t take(std::int64_t size) {
+    return std::exchange(bytes, bytes + ceil_div(size, kAlignment) * kAlignment);
+  }
+};
+
+/// One of Q, K and V: what it becomes, and where.
+struct Part {
+  std::array<std::int64_t, 4> shape{};
+  Layout codes;
+  std::int64_t at = 0, scale_at = 0;
+
+  std::int64_t heads() const { return shape[0] * shape[1]; }
+};
+
+/// A call by way of e4m3: the problem of the codes, and how the scratch is parted.
+struct Quantized {
+  Problem problem;
+  Part q, k, v;
+  std::int64_t states_at = 0, workspace_at = 0;
+  std::int64_t bytes = 0;  // but what the kernel wants
+};
+
+/// Rows of codes as they lie in memory, or columns that begin at multiples of 16.
+Part part_of(const std::array<std::int64_t, 4>& shape, bool transposed, Room& room) {
+  const auto& [batch, heads, seq, dim] = shape;
+  Part part{shape, {}, 0, 0};
+  if (transposed) {
+    const std::int64_t column = ceil_div(seq, std::int64_t{16}) * 16;
+    part.codes.stride = {heads * dim * column, dim * column, 1, column};
+  } else {
+    part.codes.stride = {heads * seq * dim, seq * dim, dim, 1};
+  }
+  part.at = room.take(core::extent_elements(part.codes, shape));
+  part.scale_at = room.take(part.heads() * 4);
+  return part;
+}
+
+/// The problem has passed check_quantized().
+Quantized quantized(const Problem& p, bool transposed) {
+  Quantized made{p, {}, {}, {}};
+  Room room;
+  made.q = part_of(core::shape_of_q(p, p.head_dim), false, room);
+  made.k = part_of(core::shape_of_kv(p, p.head_dim), false, room);
+  made.v = part_of(core::shape_of_kv(p, value_dim(p)), transposed, room);
+  Problem& problem = made.problem;
+  problem.dtype = DType::e4m3;
+  problem.scales = ScaleKind::per_head;
+  problem.q = made.q.codes;
+  problem.k = made.k.codes;
+  problem.v = made.v.codes;
+  made.states_at = room.take((made.q.heads() + made.k.heads() + made.v.heads()) * 8);
+  made.workspace_at = made.bytes = room.bytes;
+  return made;
+}
+
+/// What is said of the values. Their accuracy is that of the codes' kernel.
+Status check_quantized(Problem p, const Options& options) {
+  if (p.accuracy == Accuracy::fast) p.accuracy = Accuracy::exact;
+  if (Status status = api::check_call(p, options); !status) return status;
+  if (p.dtype == DType::e4m3)
+    return {StatusCode::invalid_argument,
+            "attention_quantized takes fp32, fp16 or bf16 values, and these are e4m3 already: call "
+            "attention() with their scales"};
+  const Sequences& s = p.sequences;
+  const char* const what = s.packed_q || s.packed_kv ? "packed sequences"
+                           : p.pages.used()          ? "pages"
+                           : s.used_q || s.used_kv   ? "used lengths"
+                           : s.kv_start              ? "left padding"
+                           : s.kv_index              ? "an index of rows"
+                                                     : nullptr;
+  if (what != nullptr)
+    return {StatusCode::unsupported,
+            core::concat("attention_quantized takes dense tensors, not ", what,
+                         ": keep the cache in e4m3 as it grows (quantize_e4m3), and call "
+                         "attention()")};
+  return {};
+}
+
+/// The kernel for the codes, with V as it likes it. Null: none takes them, and *why says so.
+const core::Variant* choose_quantized(const Problem& p, const Tensors* tensors,
+                                      const DeviceFacts& facts, const Options& options,
+                                      Quantized& made, Status* why) {
+  const auto select = [&] {
+    Problem problem = made.problem;
+    if (tensors != nullptr) {
+      Tensors there = *tensors;  // O need not be aligned as scratch is
+      there.q = there.k = there.v = nullptr;
+      core::lower_alignment(problem, there);
+    }
+    dispatch::Query query{problem, facts, api::choice_of(options), api::forced_variant(options)};
+    query.scratch = true;
+    const core::Variant* variant = dispatch::select(dispatch::registry(), query, why);
+    if (variant != nullptr) made.bytes += dispatch::workspace_bytes(*variant, query);
+    return variant;
+  };
+  if (facts.kind == DeviceKind::cuda) {
+    made = quantized(p, true);
+    if (const core::Variant* variant = select(); variant != nullptr) return variant;
+  }
+  made = quantized(p, false);
+  return select();
+}
+
+core::QuantizeCall call_of(const Part& part, const void* values, DType dtype, const Layout& from,
+                           char* scratch) {
+  return {{.batch = part.shape[0],
+           .heads = part.shape[1],
+           .seq = part.shape[2],
+           .head_dim = part.shape[3],
+           .dtype = dtype,
+           .scales = ScaleKind::per_head,
+           .compute_scales = true,
+           .from = from,
+           .to = part.codes},
+          {.from = values,
+           .to = scratch + part.at,
+           .scale = reinterpret_cast<float*>(scratch + part.scale_at)}};
+}
+
+Status run_quantized(const Problem& p, const Tensors& tensors, const Options& options) {
+  if (Status status = check_quantized(p, options); !status) return status;
+  if (Status status = core::check_tensors(p, tensors); !status) return status;
+  if (core::writes_nothing(p) || core::is_empty(p)) {
+    Problem empty = p;
+    Options any = options;
+    empty.accuracy = Accuracy::exact;
+    any.variant = {};  // one for e4m3 takes no such values
+    return attention(empty, tensors, any);
+  }
+  api::Machine machine;
+  if (Status status = api::find_machine(options, machine); !status) return status;
+  Quantized made;
+  Status why;
+  if (choose_quantized(p, &tensors, *machine.facts, options, made, &why) == nullptr) return why;
+  void* memory = nullptr;
+  if (Status status =
+          api::find_scratch(options, static_cast<std::size_t>(made.bytes), kAlignment,
+                            "attention_quantized", "plan_quantized().workspace_bytes", memory);
+      !status)
+    return status;
+  if (Status status = core::check_workspace(p, tensors, made.bytes, memory,
+                                            static_cast<std::size_t>(made.bytes));
+      !status)
+    return status;
+  auto* const scratch = static_cast<char*>(memory);
+  const std::array calls{call_of(made.q, tensors.q, p.dtype, p.q, scratch),
+                         call_of(made.k, tensors.k, p.dtype, p.k, scratch),
+                         call_of(made.v, tensors.v, p.dtype, p.v, scratch)};
+  core::Context context = api::context_of(machine, options);
+  context.workspace = scratch + made.states_at;
+  if (Status status = machine.backend->quantize(calls, context); !status) return status;
+
+  Tensors codes = tensors;
+  codes.q = calls[0].tensors.to;
+  codes.k = calls[1].tensors.to;
+  codes.v = calls[2].tensors.to;
+  codes.q_scale = calls[0].tensors.scale;
+  codes.k_scale = calls[1].tensors.scale;
+  codes.v_scale = calls[2].tensors.scale;
+  Options rest = options;
+  rest.workspace = scratch + made.workspace_at;
+  rest.workspace_bytes = static_cast<std::size_t>(made.bytes - made.workspace_at);
+  rest.allocate = nullptr;
+  return attention(made.problem, codes, rest);
+}
+
+}  // namespace
+
+Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tensors,
+                     const Options& options) {
+  return api::guarded([&]() -> Status {
+    if (Status status = core::check_quantize(problem, tensors); !status) return status;
+    api::Machine machine;
+    if (Status status = api::find_machine(options, machine); !status) return status;
+    if (problem.batch == 0) return {};
+    core::Context context = api::context_of(machine, options);
+    const std::int64_t bytes = quantize_workspace_bytes(problem);
+    if (bytes == 0) context.workspace = nullptr;
+    if (bytes > 0 && (options.workspace != nullptr || options.allocate != nullptr)) {
+      if (Status status =
+              api::find_scratch(options, static_cast<std::size_t>(bytes), 8, "quantize_e4m3",
+                                "quantize_workspace_bytes()", context.workspace);
+          !status)
+        return status;
+    }
+    const core::QuantizeCall call{problem, tensors};
+    return machine.backend->quantize({&call, 1}, context);
+  });
+}
+
+Status attention_quantized(const Problem& problem, const Tensors& tensors, const Options& options) {
+  return api::guarded([&] { return run_quantized(problem, tensors, options); });
+}
+
+Status attention_quantized(const TensorView& q, const TensorView& k, const TensorView& v,
+                           const TensorView& o, const AttentionParams& params,
+                           const Options& options) {
+  return api::guarded([&]() -> Status {
+    Problem problem;
+    Tensors tensors;
+    if (Status status = api::read_views(q, k, v, o, params, problem, tensors); !status)
+      return status;
+    return run_quantized(problem, tensors, options);
+  });
+}
+
+Result<Plan> plan_quantized(const Problem& problem, const DeviceFacts& facts,
+                            const Options& options) {
+  return api::guarded([&]() -> Result<Plan> {
+    if (Status status = check_quantized(problem, options); !status) return status;
+    Quantized made;
+    Status why;
+    if (choose_quantized(problem, nullptr, facts, options, made, &why) == nullptr) return why;
+    Options rest = options;
+    Result<Plan> planned = plan(made.problem, facts, rest);
+    if (planned.ok()) planned->workspace_bytes = made.bytes;
+    return planned;
+  });
+}
+
+}  // namespace greenfast
