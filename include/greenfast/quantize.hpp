@@ -43,10 +43,20 @@ constexpr std::int64_t quantize_workspace_bytes(const QuantizeProblem& problem) 
 GREENFAST_API Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tensors,
                                    const Options& options = {});
 
+/// How attention_quantized quantises.
+struct Quantizing {
+  /// A mean of each of K's columns over its keys is subtracted before it is quantised, so that a
+  /// column whose values lie far from zero (the bias of a projection) costs no digits of the others.
+  /// It moves all scores of a row alike, which changes no output; the log-sum-exp is given it back.
+  /// Refused with softcap and sinks, to which a row's scores are not all alike. From Zhang et al.,
+  /// "SageAttention", 2024.
+  bool smooth_k = false;
+};
+
 /// Attention of fp32, fp16 or bf16 tensors by way of e4m3: Q, K and V are quantised into scratch, with
 /// a scale for each (batch, head), on CUDA in one launch and with V's keys one behind the other where
-/// the kernel likes it so; then attention() of the codes. What that costs in accuracy is e4m3's to
-/// three mantissa bits (docs/kernels/sm90-fp8.md has it beside the kernels' own error);
+/// the kernel likes it so; then attention() of the codes. What that costs in accuracy is e4m3's, three
+/// bits of mantissa an element (docs/kernels/sm90-fp8.md has it beside the kernels' own error);
 /// Problem::accuracy is that of the kernel. Worth it from some thousand keys on (README).
 ///
 /// Takes what attention() takes in e4m3 of dense tensors: masks by array, sinks, ALiBi and chunks too,
@@ -55,16 +65,19 @@ GREENFAST_API Status quantize_e4m3(const QuantizeProblem& problem, const Quantiz
 /// plan_quantized().workspace_bytes, or Options::allocate.
 /// Errors: as attention()'s; unsupported where no e4m3 kernel of the device takes the problem.
 GREENFAST_API Status attention_quantized(const Problem& problem, const Tensors& tensors,
-                                         const Options& options = {});
+                                         const Options& options = {},
+                                         const Quantizing& quantizing = {});
 /// The same, everything read off the views. AttentionParams' scales are none: they are computed.
 GREENFAST_API Status attention_quantized(const TensorView& q, const TensorView& k,
                                          const TensorView& v, const TensorView& o,
                                          const AttentionParams& params = {},
-                                         const Options& options = {});
+                                         const Options& options = {},
+                                         const Quantizing& quantizing = {});
 
 /// What the e4m3 kernel of such a call will do. workspace_bytes is that of the whole call: codes,
 /// scales, and what the kernel wants.
 GREENFAST_API Result<Plan> plan_quantized(const Problem& problem, const DeviceFacts& facts,
-                                          const Options& options = {});
+                                          const Options& options = {},
+                                          const Quantizing& quantizing = {});
 
 }  // namespace greenfast

@@ -222,14 +222,16 @@ def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float
     mantissa are left of each element.
 
     Arguments and results are attention()'s, for dense tensors: there are no scales to give, and packed sequences, pages, used lengths, kv_start
-    and kv_index are refused; keep such a cache in e4m3 as it grows (quantize_e4m3). `variant` names a kernel for e4m3; accuracy="fast" allows
-    the faster ones.
+    and kv_index are refused; keep such a cache in e4m3 as it grows (quantize_e4m3). A mask that is added is float32, whatever q's type. `variant`
+    names a kernel for e4m3; accuracy="fast" allows the faster ones.
     Codes and scales lie in scratch: on CUDA of PyTorch's or CuPy's allocator, about three bytes for two elements of 16 bits.
     torch.compile traces through; there are no gradients.
     Errors: attention()'s. NotImplementedError where no kernel for e4m3 takes the problem, as on CUDA before compute capability 8.0.
     """
     left, right, alignment = _mask(causal, window, align)
     more = _arrays.features(features, "attention_quantized") if features else None  # type: ignore[arg-type]
+    if more is not None:
+        _arrays.dense(more)
     return _library_of(q).attention_quantized(q, k, v, out, lse, scale, softcap, left, right, alignment, _bshd(layout), variant,
                                               batch_invariant, stream, out_dtype, return_lse, more)
 

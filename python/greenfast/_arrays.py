@@ -22,6 +22,7 @@ FEATURES: dict[str, Any] = {"mask": None, "sinks": None, "slopes": None, "chunk"
                             "validate": False, "accuracy": 0}
 ACCURACIES = ("exact", "fast")  # at the library's numbers, which _core reads
 _CU_Q = list(FEATURES).index("cu_q")
+_DENSE = frozenset(("mask", "sinks", "slopes", "chunk", "max_splits", "validate", "accuracy"))  # those that attention_quantized takes
 ARRAYS = tuple(name for name, absent in FEATURES.items() if absent is None and not name.startswith("max_"))
 
 
@@ -41,6 +42,14 @@ def features(given: dict[str, Any], function: str = "attention") -> tuple[Any, .
     if all(x is FEATURES[name] for name, x in made.items()):  # mask=None and the like
         return None
     return tuple(made.values())
+
+
+def dense(more: tuple[Any, ...]) -> None:
+    """Refuses by name the features that attention_quantized does not take."""
+    for name, x in zip(FEATURES, more):
+        if name not in _DENSE and x is not None:
+            raise NotImplementedError(f"attention_quantized takes dense tensors, not {name}: keep the cache in e4m3 as it grows (quantize_e4m3), "
+                                      "and call attention()")
 
 
 def describe_features(more: tuple[Any, ...] | None) -> tuple[Any, ...] | None:

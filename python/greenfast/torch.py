@@ -545,11 +545,8 @@ for _name in ("attention", "attention_features"):
 torch.library.register_autograd("greenfast::attention_backward", _second_derivative, setup_context=None, lib=_library)
 
 
-def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
-                stream, out_dtype, return_lse, more=None):
-    if stream is not None:
-        raise ValueError("stream is given, with gradients or under torch.compile: there the work is on PyTorch's current stream; set that")
-    _of_torch(("out", "lse", "q_scale", "k_scale", "v_scale"), (out, lse, q_scale, k_scale, v_scale))
+def _strided(q: Any, k: Any, v: Any) -> None:
+    """Refuses what is no tensor with strides on a device that can be read."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is {type(x).__name__}: q is a torch.Tensor, and so must k and v be")
@@ -557,6 +554,14 @@ def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, le
             raise TypeError(f"{name} is a nested or sparse tensor: only plain strided ones can be read; convert it")
         if x.device.type not in _arrays.DEVICES:
             raise TypeError(f"{name} lies on {x.device}: only CPU and CUDA tensors hold memory that can be read")
+
+
+def _through_op(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left, right, align, bshd, variant, batch_invariant,
+                stream, out_dtype, return_lse, more=None):
+    if stream is not None:
+        raise ValueError("stream is given, with gradients or under torch.compile: there the work is on PyTorch's current stream; set that")
+    _of_torch(("out", "lse", "q_scale", "k_scale", "v_scale"), (out, lse, q_scale, k_scale, v_scale))
+    _strided(q, k, v)
     if more is not None:
         more = tuple(more)
         _of_torch(_arrays.FEATURES, tuple(x if name in _arrays.ARRAYS else None for name, x in zip(_arrays.FEATURES, more)))
@@ -744,7 +749,6 @@ _library.define(
     "int accuracy=0, float? scale=None, float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, "
     "bool batch_invariant=False, ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)", tags=_TAGS)
 _QUANTIZED_CALL = ("q", "k", "v", "out", "lse")
-_DENSE = frozenset(("mask", "sinks", "slopes", "chunk", "max_splits", "validate", "accuracy"))  # features that quantising takes
 
 
 def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more):
@@ -789,25 +793,29 @@ def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, b
     """greenfast.attention_quantized for PyTorch's tensors."""
     features = dict(zip(_arrays.FEATURES, more or _arrays.FEATURES.values()))
     arrays = tuple(features[name] for name in ("mask", "sinks", "slopes"))
-    tensors = (q, k, v, out, lse, *arrays)
-    if _plain("attention_quantized", tensors):
-        if out is not None and out_dtype is not None and out.dtype != _out_dtype(q, out_dtype):
-            raise TypeError(f"out is {out.dtype} and out_dtype {out_dtype}: leave one of them out")
+    _strided(q, k, v)
+    _of_torch(("out", "lse"), (out, lse))
+    if out is not None and out_dtype is not None and out.dtype != _out_dtype(q, out_dtype):
+        raise TypeError(f"out is {out.dtype} and out_dtype {out_dtype}: leave one of them out")
+    if _plain("attention_quantized", (q, k, v, out, lse, *[x for x in arrays if isinstance(x, torch.Tensor)])):
+        if features["validate"]:
+            for name, x in (*zip(_QUANTIZED_CALL, (q, k, v, out, lse)), *features.items()):
+                _check_storage(name, x)
         made_out = _made(q, v, bshd, out_dtype, False, False)[0] if out is None else out
         made_lse = _empty_lse(q, bshd) if return_lse and lse is None else lse
         _run_quantized(q, k, v, made_out, made_lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more)
         _written(out, lse)
         return (made_out, made_lse) if return_lse else made_out
     _no_stream(stream)
-    _of_torch((*_QUANTIZED_CALL, "mask", "sinks", "slopes"), tensors)
-    for name, x in features.items():
-        if name not in _DENSE and x is not None and x != 0:
-            raise NotImplementedError(f"attention_quantized takes dense tensors, not {name}: keep the cache in e4m3 as it grows (quantize_e4m3), "
-                                      "and call attention()")
+    _of_torch(("mask", "sinks", "slopes"), arrays)
+    if not _EXACT_STRIDES and _is_compiling():
+        k, v = _rows_of_their_own(k), _rows_of_their_own(v)
+        arrays = tuple(x if x is None else _rows_of_their_own(x) for x in arrays)
+    wanted = out.dtype if out is not None else None if out_dtype is None else _out_dtype(q, out_dtype)
     made_out, made_lse = torch.ops.greenfast.attention_quantized.default(
         q, k, v, *arrays, chunk=features["chunk"], max_splits=features["max_splits"], accuracy=features["accuracy"], scale=scale, softcap=softcap,
         left=left, right=right, align=align, bshd=bool(bshd), variant=variant, batch_invariant=bool(batch_invariant),
-        out_dtype=None if out_dtype is None else _out_dtype(q, out_dtype), with_lse=bool(return_lse or lse is not None))
+        out_dtype=wanted, with_lse=bool(return_lse or lse is not None))
     made_out = made_out if out is None else out.copy_(made_out)
     made_lse = made_lse if lse is None else lse.copy_(made_lse)
     return (made_out, made_lse) if return_lse else made_out

@@ -30,8 +30,18 @@ PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return attend(args, count, attention);
 }
 
+// The arguments of attention, then, if it is to be said, whether K is smoothed.
 PyObject* py_attention_quantized(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  return attend(args, count, attention_quantized);
+  std::int64_t smooth = 0;
+  if (count > kArguments && !read_int(args[kArguments], smooth)) return nullptr;
+  if (count == kArguments + 1) --count;
+  if (smooth != 0)
+    return attend(args, count, [](const Problem& p, const Tensors& t, const Options& o) {
+      return attention_quantized(p, t, o, {.smooth_k = true});
+    });
+  return attend(args, count, [](const Problem& p, const Tensors& t, const Options& o) {
+    return attention_quantized(p, t, o);
+  });
 }
 
 PyObject* unicode(std::string_view from) {

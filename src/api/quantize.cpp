@@ -38,7 +38,7 @@ struct Part {
 struct Quantized {
   Problem problem;
   Part q, k, v;
-  std::int64_t states_at = 0, workspace_at = 0;
+  std::int64_t means_at = 0, states_at = 0, workspace_at = 0;
   std::int64_t bytes = 0;  // but what the kernel wants
 };
 
@@ -58,7 +58,7 @@ Part part_of(const std::array<std::int64_t, 4>& shape, bool transposed, Room& ro
 }
 
 /// The problem has passed check_quantized().
-Quantized quantized(const Problem& p, bool transposed) {
+Quantized quantized(const Problem& p, bool transposed, const Quantizing& quantizing) {
   Quantized made{p, {}, {}, {}};
   Room room;
   made.q = part_of(core::shape_of_q(p, p.head_dim), false, room);
@@ -70,19 +70,25 @@ Quantized quantized(const Problem& p, bool transposed) {
   problem.q = made.q.codes;
   problem.k = made.k.codes;
   problem.v = made.v.codes;
+  made.means_at = room.take(quantizing.smooth_k ? made.k.heads() * p.head_dim * 4 : 0);
   made.states_at = room.take((made.q.heads() + made.k.heads() + made.v.heads()) * 8);
   made.workspace_at = made.bytes = room.bytes;
   return made;
 }
 
 /// What is said of the values. Their accuracy is that of the codes' kernel.
-Status check_quantized(Problem p, const Options& options) {
+Status check_quantized(Problem p, const Options& options, const Quantizing& quantizing) {
   if (p.accuracy == Accuracy::fast) p.accuracy = Accuracy::exact;
   if (Status status = api::check_call(p, options); !status) return status;
   if (p.dtype == DType::e4m3)
     return {StatusCode::invalid_argument,
             "attention_quantized takes fp32, fp16 or bf16 values, and these are e4m3 already: call "
             "attention() with their scales"};
+  if (quantizing.smooth_k && (p.softcap != 0.0f || p.sinks))
+    return {StatusCode::unsupported,
+            core::concat("smooth_k moves all scores of a row alike, which ",
+                         p.sinks ? "sinks do not follow" : "a softcap bends",
+                         ": leave one of the two out")};
   const Sequences& s = p.sequences;
   const char* const what = s.packed_q || s.packed_kv ? "packed sequences"
                            : p.pages.used()          ? "pages"
@@ -101,7 +107,7 @@ Status check_quantized(Problem p, const Options& options) {
 /// The kernel for the codes, with V as it likes it. Null: none takes them, and *why says so.
 const core::Variant* choose_quantized(const Problem& p, const Tensors* tensors,
                                       const DeviceFacts& facts, const Options& options,
-                                      Quantized& made, Status* why) {
+                                      const Quantizing& quantizing, Quantized& made, Status* why) {
   const auto select = [&] {
     Problem problem = made.problem;
     if (tensors != nullptr) {
@@ -116,10 +122,10 @@ const core::Variant* choose_quantized(const Problem& p, const Tensors* tensors,
     return variant;
   };
   if (facts.kind == DeviceKind::cuda) {
-    made = quantized(p, true);
+    made = quantized(p, true, quantizing);
     if (const core::Variant* variant = select(); variant != nullptr) return variant;
   }
-  made = quantized(p, false);
+  made = quantized(p, false, quantizing);
   return select();
 }
 
@@ -136,11 +142,13 @@ core::QuantizeCall call_of(const Part& part, const void* values, DType dtype, co
            .to = part.codes},
           {.from = values,
            .to = scratch + part.at,
-           .scale = reinterpret_cast<float*>(scratch + part.scale_at)}};
+           .scale = reinterpret_cast<float*>(scratch + part.scale_at)},
+          nullptr};
 }
 
-Status run_quantized(const Problem& p, const Tensors& tensors, const Options& options) {
-  if (Status status = check_quantized(p, options); !status) return status;
+Status run_quantized(const Problem& p, const Tensors& tensors, const Options& options,
+                     const Quantizing& quantizing) {
+  if (Status status = check_quantized(p, options, quantizing); !status) return status;
   if (Status status = core::check_tensors(p, tensors); !status) return status;
   if (core::writes_nothing(p) || core::is_empty(p)) {
     Problem empty = p;
@@ -153,7 +161,8 @@ Status run_quantized(const Problem& p, const Tensors& tensors, const Options& op
   if (Status status = api::find_machine(options, machine); !status) return status;
   Quantized made;
   Status why;
-  if (choose_quantized(p, &tensors, *machine.facts, options, made, &why) == nullptr) return why;
+  if (choose_quantized(p, &tensors, *machine.facts, options, quantizing, made, &why) == nullptr)
+    return why;
   void* memory = nullptr;
   if (Status status =
           api::find_scratch(options, static_cast<std::size_t>(made.bytes), kAlignment,
@@ -165,11 +174,17 @@ Status run_quantized(const Problem& p, const Tensors& tensors, const Options& op
       !status)
     return status;
   auto* const scratch = static_cast<char*>(memory);
-  const std::array calls{call_of(made.q, tensors.q, p.dtype, p.q, scratch),
-                         call_of(made.k, tensors.k, p.dtype, p.k, scratch),
-                         call_of(made.v, tensors.v, p.dtype, p.v, scratch)};
+  std::array calls{call_of(made.q, tensors.q, p.dtype, p.q, scratch),
+                   call_of(made.k, tensors.k, p.dtype, p.k, scratch),
+                   call_of(made.v, tensors.v, p.dtype, p.v, scratch)};
   core::Context context = api::context_of(machine, options);
   context.workspace = scratch + made.states_at;
+  auto* const means = reinterpret_cast<float*>(scratch + made.means_at);
+  if (quantizing.smooth_k) {
+    if (Status status = machine.backend->column_means(calls[1], means, context); !status)
+      return status;
+    calls[1].offset = means;
+  }
   if (Status status = machine.backend->quantize(calls, context); !status) return status;
 
   Tensors codes = tensors;
@@ -183,7 +198,10 @@ Status run_quantized(const Problem& p, const Tensors& tensors, const Options& op
   rest.workspace = scratch + made.workspace_at;
   rest.workspace_bytes = static_cast<std::size_t>(made.bytes - made.workspace_at);
   rest.allocate = nullptr;
-  return attention(made.problem, codes, rest);
+  Status status = attention(made.problem, codes, rest);
+  if (status.ok() && quantizing.smooth_k && p.lse)
+    status = machine.backend->shift_lse(p, codes, means, context);
+  return status;
 }
 
 }  // namespace
@@ -205,36 +223,37 @@ Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tens
           !status)
         return status;
     }
-    const core::QuantizeCall call{problem, tensors};
+    const core::QuantizeCall call{problem, tensors, nullptr};
     return machine.backend->quantize({&call, 1}, context);
   });
 }
 
-Status attention_quantized(const Problem& problem, const Tensors& tensors, const Options& options) {
-  return api::guarded([&] { return run_quantized(problem, tensors, options); });
+Status attention_quantized(const Problem& problem, const Tensors& tensors, const Options& options,
+                           const Quantizing& quantizing) {
+  return api::guarded([&] { return run_quantized(problem, tensors, options, quantizing); });
 }
 
 Status attention_quantized(const TensorView& q, const TensorView& k, const TensorView& v,
                            const TensorView& o, const AttentionParams& params,
-                           const Options& options) {
+                           const Options& options, const Quantizing& quantizing) {
   return api::guarded([&]() -> Status {
     Problem problem;
     Tensors tensors;
     if (Status status = api::read_views(q, k, v, o, params, problem, tensors); !status)
       return status;
-    return run_quantized(problem, tensors, options);
+    return run_quantized(problem, tensors, options, quantizing);
   });
 }
 
 Result<Plan> plan_quantized(const Problem& problem, const DeviceFacts& facts,
-                            const Options& options) {
+                            const Options& options, const Quantizing& quantizing) {
   return api::guarded([&]() -> Result<Plan> {
-    if (Status status = check_quantized(problem, options); !status) return status;
+    if (Status status = check_quantized(problem, options, quantizing); !status) return status;
     Quantized made;
     Status why;
-    if (choose_quantized(problem, nullptr, facts, options, made, &why) == nullptr) return why;
-    Options rest = options;
-    Result<Plan> planned = plan(made.problem, facts, rest);
+    if (choose_quantized(problem, nullptr, facts, options, quantizing, made, &why) == nullptr)
+      return why;
+    Result<Plan> planned = plan(made.problem, facts, options);
     if (planned.ok()) planned->workspace_bytes = made.bytes;
     return planned;
   });

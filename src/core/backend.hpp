@@ -16,6 +16,7 @@ namespace greenfast::core {
 struct QuantizeCall {
   QuantizeProblem problem;
   QuantizeTensors tensors;
+  const float* offset = nullptr;  // contiguous [B, H, D], 16-byte aligned: subtracted first
 };
 
 /// All functions are thread-safe and none of them prints. Every call of the public API passes
@@ -41,6 +42,13 @@ struct Backend {
   /// a head. context.workspace is null or holds quantize_workspace_bytes of all of them, one behind
   /// the other. On CUDA it is enqueued on context.stream.
   Status (*quantize)(std::span<const QuantizeCall>, const Context&) = nullptr;
+
+  /// core/smooth.hpp's mean of each column of the call's values, to contiguous [B, H, D].
+  Status (*column_means)(const QuantizeCall&, float* means, const Context&) = nullptr;
+  /// Adds what `means`, which were subtracted from K, moved the scores of each row by to its
+  /// log-sum-exp: scale * q_scale * (codes of q) . mean. The codes of Q lie as dense BHSD.
+  Status (*shift_lse)(const Problem&, const Tensors& codes, const float* means,
+                      const Context&) = nullptr;
 
   /// The calls around attention, of problems that have been checked. Null: not on this device.
   Status (*merge)(const MergeProblem&, const MergeTensors&, const Context&) = nullptr;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -104,6 +105,72 @@ TEST_F(Quantized, HasTheBitsOfQuantisingAndAttentionOfTheCodes) {
     EXPECT_EQ(o.values, want.values);
     EXPECT_EQ(lse, want_lse);
   }
+}
+
+/// The largest difference of O from that of attention() of the values themselves.
+float error_of(Operand& q, Operand& k, Operand& v, Operand& o) {
+  Operand exact{o.shape, 0};
+  const Status status = attention(q.view(), k.view(), v.view(), exact.view());
+  EXPECT_TRUE(status.ok()) << status.message();
+  float most = 0;
+  for (std::size_t i = 0; i < exact.values.size(); ++i)
+    most = std::max(most, std::fabs(o.values[i] - exact.values[i]));
+  return most;
+}
+
+TEST_F(Quantized, OfSmoothedKeysDoesNotMindColumnsFarFromZero) {
+  // A bias of some columns, as a projection adds, differs from head to head.
+  for (std::size_t i = 0; i < k.values.size(); ++i)
+    if (i % 64 < 6) k.values[i] += static_cast<float>(i / (50 * 64)) * 7.0f - 12.0f;
+  std::vector<float> lse(2 * 4 * 37), exact_lse(lse.size());
+  AttentionParams params;
+  params.lse = exact_lse.data();
+  ASSERT_TRUE(attention(q.view(), k.view(), v.view(), o.view(), params).ok());
+  params.lse = lse.data();
+  std::array<float, 2> error{}, lse_error{};
+  for (const bool smooth : {false, true}) {
+    const Status status = attention_quantized(q.view(), k.view(), v.view(), o.view(), params,
+                                              scratch.options(), {.smooth_k = smooth});
+    ASSERT_TRUE(status.ok()) << status.message();
+    error[smooth] = error_of(q, k, v, o);
+    for (std::size_t i = 0; i < lse.size(); ++i)
+      lse_error[smooth] = std::max(lse_error[smooth], std::fabs(lse[i] - exact_lse[i]));
+  }
+  EXPECT_LT(error[1], 0.16f);
+  EXPECT_GT(error[0], 2 * error[1]);
+  // Q's own rounding moves all scores of a row by its product with the bias.
+  EXPECT_LT(lse_error[1], 8.0f);
+}
+
+TEST_F(Quantized, GivesTheLogSumExpBackWhatWasSubtracted) {
+  // Of Q's powers of two e4m3 loses nothing, so what is added is exact but for fp32's rounding.
+  for (std::size_t i = 0; i < q.values.size(); ++i)
+    q.values[i] = i % (37 * 64) == 0 ? 4.0f : std::clamp(std::round(q.values[i]), -2.0f, 2.0f);
+  for (float& x : k.values) x = std::round(x * 4) / 4 + 100.0f;
+  std::vector<float> lse(2 * 4 * 37), exact_lse(lse.size());
+  AttentionParams params;
+  params.lse = exact_lse.data();
+  ASSERT_TRUE(attention(q.view(), k.view(), v.view(), o.view(), params).ok());
+  params.lse = lse.data();
+  const Status status = attention_quantized(q.view(), k.view(), v.view(), o.view(), params,
+                                            scratch.options(), {.smooth_k = true});
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (std::size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], exact_lse[i], 0.6f) << i;
+}
+
+TEST_F(Quantized, RefusesToSmoothWhatDoesNotFollow) {
+  AttentionParams params;
+  params.softcap = 20;
+  Status status = attention_quantized(q.view(), k.view(), v.view(), o.view(), params,
+                                      scratch.options(), {.smooth_k = true});
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_NE(status.message().find("softcap"), std::string::npos) << status.message();
+  const std::array<float, 4> sinks{};
+  params = {};
+  params.sinks = sinks.data();
+  status = attention_quantized(q.view(), k.view(), v.view(), o.view(), params, scratch.options(),
+                               {.smooth_k = true});
+  EXPECT_NE(status.message().find("sinks"), std::string::npos) << status.message();
 }
 
 TEST_F(Quantized, AsksForScratchOnceAndForAsMuchAsItsPlanSays) {

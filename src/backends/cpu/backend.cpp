@@ -16,6 +16,7 @@
 
 #include "backends/cpu/config.hpp"
 #include "backends/cpu/quantize.hpp"
+#include "backends/cpu/smooth.hpp"
 #include "core/serving.hpp"
 #include "core/text.hpp"
 
@@ -147,6 +148,8 @@ constinit const core::Backend backend{.count = count,
                                       .enter = nullptr,
                                       .fill_empty = fill_empty,
                                       .quantize = quantize,
+                                      .column_means = column_means,
+                                      .shift_lse = shift_lse,
                                       .merge = kernels::cpu_merge,
                                       .append = kernels::cpu_append,
                                       .executor = executor};

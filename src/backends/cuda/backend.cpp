@@ -12,6 +12,7 @@
 #include "backends/cuda/fill_empty.hpp"
 #include "backends/cuda/merge.hpp"
 #include "backends/cuda/quantize.hpp"
+#include "backends/cuda/smooth.hpp"
 #include "core/backend.hpp"
 
 namespace greenfast::cuda {
@@ -155,6 +156,8 @@ const core::Backend backend{
     .enter = enter,
     .fill_empty = fill_empty,
     .quantize = quantize,
+    .column_means = column_means,
+    .shift_lse = shift_lse,
     .merge = merge,
     .append = append,
     .fetch = fetch,

@@ -44,6 +44,7 @@ struct View {
   std::int64_t to_d = 1;  // else the codes are transposed, and to_s is 1
   std::int64_t rows = 0;  // of a slice, which is a block's share of a head
   bool one_scale;
+  const float* offset = nullptr;  // of each head's columns
 };
 
 /// Of a head, which counts over the batch.
@@ -60,8 +61,9 @@ template <class T, bool kAligned>
 struct Slice {
   const T* from;
   std::uint8_t* to;
-  std::int64_t from_hop, to_hop;  // elements to this thread's next row
-  int count;                      // of its rows
+  std::int64_t from_hop, to_hop;   // elements to this thread's next row
+  int count;                       // of its rows
+  const float* columns = nullptr;  // what is subtracted from those it has
 
   __device__ __forceinline__ Slice(const T* values, std::uint8_t* codes, const View& view,
                                    std::int64_t head, std::int64_t slice) {
@@ -77,6 +79,7 @@ struct Slice {
     const auto rows = static_cast<std::int32_t>(
         max(min(view.rows, view.seq - slice * view.rows) - row, std::int64_t{0}));
     count = row < step ? ceil_div(rows, step) : 0;
+    if (view.offset != nullptr) columns = view.offset + head * view.parts * kPart + column;
   }
 
   /// Of its rows, of which there are no more; of loads of one element fewer.
@@ -109,14 +112,18 @@ struct Slice {
 };
 
 /// Over the warp's part of the slice.
-template <class T, bool kAligned>
-__device__ __forceinline__ std::uint32_t over_warp(const Largest<T>& largest,
-                                                   const Slice<T, kAligned>& slice) {
+template <bool kOffset, class T, bool kAligned>
+__device__ __forceinline__ std::uint32_t over_warp(
+    const Slice<T, kAligned>& slice, const Values<T> (&held)[Slice<T, kAligned>::kCount]) {
+  const auto offset = Offset<kOffset>::of(slice.columns);
+  Largest<T, kOffset> largest;
+  slice.each(held, [&](const Values<T>& values, int) { largest.take(values, offset); });
   std::uint32_t most = largest.found();
   if (most >= kInfinityBits) {
     most = 0;
-    slice.each_again(
-        [&](const Values<T>& values, int) { most = Largest<T>::finite(values, most); });
+    slice.each_again([&](const Values<T>& values, int) {
+      most = Largest<T, kOffset>::finite(values, offset, most);
+    });
   }
   return __reduce_max_sync(0xffffffffu, most);
 }
@@ -124,8 +131,9 @@ __device__ __forceinline__ std::uint32_t over_warp(const Largest<T>& largest,
 template <Quotient kHow, class T, bool kAligned>
 __device__ __forceinline__ void encode_part(const Slice<T, kAligned>& slice,
                                             const Values<T>& values, int row,
+                                            const Offset<true>& offset,
                                             const SharedDivisor& divisor) {
-  const uint2 codes = codes_of<kHow>(values, divisor);
+  const uint2 codes = codes_of<kHow>(values, offset, divisor);
   std::uint8_t* const to = slice.to + row * slice.to_hop;
   if constexpr (kAligned) {
     *reinterpret_cast<uint2*>(to) = codes;
@@ -145,9 +153,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     const Slice<T, kAligned> slice(from, nullptr, view, head, blockIdx.x);
     Values<T> held[Slice<T, kAligned>::kCount];
     slice.load(held);
-    Largest<T> mine;
-    slice.each(held, [&](const Values<T>& values, int) { mine.take(values); });
-    const std::uint32_t most = over_warp(mine, slice);
+    const std::uint32_t most =
+        view.offset != nullptr ? over_warp<true>(slice, held) : over_warp<false>(slice, held);
     if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + (view.one_scale ? 0 : head), most);
   }
 }
@@ -168,13 +175,14 @@ __global__ void __launch_bounds__(kThreads, 3)
     slice.load(held);
     const SharedDivisor divisor =
         SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head]);
+    const auto offset = Offset<true>::of(slice.columns);
     if (divisor.quick)
       slice.each(held, [&](const Values<T>& values, int row) {
-        encode_part<Quotient::quick>(slice, values, row, divisor);
+        encode_part<Quotient::quick>(slice, values, row, offset, divisor);
       });
     else
       slice.each_again([&](const Values<T>& values, int row) {
-        encode_part<Quotient::slow>(slice, values, row, divisor);
+        encode_part<Quotient::slow>(slice, values, row, offset, divisor);
       });
   }
 }
@@ -223,11 +231,13 @@ __global__ void __launch_bounds__(kThreads)
         if (4 * quad + i < keys)
           values[i].load(rows + (4 * quad + i) * view.from_s + part * kPart,
                          std::bool_constant<kAligned>{});
+      const auto offset = Offset<true>::of(
+          view.offset == nullptr ? nullptr : view.offset + (head * view.parts + part) * kPart);
       uint2 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        codes[i] = divisor.quick ? codes_of<Quotient::quick>(values[i], divisor)
-                                 : codes_of<Quotient::slow>(values[i], divisor);
+        codes[i] = divisor.quick ? codes_of<Quotient::quick>(values[i], offset, divisor)
+                                 : codes_of<Quotient::slow>(values[i], offset, divisor);
       std::uint32_t columns[kPart];
       turn(codes, columns);
 #pragma unroll
@@ -300,7 +310,7 @@ bool in_parts(const QuantizeProblem& p, const QuantizeTensors& t) {
 
 template <class T>
 void launch(const core::QuantizeCall& call, cudaStream_t stream) {
-  const auto& [p, t] = call;
+  const auto& [p, t, offset] = call;
   const View view{.heads = p.heads,
                   .all_heads = p.batch * p.heads,
                   .seq = p.seq,
@@ -312,7 +322,8 @@ void launch(const core::QuantizeCall& call, cudaStream_t stream) {
                   .to_h = p.to.stride[1],
                   .to_s = p.to.stride[2],
                   .to_d = p.to.stride[3],
-                  .one_scale = p.scales != ScaleKind::per_head};
+                  .one_scale = p.scales != ScaleKind::per_head,
+                  .offset = offset};
   if (in_parts(p, t))
     launch<T, true>(p, t, view, stream);
   else
@@ -351,7 +362,7 @@ bool launch_once(std::span<const core::QuantizeCall> calls, const core::Context&
   auto* state = static_cast<ScaleState*>(context.workspace);
   std::int64_t items = 0, most_of_scale = 0;
   for (std::size_t n = 0; n < calls.size(); ++n) {
-    const auto& [p, t] = calls[n];
+    const auto& [p, t, offset] = calls[n];
     if (p.scales == ScaleKind::none || !p.compute_scales || p.seq == 0 || !in_parts(p, t))
       return false;
     const std::int64_t parts = p.head_dim / kPart, column_blocks = ceil_div(parts, Item::kParts);
@@ -364,6 +375,7 @@ bool launch_once(std::span<const core::QuantizeCall> calls, const core::Context&
     all.tensor[n] = {.from = t.from,
                      .to = static_cast<std::uint8_t*>(t.to),
                      .scale = t.scale,
+                     .offset = offset,
                      .state = state,
                      .from_b = p.from.stride[0],
                      .from_h = p.from.stride[1],

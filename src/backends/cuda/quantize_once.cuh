@@ -41,6 +41,7 @@ struct OncePlace {
   using Item = OnceItem<T>;
   const OnceTensor& tensor;
   std::int64_t b, h;
+  std::uint32_t head;  // over the batch
   std::uint32_t rest;  // which of the head's items
   int scale;           // whose it is
   int row, part;
@@ -50,7 +51,7 @@ struct OncePlace {
                           : item < all.tensor[2].first ? 1
                                                        : 2]) {
     const std::uint32_t local = item - tensor.first;
-    const std::uint32_t head = local / tensor.items_of_head;
+    head = local / tensor.items_of_head;
     rest = local - head * tensor.items_of_head;
     const auto column_blocks = static_cast<std::uint32_t>(tensor.column_blocks);
     const std::uint32_t block = rest / column_blocks;
@@ -63,6 +64,13 @@ struct OncePlace {
     part = static_cast<int>(rest - block * column_blocks) * Item::kParts + lane % 4;
   }
   __device__ __forceinline__ ScaleState* state() const { return tensor.state + scale; }
+  template <bool kOffset>
+  __device__ __forceinline__ Offset<kOffset> offset(int quarter) const {
+    const int mine = part + 4 * quarter;
+    if (!kOffset || tensor.offset == nullptr || mine >= tensor.parts)
+      return Offset<kOffset>::of(nullptr);
+    return Offset<kOffset>::of(tensor.offset + (std::int64_t{head} * tensor.parts + mine) * kPart);
+  }
   /// Whether no row or part of the item is missing, for every lane alike.
   __device__ __forceinline__ bool whole() const {
     return (row | (Item::kKeys - 1)) < tensor.seq && (part | (Item::kParts - 1)) < tensor.parts;
@@ -114,21 +122,28 @@ __device__ __forceinline__ Values<T> held(const uint4* slot, int quarter, int i)
 }
 
 /// Bits of the largest finite magnitude of the warp's item, and whether all of it are finite.
-template <class T>
-__device__ __forceinline__ std::uint32_t largest_of_item(const uint4* slot, bool& finite) {
+template <bool kOffset, class T>
+__device__ __forceinline__ std::uint32_t largest_of_item(const OncePlace<T>& at, const uint4* slot,
+                                                         bool& finite) {
   using Item = OnceItem<T>;
-  Largest<T> mine;
+  Largest<T, kOffset> mine;
 #pragma unroll
-  for (int quarter = 0; quarter < Item::kQuarters; ++quarter)
+  for (int quarter = 0; quarter < Item::kQuarters; ++quarter) {
+    const Offset<kOffset> offset = at.template offset<kOffset>(quarter);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) mine.take(held<T>(slot, quarter, i));
+    for (int i = 0; i < 4; ++i)
+      // What is missing is 0, which is no value with an offset.
+      if (!kOffset || at.has(quarter, i)) mine.take(held<T>(slot, quarter, i), offset);
+  }
   std::uint32_t most = __reduce_max_sync(0xffffffffu, mine.found());
   finite = most < kInfinityBits;
   if (!finite) {
     most = 0;
 #pragma unroll 1
     for (int unit = 0; unit < 4 * Item::kQuarters; ++unit)
-      most = Largest<T>::finite(held<T>(slot, unit / 4, unit % 4), most);
+      if (at.has(unit / 4, unit % 4))
+        most = Largest<T, kOffset>::finite(held<T>(slot, unit / 4, unit % 4),
+                                           at.template offset<kOffset>(unit / 4), most);
     most = __reduce_max_sync(0xffffffffu, most);
   }
   return most;
@@ -162,7 +177,7 @@ __device__ __forceinline__ void store_column(std::uint8_t* to, const std::uint32
   }
 }
 
-template <Quotient kHow, class T>
+template <Quotient kHow, bool kOffset, class T>
 __device__ __forceinline__ void encode_item(const OncePlace<T>& at, const uint4* slot,
                                             const SharedDivisor& divisor) {
   using Item = OnceItem<T>;
@@ -171,9 +186,11 @@ __device__ __forceinline__ void encode_item(const OncePlace<T>& at, const uint4*
   std::uint8_t* const head = x.to + at.b * x.to_b + at.h * x.to_h;
 #pragma unroll kUnroll
   for (int quarter = 0; quarter < Item::kQuarters; ++quarter) {
+    const Offset<kOffset> offset = at.template offset<kOffset>(quarter);
     uint2 codes[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) codes[i] = codes_of<kHow>(held<T>(slot, quarter, i), divisor);
+    for (int i = 0; i < 4; ++i)
+      codes[i] = codes_of<kHow>(held<T>(slot, quarter, i), offset, divisor);
     const int part = at.part + 4 * quarter;
     if (x.to_d == 1) {
       std::uint8_t* row = head + at.row * x.to_s + part * kPart;
@@ -326,7 +343,10 @@ __device__ __forceinline__ void work(const OnceTensors& all, const OnceShare& sh
     if (turn < turns) {
       __pipeline_wait_prior(kAhead - 1);
       if (share.item(turn, worker) < all.items) {
-        const std::uint32_t most = largest_of_item<T>(slot(turn), finite);
+        const OncePlace<T> at(all, share.item(turn, worker));
+        const std::uint32_t most = at.tensor.offset != nullptr
+                                       ? largest_of_item<true>(at, slot(turn), finite)
+                                       : largest_of_item<false>(at, slot(turn), finite);
         if (lane == 0) exchange.most[turn % kTurns][worker] = most;
       }
       if (lane == 0) exchange.arrive(exchange.delivered[turn % kTurns]);
@@ -338,12 +358,15 @@ __device__ __forceinline__ void work(const OnceTensors& all, const OnceShare& sh
       if (share.item(then, worker) < all.items) {
         const OncePlace<T> at(all, share.item(then, worker));
         const SharedDivisor divisor = SharedDivisor::of(exchange.scale[then % kTurns][worker]);
+        // What is rare has one piece of code for both.
         if (!divisor.quick)
-          encode_item<Quotient::slow>(at, slot(then), divisor);
+          encode_item<Quotient::slow, true>(at, slot(then), divisor);
         else if ((odd >> kLag & 1) != 0)
-          encode_item<Quotient::quick>(at, slot(then), divisor);
+          encode_item<Quotient::quick, true>(at, slot(then), divisor);
+        else if (at.tensor.offset != nullptr)
+          encode_item<Quotient::small, true>(at, slot(then), divisor);
         else
-          encode_item<Quotient::small>(at, slot(then), divisor);
+          encode_item<Quotient::small, false>(at, slot(then), divisor);
       }
     }
     copy(turn + kAhead);

@@ -23,6 +23,7 @@ struct OnceTensor {
   const void* from;
   std::uint8_t* to;
   float* scale;
+  const float* offset;  // of each head's columns, or null
   ScaleState* state;
   std::int64_t from_b, from_h, from_s, to_b, to_h, to_s;
   std::int64_t to_d;  // 1, or the codes are transposed and to_s is 1

@@ -49,16 +49,46 @@ struct alignas(16) Values {
 
 inline constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
+/// What is subtracted from the values of kPart neighbouring columns: numbers, or nothing.
+template <bool kThere>
+struct Offset {
+  __device__ __forceinline__ static Offset of(const float* /*columns*/) { return {}; }
+  __device__ __forceinline__ float minus(float x, int /*i*/) const { return x; }
+};
+template <>
+struct Offset<true> {
+  float x[kPart];
+
+  /// Zeros, which change no bit, where `columns` is null.
+  __device__ __forceinline__ static Offset of(const float* columns) {
+    Offset made = {};
+    if (columns != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kPart; i += 4)
+        *reinterpret_cast<float4*>(made.x + i) = *reinterpret_cast<const float4*>(columns + i);
+    }
+    return made;
+  }
+  __device__ __forceinline__ float minus(float value, int i) const { return value - x[i]; }
+};
+
 /// The largest magnitude of values as the bits of a float. Infinities and NaN are left out, which
 /// takes a second look where there are any.
-template <class T>
+template <class T, bool kOffset>
 struct Largest {
+  static constexpr bool kPairs = Values<T>::kHalf && !kOffset;
   std::uint32_t most = 0;
 
-  __device__ __forceinline__ void take(const Values<T>& values) {
+  __device__ __forceinline__ void take(const Values<T>& values, const Offset<kOffset>& offset) {
+    if constexpr (kOffset) {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i)
+        most = max(most, __float_as_uint(fabsf(offset.minus(values.at(i), i))));
+      return;
+    }
 #pragma unroll
     for (const std::uint32_t word : values.words) {
-      if constexpr (Values<T>::kHalf)
+      if constexpr (kPairs)
         most = __vmaxu2(most, word & 0x7fff7fffu);
       else
         most = max(most, word & 0x7fffffffu);
@@ -66,17 +96,18 @@ struct Largest {
   }
   /// Of what was taken; above the finite numbers where one of it is.
   __device__ __forceinline__ std::uint32_t found() const {
-    if constexpr (!Values<T>::kHalf) return most;
+    if constexpr (!kPairs) return most;
     Values<T> two = {};
     two.words[0] = most;
     return max(__float_as_uint(fabsf(two.at(0))), __float_as_uint(fabsf(two.at(1))));
   }
   /// The second look: `most` and the finite ones of `values`.
   __device__ __forceinline__ static std::uint32_t finite(const Values<T>& values,
+                                                         const Offset<kOffset>& offset,
                                                          std::uint32_t most) {
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
-      const std::uint32_t magnitude = __float_as_uint(fabsf(values.at(i)));
+      const std::uint32_t magnitude = __float_as_uint(fabsf(offset.minus(values.at(i), i)));
       if (magnitude < kInfinityBits) most = max(most, magnitude);
     }
     return most;
@@ -104,14 +135,17 @@ __device__ __forceinline__ std::uint32_t encode4(float a, float b, float c, floa
 enum class Quotient { small, quick, slow };
 
 /// Codes of kPart values.
-template <Quotient kHow, class T>
-__device__ __forceinline__ uint2 codes_of(const Values<T>& values, const SharedDivisor& divisor) {
+template <Quotient kHow, class T, bool kOffset>
+__device__ __forceinline__ uint2 codes_of(const Values<T>& values, const Offset<kOffset>& offset,
+                                          const SharedDivisor& divisor) {
   float x[kPart];
 #pragma unroll
-  for (int i = 0; i < kPart; ++i)
-    x[i] = kHow == Quotient::small   ? small_quotient(values.at(i), divisor)
-           : kHow == Quotient::quick ? quick_quotient(values.at(i), divisor)
-                                     : __fdiv_rn(values.at(i), divisor.divisor);
+  for (int i = 0; i < kPart; ++i) {
+    const float value = offset.minus(values.at(i), i);
+    x[i] = kHow == Quotient::small   ? small_quotient(value, divisor)
+           : kHow == Quotient::quick ? quick_quotient(value, divisor)
+                                     : __fdiv_rn(value, divisor.divisor);
+  }
   return {encode4(x[0], x[1], x[2], x[3]), encode4(x[4], x[5], x[6], x[7])};
 }
 

@@ -1,4 +1,7 @@
 """greenfast.attention and its company with NumPy alone."""
+import copy
+import inspect
+import pickle
 import subprocess
 import sys
 
@@ -240,6 +243,112 @@ def test_transposed_codes_are_the_same_where_v_is_read(layout):
         greenfast.quantize_e4m3(v, out=vc, transposed=True)
     with pytest.raises(ValueError, match="K's last stride"):  # of V alone
         greenfast.attention(qc, turned, vc, layout=layout)
+
+
+def by_codes(q, k, v, transposed=False, **options):
+    """Attention of the codes of each, which attention_quantized is to give bit by bit."""
+    layout = options.get("layout", "bhsd")
+    codes, scales = zip(*(greenfast.quantize_e4m3(x, layout=layout, transposed=transposed and x is v) for x in (q, k, v)))
+    return greenfast.attention(*codes, **dict(zip(("q_scale", "k_scale", "v_scale"), scales)), **{"out_dtype": q.dtype, "return_lse": True, **options})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("options", [
+    {}, dict(causal=True, align="bottom_right"), dict(window=(9, 3), align="top_left"), dict(softcap=2.0, scale=0.3), dict(chunk=8, align="top_left"),
+    dict(sinks=np.array([0.5, -1.0, 3.0, 0.0], np.float32)), dict(slopes=np.ones(4, np.float32), align="bottom_right"),
+    dict(mask=np.random.default_rng(1).random((37, 53)) < 0.5), dict(mask=np.random.default_rng(2).random((37, 53), np.float32)),
+    dict(out_dtype="float32"), dict(accuracy="fast"), dict(variant="cpu.naive"), dict(batch_invariant=True)], ids="-".join)
+def test_quantised_attention_is_attention_of_the_codes(options, dtype):
+    pytest.importorskip("ml_dtypes")
+    for width_v in (32, 16):
+        q, k, v = (x.astype(dtype) for x in reference.inputs(width_v=width_v))
+        out, lse = greenfast.attention_quantized(q, k, v, return_lse=True, **options)
+        want, want_lse = by_codes(q, k, v, **options)
+        assert out.dtype == want.dtype and np.array_equal(out, want) and np.array_equal(lse, want_lse)
+
+
+def test_quantised_attention_comes_close_to_the_exact_one():
+    q, k, v = reference.inputs()
+    for dtype in (np.float32, np.float16):
+        out, lse = greenfast.attention_quantized(*(x.astype(dtype) for x in (q, k, v)), causal=True, align="bottom_right", return_lse=True)
+        want, want_lse = reference.attention(q, k, v, right=0, bottom_right=True)
+        assert out.dtype == dtype and lse.dtype == np.float32 and abs(lse - want_lse).max() < 0.1
+        assert np.linalg.norm(out - want) < 0.06 * np.linalg.norm(want)
+
+
+def test_quantised_attention_is_written_where_it_is_asked_in_either_layout():
+    q, k, v = (x.astype(np.float16) for x in reference.inputs(width_v=16))
+    want, want_lse = greenfast.attention_quantized(q, k, v, return_lse=True)
+    turned = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v)]
+    for given, layout in (([q, k, v], "bhsd"), (turned, "bshd"), ([x.swapaxes(1, 2) for x in turned], "bhsd")):
+        expected = want.swapaxes(1, 2) if layout == "bshd" else want
+        made = greenfast.attention_quantized(*given, layout=layout)
+        out, lse = np.full_like(made, np.nan), np.full(want_lse.shape, np.nan, np.float32)
+        returned = greenfast.attention_quantized(*given, layout=layout, out=out, lse=lse, return_lse=True)
+        assert returned[0] is out and returned[1] is lse and np.array_equal(out, expected) and np.array_equal(lse, want_lse)
+        assert np.array_equal(made, expected)
+        assert greenfast.attention_quantized(*given, layout=layout, out=out) is out
+    assert (greenfast.attention_quantized(q, k[:, :, :0], v[:, :, :0]) == 0).all() and greenfast.attention_quantized(q[:, :, :0], k, v).size == 0
+    only = [Protocol(x, "__array_interface__") for x in (q, k, v)]
+    assert np.array_equal(greenfast.attention_quantized(*only), want)
+
+
+I32 = np.int32
+
+
+@pytest.mark.parametrize("change, options, error, words", [
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "dense tensors, not used_kv", used_kv=np.array([3, 4], I32)),
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "dense tensors, not used_q", used_q=np.array([3, 4], I32)),
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "dense tensors, not kv_start", kv_start=np.array([3, 4], I32)),
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "dense tensors, not kv_index", kv_index=np.array([1, 0], I32)),
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "dense tensors, not page_table", page_table=np.array([[1], [0]], I32)),
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "dense tensors, not max_kv", max_kv=53),
+    bad(lambda q, k, v: (q[0], k[0], v[0]), NotImplementedError, "dense tensors, not cu_q", cu_q=np.array([0, 37], I32), cu_kv=np.array([0, 53], I32)),
+    bad(lambda q, k, v: (q, k, v), NotImplementedError, "runs on cuda", variant="cuda.sm90.fp8"),
+    bad(lambda q, k, v: (q, k, v), ValueError, "nearest: cpu.flash", variant="cpu.flesh"),
+    bad(lambda q, k, v: (q.view(np.int32), k, v), TypeError, "int32"),
+    bad(lambda q, k, v: (q, k.astype(np.float16), v), TypeError, "one type"),
+    bad(lambda q, k, v: (q, None, v), TypeError, "k is None"),
+    bad(lambda q, k, v: (q[0], k, v), ValueError, "four dimensions"),
+    bad(lambda q, k, v: (q, k, v), ValueError, "say align", causal=True),
+    bad(lambda q, k, v: (q, k, v), ValueError, "layout is 'sbhd'", layout="sbhd"),
+    bad(lambda q, k, v: (q, k, v), ValueError, "'exact' or 'fast'", accuracy="faster"),
+    bad(lambda q, k, v: (q, k, v), ValueError, "additive mask of fp16", mask=np.zeros((37, 53), np.float16)),
+    bad(lambda q, k, v: (q, k, v), TypeError, "leave one of them out", out_dtype="float16"),
+    bad(lambda q, k, v: (q, k, v), TypeError, r"attention_quantized\(\) got an unexpected keyword argument 'sink': is 'sinks' meant", sink=1),
+    bad(lambda q, k, v: (q, k, v), TypeError, r"attention_quantized\(\) got an unexpected keyword argument 'q_scale'", q_scale=np.ones(1, np.float32)),
+])
+def test_what_quantised_attention_does_not_take_is_named_before_any_work(change, options, error, words):
+    arguments = change(*reference.inputs())
+    out = np.full(arguments[0].shape, 7.0, np.float32)
+    with pytest.raises(error, match=words):
+        greenfast.attention_quantized(*arguments, out=out, **options)
+    assert (out == 7.0).all()
+    made = {name: x for name, x in options.items() if name != "out_dtype"}
+    if made == options:
+        with pytest.raises(error, match=words):
+            greenfast.attention_quantized(*arguments, return_lse=True, **options)
+
+
+def test_codes_and_memory_of_the_inputs_are_refused_by_quantised_attention():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q, k, v = reference.inputs()
+    out = np.full(q.shape, 7.0, np.float16)
+    with pytest.raises(ValueError, match="e4m3 already: call attention"):
+        greenfast.attention_quantized(*(x.astype(ml_dtypes.float8_e4m3fn) for x in (q, k, v)), out=out)
+    assert (out == 7.0).all()
+    before = q.copy()
+    with pytest.raises(ValueError, match="overlaps q"):
+        greenfast.attention_quantized(q, k, v, out=q)
+    assert (q == before).all()
+
+
+def test_help_of_quantised_attention_is_attentions_without_scales():
+    f, exact = greenfast.attention_quantized, inspect.signature(greenfast.attention).parameters
+    parameters = inspect.signature(f).parameters
+    assert {name: str(x) for name, x in parameters.items()} == {name: str(x) for name, x in exact.items() if name not in ("q_scale", "k_scale", "v_scale")}
+    assert parameters["accuracy"].default == "exact" and set(greenfast.Features.__annotations__) <= set(parameters)
+    assert f is pickle.loads(pickle.dumps(f)) and f is copy.deepcopy(f) and f.__name__ in greenfast.__all__ and f.__doc__.startswith("attention() of")
 
 
 def test_batch_invariant_rows_do_not_depend_on_their_neighbours():

@@ -10,6 +10,7 @@ import greenfast  # noqa: E402
 import greenfast.torch as gt  # noqa: E402
 import reference  # noqa: E402
 from greenfast import flash_attn_interface as fa  # noqa: E402
+from test_arrays import by_codes  # noqa: E402
 from test_torch import compiled_operators, gradients  # noqa: E402
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -448,3 +449,70 @@ def test_e4m3_takes_its_kernel_unasked(options, variant, causal, transposed, key
     assert (out.cpu().double() - wanted.double()).norm() / wanted.double().norm() < 0.06
     if "return_lse" in options:
         torch.testing.assert_close(got[1].cpu(), want[1], atol=0.06, rtol=0)
+
+
+def by_codes_of_the_device(q, k, v, **options):
+    """As attention_quantized: V transposed where a kernel of this device takes it so."""
+    try:
+        return by_codes(q, k, v, transposed=True, **options)
+    except NotImplementedError:
+        return attempt("", by_codes, q, k, v, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [
+    {}, dict(return_lse=False), dict(causal=True, align="bottom_right"), dict(window=(99, 40), align="bottom_right"), dict(softcap=4.0),
+    dict(out_dtype=torch.float32), dict(sinks=torch.ones(4)), dict(mask=MASK), dict(chunk=64, causal=True, align="bottom_right"),
+    dict(return_lse=False, accuracy="fast")], ids=lambda options: "-".join(options))
+@pytest.mark.parametrize("width, width_v", [(64, 64), (128, 128), (128, 64), (256, 256)])
+def test_quantised_attention_is_attention_of_the_codes(either_way, dtype, options, width, width_v):
+    q, k, v = tensors(dtype, rows=190, keys=333, width=width, width_v=width_v)
+    options = {"return_lse": True, **{name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}}
+    wanted = by_codes_of_the_device(q, k, v, **{"out_dtype": dtype, **options})
+    got = greenfast.attention_quantized(q, k, v, **options)
+    for x, y in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, wanted))):
+        assert x.dtype == y.dtype and torch.equal(x, y)
+
+
+def test_quantised_attention_is_written_where_it_is_asked_in_either_layout():
+    q, k, v = tensors(rows=190, keys=333)
+    want, want_lse = attempt("", greenfast.attention_quantized, q, k, v, return_lse=True)
+    turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    for given, layout in (([q, k, v], "bhsd"), (turned, "bshd"), ([x.transpose(1, 2) for x in turned], "bhsd")):
+        out, lse = torch.full_like(given[0], torch.nan), torch.full_like(want_lse, torch.nan)
+        returned = greenfast.attention_quantized(*given, layout=layout, out=out, lse=lse, return_lse=True)
+        assert returned[0] is out and returned[1] is lse and torch.equal(lse, want_lse)
+        assert torch.equal(out.transpose(1, 2) if layout == "bshd" else out, want)
+
+
+def test_a_captured_quantised_attention_replays_with_new_inputs():
+    q, k, v = tensors(rows=256, keys=300)
+    attempt("", greenfast.attention_quantized, q, k, v, return_lse=True)
+    greenfast.attention_quantized(q, k, v, accuracy="fast")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        given = torch.empty_like(q)
+        greenfast.attention_quantized(q, k, v, out=given, accuracy="fast")
+        made, lse = greenfast.attention_quantized(q, k, v, return_lse=True)
+    for seed in range(3):
+        for x in (q, k, v):
+            x.normal_(std=10.0 ** -seed, generator=torch.Generator("cuda").manual_seed(seed))
+        graph.replay()
+        want, want_lse = greenfast.attention_quantized(q, k, v, return_lse=True)
+        assert torch.equal(made, want) and torch.equal(lse, want_lse) and torch.equal(given, greenfast.attention_quantized(q, k, v, accuracy="fast"))
+
+
+def test_quantised_attention_is_on_the_current_stream_and_compiles():
+    q, k, v = tensors(rows=512, keys=512)
+    expected = attempt("", greenfast.attention_quantized, q, k, v)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(greenfast.attention_quantized, fullgraph=True, backend="aot_eager")(q, k, v), expected)
+    stream, out = torch.cuda.Stream(), torch.empty_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late = q * 1
+        greenfast.attention_quantized(late, k, v, out=out)
+    stream.synchronize()
+    assert torch.equal(out, expected)

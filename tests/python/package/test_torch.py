@@ -14,6 +14,7 @@ import torch.fx.experimental.symbolic_shapes  # noqa: E402
 import greenfast  # noqa: E402
 import greenfast.torch as gt  # noqa: E402
 import reference  # noqa: E402
+from test_arrays import by_codes  # noqa: E402
 
 F = torch.nn.functional
 SDPA = F.scaled_dot_product_attention
@@ -325,6 +326,75 @@ def test_fast_accuracy_reaches_the_library_and_its_operator(either_way):
         greenfast.attention(*tensors(torch.float16), accuracy="fast")
 
 
+QUANTIZED = [
+    {}, dict(causal=True, align="bottom_right"), dict(window=(9, 3), align="top_left"), dict(softcap=2.0, scale=0.3), dict(chunk=8, align="top_left"),
+    dict(sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])), dict(slopes=torch.ones(4), align="bottom_right"), dict(mask=torch.arange(37)[:, None] > torch.arange(53) - 9),
+    dict(mask=torch.linspace(-3, 3, 37 * 53).view(37, 53)), dict(out_dtype=torch.float32), dict(out_dtype="bfloat16"), dict(accuracy="fast"),
+    dict(variant="cpu.naive"), dict(batch_invariant=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("options", QUANTIZED, ids=lambda options: "-".join(options))
+def test_quantised_attention_is_attention_of_the_codes(either_way, options, dtype):
+    for width_v in (32, 16):
+        q, k, v = tensors(dtype, width_v=width_v)
+        out, lse = greenfast.attention_quantized(q, k, v, return_lse=True, **options)
+        want, want_lse = by_codes(q, k, v, **options)
+        assert out.dtype == want.dtype and torch.equal(out, want) and torch.equal(lse, want_lse)
+
+
+def test_quantised_attention_is_written_where_it_is_asked_in_either_layout(either_way):
+    q, k, v = tensors(torch.float16, width_v=16)
+    want, want_lse = greenfast.attention_quantized(q, k, v, return_lse=True)
+    turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    for given, layout in (([q, k, v], "bhsd"), (turned, "bshd"), ([x.transpose(1, 2) for x in turned], "bhsd")):
+        expected = want.transpose(1, 2) if layout == "bshd" else want
+        made = greenfast.attention_quantized(*given, layout=layout)
+        out, lse = torch.full_like(made, torch.nan), torch.full_like(want_lse, torch.nan)
+        returned = greenfast.attention_quantized(*given, layout=layout, out=out, lse=lse, return_lse=True)
+        assert returned[0] is out and returned[1] is lse and torch.equal(out, expected) and torch.equal(lse, want_lse)
+        assert torch.equal(made, expected) and [made.stride(i) >= made.stride(j) for i, j in ((0, 1), (1, 2))] == [
+            given[0].stride(i) >= given[0].stride(j) for i, j in ((0, 1), (1, 2))]
+        assert greenfast.attention_quantized(*given, layout=layout, out=out) is out
+    wide = torch.empty(want.shape)
+    assert torch.equal(greenfast.attention_quantized(q, k, v, out=wide), greenfast.attention_quantized(q, k, v, out_dtype=torch.float32))
+    assert torch.equal(greenfast.attention_quantized(q, k, v, sinks=np.zeros(4, np.float32)), greenfast.attention_quantized(q, k, v, sinks=torch.zeros(4)))
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def refused(error, words, change=lambda q, k, v: (q, k, v), **options):
+    return pytest.param(change, options, error, words, id=words)
+
+
+@pytest.mark.parametrize("change, options, error, words", [
+    refused(NotImplementedError, "dense tensors, not used_q", used_q=ints(3, 4)), refused(NotImplementedError, "dense tensors, not used_kv", used_kv=ints(3, 4)),
+    refused(NotImplementedError, "dense tensors, not kv_start", kv_start=ints(3, 4)), refused(NotImplementedError, "dense tensors, not kv_index", kv_index=ints(1, 0)),
+    refused(NotImplementedError, "dense tensors, not page_table", page_table=ints(1, 0).view(2, 1)), refused(NotImplementedError, "dense tensors, not max_q", max_q=37),
+    refused(NotImplementedError, "dense tensors, not cu_q", lambda q, k, v: (q[0], k[0], v[0]), cu_q=ints(0, 37), cu_kv=ints(0, 53)),
+    refused(ValueError, "e4m3 already: call attention", lambda q, k, v: [greenfast.quantize_e4m3(x)[0] for x in (q, k, v)]),
+    refused(NotImplementedError, "gradients through greenfast.attention_quantized", lambda q, k, v: (q.clone().requires_grad_(), k, v)),
+    refused(NotImplementedError, "gradients through greenfast.attention_quantized", sinks=torch.zeros(4, requires_grad=True)),
+    refused(TypeError, r"attention_quantized\(\) got .* 'sink': is 'sinks' meant", sink=1), refused(TypeError, "unexpected keyword argument 'q_scale'", q_scale=torch.ones(1)),
+    refused(NotImplementedError, "runs on cuda", variant="cuda.sm90.fp8"), refused(TypeError, "leave one of them out", out_dtype=torch.bfloat16),
+    refused(ValueError, "additive mask of fp16", mask=torch.zeros(37, 53, dtype=torch.float16)),
+    refused(TypeError, "k is NoneType", lambda q, k, v: (q, None, v)), refused(TypeError, "v is NoneType", lambda q, k, v: (q, k, None)),
+    refused(TypeError, "k lies on meta", lambda q, k, v: (q, k.to("meta"), v)), refused(TypeError, "q is a nested or sparse", lambda q, k, v: (q.to_sparse(), k, v)),
+    refused(TypeError, "q is a .*negated", lambda q, k, v: (torch._neg_view(q), k, v)), refused(ValueError, "four dimensions", lambda q, k, v: (q[0], k, v)),
+])
+def test_what_quantised_attention_does_not_take_is_named_before_any_work(either_way, change, options, error, words):
+    arguments = change(*tensors(torch.float16))
+    out, lse = torch.full((2, 4, 37, 32), 7.0, dtype=torch.float16), torch.full((2, 4, 37), 7.0)
+    with pytest.raises(error, match=words):
+        greenfast.attention_quantized(*arguments, out=out, lse=lse, **options)
+    assert (out == 7.0).all() and (lse == 7.0).all()
+    if "out_dtype" not in options:
+        with pytest.raises(error, match=words):
+            greenfast.attention_quantized(*arguments, **options)
+
+
 def test_what_changes_while_a_call_is_read_is_remembered_of_no_call():
     """The output is asked of PyTorch in between, where a mode, or another thread, may resize a tensor."""
     q, k, v = (torch.randn(1, 1, 8, 16) for _ in range(3))
@@ -420,6 +490,10 @@ def test_storage_that_was_taken_away_is_refused():
         used = torch.zeros(2, dtype=torch.int32)
         used.untyped_storage().resize_(4)
         greenfast.attention(q, k, v, used_kv=used, validate=True)
+    with pytest.raises(ValueError, match="q needs 37888 bytes"):
+        greenfast.attention_quantized(less, k, v, validate=True)
+    with pytest.raises(ValueError, match="o is null"):
+        greenfast.attention_quantized(q, k, v, out=none)
     cache = torch.zeros(2, 2, 60, 32)
     cache.untyped_storage().resize_(1024)
     with pytest.raises(ValueError, match="v_cache needs"):
@@ -436,7 +510,9 @@ def test_libraries_are_not_mixed():
                  lambda: greenfast.attention(q, k, v, lse=lse.numpy()),
                  lambda: greenfast.attention(q, k, v, q_scale=scale, k_scale=scale, v_scale=scale), lambda: greenfast.merge(q, lse, q.numpy(), lse),
                  lambda: greenfast.merge(q.numpy(), lse.numpy(), q, lse.numpy()), lambda: greenfast.append(k, v.numpy(), k.clone(), v.clone()),
-                 lambda: greenfast.append(k.numpy(), v.numpy(), k.clone(), v.clone().numpy()), lambda: greenfast.quantize_e4m3(q, scale=scale)):
+                 lambda: greenfast.append(k.numpy(), v.numpy(), k.clone(), v.clone().numpy()), lambda: greenfast.quantize_e4m3(q, scale=scale),
+                 lambda: greenfast.attention_quantized(q, k.numpy(), v), lambda: greenfast.attention_quantized(q.numpy(), k, v),
+                 lambda: greenfast.attention_quantized(q, k, v, out=np.empty(q.shape, np.float32)), lambda: greenfast.attention_quantized(q, k, v, lse=lse.numpy())):
         with pytest.raises(TypeError, match="all of one library|so must|of q's library"):
             call()
 
@@ -447,6 +523,8 @@ def test_a_fake_tensor_never_reaches_memory():
         q, k, v = (mode.from_tensor(x) for x in tensors())
         out, lse = greenfast.attention(q, k, v, return_lse=True)
         assert type(out).__name__ == "FakeTensor" and out.shape == q.shape and lse.shape == q.shape[:3]
+        out, lse = greenfast.attention_quantized(q, k, v[..., :16], out_dtype=torch.float16, return_lse=True)
+        assert type(out).__name__ == "FakeTensor" and out.shape == (*q.shape[:3], 16) and out.dtype == torch.float16 and lse.shape == q.shape[:3]
     from greenfast import _core
     with pytest.raises(TypeError, match="FakeTensor"):
         _core.attention(q, *tensors()[1:], torch.empty(2, 4, 37, 32), *[None] * 5, 0.0, -1, -1, 2, 0, None, 0, None, None, None)
@@ -805,12 +883,11 @@ def test_flops_are_counted_as_torchs():
     assert flops(ours, q, k, v, enable_gqa=True) == flops(ours, q, k, v, mask, enable_gqa=True) == want
     assert flops(torch.compile(ours, backend="aot_eager"), q, k, v, enable_gqa=True) == want
     bshd = [x.transpose(1, 2) for x in (q, k, v)]
-    assert flops(greenfast.attention, *bshd, layout="bshd", return_lse=True) == want
+    assert flops(greenfast.attention, *bshd, layout="bshd", return_lse=True) == flops(greenfast.attention_quantized, *bshd, layout="bshd") == want
     step = lambda function: function(q.clone().requires_grad_(), k, v, enable_gqa=True).sum().backward()  # noqa: E731
     assert flops(step, ours) == want * 7 // 2
     if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry:  # 2.11 has no formula for it and counts nothing
         assert flops(SDPA, q, k, v, enable_gqa=True) == want and flops(step, SDPA) == flops(step, ours)
-    ints = lambda *x: torch.tensor(x, dtype=torch.int32)  # noqa: E731
     assert flops(greenfast.attention, q[0], k[0], v[0], cu_q=ints(0, 6, 16), cu_kv=ints(0, 10, 24)) == 2 * 4 * 64 * (6 * 10 + 10 * 14)
     assert flops(greenfast.attention, q, k, v, used_kv=ints(5, 24)) == 2 * 4 * 64 * 16 * 29
     assert flops(greenfast.attention, q[:1], k, v, page_table=ints(0, 1)[None]) == 2 * 4 * 64 * 16 * 48
@@ -1025,6 +1102,8 @@ def test_what_is_written_counts_as_changed_in_place(either_way):
         assert changed_in_place(written, lambda: greenfast.append(k, v, *caches, q=q, q_out=turned, **angles))
     for written in caches:
         assert changed_in_place(written, lambda: torch.ops.greenfast.append.default(k, v, *caches, *[None] * 9))
+    for written in (out, lse):
+        assert changed_in_place(written, lambda: greenfast.attention_quantized(q, k, v, out=out, lse=lse))
     codes = torch.zeros(q.shape, dtype=torch.float8_e4m3fn)
     before = codes._version
     greenfast.quantize_e4m3(q, out=codes)
@@ -1042,6 +1121,8 @@ def test_memory_that_requires_gradients_is_not_written(either_way):
             greenfast.attention(q, k, v, **options)
         with torch.no_grad():
             greenfast.attention(q, k, v, **{name: x.detach() for name, x in options.items()})
+        with pytest.raises(NotImplementedError, match="gradients through greenfast.attention_quantized"):
+            greenfast.attention_quantized(q, k, v, **options)
     with pytest.raises(NotImplementedError, match="gradients through greenfast.quantize_e4m3"):
         greenfast.quantize_e4m3(q.clone().requires_grad_())
 
@@ -1055,7 +1136,8 @@ def test_forward_mode_derivatives_are_never_lost(either_way):
         assert not changed_in_place(q, lambda: greenfast.attention(q, k, v))
         lse = torch.zeros(q.shape[:3])
         for call in (lambda: greenfast.attention(dual, k, v), lambda: greenfast.attention(q, k, dual[:, :2].contiguous(), out=torch.empty_like(q)),
-                     lambda: greenfast.merge(dual, lse, q, lse), lambda: greenfast.quantize_e4m3(dual)):
+                     lambda: greenfast.merge(dual, lse, q, lse), lambda: greenfast.quantize_e4m3(dual),
+                     lambda: greenfast.attention_quantized(dual, k, v), lambda: greenfast.attention_quantized(q, k, v, mask=dual[0, 0, :, :1])):
             with pytest.raises(NotImplementedError, match="forward-mode"):
                 call()
         with pytest.raises(NotImplementedError, match="forward AD"), pytest.warns(gt.FallbackWarning, match="forward-mode"):
@@ -1118,15 +1200,17 @@ def test_forward_mode_derivatives_are_not_lost_in_graphs(backend):
         with pytest.warns(gt.FallbackWarning, match="forward-mode"):
             torch.testing.assert_close(compiled(derivative(gt.scaled_dot_product_attention), q, k, v, fullgraph=True), want)
         torch.testing.assert_close(compiled(dual(gt.scaled_dot_product_attention), q, k, v), want)
-    for function in (derivative(greenfast.attention), dual(greenfast.attention), derivative(gt.scaled_dot_product_attention, fallback="error")):
+    for function in (derivative(greenfast.attention), dual(greenfast.attention), derivative(gt.scaled_dot_product_attention, fallback="error"),
+                     derivative(greenfast.attention_quantized), dual(greenfast.attention_quantized)):
         with pytest.raises(NotImplementedError, match="forward-mode"):
             compiled(function, q, k, v)
     # A graph that was traced before knows nothing of the derivatives that it is called with.
-    torch._dynamo.reset()
-    plain = torch.compile(greenfast.attention, backend=backend)
-    plain(q, k, v)
-    with ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-        plain(ad.make_dual(q, q), k, v)
+    for function in (greenfast.attention, greenfast.attention_quantized):
+        torch._dynamo.reset()
+        plain = torch.compile(function, backend=backend)
+        plain(q, k, v)
+        with ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+            plain(ad.make_dual(q, q), k, v)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -1232,6 +1316,64 @@ def test_quantising_compiles(backend):
     op = torch.ops.greenfast.quantize_e4m3.default
     for arguments in ((q,), (q, given)):
         assert set(torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_quantised_attention_compiles(backend):
+    torch._dynamo.reset()
+
+    def model(q, k, v, mask, out, lse):
+        a, a_lse = greenfast.attention_quantized(q * 2, k, v, causal=True, align="bottom_right", sinks=mask[:4], return_lse=True)
+        b = greenfast.attention_quantized(q, k, v, mask=mask, accuracy="fast", out=out, lse=lse, softcap=3.0)
+        c = greenfast.attention_quantized(*(x.transpose(1, 2) for x in (q, k, v)), layout="bshd", out_dtype=torch.float32, chunk=7, align="top_left")
+        return a + 1, a_lse, b * 2, c.flatten(2)
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    for rows in (24, 31, 40):
+        q, k, v = tensors(torch.float16, rows=rows, width_v=16)
+        # out is wider than q: what is written there is not rounded to q's type first.
+        given, wanted = ([torch.full((2, 4, rows, 16), torch.nan), torch.full((2, 4, rows), torch.nan)] for _ in range(2))
+        ours, theirs = compiled(q, k, v, torch.linspace(-1, 1, 53), *given), model(q, k, v, torch.linspace(-1, 1, 53), *wanted)
+        for x, y in zip((*ours, *given), (*theirs, *wanted)):
+            assert torch.equal(x, y) and x.dtype == y.dtype
+    op, none = torch.ops.greenfast.attention_quantized.default, (None,) * 3
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for arguments, options in (((q, k, v, *none), {}), ((q, k, v, torch.ones(40, 53), torch.zeros(4), torch.ones(4)), dict(align=1, with_lse=False))):
+        assert set(torch.library.opcheck(op, arguments, options, test_utils=tests).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["as this PyTorch has it", "without a tag for strides"])
+def test_what_a_graph_computes_and_expands_is_quantised(exact, monkeypatch):
+    if exact and not gt._EXACT_STRIDES:
+        pytest.skip("this PyTorch has no tag for strides")
+    monkeypatch.setattr(gt, "_EXACT_STRIDES", exact)
+    torch._dynamo.reset()
+
+    def model(q, k, v, last):
+        shared, visible = [(x[:, :1] * 2).expand_as(x) for x in (k, v)], torch.arange(k.shape[2]) <= last
+        return [greenfast.attention_quantized(q, *shared, mask=visible.expand(2, 1, q.shape[2], -1)),
+                greenfast.attention_quantized(q * 2, *((x[:1] + 1).expand_as(x) for x in (k, v)))]
+
+    arguments = *tensors(torch.float16), torch.tensor(20)
+    with torch._inductor.config.patch(force_disable_caches=True), torch.no_grad():
+        ours = torch.compile(model, fullgraph=True)(*arguments)
+    for one, theirs in zip(ours, model(*arguments)):
+        assert torch.equal(one, theirs)
+
+
+@pytest.mark.parametrize("change, options, error, words", [
+    refused(ValueError, "current stream", stream=1), refused(NotImplementedError, "not used_kv", used_kv=ints(3, 4)),
+    refused(NotImplementedError, "not page_table", page_table=ints(1, 0).view(2, 1)), refused(NotImplementedError, "not max_q", max_q=37),
+    refused(NotImplementedError, "gradients", sinks=torch.zeros(4, requires_grad=True)), refused(TypeError, "is 'sinks' meant", sink=1),
+    refused(NotImplementedError, "gradients", lambda q, k, v: (q.requires_grad_(), k, v)),
+    refused(ValueError, "e4m3 already", lambda q, k, v: [greenfast.quantize_e4m3(x)[0] for x in (q, k, v)]),
+    refused(TypeError, "leave one of them out", out_dtype=torch.bfloat16), refused(NotImplementedError, "runs on cuda", variant="cuda.sm90.fp8")])
+def test_what_a_compiled_quantised_attention_does_not_take_is_named(change, options, error, words):
+    torch._dynamo.reset()
+    out = torch.full((2, 4, 37, 32), 7.0)
+    with pytest.raises(error, match=words):
+        torch.compile(lambda *x: greenfast.attention_quantized(*x, out=out, **options), backend="aot_eager")(*change(*tensors()))
+    assert (out == 7.0).all()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
