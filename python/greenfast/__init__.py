@@ -216,7 +216,8 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, out: Any = None, lse: Any =
 def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
                         window: tuple[int, int] | None = None, align: str | None = None, softcap: float = 0.0, layout: str = "bhsd",
                         return_lse: bool = False, lse: Any = None, out_dtype: Any = None, variant: str | None = None,
-                        batch_invariant: bool = False, stream: int | None = None, **features: Unpack[Features]) -> Any:
+                        batch_invariant: bool = False, stream: int | None = None, smooth_k: bool = False,
+                        **features: Unpack[Features]) -> Any:
     """attention() of float16, bfloat16 or float32 tensors by way of float8_e4m3fn: q, k and v are quantised, with a scale for each (batch, head),
     and attention is of the codes. On Hopper faster than attention() from some thousand keys on (README), and less accurate: three bits of
     mantissa are left of each element.
@@ -224,6 +225,9 @@ def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float
     Arguments and results are attention()'s, for dense tensors: there are no scales to give, and packed sequences, pages, used lengths, kv_start
     and kv_index are refused; keep such a cache in e4m3 as it grows (quantize_e4m3). A mask that is added is float32, whatever q's type. `variant`
     names a kernel for e4m3; accuracy="fast" allows the faster ones.
+    smooth_k     subtracts a mean of each of k's columns over its keys before quantising, so that columns far from zero (the bias of a
+                 projection) cost the others no digits. That moves all scores of a row alike: out stays, and lse is given it back. Not with softcap or
+                 sinks.
     Codes and scales lie in scratch: on CUDA of PyTorch's or CuPy's allocator, about three bytes for two elements of 16 bits.
     torch.compile traces through; there are no gradients.
     Errors: attention()'s. NotImplementedError where no kernel for e4m3 takes the problem, as on CUDA before compute capability 8.0.
@@ -233,7 +237,7 @@ def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float
     if more is not None:
         _arrays.dense(more)
     return _library_of(q).attention_quantized(q, k, v, out, lse, scale, softcap, left, right, alignment, _bshd(layout), variant,
-                                              batch_invariant, stream, out_dtype, return_lse, more)
+                                              batch_invariant, stream, out_dtype, return_lse, more, bool(smooth_k))
 
 
 _ROTARY = {"interleaved": 1, "neox": 2}

@@ -339,7 +339,8 @@ def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left
 
 def attention_quantized(q, k, v, out, lse, *options):
     """greenfast.attention_quantized for everything but PyTorch."""
-    return attention(q, k, v, out, lse, None, None, None, *options, function=_core.attention_quantized)
+    *options, smooth_k = options
+    return attention(q, k, v, out, lse, None, None, None, *options, function=lambda *arguments: _core.attention_quantized(*arguments, smooth_k))
 
 
 def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):

@@ -747,18 +747,18 @@ def quantize(values, out, scale, per_head, bshd, transposed, stream):
 _library.define(
     "attention_quantized(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, Tensor? slopes, *, SymInt chunk=0, int max_splits=0, "
     "int accuracy=0, float? scale=None, float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, "
-    "bool batch_invariant=False, ScalarType? out_dtype=None, bool with_lse=True) -> (Tensor out, Tensor lse)", tags=_TAGS)
+    "bool batch_invariant=False, ScalarType? out_dtype=None, bool with_lse=True, bool smooth_k=False) -> (Tensor out, Tensor lse)", tags=_TAGS)
 _QUANTIZED_CALL = ("q", "k", "v", "out", "lse")
 
 
-def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more):
+def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more, smooth_k):
     described = [_arrays.describe(name, x) for name, x in zip(_QUANTIZED_CALL, (q, k, v, out, lse))]
     if more is not None:
         more = _arrays.describe_features(more)
 
     def call():
         _core.attention_quantized(*described, None, None, None, scale, softcap, left, right, align, bshd, variant, int(batch_invariant), stream,
-                                  _scratch if q.is_cuda else _arrays.host_scratch, more)
+                                  _scratch if q.is_cuda else _arrays.host_scratch, more, int(smooth_k))
 
     if q.is_cuda and stream is None and not _DIRECT:
         stream = torch.cuda.current_stream(q.device).cuda_stream
@@ -770,12 +770,12 @@ def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, 
 
 
 def _op_quantized(q, k, v, mask, sinks, slopes, *, chunk=0, max_splits=0, accuracy=0, scale=None, softcap=0.0, left=-1, right=-1, align=2,
-                  bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True):
+                  bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True, smooth_k=False):
     _no_tangent("attention_quantized", q, k, v, mask, sinks, slopes)
     out, lse = _made(q, v, bshd, out_dtype, with_lse, False)
     named = {**_arrays.FEATURES, "mask": mask, "sinks": sinks, "slopes": slopes, "chunk": chunk, "max_splits": max_splits, "accuracy": accuracy}
     _run_quantized(q, k, v, out, lse if with_lse else None, scale, softcap, left, right, align, int(bshd), variant, batch_invariant, None,
-                   tuple(named.values()))
+                   tuple(named.values()), smooth_k)
     return out, lse
 
 
@@ -789,7 +789,8 @@ torch.library.register_fake("greenfast::attention_quantized", _op_quantized_fake
 _count_flops()
 
 
-def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, out_dtype, return_lse, more):
+def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, out_dtype, return_lse, more,
+                        smooth_k):
     """greenfast.attention_quantized for PyTorch's tensors."""
     features = dict(zip(_arrays.FEATURES, more or _arrays.FEATURES.values()))
     arrays = tuple(features[name] for name in ("mask", "sinks", "slopes"))
@@ -803,7 +804,7 @@ def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, b
                 _check_storage(name, x)
         made_out = _made(q, v, bshd, out_dtype, False, False)[0] if out is None else out
         made_lse = _empty_lse(q, bshd) if return_lse and lse is None else lse
-        _run_quantized(q, k, v, made_out, made_lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more)
+        _run_quantized(q, k, v, made_out, made_lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more, smooth_k)
         _written(out, lse)
         return (made_out, made_lse) if return_lse else made_out
     _no_stream(stream)
@@ -815,7 +816,7 @@ def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, b
     made_out, made_lse = torch.ops.greenfast.attention_quantized.default(
         q, k, v, *arrays, chunk=features["chunk"], max_splits=features["max_splits"], accuracy=features["accuracy"], scale=scale, softcap=softcap,
         left=left, right=right, align=align, bshd=bool(bshd), variant=variant, batch_invariant=bool(batch_invariant),
-        out_dtype=wanted, with_lse=bool(return_lse or lse is not None))
+        out_dtype=wanted, with_lse=bool(return_lse or lse is not None), smooth_k=smooth_k)
     made_out = made_out if out is None else out.copy_(made_out)
     made_lse = made_lse if lse is None else lse.copy_(made_lse)
     return (made_out, made_lse) if return_lse else made_out

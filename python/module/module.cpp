@@ -30,11 +30,15 @@ PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return attend(args, count, attention);
 }
 
-// The arguments of attention, then, if it is to be said, whether K is smoothed.
+// The arguments of attention, then whether K is smoothed.
 PyObject* py_attention_quantized(PyObject*, PyObject* const* args, Py_ssize_t count) {
   std::int64_t smooth = 0;
-  if (count > kArguments && !read_int(args[kArguments], smooth)) return nullptr;
-  if (count == kArguments + 1) --count;
+  if (count != kArguments + 1) {
+    PyErr_SetString(PyExc_TypeError, "expected the arguments of attention and smooth_k");
+    return nullptr;
+  }
+  if (!read_int(args[kArguments], smooth)) return nullptr;
+  --count;
   if (smooth != 0)
     return attend(args, count, [](const Problem& p, const Tensors& t, const Options& o) {
       return attention_quantized(p, t, o, {.smooth_k = true});

@@ -2,7 +2,6 @@
 // attention as it is, since it moves all scores of a row alike; all devices take the same one.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace greenfast::core {
@@ -14,10 +13,12 @@ inline constexpr std::int64_t kSampledKeys = 1024;
 /// added in their order. fp32, each addition rounded.
 inline constexpr int kSums = 32;
 
-constexpr std::int64_t sampled_keys(std::int64_t seq) { return std::min(seq, kSampledKeys); }
+constexpr std::int64_t sampled_keys(std::int64_t seq) {
+  return seq < kSampledKeys ? seq : kSampledKeys;  // std::min refers to it, which a GPU cannot
+}
 /// The n-th of them.
 constexpr std::int64_t sampled_key(std::int64_t n, std::int64_t seq) {
-  return n * seq / sampled_keys(seq);
+  return seq <= kSampledKeys ? n : n * seq / kSampledKeys;
 }
 
 /// Of a sum over all of them; infinities and NaN were left out of it.

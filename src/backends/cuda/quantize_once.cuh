@@ -317,8 +317,8 @@ __device__ __forceinline__ void ask(const OnceTensors& all, const OnceShare& sha
       // Whoever has the first item of a head writes it; where a tensor has one, all write the same.
       if (at.rest == 0) at.tensor.scale[at.scale] = scale;
     }
-    __syncwarp();
-    if (lane == 0) exchange.arrive(exchange.given[turn % kTurns]);
+    // Every lane for what it wrote: racecheck does not see one of them arrive for all behind __syncwarp.
+    if (lane < kWorkers) exchange.arrive(exchange.given[turn % kTurns]);
   }
 }
 
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kOnceThreads, 1)
   __shared__ Exchange exchange;
   if (threadIdx.x < kTurns) {
     exchange.begin(exchange.delivered[threadIdx.x], kWorkers);
-    exchange.begin(exchange.given[threadIdx.x], 1);
+    exchange.begin(exchange.given[threadIdx.x], kWorkers);
   }
   __syncthreads();
   const auto warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);

@@ -57,7 +57,7 @@ struct Offset {
 };
 template <>
 struct Offset<true> {
-  float x[kPart];
+  alignas(16) float x[kPart];
 
   /// Zeros, which change no bit, where `columns` is null.
   __device__ __forceinline__ static Offset of(const float* columns) {

@@ -13,12 +13,14 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include <greenfast/arithmetic.hpp>
 
 #include "backends/cuda/elements.cuh"
 #include "backends/cuda/launched.hpp"
+#include "core/alignment.hpp"
 #include "core/smooth.hpp"
 
 namespace greenfast::cuda {
@@ -27,23 +29,31 @@ namespace {
 constexpr int kColumns = 8;  // of a thread
 constexpr int kWarps = 8;
 
-template <class T>
+template <class T, bool kAligned>
 __global__ void __launch_bounds__(1024)
     means_kernel(const T* from, float* means, const __grid_constant__ QuantizeProblem p) {
   extern __shared__ float sums[];  // kSums rows of head_dim
   const int parts = static_cast<int>(p.head_dim) / kColumns;
   const int part = static_cast<int>(threadIdx.x) % parts, n = static_cast<int>(threadIdx.x) / parts;
-  const std::int64_t keys = core::sampled_keys(p.seq);
+  constexpr int kUnroll = kAligned ? 8 : 1;  // loads of one element would want twice the registers
+  const auto keys = static_cast<int>(core::sampled_keys(p.seq));
   for (std::int64_t head = blockIdx.x; head < p.batch * p.heads; head += gridDim.x) {
     const std::int64_t b = head / p.heads, h = head - b * p.heads;
     const T* const column = from + b * p.from.stride[0] + h * p.from.stride[1] + part * kColumns;
     float sum[kColumns] = {};
-#pragma unroll 4
-    for (std::int64_t key = n; key < keys; key += core::kSums) {
+#pragma unroll kUnroll
+    for (int key = n; key < keys; key += core::kSums) {
       const T* const row = column + core::sampled_key(key, p.seq) * p.from.stride[2];
+      Part<T, kColumns> values;
+      if constexpr (kAligned) {
+        values = *reinterpret_cast<const Part<T, kColumns>*>(row);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) values.x[i] = row[i];
+      }
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        const float x = widen(row[i]);
+        const float x = widen(values.x[i]);
         sum[i] = __fadd_rn(sum[i], isfinite(x) ? x : 0.0f);
       }
     }
@@ -65,8 +75,15 @@ void find_means(const core::QuantizeCall& call, float* means, cudaStream_t strea
   const QuantizeProblem& p = call.problem;
   const auto threads = static_cast<unsigned>(p.head_dim / kColumns * core::kSums);
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(p.batch * p.heads, 1 << 20));
-  means_kernel<T><<<blocks, threads, core::kSums * p.head_dim * sizeof(float), stream>>>(
-      static_cast<const T*>(call.tensors.from), means, p);
+  const std::array shape{p.batch, p.heads, p.seq, p.head_dim};
+  const auto launch = [&](auto kernel) {
+    kernel<<<blocks, threads, core::kSums * p.head_dim * sizeof(float), stream>>>(
+        static_cast<const T*>(call.tensors.from), means, p);
+  };
+  if (core::rows_aligned(call.tensors.from, p.from, shape, sizeof(T), kColumns * sizeof(T)))
+    launch(means_kernel<T, true>);
+  else
+    launch(means_kernel<T, false>);
 }
 
 __global__ void __launch_bounds__(32 * kWarps)

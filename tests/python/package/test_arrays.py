@@ -276,6 +276,51 @@ def test_quantised_attention_comes_close_to_the_exact_one():
         assert np.linalg.norm(out - want) < 0.06 * np.linalg.norm(want)
 
 
+def biased(k):
+    """Keys whose columns lie far from zero, another far in each head, as a projection's bias moves them."""
+    bias = np.random.default_rng(3).standard_normal((k.shape[0], k.shape[1], 1, k.shape[3])) * 20
+    return (k + bias).astype(k.dtype)
+
+
+@pytest.mark.parametrize("options", [{}, dict(causal=True, align="bottom_right"), dict(mask=np.random.default_rng(1).random((37, 53)) < 0.5)], ids="-".join)
+def test_smoothed_keys_may_lie_far_from_zero(options):
+    q, k, v = reference.inputs()
+    k = biased(k)
+    want, want_lse = greenfast.attention(q, k, v, return_lse=True, **options)
+    error = []
+    for smooth in (False, True):
+        out, lse = greenfast.attention_quantized(q, k, v, return_lse=True, smooth_k=smooth, **options)
+        error.append(np.linalg.norm(out - want) / np.linalg.norm(want))
+    assert error[1] < 0.09 and error[0] > 3 * error[1], error
+    # What is left in it is Q's rounding times the bias.
+    assert abs(lse - want_lse).max() < 0.1 * abs(want_lse).max()
+
+
+def test_what_smoothing_subtracts_is_a_mean_of_columns():
+    q, k, v = reference.inputs()
+    k = biased(k)
+    q = np.round(q * 2).clip(-1, 1).astype(np.float32)  # which e4m3 holds, so that the scores of what is subtracted are exact
+    mean = np.zeros((k.shape[0], k.shape[1], k.shape[3]), np.float32)
+    sums = [np.zeros_like(mean) for _ in range(32)]
+    for n in range(k.shape[2]):
+        sums[n % 32] += k[:, :, n]
+    for one in sums:
+        mean += one
+    mean /= np.float32(k.shape[2])
+    out, lse = greenfast.attention_quantized(q, k, v, return_lse=True, smooth_k=True)
+    want, want_lse = greenfast.attention_quantized(q, k - mean[:, :, None], v, return_lse=True)
+    assert np.array_equal(out, want)
+    moved = np.einsum("bhsd,bhd->bhs", q, mean.repeat(q.shape[1] // k.shape[1], 1)) / q.shape[-1] ** 0.5
+    assert np.allclose(lse, want_lse + moved, rtol=1e-5, atol=1e-4)
+
+
+def test_smoothing_is_refused_where_scores_do_not_move_alike():
+    q, k, v = reference.inputs()
+    for options, name in ((dict(softcap=3.0), "softcap"), (dict(sinks=np.zeros(q.shape[1], np.float32)), "sinks")):
+        with pytest.raises(NotImplementedError, match=name):
+            greenfast.attention_quantized(q, k, v, smooth_k=True, **options)
+
+
 def test_quantised_attention_is_written_where_it_is_asked_in_either_layout():
     q, k, v = (x.astype(np.float16) for x in reference.inputs(width_v=16))
     want, want_lse = greenfast.attention_quantized(q, k, v, return_lse=True)
@@ -346,7 +391,9 @@ def test_codes_and_memory_of_the_inputs_are_refused_by_quantised_attention():
 def test_help_of_quantised_attention_is_attentions_without_scales():
     f, exact = greenfast.attention_quantized, inspect.signature(greenfast.attention).parameters
     parameters = inspect.signature(f).parameters
-    assert {name: str(x) for name, x in parameters.items()} == {name: str(x) for name, x in exact.items() if name not in ("q_scale", "k_scale", "v_scale")}
+    assert {name: str(x) for name, x in parameters.items() if name != "smooth_k"} == {
+        name: str(x) for name, x in exact.items() if name not in ("q_scale", "k_scale", "v_scale")}
+    assert parameters["smooth_k"].default is False
     assert parameters["accuracy"].default == "exact" and set(greenfast.Features.__annotations__) <= set(parameters)
     assert f is pickle.loads(pickle.dumps(f)) and f is copy.deepcopy(f) and f.__name__ in greenfast.__all__ and f.__doc__.startswith("attention() of")
 
