@@ -16,7 +16,8 @@ namespace greenfast::core {
 struct QuantizeCall {
   QuantizeProblem problem;
   QuantizeTensors tensors;
-  const float* offset = nullptr;  // contiguous [B, H, D], 16-byte aligned: subtracted first
+  // Contiguous [B, H, D] at a multiple of 16 bytes: subtracted first. Of codes in rows alone.
+  const float* offset = nullptr;
 };
 
 /// All functions are thread-safe and none of them prints. Every call of the public API passes

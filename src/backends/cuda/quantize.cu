@@ -231,8 +231,7 @@ __global__ void __launch_bounds__(kThreads)
         if (4 * quad + i < keys)
           values[i].load(rows + (4 * quad + i) * view.from_s + part * kPart,
                          std::bool_constant<kAligned>{});
-      const auto offset = Offset<true>::of(
-          view.offset == nullptr ? nullptr : view.offset + (head * view.parts + part) * kPart);
+      const Offset<false> offset;
       uint2 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
