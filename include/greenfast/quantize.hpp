@@ -36,7 +36,8 @@ constexpr std::int64_t quantize_workspace_bytes(const QuantizeProblem& problem) 
 
 /// Quantises on Options::device; of Options only device, device_index, stream, workspace and allocate
 /// count. With quantize_workspace_bytes of scratch, at a multiple of 8, GPUs of compute capability 9.0
-/// and later read values once; without they read them twice. On CUDA the work is enqueued on the
+/// and later read values once, where rows begin at multiples of 16 bytes and a scale's values fit their
+/// shared memory (some 12 MB); else they are read twice. On CUDA the work is enqueued on the
 /// stream, allocates nothing but by Options::allocate, and may be captured into a graph; CPU and CUDA
 /// give the same bits. A Status names what is wrong: unknown types, strides that overlap, missing
 /// pointers, a workspace that is given and too small.
@@ -45,8 +46,8 @@ GREENFAST_API Status quantize_e4m3(const QuantizeProblem& problem, const Quantiz
 
 /// How attention_quantized quantises.
 struct Quantizing {
-  /// A mean of each of K's columns over its keys is subtracted before it is quantised, so that a
-  /// column whose values lie far from zero (the bias of a projection) costs no digits of the others.
+  /// A mean of each of K's columns over its keys, up to 1,024 of them, is subtracted before it is
+  /// quantised, so that a column whose values lie far from zero (the bias of a projection) costs no digits of the others.
   /// It moves all scores of a row alike, which changes no output; the log-sum-exp is given it back.
   /// Refused with softcap and sinks, to which a row's scores are not all alike. From Zhang et al.,
   /// "SageAttention", 2024.
@@ -54,10 +55,11 @@ struct Quantizing {
 };
 
 /// Attention of fp32, fp16 or bf16 tensors by way of e4m3: Q, K and V are quantised into scratch, with
-/// a scale for each (batch, head), on CUDA in one launch and with V's keys one behind the other where
-/// the kernel likes it so; then attention() of the codes. What that costs in accuracy is e4m3's, three
+/// a scale for each (batch, head), on CUDA in one launch where quantize_e4m3 has one, and with V's keys
+/// one behind the other where the kernel that selection takes wants them so; then attention() of the codes. What that costs in accuracy is e4m3's, three
 /// bits of mantissa an element (docs/kernels/sm90-fp8.md has it beside the kernels' own error);
-/// Problem::accuracy is that of the kernel. Worth it from some thousand keys on (README).
+/// Problem::accuracy is that of the kernel. On Hopper faster than 16 bits from 2,048 or
+/// 4,096 keys on, under a causal mask from 8,192; on the CPU slower.
 ///
 /// Takes what attention() takes in e4m3 of dense tensors: masks by array, sinks, ALiBi and chunks too,
 /// where a kernel does. Packed sequences, pages, used lengths, left padding and indices are refused:

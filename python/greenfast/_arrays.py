@@ -3,8 +3,10 @@ read-only, owner). PyTorch's go another way: greenfast.torch, which knows this m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import difflib
+import mmap
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -277,15 +279,17 @@ def _stream(x: Any, given: int | None) -> int | None:
     return (getattr(x, "__cuda_array_interface__", None) or {}).get("stream") if hasattr(x, "__cuda_array_interface__") else None
 
 
-def _allocate_of(x: Any, device: int = 1) -> Any:
-    """How to get scratch: on CUDA from CuPy's pool, which keeps what is freed for the stream it was used on."""
+def _allocate_of(x: Any, device: int = 1, stream: int | None = None) -> Any:
+    """How to get scratch: on CUDA from CuPy's pool, which keeps what is freed for the stream it was got on, the given one or the current."""
     if device == 0:
         return host_scratch
     if _root(x) != "cupy":
         return None
 
     def allocate(size: int, index: int) -> tuple[int, Any]:
-        memory = sys.modules["cupy"].empty(size, dtype="uint8")
+        cupy = sys.modules["cupy"]
+        with contextlib.nullcontext() if stream is None else cupy.cuda.ExternalStream(stream):
+            memory = cupy.empty(size, dtype="uint8")
         return memory.data.ptr, memory
 
     return allocate
@@ -293,8 +297,8 @@ def _allocate_of(x: Any, device: int = 1) -> Any:
 
 def host_scratch(size: int, index: int) -> tuple[int, Any]:
     """Memory of the host at a multiple of 256 bytes, for attention_quantized."""
-    memory = (ctypes.c_char * (size + 255))()
-    return (ctypes.addressof(memory) + 255) // 256 * 256, memory
+    memory = mmap.mmap(-1, size)  # pages, which nobody fills with zeros before they are touched
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory)), memory
 
 
 def lse_shape(q_shape: tuple[int, ...], bshd: int, packed: bool) -> tuple[int, ...]:
@@ -328,7 +332,10 @@ def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left
     described = _writable("out", out)
     if out_dtype is not None and described[3] != wanted:
         raise TypeError(f"out is {(*DTYPES, 'int32', 'bool')[described[3]]} and out_dtype {DTYPES[wanted]}: leave one of them out")
-    allocate = _allocate_of(q) if function is None else _allocate_of(q, device)
+    allocate = _allocate_of(q, 1 if function is None else device, stream)
+    if function is not None and allocate is None:
+        raise ValueError(f"attention_quantized wants scratch, which cannot be made for {type(q).__module__}.{type(q).__name__} on CUDA: pass tensors of "
+                         "PyTorch or CuPy")
     (function or _core.attention)(
         *tensors, described, None if lse is None else _writable("lse", lse),
         *[describe(name, x) for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))],
@@ -390,5 +397,5 @@ def quantize(values, out, scale, per_head, bshd, transposed, stream):
         shape = (source[1][0], source[1][2 if bshd else 1]) if per_head and len(source[1]) == 4 else (1,)
         scale = _like(values, source, 0, shape)
     _core.quantize_e4m3(source, _writable("out", out), (_writable if compute else describe)("scale", scale), int(compute), bshd,
-                        _allocate_of(values), _stream(values, stream))
+                        _allocate_of(values, stream=stream), _stream(values, stream))
     return (out if made is None else _returned(out, values)), (_returned(scale, values) if compute else scale)

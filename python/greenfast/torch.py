@@ -155,9 +155,22 @@ def _scratch(size: int, index: int) -> tuple[int, Any]:
     return memory.data_ptr(), memory
 
 
-def _scratch_of(x: Tensor) -> Any:
+def _scratch_on(stream: int | None) -> Any:
+    """Scratch for work on that stream, whose allocator may give it to nobody else before the work is done; None: on the current one."""
+    if stream is None:
+        return _scratch
+    stream = 0 if stream == 1 else stream  # cudaStreamLegacy, which PyTorch knows as 0
+
+    def scratch(size: int, index: int) -> tuple[int, Any]:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=index)):
+            return _scratch(size, index)
+
+    return scratch
+
+
+def _scratch_of(x: Tensor, stream: int | None = None) -> Any:
     """How quantising gets scratch; on the CPU it wants none."""
-    return _scratch if x.is_cuda else None
+    return _scratch_on(stream) if x.is_cuda else None
 
 
 def _out_dtype(q: Tensor, given: Any) -> torch.dtype:
@@ -181,15 +194,18 @@ def _run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, q_sca
             _check_storage(name, x)
     if more is not None and not (_DIRECT and _readable(more)):
         more = _arrays.describe_features(more)
+    scratch = _scratch
     if q.is_cuda:
-        if stream is None and not _DIRECT:
+        if stream is not None:
+            scratch = _scratch_on(stream)
+        elif not _DIRECT:
             stream = torch.cuda.current_stream(q.device).cuda_stream
         if _elsewhere(q):
             with torch.cuda.device(q.device):
-                _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+                _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, scratch, more)
             return
     try:
-        _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, _scratch, more)
+        _core.attention(*tensors, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, scratch, more)
     except TypeError:
         for name, x in zip(("q", "k", "v", "out"), (q, k, v, out)):
             _describe(name, x)  # knows better why a tensor cannot be read
@@ -701,7 +717,8 @@ _QUANTIZED = ("values", "out", "scale")
 
 def _new_scale(values, per_head, bshd):
     shape = (values.shape[0], values.shape[2 if bshd else 1]) if per_head and values.dim() == 4 else (1,)
-    return torch.empty(shape, dtype=torch.float32, device=values.device)
+    # Of no values it is 1, as of zeros; nothing is enqueued for them.
+    return (torch.empty if values.numel() else torch.ones)(shape, dtype=torch.float32, device=values.device)
 
 
 def _new_codes(values, bshd, transposed):
@@ -735,7 +752,8 @@ def quantize(values, out, scale, per_head, bshd, transposed, stream):
     if _plain("quantize_e4m3", (values, out, scale)):
         codes = _new_codes(values, bshd, transposed) if out is None else out
         used = _new_scale(values, per_head, bshd) if scale is None else scale
-        _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, _scratch_of(values), stream=stream)
+        _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, _scratch_of(values, stream),
+              stream=stream)
         _written(out)
         return codes, used
     _no_stream(stream)
@@ -756,9 +774,11 @@ def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, 
     if more is not None:
         more = _arrays.describe_features(more)
 
+    scratch = _scratch_on(stream) if q.is_cuda else _arrays.host_scratch
+
     def call():
         _core.attention_quantized(*described, None, None, None, scale, softcap, left, right, align, bshd, variant, int(batch_invariant), stream,
-                                  _scratch if q.is_cuda else _arrays.host_scratch, more, int(smooth_k))
+                                  scratch, more, int(smooth_k))
 
     if q.is_cuda and stream is None and not _DIRECT:
         stream = torch.cuda.current_stream(q.device).cuda_stream

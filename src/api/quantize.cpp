@@ -39,8 +39,17 @@ struct Quantized {
   Problem problem;
   Part q, k, v;
   std::int64_t means_at = 0, states_at = 0, workspace_at = 0;
-  std::int64_t bytes = 0;  // but what the kernel wants
+  std::int64_t bytes = 0;  // of all of it, with what the chosen kernel wants
 };
+
+/// Whether codes of that shape would take more than anything check() accepts: the values may share
+/// memory (strides of 0), codes do not.
+bool too_large(const std::array<std::int64_t, 4>& shape) {
+  std::int64_t bytes = 16;
+  for (const std::int64_t size : shape)
+    if (__builtin_mul_overflow(bytes, size, &bytes) || bytes > core::kMaxBytes) return true;
+  return false;
+}
 
 /// Rows of codes as they lie in memory, or columns that begin at multiples of 16.
 Part part_of(const std::array<std::int64_t, 4>& shape, bool transposed, Room& room) {
@@ -84,6 +93,15 @@ Status check_quantized(Problem p, const Options& options, const Quantizing& quan
     return {StatusCode::invalid_argument,
             "attention_quantized takes fp32, fp16 or bf16 values, and these are e4m3 already: call "
             "attention() with their scales"};
+  for (const auto& shape : {core::shape_of_q(p, p.head_dim), core::shape_of_kv(p, p.head_dim),
+                            core::shape_of_kv(p, value_dim(p))}) {
+    if (too_large(shape))
+      return {
+          StatusCode::unsupported,
+          "attention_quantized has a code for each element of Q, K and V, also of those that share "
+          "memory "
+          "by strides of 0, and here that is more than 2^58 bytes: pass fewer of them at a time"};
+  }
   if (quantizing.smooth_k && (p.softcap != 0.0f || p.sinks))
     return {StatusCode::unsupported,
             core::concat("smooth_k moves all scores of a row alike, which ",
@@ -108,7 +126,8 @@ Status check_quantized(Problem p, const Options& options, const Quantizing& quan
 const core::Variant* choose_quantized(const Problem& p, const Tensors* tensors,
                                       const DeviceFacts& facts, const Options& options,
                                       const Quantizing& quantizing, Quantized& made, Status* why) {
-  const auto select = [&] {
+  const auto select = [&](bool transposed) {
+    made = quantized(p, transposed, quantizing);
     Problem problem = made.problem;
     if (tensors != nullptr) {
       Tensors there = *tensors;  // O need not be aligned as scratch is
@@ -121,12 +140,13 @@ const core::Variant* choose_quantized(const Problem& p, const Tensors* tensors,
     if (variant != nullptr) made.bytes += dispatch::workspace_bytes(*variant, query);
     return variant;
   };
-  if (facts.kind == DeviceKind::cuda) {
-    made = quantized(p, true, quantizing);
-    if (const core::Variant* variant = select(); variant != nullptr) return variant;
-  }
-  made = quantized(p, false, quantizing);
-  return select();
+  // Who is fastest is asked of V in rows: those that want it transposed make that of it, and are chosen
+  // where they are faster even so. Then they are given what they want.
+  const core::Variant* const rows = select(false);
+  if (rows == nullptr || facts.kind == DeviceKind::cpu || !rows->takes.hold(Feature::transposed_v))
+    return rows;
+  const core::Variant* const columns = select(true);
+  return columns != nullptr ? columns : select(false);
 }
 
 core::QuantizeCall call_of(const Part& part, const void* values, DType dtype, const Layout& from,
@@ -214,14 +234,18 @@ Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tens
     if (Status status = api::find_machine(options, machine); !status) return status;
     if (problem.batch == 0) return {};
     core::Context context = api::context_of(machine, options);
+    context.workspace = nullptr;
     const std::int64_t bytes = quantize_workspace_bytes(problem);
-    if (bytes == 0) context.workspace = nullptr;
-    if (bytes > 0 && (options.workspace != nullptr || options.allocate != nullptr)) {
-      if (Status status =
-              api::find_scratch(options, static_cast<std::size_t>(bytes), 8, "quantize_e4m3",
-                                "quantize_workspace_bytes()", context.workspace);
+    if (options.workspace != nullptr && bytes > 0) {
+      if (Status status = core::check_quantize_workspace(problem, tensors, options.workspace,
+                                                         options.workspace_bytes);
           !status)
         return status;
+      context.workspace = options.workspace;
+    } else if (options.allocate != nullptr && bytes > 0 && options.device != DeviceKind::cpu) {
+      // Null is no error here: without scratch it takes longer.
+      context.workspace =
+          options.allocate(static_cast<std::size_t>(bytes), options.allocate_context);
     }
     const core::QuantizeCall call{problem, tensors, nullptr};
     return machine.backend->quantize({&call, 1}, context);

@@ -492,6 +492,34 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   return {};
 }
 
+Status check_quantize_workspace(const QuantizeProblem& p, const QuantizeTensors& t,
+                                const void* workspace, std::size_t given) {
+  const std::int64_t needed = quantize_workspace_bytes(p);
+  if (needed == 0) return {};
+  if (given < static_cast<std::uint64_t>(needed))
+    return invalid("the workspace has ", given, " bytes: quantize_e4m3 needs ", needed,
+                   "; pass Options::workspace of quantize_workspace_bytes()");
+  const Range scratch = range_of(workspace, needed);
+  if (!usable(scratch, 8))
+    return invalid("the workspace is not aligned: its address must be a multiple of 8 bytes");
+  const auto span = [&](const Layout& layout, DType dtype) {
+    return extent_bytes(layout, p.batch, p.heads, p.seq, p.head_dim, dtype);
+  };
+  const struct {
+    std::string_view name;
+    const void* data;
+    std::int64_t bytes;
+  } memories[] = {{"from", t.from, span(p.from, p.dtype)},
+                  {"to", t.to, span(p.to, DType::e4m3)},
+                  {"scale", t.scale, needed / 2}};
+  for (const auto& memory : memories) {
+    if (p.seq == 0 && memory.data != t.scale) continue;
+    if (overlap(scratch, range_of(memory.data, memory.bytes)))
+      return invalid("the workspace overlaps ", memory.name, "; give it memory of its own");
+  }
+  return {};
+}
+
 void lower_alignment(Problem& p, const Tensors& t) noexcept {
   const auto lower = [](Layout& layout, const void* data) {
     const auto address = reinterpret_cast<std::uintptr_t>(data);

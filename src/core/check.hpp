@@ -86,6 +86,9 @@ Status check_workspace(const Problem& problem, const Tensors& tensors, std::int6
 
 /// Types, shapes, strides and pointers of a quantisation.
 Status check_quantize(const QuantizeProblem& problem, const QuantizeTensors& tensors);
+/// Scratch that such a call was given: quantize_workspace_bytes at a multiple of 8, of nobody else.
+Status check_quantize_workspace(const QuantizeProblem& problem, const QuantizeTensors& tensors,
+                                const void* workspace, std::size_t given);
 
 /// Lowers each Layout::alignment to what the pointers have. Null pointers leave it as it is.
 void lower_alignment(Problem& problem, const Tensors& tensors) noexcept;

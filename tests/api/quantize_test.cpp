@@ -158,6 +158,49 @@ TEST_F(Quantized, GivesTheLogSumExpBackWhatWasSubtracted) {
   for (std::size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], exact_lse[i], 0.6f) << i;
 }
 
+TEST_F(Quantized, LeavesTheLogSumExpOfARowWithoutKeysWhereQIsNaN) {
+  q.values[64] = std::numeric_limits<float>::quiet_NaN();  // of row 1
+  Operand few_k{{2, 2, 3, 64}, 6}, few_v{{2, 2, 3, 32}, 7};
+  std::vector<float> lse(2 * 4 * 37);
+  AttentionParams params;
+  params.lse = lse.data();
+  params.mask = {-1, 0, Alignment::bottom_right};
+  ASSERT_TRUE(attention_quantized(q.view(), few_k.view(), few_v.view(), o.view(), params,
+                                  scratch.options(), {.smooth_k = true})
+                  .ok());
+  EXPECT_EQ(lse[1], -std::numeric_limits<float>::infinity());
+}
+
+TEST_F(Quantized, HasTheLogSumExpOfLargeMeans) {
+  for (float& x : q.values) x *= 1e-36f;
+  for (float& x : k.values) x = (1.0f + x / 30) * 1e36f;
+  std::vector<float> lse(2 * 4 * 37), exact(lse.size());
+  AttentionParams params;
+  params.lse = exact.data();
+  ASSERT_TRUE(attention(q.view(), k.view(), v.view(), o.view(), params).ok());
+  params.lse = lse.data();
+  ASSERT_TRUE(attention_quantized(q.view(), k.view(), v.view(), o.view(), params, scratch.options(),
+                                  {.smooth_k = true})
+                  .ok());
+  for (std::size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], exact[i], 0.2f) << i;
+}
+
+TEST_F(Quantized, RefusesMoreCodesThanMemoryCouldHold) {
+  Problem p;
+  p.heads_q = p.heads_kv = 1 << 30, p.seq_q = 1, p.seq_kv = 1 << 30, p.head_dim = 256;
+  p.head_dim_v = 8;
+  p.dtype = p.out_dtype = DType::f16;
+  p.q.stride = {std::int64_t{256} << 30, 256, 256, 1};
+  p.k.stride = p.v.stride = {0, 0, 0, 1};
+  p.o.stride = {std::int64_t{8} << 30, 8, 8, 1};
+  const auto facts = device_facts(DeviceKind::cpu);
+  ASSERT_TRUE(facts.ok());
+  const auto planned = plan_quantized(p, *facts);
+  ASSERT_FALSE(planned.ok());
+  EXPECT_NE(planned.status().message().find("share memory"), std::string::npos)
+      << planned.status().message();
+}
+
 TEST_F(Quantized, RefusesToSmoothWhatDoesNotFollow) {
   AttentionParams params;
   params.softcap = 20;
@@ -266,6 +309,13 @@ TEST(PlanQuantized, IsOfTheKernelThatLikesKeysBehindEachOther) {
   planned = plan_quantized(p, *facts);
   ASSERT_TRUE(planned.ok()) << planned.status().message();
   EXPECT_EQ(planned->variant, "cuda.sm90.fp8_fast");
+  // Few queries are cuda.sm90.decode's, which wants V as rows.
+  p.accuracy = Accuracy::exact;
+  p.seq_q = 1;
+  planned = plan_quantized(p, *facts);
+  ASSERT_TRUE(planned.ok()) << planned.status().message();
+  EXPECT_EQ(planned->variant, "cuda.sm90.decode");
+  p.seq_q = 4096;
   // Softcap is cuda.sm90.fp8_serving's, which wants V as rows.
   p.accuracy = Accuracy::exact;
   p.softcap = 20;
@@ -297,6 +347,27 @@ TEST(QuantizeScratch, IsEightBytesForAScaleThatIsComputed) {
   options.workspace_bytes = 8;
   EXPECT_TRUE(quantize_e4m3(p, tensors, options).ok());
   EXPECT_EQ(codes.front(), 0x7e);
+  // Nor one that others read and write: a GPU would wait for counts that never come.
+  for (void* memory : {static_cast<void*>(codes.data()), static_cast<void*>(&scale),
+                       const_cast<void*>(tensors.from)}) {
+    options.workspace = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(memory) & ~7ul);
+    const Status status = quantize_e4m3(p, tensors, options);
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+    EXPECT_NE(status.message().find("overlaps"), std::string::npos) << status.message();
+  }
+}
+
+TEST(QuantizeScratch, IsNotAskedForWhereItIsNotWanted) {
+  QuantizeProblem p;
+  p.seq = 4;
+  p.from.stride = p.to.stride = {256, 256, 64, 1};
+  const std::vector<std::uint16_t> values(256, 0x3c00);
+  std::vector<std::uint8_t> codes(values.size());
+  float scale = 0;
+  Scratch scratch;
+  scratch.empty_handed = true;
+  EXPECT_TRUE(quantize_e4m3(p, {values.data(), codes.data(), &scale}, scratch.options()).ok());
+  EXPECT_EQ(scratch.bytes, 0u);
 }
 
 }  // namespace

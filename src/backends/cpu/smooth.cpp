@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "backends/cpu/values.hpp"
 #include "core/executor.hpp"
@@ -43,7 +44,6 @@ struct Shift {
   const float* means;
 };
 
-/// Of e4m3, which is no NaN where a row has a finite sum.
 float of_code(std::uint8_t code) {
   const std::uint32_t magnitude = code & 0x7fu;
   // In a float's place the exponent is 120 too small.
@@ -57,10 +57,14 @@ void shift_head(void* context, std::int64_t head, int /*worker*/) {
   const std::int64_t b = head / p.heads_q, kv = head % p.heads_q / (p.heads_q / p.heads_kv);
   const float* const mean = means + (b * p.heads_kv + kv) * p.head_dim;
   for (std::int64_t row = head * p.seq_q; row < (head + 1) * p.seq_q; ++row) {
-    float sum = 0.0f;
+    // A row that sees no key has none, whatever Q holds.
+    if (codes.lse[row] == -std::numeric_limits<float>::infinity()) continue;
+    double sum = 0.0;  // which codes times large means may leave fp32 for
     for (std::int64_t d = 0; d < p.head_dim; ++d)
-      sum += of_code(static_cast<const std::uint8_t*>(codes.q)[row * p.head_dim + d]) * mean[d];
-    codes.lse[row] += sum * codes.q_scale[head] * p.scale;
+      sum += static_cast<double>(
+                 of_code(static_cast<const std::uint8_t*>(codes.q)[row * p.head_dim + d])) *
+             mean[d];
+    codes.lse[row] = static_cast<float>(codes.lse[row] + sum * codes.q_scale[head] * p.scale);
   }
 }
 

@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads)
         if (4 * quad + i < keys)
           values[i].load(rows + (4 * quad + i) * view.from_s + part * kPart,
                          std::bool_constant<kAligned>{});
-      const Offset<false> offset;
+      const Offset<false> offset;  // core::QuantizeCall has none for codes that are transposed
       uint2 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)

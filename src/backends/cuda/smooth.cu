@@ -95,12 +95,14 @@ __global__ void __launch_bounds__(32 * kWarps)
        row += std::int64_t{gridDim.x} * kWarps) {
     const std::int64_t head = row / p.seq_q, b = head / p.heads_q, h = head - b * p.heads_q;
     const float* const mean = means + (b * p.heads_kv + h / group) * p.head_dim;
-    float sum = 0.0f;
+    double sum = 0.0;  // which codes times large means may leave fp32 for
     for (std::int64_t d = lane; d < p.head_dim; d += 32)
-      sum += static_cast<float>(q[row * p.head_dim + d]) * mean[d];
+      sum += static_cast<double>(static_cast<float>(q[row * p.head_dim + d])) * mean[d];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane == 0) lse[row] += sum * q_scale[head] * p.scale;
+    // A row that sees no key has none, whatever Q holds.
+    if (lane == 0 && lse[row] != -INFINITY)
+      lse[row] = static_cast<float>(lse[row] + sum * q_scale[head] * p.scale);
   }
 }
 

@@ -474,6 +474,22 @@ def test_quantised_attention_is_attention_of_the_codes(either_way, dtype, option
         assert x.dtype == y.dtype and torch.equal(x, y)
 
 
+def test_scratch_belongs_to_the_stream_that_is_given():
+    # Freed for the current stream, it would be given to what comes next there while the other stream still sleeps.
+    q, k, v = tensors(rows=190, keys=333, width=128, width_v=128)
+    want, codes = greenfast.attention_quantized(q, k, v), greenfast.quantize_e4m3(k)
+    other = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(100_000_000)
+    out, code, scale = torch.empty_like(want), torch.empty_like(codes[0]), None
+    greenfast.attention_quantized(q, k, v, out=out, stream=other.cuda_stream)
+    code, scale = greenfast.quantize_e4m3(k, out=code, stream=other.cuda_stream)
+    taken = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for size in (512, 1 << 16, 1 << 19, 1 << 20) for _ in range(40)]
+    torch.cuda.synchronize()
+    assert torch.equal(out, want) and torch.equal(code.view(torch.uint8), codes[0].view(torch.uint8)) and torch.equal(scale, codes[1]) and taken
+
+
 def test_quantised_attention_is_written_where_it_is_asked_in_either_layout():
     q, k, v = tensors(rows=190, keys=333)
     want, want_lse = attempt("", greenfast.attention_quantized, q, k, v, return_lse=True)
