@@ -109,15 +109,8 @@ Status run(const Problem& asked, const Tensors& tensors, const Options& options)
   if (core::is_empty(problem))
     return machine.backend->fill_empty(problem, tensors, context_of(machine, options));
   core::Context context = context_of(machine, options);
-  std::size_t given = options.workspace_bytes;
-  if (wanted > 0 && context.workspace == nullptr && options.allocate != nullptr) {
-    given = static_cast<std::size_t>(wanted);
-    context.workspace = options.allocate(given, options.allocate_context);
-    if (context.workspace == nullptr)
-      return {StatusCode::out_of_memory, core::concat("Options::allocate gave no ", given,
-                                                      " bytes of scratch for ", variant->id)};
-  }
-  if (Status status = core::check_workspace(problem, tensors, wanted, context.workspace, given);
+  if (Status status =
+          api::find_scratch(problem, tensors, options, wanted, variant->id, context.workspace);
       !status)
     return status;
   return variant->kernel->launch(problem, tensors, context);

@@ -1,10 +1,10 @@
 #include "api/calls.hpp"
 
-#include <cstdint>
 #include <cstdlib>
 #include <string>
 
 #include "api/devices.hpp"
+#include "core/check.hpp"
 #include "core/text.hpp"
 
 namespace greenfast::api {
@@ -62,30 +62,18 @@ core::Context context_of(const Machine& machine, const Options& options) {
   return context;
 }
 
-Status find_scratch(const Options& options, std::size_t bytes, std::size_t multiple,
-                    std::string_view who, std::string_view sized_by, void*& scratch) {
+Status find_scratch(const Problem& problem, const Tensors& tensors, const Options& options,
+                    std::int64_t wanted, std::string_view who, void*& scratch) {
   scratch = options.workspace;
   std::size_t given = options.workspace_bytes;
-  if (scratch == nullptr) {
-    given = bytes;
-    if (options.allocate != nullptr) scratch = options.allocate(bytes, options.allocate_context);
-    if (scratch == nullptr && options.allocate != nullptr)
-      return {StatusCode::out_of_memory,
-              core::concat("Options::allocate gave no ", bytes, " bytes of scratch for ", who)};
+  if (wanted > 0 && scratch == nullptr && options.allocate != nullptr) {
+    given = static_cast<std::size_t>(wanted);
+    scratch = options.allocate(given, options.allocate_context);
     if (scratch == nullptr)
-      return {StatusCode::invalid_argument,
-              core::concat(who, " wants ", bytes, " bytes of scratch: pass Options::workspace of ",
-                           sized_by, ", or Options::allocate")};
+      return {StatusCode::out_of_memory,
+              core::concat("Options::allocate gave no ", given, " bytes of scratch for ", who)};
   }
-  if (given < bytes)
-    return {StatusCode::invalid_argument,
-            core::concat("the workspace has ", given, " bytes: ", who, " needs ", bytes,
-                         "; pass Options::workspace of ", sized_by)};
-  if (reinterpret_cast<std::uintptr_t>(scratch) % multiple != 0)
-    return {StatusCode::invalid_argument,
-            core::concat("the workspace is not aligned: its address must be a multiple of ",
-                         multiple, " bytes")};
-  return {};
+  return core::check_workspace(problem, tensors, wanted, scratch, given);
 }
 
 }  // namespace greenfast::api

@@ -45,10 +45,10 @@ Status find_machine(const Options& options, Machine& machine);
 dispatch::Query query_of(const Problem& problem, const Machine& machine, const Options& options);
 core::Context context_of(const Machine& machine, const Options& options);
 
-/// Scratch that a call wants: the caller's, or what Options::allocate gives. `multiple` is what its
-/// address must be of; `who` and `sized_by` say in a refusal what wants it and what tells its size.
-Status find_scratch(const Options& options, std::size_t bytes, std::size_t multiple,
-                    std::string_view who, std::string_view sized_by, void*& scratch);
+/// Scratch that a call wants: the caller's, or what Options::allocate gives; checked. `who` says in a
+/// refusal what wants it.
+Status find_scratch(const Problem& problem, const Tensors& tensors, const Options& options,
+                    std::int64_t wanted, std::string_view who, void*& scratch);
 
 /// A call with views as one problem: refuses views that cannot be one.
 Status read_views(const TensorView& q, const TensorView& k, const TensorView& v,

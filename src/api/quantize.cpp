@@ -54,13 +54,10 @@ bool too_large(const std::array<std::int64_t, 4>& shape) {
 /// Rows of codes as they lie in memory, or columns that begin at multiples of 16.
 Part part_of(const std::array<std::int64_t, 4>& shape, bool transposed, Room& room) {
   const auto& [batch, heads, seq, dim] = shape;
-  Part part{shape, {}, 0, 0};
-  if (transposed) {
-    const std::int64_t column = ceil_div(seq, std::int64_t{16}) * 16;
-    part.codes.stride = {heads * dim * column, dim * column, 1, column};
-  } else {
-    part.codes.stride = {heads * seq * dim, seq * dim, dim, 1};
-  }
+  Part part{shape,
+            transposed ? transposed_layout(batch, heads, seq, dim)
+                       : dense_layout(Order::bhsd, batch, heads, seq, dim),
+            0, 0};
   part.at = room.take(core::extent_elements(part.codes, shape));
   part.scale_at = room.take(part.heads() * 4);
   return part;
@@ -96,11 +93,9 @@ Status check_quantized(Problem p, const Options& options, const Quantizing& quan
   for (const auto& shape : {core::shape_of_q(p, p.head_dim), core::shape_of_kv(p, p.head_dim),
                             core::shape_of_kv(p, value_dim(p))}) {
     if (too_large(shape))
-      return {
-          StatusCode::unsupported,
-          "attention_quantized has a code for each element of Q, K and V, also of those that share "
-          "memory "
-          "by strides of 0, and here that is more than 2^58 bytes: pass fewer of them at a time"};
+      return {StatusCode::unsupported,
+              "attention_quantized has a code for each element, also of those that share memory by "
+              "strides of 0, and here that is more than 2^58 bytes: pass fewer of them at a time"};
   }
   if (quantizing.smooth_k && (p.softcap != 0.0f || p.sinks))
     return {StatusCode::unsupported,
@@ -185,12 +180,7 @@ Status run_quantized(const Problem& p, const Tensors& tensors, const Options& op
     return why;
   void* memory = nullptr;
   if (Status status =
-          api::find_scratch(options, static_cast<std::size_t>(made.bytes), kAlignment,
-                            "attention_quantized", "plan_quantized().workspace_bytes", memory);
-      !status)
-    return status;
-  if (Status status = core::check_workspace(p, tensors, made.bytes, memory,
-                                            static_cast<std::size_t>(made.bytes));
+          api::find_scratch(p, tensors, options, made.bytes, "attention_quantized", memory);
       !status)
     return status;
   auto* const scratch = static_cast<char*>(memory);

@@ -427,7 +427,7 @@ Status check_workspace(const Problem& p, const Tensors& t, std::int64_t needed,
   if (workspace == nullptr || given < static_cast<std::uint64_t>(needed))
     return invalid("the workspace has ", workspace == nullptr ? 0 : given,
                    " bytes: the plan needs ", needed,
-                   "; pass Options::workspace of Plan::workspace_bytes");
+                   "; pass Options::workspace of Plan::workspace_bytes, or Options::allocate");
   constexpr std::uintptr_t kWorkspaceAlignment = 256;
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0)
     return invalid("the workspace is not aligned: its address must be a multiple of ",
@@ -439,6 +439,29 @@ Status check_workspace(const Problem& p, const Tensors& t, std::int64_t needed,
   }
   return {};
 }
+
+namespace {
+
+/// What a quantisation reads and writes.
+struct QuantizeMemory {
+  std::string_view name;
+  const void* data;
+  std::int64_t bytes;
+  std::size_t element;
+  bool needed;
+};
+std::array<QuantizeMemory, 3> memories_of(const QuantizeProblem& p, const QuantizeTensors& t) {
+  const auto span = [&](const Layout& layout, DType dtype) {
+    return extent_bytes(layout, p.batch, p.heads, p.seq, p.head_dim, dtype);
+  };
+  const bool values = p.seq > 0;
+  const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
+  return {{{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
+           {"to", t.to, span(p.to, DType::e4m3), 1, values},
+           {"scale", t.scale, scales, 4, p.scales != ScaleKind::none}}};
+}
+
+}  // namespace
 
 Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   if (p.dtype != DType::f32 && p.dtype != DType::f16 && p.dtype != DType::bf16)
@@ -461,21 +484,8 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
       !status)
     return status;
   if (p.batch == 0) return {};
-  const auto span = [&](const Layout& layout, DType dtype) {
-    return extent_bytes(layout, p.batch, p.heads, p.seq, p.head_dim, dtype);
-  };
-  const bool values = p.seq > 0;
-  const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
-  const struct {
-    std::string_view name;
-    const void* data;
-    std::int64_t bytes;
-    std::size_t element;
-    bool needed;
-  } memories[] = {{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
-                  {"to", t.to, span(p.to, DType::e4m3), 1, values},
-                  {"scale", t.scale, scales, 4, p.scales != ScaleKind::none}};
-  std::array<Range, std::size(memories)> ranges;
+  const std::array memories = memories_of(p, t);
+  std::array<Range, memories.size()> ranges;
   for (std::size_t n = 0; n < ranges.size(); ++n) {
     const auto& memory = memories[n];
     if (!memory.needed) continue;
@@ -502,19 +512,8 @@ Status check_quantize_workspace(const QuantizeProblem& p, const QuantizeTensors&
   const Range scratch = range_of(workspace, needed);
   if (!usable(scratch, 8))
     return invalid("the workspace is not aligned: its address must be a multiple of 8 bytes");
-  const auto span = [&](const Layout& layout, DType dtype) {
-    return extent_bytes(layout, p.batch, p.heads, p.seq, p.head_dim, dtype);
-  };
-  const struct {
-    std::string_view name;
-    const void* data;
-    std::int64_t bytes;
-  } memories[] = {{"from", t.from, span(p.from, p.dtype)},
-                  {"to", t.to, span(p.to, DType::e4m3)},
-                  {"scale", t.scale, needed / 2}};
-  for (const auto& memory : memories) {
-    if (p.seq == 0 && memory.data != t.scale) continue;
-    if (overlap(scratch, range_of(memory.data, memory.bytes)))
+  for (const QuantizeMemory& memory : memories_of(p, t)) {
+    if (memory.needed && overlap(scratch, range_of(memory.data, memory.bytes)))
       return invalid("the workspace overlaps ", memory.name, "; give it memory of its own");
   }
   return {};
