@@ -84,14 +84,14 @@ struct Largest {
 #pragma unroll
       for (int i = 0; i < kPart; ++i)
         most = max(most, __float_as_uint(fabsf(offset.minus(values.at(i), i))));
-      return;
-    }
+    } else {
 #pragma unroll
-    for (const std::uint32_t word : values.words) {
-      if constexpr (kPairs)
-        most = __vmaxu2(most, word & 0x7fff7fffu);
-      else
-        most = max(most, word & 0x7fffffffu);
+      for (const std::uint32_t word : values.words) {
+        if constexpr (kPairs)
+          most = __vmaxu2(most, word & 0x7fff7fffu);
+        else
+          most = max(most, word & 0x7fffffffu);
+      }
     }
   }
   /// Of what was taken; above the finite numbers where one of it is.
