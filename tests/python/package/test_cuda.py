@@ -452,11 +452,13 @@ def test_e4m3_takes_its_kernel_unasked(options, variant, causal, transposed, key
 
 
 def by_codes_of_the_device(q, k, v, **options):
-    """As attention_quantized: V transposed where a kernel of this device takes it so."""
+    """What attention_quantized may give: by the kernel for V as rows, or the one for V transposed, which it takes where that for rows would transpose V itself."""
+    answers = [attempt("", by_codes, q, k, v, **options)]
     try:
-        return by_codes(q, k, v, transposed=True, **options)
+        answers.append(by_codes(q, k, v, transposed=True, **options))
     except NotImplementedError:
-        return attempt("", by_codes, q, k, v, **options)
+        pass
+    return [answer if isinstance(answer, tuple) else (answer,) for answer in answers]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -470,8 +472,8 @@ def test_quantised_attention_is_attention_of_the_codes(either_way, dtype, option
     options = {"return_lse": True, **{name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}}
     wanted = by_codes_of_the_device(q, k, v, **{"out_dtype": dtype, **options})
     got = greenfast.attention_quantized(q, k, v, **options)
-    for x, y in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, wanted))):
-        assert x.dtype == y.dtype and torch.equal(x, y)
+    got = got if isinstance(got, tuple) else (got,)
+    assert any(all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(got, want, strict=True)) for want in wanted)
 
 
 def test_scratch_belongs_to_the_stream_that_is_given():
