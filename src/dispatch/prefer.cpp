@@ -260,6 +260,7 @@ bool packed_beats_serving(const Problem& p, const DeviceFacts& facts, core::Choi
 bool fp8_serving_beats_dense(const Problem& p) {
   const bool wide = p.head_dim > 64, masked = p.mask.left >= 0 || p.mask.right >= 0;
   if (p.accuracy == Accuracy::fast) return false;
+  if (p.head_dim > 128) return p.lse;
   if (p.lse) return !wide || masked || mean_keys(p) <= 4096;
   return masked && mean_keys(p) <= (wide ? 1024 : 256);
 }
@@ -272,8 +273,8 @@ std::int64_t mean_queries(const Problem& p, core::Choice choice) {
 
 // What cuda.sm90.fp8 and its kin have no features for.
 bool dense_fp8_takes(const Problem& p) {
-  return p.head_dim <= 128 && value_dim(p) == p.head_dim && !p.sinks && p.chunk == 0 &&
-         p.softcap == 0.0f;
+  return p.head_dim <= (p.lse ? 128 : 256) && value_dim(p) == p.head_dim && !p.sinks &&
+         p.chunk == 0 && p.softcap == 0.0f;
 }
 
 // e4m3 with lengths or pages. cuda.sm90.fp8_serving has tiles of 128 rows of a head and walks over all of its

@@ -24,6 +24,9 @@ __device__ void wgmma_rs_e4m3(float (&d)[kN / 2], const std::uint32_t (&a)[4], s
 __device__ __forceinline__ void wgmma_rs_e4m3_half(std::uint32_t (&d)[32],
                                                    const std::uint32_t (&a)[4], std::uint64_t b,
                                                    bool accumulate);
+/// And A in shared memory.
+__device__ __forceinline__ void wgmma_ss_e4m3_half(std::uint32_t (&d)[32], std::uint64_t a,
+                                                   std::uint64_t b, bool accumulate);
 
 // The accumulators as operands of the instruction and of the asm statement.
 #define GF_TEN(t)                                                                                  \
@@ -31,12 +34,17 @@ __device__ __forceinline__ void wgmma_rs_e4m3_half(std::uint32_t (&d)[32],
   "9, "
 #define GF_NAMES_30 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " GF_TEN(1) GF_TEN(2)
 #define GF_NAMES_60 GF_NAMES_30 GF_TEN(3) GF_TEN(4) GF_TEN(5)
+#define GF_NAMES_24 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " GF_TEN(1) "%20, %21, %22, %23"
+#define GF_NAMES_28 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " GF_TEN(1) "%20, %21, %22, %23, %24, %25, %26, %27"
 #define GF_NAMES_32 GF_NAMES_30 "%30, %31"
 #define GF_NAMES_36 GF_NAMES_30 "%30, %31, %32, %33, %34, %35"
 #define GF_NAMES_64 GF_NAMES_60 "%60, %61, %62, %63"
 #define GF_NAMES_68 GF_NAMES_60 "%60, %61, %62, %63, %64, %65, %66, %67"
 #define GF_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define GF_D16(i) GF_D4(i), GF_D4(i + 4), GF_D4(i + 8), GF_D4(i + 12)
+#define GF_D_24 GF_D16(0), GF_D4(16), GF_D4(20)
+#define GF_D_28 GF_D_24, GF_D4(24)
 #define GF_D_32 GF_D16(0), GF_D16(16)
 #define GF_D_36 GF_D16(0), GF_D16(16), GF_D4(32)
 #define GF_D_64 GF_D16(0), GF_D16(16), GF_D16(32), GF_D16(48)
@@ -65,6 +73,8 @@ __device__ __forceinline__ void wgmma_rs_e4m3_half(std::uint32_t (&d)[32],
   }
 GF_WGMMA_SS(64, 32, 33, 34)
 GF_WGMMA_SS(128, 64, 65, 66)
+GF_WGMMA_RS(48, 24, 25, 26, 27, 28, 29)
+GF_WGMMA_RS(56, 28, 29, 30, 31, 32, 33)
 GF_WGMMA_RS(64, 32, 33, 34, 35, 36, 37)
 GF_WGMMA_RS(72, 36, 37, 38, 39, 40, 41)
 GF_WGMMA_RS(128, 64, 65, 66, 67, 68, 69)
@@ -81,7 +91,17 @@ __device__ __forceinline__ void wgmma_rs_e4m3_half(std::uint32_t (&d)[32],
       : GF_H16(0), GF_H16(16)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
+__device__ __forceinline__ void wgmma_ss_e4m3_half(std::uint32_t (&d)[32], std::uint64_t a,
+                                                   std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 "
+      "{" GF_NAMES_32 "}, %32, %33, p, 1, 1;}"
+      : GF_H16(0), GF_H16(16)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
 
+#undef GF_NAMES_24
+#undef GF_NAMES_28
 #undef GF_NAMES_32
 #undef GF_H4
 #undef GF_H16
@@ -95,6 +115,8 @@ __device__ __forceinline__ void wgmma_rs_e4m3_half(std::uint32_t (&d)[32],
 #undef GF_NAMES_64
 #undef GF_D4
 #undef GF_D16
+#undef GF_D_24
+#undef GF_D_28
 #undef GF_D_32
 #undef GF_D_36
 #undef GF_D_68

@@ -24,6 +24,19 @@ struct Config {
   Weights weights = Weights::exponentials;
 
   constexpr bool halves() const { return weights != Weights::exponentials; }  // as scores
+  // Products of P V, of so many columns each and the ones behind the last. Beside O of head dim 256
+  // registers hold no more of a block's output, and no Q: 56, 56, 48, 48, 48 and 8.
+  constexpr int parts() const { return head_dim > 128 ? 5 : 1; }
+  constexpr int part_begin(int part) const {
+    return parts() == 1 ? part * head_dim : 48 * part + 8 * (part < 2 ? part : 2);
+  }
+  constexpr int part_columns(int part) const { return part_begin(part + 1) - part_begin(part); }
+  constexpr int part_registers() const { return (part_columns(parts() - 1) + kOnes) / 2; }
+  constexpr bool q_in_registers() const { return halves() && head_dim <= 128; }
+  // Rows of Q and K are cut where the widest swizzle ends: a tile is so many of its pieces, one behind
+  // the other.
+  constexpr int row_bytes() const { return head_dim < 128 ? head_dim : 128; }
+  constexpr int row_pieces() const { return head_dim / row_bytes(); }
 
   static constexpr int kKeys = 128;  // of a block of K or V
   static constexpr int kOnes = 8;    // rows of ones behind V^T: the tensor cores sum the rows
@@ -31,7 +44,7 @@ struct Config {
   // Consumers of 64 query rows each. Scores of fp16 leave registers for a third at head dim 64.
   constexpr int warpgroups() const { return halves() && head_dim == 64 ? 3 : 2; }
   // Blocks of K, and of V, in flight.
-  constexpr int stages() const { return halves() && head_dim == 64 ? 5 : 4; }
+  constexpr int stages() const { return head_dim > 128 ? 2 : halves() && head_dim == 64 ? 5 : 4; }
   // A second Q hides the loads between tiles; under a mask prefill lost by it, and at D 128 what
   // tells them apart would spill. Where Q goes to registers, one is as good.
   constexpr int q_stages() const { return halves() || masked || head_dim > 64 ? 1 : 2; }
@@ -40,11 +53,13 @@ struct Config {
   constexpr int columns() const { return head_dim + kOnes; }  // of the output
 
   // Shared memory, in bytes from a 1024-byte boundary: Q stages, one tile a warpgroup; K; V^T
-  // with its ones; O, one strip of 16 rows a warp. Rows of Q and K have head_dim bytes, of V^T 128.
+  // with its ones; O, one strip of 16 rows and at most 128 columns a warp. Rows of Q and K have
+  // head_dim bytes, of V^T 128.
   constexpr int q_bytes() const { return 64 * head_dim; }
   constexpr int k_bytes() const { return kKeys * head_dim; }
   constexpr int v_bytes() const { return columns() * kKeys; }
-  constexpr int strip_bytes() const { return 16 * head_dim * 2; }
+  constexpr int strip_columns() const { return head_dim < 128 ? head_dim : 128; }
+  constexpr int strip_bytes() const { return 16 * strip_columns() * 2; }
   constexpr int k_offset() const { return q_stages() * warpgroups() * q_bytes(); }
   constexpr int v_offset() const { return k_offset() + stages() * k_bytes(); }
   constexpr int o_offset() const { return v_offset() + stages() * v_bytes(); }
@@ -66,8 +81,11 @@ struct With {
   static constexpr Config value = kConfig;
 };
 
-/// Head dims of the tiles.
-inline constexpr std::array kHeadDims{64, 128};
+/// Head dims of the tiles. The last is of scores in halves alone: others have no registers for it.
+inline constexpr std::array kHeadDims{64, 128, 256};
+constexpr int largest_head_dim(Weights weights) {
+  return weights == Weights::exponentials ? 128 : 256;
+}
 
 /// Factors of e4m3 tensors: null for 1, else one or one a head.
 struct Scales {

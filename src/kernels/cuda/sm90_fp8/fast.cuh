@@ -32,6 +32,21 @@ __device__ __forceinline__ void pin_words(std::uint32_t (&r)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
+/// Four words by value.
+struct Words {
+  std::uint32_t x[4];
+  __device__ __forceinline__ std::uint32_t& operator[](int i) { return x[i]; }
+};
+
+/// The first of two, or the second.
+template <bool kFirst, class First, class Second>
+__device__ __forceinline__ auto& either(First& first, Second& second) {
+  if constexpr (kFirst)
+    return first;
+  else
+    return second;
+}
+
 /// Normalises O where a mean of V may lie at fp16's end, past which rounding could have carried it;
 /// elsewhere `factor` does that beside the stores, in half as many instructions. `v_factor` is V's.
 template <int kHeadDim>
@@ -54,6 +69,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.kKeys, kStages = kConfig.stages();
   constexpr int kWarpgroups = kConfig.warpgroups();
   constexpr bool kMasked = kConfig.masked;
+  constexpr int kParts = kConfig.parts();
+  constexpr int kRowBytes = kConfig.row_bytes();
   static_assert(kConfig.halves() && kConfig.q_stages() == 1);
   static_assert(kConfig.shared_bytes() + 12288 <= 232448);
 
@@ -84,11 +101,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   ptx::setmaxnreg_increase<kConfig.consumer_registers()>();
   const int group = uniform(ptx::thread_index() >> 7) - 1, warp = uniform((threadIdx.x >> 5) & 3);
   const bool leader = lane == 0;
-  std::uint32_t s[kKeys / 4];            // scores, then codes, two in a word
-  float part[kConfig.columns() / 2];     // P V of one block, then its row sums
+  std::uint32_t s[kKeys / 4];  // scores, then codes, two in a word
+  // P V of one block, or of a part of its columns, then its row sums
+  float part[kConfig.part_registers()];
   float o[kHeadDim / 2];                 // of the blocks before, not yet normalised
   std::uint32_t weights[kKeys / 32][4];  // of the block before, as the A operand
-  std::uint32_t q[kHeadDim / 32][4];
+  std::uint32_t q[kConfig.q_in_registers() ? kHeadDim / 32 : 1][4];
   LinearSoftmax<ConfigOf> rows;
   rows.shared = &linear_rows[0][0];
   Stage<kStages> k_stage(shared.k_full, 0), v_stage(shared.v_full, 0);
@@ -98,35 +116,70 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   constexpr std::uint32_t kPerK = kConfig.k_bytes() / 128, kPerV = kConfig.v_bytes() / 128;
   const std::uint32_t k_base = uniform((shared.k / 16 | 0x10000u) - shared.k_full * kPerK);
   const std::uint32_t v_base = uniform((shared.v / 16 | 0x10000u) - shared.v_full * kPerV);
+  const auto q_tile = [&] { return shared.q + group * kConfig.q_bytes(); };
+  // Of Q in shared memory. Set where ptxas finds uniform registers for it, else it serialises wgmma
+  // (C7511): once, or for each tile of the masked kernels.
+  std::uint32_t low_q = kMasked ? 0 : uniform(q_tile() / 16 | 0x10000u);
   // S = Q K^T; asynchronous.
   const auto issue_scores = [&] {
     const std::uint32_t low = k_base + k_stage.full * kPerK;
 #pragma unroll
-    for (int k = 0; k < kHeadDim / 32; ++k)
-      ptx::wgmma_rs_e4m3_half(s, q[k], ptx::descriptor(high, low + 2 * k), k > 0);
+    for (int k = 0; k < kHeadDim / 32; ++k) {
+      const std::uint64_t keys = ptx::descriptor(high, low + slice_begin<kRowBytes>(kKeys, k) / 16);
+      if constexpr (kConfig.q_in_registers()) {
+        ptx::wgmma_rs_e4m3_half(s, q[k], keys, k > 0);
+      } else {
+        // As if Q moved with the stages: else each slice's descriptor stays in uniform registers.
+        const std::uint32_t low_here = low_q + (k_stage.full >> 31);
+        ptx::wgmma_ss_e4m3_half(
+            s, ptx::descriptor(high, low_here + slice_begin<kRowBytes>(64, k) / 16), keys, k > 0);
+      }
+    }
     ptx::wgmma_commit();
   };
-  // part (+)= P V; asynchronous.
-  const auto issue_output = [&](bool accumulate) {
-    const std::uint32_t low = v_base + v_stage.full * kPerV;
+  // part (+)= P V, of part kPart of the columns; asynchronous. The last has the ones behind it.
+  const auto issue_output = [&]<int kPart>(bool accumulate) {
+    constexpr int kColumns =
+        kConfig.part_columns(kPart) + (kPart == kParts - 1 ? kConfig.kOnes : 0);
+    const std::uint32_t low =
+        v_base + v_stage.full * kPerV + kConfig.part_begin(kPart) * kKeys / 16;
+    auto& sums = reinterpret_cast<float(&)[kColumns / 2]>(part);
 #pragma unroll
     for (int k = 0; k < kKeys / 32; ++k)
-      ptx::wgmma_rs_e4m3<kConfig.columns()>(part, weights[k], ptx::descriptor(high_v, low + 2 * k),
-                                            k > 0 || accumulate);
+      ptx::wgmma_rs_e4m3<kColumns>(sums, weights[k], ptx::descriptor(high_v, low + 2 * k),
+                                   k > 0 || accumulate);
     ptx::wgmma_commit();
   };
   // The second level: `part` is finished.
-  const auto add_part = [&] {
+  const auto add_part = [&]<int kPart>() {
+    constexpr int kWords = kConfig.part_columns(kPart) / 2;
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) o[i] += part[i];
-    rows.sum[0] += part[kHeadDim / 2];
-    rows.sum[1] += part[kHeadDim / 2 + 2];
+    for (int i = 0; i < kWords; ++i) o[kConfig.part_begin(kPart) / 2 + i] += part[i];
+    if constexpr (kPart == kParts - 1) {
+      rows.sum[0] += part[kWords];
+      rows.sum[1] += part[kWords + 2];
+    }
+  };
+  // Parts of a block's output from kFirst on, one after the other; the other warpgroup has the tensor
+  // cores meanwhile.
+  const auto add_parts = [&]<int kFirst>(const auto& self) {
+    if constexpr (kFirst < kParts) {
+      ptx::pin_registers(part);
+      ptx::wgmma_fence();
+      issue_output.template operator()<kFirst>(false);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(part);
+      add_part.template operator()<kFirst>();
+      self.template operator()<kFirst + 1>(self);
+    }
   };
   const auto rescale = [&](const float(&shrink)[2]) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i >> 1 & 1];
+    if constexpr (kParts == 1) {  // else it was added up
 #pragma unroll
-    for (int i = 0; i < kConfig.columns() / 2; ++i) part[i] *= shrink[i >> 1 & 1];
+      for (int i = 0; i < kConfig.columns() / 2; ++i) part[i] *= shrink[i >> 1 & 1];
+    }
     rows.sum[0] *= shrink[0];
     rows.sum[1] *= shrink[1];
   };
@@ -179,18 +232,32 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::mbarrier_wait(shared.q_full + 8 * group, tile_step & 1);
     {
       const Place at = ldmatrix_a(ptx::lane_id());
-      const std::uint32_t q_rows = shared.q + group * kConfig.q_bytes() + 16 * warp * kHeadDim;
+      const std::uint32_t q_rows = shared.q + group * kConfig.q_bytes() + 16 * warp * kRowBytes;
+      std::uint32_t anew[kConfig.q_in_registers() ? 1 : kHeadDim / 32][4];
+      auto& words = either<kConfig.q_in_registers()>(q, anew);
 #pragma unroll
       for (int k = 0; k < kHeadDim / 32; ++k)
-        ptx::ldmatrix_x4(q[k], q_rows + swizzled<kHeadDim>(at.row, 32 * k + at.column));
-      rows.begin(q, score_factor(factors_of(tile_step)));
-      release(shared.q_empty + 8 * group);
+        ptx::ldmatrix_x4(words[k], q_rows + swizzled<kRowBytes>(64, k, at));
+      const bool changed = rows.begin(words, score_factor(factors_of(tile_step)));
+      if constexpr (kConfig.q_in_registers()) {
+        release(shared.q_empty + 8 * group);
+      } else {
+        if (changed) {
+#pragma unroll
+          for (int k = 0; k < kHeadDim / 32; ++k)
+            ptx::stmatrix_x4(q_rows + swizzled<kRowBytes>(64, k, at), words[k]);
+          ptx::fence_proxy_async_shared();
+        }
+        ptx::named_barrier_sync<128>(kQIsTurned + group);
+      }
     }
     // The constant halves in a way that ptxas cannot know: it would set a constant again for every
     // wgmma. For each tile, because it would copy what lives longer.
     const std::uint32_t zero = uniform(ptx::lane_id());
-    high = kDescriptorHigh<kHeadDim> + zero;
-    high_v = kHeadDim == 128 ? high : ptx::kSwizzle128High + zero;
+    high = kDescriptorHigh<kRowBytes> + zero;
+    high_v = kRowBytes == 128 ? high : ptx::kSwizzle128High + zero;
+    if constexpr (kMasked && !kConfig.q_in_registers())
+      low_q = uniform((q_tile() / 16 | 0x10000u) + zero);
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
     if (works) {
@@ -198,7 +265,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // Through fp32, what halves do not hold. In the warp's strip, once its last tile is stored; a
       // part of O steps aside there too at D 128, where registers are fewer.
       const auto again = [&](bool hides) {
-        constexpr int kAside = kHeadDim == 128 ? 16 : 0;
+        constexpr int kAside = kHeadDim >= 128 ? 16 : 0;
         static_assert(2048 + kAside * 4 * 32 <= kConfig.strip_bytes());
         if (leader) ptx::tma_store_wait_read();
         __syncwarp();
@@ -206,7 +273,17 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 #pragma unroll
         for (int i = 0; i < kAside; i += 4)
           ptx::shared_store4(aside + 128 * i, {o[i], o[i + 1], o[i + 2], o[i + 3]});
-        rows.again(s, q, shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes(),
+        const auto q_slice = [&](int k) -> decltype(auto) {
+          if constexpr (kConfig.q_in_registers()) {
+            return (q[k]);
+          } else {
+            Words words;
+            ptx::ldmatrix_x4(words.x, q_tile() + 16 * warp * kRowBytes +
+                                          swizzled<kRowBytes>(64, k, ldmatrix_a(ptx::lane_id())));
+            return words;
+          }
+        };
+        rows.again(s, q_slice, shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes(),
                    strip() + 4 * ptx::lane_id(), p, block, first_row + 16 * warp, hides, shrink);
 #pragma unroll
         for (int i = 0; i < kAside; i += 4) {
@@ -242,11 +319,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         pin_words(s);
         ptx::wgmma_fence();
         issue_scores();
-        add_part();
+        if constexpr (kParts == 1) add_part.template operator()<0>();
         ptx::mbarrier_wait(v_stage.full, v_stage.parity);
         ptx::pin_registers(part);
         ptx::wgmma_fence();
-        issue_output(false);
+        issue_output.template operator()<0>(false);
         ptx::wgmma_wait<1>();
         pin_words(s);
         bool moved = true, held;  // a base; all by halves
@@ -262,6 +339,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::wgmma_wait<0>();
         ptx::pin_registers(part);
         pin_words(s);
+        if constexpr (kParts > 1) {
+          add_part.template operator()<0>();
+          add_parts.template operator()<1>(add_parts);
+          pin_words(s);
+        }
         release(v_stage.empty());
         rows.pack(s, weights);
         if (moved) rescale(shrink);
@@ -284,18 +366,26 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
 
       // ---- Last product ----
-      // On top of the one before, as in kernel.cuh.
+      if constexpr (!kConfig.q_in_registers()) release(shared.q_empty + 8 * group);
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
-      ptx::pin_registers(part);
-      ptx::wgmma_fence();
-      issue_output(true);
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(part);
-      release(v_stage.empty());
-      v_stage.advance(shared.v_full);
-      add_part();
+      if constexpr (kParts == 1) {
+        // On top of the one before, as in kernel.cuh.
+        ptx::pin_registers(part);
+        ptx::wgmma_fence();
+        issue_output.template operator()<0>(true);
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(part);
+        release(v_stage.empty());
+        v_stage.advance(shared.v_full);
+        add_part.template operator()<0>();
+      } else {
+        add_parts.template operator()<0>(add_parts);
+        release(v_stage.empty());
+        v_stage.advance(shared.v_full);
+      }
     } else {
       find_next(tile_step + 1, next);
+      if constexpr (!kConfig.q_in_registers()) release(shared.q_empty + 8 * group);
     }
 #pragma unroll 1
     for (int block = works ? blocks.begin : tile_blocks.begin; block > tile_blocks.begin; --block)

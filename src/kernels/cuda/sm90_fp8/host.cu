@@ -39,6 +39,14 @@ constexpr const char* id_of(Weights weights) {
 
 using core::ceil_div;
 
+// Of 256 products that halves add up the log-sum-exp was off by more than `strict` allows (H200, 2026-11-27).
+constexpr std::int64_t kLargestHeadDimOfLse = 128;
+
+/// The narrowest tile that holds so many columns.
+constexpr std::size_t index_of_head_dim(std::int64_t head_dim) {
+  return head_dim <= kHeadDims[0] ? 0 : head_dim <= kHeadDims[1] ? 1 : 2;
+}
+
 /// Whether V comes with its keys one behind the other: V^T.
 bool is_transposed(const Problem& problem) { return problem.v.stride[3] != 1; }
 
@@ -79,7 +87,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   d.config.weights = weights;
   d.keys = visible_keys(problem);
   const Band& band = d.keys.band;
-  d.config.head_dim = problem.head_dim <= kHeadDims[0] ? kHeadDims[0] : kHeadDims[1];
+  d.config.head_dim = kHeadDims[index_of_head_dim(problem.head_dim)];
   d.config.masked =
       band.above < band.keys - 1 || band.below + (static_cast<std::int32_t>(problem.seq_q) - 1) > 0;
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
@@ -129,8 +137,12 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
               std::string* why) {
   using core::refuse;
   if (!runs_sm90a(facts, why)) return false;
-  if (problem.head_dim > kHeadDims.back()) {
-    return refuse(why, "head dim ", problem.head_dim, "; takes up to ", kHeadDims.back());
+  if (problem.head_dim > largest_head_dim(kWeights)) {
+    return refuse(why, "head dim ", problem.head_dim, "; takes up to ", largest_head_dim(kWeights));
+  }
+  if (problem.lse && problem.head_dim > kLargestHeadDimOfLse) {
+    return refuse(why, "a log-sum-exp at head dim ", problem.head_dim,
+                  "; gives one up to head dim ", kLargestHeadDimOfLse);
   }
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
     return refuse(why, "a sequence longer than 2^30");
@@ -142,7 +154,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                   " tiles of 128 queries or keys in a batch entry: at most 2^30 - 1; split the "
                   "heads");
   }
-  const Config largest{.head_dim = kHeadDims.back(), .weights = kWeights};
+  const Config largest{.head_dim = largest_head_dim(kWeights), .weights = kWeights};
   if (facts.shared_per_block < largest.shared_bytes() + 8192) {
     return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
                   largest.shared_bytes() + 8192);
@@ -199,10 +211,11 @@ constexpr std::size_t index_of(const Config& config) {
 }
 const Entries& entries_of(const Config& config) {
   static const std::array<std::array<Entries, kHeadDims.size()>, 3> table{
-      {{entries<kHeadDims[0]>(), entries<kHeadDims[1]>()},
-       {curved_entries<kHeadDims[0]>(), curved_entries<kHeadDims[1]>()},
-       {fast_entries<kHeadDims[0]>(), fast_entries<kHeadDims[1]>()}}};
-  return table[index_of(config)][config.head_dim == kHeadDims[0] ? 0 : 1];
+      {{entries<kHeadDims[0]>(), entries<kHeadDims[1]>(), {}},
+       {curved_entries<kHeadDims[0]>(), curved_entries<kHeadDims[1]>(),
+        curved_entries<kHeadDims[2]>()},
+       {fast_entries<kHeadDims[0]>(), fast_entries<kHeadDims[1]>(), fast_entries<kHeadDims[2]>()}}};
+  return table[index_of(config)][index_of_head_dim(config.head_dim)];
 }
 const void* kernel_of(const Config& config) {
   const Entries& kernels = entries_of(config);
@@ -214,8 +227,9 @@ constinit std::array<SharedMemoryOptIn, 3 * 2 * kHeadDims.size()> opt_in;
 
 Status ensure_ready(const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(id_of(d.config.weights)); !status.ok()) return status;
-  const std::size_t index = 4 * index_of(d.config) + (d.config.masked ? 2u : 0u) +
-                            (d.config.head_dim == kHeadDims[0] ? 0u : 1u);
+  const std::size_t index =
+      (2 * index_of(d.config) + (d.config.masked ? 1u : 0u)) * kHeadDims.size() +
+      index_of_head_dim(d.config.head_dim);
   return opt_in[index].ensure(kernel_of(d.config), d.config.shared_bytes(), device,
                               id_of(d.config.weights));
 }
@@ -262,9 +276,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   return p;
 }
 
-/// The map of K in boxes of half a block. Rows are two axes: all of them and none, or, in fours, the
+/// The map of K in boxes of half a block, of a piece of its rows. Rows are two axes: all of them and none, or, in fours, the
 /// place of a row within its four, of which a box takes two neighbours, and the fours.
-MapShape map_of_k(const Problem& problem, std::int64_t keys, int head_dim, bool in_fours) {
+MapShape map_of_k(const Problem& problem, std::int64_t keys, int row_bytes, bool in_fours) {
   MapShape shape{.axes = 5};
   const std::int64_t row = problem.k.stride[2], fours = core::ceil_div(keys, 4);
   const auto head = problem.k.stride[1], batch = problem.k.stride[0];
@@ -273,10 +287,10 @@ MapShape map_of_k(const Problem& problem, std::int64_t keys, int head_dim, bool 
   shape.set_axis(2, in_fours ? fours : 1, 4 * row);
   shape.set_axis(3, head == 0 ? 1 : problem.heads_kv, head);
   shape.set_axis(4, batch == 0 ? 1 : problem.batch, batch);
-  shape.box[0] = static_cast<cuuint32_t>(head_dim);
+  shape.box[0] = static_cast<cuuint32_t>(row_bytes);
   shape.box[1] = in_fours ? 2 : Config::kKeys / 2;
   shape.box[2] = in_fours ? Config::kKeys / 4 : 1;
-  if (head_dim == 64) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
+  if (row_bytes == 64) shape.swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
   return shape;
 }
 
@@ -318,7 +332,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   const Decision d = decide(problem, *context.facts, context.choice, kWeights);
   if (Status status = ensure_ready(d, context.facts->index); !status.ok()) return status;
   const std::int64_t keys = d.keys.band.keys, pitch = std::int64_t{d.blocks} * Config::kKeys;
-  const int head_dim = d.config.head_dim;
+  const int row_bytes = d.config.row_bytes();
   // Of K and V, the keys that some row sees.
   const auto seen = [&](const void* data, const Layout& layout) -> const void* {
     return static_cast<const char*>(data) + d.keys.first * layout.stride[2];
@@ -330,9 +344,9 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
       kept_q.make(&q_map,
                   map_of({problem.q, problem.batch, problem.heads_q, problem.seq_q,
                           problem.head_dim, problem.dtype},
-                         head_dim, 64),
+                         row_bytes, 64),
                   tensors.q) &&
-      kept_k.make(&k_map, map_of_k(problem, keys, head_dim, d.direct),
+      kept_k.make(&k_map, map_of_k(problem, keys, row_bytes, d.direct),
                   seen(tensors.k, problem.k)) &&
       kept_v.make(&v_map, map_of_v(problem, d, pitch),
                   d.direct ? seen(tensors.v, problem.v) : context.workspace) &&

@@ -137,39 +137,44 @@ __device__ __forceinline__ void store_output(const Params& p, const CUtensorMap&
     const int here = ptx::lane_id();
     const std::uint32_t strip_row = strip() + (here & 15) * 128;
     const bool f16 = p.out_dtype == DType::f16;
-    if (leader) ptx::tma_store_wait_read();
-    __syncwarp();
-    const auto fill = [&](const auto& pack) {
+    constexpr int kColumns = Config{.head_dim = kHeadDim}.strip_columns();
 #pragma unroll
-      for (int j = 0; j < kHeadDim / 16; ++j) {
-        std::uint32_t words[4];
+    for (int first = 0; first < kHeadDim; first += kColumns) {
+      if (leader) ptx::tma_store_wait_read();
+      __syncwarp();
+      const auto fill = [&](const auto& pack) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* x = o + 8 * j + 2 * i;
-          words[i] = pack(x[0] * factor[i & 1], x[1] * factor[i & 1]);
+        for (int j = 0; j < kColumns / 16; ++j) {
+          std::uint32_t words[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float* x = o + first / 2 + 8 * j + 2 * i;
+            words[i] = pack(x[0] * factor[i & 1], x[1] * factor[i & 1]);
+          }
+          ptx::stmatrix_x4(
+              strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (here >> 4)) ^ (here & 7)) << 4),
+              words);
         }
-        ptx::stmatrix_x4(
-            strip_row + j / 4 * 16 * 128 + (((j % 4 * 2 + (here >> 4)) ^ (here & 7)) << 4), words);
+      };
+      if constexpr (kChecks) {
+        fill([&](float x, float y) { return pack_output<true>(f16, x, y); });
+      } else if (f16) {
+        fill([](float x, float y) { return pack2<__half>(x, y); });
+      } else {
+        fill([](float x, float y) { return pack2<__nv_bfloat16>(x, y); });
       }
-    };
-    if constexpr (kChecks) {
-      fill([&](float x, float y) { return pack_output<true>(f16, x, y); });
-    } else if (f16) {
-      fill([](float x, float y) { return pack2<__half>(x, y); });
-    } else {
-      fill([](float x, float y) { return pack2<__nv_bfloat16>(x, y); });
-    }
-    ptx::fence_proxy_async_shared();
-    __syncwarp();
-    if (leader) {
-      // TMA leaves out rows past Sq.
-      if (warp_row < p.seq_q) {
+      ptx::fence_proxy_async_shared();
+      __syncwarp();
+      if (leader) {
+        // TMA leaves out rows past Sq.
+        if (warp_row < p.seq_q) {
 #pragma unroll
-        for (int c = 0; c < kHeadDim / 64; ++c)
-          ptx::tma_store_4d(&o_map, strip() + c * 16 * 128, 64 * c, warp_row, tile.head,
-                            tile.batch);
+          for (int c = 0; c < kColumns / 64; ++c)
+            ptx::tma_store_4d(&o_map, strip() + c * 16 * 128, first + 64 * c, warp_row, tile.head,
+                              tile.batch);
+        }
+        ptx::tma_store_commit();
       }
-      ptx::tma_store_commit();
     }
   } else {
     store_anywhere<kHeadDim, kChecks>(p, tile, o, factor, row, t);

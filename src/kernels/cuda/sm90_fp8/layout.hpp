@@ -66,6 +66,19 @@ GREENFAST_HOST_DEVICE constexpr int swizzled(int row, int byte) {
   return offset ^ ((offset / 128 % (kRowBytes / 16)) << 4);
 }
 
+/// Rows longer than a swizzle are cut into pieces of kRowBytes, and a tile of `rows` rows has the second
+/// pieces behind all the first ones. Where slice `slice` of k, 32 bytes, begins in the first row,
+template <int kRowBytes>
+GREENFAST_HOST_DEVICE constexpr int slice_begin(int rows, int slice) {
+  return slice / (kRowBytes / 32) * rows * kRowBytes + slice % (kRowBytes / 32) * 32;
+}
+/// and where a byte of that slice lies.
+template <int kRowBytes>
+GREENFAST_HOST_DEVICE constexpr int swizzled(int rows, int slice, const Place& at) {
+  return swizzled<kRowBytes>(at.row + slice / (kRowBytes / 32) * rows,
+                             slice % (kRowBytes / 32) * 32 + at.column);
+}
+
 /// The transposing pass: one thread takes the four keys of a quad of slots, of 16 columns, and
 /// lays the words of four slots of one column into shared memory. Neighbouring threads differ in
 /// the columns first.

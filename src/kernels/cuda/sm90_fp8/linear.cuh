@@ -125,6 +125,7 @@ struct LinearSoftmax {
   static constexpr float kLowOffset = kCurved ? -kCurvedOffset : kLeastOffset;
   static constexpr int kWords = kConfig.kKeys / 4;  // of scores: [2 * atom + h], two keys each
   static constexpr int kSlices = kHeadDim / 32;     // of Q
+  static constexpr int kRowBytes = kConfig.row_bytes();
 
   LinearRow* shared;        // of the CTA: two for each thread
   std::uint32_t scale8[2];  // of rows g and g + 8: 8 kUnits scale, twice; kHard
@@ -151,11 +152,11 @@ struct LinearSoftmax {
     if (offset[h] == kHard) row_of(h).base = base;
   }
 
-  /// Takes the warp's 16 rows of Q, which it scales by powers of two so that no product of theirs,
-  /// nor a part of it, leaves fp16 (a sum of abs(q) up to 146 times 448), nor becomes too small.
+  /// Takes the warp's 16 rows of Q, which it scales by powers of two (and returns whether it changed
+  /// them) so that no product of theirs, nor a part of it, leaves fp16 (a sum of abs(q) up to 146 times 448), nor becomes too small.
   /// Elements below 2^-6 after that lose what e4m3's subnormal numbers lose: 2^-13 of the row's
   /// sum. `scale` is of products to log2, of any sign.
-  __device__ __forceinline__ void begin(std::uint32_t (&q)[kSlices][4], float scale) {
+  __device__ __forceinline__ bool begin(std::uint32_t (&q)[kSlices][4], float scale) {
     __half2 part[2] = {__float2half2_rn(0.0f), __float2half2_rn(0.0f)};
 #pragma unroll
     for (int k = 0; k < kSlices; ++k) {
@@ -166,13 +167,17 @@ struct LinearSoftmax {
             __hadd2(part[w & 1], __hadd2(halves(decode_e4m3x2(x)), halves(decode_e4m3x2(x >> 16))));
       }
     }
-    // 128 elements of 448 are within fp16.
+    // 128 elements of 448 are within fp16, which is two lanes' at head dim 256.
     __half2 both = __hadd2(halves(__byte_perm(bits_of(part[0]), bits_of(part[1]), 0x5410)),
                            halves(__byte_perm(bits_of(part[0]), bits_of(part[1]), 0x7632)));
 #pragma unroll
-    for (int lane = 1; lane <= 2; lane *= 2)
+    for (int lane = 1; lane <= (kHeadDim > 128 ? 1 : 2); lane *= 2)
       both = __hadd2(both, halves(__shfl_xor_sync(kFullWarp, bits_of(both), lane)));
-    const float sums[2] = {__low2float(both), __high2float(both)};
+    float sums[2] = {__low2float(both), __high2float(both)};
+    if constexpr (kHeadDim > 128) {
+#pragma unroll
+      for (float& x : sums) x += __shfl_xor_sync(kFullWarp, x, 2);
+    }
     std::uint32_t factor[2];
     bool any = false;
 #pragma unroll
@@ -193,7 +198,8 @@ struct LinearSoftmax {
       offset[h] = kNoKeyYet;
       sum[h] = 0.0f;
     }
-    if (__any_sync(kFullWarp, any)) {
+    const bool scaled = __any_sync(kFullWarp, any);
+    if (scaled) {
 #pragma unroll
       for (int k = 0; k < kSlices; ++k) {
 #pragma unroll
@@ -210,6 +216,7 @@ struct LinearSoftmax {
         for (int w = 0; w < 4; ++w) q[k][w] ^= 0x80808080u;
       }
     }
+    return scaled || scale < 0.0f;
   }
 
   /// Which of this lane's columns of a block hold keys that row `row` sees, as columns_below counts
@@ -399,8 +406,10 @@ struct LinearSoftmax {
     return true;
   }
 
-  /// 16 keys of a block in fp32 by one warp alone: x[4 * atom + 2 * h + e]. `k_rows` are theirs.
-  __device__ __forceinline__ static void multiply_16(float (&x)[8], std::uint32_t (&q)[kSlices][4],
+  /// 16 keys of a block in fp32 by one warp alone: x[4 * atom + 2 * h + e]. `k_rows` are theirs;
+  /// q_slice(k) are the four words of k slice k.
+  template <class QSlice>
+  __device__ __forceinline__ static void multiply_16(float (&x)[8], const QSlice& q_slice,
                                                      std::uint32_t k_rows) {
     const Place at = ldmatrix_b(ptx::lane_id());
 #pragma unroll
@@ -408,13 +417,14 @@ struct LinearSoftmax {
 #pragma unroll
     for (int k = 0; k < kSlices; ++k) {
       std::uint32_t a[2][4], b[4];
+      auto&& q = q_slice(k);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        asm volatile("" : "+r"(q[k][i]));  // else ptxas keeps what is decoded for the next 16 keys
-        a[i / 2][i % 2] = decode_e4m3x2(q[k][i]);
-        a[i / 2][i % 2 + 2] = decode_e4m3x2(q[k][i] >> 16);
+        asm volatile("" : "+r"(q[i]));  // else ptxas keeps what is decoded for the next 16 keys
+        a[i / 2][i % 2] = decode_e4m3x2(q[i]);
+        a[i / 2][i % 2 + 2] = decode_e4m3x2(q[i] >> 16);
       }
-      ptx::ldmatrix_x4(b, k_rows + swizzled<kHeadDim>(at.row, 32 * k + at.column));
+      ptx::ldmatrix_x4(b, k_rows + swizzled<kRowBytes>(kConfig.kKeys, k, at));
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         ptx::mma_m16n8k16<__half>(reinterpret_cast<float(&)[4]>(x[i / 2 * 4]), a[i % 2],
@@ -425,7 +435,8 @@ struct LinearSoftmax {
   /// The codes of a block from fp32 scores, with the rows' true maxima: for scores that halves do
   /// not hold, NaN, and rows without a base. Registers are scarce here: it multiplies twice and keeps
   /// no scores, and codes wait in shared memory, 16 words a lane from `room` on.
-  __device__ __forceinline__ void again(std::uint32_t (&s)[kWords], std::uint32_t (&q)[kSlices][4],
+  template <class QSlice>
+  __device__ __forceinline__ void again(std::uint32_t (&s)[kWords], const QSlice& q_slice,
                                         std::uint32_t k_tile, std::uint32_t room, const Params& p,
                                         int block, int first_row, bool hides, float (&shrink)[2]) {
     static_assert(kWords / 2 * 128 <= kConfig.strip_bytes());
@@ -436,7 +447,7 @@ struct LinearSoftmax {
     float x[8], most[2] = {-INFINITY, -INFINITY};
 #pragma unroll 1
     for (int n = 0; n < kConfig.kKeys / 16; ++n) {
-      multiply_16(x, q, k_tile + 16 * n * kHeadDim);
+      multiply_16(x, q_slice, k_tile + 16 * n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int h = i / 2 % 2;
@@ -465,7 +476,7 @@ struct LinearSoftmax {
     }
 #pragma unroll 1
     for (int n = 0; n < kConfig.kKeys / 16; ++n) {
-      multiply_16(x, q, k_tile + 16 * n * kHeadDim);
+      multiply_16(x, q_slice, k_tile + 16 * n * kRowBytes);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         std::uint32_t two[2];

@@ -38,10 +38,13 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
         ptx::mbarrier_arrive_expect_tx(k_stage.full, kConfig.k_bytes());
         const std::uint32_t to = shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes();
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          ptx::tma_load_5d(to + half * kConfig.k_bytes() / 2, &k_map, k_stage.full, 0,
+        for (int i = 0; i < 2 * kConfig.row_pieces(); ++i) {
+          const int piece = i / 2, half = i % 2;
+          ptx::tma_load_5d(to + (2 * piece + half) * (kKeys / 2 * kConfig.row_bytes()), &k_map,
+                           k_stage.full, piece * kConfig.row_bytes(),
                            block * p.k_block[0] + half * p.k_half, block * p.k_block[1],
                            min(kv_head, p.k_last_head), min(tile.batch, p.k_last_batch));
+        }
       }
       k_stage.advance(shared.k_full);
     };
@@ -73,8 +76,11 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
       if (leader) {
         if constexpr (kFactors) factors[step % kFactorTiles * kWarpgroups + w] = own;
         ptx::mbarrier_arrive_expect_tx(shared.q_full + 8 * at, kConfig.q_bytes());
-        ptx::tma_load_4d(shared.q + at * kConfig.q_bytes(), &q_map, shared.q_full + 8 * at, 0,
-                         first_row + 64 * w, tile.head, tile.batch);
+#pragma unroll
+        for (int piece = 0; piece < kConfig.row_pieces(); ++piece)
+          ptx::tma_load_4d(shared.q + at * kConfig.q_bytes() + piece * 64 * kConfig.row_bytes(),
+                           &q_map, shared.q_full + 8 * at, piece * kConfig.row_bytes(),
+                           first_row + 64 * w, tile.head, tile.batch);
       }
     }
     // K runs one block ahead of V, as the consumers do.

@@ -90,8 +90,17 @@ __global__ void __launch_bounds__(TransposeTile<kHeadDim>::kThreads)
 #pragma unroll
   for (int u = thread; u < At::kUnits; u += At::kThreads) {
     const int column = u / (At::kKeys / 16), unit = u % (At::kKeys / 16);
-    ptx::store_global_16(to + column * pitch + 16 * unit,
-                         *reinterpret_cast<const uint4*>(&words[At::word(column, 4 * unit)]));
+    if constexpr (At::kQuadsOfWarp % 4 == 0) {
+      ptx::store_global_16(to + column * pitch + 16 * unit,
+                           *reinterpret_cast<const uint4*>(&words[At::word(column, 4 * unit)]));
+    } else {  // pairs of words change places
+      const auto pair = [&](int quad) {
+        return *reinterpret_cast<const uint2*>(&words[At::word(column, quad)]);
+      };
+      const uint2 low = pair(4 * unit), high = pair(4 * unit + 2);
+      ptx::store_global_16(to + column * pitch + 16 * unit,
+                           make_uint4(low.x, low.y, high.x, high.y));
+    }
   }
 }
 

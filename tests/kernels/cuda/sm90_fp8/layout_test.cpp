@@ -112,11 +112,15 @@ void transposes() {
   std::vector<std::uint8_t> tile(static_cast<std::size_t>(kHeadDim * kKeys));
   for (int u = 0; u < At::kUnits; ++u) {
     const int column = u / (kKeys / 16), unit = u % (kKeys / 16);
-    const int word = At::word(column, 4 * unit);
-    ASSERT_EQ(word % 4, 0);
-    for (int i = 0; i < 16; ++i)
-      tile[static_cast<std::size_t>(swizzled<128>(column, 16 * unit + i))] =
-          shared[static_cast<std::size_t>(4 * word + i)];
+    // Four words at once, or two where pairs change places.
+    const int together = At::kQuadsOfWarp % 4 == 0 ? 4 : 2;
+    for (int first = 0; first < 4; first += together) {
+      const int word = At::word(column, 4 * unit + first);
+      ASSERT_EQ(word % together, 0);
+      for (int i = 0; i < 4 * together; ++i)
+        tile[static_cast<std::size_t>(swizzled<128>(column, 16 * unit + 4 * first + i))] =
+            shared[static_cast<std::size_t>(4 * word + i)];
+    }
   }
   // What product `step` reads as element (n, k) of B: 8 rows lie 1024 bytes apart, the address in
   // the descriptor moves by 32 bytes a step, and bits 4 to 6 are turned by bits 7 to 9.
@@ -133,6 +137,7 @@ void transposes() {
 }
 TEST(Fp8Layout, TransposedValuesLieWhereTheProductReadsThem64) { transposes<64>(); }
 TEST(Fp8Layout, TransposedValuesLieWhereTheProductReadsThem128) { transposes<128>(); }
+TEST(Fp8Layout, TransposedValuesLieWhereTheProductReadsThem256) { transposes<256>(); }
 
 /// wgmma reads Q and K by descriptors: rows of 64 bytes have 8 rows in 512 bytes.
 template <int kRowBytes>
@@ -150,6 +155,21 @@ void rows_are_read() {
 TEST(Fp8Layout, RowsOfQAndKAreReadAsTheyLie) {
   rows_are_read<64>();
   rows_are_read<128>();
+}
+
+/// Rows of 256 bytes lie in two pieces, each as rows of 128 do.
+TEST(Fp8Layout, PiecesOfRowsLieBehindEachOther) {
+  for (const int rows : {64, 128}) {
+    for (int slice = 0; slice < 8; ++slice) {
+      EXPECT_EQ(slice_begin<128>(rows, slice), slice / 4 * rows * 128 + slice % 4 * 32);
+      for (int row = 0; row < rows; ++row) {
+        for (int k = 0; k < 32; ++k) {
+          const int address = slice_begin<128>(rows, slice) + row * 128 + k;
+          ASSERT_EQ(address ^ (address >> 7 & 7) << 4, swizzled<128>(rows, slice, Place{row, k}));
+        }
+      }
+    }
+  }
 }
 
 /// The scores of the rare path: ldmatrix and m16n8k16 on halves, four bytes of k as two pairs.

@@ -265,6 +265,40 @@ TEST(CurvedWeight, IsTheNearest) {
     EXPECT_NEAR(double{weight_of(code)}, weight, 0.5 * step + 0.011 * weight) << unit;
   }
 }
+/// Rows of Q, 256 columns of them: powers of two bring each to where no sum of products with codes of 448 leaves
+/// fp16, whatever its size, also where a sum of halves would be infinite; and who changes them says so.
+TEST(LinearSoftmax, ScalesRowsOfQ) {
+  using Wide = LinearSoftmax<With<Config{.head_dim = 256, .weights = Weights::linear}>>;
+  constexpr int kSlices = Wide::kSlices;
+  for (const int code : {0, 1, 8, 0x20, 0x30, 0x38, 0x50, 0x7e}) {
+    for (const float scale : {0.125f, -0.125f}) {
+      LinearRow storage[2 * 128 + 2 * 32] = {};
+      std::vector<std::uint32_t> q(32 * kSlices * 4);
+      std::vector<int> changed(32);
+      simt::run({.grid = {}, .threads = 32}, [&] {
+        Wide rows;
+        rows.shared = storage + 2 * 128;  // row_of() counts from thread 128
+        std::uint32_t words[kSlices][4];
+        for (auto& slice : words)
+          for (std::uint32_t& word : slice) word = static_cast<std::uint32_t>(code) * 0x01010101u;
+        const int lane = ptx::lane_id();
+        changed[static_cast<std::size_t>(lane)] = rows.begin(words, scale);
+        for (int i = 0; i < kSlices * 4; ++i)
+          q[static_cast<std::size_t>(lane * kSlices * 4 + i)] = words[i / 4][i % 4];
+      });
+      const float before = 256.0f * weight_of(static_cast<std::uint32_t>(code));
+      const float after = 256.0f * weight_of(q[0] & 0x7f);
+      SCOPED_TRACE(std::to_string(code) + " by " + std::to_string(scale));
+      EXPECT_TRUE(std::all_of(q.begin(), q.end(), [&](std::uint32_t x) { return x == q[0]; }));
+      EXPECT_LE(after, 146.0f);
+      EXPECT_TRUE(before == 0.0f || after >= 0.25f) << after;
+      EXPECT_EQ(changed[0] == 1, scale < 0.0f || before != after);
+      // Signs are turned where the scale is below 0; what the rows lost the scale has.
+      EXPECT_EQ((q[0] & 0x80) != 0, scale < 0.0f);
+      EXPECT_FLOAT_EQ(storage[0].scale * after, 0.125f * before);
+    }
+  }
+}
 /// Words of a block's scores that a mask leaves: those of keys that their row sees, in either order of
 /// the keys, and minus infinity.
 TEST(LinearSoftmax, MasksHideWhatARowDoesNotSee) {

@@ -147,6 +147,38 @@ TEST_F(Fp8Plan, FastAccuracyHasAKernelOfItsOwn) {
   EXPECT_EQ(plan.workspace_bytes, 4 * 128 * 512);
 }
 
+// Head dims above 128 have a tile of 256 columns, of scores in halves and without a log-sum-exp.
+TEST_F(Fp8Plan, WideHeadDims) {
+  for (const std::int64_t head_dim : {136, 192, 256}) {
+    SCOPED_TRACE(head_dim);
+    Problem p = problem(2, 8, 2, 1000, 2048, head_dim);
+    p.v = transposed_layout(2, 2, 2048, head_dim);
+    const bool rows_of_16 = head_dim % 16 == 0;
+    EXPECT_EQ(answer(p, facts_, "cuda.sm90.fp8_curved") == "accepted", rows_of_16);
+    EXPECT_NE(answer(p, facts_, "cuda.sm90.fp8").find("takes up to 128"), std::string::npos);
+    if (!rows_of_16) continue;
+    options_.variant = "";
+    Plan plan = plan_of(p);
+    EXPECT_EQ(plan.variant, "cuda.sm90.fp8_curved");
+    EXPECT_EQ(plan.kernel, "fp8::fp8_fast_kernel<CompiledCurved<256, false>>");
+    EXPECT_EQ(plan.tile_q, 128);
+    EXPECT_EQ(plan.stages, 2);
+    EXPECT_EQ(plan.workspace_bytes, 0);
+    p.v = problem(2, 8, 2, 1000, 2048, head_dim).v;
+    p.mask = Mask::causal(Alignment::bottom_right);
+    p.accuracy = Accuracy::fast;
+    plan = plan_of(p);
+    EXPECT_EQ(plan.kernel, "fp8::fp8_fast_kernel<CompiledFast<256, true>>");
+    EXPECT_EQ(plan.workspace_bytes, 2 * 2 * 256 * 2048);
+    p.lse = true;
+    EXPECT_NE(answer(p, facts_, "cuda.sm90.fp8_fast").find("gives one up to head dim 128"),
+              std::string::npos);
+    plan = plan_of(p);
+    EXPECT_TRUE(plan.variant == "cuda.sm90.fp8_serving" || plan.variant == "cuda.sm80.serving")
+        << plan.variant;
+  }
+}
+
 TEST_F(Fp8Plan, RefusesByName) {
   EXPECT_NE(answer(problem(1, 8, 8, 512, 512, 192), facts_).find("head dim 192"),
             std::string::npos);
