@@ -46,7 +46,6 @@ struct LastCall {
   Problem asked, problem;  // and with the alignment that the tensors leave
   core::Choice choice;
   const DeviceFacts* facts = nullptr;
-  bool scratch = false;
   Chosen chosen;
 
   /// Byte for byte, padding too: a difference there costs a look more.
@@ -63,14 +62,14 @@ constinit thread_local LastCall last_call;
 
 Chosen choose(const Problem& asked, const dispatch::Query& query, Status* why) {
   LastCall& last = last_call;
-  if (query.forced.empty() && last.facts == &query.facts && last.scratch == query.scratch &&
-      last.asked_for(asked, query.choice) && LastCall::same(last.problem, query.problem))
+  if (query.forced.empty() && last.facts == &query.facts &&
+      last.choice.scratch == query.choice.scratch && last.asked_for(asked, query.choice) &&
+      LastCall::same(last.problem, query.problem))
     return last.chosen;
   Chosen chosen{dispatch::select(dispatch::registry(), query, why)};
   if (chosen.variant == nullptr) return chosen;
   chosen.workspace_bytes = dispatch::workspace_bytes(*chosen.variant, query);
-  if (query.forced.empty())
-    last = {asked, query.problem, query.choice, &query.facts, query.scratch, chosen};
+  if (query.forced.empty()) last = {asked, query.problem, query.choice, &query.facts, chosen};
   return chosen;
 }
 

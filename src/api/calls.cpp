@@ -24,6 +24,13 @@ core::Choice choice_of(const Options& options) {
   return {.batch_invariant = options.batch_invariant, .max_splits = options.max_splits};
 }
 
+// The same, and whether the call has scratch; a plan is of one that will have it.
+static core::Choice choice_of_call(const Options& options) {
+  core::Choice choice = choice_of(options);
+  choice.scratch = options.workspace != nullptr || options.allocate != nullptr;
+  return choice;
+}
+
 Status check_call(const Problem& problem, const Options& options) {
   if (Status status = check(problem); !status) return status;
   if (options.max_splits < 0)
@@ -47,15 +54,13 @@ Status find_machine(const Options& options, Machine& machine) {
 }
 
 dispatch::Query query_of(const Problem& problem, const Machine& machine, const Options& options) {
-  dispatch::Query query{problem, *machine.facts, choice_of(options), forced_variant(options)};
-  query.scratch = options.workspace != nullptr || options.allocate != nullptr;
-  return query;
+  return {problem, *machine.facts, choice_of_call(options), forced_variant(options)};
 }
 
 core::Context context_of(const Machine& machine, const Options& options) {
   core::Context context;
   context.facts = machine.facts;
-  context.choice = choice_of(options);
+  context.choice = choice_of_call(options);
   context.stream = options.stream;
   context.workspace = options.workspace;
   if (machine.backend->executor != nullptr) context.executor = machine.backend->executor();

@@ -130,7 +130,6 @@ const core::Variant* choose_quantized(const Problem& p, const Tensors* tensors,
       core::lower_alignment(problem, there);
     }
     dispatch::Query query{problem, facts, api::choice_of(options), api::forced_variant(options)};
-    query.scratch = true;
     const core::Variant* variant = dispatch::select(dispatch::registry(), query, why);
     if (variant != nullptr) made.bytes += dispatch::workspace_bytes(*variant, query);
     return variant;

@@ -18,6 +18,8 @@ class Executor;
 struct Choice {
   bool batch_invariant = false;
   int max_splits = 0;  // 0: as many as pay
+  // Whether the call has scratch, or will: a kernel that gains by it and can do without does so.
+  bool scratch = true;
 };
 
 /// What a launch gets besides the problem and the data. Nothing here is owned.

@@ -252,17 +252,20 @@ bool packed_beats_serving(const Problem& p, const DeviceFacts& facts, core::Choi
 //   32,32,512,64   165 / 117    137 / 140    201 / 176
 //   8,32,2048,64   508 / 282    374 / 257    536 / 384
 //   2,32,8192,64   1850 / –     1343 / –     1930 / –
+//   2,8,4096,256   384 / 221    260 / 163    –
+//   16,16,300,256  73.1 / 59.9  68.5 / 65.5  –
+//   4,16,2048,192  392 / 216    272 / 174    –
 //
 // With a window (H100, the same day): 8,32,2048,64 with 128 keys 101 and 140, 8,16,2048,128 with 128 keys 80 and
-// 111, 2,16,8192,128 with 1,024 keys 208 and 238, 2,32,8192,64 with 256 keys 122 and 164.
+// 111, 2,16,8192,128 with 1,024 keys 208 and 238, 2,32,8192,64 with 256 keys 122 and 164; H200: 8,16,2048,256 with
+// 128 keys 152 and 186, 2,8,8192,256 with 1,024 keys 223 and 190.
 //
 // Where a log-sum-exp is asked for, fp8 is who else takes it; where V comes transposed, fp8_serving does not.
 bool fp8_serving_beats_dense(const Problem& p) {
   const bool wide = p.head_dim > 64, masked = p.mask.left >= 0 || p.mask.right >= 0;
   if (p.accuracy == Accuracy::fast) return false;
-  if (p.head_dim > 128) return p.lse;
   if (p.lse) return !wide || masked || mean_keys(p) <= 4096;
-  return masked && mean_keys(p) <= (wide ? 1024 : 256);
+  return masked && mean_keys(p) <= (wide && p.head_dim <= 128 ? 1024 : 256);
 }
 
 // Of a sequence, as far as the choice may know of the batch: no more than the longest has.

@@ -19,8 +19,6 @@ struct Query {
   std::string_view forced;
   // What the problem needs; a variant that does not take all of it is refused by name.
   Features needs = features_of(problem);
-  // A variant that wants scratch can have it: the caller gives some, or will, having read the plan.
-  bool scratch = true;
 };
 
 /// The automatic variant of highest preference that can have the scratch it wants, or the forced

@@ -111,11 +111,23 @@ inline constexpr std::array kConfigs{
 };
 #endif
 
+/// The most parts of a tile's keys. Each is a block's, and they are put together by a second kernel.
+inline constexpr int kMaxParts = 8;
+
+/// A row's sum of exponentials over a part's keys: its logarithm in base 2 is high + low. As one number
+/// it would say weights no better than to 2^-24 of the largest score.
+struct PartSum {
+  float high, low;  // -inf where the part has no key of the row
+};
+
 struct Params {
   StridedTensor q, k, v;
-  void* o = nullptr;
+  void* o = nullptr;  // of parts [parts][B, Hq, Sq, D] in fp32
   std::int64_t o_batch = 0, o_head = 0, o_row = 0;
-  float* lse = nullptr;  // [B, Hq, Sq] or null
+  float* lse = nullptr;  // [B, Hq, Sq] or null; of parts PartSum [parts][B, Hq, Sq]
+  // Parts are the grid's z; each has so many blocks of keys, and outputs as of further batches.
+  std::int32_t part_blocks = Band::kFar;
+  std::uint32_t batches = 1;
   Band band;
   std::int32_t seq_q = 0;
   std::int32_t head_dim = 0;
@@ -136,9 +148,27 @@ struct Params {
   ElementType output = ElementType::f16;
 };
 
+/// Arguments of the kernel that puts parts together; o and its strides as the caller has them.
+struct JoinParams {
+  const float* o_parts = nullptr;
+  const PartSum* sums = nullptr;
+  int parts = 1;
+  std::int64_t rows = 0;  // B * Hq * Sq
+  std::int32_t seq_q = 0, head_dim = 0;
+  std::uint32_t heads_q = 1;
+  void* o = nullptr;
+  std::int64_t o_batch = 0, o_head = 0, o_row = 0;
+  float* lse = nullptr;
+  bool wide_store = false;
+  ElementType output = ElementType::f16;
+};
+inline constexpr int kJoinWarps = 4;  // of a block, each with a row
+
 /// The compiled kernels of an element type, in the order of kConfigs, for cudaLaunchKernelExC.
 /// Instantiated by one source per element type, so that they compile in parallel.
 template <class T>
 const std::array<const void*, kConfigs.size()>& entries();
+/// And what puts parts together, of all element types.
+const void* join_entry();
 
 }  // namespace greenfast::cuda::sm80_mma

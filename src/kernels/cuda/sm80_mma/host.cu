@@ -48,6 +48,56 @@ std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choic
   return best;
 }
 
+/// Keys of a part are at least so many: below, putting together takes what it saves.
+constexpr std::int64_t kLeastKeysOfPart = 128;
+
+/// How the keys of a tile are shared by blocks.
+struct Parts {
+  std::int64_t count = 1;
+  std::int64_t blocks = Band::kFar;  // of keys, of each
+};
+
+/// As many parts as fill the device, where tiles alone leave half of it idle. One without scratch, and
+/// where a batch must not change bits.
+Parts parts_of(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
+               const Config& config) {
+  const std::int64_t room = std::int64_t{facts.multiprocessors} * config.blocks_per_sm;
+  std::int64_t most = std::min<std::int64_t>(kMaxParts, room / blocks(problem, config));
+  if (choice.max_splits > 0) most = std::min<std::int64_t>(most, choice.max_splits);
+  if (!choice.scratch || choice.batch_invariant || most < 2) return {};
+  const Band band = make_band(problem);
+  const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
+  std::int64_t longest = 0;  // blocks of a tile; there are few tiles here
+  for (std::int32_t row = 0; row < seq_q; row += config.rows()) {
+    const std::int32_t end = band.end(std::min(row + config.rows(), seq_q) - 1);
+    longest =
+        std::max(longest, ceil_div(std::int64_t{end}, config.keys) - band.first(row) / config.keys);
+  }
+  most = std::min(most, longest * config.keys / kLeastKeysOfPart);
+  if (most < 2) return {};
+  const std::int64_t each = ceil_div(longest, most);
+  return {ceil_div(longest, each), each};
+}
+
+std::array<int, 3> grid_of(const Problem& problem, const Config& config, const Parts& parts) {
+  std::array<int, 3> grid = grid_of_blocks(blocks(problem, config));
+  grid[2] = static_cast<int>(parts.count);
+  return grid;
+}
+
+/// Of parts: their outputs, then their sums.
+std::int64_t part_bytes(const Problem& problem) {
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  return rows * (problem.head_dim * 4 + static_cast<std::int64_t>(sizeof(PartSum)));
+}
+
+std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const std::size_t index = choose(problem, facts, choice);
+  if (index == kConfigs.size()) return 0;
+  const std::int64_t parts = parts_of(problem, facts, choice, kConfigs[index]).count;
+  return parts > 1 ? parts * part_bytes(problem) : 0;
+}
+
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
@@ -71,7 +121,10 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   if (index == kConfigs.size()) return {};
   const Config& config = kConfigs[index];
   Plan result;
-  result.grid = grid_of_blocks(blocks(problem, config));
+  const Parts parts = parts_of(problem, facts, choice, config);
+  result.grid = grid_of(problem, config, parts);
+  result.splits = static_cast<int>(parts.count);
+  result.workspace_bytes = workspace(problem, facts, choice);
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
   // Of two stages, Q that goes to registers at once lends its place to the second.
@@ -93,6 +146,9 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
                                                              : "the head dim fills the registers";
   result.note = std::to_string(config.rows()) + "-row tiles of " + std::to_string(config.warps) +
                 " warps" + (config.pairs ? " in pairs: " : ": ") + why;
+  if (parts.count > 1)
+    result.note +=
+        core::concat("; keys in ", parts.count, " parts, put together by a second kernel");
   return result;
 }
 
@@ -140,6 +196,36 @@ Params make_params(const Problem& problem, const Tensors& tensors, const DeviceF
   return p;
 }
 
+/// The same for parts, in scratch of the caller's, and what puts them together.
+JoinParams part(Params& p, const Problem& problem, const Parts& parts, void* scratch) {
+  JoinParams join;
+  join.parts = static_cast<int>(parts.count);
+  join.rows = problem.batch * problem.heads_q * problem.seq_q;
+  join.seq_q = p.seq_q;
+  join.head_dim = p.head_dim;
+  join.heads_q = p.heads_q;
+  join.o = p.o;
+  join.o_batch = p.o_batch;
+  join.o_head = p.o_head;
+  join.o_row = p.o_row;
+  join.lse = p.lse;
+  join.wide_store = p.wide_store;
+  join.output = p.output;
+  auto* const outputs = static_cast<float*>(scratch);
+  p.lse = outputs + parts.count * join.rows * problem.head_dim;
+  join.o_parts = outputs;
+  join.sums = reinterpret_cast<const PartSum*>(p.lse);
+  p.batches = static_cast<std::uint32_t>(problem.batch);
+  p.part_blocks = static_cast<std::int32_t>(parts.blocks);
+  p.o = outputs;
+  p.o_row = problem.head_dim;
+  p.o_head = problem.seq_q * p.o_row;
+  p.o_batch = problem.heads_q * p.o_head;
+  p.output = ElementType::f32;
+  p.wide_store = true;
+  return join;
+}
+
 constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
 
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
@@ -158,10 +244,19 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return status;
   }
   Params params = make_params(problem, tensors, *context.facts, config);
+  const Parts parts = parts_of(problem, *context.facts, context.choice, config);
+  JoinParams join;
+  if (parts.count > 1) join = part(params, problem, parts, context.workspace);
   void* arguments[] = {&params};
-  return launch_kernel(launch_config(grid_of_blocks(blocks(problem, config)), config.threads(),
-                                     config.shared_bytes(), context),
-                       builds.kernel(problem.dtype, index), arguments, kId);
+  if (Status status = launch_kernel(launch_config(grid_of(problem, config, parts), config.threads(),
+                                                  config.shared_bytes(), context),
+                                    builds.kernel(problem.dtype, index), arguments, kId);
+      !status.ok() || parts.count == 1)
+    return status;
+  void* join_arguments[] = {&join};
+  return launch_kernel(
+      launch_config(grid_of_blocks(ceil_div(join.rows, kJoinWarps)), 32 * kJoinWarps, 0, context),
+      join_entry(), join_arguments, kId);
 }
 
 }  // namespace
@@ -171,6 +266,7 @@ namespace greenfast::kernels {
 extern const core::Kernel cuda_sm80_mma;
 constinit const core::Kernel cuda_sm80_mma{.supports = cuda::sm80_mma::supports,
                                            .plan = cuda::sm80_mma::plan,
+                                           .workspace = cuda::sm80_mma::workspace,
                                            .prepare = cuda::sm80_mma::prepare,
                                            .launch = cuda::sm80_mma::launch};
 }  // namespace greenfast::kernels

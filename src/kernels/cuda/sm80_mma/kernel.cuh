@@ -239,8 +239,9 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
   // Keys that some row of the tile sees, and the blocks that hold them.
   const int keys_begin = p.band.first(tile_row);
   const int keys_end = p.band.end(tile_last);
-  const int block_begin = keys_begin / kKeys;
-  const int block_end = keys_end > keys_begin ? ceil_div(keys_end, kKeys) : block_begin;
+  // Of the grid's z blocks each has a part of them.
+  const int block_begin = keys_begin / kKeys + static_cast<int>(blockIdx.z) * p.part_blocks;
+  const int block_end = min(ceil_div(keys_end, kKeys), block_begin + p.part_blocks);
 
   const std::uint32_t base = ptx::shared_address(shared_memory);
   using Shape = CopyShape<kC>;
@@ -711,8 +712,10 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
     }
   }
   const int lane_row = warp_row + lane / 4;
-  const std::int64_t o_base = work.batch * p.o_batch + work.head * p.o_head;
-  const std::int64_t lse_base = (std::int64_t{work.batch} * p.heads_q + work.head) * p.seq_q;
+  // Outputs of parts lie as those of more batches.
+  const std::uint32_t batch = work.batch + blockIdx.z * p.batches;
+  const std::int64_t o_base = batch * p.o_batch + work.head * p.o_head;
+  const std::int64_t lse_base = (std::int64_t{batch} * p.heads_q + work.head) * p.seq_q;
 #pragma unroll
   for (int a = 0; a < kAtoms; ++a) {
 #pragma unroll
@@ -722,9 +725,12 @@ __global__ void __launch_bounds__(kConfigs[kIndex].threads(), kConfigs[kIndex].b
       const float sum = quad_sum(row_sum[a][half]);
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
       if (p.lse != nullptr && part == 0 && lane % 4 == 0 && row_ok) {
-        const float low = wide ? seldom().low[a][half] : 0.0f;
-        p.lse[lse_base + row] =
-            sum == 0.0f ? -INFINITY : (row_max[a][half] + (low + __log2f(sum))) * kLn2;
+        const float low = (wide ? seldom().low[a][half] : 0.0f) + __log2f(sum);
+        const float high = sum == 0.0f ? -INFINITY : row_max[a][half];
+        if (gridDim.z > 1)
+          reinterpret_cast<PartSum*>(p.lse)[lse_base + row] = {high, low};
+        else
+          p.lse[lse_base + row] = sum == 0.0f ? -INFINITY : (high + low) * kLn2;
       }
       float2 x[kAtomsD];
 #pragma unroll

@@ -14,6 +14,7 @@
 #include "simt.hpp"
 
 #define __shared__
+#include "kernels/cuda/sm80_mma/join.cuh"
 #include "kernels/cuda/sm80_mma/kernel.cuh"
 #undef __shared__
 
@@ -32,7 +33,8 @@ struct Case {
   float rise = 0;                      // added to the last key's product with every row
   bool same_output = false;            // in the inputs' type, otherwise in fp32
   bool wide_store = true;
-  int tile = 0;  // its head dim, where that is not the next
+  int tile = 0;       // its head dim, where that is not the next
+  int part_keys = 0;  // of a part; 0: no parts
 };
 
 struct Worst {
@@ -112,17 +114,48 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   constexpr auto kInput = std::is_same_v<T, __half> ? ElementType::f16 : ElementType::bf16;
   p.output = c.same_output ? kInput : ElementType::f32;
 
+  // As the host has it for parts.
+  JoinParams join;
+  std::vector<float> part_o;
+  std::vector<PartSum> sums;
+  if (c.part_keys > 0) {
+    p.part_blocks = (c.part_keys + kC.keys - 1) / kC.keys;
+    join = {.parts = (c.seq_kv + p.part_blocks * kC.keys - 1) / (p.part_blocks * kC.keys),
+            .rows = kHeads * c.seq_q,
+            .seq_q = c.seq_q,
+            .head_dim = c.head_dim,
+            .heads_q = kHeads,
+            .o = p.o,
+            .o_head = p.o_head,
+            .o_row = p.o_row,
+            .lse = p.lse,
+            .wide_store = p.wide_store,
+            .output = p.output};
+    part_o.assign(static_cast<std::size_t>(join.parts * join.rows) * c.head_dim, NAN);
+    sums.assign(static_cast<std::size_t>(join.parts * join.rows), PartSum{NAN, NAN});
+    join.o_parts = part_o.data();
+    join.sums = sums.data();
+    p.o = part_o.data();
+    p.o_batch = join.rows * c.head_dim;
+    p.lse = reinterpret_cast<float*>(sums.data());
+    p.output = ElementType::f32;
+    p.wide_store = true;
+  }
+
   simt::forget_allowed();
   for (const std::vector<T>* data : {&std::as_const(q), &std::as_const(k), &std::as_const(v)})
     simt::allow(data->data(), data->size() * sizeof(T));
   simt::Launch launch;
-  launch.grid = {p.heads_total * p.tiles, 1, 1};
+  launch.grid = {p.heads_total * p.tiles, 1, static_cast<unsigned>(join.parts)};
   launch.threads = static_cast<unsigned>(kC.threads());
   launch.copies = copies;
   launch.warp_by_warp = copies == simt::Copies::early;
   launch.shared = shared_memory;
   launch.shared_bytes = static_cast<std::size_t>(kC.shared_bytes());
   simt::run(launch, [&] { attention_kernel<T, kIndex>(p); });
+  if (c.part_keys > 0)
+    simt::run({.grid = {static_cast<unsigned>(join.rows), 1, 1}, .threads = 32 * kJoinWarps},
+              [&] { join_kernel(join); });
   for (std::size_t i = 0; i < short_o.size(); ++i) o[i] = to_float(short_o[i]);
 
   Worst worst;
@@ -255,7 +288,43 @@ INSTANTIATE_TEST_SUITE_P(
              .right = 3},
         Case{.name = "causal_128", .seq_q = 60, .seq_kv = 150, .head_dim = 128, .right = 0},
         Case{.name = "rises_128", .seq_q = 33, .seq_kv = 193, .head_dim = 128, .rise = 800},
-        Case{.name = "plain_64", .seq_q = 70, .seq_kv = 130, .head_dim = 64, .group = 2}),
+        Case{.name = "plain_64", .seq_q = 70, .seq_kv = 130, .head_dim = 64, .group = 2},
+        // In parts, of which rows see some, or none.
+        Case{.name = "parts_64", .seq_q = 70, .seq_kv = 300, .head_dim = 64, .part_keys = 64},
+        Case{.name = "causal_parts_128",
+             .seq_q = 130,
+             .seq_kv = 190,
+             .head_dim = 128,
+             .right = 0,
+             .same_output = true,
+             .part_keys = 64},
+        Case{.name = "no_keys_in_parts_96",
+             .seq_q = 120,
+             .seq_kv = 70,
+             .head_dim = 96,
+             .right = 0,
+             .part_keys = 32},
+        Case{.name = "large_parts_64",
+             .seq_q = 20,
+             .seq_kv = 300,
+             .head_dim = 64,
+             .times = 1e3f,
+             .part_keys = 128},
+        Case{.name = "rises_in_parts_40",
+             .seq_q = 33,
+             .seq_kv = 193,
+             .head_dim = 40,
+             .rise = 800,
+             .same_output = true,
+             .wide_store = false,
+             .part_keys = 64},
+        Case{.name = "window_parts_200",
+             .seq_q = 40,
+             .seq_kv = 300,
+             .head_dim = 200,
+             .left = 90,
+             .right = 3,
+             .part_keys = 64}),
     [](const auto& named) { return named.param.name; });
 
 // And where a warp is as far ahead of the others as it can be.
