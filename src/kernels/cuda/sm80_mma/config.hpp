@@ -112,7 +112,7 @@ inline constexpr std::array kConfigs{
 #endif
 
 /// The most parts of a tile's keys. Each is a block's, and they are put together by a second kernel.
-inline constexpr int kMaxParts = 8;
+inline constexpr int kMaxParts = 4;
 
 /// A row's sum of exponentials over a part's keys: its logarithm in base 2 is high + low. As one number
 /// it would say weights no better than to 2^-24 of the largest score.
@@ -162,7 +162,7 @@ struct JoinParams {
   bool wide_store = false;
   ElementType output = ElementType::f16;
 };
-inline constexpr int kJoinWarps = 4;  // of a block, each with a row
+inline constexpr int kJoinThreads = 256;  // of a block, each with four columns of a row
 
 /// The compiled kernels of an element type, in the order of kConfigs, for cudaLaunchKernelExC.
 /// Instantiated by one source per element type, so that they compile in parallel.

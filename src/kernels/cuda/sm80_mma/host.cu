@@ -48,8 +48,10 @@ std::size_t choose(const Problem& problem, const DeviceFacts& facts, core::Choic
   return best;
 }
 
-/// Keys of a part are at least so many: below, putting together takes what it saves.
-constexpr std::int64_t kLeastKeysOfPart = 128;
+// Where parts pay (H200, 2026-11-27, docs/kernels/sm80-mma.md). Putting them together takes as long as some 200 keys.
+constexpr std::int64_t kLeastKeysOfPart = 128, kLeastKeys = 288;
+// And where every second multiprocessor has a tile: they gain only what one tile leaves of it.
+constexpr std::int64_t kLeastKeysBesideTiles = 1024;
 
 /// How the keys of a tile are shared by blocks.
 struct Parts {
@@ -57,25 +59,24 @@ struct Parts {
   std::int64_t blocks = Band::kFar;  // of keys, of each
 };
 
-/// As many parts as fill the device, where tiles alone leave half of it idle. One without scratch, and
+/// As many parts as fill the device, where tiles alone leave much of it idle. One without scratch, and
 /// where a batch must not change bits.
 Parts parts_of(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
                const Config& config) {
-  const std::int64_t room = std::int64_t{facts.multiprocessors} * config.blocks_per_sm;
-  std::int64_t most = std::min<std::int64_t>(kMaxParts, room / blocks(problem, config));
+  const std::int64_t tiles = blocks(problem, config), sms = facts.multiprocessors;
+  std::int64_t most = std::min<std::int64_t>(kMaxParts, sms * config.blocks_per_sm / tiles);
   if (choice.max_splits > 0) most = std::min<std::int64_t>(most, choice.max_splits);
   if (!choice.scratch || choice.batch_invariant || most < 2) return {};
   const Band band = make_band(problem);
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
   std::int64_t longest = 0;  // blocks of a tile; there are few tiles here
   for (std::int32_t row = 0; row < seq_q; row += config.rows()) {
-    const std::int32_t end = band.end(std::min(row + config.rows(), seq_q) - 1);
-    longest =
-        std::max(longest, ceil_div(std::int64_t{end}, config.keys) - band.first(row) / config.keys);
+    const std::int64_t end = band.end(std::min(row + config.rows(), seq_q) - 1);
+    longest = std::max(longest, ceil_div(end, config.keys) - band.first(row) / config.keys);
   }
-  most = std::min(most, longest * config.keys / kLeastKeysOfPart);
-  if (most < 2) return {};
-  const std::int64_t each = ceil_div(longest, most);
+  const std::int64_t keys = longest * config.keys;
+  if (keys < (2 * tiles > sms ? kLeastKeysBesideTiles : kLeastKeys)) return {};
+  const std::int64_t each = ceil_div(longest, std::min(most, keys / kLeastKeysOfPart));
   return {ceil_div(longest, each), each};
 }
 
@@ -255,7 +256,8 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     return status;
   void* join_arguments[] = {&join};
   return launch_kernel(
-      launch_config(grid_of_blocks(ceil_div(join.rows, kJoinWarps)), 32 * kJoinWarps, 0, context),
+      launch_config(grid_of_blocks(ceil_div(join.rows * join.head_dim, 4 * kJoinThreads)),
+                    kJoinThreads, 0, context),
       join_entry(), join_arguments, kId);
 }
 

@@ -154,8 +154,10 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   launch.shared_bytes = static_cast<std::size_t>(kC.shared_bytes());
   simt::run(launch, [&] { attention_kernel<T, kIndex>(p); });
   if (c.part_keys > 0)
-    simt::run({.grid = {static_cast<unsigned>(join.rows), 1, 1}, .threads = 32 * kJoinWarps},
-              [&] { join_kernel(join); });
+    simt::run(
+        {.grid = {static_cast<unsigned>(ceil_div(join.rows * c.head_dim, 4 * kJoinThreads)), 1, 1},
+         .threads = kJoinThreads},
+        [&] { join_kernel(join); });
   for (std::size_t i = 0; i < short_o.size(); ++i) o[i] = to_float(short_o[i]);
 
   Worst worst;
@@ -290,7 +292,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "rises_128", .seq_q = 33, .seq_kv = 193, .head_dim = 128, .rise = 800},
         Case{.name = "plain_64", .seq_q = 70, .seq_kv = 130, .head_dim = 64, .group = 2},
         // In parts, of which rows see some, or none.
-        Case{.name = "parts_64", .seq_q = 70, .seq_kv = 300, .head_dim = 64, .part_keys = 64},
+        Case{.name = "parts_64", .seq_q = 70, .seq_kv = 300, .head_dim = 64, .part_keys = 128},
         Case{.name = "causal_parts_128",
              .seq_q = 130,
              .seq_kv = 190,

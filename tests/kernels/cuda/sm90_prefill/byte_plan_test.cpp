@@ -144,7 +144,10 @@ TEST_F(BytePlan, SelectionGivesItWhatItIsFastestAt) {
   // total_q may hold rows of other calls; no sequence has more than the longest.
   mixed.seq_q = 1;
   EXPECT_EQ(chosen(mixed), "cuda.sm90.decode");
-  EXPECT_EQ(chosen(problem(2, 8, 4096, 256)), kServing);
+  Problem wide = problem(2, 8, 4096, 256);
+  EXPECT_EQ(chosen(wide), "cuda.sm90.fp8_curved");
+  wide.mask = Mask::window(127, 0, Alignment::top_left);
+  EXPECT_EQ(chosen(wide), kServing);
   // Dense, with what the other kernels for dense e4m3 refuse.
   Problem few = make_problem(1, 32, 8, 16, 8192, 128, DType::e4m3);
   EXPECT_EQ(chosen(few), kOfGroups);
