@@ -4,6 +4,7 @@
 //         fp32 and the sum of its exponentials; a thread has four columns of a row, and weighs the
 //         means by the sums.
 // Takes   up to kMaxParts parts, any output of cuda.sm80.mma.
+// Limits  compute capability 8.0; head dims in steps of 4.
 // Budget  256 threads a block, no shared memory.
 // Bound   L2: parts are read once, soon after they were written.
 #pragma once
