@@ -117,7 +117,7 @@ inline constexpr int kMaxParts = 4;
 /// A row's sum of exponentials over a part's keys: its logarithm in base 2 is high + low. As one number
 /// it would say weights no better than to 2^-24 of the largest score.
 struct PartSum {
-  float high, low;  // -inf where the part has no key of the row
+  float high, low;  // low is -inf where the part has no key of the row, NaN where a score is
 };
 
 struct Params {

@@ -29,7 +29,7 @@ __device__ __forceinline__ void join_columns(const JoinParams& p, std::int64_t r
   float4 means[kMaxParts];
 #pragma unroll
   for (int i = 0; i < kMaxParts; ++i) {
-    sums[i] = {-INFINITY, 0.0f};
+    sums[i] = {-INFINITY, -INFINITY};
     means[i] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (i < p.parts) {
       const std::int64_t at = i * p.rows + row;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void join_columns(const JoinParams& p, std::int64_t r
       means[i] = *reinterpret_cast<const float4*>(p.o_parts + at * p.head_dim + column);
     }
   }
-  PartSum most = {-INFINITY, 0.0f};
+  PartSum most = {0.0f, -INFINITY};
 #pragma unroll
   for (const PartSum& x : sums)
     if (x.high + x.low > most.high + most.low) most = x;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void join_columns(const JoinParams& p, std::int64_t r
 #pragma unroll
   for (int i = 0; i < kMaxParts; ++i) {
     const float distance = (sums[i].high - most.high) + (sums[i].low - most.low);
-    const float weight = sums[i].high == -INFINITY ? 0.0f : exp2_fast(distance);
+    const float weight = sums[i].low == -INFINITY ? 0.0f : exp2_fast(distance);  // or NaN
     weights += weight;
     if (weight == 0.0f) continue;  // of no key, or of none that counts: not even an infinity
     mean = float4{fmaf(weight, means[i].x, mean.x), fmaf(weight, means[i].y, mean.y),

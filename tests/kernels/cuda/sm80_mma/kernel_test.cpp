@@ -33,8 +33,9 @@ struct Case {
   float rise = 0;                      // added to the last key's product with every row
   bool same_output = false;            // in the inputs' type, otherwise in fp32
   bool wide_store = true;
-  int tile = 0;       // its head dim, where that is not the next
-  int part_keys = 0;  // of a part; 0: no parts
+  int tile = 0;          // its head dim, where that is not the next
+  int part_keys = 0;     // of a part; 0: no parts
+  bool nan_row = false;  // the last row of Q is NaN, and so must its output be
 };
 
 struct Worst {
@@ -70,7 +71,10 @@ Worst errors_of(const Case& c, simt::Copies copies) {
     for (int h = 0; h < heads_kv; ++h)
       k[(static_cast<std::size_t>(h) * c.seq_kv + c.seq_kv - 1) * pitch] = from_float<T>(c.rise);
   }
-  std::vector<float> o(static_cast<std::size_t>(kHeads) * c.seq_q * c.head_dim, NAN);
+  if (c.nan_row)
+    for (int h = 0; h < kHeads; ++h)
+      q[(static_cast<std::size_t>(h + 1) * c.seq_q - 1) * pitch] = from_float<T>(NAN);
+  std::vector<float> o(static_cast<std::size_t>(kHeads) * c.seq_q * c.head_dim, 7.0f);
   std::vector<T> short_o(c.same_output ? o.size() : 0, from_float<T>(NAN));
   std::vector<float> lse(static_cast<std::size_t>(kHeads) * c.seq_q, NAN);
 
@@ -190,6 +194,12 @@ Worst errors_of(const Case& c, simt::Copies copies) {
               weight * to_float(row(v, h / c.group, c.seq_kv, j)[d]);
       }
       const std::size_t at = static_cast<std::size_t>(h) * c.seq_q + i;
+      if (c.nan_row && i == c.seq_q - 1) {
+        for (int d = 0; d < c.head_dim; ++d)
+          if (!std::isnan(o[at * c.head_dim + d])) worst.o = INFINITY;
+        if (!std::isnan(lse[at])) worst.lse = INFINITY;
+        continue;
+      }
       for (int d = 0; d < c.head_dim; ++d)
         see(worst.o, std::fabs((sum > 0 ? out[static_cast<std::size_t>(d)] / sum : 0) -
                                o[at * c.head_dim + d]));
@@ -320,6 +330,13 @@ INSTANTIATE_TEST_SUITE_P(
              .same_output = true,
              .wide_store = false,
              .part_keys = 64},
+        Case{.name = "nan_64", .seq_q = 20, .seq_kv = 300, .head_dim = 64, .nan_row = true},
+        Case{.name = "nan_in_parts_64",
+             .seq_q = 20,
+             .seq_kv = 300,
+             .head_dim = 64,
+             .part_keys = 128,
+             .nan_row = true},
         Case{.name = "window_parts_200",
              .seq_q = 40,
              .seq_kv = 300,
