@@ -24,6 +24,7 @@
 
 #include "kernels/cuda/sm80_mma/bf16.cu"
 #include "kernels/cuda/sm80_mma/f16.cu"
+#include "kernels/cuda/sm80_mma/join.cu"
 
 #include "tune/kernel_plugin.hpp"
 

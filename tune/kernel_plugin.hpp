@@ -53,6 +53,10 @@ struct KernelPlugin {
     why[length] = 0;
     return 0;
   }
+  static size_t workspace_bytes(const gf_problem* problem) {
+    if (kKernel.workspace == nullptr) return 0;
+    return static_cast<size_t>(kKernel.workspace(from_c(*problem), facts(), {}));
+  }
   static gf_status launch(const gf_plugin_call* call) {
     const Tensors tensors = from_c(*call->tensors);
     core::Context context;
@@ -77,7 +81,8 @@ struct KernelPlugin {
 #define GREENFAST_KERNEL_PLUGIN(kernel_name, kernel, takes)                      \
   static const gf_plugin_kernel kPluginKernels[] = {                             \
       {sizeof(gf_plugin_kernel), GF_CUDA, kernel_name, "",                       \
-       greenfast::tune::KernelPlugin<kernel, takes>::supports, nullptr, nullptr, \
+       greenfast::tune::KernelPlugin<kernel, takes>::supports,                   \
+       greenfast::tune::KernelPlugin<kernel, takes>::workspace_bytes, nullptr,   \
        greenfast::tune::KernelPlugin<kernel, takes>::launch}};                   \
   static const gf_plugin kPlugin = GF_PLUGIN_INIT("greenfast", kPluginKernels);  \
   GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }

@@ -28,7 +28,9 @@ struct Options {
   /// multiple of 16 bytes.
   bool batch_invariant = false;
   /// Caller's scratch, at least Plan::workspace_bytes, 256-byte aligned, on the device. Where it is
-  /// null and `allocate` too, automatic selection passes over variants that want some.
+  /// null and `allocate` too, automatic selection passes over variants that want some, and those that
+  /// gain by it and can do without (cuda.sm80.mma, whose keys go into parts) do so, with other bits.
+  /// These do without where it has fewer bytes than they want, too; for others that is an error.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
   /// Most parts that the keys of a row are divided into; 0: as many as pay, 1: none.

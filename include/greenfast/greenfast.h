@@ -217,7 +217,8 @@ typedef struct gf_options {
                                 B = 1 the batch stride that the entry has in a batch */
   int32_t reserved;
   void* workspace; /**< gf_plan_info.workspace_bytes, 256-byte aligned. Where it is null and
-                        `allocate` too, automatic selection passes over variants that want some */
+                        `allocate` too, automatic selection passes over variants that want some, and
+                        those that can do without do so, also where it has fewer bytes than they want */
   size_t workspace_bytes;
   /* Here version 0.1.0 ended. */
   int32_t max_splits; /**< most parts that the keys of a row are divided into; 0: as many as pay,

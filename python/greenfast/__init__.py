@@ -131,7 +131,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     """softmax(softcap(scale * q k^T) + mask) v.
 
     q            [B, Hq, Sq, D], or [B, Sq, Hq, D] with layout="bshd"; k, v [B, Hkv, Skv, D] likewise. Query head h reads
-                 KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn (CUDA: Hopper, D to 128), all three the same; D 8 to
+                 KV head h // (Hq / Hkv). float32 (CPU), float16, bfloat16 or float8_e4m3fn (CUDA, fastest on Hopper), all three the same; D 8 to
                  256 in steps of 8, contiguous; other strides are free, and 0 is allowed in k and v. v may have a D of its
                  own, which out then has. Objects of PyTorch, NumPy, JAX or CuPy, or any with __dlpack__ or
                  __cuda_array_interface__, on one device.
@@ -380,7 +380,7 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
     scale   given: used as it is; None: computed, the largest finite magnitude / 448, one for each (batch, head) with
             per="head", one for all with per="tensor". float32.
     transposed  codes of the same shape whose S is contiguous in place of D, rows padded to 16 bytes: what attention() on Hopper
-            multiplies V by, and else makes of it in every call. For V alone, of dense calls with D up to 128 there, or on the CPU: other
+            multiplies V by, and else makes of it in every call. For V alone, of dense calls there (with a log-sum-exp up to D 128), or on the CPU: other
             kernels refuse it (NotImplementedError names it). An `out` says by its strides how it lies.
     Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits. torch.compile traces through.
     Errors, before any work: TypeError for types and objects that cannot be read; ValueError for shapes that do not belong together or a `scale`

@@ -40,7 +40,8 @@ __device__ __forceinline__ void join_columns(const JoinParams& p, std::int64_t r
   PartSum most = {0.0f, -INFINITY};
 #pragma unroll
   for (const PartSum& x : sums)
-    if (x.high + x.low > most.high + most.low) most = x;
+    // By the difference: beside a high of 2^31 a low is lost.
+    if ((x.high - most.high) + (x.low - most.low) > 0.0f) most = x;
   float4 mean = {0.0f, 0.0f, 0.0f, 0.0f};
   float weights = 0.0f;
 #pragma unroll

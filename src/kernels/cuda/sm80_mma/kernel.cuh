@@ -1,6 +1,7 @@
 // cuda.sm80.mma: attention for everything. mma.sync m16n8k16, ldmatrix, cp.async; sm_80 and later.
 //
-// Idea    FlashAttention-2's loop (Dao 2023): one thread block per query tile and head, K and V by
+// Idea    FlashAttention-2's loop (Dao 2023): one thread block per query tile and head, or, where
+//         tiles are few, per part of their keys (the grid's z; join.cuh puts parts together), K and V by
 //         cp.async between the products, scores and weights never leave registers: the accumulator
 //         of Q K^T is, lane by lane, the A operand of P V. Above D 128, and at 128 where tiles are
 //         few, pairs of warps share 32 rows, and hand each other half of the weights.

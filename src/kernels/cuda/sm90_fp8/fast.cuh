@@ -6,16 +6,18 @@
 //         instructions a score. Producer, V^T, both levels of sums and host side are shared. What
 //         halves leave free:
 //         - Q in registers, where a warp scales its rows so that no score can overflow fp16. The
-//           next tile's Q arrives while this one's is multiplied.
+//           next tile's Q arrives while this one's is multiplied. At head dim 256 it stays in shared
+//           memory, scaled there, and P V comes in five parts of columns.
 //         - A third warpgroup at head dim 64.
 //         One sum of a row serves O and the log-sum-exp, less the mean bias of linear weights.
 //         The curved kernel bends linear codes to 2^x, with two instructions more a score; it has no
 //         log-sum-exp, since scores in halves are too coarse for an exact one.
-// Takes   as cuda.sm90.fp8; curved: no LSE.
+// Takes   as cuda.sm90.fp8, and D up to 256; curved: no LSE, linear: to D 128.
 // Limits  as cuda.sm90.fp8; a linear weight is off by 0 to 6.15% before it is rounded to e4m3, a
 //         curved one by 0.4%; keys 12 to 15 octaves below their row's largest have no weight.
 // Budget  D 128: two consumer warpgroups, 232 registers: 32 of scores, 68 of a block's output, 64
 //         of their sum, 16 of weights, 16 of Q. D 64: three, 160 registers: 32, 36, 32, 16, 8.
+//         D 256: two, 232: 32, 28, 128, 16, none.
 // Bound   tensor cores: 528 and 272 clocks for 64 rows of a block, beside 260 and 230 issue slots
 //         for each of their warps.
 #pragma once

@@ -36,6 +36,8 @@ struct Case {
   int tile = 0;          // its head dim, where that is not the next
   int part_keys = 0;     // of a part; 0: no parts
   bool nan_row = false;  // the last row of Q is NaN, and so must its output be
+  bool batches = false;  // two of a head each, for one of two heads
+  bool lse = true;
 };
 
 struct Worst {
@@ -82,15 +84,17 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   problem.mask = {.left = c.left, .right = c.right, .alignment = Alignment::bottom_right};
   Params p;
   const auto operand = [&](const std::vector<T>& data, int seq) {
-    return StridedTensor{data.data(), 0, std::int64_t{seq} * pitch, pitch};
+    const std::int64_t head = std::int64_t{seq} * pitch;
+    return c.batches ? StridedTensor{data.data(), head, 0, pitch}
+                     : StridedTensor{data.data(), 0, head, pitch};
   };
   p.q = operand(q, c.seq_q);
   p.k = operand(k, c.seq_kv);
   p.v = operand(v, c.seq_kv);
   p.o = c.same_output ? static_cast<void*>(short_o.data()) : o.data();
-  p.o_head = std::int64_t{c.seq_q} * c.head_dim;
+  (c.batches ? p.o_batch : p.o_head) = std::int64_t{c.seq_q} * c.head_dim;
   p.o_row = c.head_dim;
-  p.lse = lse.data();
+  p.lse = c.lse ? lse.data() : nullptr;
   p.band = make_band(problem);
   // What no row sees reaches nothing.
   const int seen_begin = p.band.first(0), seen_end = p.band.end(c.seq_q - 1);
@@ -102,7 +106,7 @@ Worst errors_of(const Case& c, simt::Copies copies) {
             (*data)[(static_cast<std::size_t>(h) * c.seq_kv + j) * pitch + d] = from_float<T>(NAN);
   p.seq_q = c.seq_q;
   p.head_dim = c.head_dim;
-  p.heads_q = kHeads;
+  p.heads_q = c.batches ? 1 : kHeads;
   p.group = static_cast<std::uint32_t>(c.group);
   p.tiles = static_cast<std::uint32_t>((c.seq_q + kC.rows() - 1) / kC.rows());
   p.heads_total = kHeads;
@@ -128,8 +132,9 @@ Worst errors_of(const Case& c, simt::Copies copies) {
             .rows = kHeads * c.seq_q,
             .seq_q = c.seq_q,
             .head_dim = c.head_dim,
-            .heads_q = kHeads,
+            .heads_q = p.heads_q,
             .o = p.o,
+            .o_batch = p.o_batch,
             .o_head = p.o_head,
             .o_row = p.o_row,
             .lse = p.lse,
@@ -140,7 +145,9 @@ Worst errors_of(const Case& c, simt::Copies copies) {
     join.o_parts = part_o.data();
     join.sums = sums.data();
     p.o = part_o.data();
-    p.o_batch = join.rows * c.head_dim;
+    p.batches = kHeads / p.heads_q;
+    p.o_head = std::int64_t{c.seq_q} * c.head_dim;
+    p.o_batch = p.heads_q * p.o_head;
     p.lse = reinterpret_cast<float*>(sums.data());
     p.output = ElementType::f32;
     p.wide_store = true;
@@ -203,7 +210,9 @@ Worst errors_of(const Case& c, simt::Copies copies) {
       for (int d = 0; d < c.head_dim; ++d)
         see(worst.o, std::fabs((sum > 0 ? out[static_cast<std::size_t>(d)] / sum : 0) -
                                o[at * c.head_dim + d]));
-      if (sum > 0)
+      if (!c.lse)
+        see(worst.lse, std::isnan(lse[at]) ? 0.0 : INFINITY);
+      else if (sum > 0)
         see(worst.lse, std::fabs(most + std::log(sum) - lse[at]) / std::max(1.0, std::fabs(most)));
       else
         see(worst.lse, lse[at] == -INFINITY ? 0.0 : INFINITY);
@@ -337,6 +346,20 @@ INSTANTIATE_TEST_SUITE_P(
              .head_dim = 64,
              .part_keys = 128,
              .nan_row = true},
+        Case{.name = "batches_64",
+             .seq_q = 70,
+             .seq_kv = 300,
+             .head_dim = 64,
+             .same_output = true,
+             .batches = true},
+        Case{.name = "batches_in_parts_64",
+             .seq_q = 70,
+             .seq_kv = 300,
+             .head_dim = 64,
+             .same_output = true,
+             .part_keys = 128,
+             .batches = true,
+             .lse = false},
         Case{.name = "window_parts_200",
              .seq_q = 40,
              .seq_kv = 300,
@@ -345,6 +368,39 @@ INSTANTIATE_TEST_SUITE_P(
              .right = 3,
              .part_keys = 64}),
     [](const auto& named) { return named.param.name; });
+
+// Of sums so large that what tells parts apart is lost beside them.
+TEST(MmaKernels, PartsOfLargeSumsAreWeighedByTheirDifference) {
+  for (const bool turned : {false, true}) {
+    std::array<float, 16> parts{};
+    std::array<PartSum, 2> sums{PartSum{2.15267942e9f, -65.375f}, PartSum{2.15267942e9f, 119.29f}};
+    for (int i = 0; i < 8; ++i) {
+      parts[static_cast<std::size_t>(i)] = 1.0f;
+      parts[static_cast<std::size_t>(8 + i)] = 2.0f;
+    }
+    if (turned) {
+      std::swap(sums[0], sums[1]);
+      std::rotate(parts.begin(), parts.begin() + 8, parts.end());
+    }
+    std::array<float, 8> o{};
+    float lse = 0.0f;
+    const JoinParams join{.o_parts = parts.data(),
+                          .sums = sums.data(),
+                          .parts = 2,
+                          .rows = 1,
+                          .seq_q = 1,
+                          .head_dim = 8,
+                          .heads_q = 1,
+                          .o = o.data(),
+                          .o_row = 8,
+                          .lse = &lse,
+                          .output = ElementType::f32};
+    simt::forget_allowed();
+    simt::run({.grid = {1, 1, 1}, .threads = kJoinThreads}, [&] { join_kernel(join); });
+    for (const float x : o) EXPECT_EQ(x, 2.0f);
+    EXPECT_FLOAT_EQ(lse, 2.15267942e9f * 0.693147181f);
+  }
+}
 
 // And where a warp is as far ahead of the others as it can be.
 TEST(MmaKernels, AreAttentionWhereCopiesArriveAtOnce) {

@@ -1,6 +1,8 @@
 // When cuda.sm80.mma gives parts of a tile's keys to blocks of their own.
 #include <gtest/gtest.h>
 
+#include "dispatch/registry.hpp"
+#include "dispatch/select.hpp"
 #include "tests/kernels/cuda/plan_fixture.hpp"
 
 namespace greenfast {
@@ -31,7 +33,20 @@ TEST_F(MmaPlan, OthersHaveNone) {
                            problem(32, 4096, 4096, 128)})  // tiles enough
     EXPECT_EQ(plan_of(p).splits, 1) << to_string(p);
   EXPECT_EQ(plan_of(problem(4, 2048, 2048, 64)).splits, 3);  // a tile for each SM, and many keys
-  EXPECT_EQ(plan_of(problem(4, 2048, 2048, 64)).workspace_bytes % (2048 * 4), 0);
+  EXPECT_EQ(plan_of(problem(4, 2048, 2048, 64)).workspace_bytes, 3 * 4 * 2048 * (64 * 4 + 8));
+}
+
+// A call without scratch is not passed over, and has no parts.
+TEST_F(MmaPlan, WithoutScratchThereAreNoParts) {
+  const core::Variant* const row = dispatch::find(dispatch::registry(), "cuda.sm80.mma");
+  const Problem p = problem(8, 512, 512, 128);
+  const core::Choice without{.scratch = false};
+  EXPECT_EQ(row->kernel->workspace(p, facts_, {}), plan_of(p).workspace_bytes);
+  EXPECT_EQ(row->kernel->workspace(p, facts_, without), 0);
+  EXPECT_EQ(row->kernel->plan(p, facts_, without).splits, 1);
+  EXPECT_EQ(row->kernel->plan(p, facts_, without).grid[2], 1);
+  DeviceFacts ampere = *model_facts("a100");
+  EXPECT_EQ(dispatch::select(dispatch::registry(), {p, ampere, without, {}}, nullptr), row);
 }
 
 TEST_F(MmaPlan, TheCallerSaysHowMany) {
