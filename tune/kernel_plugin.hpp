@@ -78,11 +78,11 @@ struct KernelPlugin {
 
 /// The plugin of one kernel and of what its row in variants.def takes:
 /// GREENFAST_KERNEL_PLUGIN("v8", greenfast::kernels::cuda_v2c_v8, greenfast::dispatch::kTakesV2c)
-#define GREENFAST_KERNEL_PLUGIN(kernel_name, kernel, takes)                      \
-  static const gf_plugin_kernel kPluginKernels[] = {                             \
-      {sizeof(gf_plugin_kernel), GF_CUDA, kernel_name, "",                       \
-       greenfast::tune::KernelPlugin<kernel, takes>::supports,                   \
-       greenfast::tune::KernelPlugin<kernel, takes>::workspace_bytes, nullptr,   \
-       greenfast::tune::KernelPlugin<kernel, takes>::launch}};                   \
-  static const gf_plugin kPlugin = GF_PLUGIN_INIT("greenfast", kPluginKernels);  \
+#define GREENFAST_KERNEL_PLUGIN(kernel_name, kernel, takes)                     \
+  static const gf_plugin_kernel kPluginKernels[] = {                            \
+      {sizeof(gf_plugin_kernel), GF_CUDA, kernel_name, "",                      \
+       greenfast::tune::KernelPlugin<kernel, takes>::supports,                  \
+       greenfast::tune::KernelPlugin<kernel, takes>::workspace_bytes, nullptr,  \
+       greenfast::tune::KernelPlugin<kernel, takes>::launch}};                  \
+  static const gf_plugin kPlugin = GF_PLUGIN_INIT("greenfast", kPluginKernels); \
   GF_PLUGIN_EXPORT const gf_plugin* gf_plugin_get(void) { return &kPlugin; }
