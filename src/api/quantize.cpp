@@ -221,7 +221,9 @@ Status quantize_e4m3(const QuantizeProblem& problem, const QuantizeTensors& tens
     if (Status status = core::check_quantize(problem, tensors); !status) return status;
     api::Machine machine;
     if (Status status = api::find_machine(options, machine); !status) return status;
-    if (problem.batch == 0) return {};
+    // Of an empty batch there are no codes and no scales but one of a whole tensor.
+    if (problem.batch == 0 && !(problem.scales == ScaleKind::tensor && problem.compute_scales))
+      return {};
     core::Context context = api::context_of(machine, options);
     context.workspace = nullptr;
     const std::int64_t bytes = quantize_workspace_bytes(problem);

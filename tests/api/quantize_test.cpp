@@ -324,6 +324,25 @@ TEST(PlanQuantized, IsOfTheKernelThatLikesKeysBehindEachOther) {
   EXPECT_EQ(planned->variant, "cuda.sm90.fp8_serving");
 }
 
+TEST(QuantizeE4m3, OfAnEmptyBatchHasTheScaleOfZeros) {
+  QuantizeProblem problem{.batch = 0, .heads = 2, .seq = 5, .head_dim = 16, .dtype = DType::f32};
+  problem.scales = ScaleKind::tensor;
+  problem.compute_scales = true;
+  problem.from = problem.to = dense_layout(Order::bhsd, 0, 2, 5, 16);
+  float scale = 7.0f, nothing = 0.0f;
+  std::uint8_t none = 0;
+  const Options options{.device = DeviceKind::cpu};
+  Status status = quantize_e4m3(problem, {.from = &nothing, .to = &none, .scale = &scale}, options);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(scale, 1.0f);
+  // One that is given stays.
+  problem.compute_scales = false;
+  scale = 7.0f;
+  status = quantize_e4m3(problem, {.from = &nothing, .to = &none, .scale = &scale}, options);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(scale, 7.0f);
+}
+
 TEST(QuantizeScratch, IsEightBytesForAScaleThatIsComputed) {
   QuantizeProblem p;
   p.batch = 3, p.heads = 5, p.seq = 7;

@@ -61,6 +61,10 @@ void quantize_one(const core::QuantizeCall& call, const core::Context& context) 
   const auto& [p, t, offset] = call;
   const std::int64_t heads = p.batch * p.heads;
   Job job{p, t, offset, {}};
+  if (heads == 0) {
+    if (p.scales == ScaleKind::tensor && p.compute_scales) t.scale[0] = core::e4m3_scale(0.0f);
+    return;
+  }
   if (p.scales != ScaleKind::none && p.compute_scales) {
     job.largest.resize(static_cast<std::size_t>(heads));
     context.executor->run(heads, find_largest, &job);

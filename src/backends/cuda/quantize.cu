@@ -278,11 +278,13 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, cudaS
   const std::int64_t scales = view.one_scale ? 1 : view.all_heads;
   if (scaled && p.compute_scales) {
     cudaMemsetAsync(t.scale, 0, static_cast<std::size_t>(scales) * sizeof(float), stream);
-    largest_magnitude<T, kAligned>
-        <<<grid, kThreads, 0, stream>>>(from, reinterpret_cast<unsigned*>(t.scale), view);
+    if (view.all_heads > 0)
+      largest_magnitude<T, kAligned>
+          <<<grid, kThreads, 0, stream>>>(from, reinterpret_cast<unsigned*>(t.scale), view);
     finish_scales<<<static_cast<unsigned>(ceil_div(scales, kThreads)), kThreads, 0, stream>>>(
         t.scale, scales);
   }
+  if (view.all_heads == 0) return;
   const float* const scale = scaled ? t.scale : nullptr;
   if (view.to_d == 1) {
     encode<T, kAligned><<<grid, kThreads, 0, stream>>>(from, to, scale, view);
@@ -362,7 +364,8 @@ bool launch_once(std::span<const core::QuantizeCall> calls, const core::Context&
   std::int64_t items = 0, most_of_scale = 0;
   for (std::size_t n = 0; n < calls.size(); ++n) {
     const auto& [p, t, offset] = calls[n];
-    if (p.scales == ScaleKind::none || !p.compute_scales || p.seq == 0 || !in_parts(p, t))
+    if (p.scales == ScaleKind::none || !p.compute_scales || p.batch == 0 || p.seq == 0 ||
+        !in_parts(p, t))
       return false;
     const std::int64_t parts = p.head_dim / kPart, column_blocks = ceil_div(parts, Item::kParts);
     const std::int64_t of_head = ceil_div(p.seq, Item::kKeys) * column_blocks;

@@ -245,6 +245,12 @@ def test_transposed_codes_are_the_same_where_v_is_read(layout):
         greenfast.attention(qc, turned, vc, layout=layout)
 
 
+def test_an_empty_batch_has_the_scale_of_zeros():
+    pytest.importorskip("ml_dtypes")
+    codes, scale = greenfast.quantize_e4m3(np.zeros((0, 2, 5, 16), np.float32), per="tensor")
+    assert codes.shape == (0, 2, 5, 16) and scale.tolist() == [1.0]
+
+
 def by_codes(q, k, v, transposed=False, **options):
     """Attention of the codes of each, which attention_quantized is to give bit by bit."""
     layout = options.get("layout", "bhsd")
