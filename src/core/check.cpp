@@ -454,11 +454,14 @@ std::array<QuantizeMemory, 3> memories_of(const QuantizeProblem& p, const Quanti
   const auto span = [&](const Layout& layout, DType dtype) {
     return extent_bytes(layout, p.batch, p.heads, p.seq, p.head_dim, dtype);
   };
-  const bool values = p.seq > 0;
+  const bool values = p.batch > 0 && p.seq > 0;
+  // Of an empty batch only the scale of a whole tensor is written, and none is read.
+  const bool scaled =
+      p.batch > 0 ? p.scales != ScaleKind::none : p.scales == ScaleKind::tensor && p.compute_scales;
   const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
   return {{{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
            {"to", t.to, span(p.to, DType::e4m3), 1, values},
-           {"scale", t.scale, scales, 4, p.scales != ScaleKind::none}}};
+           {"scale", t.scale, scales, 4, scaled}}};
 }
 
 }  // namespace
@@ -483,7 +486,6 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   if (Status status = check_layout("to", p.to, shape, DType::e4m3, Sharing::distinct, true);
       !status)
     return status;
-  if (p.batch == 0) return {};
   const std::array memories = memories_of(p, t);
   std::array<Range, memories.size()> ranges;
   for (std::size_t n = 0; n < ranges.size(); ++n) {

@@ -341,6 +341,12 @@ TEST(QuantizeE4m3, OfAnEmptyBatchHasTheScaleOfZeros) {
   status = quantize_e4m3(problem, {.from = &nothing, .to = &none, .scale = &scale}, options);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(scale, 7.0f);
+  // Nor is anything wanted that is neither written nor read.
+  EXPECT_TRUE(quantize_e4m3(problem, {}, options).ok());
+  problem.compute_scales = true;
+  status = quantize_e4m3(problem, {}, options);
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("scale is null"), std::string::npos) << status.message();
 }
 
 TEST(QuantizeScratch, IsEightBytesForAScaleThatIsComputed) {

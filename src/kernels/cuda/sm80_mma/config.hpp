@@ -164,6 +164,39 @@ struct JoinParams {
 };
 inline constexpr int kJoinThreads = 256;  // of a block, each with four columns of a row
 
+constexpr std::int64_t part_bytes(std::int64_t rows, std::int64_t head_dim) {
+  return rows * (head_dim * 4 + static_cast<std::int64_t>(sizeof(PartSum)));
+}
+/// Turns a launch into one of so many parts of `part_blocks` blocks of keys, whose outputs, and behind
+/// them sums, lie in scratch; what is returned puts them where `p` had its outputs.
+inline JoinParams into_parts(Params& p, int parts, std::int32_t part_blocks, float* scratch) {
+  JoinParams join;
+  join.parts = parts;
+  join.rows = std::int64_t{p.heads_total} * p.seq_q;
+  join.seq_q = p.seq_q;
+  join.head_dim = p.head_dim;
+  join.heads_q = p.heads_q;
+  join.o = p.o;
+  join.o_batch = p.o_batch;
+  join.o_head = p.o_head;
+  join.o_row = p.o_row;
+  join.lse = p.lse;
+  join.wide_store = p.wide_store;
+  join.output = p.output;
+  p.lse = scratch + parts * join.rows * p.head_dim;
+  join.o_parts = scratch;
+  join.sums = reinterpret_cast<const PartSum*>(p.lse);
+  p.batches = p.heads_total / p.heads_q;
+  p.part_blocks = part_blocks;
+  p.o = scratch;
+  p.o_row = p.head_dim;
+  p.o_head = p.seq_q * p.o_row;
+  p.o_batch = p.heads_q * p.o_head;
+  p.output = ElementType::f32;
+  p.wide_store = true;
+  return join;
+}
+
 /// The compiled kernels of an element type, in the order of kConfigs, for cudaLaunchKernelExC.
 /// Instantiated by one source per element type, so that they compile in parallel.
 template <class T>

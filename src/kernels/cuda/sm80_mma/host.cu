@@ -86,17 +86,12 @@ std::array<int, 3> grid_of(const Problem& problem, const Config& config, const P
   return grid;
 }
 
-/// Of parts: their outputs, then their sums.
-std::int64_t part_bytes(const Problem& problem) {
-  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  return rows * (problem.head_dim * 4 + static_cast<std::int64_t>(sizeof(PartSum)));
-}
-
 std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const std::size_t index = choose(problem, facts, choice);
   if (index == kConfigs.size()) return 0;
   const std::int64_t parts = parts_of(problem, facts, choice, kConfigs[index]).count;
-  return parts > 1 ? parts * part_bytes(problem) : 0;
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  return parts > 1 ? parts * part_bytes(rows, problem.head_dim) : 0;
 }
 
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
@@ -197,36 +192,6 @@ Params make_params(const Problem& problem, const Tensors& tensors, const DeviceF
   return p;
 }
 
-/// The same for parts, in scratch of the caller's, and what puts them together.
-JoinParams part(Params& p, const Problem& problem, const Parts& parts, void* scratch) {
-  JoinParams join;
-  join.parts = static_cast<int>(parts.count);
-  join.rows = problem.batch * problem.heads_q * problem.seq_q;
-  join.seq_q = p.seq_q;
-  join.head_dim = p.head_dim;
-  join.heads_q = p.heads_q;
-  join.o = p.o;
-  join.o_batch = p.o_batch;
-  join.o_head = p.o_head;
-  join.o_row = p.o_row;
-  join.lse = p.lse;
-  join.wide_store = p.wide_store;
-  join.output = p.output;
-  auto* const outputs = static_cast<float*>(scratch);
-  p.lse = outputs + parts.count * join.rows * problem.head_dim;
-  join.o_parts = outputs;
-  join.sums = reinterpret_cast<const PartSum*>(p.lse);
-  p.batches = static_cast<std::uint32_t>(problem.batch);
-  p.part_blocks = static_cast<std::int32_t>(parts.blocks);
-  p.o = outputs;
-  p.o_row = problem.head_dim;
-  p.o_head = problem.seq_q * p.o_row;
-  p.o_batch = problem.heads_q * p.o_head;
-  p.output = ElementType::f32;
-  p.wide_store = true;
-  return join;
-}
-
 constinit BuildsByType<kConfigs.size()> builds(entries<__half>, entries<__nv_bfloat16>);
 
 Status ensure_shared(const Problem& problem, std::size_t index, int device) {
@@ -247,7 +212,10 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   Params params = make_params(problem, tensors, *context.facts, config);
   const Parts parts = parts_of(problem, *context.facts, context.choice, config);
   JoinParams join;
-  if (parts.count > 1) join = part(params, problem, parts, context.workspace);
+  if (parts.count > 1)
+    join =
+        into_parts(params, static_cast<int>(parts.count), static_cast<std::int32_t>(parts.blocks),
+                   static_cast<float*>(context.workspace));
   void* arguments[] = {&params};
   if (Status status = launch_kernel(launch_config(grid_of(problem, config, parts), config.threads(),
                                                   config.shared_bytes(), context),

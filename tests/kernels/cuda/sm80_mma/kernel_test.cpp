@@ -122,35 +122,15 @@ Worst errors_of(const Case& c, simt::Copies copies) {
   constexpr auto kInput = std::is_same_v<T, __half> ? ElementType::f16 : ElementType::bf16;
   p.output = c.same_output ? kInput : ElementType::f32;
 
-  // As the host has it for parts.
   JoinParams join;
-  std::vector<float> part_o;
-  std::vector<PartSum> sums;
+  std::vector<float> scratch;
   if (c.part_keys > 0) {
-    p.part_blocks = (c.part_keys + kC.keys - 1) / kC.keys;
-    join = {.parts = (c.seq_kv + p.part_blocks * kC.keys - 1) / (p.part_blocks * kC.keys),
-            .rows = kHeads * c.seq_q,
-            .seq_q = c.seq_q,
-            .head_dim = c.head_dim,
-            .heads_q = p.heads_q,
-            .o = p.o,
-            .o_batch = p.o_batch,
-            .o_head = p.o_head,
-            .o_row = p.o_row,
-            .lse = p.lse,
-            .wide_store = p.wide_store,
-            .output = p.output};
-    part_o.assign(static_cast<std::size_t>(join.parts * join.rows) * c.head_dim, NAN);
-    sums.assign(static_cast<std::size_t>(join.parts * join.rows), PartSum{NAN, NAN});
-    join.o_parts = part_o.data();
-    join.sums = sums.data();
-    p.o = part_o.data();
-    p.batches = kHeads / p.heads_q;
-    p.o_head = std::int64_t{c.seq_q} * c.head_dim;
-    p.o_batch = p.heads_q * p.o_head;
-    p.lse = reinterpret_cast<float*>(sums.data());
-    p.output = ElementType::f32;
-    p.wide_store = true;
+    const int blocks = (c.part_keys + kC.keys - 1) / kC.keys;
+    const int parts = (c.seq_kv + blocks * kC.keys - 1) / (blocks * kC.keys);
+    scratch.assign(
+        static_cast<std::size_t>(parts * part_bytes(kHeads * c.seq_q, c.head_dim)) / sizeof(float),
+        NAN);
+    join = into_parts(p, parts, blocks, scratch.data());
   }
 
   simt::forget_allowed();
