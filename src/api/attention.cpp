@@ -108,19 +108,8 @@ Status run(const Problem& asked, const Tensors& tensors, const Options& options)
   if (core::is_empty(problem))
     return machine.backend->fill_empty(problem, tensors, context_of(machine, options));
   core::Context context = context_of(machine, options);
-  std::int64_t scratch = wanted;
-  if (options.workspace != nullptr && wanted > 0 &&
-      static_cast<std::uint64_t>(wanted) > options.workspace_bytes) {
-    // Too little is as none for a kernel that gains by it and can do without.
-    dispatch::Query without = query;
-    without.choice.scratch = false;
-    if (dispatch::workspace_bytes(*variant, without) == 0) {
-      scratch = 0;
-      context.choice.scratch = false;
-    }
-  }
   if (Status status =
-          api::find_scratch(problem, tensors, options, scratch, variant->id, context.workspace);
+          api::find_scratch(problem, tensors, options, wanted, variant->id, context.workspace);
       !status)
     return status;
   return variant->kernel->launch(problem, tensors, context);

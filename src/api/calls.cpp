@@ -1,5 +1,6 @@
 #include "api/calls.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -24,10 +25,15 @@ core::Choice choice_of(const Options& options) {
   return {.batch_invariant = options.batch_invariant, .max_splits = options.max_splits};
 }
 
-// The same, and whether the call has scratch; a plan is of one that will have it.
+// The same with the call's scratch; a plan is of one that will have it. What is given and empty is too
+// little, which is an error where some is needed, and not none, where selection looks for others.
 static core::Choice choice_of_call(const Options& options) {
   core::Choice choice = choice_of(options);
-  choice.scratch = options.workspace != nullptr || options.allocate != nullptr;
+  if (options.workspace != nullptr)
+    choice.scratch = static_cast<std::int64_t>(
+        std::clamp<std::size_t>(options.workspace_bytes, 1, core::kMaxBytes));
+  else if (options.allocate == nullptr)
+    choice.scratch = 0;
   return choice;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -18,8 +19,9 @@ class Executor;
 struct Choice {
   bool batch_invariant = false;
   int max_splits = 0;  // 0: as many as pay
-  // Whether the call has scratch, or will: a kernel that gains by it and can do without does so.
-  bool scratch = true;
+  // Bytes of scratch that the call has; a plan's, and one that allocates, has as many as are wanted. A
+  // kernel that gains by more than that and can do without does so.
+  std::int64_t scratch = std::numeric_limits<std::int64_t>::max();
 };
 
 /// What a launch gets besides the problem and the data. Nothing here is owned.

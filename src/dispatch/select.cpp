@@ -127,7 +127,7 @@ const core::Variant* select(std::span<const core::Variant> rows, const Query& qu
   for (const core::Variant& row : rows) {
     if (!row.automatic) continue;
     const int preference = rank(row, query, nullptr);
-    if (preference > best_rank && (query.choice.scratch || workspace_bytes(row, query) == 0)) {
+    if (preference > best_rank && (query.choice.scratch > 0 || workspace_bytes(row, query) == 0)) {
       best = &row;
       best_rank = preference;
     }

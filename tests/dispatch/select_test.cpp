@@ -251,7 +251,7 @@ TEST(Select, WithoutScratchVariantsThatWantSomeArePassedOver) {
   const DeviceFacts facts = cpu_facts();
   Query query{p, facts, {}, {}};
   EXPECT_EQ(select(rows, query, nullptr)->id, "cpu.split");
-  query.choice.scratch = false;
+  query.choice.scratch = 0;
   EXPECT_EQ(select(rows, query, nullptr)->id, "cpu.general");
   // By name it is taken, and the call says what it wants.
   query.forced = "cpu.split";

@@ -59,14 +59,19 @@ struct Parts {
   std::int64_t blocks = Band::kFar;  // of keys, of each
 };
 
-/// As many parts as fill the device, where tiles alone leave much of it idle. One without scratch, and
-/// where a batch must not change bits.
+std::int64_t bytes_of(const Parts& parts, const Problem& problem) {
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  return parts.count > 1 ? parts.count * part_bytes(rows, problem.head_dim) : 0;
+}
+
+/// As many parts as fill the device, where tiles alone leave much of it idle. One where there is not
+/// the scratch for them, and where a batch must not change bits.
 Parts parts_of(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
                const Config& config) {
   const std::int64_t tiles = blocks(problem, config), sms = facts.multiprocessors;
   std::int64_t most = std::min<std::int64_t>(kMaxParts, sms * config.blocks_per_sm / tiles);
   if (choice.max_splits > 0) most = std::min<std::int64_t>(most, choice.max_splits);
-  if (!choice.scratch || choice.batch_invariant || most < 2) return {};
+  if (choice.scratch == 0 || choice.batch_invariant || most < 2) return {};
   const Band band = make_band(problem);
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
   std::int64_t longest = 0;  // blocks of a tile; there are few tiles here
@@ -77,7 +82,8 @@ Parts parts_of(const Problem& problem, const DeviceFacts& facts, core::Choice ch
   const std::int64_t keys = longest * config.keys;
   if (keys < (2 * tiles > sms ? kLeastKeysBesideTiles : kLeastKeys)) return {};
   const std::int64_t each = ceil_div(longest, std::min(most, keys / kLeastKeysOfPart));
-  return {ceil_div(longest, each), each};
+  const Parts parts{ceil_div(longest, each), each};
+  return bytes_of(parts, problem) <= choice.scratch ? parts : Parts{};
 }
 
 std::array<int, 3> grid_of(const Problem& problem, const Config& config, const Parts& parts) {
@@ -89,9 +95,7 @@ std::array<int, 3> grid_of(const Problem& problem, const Config& config, const P
 std::int64_t workspace(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   const std::size_t index = choose(problem, facts, choice);
   if (index == kConfigs.size()) return 0;
-  const std::int64_t parts = parts_of(problem, facts, choice, kConfigs[index]).count;
-  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  return parts > 1 ? parts * part_bytes(rows, problem.head_dim) : 0;
+  return bytes_of(parts_of(problem, facts, choice, kConfigs[index]), problem);
 }
 
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
@@ -120,7 +124,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const Parts parts = parts_of(problem, facts, choice, config);
   result.grid = grid_of(problem, config, parts);
   result.splits = static_cast<int>(parts.count);
-  result.workspace_bytes = workspace(problem, facts, choice);
+  result.workspace_bytes = bytes_of(parts, problem);
   result.block = {config.threads(), 1, 1};
   result.shared_bytes = config.shared_bytes();
   // Of two stages, Q that goes to registers at once lends its place to the second.

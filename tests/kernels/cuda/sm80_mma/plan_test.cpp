@@ -40,11 +40,16 @@ TEST_F(MmaPlan, OthersHaveNone) {
 TEST_F(MmaPlan, WithoutScratchThereAreNoParts) {
   const core::Variant* const row = dispatch::find(dispatch::registry(), "cuda.sm80.mma");
   const Problem p = problem(8, 512, 512, 128);
-  const core::Choice without{.scratch = false};
+  const core::Choice without{.scratch = 0};
   EXPECT_EQ(row->kernel->workspace(p, facts_, {}), plan_of(p).workspace_bytes);
   EXPECT_EQ(row->kernel->workspace(p, facts_, without), 0);
   EXPECT_EQ(row->kernel->plan(p, facts_, without).splits, 1);
   EXPECT_EQ(row->kernel->plan(p, facts_, without).grid[2], 1);
+  // Nor with too little.
+  const std::int64_t wanted = plan_of(p).workspace_bytes;
+  EXPECT_EQ(row->kernel->plan(p, facts_, {.scratch = wanted}).splits, 4);
+  EXPECT_EQ(row->kernel->plan(p, facts_, {.scratch = wanted - 1}).splits, 1);
+  EXPECT_EQ(row->kernel->workspace(p, facts_, {.scratch = wanted - 1}), 0);
   DeviceFacts ampere = *model_facts("a100");
   EXPECT_EQ(dispatch::select(dispatch::registry(), {p, ampere, without, {}}, nullptr), row);
 }
