@@ -17,6 +17,9 @@ struct QuantizeProblem {
   /// false: scales are the caller's. true: they are written, as the largest finite magnitude / 448,
   /// not below 2^-126, and 1 where every value is 0.
   bool compute_scales = true;
+  /// Each row is multiplied by an orthogonal matrix first, the same for all: of Q and K both, or of
+  /// neither (Quantizing::rotate says what for). Refused where S has stride 1 in `to`.
+  bool rotate = false;
   /// Strides in elements; that of D must be 1. `to` may have 1 for S instead, as attention takes V.
   Layout from = {}, to = {};
 };
@@ -52,6 +55,13 @@ struct Quantizing {
   /// Refused with softcap and sinks, to which a row's scores are not all alike. From Zhang et al.,
   /// "SageAttention", 2024.
   bool smooth_k = false;
+  /// Rows of Q and K are multiplied by the same orthogonal matrix, of Hadamard matrices of 32
+  /// neighbouring columns (a rest of 16 and of 8), which changes no product of two of them. Columns
+  /// that lie far above the rest in Q and K alike, and single such elements, are then dealt to 32,
+  /// each of which is rounded on its own: a half to a third of the error. Where all columns are alike
+  /// it changes nothing, and where Q's large ones are others than K's it may cost. Goes with all that
+  /// the problem may have. From Shah et al., "FlashAttention-3", 2024.
+  bool rotate = false;
 };
 
 /// Attention of fp32, fp16 or bf16 tensors by way of e4m3: Q, K and V are quantised into scratch, with

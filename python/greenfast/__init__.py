@@ -216,7 +216,7 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, out: Any = None, lse: Any =
 def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None, causal: bool = False,
                         window: tuple[int, int] | None = None, align: str | None = None, softcap: float = 0.0, layout: str = "bhsd",
                         return_lse: bool = False, lse: Any = None, out_dtype: Any = None, variant: str | None = None,
-                        batch_invariant: bool = False, stream: int | None = None, smooth_k: bool = False,
+                        batch_invariant: bool = False, stream: int | None = None, smooth_k: bool = False, rotate: bool = False,
                         **features: Unpack[Features]) -> Any:
     """attention() of float16, bfloat16 or float32 tensors by way of float8_e4m3fn: q, k and v are quantised, with a scale for each (batch, head),
     and attention is of the codes. On Hopper faster than attention() from 2,048 or 4,096 keys on, causal from 8,192, on the CPU slower, and less accurate:
@@ -228,6 +228,9 @@ def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float
     smooth_k     subtracts a mean of each of k's columns over its keys, up to 1,024 of them, before quantising, so that columns far from zero (the bias of a
                  projection) cost the others no digits. That moves all scores of a row alike: out stays, and lse is given it back. Not with softcap or
                  sinks.
+    rotate       multiplies rows of q and k by the same orthogonal matrix (Hadamard matrices of 32 neighbouring columns) before quantising, which changes
+                 no product of two rows. Where columns lie far above the rest in q and k alike, or single elements do, a half to a third of the error is
+                 left; where all columns are alike it gains nothing, and where q's large ones are others than k's it may cost.
     Codes and scales lie in scratch: on CUDA of PyTorch's or CuPy's allocator, a byte an element.
     torch.compile traces through; there are no gradients.
     Errors: attention()'s. NotImplementedError where no kernel for e4m3 takes the problem, as on CUDA before compute capability 8.0.
@@ -237,7 +240,7 @@ def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float
     if more is not None:
         _arrays.dense(more)
     return _library_of(q).attention_quantized(q, k, v, out, lse, scale, softcap, left, right, alignment, _bshd(layout), variant,
-                                              batch_invariant, stream, out_dtype, return_lse, more, bool(smooth_k))
+                                              batch_invariant, stream, out_dtype, return_lse, more, bool(smooth_k), bool(rotate))
 
 
 _ROTARY = {"interleaved": 1, "neox": 2}
@@ -373,7 +376,7 @@ def device_facts(device: str | tuple[str, int] = "cpu") -> dict[str, Any]:
 
 
 def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str = "head", layout: str = "bhsd",
-                  transposed: bool = False, stream: int | None = None) -> tuple[Any, Any]:
+                  transposed: bool = False, rotate: bool = False, stream: int | None = None) -> tuple[Any, Any]:
     """(codes, scale): values = codes * scale, as attention() takes them.
 
     values  [B, H, S, D] (or [B, S, H, D] with layout="bshd") of float32, float16 or bfloat16.
@@ -382,6 +385,7 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
     transposed  codes of the same shape whose S is contiguous in place of D, rows padded to 16 bytes: what attention() on Hopper
             multiplies V by, and else makes of it in every call. For V alone, of dense calls there (with a log-sum-exp up to D 128), or on the CPU: other
             kernels refuse it (NotImplementedError names it). An `out` says by its strides how it lies.
+    rotate  multiplies rows by an orthogonal matrix first, as attention_quantized does: Q and K both, or neither. Not with codes that lie transposed.
     Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits. torch.compile traces through.
     Errors, before any work: TypeError for types and objects that cannot be read; ValueError for shapes that do not belong together or a `scale`
     that is neither one value nor contiguous [B, H]; NotImplementedError for values that require gradients, which there are none of, and
@@ -391,7 +395,7 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
         raise ValueError(f"per is {per!r}: 'head' or 'tensor' is possible")
     if transposed and out is not None:
         raise ValueError("transposed and out: an out says by its strides how it lies; leave transposed away")
-    return _library_of(values).quantize(values, out, scale, per == "head", _bshd(layout), bool(transposed), stream)
+    return _library_of(values).quantize(values, out, scale, per == "head", _bshd(layout), bool(transposed), bool(rotate), stream)
 
 
 _find_torch()

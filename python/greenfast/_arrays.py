@@ -346,8 +346,9 @@ def attention(q, k, v, out, lse, q_scale, k_scale, v_scale, scale, softcap, left
 
 def attention_quantized(q, k, v, out, lse, *options):
     """greenfast.attention_quantized for everything but PyTorch."""
-    *options, smooth_k = options
-    return attention(q, k, v, out, lse, None, None, None, *options, function=lambda *arguments: _core.attention_quantized(*arguments, smooth_k))
+    *options, smooth_k, rotate = options
+    return attention(q, k, v, out, lse, None, None, None, *options,
+                     function=lambda *arguments: _core.attention_quantized(*arguments, smooth_k, rotate))
 
 
 def merge(o1, lse1, o2, lse2, out, lse, out_dtype, bshd, stream):
@@ -383,7 +384,7 @@ def append(*arguments):
     return None if q is None else _returned(q_out, q) if made else q_out
 
 
-def quantize(values, out, scale, per_head, bshd, transposed, stream):
+def quantize(values, out, scale, per_head, bshd, transposed, rotate, stream):
     """greenfast.quantize_e4m3 for everything but PyTorch."""
     compute = scale is None
     _not_none(("values",), (values,))
@@ -397,5 +398,5 @@ def quantize(values, out, scale, per_head, bshd, transposed, stream):
         shape = (source[1][0], source[1][2 if bshd else 1]) if per_head and len(source[1]) == 4 else (1,)
         scale = _like(values, source, 0, shape)
     _core.quantize_e4m3(source, _writable("out", out), (_writable if compute else describe)("scale", scale), int(compute), bshd,
-                        _allocate_of(values, stream=stream), _stream(values, stream))
+                        int(rotate), _allocate_of(values, stream=stream), _stream(values, stream))
     return (out if made is None else _returned(out, values)), (_returned(scale, values) if compute else scale)

@@ -711,7 +711,8 @@ for _name, _of, _fake in (("merge", _op_merge, _op_merge_fake), ("append", _op_a
 
 # Scales that are not given are computed, of shape [B, H] or [1], and returned; given ones come back as an empty tensor, for an
 # operator may not return what it was given.
-_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, bool per_head=True, bool bshd=False, bool transposed=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
+_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, bool per_head=True, bool bshd=False, bool transposed=False, "
+                "bool rotate=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
 _QUANTIZED = ("values", "out", "scale")
 
 
@@ -729,15 +730,15 @@ def _new_codes(values, bshd, transposed):
     return codes.permute(0, 3, 1, 2) if bshd else codes.transpose(2, 3)
 
 
-def _op_quantize(values, scale=None, *, per_head=True, bshd=False, transposed=False):
+def _op_quantize(values, scale=None, *, per_head=True, bshd=False, transposed=False, rotate=False):
     _no_tangent("quantize_e4m3", values, scale)
     codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd, transposed=transposed)
-    _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), _scratch_of(values),
-          stream=None)
+    _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), int(rotate),
+          _scratch_of(values), stream=None)
     return codes, made
 
 
-def _op_quantize_fake(values, scale=None, *, per_head=True, bshd=False, transposed=False):
+def _op_quantize_fake(values, scale=None, *, per_head=True, bshd=False, transposed=False, rotate=False):
     return (_new_codes(values, bshd, transposed),
             _new_scale(values, per_head, bshd) if scale is None else torch.empty(0, dtype=torch.float32, device=values.device))
 
@@ -747,29 +748,31 @@ _library.impl("quantize_e4m3", _op_quantize, "CUDA")
 torch.library.register_fake("greenfast::quantize_e4m3", _op_quantize_fake, lib=_library)
 
 
-def quantize(values, out, scale, per_head, bshd, transposed, stream):
+def quantize(values, out, scale, per_head, bshd, transposed, rotate, stream):
     """greenfast.quantize_e4m3 for PyTorch's tensors."""
     if _plain("quantize_e4m3", (values, out, scale)):
         codes = _new_codes(values, bshd, transposed) if out is None else out
         used = _new_scale(values, per_head, bshd) if scale is None else scale
-        _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, _scratch_of(values, stream),
+        _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, int(rotate), _scratch_of(values, stream),
               stream=stream)
         _written(out)
         return codes, used
     _no_stream(stream)
     _of_torch(_QUANTIZED, (values, out, scale))
-    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per_head, bshd=bool(bshd), transposed=transposed)
+    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per_head, bshd=bool(bshd), transposed=transposed,
+                                                              rotate=rotate)
     return codes if out is None else out.copy_(codes), made if scale is None else scale
 
 
 _library.define(
     "attention_quantized(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, Tensor? slopes, *, SymInt chunk=0, int max_splits=0, "
     "int accuracy=0, float? scale=None, float softcap=0.0, SymInt left=-1, SymInt right=-1, int align=2, bool bshd=False, str? variant=None, "
-    "bool batch_invariant=False, ScalarType? out_dtype=None, bool with_lse=True, bool smooth_k=False) -> (Tensor out, Tensor lse)", tags=_TAGS)
+    "bool batch_invariant=False, ScalarType? out_dtype=None, bool with_lse=True, bool smooth_k=False, "
+    "bool rotate=False) -> (Tensor out, Tensor lse)", tags=_TAGS)
 _QUANTIZED_CALL = ("q", "k", "v", "out", "lse")
 
 
-def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more, smooth_k):
+def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more, *quantizing):
     described = [_arrays.describe(name, x) for name, x in zip(_QUANTIZED_CALL, (q, k, v, out, lse))]
     if more is not None:
         more = _arrays.describe_features(more)
@@ -778,7 +781,7 @@ def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, 
 
     def call():
         _core.attention_quantized(*described, None, None, None, scale, softcap, left, right, align, bshd, variant, int(batch_invariant), stream,
-                                  scratch, more, int(smooth_k))
+                                  scratch, more, *map(int, quantizing))
 
     if q.is_cuda and stream is None and not _DIRECT:
         stream = torch.cuda.current_stream(q.device).cuda_stream
@@ -790,12 +793,12 @@ def _run_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, 
 
 
 def _op_quantized(q, k, v, mask, sinks, slopes, *, chunk=0, max_splits=0, accuracy=0, scale=None, softcap=0.0, left=-1, right=-1, align=2,
-                  bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True, smooth_k=False):
+                  bshd=False, variant=None, batch_invariant=False, out_dtype=None, with_lse=True, smooth_k=False, rotate=False):
     _no_tangent("attention_quantized", q, k, v, mask, sinks, slopes)
     out, lse = _made(q, v, bshd, out_dtype, with_lse, False)
     named = {**_arrays.FEATURES, "mask": mask, "sinks": sinks, "slopes": slopes, "chunk": chunk, "max_splits": max_splits, "accuracy": accuracy}
     _run_quantized(q, k, v, out, lse if with_lse else None, scale, softcap, left, right, align, int(bshd), variant, batch_invariant, None,
-                   tuple(named.values()), smooth_k)
+                   tuple(named.values()), smooth_k, rotate)
     return out, lse
 
 
@@ -810,7 +813,7 @@ _count_flops()
 
 
 def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, out_dtype, return_lse, more,
-                        smooth_k):
+                        smooth_k, rotate):
     """greenfast.attention_quantized for PyTorch's tensors."""
     features = dict(zip(_arrays.FEATURES, more or _arrays.FEATURES.values()))
     arrays = tuple(features[name] for name in ("mask", "sinks", "slopes"))
@@ -824,7 +827,8 @@ def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, b
                 _check_storage(name, x)
         made_out = _made(q, v, bshd, out_dtype, False, False)[0] if out is None else out
         made_lse = _empty_lse(q, bshd) if return_lse and lse is None else lse
-        _run_quantized(q, k, v, made_out, made_lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more, smooth_k)
+        _run_quantized(q, k, v, made_out, made_lse, scale, softcap, left, right, align, bshd, variant, batch_invariant, stream, more, smooth_k,
+                       rotate)
         _written(out, lse)
         return (made_out, made_lse) if return_lse else made_out
     _no_stream(stream)
@@ -836,7 +840,8 @@ def attention_quantized(q, k, v, out, lse, scale, softcap, left, right, align, b
     made_out, made_lse = torch.ops.greenfast.attention_quantized.default(
         q, k, v, *arrays, chunk=features["chunk"], max_splits=features["max_splits"], accuracy=features["accuracy"], scale=scale, softcap=softcap,
         left=left, right=right, align=align, bshd=bool(bshd), variant=variant, batch_invariant=bool(batch_invariant),
-        out_dtype=wanted, with_lse=bool(return_lse or lse is not None), smooth_k=smooth_k)
+        out_dtype=wanted, with_lse=bool(return_lse or lse is not None), smooth_k=smooth_k,
+        rotate=rotate)
     made_out = made_out if out is None else out.copy_(made_out)
     made_lse = made_lse if lse is None else lse.copy_(made_lse)
     return (made_out, made_lse) if return_lse else made_out

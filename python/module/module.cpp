@@ -30,22 +30,23 @@ PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return attend(args, count, attention);
 }
 
-// The arguments of attention, then whether K is smoothed.
+template <bool kSmooth, bool kRotate>
+Status quantized(const Problem& problem, const Tensors& tensors, const Options& options) {
+  return attention_quantized(problem, tensors, options, {.smooth_k = kSmooth, .rotate = kRotate});
+}
+
+// The arguments of attention, then whether K is smoothed, and whether Q and K are rotated.
 PyObject* py_attention_quantized(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  std::int64_t smooth = 0;
-  if (count != kArguments + 1) {
-    PyErr_SetString(PyExc_TypeError, "expected the arguments of attention and smooth_k");
+  std::int64_t smooth = 0, rotate = 0;
+  if (count != kArguments + 2) {
+    PyErr_SetString(PyExc_TypeError, "expected the arguments of attention, smooth_k and rotate");
     return nullptr;
   }
-  if (!read_int(args[kArguments], smooth)) return nullptr;
-  --count;
+  if (!read_int(args[kArguments], smooth) || !read_int(args[kArguments + 1], rotate))
+    return nullptr;
   if (smooth != 0)
-    return attend(args, count, [](const Problem& p, const Tensors& t, const Options& o) {
-      return attention_quantized(p, t, o, {.smooth_k = true});
-    });
-  return attend(args, count, [](const Problem& p, const Tensors& t, const Options& o) {
-    return attention_quantized(p, t, o);
-  });
+    return attend(args, kArguments, rotate != 0 ? quantized<true, true> : quantized<true, false>);
+  return attend(args, kArguments, rotate != 0 ? quantized<false, true> : quantized<false, false>);
 }
 
 PyObject* unicode(std::string_view from) {
@@ -176,16 +177,17 @@ PyObject* py_variants(PyObject*, PyObject*) {
   return rows;
 }
 
-// (values, codes, scale or None, compute, bshd, allocate as in Argument, stream or None)
+// (values, codes, scale or None, compute, bshd, rotate, allocate as in Argument, stream or None)
 PyObject* py_quantize(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 7) {
-    PyErr_SetString(PyExc_TypeError, "expected 7 arguments");
+  if (count != 8) {
+    PyErr_SetString(PyExc_TypeError, "expected 8 arguments");
     return nullptr;
   }
   View from, to, scale;
-  std::int64_t compute = 0, bshd = 0;
+  std::int64_t compute = 0, bshd = 0, rotate = 0;
   if (!read_view("values", args[0], from) || !read_view("out", args[1], to) ||
-      !read_int(args[3], compute) || !read_int(args[4], bshd) || !same_device("out", to, from))
+      !read_int(args[3], compute) || !read_int(args[4], bshd) || !read_int(args[5], rotate) ||
+      !same_device("out", to, from))
     return nullptr;
   if (from.rank != 4 || to.rank != 4 || from.shape != to.shape || to.dtype != DType::e4m3 ||
       to.readonly) {
@@ -207,6 +209,7 @@ PyObject* py_quantize(PyObject*, PyObject* const* args, Py_ssize_t count) {
   problem.from.stride = from.stride;
   problem.to.stride = to.stride;
   problem.compute_scales = compute != 0;
+  problem.rotate = rotate != 0;
   problem.scales = ScaleKind::none;
   QuantizeTensors tensors{.from = from.data, .to = to.data};
   if (given(args[2])) {
@@ -229,8 +232,8 @@ PyObject* py_quantize(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Options options;
   options.device = from.device;
   options.device_index = from.index;
-  if (!read_stream(args[6], from, options.stream)) return nullptr;
-  const Scratch scratch(args[5], options);
+  if (!read_stream(args[7], from, options.stream)) return nullptr;
+  const Scratch scratch(args[6], options);
   const Status status = quantize_e4m3(problem, tensors, options);
   if (scratch.raised) return nullptr;
   if (!status) return raise(status);

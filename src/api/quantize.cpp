@@ -188,6 +188,7 @@ Status run_quantized(const Problem& p, const Tensors& tensors, const Options& op
                    call_of(made.v, tensors.v, p.dtype, p.v, scratch)};
   core::Context context = api::context_of(machine, options);
   context.workspace = scratch + made.states_at;
+  calls[0].problem.rotate = calls[1].problem.rotate = quantizing.rotate;
   auto* const means = reinterpret_cast<float*>(scratch + made.means_at);
   if (quantizing.smooth_k) {
     if (Status status = machine.backend->column_means(calls[1], means, context); !status)

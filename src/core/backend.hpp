@@ -16,7 +16,8 @@ namespace greenfast::core {
 struct QuantizeCall {
   QuantizeProblem problem;
   QuantizeTensors tensors;
-  // Contiguous [B, H, D] at a multiple of 16 bytes: subtracted first. Of codes in rows alone.
+  // Contiguous [B, H, D] at a multiple of 16 bytes: subtracted from values, or from rotated ones. Of
+  // codes in rows alone.
   const float* offset = nullptr;
 };
 
@@ -44,7 +45,8 @@ struct Backend {
   /// the other. On CUDA it is enqueued on context.stream.
   Status (*quantize)(std::span<const QuantizeCall>, const Context&) = nullptr;
 
-  /// core/smooth.hpp's mean of each column of the call's values, to contiguous [B, H, D].
+  /// core/smooth.hpp's mean of each column of the call's values, rotated as they are, to contiguous
+  /// [B, H, D].
   Status (*column_means)(const QuantizeCall&, float* means, const Context&) = nullptr;
   /// Adds what `means`, which were subtracted from K, moved the scores of each row by to its
   /// log-sum-exp: scale * q_scale * (codes of q) . mean. The codes of Q lie as dense BHSD.

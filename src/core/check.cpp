@@ -486,6 +486,10 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   if (Status status = check_layout("to", p.to, shape, DType::e4m3, Sharing::distinct, true);
       !status)
     return status;
+  if (p.rotate && p.to.stride[3] != 1)
+    return unsupported(
+        "rows are rotated, and `to` has its rows one element behind the other: only "
+        "codes in rows (stride 1 in D), as Q and K are taken, can be rotated");
   const std::array memories = memories_of(p, t);
   std::array<Range, memories.size()> ranges;
   for (std::size_t n = 0; n < ranges.size(); ++n) {

@@ -60,19 +60,20 @@ struct Codes {
   std::vector<std::uint8_t> codes;
   std::vector<float> scales;
 
-  explicit Codes(Operand& of)
+  explicit Codes(Operand& of, bool rotate = false)
       : codes(of.values.size()), scales(static_cast<std::size_t>(of.shape[0] * of.shape[1])) {
     const TensorView from = of.view();
     QuantizeProblem p;
     p.batch = of.shape[0], p.heads = of.shape[1], p.seq = of.shape[2], p.head_dim = of.shape[3];
     p.dtype = DType::f32;
+    p.rotate = rotate;
     p.from.stride = p.to.stride = from.stride;
     const Status status = quantize_e4m3(p, {from.data, codes.data(), scales.data()});
     EXPECT_TRUE(status.ok()) << status.message();
   }
-  TensorView view(Operand& of) {
+  TensorView view(Operand& of) const {
     TensorView made = of.view();
-    made.data = codes.data();
+    made.data = const_cast<std::uint8_t*>(codes.data());
     made.dtype = DType::e4m3;
     return made;
   }
@@ -140,6 +141,79 @@ TEST_F(Quantized, OfSmoothedKeysDoesNotMindColumnsFarFromZero) {
   EXPECT_GT(error[0], 2 * error[1]);
   // Q's own rounding moves all scores of a row by its product with the bias.
   EXPECT_LT(lse_error[1], 8.0f);
+}
+
+TEST_F(Quantized, OfRotatedRowsMindsColumnsLess) {
+  for (std::vector<float>* values : {&q.values, &k.values})
+    for (std::size_t i = 0; i < values->size(); ++i)
+      if (i % 64 == 5 || i % 64 == 40) (*values)[i] *= 8.0f;
+  std::vector<float> lse(2 * 4 * 37), exact_lse(lse.size());
+  AttentionParams params;
+  params.lse = exact_lse.data();
+  ASSERT_TRUE(attention(q.view(), k.view(), v.view(), o.view(), params).ok());
+  const std::vector<float> exact = o.values;
+  params.lse = lse.data();
+  std::array<double, 2> error{}, lse_error{};
+  for (const bool rotate : {false, true}) {
+    const Status status = attention_quantized(q.view(), k.view(), v.view(), o.view(), params,
+                                              scratch.options(), {.rotate = rotate});
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (std::size_t i = 0; i < exact.size(); ++i)
+      error[rotate] += std::pow(static_cast<double>(o.values[i] - exact[i]), 2);
+    for (std::size_t i = 0; i < lse.size(); ++i)
+      lse_error[rotate] += std::pow(static_cast<double>(lse[i] - exact_lse[i]), 2);
+  }
+  EXPECT_LT(error[1], 0.6 * error[0]);
+  EXPECT_LT(lse_error[1], 0.6 * lse_error[0]);
+}
+
+TEST_F(Quantized, HasTheBitsOfRotatingQAndKWhateverElseTheProblemHas) {
+  const std::array<float, 4> sinks{0.5f, -1.0f, 2.0f, 0.0f};
+  std::vector<float> lse(2 * 4 * 37), want_lse(lse.size());
+  AttentionParams params;
+  params.softcap = 3.0f;
+  params.sinks = sinks.data();
+  params.mask = {-1, 0, Alignment::bottom_right};
+  params.lse = lse.data();
+  Status status = attention_quantized(q.view(), k.view(), v.view(), o.view(), params,
+                                      scratch.options(), {.rotate = true});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const Codes codes_q(q, true), codes_k(k, true), codes_v(v);
+  Operand want{o.shape, 5};
+  params.lse = want_lse.data();
+  params.scales = ScaleKind::per_head;
+  params.q_scale = codes_q.scales.data();
+  params.k_scale = codes_k.scales.data();
+  params.v_scale = codes_v.scales.data();
+  status = attention(codes_q.view(q), codes_k.view(k), codes_v.view(v), want.view(), params);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(o.values, want.values);
+  EXPECT_EQ(lse, want_lse);
+  EXPECT_NE(codes_q.codes, Codes(q).codes);
+}
+
+TEST_F(Quantized, MayBeSmoothedAndRotated) {
+  for (std::size_t i = 0; i < k.values.size(); ++i)
+    k.values[i] = (i % 64 == 5 ? 20.0f : 1.0f) * k.values[i] + (i % 64 < 6 ? 30.0f : 0.0f);
+  std::vector<float> lse(2 * 4 * 37), exact_lse(lse.size());
+  AttentionParams params;
+  params.lse = exact_lse.data();
+  ASSERT_TRUE(attention(q.view(), k.view(), v.view(), o.view(), params).ok());
+  params.lse = lse.data();
+  std::array<float, 4> error{};
+  for (const int way : {0, 1, 2, 3}) {
+    const Status status =
+        attention_quantized(q.view(), k.view(), v.view(), o.view(), params, scratch.options(),
+                            {.smooth_k = (way & 1) != 0, .rotate = (way & 2) != 0});
+    ASSERT_TRUE(status.ok()) << status.message();
+    error[static_cast<std::size_t>(way)] = error_of(q, k, v, o);
+  }
+  EXPECT_LT(error[3], 0.5f);
+  EXPECT_LT(error[3], error[0]);
+  EXPECT_LT(error[3], error[1]);
+  EXPECT_LT(error[3], error[2]);
+  // Q's own rounding moves all scores of a row by its product with the means, some 70 in size.
+  for (std::size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], exact_lse[i], 2.5f) << i;
 }
 
 TEST_F(Quantized, GivesTheLogSumExpBackWhatWasSubtracted) {

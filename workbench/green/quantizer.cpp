@@ -42,7 +42,26 @@ struct Job {
   std::int64_t heads = 1;
   ScaleKind scales = ScaleKind::none;
   std::vector<std::byte> values;  // dense [1, heads, S, 64]
+  bool rotated = false;
 };
+
+/// Values of rows multiplied by the matrix that QuantizeProblem::rotate documents, in fp64.
+std::vector<double> rotated(const Job& job, std::int64_t count) {
+  constexpr std::int64_t kBlock = 32;
+  std::vector<double> made(static_cast<std::size_t>(count));
+  for (std::int64_t to = 0; to < count; ++to) {
+    double sum = 0;
+    for (std::int64_t column = 0; column < kBlock; ++column) {
+      const double value =
+          numeric::load(job.dtype, job.values.data(), to / kBlock * kBlock + column);
+      const bool turned = column % 4 == 3;  // before it is multiplied
+      const int common = std::popcount(static_cast<std::uint64_t>(to % kBlock & column));
+      sum += (common % 2 == 1) == turned ? value : -value;
+    }
+    made[static_cast<std::size_t>(to)] = sum / std::sqrt(static_cast<double>(kBlock));
+  }
+  return made;
+}
 
 Result<QuantizerRow> run(Device& device, const Job& job) {
   const auto count = static_cast<std::int64_t>(job.values.size() / size_of(job.dtype));
@@ -52,6 +71,7 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
   p.head_dim = kDim;
   p.dtype = job.dtype;
   p.scales = job.scales;
+  p.rotate = job.rotated;
   p.from = p.to = dense_layout(Order::bhsd, 1, p.heads, p.seq, kDim);
   const std::size_t groups =
       job.scales == ScaleKind::per_head ? static_cast<std::size_t>(p.heads) : std::size_t{1};
@@ -71,6 +91,30 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
   std::vector<float> scales(groups, 1.0f);
   const auto wrong = [&](std::string text) {
     if (row.wrong++ == 0) row.first = std::move(text);
+  };
+  const std::vector<double> turned = job.rotated ? rotated(job, count) : std::vector<double>();
+  // Sums in fp32 in an order of their own are as near the exact ones as this share of the largest.
+  constexpr double kRounding = 2e-6;
+  const auto compare_rotated = [&] {
+    const std::int64_t per_group = count / static_cast<std::int64_t>(groups);
+    for (std::size_t g = 0; g < groups; ++g) {
+      const auto group = std::span(turned).subspan(g * static_cast<std::size_t>(per_group),
+                                                   static_cast<std::size_t>(per_group));
+      double largest = 0;
+      for (const double value : group) largest = std::max(largest, std::fabs(value));
+      const double wanted = largest / 448, slack = kRounding * largest;
+      if (std::fabs(static_cast<double>(scales[g]) - wanted) > kRounding * wanted)
+        wrong(fmt::format("scale of rotated head {} is {}, not {}", g, scales[g], wanted));
+      for (std::size_t i = 0; i < group.size(); ++i) {
+        const std::uint8_t code = codes[g * static_cast<std::size_t>(per_group) + i];
+        const double unit = static_cast<double>(scales[g]), got = numeric::from_e4m3(code);
+        const double low = numeric::from_e4m3(expected_code((group[i] - slack) / unit)),
+                     high = numeric::from_e4m3(expected_code((group[i] + slack) / unit));
+        if (!(got >= low && got <= high))
+          wrong(fmt::format("{} / {}, rotated, became {:#04x}, not {} to {}", group[i], unit, code,
+                            low, high));
+      }
+    }
   };
   const auto compare = [&] {
     const std::int64_t per_group = count / static_cast<std::int64_t>(groups);
@@ -113,7 +157,10 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
     device.download(codes.data(), to.data(), codes.size());
     if (job.scales != ScaleKind::none)
       device.download(scales.data(), scale.data(), groups * sizeof(float));
-    compare();
+    if (job.rotated)
+      compare_rotated();
+    else
+      compare();
   }
   return row;
 }
@@ -127,6 +174,29 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
 std::vector<std::uint16_t> all_16_bits() {
   std::vector<std::uint16_t> bits(0x10000);
   for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint16_t>(i);
+  return bits;
+}
+
+/// Noise of two heads, of which two columns and single elements lie far above the rest.
+std::vector<float> outliers() {
+  std::vector<float> values;
+  std::uint32_t state = 11;
+  for (std::int64_t i = 0; i < 2 * 101 * kDim; ++i) {
+    float sum = 0;
+    for (int n = 0; n < 4; ++n) {
+      state = state * 1664525u + 1013904223u;
+      sum += static_cast<float>(state >> 8) * 0x1p-24f - 0.5f;
+    }
+    const bool large = i % kDim == 3 || i % kDim == 50 || i % 997 == 0;
+    values.push_back(large ? 30 * sum : sum);
+  }
+  return values;
+}
+
+std::vector<std::uint16_t> cut_to_bf16(const std::vector<float>& values) {
+  std::vector<std::uint16_t> bits;
+  for (const float value : values)
+    bits.push_back(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16));
   return bits;
 }
 
@@ -174,6 +244,10 @@ Result<std::vector<QuantizerRow>> check_quantizer(Device& device) {
       {"fp16 with a scale for each head", DType::f16, 4, ScaleKind::per_head,
        bytes_of(four_heads())},
       {"fp16 with one scale", DType::f16, 4, ScaleKind::tensor, bytes_of(four_heads())},
+      {"fp32, rotated, with a scale for each head", DType::f32, 2, ScaleKind::per_head,
+       bytes_of(outliers()), true},
+      {"bf16, rotated, with one scale", DType::bf16, 2, ScaleKind::tensor,
+       bytes_of(cut_to_bf16(outliers())), true},
   };
   std::vector<QuantizerRow> rows;
   for (const Job& job : jobs) {

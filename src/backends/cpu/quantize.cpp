@@ -1,13 +1,16 @@
 #include "backends/cpu/quantize.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "backends/cpu/values.hpp"
+#include "core/check.hpp"
 #include "core/e4m3.hpp"
 #include "core/executor.hpp"
+#include "core/rotate.hpp"
 
 namespace greenfast::cpu {
 namespace {
@@ -18,9 +21,15 @@ struct Job {
   const float* offset;         // of each head's columns, or null
   std::vector<float> largest;  // of each (batch, head)
 
-  float value(std::int64_t head, std::int64_t from, std::int64_t d) const {
-    const float x = load(p.dtype, t.from, from + d);
-    return offset == nullptr ? x : x - offset[head * p.head_dim + d];
+  using Row = std::array<float, core::kMaxHeadDim>;
+  void load_row(std::int64_t head, std::int64_t from, Row& row) const {
+    for (std::int64_t d = 0; d < p.head_dim; ++d)
+      row[static_cast<std::size_t>(d)] = load(p.dtype, t.from, from + d);
+    if (p.rotate)
+      core::rotate_row(row.data(), static_cast<int>(p.head_dim) / core::kRotatedColumns);
+    if (offset != nullptr)
+      for (std::int64_t d = 0; d < p.head_dim; ++d)
+        row[static_cast<std::size_t>(d)] -= offset[head * p.head_dim + d];
   }
   template <class Visit>
   void each_row(std::int64_t head, Visit visit) const {
@@ -35,9 +44,11 @@ void find_largest(void* context, std::int64_t head, int /*worker*/) {
   const DefaultFloatMode mode;
   Job& job = *static_cast<Job*>(context);
   float largest = 0;
+  Job::Row row;
   job.each_row(head, [&](std::int64_t from, std::int64_t) {
+    job.load_row(head, from, row);
     for (std::int64_t d = 0; d < job.p.head_dim; ++d) {
-      const float magnitude = std::fabs(job.value(head, from, d));
+      const float magnitude = std::fabs(row[static_cast<std::size_t>(d)]);
       if (magnitude <= std::numeric_limits<float>::max()) largest = std::max(largest, magnitude);
     }
   });
@@ -51,9 +62,11 @@ void encode(void* context, std::int64_t head, int /*worker*/) {
                       : job.p.scales == ScaleKind::tensor ? job.t.scale[0]
                                                           : job.t.scale[head];
   auto* const to = static_cast<std::uint8_t*>(job.t.to);
+  Job::Row row;
   job.each_row(head, [&](std::int64_t from, std::int64_t at) {
+    job.load_row(head, from, row);
     for (std::int64_t d = 0; d < job.p.head_dim; ++d)
-      to[at + d * job.p.to.stride[3]] = core::to_e4m3(job.value(head, from, d) / scale);
+      to[at + d * job.p.to.stride[3]] = core::to_e4m3(row[static_cast<std::size_t>(d)] / scale);
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include "backends/cpu/values.hpp"
 #include "core/executor.hpp"
+#include "core/rotate.hpp"
 #include "core/smooth.hpp"
 
 namespace greenfast::cpu {
@@ -36,6 +37,8 @@ void find_means(void* context, std::int64_t head, int /*worker*/) {
     for (const float sum : sums) all += sum;
     to[head * p.head_dim + d] = core::mean_of(all, p.seq);
   }
+  if (p.rotate)
+    core::rotate_row(to + head * p.head_dim, static_cast<int>(p.head_dim) / core::kRotatedColumns);
 }
 
 struct Shift {

@@ -109,6 +109,14 @@ struct Slice {
       work(values, i);
     }
   }
+  /// The same of rotated rows of `parts` parts.
+  template <class Work>
+  __device__ __forceinline__ void each_rotated(int parts, const Work& work) const {
+    const int part = static_cast<int>(threadIdx.x) % parts;
+    const T* row = from - part * kPart;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, row += from_hop) work(rotated_part(row, part, parts), i);
+  }
 };
 
 /// Over the warp's part of the slice.
@@ -128,9 +136,9 @@ __device__ __forceinline__ std::uint32_t over_warp(
   return __reduce_max_sync(0xffffffffu, most);
 }
 
-template <Quotient kHow, class T, bool kAligned>
+template <Quotient kHow, class T, bool kAligned, class U>
 __device__ __forceinline__ void encode_part(const Slice<T, kAligned>& slice,
-                                            const Values<T>& values, int row,
+                                            const Values<U>& values, int row,
                                             const Offset<true>& offset,
                                             const SharedDivisor& divisor) {
   const uint2 codes = codes_of<kHow>(values, offset, divisor);
@@ -184,6 +192,41 @@ __global__ void __launch_bounds__(kThreads, 3)
       slice.each_again([&](const Values<T>& values, int row) {
         encode_part<Quotient::slow>(slice, values, row, offset, divisor);
       });
+  }
+}
+
+/// The two of rotated rows, wherever they begin.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    largest_rotated(const T* from, unsigned* scale, const __grid_constant__ View view) {
+  for (std::int64_t head = blockIdx.y; head < view.all_heads; head += gridDim.y) {
+    const Slice<T, false> slice(from, nullptr, view, head, blockIdx.x);
+    const auto offset = Offset<true>::of(slice.columns);
+    std::uint32_t most = 0;
+    slice.each_rotated(view.parts, [&](const Values<float>& values, int) {
+      most = Largest<float, true>::finite(values, offset, most);
+    });
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + (view.one_scale ? 0 : head), most);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    encode_rotated(const T* from, std::uint8_t* to, const float* scale,
+                   const __grid_constant__ View view) {
+  for (std::int64_t back = blockIdx.y; back < view.all_heads; back += gridDim.y) {
+    const std::int64_t head = view.all_heads - 1 - back;
+    const Slice<T, false> slice(from, to, view, head, gridDim.x - 1 - blockIdx.x);
+    const SharedDivisor divisor =
+        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head]);
+    const auto offset = Offset<true>::of(slice.columns);
+    slice.each_rotated(view.parts, [&](const Values<float>& values, int row) {
+      if (divisor.quick)
+        encode_part<Quotient::quick>(slice, values, row, offset, divisor);
+      else
+        encode_part<Quotient::slow>(slice, values, row, offset, divisor);
+    });
   }
 }
 
@@ -278,14 +321,22 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, cudaS
   const std::int64_t scales = view.one_scale ? 1 : view.all_heads;
   if (scaled && p.compute_scales) {
     cudaMemsetAsync(t.scale, 0, static_cast<std::size_t>(scales) * sizeof(float), stream);
-    if (view.all_heads > 0)
-      largest_magnitude<T, kAligned>
-          <<<grid, kThreads, 0, stream>>>(from, reinterpret_cast<unsigned*>(t.scale), view);
+    auto* const largest = reinterpret_cast<unsigned*>(t.scale);
+    if (view.all_heads > 0) {
+      if (p.rotate)
+        largest_rotated<T><<<grid, kThreads, 0, stream>>>(from, largest, view);
+      else
+        largest_magnitude<T, kAligned><<<grid, kThreads, 0, stream>>>(from, largest, view);
+    }
     finish_scales<<<static_cast<unsigned>(ceil_div(scales, kThreads)), kThreads, 0, stream>>>(
         t.scale, scales);
   }
   if (view.all_heads == 0) return;
   const float* const scale = scaled ? t.scale : nullptr;
+  if (p.rotate) {
+    encode_rotated<T><<<grid, kThreads, 0, stream>>>(from, to, scale, view);
+    return;
+  }
   if (view.to_d == 1) {
     encode<T, kAligned><<<grid, kThreads, 0, stream>>>(from, to, scale, view);
     return;
@@ -325,7 +376,7 @@ void launch(const core::QuantizeCall& call, cudaStream_t stream) {
                   .to_d = p.to.stride[3],
                   .one_scale = p.scales != ScaleKind::per_head,
                   .offset = offset};
-  if (in_parts(p, t))
+  if (in_parts(p, t) && !p.rotate)
     launch<T, true>(p, t, view, stream);
   else
     launch<T, false>(p, t, view, stream);
@@ -392,7 +443,8 @@ bool launch_once(std::span<const core::QuantizeCall> calls, const core::Context&
                      .heads = static_cast<std::int32_t>(p.heads),
                      .seq = static_cast<std::int32_t>(p.seq),
                      .parts = static_cast<std::int32_t>(parts),
-                     .column_blocks = static_cast<std::int32_t>(column_blocks)};
+                     .column_blocks = static_cast<std::int32_t>(column_blocks),
+                     .rotate = p.rotate};
     state += per_head ? heads : 1;
     items += of_head * heads;
     if (items > kMostItems) return false;

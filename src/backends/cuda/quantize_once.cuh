@@ -22,6 +22,7 @@
 #include "backends/cuda/quantize_once.hpp"
 #include "backends/cuda/quantize_values.cuh"
 #include "core/e4m3.hpp"
+#include "core/rotate.hpp"
 
 namespace greenfast::cuda {
 
@@ -147,6 +148,143 @@ __device__ __forceinline__ std::uint32_t largest_of_item(const OncePlace<T>& at,
     most = __reduce_max_sync(0xffffffffu, most);
   }
   return most;
+}
+
+/// A quarter of a rotated row: a lane has the row of the item that is its own number, four parts of it
+/// or as many as there are. Other lanes copied some of them.
+template <class T>
+struct RotatedQuarter {
+  using Item = OnceItem<T>;
+  float x[core::kRotatedParts][kPart];  // sums
+  float factor[core::kRotatedParts];
+
+  /// `slot` is the warp's. Of whole blocks a lane takes the parts in an order of its own, or eight lanes
+  /// would read from the same banks. What that does is turn the signs of the parts that have an odd
+  /// number of bits in common with the order; the factor turns them back.
+  __device__ __forceinline__ RotatedQuarter(const uint4* slot, int quarter, int parts) {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const bool whole = parts >= core::kRotatedParts;
+    const int order = whole ? lane & 3 : 0;
+    const uint4* const row = slot + (quarter * 4 + (lane & 3)) * Item::kPieces * 32 + (lane & ~3);
+#pragma unroll
+    for (int n = 0; n < core::kRotatedParts; ++n) {
+      Values<T> values;
+#pragma unroll
+      for (int piece = 0; piece < Item::kPieces; ++piece)
+        reinterpret_cast<uint4*>(values.words)[piece] = row[piece * 32 + (n ^ order)];
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) x[n][i] = values.at(i);
+      const float size =
+          core::rotation_factor(whole ? core::kRotatedParts : core::rotation_block(n, parts).parts);
+      factor[n] = (__popc(n & order) & 1) != 0 ? -size : size;
+    }
+    core::rotate_block(x, whole ? core::kRotatedParts : parts >= 2 ? 2 : 1);
+  }
+  __device__ __forceinline__ Values<float> part(int n) const {
+    Values<float> values;
+#pragma unroll
+    for (int i = 0; i < kPart; ++i)
+      values.words[i] = __float_as_uint(core::rotated_value(x[n][i], factor[n]));
+    return values;
+  }
+};
+
+/// Where a rotated item lies: the lane's row, and a quarter's parts.
+template <class T>
+struct RotatedPlace {
+  const OncePlace<T>& at;
+  int lane = static_cast<int>(threadIdx.x) & 31;
+
+  __device__ __forceinline__ bool has_row() const {
+    return at.row - lane / 4 * 4 + lane < at.tensor.seq;
+  }
+  __device__ __forceinline__ int first_part(int quarter) const {
+    return at.part - lane % 4 + 4 * quarter;
+  }
+  __device__ __forceinline__ int parts(int quarter) const {
+    return min(at.tensor.parts - first_part(quarter), core::kRotatedParts);
+  }
+  /// Of part n of a quarter. Zeros, which change no bit, where the tensor has none.
+  __device__ __forceinline__ Offset<true> offset(int quarter, int n) const {
+    const float* const columns = at.tensor.offset;
+    return Offset<true>::of(
+        columns == nullptr
+            ? nullptr
+            : columns +
+                  (std::int64_t{at.head} * at.tensor.parts + first_part(quarter) + n) * kPart);
+  }
+};
+
+template <class T>
+__device__ __forceinline__ std::uint32_t largest_of_rotated(const OncePlace<T>& at,
+                                                            const uint4* slot, bool& finite) {
+  using Item = OnceItem<T>;
+  const RotatedPlace<T> place{at};
+  std::uint32_t most = 0, all = 0;
+#pragma unroll 1
+  for (int quarter = 0; quarter < Item::kQuarters; ++quarter) {
+    const int parts = place.parts(quarter);
+    if (parts <= 0) break;
+    const RotatedQuarter<T> rotated(slot, quarter, parts);
+    if (!place.has_row()) continue;
+#pragma unroll
+    for (int n = 0; n < core::kRotatedParts; ++n) {
+      if (n >= parts) break;
+      const Values<float> values = rotated.part(n);
+      const Offset<true> offset = place.offset(quarter, n);
+      Largest<float, true> mine;
+      mine.take(values, offset);
+      all = max(all, mine.most);
+      if (mine.most < kInfinityBits)
+        most = max(most, mine.most);
+      else
+        most = Largest<float, true>::finite(values, offset, most);
+    }
+  }
+  finite = __reduce_max_sync(0xffffffffu, all) < kInfinityBits;
+  return __reduce_max_sync(0xffffffffu, most);
+}
+
+/// Codes of a quarter of 32 rows go from a row a lane to eight rows a store by way of the quarter's own
+/// place in the slot, in an order in which neither finds two of its lanes at one bank.
+template <Quotient kHow, class T>
+__device__ __forceinline__ void encode_rotated_item(const OncePlace<T>& at, uint4* slot,
+                                                    const SharedDivisor& divisor) {
+  using Item = OnceItem<T>;
+  const OnceTensor& x = at.tensor;
+  const RotatedPlace<T> place{at};
+  const int lane = place.lane;
+  const auto unit = [](int row, int half) {  // of 16 codes
+    const int mixed = (row / 4 & 3) * 2 ^ (row / 4 & 1);
+    return row / 4 * 8 + ((row % 4 * 2 + half) ^ mixed);
+  };
+  std::uint8_t* const head = x.to + at.b * x.to_b + at.h * x.to_h;
+#pragma unroll 1
+  for (int quarter = 0; quarter < Item::kQuarters; ++quarter) {
+    const int parts = place.parts(quarter);
+    if (parts <= 0) break;
+    uint2 codes[core::kRotatedParts];
+    {
+      const RotatedQuarter<T> rotated(slot, quarter, parts);
+#pragma unroll
+      for (int n = 0; n < core::kRotatedParts; ++n)
+        codes[n] = codes_of<kHow>(rotated.part(n),
+                                  n < parts ? place.offset(quarter, n) : Offset<true>::of(nullptr),
+                                  divisor);
+    }
+    uint4* const mine = slot + quarter * 4 * Item::kPieces * 32;
+    __syncwarp();
+    mine[unit(lane, 0)] = {codes[0].x, codes[0].y, codes[1].x, codes[1].y};
+    mine[unit(lane, 1)] = {codes[2].x, codes[2].y, codes[3].x, codes[3].y};
+    __syncwarp();
+    const int part = lane % 4;
+    std::uint8_t* row = head + at.row * x.to_s + (at.part + 4 * quarter) * kPart;
+#pragma unroll
+    for (int i = 0; i < 4; ++i, row += x.to_s)
+      if (at.has(quarter, i))
+        *reinterpret_cast<uint2*>(row) =
+            reinterpret_cast<const uint2*>(mine + unit(lane / 4 * 4 + i, part / 2))[part % 2];
+  }
 }
 
 /// x[m] of lane q becomes x[q] of lane m, for the four lanes whose numbers differ by multiples of 4.
@@ -328,8 +466,9 @@ __device__ __forceinline__ void work(const OnceTensors& all, const OnceShare& sh
   constexpr int kUnits = OnceItem<T>::kUnits;
   const auto lane = threadIdx.x & 31;
   const std::uint32_t turns = share.turns();
-  uint4* const ring = memory + worker * (kSlots * kUnits) + lane;
-  const auto slot = [&](std::uint32_t turn) { return ring + turn % kSlots * kUnits; };
+  uint4* const ring = memory + worker * (kSlots * kUnits);
+  const auto slot_of_warp = [&](std::uint32_t turn) { return ring + turn % kSlots * kUnits; };
+  const auto slot = [&](std::uint32_t turn) { return slot_of_warp(turn) + lane; };
   const auto copy = [&](std::uint32_t turn) {
     if (turn < turns && share.item(turn, worker) < all.items)
       copy_item<T>({all, share.item(turn, worker)}, slot(turn));
@@ -344,9 +483,14 @@ __device__ __forceinline__ void work(const OnceTensors& all, const OnceShare& sh
       __pipeline_wait_prior(kAhead - 1);
       if (share.item(turn, worker) < all.items) {
         const OncePlace<T> at(all, share.item(turn, worker));
-        const std::uint32_t most = at.tensor.offset != nullptr
-                                       ? largest_of_item<true>(at, slot(turn), finite)
-                                       : largest_of_item<false>(at, slot(turn), finite);
+        std::uint32_t most;
+        if (at.tensor.rotate) {
+          __syncwarp();  // all lanes' copies
+          most = largest_of_rotated(at, slot_of_warp(turn), finite);
+        } else {
+          most = at.tensor.offset != nullptr ? largest_of_item<true>(at, slot(turn), finite)
+                                             : largest_of_item<false>(at, slot(turn), finite);
+        }
         if (lane == 0) exchange.most[turn % kTurns][worker] = most;
       }
       if (lane == 0) exchange.arrive(exchange.delivered[turn % kTurns]);
@@ -359,7 +503,15 @@ __device__ __forceinline__ void work(const OnceTensors& all, const OnceShare& sh
         const OncePlace<T> at(all, share.item(then, worker));
         const SharedDivisor divisor = SharedDivisor::of(exchange.scale[then % kTurns][worker]);
         // What is rare has one piece of code for both.
-        if (!divisor.quick)
+        if (at.tensor.rotate) {
+          if (!divisor.quick)
+            encode_rotated_item<Quotient::slow>(at, slot_of_warp(then), divisor);
+          else if ((odd >> kLag & 1) != 0)
+            encode_rotated_item<Quotient::quick>(at, slot_of_warp(then), divisor);
+          else
+            encode_rotated_item<Quotient::small>(at, slot_of_warp(then), divisor);
+          __syncwarp();  // before the slot is copied to again
+        } else if (!divisor.quick)
           encode_item<Quotient::slow, true>(at, slot(then), divisor);
         else if ((odd >> kLag & 1) != 0)
           encode_item<Quotient::quick, true>(at, slot(then), divisor);

@@ -29,6 +29,7 @@ struct OnceTensor {
   std::int64_t to_d;  // 1, or the codes are transposed and to_s is 1
   std::uint32_t first, items_of_head, items_of_scale;
   std::int32_t heads, seq, parts, column_blocks;
+  bool rotate;  // of codes in rows
 };
 struct OnceTensors {
   static constexpr int kMost = 3;

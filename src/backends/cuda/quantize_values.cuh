@@ -9,6 +9,7 @@
 
 #include "backends/cuda/quotient.hpp"
 #include "core/e4m3.hpp"
+#include "core/rotate.hpp"
 
 namespace greenfast::cuda {
 
@@ -128,6 +129,40 @@ __device__ __forceinline__ std::uint32_t encode4(float a, float b, float c, floa
   return core::to_e4m3(a) | std::uint32_t{core::to_e4m3(b)} << 8 |
          std::uint32_t{core::to_e4m3(c)} << 16 | std::uint32_t{core::to_e4m3(d)} << 24;
 #endif
+}
+
+/// Part `part` of a row of `parts`, rotated as core::rotate_block does it: of the block's other parts a
+/// thread that is alone loads what it needs. The row may begin anywhere.
+template <class T>
+__device__ __forceinline__ Values<float> rotated_part(const T* row, int part, int parts) {
+  static_assert(kPart == core::kRotatedColumns);
+  const core::RotationBlock block = core::rotation_block(part, parts);
+  const int mine = part - block.first;
+  float pair[2][kPart] = {};
+#pragma unroll
+  for (int n = 0; n < core::kRotatedParts; ++n) {
+    if (n >= block.parts) break;
+    Values<T> values;
+    values.load(row + (block.first + n) * kPart, std::false_type{});
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      float& to = pair[n / 2][i];
+      to = n % 2 == 0 ? values.at(i) : (mine & 1) == 0 ? to + values.at(i) : to - values.at(i);
+    }
+  }
+  float x[kPart];
+#pragma unroll
+  for (int i = 0; i < kPart; ++i)
+    x[i] = block.parts < 4   ? pair[0][i]
+           : (mine & 2) == 0 ? pair[0][i] + pair[1][i]
+                             : pair[0][i] - pair[1][i];
+  core::rotate_part(x);
+  Values<float> rotated;
+#pragma unroll
+  for (int i = 0; i < kPart; ++i)
+    rotated.words[i] =
+        __float_as_uint(core::rotated_value(x[i], core::rotation_factor(block.parts)));
+  return rotated;
 }
 
 /// How a quotient is taken: of finite values that a scale of their own divides, of any where the divisor

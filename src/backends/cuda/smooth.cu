@@ -20,6 +20,7 @@
 
 #include "backends/cuda/elements.cuh"
 #include "backends/cuda/launched.hpp"
+#include "backends/cuda/quantize_values.cuh"
 #include "core/alignment.hpp"
 #include "core/smooth.hpp"
 
@@ -64,7 +65,17 @@ __global__ void __launch_bounds__(1024)
       float all = 0.0f;
 #pragma unroll
       for (int i = 0; i < core::kSums; ++i) all = __fadd_rn(all, sums[i * p.head_dim + d]);
-      means[head * p.head_dim + d] = core::mean_of(all, p.seq);
+      (p.rotate ? sums : means + head * p.head_dim)[d] = core::mean_of(all, p.seq);
+    }
+    if (p.rotate) {
+      __syncthreads();
+      for (int mine = static_cast<int>(threadIdx.x); mine < parts;
+           mine += static_cast<int>(blockDim.x)) {
+        const Values<float> rotated = rotated_part(sums, mine, parts);
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i)
+          means[head * p.head_dim + mine * kColumns + i] = rotated.at(i);
+      }
     }
     __syncthreads();
   }

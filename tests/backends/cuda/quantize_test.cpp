@@ -197,7 +197,8 @@ class QuantizeOn : public test::OnDevices {
       ASSERT_TRUE(device->synchronize().ok());
       const std::string what = std::to_string(p.batch) + "x" + std::to_string(p.heads) + "x" +
                                std::to_string(p.seq) + "x" + std::to_string(p.head_dim) +
-                               (odd ? " with strange values" : "") + (with ? " and scratch" : "");
+                               (p.rotate ? " rotated" : "") + (odd ? " with strange values" : "") +
+                               (with ? " and scratch" : "");
       ASSERT_TRUE(scale.back() == scale.host()) << "scales of " << what;
       ASSERT_TRUE(to.back() == to.host()) << "codes of " << what;
     }
@@ -225,6 +226,8 @@ TEST_P(QuantizeOn, GivesTheCpusBits) {
     if (dice.upto(3) == 0) {  // columns, which begin at multiples of 16 or anywhere
       const std::int64_t column = dice.coin() ? p.seq / 16 * 16 + 16 : p.seq + 1 + dice.upto(3);
       p.to.stride = {p.heads * p.head_dim * column, p.head_dim * column, 1, column};
+    } else {
+      p.rotate = dice.coin();
     }
     expect_same(dice, p, dice.coin() ? 0 : static_cast<std::size_t>(dice.upto(7)), dice.coin());
     if (HasFatalFailure()) return;
@@ -243,8 +246,11 @@ TEST_P(QuantizeOn, GivesTheCpusBitsOfManyHeadsAndLongOnes) {
     QuantizeProblem p;
     p.batch = batch, p.heads = heads, p.seq = seq, p.head_dim = dim;
     p.from.stride = p.to.stride = {heads * seq * dim, seq * dim, dim, 1};
-    expect_same(dice, p, 0, true);
-    if (HasFatalFailure()) return;
+    for (const bool rotate : {false, true}) {
+      p.rotate = rotate;
+      expect_same(dice, p, 0, true);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 

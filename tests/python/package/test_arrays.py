@@ -320,6 +320,46 @@ def test_what_smoothing_subtracts_is_a_mean_of_columns():
     assert np.allclose(lse, want_lse + moved, rtol=1e-5, atol=1e-4)
 
 
+def rotated(x):
+    """Rows times the matrix that Quantizing::rotate documents, in fp64, of a D that 32 divides."""
+    turned = np.where(np.arange(32) % 4 == 3, -1.0, 1.0)
+    matrix = np.array([[(-1) ** bin(i & j).count("1") for j in range(32)] for i in range(32)]) * turned / 32 ** 0.5
+    return (x.astype(np.float64).reshape(*x.shape[:-1], -1, 32) @ matrix.T).reshape(x.shape)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("per", ["head", "tensor"])
+def test_rotated_codes_are_those_of_the_rotated_values(layout, per):
+    _, k, _ = reference.inputs()
+    k[..., 7] *= 50
+    want = rotated(k)
+    given = k if layout == "bhsd" else np.ascontiguousarray(k.transpose(0, 2, 1, 3))
+    codes, scale = greenfast.quantize_e4m3(given, layout=layout, per=per, rotate=True)
+    codes = codes if layout == "bhsd" else codes.transpose(0, 2, 1, 3)
+    got = codes.astype(np.float64) * (scale[:, :, None, None] if per == "head" else scale)
+    assert abs(got - want).max() <= abs(want).max() / 16 and np.linalg.norm(got - want) < 0.04 * np.linalg.norm(want)
+    assert np.allclose(scale, abs(want).max((2, 3) if per == "head" else None) / 448, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, dict(causal=True, align="bottom_right"), dict(softcap=3.0), dict(smooth_k=True)], ids="-".join)
+def test_rotated_rows_may_have_a_few_large_columns(options):
+    q, k, v = reference.inputs()
+    k[..., [3, 21]] *= 30
+    want, want_lse = greenfast.attention(q, k, v, return_lse=True, **{name: x for name, x in options.items() if name != "smooth_k"})
+    error, moved = [], []
+    for rotate in (False, True):
+        out, lse = greenfast.attention_quantized(q, k, v, return_lse=True, rotate=rotate, **options)
+        error.append(np.linalg.norm(out - want) / np.linalg.norm(want))
+        moved.append(np.linalg.norm(lse - want_lse))
+    assert error[1] < 0.85 * error[0] and moved[1] < 0.85 * moved[0], (error, moved)
+
+
+def test_codes_that_lie_transposed_are_not_rotated():
+    _, _, v = reference.inputs()
+    with pytest.raises(NotImplementedError, match="rotated"):
+        greenfast.quantize_e4m3(v, transposed=True, rotate=True)
+
+
 def test_smoothing_is_refused_where_scores_do_not_move_alike():
     q, k, v = reference.inputs()
     for options, name in ((dict(softcap=3.0), "softcap"), (dict(sinks=np.zeros(q.shape[1], np.float32)), "sinks")):
@@ -397,9 +437,9 @@ def test_codes_and_memory_of_the_inputs_are_refused_by_quantised_attention():
 def test_help_of_quantised_attention_is_attentions_without_scales():
     f, exact = greenfast.attention_quantized, inspect.signature(greenfast.attention).parameters
     parameters = inspect.signature(f).parameters
-    assert {name: str(x) for name, x in parameters.items() if name != "smooth_k"} == {
+    assert {name: str(x) for name, x in parameters.items() if name not in ("smooth_k", "rotate")} == {
         name: str(x) for name, x in exact.items() if name not in ("q_scale", "k_scale", "v_scale")}
-    assert parameters["smooth_k"].default is False
+    assert parameters["smooth_k"].default is False and parameters["rotate"].default is False
     assert parameters["accuracy"].default == "exact" and set(greenfast.Features.__annotations__) <= set(parameters)
     assert f is pickle.loads(pickle.dumps(f)) and f is copy.deepcopy(f) and f.__name__ in greenfast.__all__ and f.__doc__.startswith("attention() of")
 

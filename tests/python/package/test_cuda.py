@@ -476,6 +476,22 @@ def test_quantised_attention_is_attention_of_the_codes(either_way, dtype, option
     assert any(all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(got, want, strict=True)) for want in wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [8, 24, 64, 80, 104, 128, 192, 256])
+@pytest.mark.parametrize("smooth", [False, True])
+def test_rotated_codes_have_the_cpus_bits(either_way, dtype, width, smooth):
+    q, k, v = tensors(dtype, rows=190, keys=333, width=width, width_v=width)
+    k[..., 5] *= 30
+    for values in (q, k, k.transpose(1, 2).contiguous().transpose(1, 2)):
+        codes, scale = greenfast.quantize_e4m3(values, rotate=True)
+        want, want_scale = greenfast.quantize_e4m3(values.cpu(), rotate=True)
+        assert torch.equal(codes.cpu().view(torch.uint8), want.view(torch.uint8)) and torch.equal(scale.cpu(), want_scale)
+    if width in (64, 128):
+        got = greenfast.attention_quantized(q, k, v, rotate=True, smooth_k=smooth)
+        want = greenfast.attention_quantized(q.cpu(), k.cpu(), v.cpu(), rotate=True, smooth_k=smooth)
+        assert (got.cpu().double() - want.double()).norm() < 0.06 * want.double().norm()
+
+
 def test_scratch_belongs_to_the_stream_that_is_given():
     # Freed for the current stream, it would be given to what comes next there while the other stream still sleeps.
     q, k, v = tensors(rows=190, keys=333, width=128, width_v=128)

@@ -1326,7 +1326,7 @@ def test_quantised_attention_compiles(backend):
         a, a_lse = greenfast.attention_quantized(q * 2, k, v, causal=True, align="bottom_right", sinks=mask[:4], return_lse=True)
         b = greenfast.attention_quantized(q, k, v, mask=mask, accuracy="fast", out=out, lse=lse, softcap=3.0)
         c = greenfast.attention_quantized(*(x.transpose(1, 2) for x in (q, k, v)), layout="bshd", out_dtype=torch.float32, chunk=7, align="top_left",
-                                          smooth_k=True)
+                                          smooth_k=True, rotate=True)
         return a + 1, a_lse, b * 2, c.flatten(2)
 
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)

@@ -23,7 +23,7 @@ TEST_P(QuantizerOn, IsExact) {
   ASSERT_TRUE(device) << device.status().message();
   const auto rows = check_quantizer(**device);
   ASSERT_TRUE(rows) << rows.status().message();
-  EXPECT_EQ(rows->size(), 5u);
+  EXPECT_EQ(rows->size(), 7u);
   for (const QuantizerRow& row : *rows) {
     EXPECT_EQ(row.wrong, 0) << row.what << ": " << row.first;
     EXPECT_GE(row.values, 8448) << row.what;
@@ -111,6 +111,12 @@ TEST(Quantizer, RefusesWithTheReason) {
   refused([](auto& p) { p.from.stride[3] = 2; }, tensors, "contiguous");
   refused([](auto& p) { p.to.stride[2] = 4; }, tensors, "share memory");
   refused([](auto& p) { p.scales = ScaleKind::tensor; }, tensors, "scale is null");
+  refused(
+      [](auto& p) {
+        p.rotate = true;
+        p.to.stride = {64, 64, 1, 8};
+      },
+      tensors, "rotated");
   refused([](auto&) {}, {.from = values.data(), .to = nullptr}, "to is null");
   refused([](auto&) {}, {.from = codes.data() + 1, .to = codes.data()}, "not aligned");
   refused([](auto&) {}, {.from = values.data(), .to = values.data()}, "overlaps");

@@ -46,10 +46,11 @@ __device__ __forceinline__ void join_columns(const JoinParams& p, std::int64_t r
   float weights = 0.0f;
 #pragma unroll
   for (int i = 0; i < kMaxParts; ++i) {
+    if (sums[i].low == -INFINITY) continue;  // of no key
     const float distance = (sums[i].high - most.high) + (sums[i].low - most.low);
-    const float weight = sums[i].low == -INFINITY ? 0.0f : exp2_fast(distance);  // or NaN
+    const float weight =
+        exp2_fast(distance);  // or NaN; where it is 0 a mean that is NaN still counts
     weights += weight;
-    if (weight == 0.0f) continue;  // of no key, or of none that counts: not even an infinity
     mean = float4{fmaf(weight, means[i].x, mean.x), fmaf(weight, means[i].y, mean.y),
                   fmaf(weight, means[i].z, mean.z), fmaf(weight, means[i].w, mean.w)};
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <random>
 #include <string>
 #include <utility>
@@ -379,6 +380,37 @@ TEST(MmaKernels, PartsOfLargeSumsAreWeighedByTheirDifference) {
     simt::run({.grid = {1, 1, 1}, .threads = kJoinThreads}, [&] { join_kernel(join); });
     for (const float x : o) EXPECT_EQ(x, 2.0f);
     EXPECT_FLOAT_EQ(lse, 2.15267942e9f * 0.693147181f);
+  }
+}
+
+// A NaN in V at a key whose weight is too small for a float is one of the row's all the same, as it is
+// without parts; of a part without keys nothing is.
+TEST(MmaKernels, PartsThatHardlyCountMakeANanOfTheirs) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const float low : {-500.0f, -std::numeric_limits<float>::infinity()}) {
+    const bool none = low == -std::numeric_limits<float>::infinity();
+    const std::array<PartSum, 2> sums{PartSum{0.0f, 3.0f}, PartSum{none ? low : 0.0f, low}};
+    const std::array<float, 8> parts{1.0f, 2.0f, 3.0f, 4.0f, kNan, 5.0f, 5.0f, kNan};
+    std::array<float, 4> o{};
+    float lse = 0.0f;
+    const JoinParams join{.o_parts = parts.data(),
+                          .sums = sums.data(),
+                          .parts = 2,
+                          .rows = 1,
+                          .seq_q = 1,
+                          .head_dim = 4,
+                          .heads_q = 1,
+                          .o = o.data(),
+                          .o_row = 4,
+                          .lse = &lse,
+                          .output = ElementType::f32};
+    simt::forget_allowed();
+    simt::run({.grid = {1, 1, 1}, .threads = kJoinThreads}, [&] { join_kernel(join); });
+    EXPECT_EQ(std::isnan(o[0]), !none);
+    EXPECT_EQ(o[1], 2.0f);
+    EXPECT_EQ(o[2], 3.0f);
+    EXPECT_EQ(std::isnan(o[3]), !none);
+    EXPECT_FLOAT_EQ(lse, 3.0f * 0.693147181f);
   }
 }
 
