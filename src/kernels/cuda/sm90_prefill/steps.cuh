@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/consumer.cuh"
+#include "kernels/cuda/sm90_prefill/grouped.cuh"
 #include "kernels/cuda/sm90_prefill/guard.cuh"
 #include "kernels/cuda/sm90_prefill/masks.cuh"
 #include "kernels/cuda/sm90_prefill/repair.cuh"
