@@ -18,7 +18,9 @@ struct QuantizeProblem {
   /// not below 2^-126, and 1 where every value is 0.
   bool compute_scales = true;
   /// Each row is multiplied by an orthogonal matrix first, the same for all: of Q and K both, or of
-  /// neither (Quantizing::rotate says what for). Refused where S has stride 1 in `to`.
+  /// neither (Quantizing::rotate says what for). Scales are then of rotated values, whose magnitude is
+  /// up to 5.7 times that of values: a scale that is given must be, too. Infinities and magnitudes above
+  /// 1e37 may make NaN and infinities of up to 32 columns. Refused where S has stride 1 in `to`.
   bool rotate = false;
   /// Strides in elements; that of D must be 1. `to` may have 1 for S instead, as attention takes V.
   Layout from = {}, to = {};
@@ -57,10 +59,10 @@ struct Quantizing {
   bool smooth_k = false;
   /// Rows of Q and K are multiplied by the same orthogonal matrix, of Hadamard matrices of 32
   /// neighbouring columns (a rest of 16 and of 8), which changes no product of two of them. Columns
-  /// that lie far above the rest in Q and K alike, and single such elements, are then dealt to 32,
-  /// each of which is rounded on its own: a half to a third of the error. Where all columns are alike
-  /// it changes nothing, and where Q's large ones are others than K's it may cost. Goes with all that
-  /// the problem may have. From Shah et al., "FlashAttention-3", 2024.
+  /// that lie far above the rest in Q and K alike are then dealt to 32, each of which is rounded on its
+  /// own: a third to a half of the error is left, and of single such elements two thirds. Where all
+  /// columns are alike it changes nothing, and where Q's large ones are others than K's it may cost.
+  /// Goes with all that the problem may have. From Shah et al., "FlashAttention-3", 2024.
   bool rotate = false;
 };
 

@@ -229,8 +229,8 @@ def attention_quantized(q: Any, k: Any, v: Any, *, out: Any = None, scale: float
                  projection) cost the others no digits. That moves all scores of a row alike: out stays, and lse is given it back. Not with softcap or
                  sinks.
     rotate       multiplies rows of q and k by the same orthogonal matrix (Hadamard matrices of 32 neighbouring columns) before quantising, which changes
-                 no product of two rows. Where columns lie far above the rest in q and k alike, or single elements do, a half to a third of the error is
-                 left; where all columns are alike it gains nothing, and where q's large ones are others than k's it may cost.
+                 no product of two rows. Where columns lie far above the rest in q and k alike, a third to a half of the error is left, of single such
+                 elements two thirds; where all columns are alike it gains nothing, and where q's large ones are others than k's it may cost.
     Codes and scales lie in scratch: on CUDA of PyTorch's or CuPy's allocator, a byte an element.
     torch.compile traces through; there are no gradients.
     Errors: attention()'s. NotImplementedError where no kernel for e4m3 takes the problem, as on CUDA before compute capability 8.0.
@@ -385,7 +385,8 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
     transposed  codes of the same shape whose S is contiguous in place of D, rows padded to 16 bytes: what attention() on Hopper
             multiplies V by, and else makes of it in every call. For V alone, of dense calls there (with a log-sum-exp up to D 128), or on the CPU: other
             kernels refuse it (NotImplementedError names it). An `out` says by its strides how it lies.
-    rotate  multiplies rows by an orthogonal matrix first, as attention_quantized does: Q and K both, or neither. Not with codes that lie transposed.
+    rotate  multiplies rows by an orthogonal matrix first, as attention_quantized does: Q and K both, or neither. `scale` is of rotated values then, which may be 5.7 times as
+            large; infinities and magnitudes above 1e37 may make NaN of up to 32 columns. Not with codes that lie transposed.
     Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits. torch.compile traces through.
     Errors, before any work: TypeError for types and objects that cannot be read; ValueError for shapes that do not belong together or a `scale`
     that is neither one value nor contiguous [B, H]; NotImplementedError for values that require gradients, which there are none of, and

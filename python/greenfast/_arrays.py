@@ -253,7 +253,8 @@ def _like(x: Any, described: tuple[Any, ...], code: int, shape: tuple[int, ...] 
     """Memory of x's library for a result: of x's shape or another, and its order of strides where it has as many dimensions. What describe
     made of x says these, since some objects have no more than a protocol."""
     library, dtype = _made_by(x, code)
-    if shape is not None or not hasattr(x, "strides"):
+    # Of strides of 0 numpy.empty_like makes an order in which D need not be last.
+    if shape is not None or not hasattr(x, "strides") or 0 in described[2]:
         whole, strides = described[1], described[2]
         shape = whole if shape is None else shape
         if len(shape) != len(whole) or not shape:

@@ -488,7 +488,7 @@ Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
     return status;
   if (p.rotate && p.to.stride[3] != 1)
     return unsupported(
-        "rows are rotated, and `to` has its rows one element behind the other: only "
+        "rows are rotated, and the codes are to lie transposed: only "
         "codes in rows (stride 1 in D), as Q and K are taken, can be rotated");
   const std::array memories = memories_of(p, t);
   std::array<Range, memories.size()> ranges;

@@ -59,8 +59,12 @@ constexpr void rotate_block(float (&x)[kRotatedParts][kRotatedColumns], int part
   for (auto& part : x) rotate_part(part);
 }
 
-/// What becomes of a sum. Zeros are positive, however they came about.
-constexpr float rotated_value(float sum, float factor) { return sum * factor + 0.0f; }
+/// What becomes of a sum. Zeros are positive, however they came about: also where the product is too
+/// small for a float, of which a fused addition of 0 would keep the sign.
+constexpr float rotated_value(float sum, float factor) {
+  const float value = sum * factor;
+  return value == 0.0f ? 0.0f : value;
+}
 
 /// A row of `parts` parts, in place.
 constexpr void rotate_row(float* row, int parts) {

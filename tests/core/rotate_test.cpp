@@ -72,6 +72,12 @@ TEST(RotateRow, HasPositiveZeros) {
   for (const float x : rotated(row)) EXPECT_FALSE(x == 0.0f && std::signbit(x));
 }
 
+TEST(RotateRow, HasPositiveZerosOfWhatIsTooSmall) {
+  std::vector<float> row(32);
+  row[0] = -std::numeric_limits<float>::denorm_min();
+  for (const float x : rotated(row)) EXPECT_EQ(std::bit_cast<std::uint32_t>(x), 0u);
+}
+
 TEST(RotateRow, MakesNanOfTheBlockThatHasOne) {
   std::vector<float> row(64, 1.0f);
   row[40] = std::numeric_limits<float>::quiet_NaN();

@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(1024)
   extern __shared__ float sums[];  // kSums rows of head_dim
   const int parts = static_cast<int>(p.head_dim) / kColumns;
   const int part = static_cast<int>(threadIdx.x) % parts, n = static_cast<int>(threadIdx.x) / parts;
-  constexpr int kUnroll = kAligned ? 8 : 1;  // loads of one element would want twice the registers
+  // Eight loads of fp32 would be spilled, and those of one element want twice the registers.
+  constexpr int kUnroll = !kAligned ? 1 : sizeof(T) == 4 ? 4 : 8;
   const auto keys = static_cast<int>(core::sampled_keys(p.seq));
   for (std::int64_t head = blockIdx.x; head < p.batch * p.heads; head += gridDim.x) {
     const std::int64_t b = head / p.heads, h = head - b * p.heads;

@@ -168,6 +168,10 @@ class QuantizeOn : public test::OnDevices {
             p.dtype == DType::f16 ? dice.one_of({0x7c00, 0xfc00, 0x7e00, 0x0000, 0x8000, 0x0001})
                                   : dice.one_of({0x7f80, 0xff80, 0x7fc0, 0x0000, 0x8000, 0x0001}));
         std::memcpy(values.data() + i + size - 2, &half, 2);
+        if (size == 4 && dice.upto(3) == 0) {  // of fp32 the smallest there is, of either sign
+          const std::uint32_t least = dice.one_of({0x00000001u, 0x80000001u});
+          std::memcpy(values.data() + i, &least, 4);
+        }
       }
     }
     std::vector<float> scales(static_cast<std::size_t>(p.batch * p.heads));

@@ -330,6 +330,7 @@ def rotated(x):
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("per", ["head", "tensor"])
 def test_rotated_codes_are_those_of_the_rotated_values(layout, per):
+    pytest.importorskip("ml_dtypes")
     _, k, _ = reference.inputs()
     k[..., 7] *= 50
     want = rotated(k)
@@ -343,8 +344,9 @@ def test_rotated_codes_are_those_of_the_rotated_values(layout, per):
 
 @pytest.mark.parametrize("options", [{}, dict(causal=True, align="bottom_right"), dict(softcap=3.0), dict(smooth_k=True)], ids="-".join)
 def test_rotated_rows_may_have_a_few_large_columns(options):
-    q, k, v = reference.inputs()
-    k[..., [3, 21]] *= 30
+    q, k, v = reference.inputs(width=64)
+    q[..., [3, 21]] *= 8
+    k[..., [3, 21]] *= 8
     want, want_lse = greenfast.attention(q, k, v, return_lse=True, **{name: x for name, x in options.items() if name != "smooth_k"})
     error, moved = [], []
     for rotate in (False, True):
@@ -355,9 +357,20 @@ def test_rotated_rows_may_have_a_few_large_columns(options):
 
 
 def test_codes_that_lie_transposed_are_not_rotated():
+    pytest.importorskip("ml_dtypes")
     _, _, v = reference.inputs()
     with pytest.raises(NotImplementedError, match="rotated"):
         greenfast.quantize_e4m3(v, transposed=True, rotate=True)
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_values_that_share_memory_become_codes_in_rows(rotate):
+    pytest.importorskip("ml_dtypes")
+    _, k, _ = reference.inputs()
+    for shared in (np.broadcast_to(k[:1, :1, :1], k.shape), np.broadcast_to(k[:, :1], k.shape), np.broadcast_to(k[:, :, :1], k.shape)):
+        codes, scale = greenfast.quantize_e4m3(shared, rotate=rotate)
+        want, want_scale = greenfast.quantize_e4m3(np.ascontiguousarray(shared), rotate=rotate)
+        assert codes.strides[3] == 1 and np.array_equal(codes.view(np.uint8), want.view(np.uint8)) and np.array_equal(scale, want_scale)
 
 
 def test_smoothing_is_refused_where_scores_do_not_move_alike():

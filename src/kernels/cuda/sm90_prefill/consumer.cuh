@@ -169,7 +169,6 @@ struct Consumer {
   // ---- Blocks (steps.cuh) ----
   __device__ void take_turn() const;
   __device__ void give_turn() const;
-  __device__ void pass_on() const;
   __device__ void skip_block() const;
   template <class FindNext>
   __device__ void first_block(int block, int first_row, int last_row, float (&shrink)[2],

@@ -58,13 +58,6 @@ __device__ __forceinline__ void copy_group_queries(const Params& p, const Groupe
   __syncwarp();
 }
 
-/// Whether each warpgroup takes every other tile, whole, so that one begins a tile beside the end of the other's.
-template <class ConfigOf>
-__device__ __forceinline__ bool alternates(const Params& p) {
-  if constexpr (kIsGrouped<ConfigOf>) return p.grouped.alternate;
-  return false;
-}
-
 // ---- Partial results ----
 
 template <class ConfigOf>

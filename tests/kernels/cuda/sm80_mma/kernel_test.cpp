@@ -383,14 +383,15 @@ TEST(MmaKernels, PartsOfLargeSumsAreWeighedByTheirDifference) {
   }
 }
 
-// A NaN in V at a key whose weight is too small for a float is one of the row's all the same, as it is
-// without parts; of a part without keys nothing is.
+// A NaN in V at a key whose weight is too small for a float is one of the row's all the same, and an
+// infinity makes one, as they do without parts; of a part without keys nothing is taken.
 TEST(MmaKernels, PartsThatHardlyCountMakeANanOfTheirs) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  for (const float low : {-500.0f, -std::numeric_limits<float>::infinity()}) {
-    const bool none = low == -std::numeric_limits<float>::infinity();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float low : {-500.0f, -kInfinity}) {
+    const bool none = low == -kInfinity;
     const std::array<PartSum, 2> sums{PartSum{0.0f, 3.0f}, PartSum{none ? low : 0.0f, low}};
-    const std::array<float, 8> parts{1.0f, 2.0f, 3.0f, 4.0f, kNan, 5.0f, 5.0f, kNan};
+    const std::array<float, 8> parts{1.0f, 2.0f, 3.0f, 4.0f, kNan, 5.0f, 5.0f, -kInfinity};
     std::array<float, 4> o{};
     float lse = 0.0f;
     const JoinParams join{.o_parts = parts.data(),
