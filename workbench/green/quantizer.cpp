@@ -45,7 +45,7 @@ struct Job {
   bool rotated = false;
 };
 
-/// Values of rows multiplied by the matrix that QuantizeProblem::rotate documents, in fp64.
+/// Values of rows multiplied by the matrix that the library says in core/rotate.hpp, in fp64.
 std::vector<double> rotated(const Job& job, std::int64_t count) {
   constexpr std::int64_t kBlock = 32;
   std::vector<double> made(static_cast<std::size_t>(count));

@@ -321,7 +321,7 @@ def test_what_smoothing_subtracts_is_a_mean_of_columns():
 
 
 def rotated(x):
-    """Rows times the matrix that Quantizing::rotate documents, in fp64, of a D that 32 divides."""
+    """Rows times the matrix of src/core/rotate.hpp, in fp64, of a D that 32 divides."""
     turned = np.where(np.arange(32) % 4 == 3, -1.0, 1.0)
     matrix = np.array([[(-1) ** bin(i & j).count("1") for j in range(32)] for i in range(32)]) * turned / 32 ** 0.5
     return (x.astype(np.float64).reshape(*x.shape[:-1], -1, 32) @ matrix.T).reshape(x.shape)

@@ -350,6 +350,32 @@ INSTANTIATE_TEST_SUITE_P(
              .part_keys = 64}),
     [](const auto& named) { return named.param.name; });
 
+template <std::size_t kDim>
+struct JoinedRow {
+  std::array<float, kDim> o{};
+  float lse = 0.0f;
+};
+/// A row of two parts, whose means stand one behind the other.
+template <std::size_t kDim>
+JoinedRow<kDim> join_two(const std::array<PartSum, 2>& sums,
+                         const std::array<float, 2 * kDim>& means) {
+  JoinedRow<kDim> made;
+  const JoinParams join{.o_parts = means.data(),
+                        .sums = sums.data(),
+                        .parts = 2,
+                        .rows = 1,
+                        .seq_q = 1,
+                        .head_dim = static_cast<std::int32_t>(kDim),
+                        .heads_q = 1,
+                        .o = made.o.data(),
+                        .o_row = static_cast<std::int64_t>(kDim),
+                        .lse = &made.lse,
+                        .output = ElementType::f32};
+  simt::forget_allowed();
+  simt::run({.grid = {1, 1, 1}, .threads = kJoinThreads}, [&] { join_kernel(join); });
+  return made;
+}
+
 // Of sums so large that what tells parts apart is lost beside them.
 TEST(MmaKernels, PartsOfLargeSumsAreWeighedByTheirDifference) {
   for (const bool turned : {false, true}) {
@@ -363,21 +389,7 @@ TEST(MmaKernels, PartsOfLargeSumsAreWeighedByTheirDifference) {
       std::swap(sums[0], sums[1]);
       std::rotate(parts.begin(), parts.begin() + 8, parts.end());
     }
-    std::array<float, 8> o{};
-    float lse = 0.0f;
-    const JoinParams join{.o_parts = parts.data(),
-                          .sums = sums.data(),
-                          .parts = 2,
-                          .rows = 1,
-                          .seq_q = 1,
-                          .head_dim = 8,
-                          .heads_q = 1,
-                          .o = o.data(),
-                          .o_row = 8,
-                          .lse = &lse,
-                          .output = ElementType::f32};
-    simt::forget_allowed();
-    simt::run({.grid = {1, 1, 1}, .threads = kJoinThreads}, [&] { join_kernel(join); });
+    const auto [o, lse] = join_two<8>(sums, parts);
     for (const float x : o) EXPECT_EQ(x, 2.0f);
     EXPECT_FLOAT_EQ(lse, 2.15267942e9f * 0.693147181f);
   }
@@ -392,21 +404,7 @@ TEST(MmaKernels, PartsThatHardlyCountMakeANanOfTheirs) {
     const bool none = low == -kInfinity;
     const std::array<PartSum, 2> sums{PartSum{0.0f, 3.0f}, PartSum{none ? low : 0.0f, low}};
     const std::array<float, 8> parts{1.0f, 2.0f, 3.0f, 4.0f, kNan, 5.0f, 5.0f, -kInfinity};
-    std::array<float, 4> o{};
-    float lse = 0.0f;
-    const JoinParams join{.o_parts = parts.data(),
-                          .sums = sums.data(),
-                          .parts = 2,
-                          .rows = 1,
-                          .seq_q = 1,
-                          .head_dim = 4,
-                          .heads_q = 1,
-                          .o = o.data(),
-                          .o_row = 4,
-                          .lse = &lse,
-                          .output = ElementType::f32};
-    simt::forget_allowed();
-    simt::run({.grid = {1, 1, 1}, .threads = kJoinThreads}, [&] { join_kernel(join); });
+    const auto [o, lse] = join_two<4>(sums, parts);
     EXPECT_EQ(std::isnan(o[0]), !none);
     EXPECT_EQ(o[1], 2.0f);
     EXPECT_EQ(o[2], 3.0f);
