@@ -297,31 +297,44 @@ bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::
   return !fills_half(p, facts, choice) || rows <= (p.heads_q > p.heads_kv ? 32 : 16);
 }
 
-// cuda.sm90.grouped has the heads of a group in one tile and parts the keys. Pages of 16 (64 from 64 queries on),
-// lengths from 512 to the most, microseconds (H200, 2026-11-27, before its shares were even); the others are
-// packed and fp8_serving:
+// cuda.sm90.grouped has the heads of a group in one tile and parts the keys. Pages of 16, microseconds: of
+// up to 32 rows of a group and bf16 decode and grouped in one run (H200, 2026-11-28; lengths from 512 to the
+// most where there are 16 sequences of 8192), of more rows grouped there, and decode and the others
+// (packed and fp8_serving, pages of 64 from 64 queries on) of an H200 of the day before:
 //
 //   B,Hq/Hkv,Sq/Skv,D      bf16: decode others grouped   e4m3: decode others grouped
-//   16,32/8,16/8192,128          132    169    84              134    105    66
-//   1,32/8,16/8192,128           35     116    27              37     67     23
-//   32,96/8,4/8192,128           295    1090   158             301    690    112
-//   64,32/8,16/1024,128          169    234    100             189    171    77
-//   16,64/8,8/8192,64            89     183    55              92     183    55
-//   16,32/8,8/8192,128           76     169    81              75     105    62
-//   1,32/8,8/32768,128           51     476    51              53     274    40
-//   16,32/8,4/8192,128           58     169    79              44     105    59
+//   16,32/8,16/8192,128          132    169    60              134    105    49
+//   1,32/8,16/8192,128           35     116    21              37     67     19
+//   32,96/8,4/8192,128           295    1090   103             301    690    76
+//   64,32/8,16/1024,128          169    234    90              189    171    68
+//   16,64/8,8/8192,64            89     183    33              92     183    38
+//   16,32/8,8/8192,128           65     169    54              64     105    43
+//   1,32/8,8/32768,128           51     476    45              53     274    34
+//   16,32/8,6/8192,128           62            52              60            41
+//   32,96/8,2/8192,128           117           98              115           72
+//   4,32/8,8/512,128             23            19              22            18
+//   1,32/8,8/512,128             17            18              19            17
+//   1,32/8,8/2048,128            19            19              19            16
+//   1,32/8,8/4096,128            20            20              20            17
+//   16,32/8,4/8192,128           47     169    51              39     105    40
+//   1,32/8,4/32768,128           44            45              32            34
 //   8,32/8,64/8192,128           –      58     81              –      57     70
 //   1,32/8,128/32768,128         –      385    126             –      344    116
 //   8,32/8,256/8192,128          –      165    194             –      140    169
 bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t group = p.heads_q / p.heads_kv, keys = tile_keys(p, p.seq_q);
-  const bool few_tiles = !fills_half(p, facts, choice);
-  if (mean_queries(p, choice) * group <= (p.dtype == DType::e4m3 ? 16 : 32) || keys < 512)
-    return false;
+  const std::int64_t rows = mean_queries(p, choice) * group;
+  const bool few_tiles = !fills_half(p, facts, choice), dense = core::is_dense(p);
+  if (rows <= 16 || keys < 512) return false;
+  if (p.dtype != DType::e4m3 && rows <= 32) {
+    // A few heads of few keys: what it takes to begin and to join is 1 to 2 us more than decode's. Dense it was not
+    // timed beside decode.
+    if (dense || (p.batch * p.heads_kv <= 8 && keys < 4096)) return false;
+  }
   // Dense, cuda.sm90.small has two CTAs for 64 rows: 1,32/8,16/8192,128 25 us and 36, 1,8/8,64/8192,64 19 and 27, but
   // 1,32/8,64/4096,128 31 and 20, 1,16/16,128/8192,64 32 and 27; 1,32/8,128/32768,128 126, 141, and prefill
   // 360 (H100, 2026-11-27).
-  if (core::is_dense(p)) {
+  if (dense) {
     const std::int64_t all =
         core::ceil_div(p.seq_q * group, std::int64_t{128}) * p.heads_kv * p.batch;
     return few_tiles && keys >= 8192 && keys >= 1024 * all && p.accuracy != Accuracy::fast;

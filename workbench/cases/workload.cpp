@@ -116,6 +116,9 @@ constexpr std::array kDistributions{
     DistributionRow{Distribution::shared_top, "shared_top",
                     "a base that follows a sum of weights: 128 keys in the middle share a top, 12 "
                     "to 15 nats above the keys that make up the output"},
+    DistributionRow{Distribution::huge_heads, "huge_heads",
+                    "large scores that are seen, or done again, in another tile than theirs: more "
+                    "tiles than a GPU has multiprocessors, some with huge scores"},
 };
 
 constexpr std::array kLayouts{
@@ -430,7 +433,13 @@ class Generator {
   // ---- The ends of the range --------------------------------------------------------------------
   // True where the row was placed; the others are normal.
 
-  bool is_huge() const { return distribution_ == Distribution::huge_scores; }
+  bool is_huge() const {
+    return distribution_ == Distribution::huge_scores || distribution_ == Distribution::huge_heads;
+  }
+  // Of huge_heads: counted over the batch, so that wherever tiles are dealt some are beside others.
+  bool has_huge_scores(std::int64_t b, std::int64_t head_kv) const {
+    return (b * p_.heads_kv + head_kv) % 3 == 1;
+  }
 
   // The key that stands out in channel c > 0: in the first tile, on both sides of a tile's edge in
   // the middle, and the last one, over and over.
@@ -536,6 +545,9 @@ class Generator {
         out[1] = (i / 8 % 2 ? -1.0 : 1.0) * offset_slope() / scale_;
         return true;
       }
+      case Distribution::huge_heads:
+        if (!has_huge_scores(b, h / (p_.heads_q / p_.heads_kv))) return false;
+        [[fallthrough]];
       case Distribution::huge_scores: {
         const std::int64_t target = visible_target(h, i);
         const double size = std::ldexp(kHuge, huge_magnitude(i).query);
@@ -596,6 +608,9 @@ class Generator {
         out[0] = 16.0;
         out[1] = static_cast<double>(j);
         return true;
+      case Distribution::huge_heads:
+        if (!has_huge_scores(b, h)) return false;
+        [[fallthrough]];
       case Distribution::huge_scores: {
         const double size = std::ldexp(1.0, huge_magnitude(0).key);
         for (std::int64_t d = 0; d < dim; ++d) out[d] = positive(b, h, j, d) ? size : -size;
@@ -1123,6 +1138,15 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
       by_scale.scale =
           std::ldexp(1.0f, 127 - std::bit_width(static_cast<std::uint64_t>(asked.head_dim) - 1));
       return {by_inputs, by_scale};
+    }
+    case Distribution::huge_heads: {
+      if (capped && asked.dtype == DType::e4m3) return {};
+      // Two tiles for each of 132 multiprocessors, keys of two blocks.
+      Problem p = small(8, 3, 130);
+      p.batch = 33;
+      p.heads_q = 16;
+      set_layout(p, LayoutKind::bhsd);
+      return {p};
     }
     case Distribution::large_softcap: {
       if (!capped) return {};

@@ -79,6 +79,7 @@ struct Recipe {
   float start = 1;             // the largest weight
   bool base_from_sum = false;  // a risen maximum is a quarter tile's sum of weights
   bool round_product = false;
+  bool exact_in_first_head = false;  // the product is not rounded there
   bool cancelling_softcap = false;
   bool maximum_from_zero = false;
   bool masked_maximum = false;
@@ -705,19 +706,21 @@ void store_rows(const Head& head, const Recipe& recipe, const RowTile& tile, con
   }
 }
 
-void attend(const Problem& whole, const Tensors& tensors, const Recipe& recipe) {
+void attend(const Problem& whole, const Tensors& tensors, const Recipe& of_all) {
   // Faults of strides, batches and scales are those of K and V. So is the zero point: the
   // originals' Q had it too, but Q here is e4m3 already, and a second rounding of it would be a
   // larger fault than the one that is modelled.
   Recipe of_query;
-  of_query.dequantise_to_fp16 = recipe.dequantise_to_fp16;
-  of_query.flush_subnormals = recipe.flush_subnormals;
+  of_query.dequantise_to_fp16 = of_all.dequantise_to_fp16;
+  of_query.flush_subnormals = of_all.flush_subnormals;
   const Reading honest(whole, tensors, Recipe::Read::honest);
-  const Reading reading(whole, tensors, recipe.read);
+  const Reading reading(whole, tensors, of_all.read);
   const Placement& real = honest.placement();
   const Placement& read = reading.placement();
   parallel_for(whole.batch * whole.heads_q, [&](std::int64_t number) {
     const std::int64_t b = number / whole.heads_q, h = number % whole.heads_q;
+    Recipe recipe = of_all;
+    if (recipe.exact_in_first_head && number == 0) recipe.round_product = false;
     const std::int64_t hkv =
         recipe.heads_modulo ? h % whole.heads_kv : h / (whole.heads_q / whole.heads_kv);
     Head head{whole, read.sequence(b), b, h, real, tensors};
@@ -1140,6 +1143,9 @@ const std::vector<Kernel>& kernels() {
         "difference",
         false, needs_no_softcap},
        {.round_product = true}},
+      {{"exact_first_head", "large scores keep their difference in the first head of a call alone",
+        false, needs_no_softcap},
+       {.round_product = true, .exact_in_first_head = true}},
       {{"cancelling_softcap", "tanh(x) as 1 - 2 / (1 + e^2x)", false, needs_softcap},
        {.cancelling_softcap = true}},
       {{"stagnating_sum", "one fp32 accumulator takes every weight of a long row", false,

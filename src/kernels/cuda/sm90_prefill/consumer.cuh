@@ -92,7 +92,10 @@ struct Consumer {
   __device__ __forceinline__ void release(std::uint32_t empty) const {
     ptx::mbarrier_arrive_if(empty, seat.leader);
   }
-  __device__ __forceinline__ void release_q() const { release(shared.q_empty + 8 * q_index); }
+  __device__ __forceinline__ void release_q() const {
+    // Rows of a group are copied by those that multiply them.
+    if constexpr (!kIsGrouped<ConfigOf>) release(shared.q_empty + 8 * q_index);
+  }
   /// V's stage becomes that of the block in K's.
   __device__ __forceinline__ void v_follows_k() const {
     v_stage.full = k_stage.full + (shared.v_full - shared.k_full);
@@ -169,6 +172,7 @@ struct Consumer {
   // ---- Blocks (steps.cuh) ----
   __device__ void take_turn() const;
   __device__ void give_turn() const;
+  __device__ void pass_on() const;
   __device__ void skip_block() const;
   template <class FindNext>
   __device__ void first_block(int block, int first_row, int last_row, float (&shrink)[2],

@@ -58,6 +58,23 @@ __device__ __forceinline__ void copy_group_queries(const Params& p, const Groupe
   __syncwarp();
 }
 
+/// Whether each warpgroup takes every other tile, whole, so that one begins a tile beside the end of the other's.
+template <class ConfigOf>
+__device__ __forceinline__ bool alternates(const Params& p) {
+  if constexpr (kIsGrouped<ConfigOf>) return p.grouped.alternate;
+  return false;
+}
+/// Whether all rows of a CTA's step-th tile are the other warpgroup's.
+template <class ConfigOf>
+__device__ __forceinline__ bool is_of_other(const Params& p, int step, int warpgroup) {
+  return alternates<ConfigOf>(p) && (step + warpgroup) % 2 != 0;
+}
+/// Of a tile's rows the first that a warpgroup works on.
+template <class ConfigOf>
+__device__ __forceinline__ int first_of_warpgroup(const Params& p, int warpgroup) {
+  return ConfigOf::value.split || alternates<ConfigOf>(p) ? 0 : 64 * warpgroup;
+}
+
 // ---- Partial results ----
 
 template <class ConfigOf>

@@ -60,6 +60,7 @@ struct GroupedFacts {
   std::int32_t group = 1;
   std::int32_t most_parts = 1;  // of a tile's keys
   bool o_aligned = false;       // O is of 16 bits, its rows at 16 bytes
+  bool alternate = false;       // no tile has more than 64 rows: warpgroups take every other tile
   // In the call's scratch: a slot holds kRows rows.
   float* partial = nullptr;
   PartStats* stats = nullptr;
@@ -132,50 +133,56 @@ class GroupedWalk {
  public:
   GREENFAST_HOST_DEVICE GroupedWalk(const PackedFacts& facts, const GroupedFacts& grouped,
                                     std::int32_t cta, Lanes lanes)
-      : facts_(facts), grouped_(grouped), cta_(cta), lanes_(lanes) {
-    own_ = size_of(lanes_.first());
-    std::int32_t work = 0;  // below 2^31 for whatever the maxima allow: the host refuses more
-    std::int32_t longest = 0;
-    GREENFAST_ROLLED
-    for (std::int32_t b = lanes_.first(); b < facts_.batch; b += lanes_.step()) {
-      const GroupedSize size = kept(b);
-      work += of_sequence(size);
-      if (size.tiles > 0 && size.blocks > longest) longest = size.blocks;
-    }
-    shares_ =
-        BlockShares::of(lanes_.sum(work),
-                        static_cast<std::int32_t>(lanes_.most(static_cast<std::uint32_t>(longest))),
-                        facts_.ctas, grouped_.most_parts);
-    // Short tiles that end before the share are its own where their middle is not.
-    at_ = cta_ * shares_.share - kLeastPart;
-    if (at_ < 0) at_ = 0;
-    begin_chunk();
-  }
+      : facts_(facts), grouped_(grouped), cta_(cta), lanes_(lanes) {}
 
   /// False after the last one.
   GREENFAST_HOST_DEVICE bool next(GroupedTile& tile) {
-    if (cta_ >= shares_.holders) return false;
+    GREENFAST_ROLLED
     while (true) {
-      GREENFAST_ROLLED
-      while (at_ - before_ >= total_) {
-        before_ += total_;
-        chunk_ += lanes_.step();
-        if (chunk_ >= facts_.batch) return false;
-        begin_chunk();
+      std::int32_t entry = chunk_ + lanes_.first(), number = 0, tile_from = 0;
+      Holders of{0, 0};
+      if (asks_ == Asks::tile) {
+        if (at_ - before_ >= total_) {
+          before_ += total_;
+          chunk_ += lanes_.step();
+          if (chunk_ >= facts_.batch) return false;
+          asks_ = Asks::sizes;
+          continue;
+        }
+        const std::int32_t lane = lanes_.first_above(up_to_, at_ - before_);
+        const std::int32_t from = before_ + lanes_.of(up_to_ - blocks_, lane);
+        const std::int32_t of_tile = lanes_.of(of_tile_, lane);
+        number = (at_ - from) / of_tile;
+        tile_from = from + number * of_tile;
+        at_ = tile_from + of_tile;
+        of = shares_.holders_of(tile_from, of_tile - kBlocksOfTile);
+        if (of.first > cta_) return false;
+        if (of.last < cta_) continue;
+        entry = chunk_ + lane;
       }
-      const std::int32_t lane = lanes_.first_above(up_to_, at_ - before_);
-      const std::int32_t from = before_ + lanes_.of(up_to_ - blocks_, lane);
-      const std::int32_t of_tile = lanes_.of(of_tile_, lane);
-      const std::int32_t number = (at_ - from) / of_tile;
-      const std::int32_t tile_from = from + number * of_tile;
-      at_ = tile_from + of_tile;
-      const Holders of = shares_.holders_of(tile_from, of_tile - kBlocksOfTile);
-      if (of.first > cta_) return false;
-      if (of.last < cta_) continue;
-
-      static_cast<ServingTile&>(tile) =
-          sequence_at<ServingTile, kKeys>(facts_.arrays, chunk_ + lane);
-      const GroupedSize size = size_of(tile);
+      // One place asks for a sequence, whatever for: at the start of a kernel nothing can be done before
+      // this code has come, and with a place for each purpose there was three times as much.
+      GroupedSize size;
+      if (entry < facts_.batch) {
+        static_cast<ServingTile&>(tile) = sequence_at<ServingTile, kKeys>(facts_.arrays, entry);
+        size = size_of(tile);
+      }
+      if (asks_ == Asks::work) {
+        work_ += of_sequence(size);
+        if (size.tiles > 0 && size.blocks > longest_) longest_ = size.blocks;
+        if (chunk_ == 0) own_ = size;
+        chunk_ += lanes_.step();
+        if (chunk_ < facts_.batch) continue;
+        share();
+        if (cta_ >= shares_.holders) return false;
+        size = own_;
+        asks_ = Asks::sizes;
+      }
+      if (asks_ == Asks::sizes) {
+        keep(size);
+        asks_ = Asks::tile;
+        continue;
+      }
       const BlockRange blocks = shares_.blocks_of(tile_from, size.blocks, of, cta_);
       tile.parts = of.last - of.first + 1;
       tile.part = cta_ - of.first;
@@ -202,20 +209,23 @@ class GroupedWalk {
     return {ceil_div(sequence.extent.seq_q * grouped_.group, kRows),
             ceil_div(sequence.seen.keys, kKeys)};
   }
-  GREENFAST_HOST_DEVICE GroupedSize size_of(std::int32_t entry) const {
-    if (entry >= facts_.batch) return {};
-    return size_of(sequence_at<ServingTile, kKeys>(facts_.arrays, entry));
-  }
-  /// Those of the first sequences are kept: most batches have no others.
-  GREENFAST_HOST_DEVICE GroupedSize kept(std::int32_t entry) const {
-    return entry == lanes_.first() ? own_ : size_of(entry);
-  }
   GREENFAST_HOST_DEVICE std::int32_t of_sequence(GroupedSize size) const {
     return size.tiles * facts_.heads * (size.blocks + kBlocksOfTile);
   }
 
-  GREENFAST_HOST_DEVICE void begin_chunk() {
-    const GroupedSize size = kept(chunk_ + lanes_.first());
+  /// All work is known: what the CTA has of it.
+  GREENFAST_HOST_DEVICE void share() {
+    shares_ = BlockShares::of(
+        lanes_.sum(work_),
+        static_cast<std::int32_t>(lanes_.most(static_cast<std::uint32_t>(longest_))), facts_.ctas,
+        grouped_.most_parts);
+    // Short tiles that end before the share are its own where their middle is not.
+    at_ = cta_ * shares_.share - kLeastPart;
+    if (at_ < 0) at_ = 0;
+    chunk_ = 0;
+  }
+  /// Of the lanes' sequences from chunk_ on.
+  GREENFAST_HOST_DEVICE void keep(GroupedSize size) {
     of_tile_ = size.blocks + kBlocksOfTile;
     blocks_ = of_sequence(size);
     up_to_ = lanes_.up_to(blocks_);
@@ -244,8 +254,14 @@ class GroupedWalk {
   const GroupedFacts& grouped_;
   const std::int32_t cta_;
   const Lanes lanes_;
+  // What a sequence is asked for: to add up the work of all, to have the sizes of the lanes' next ones, or for
+  // a tile of it.
+  enum class Asks { work, sizes, tile };
+  Asks asks_ = Asks::work;
+  // Of the lane's sequences: below 2^31 for whatever the maxima allow, for the host refuses more.
+  std::int32_t work_ = 0, longest_ = 0;
+  GroupedSize own_;  // of the lane's first: most batches have no others
   BlockShares shares_;
-  GroupedSize own_;
   std::int32_t at_ = 0;  // where the next tile begins
   // Of the sequences that the lanes have before them: the first one's number, each one's blocks of a tile, of
   // all tiles, and of those up to it; of all of them, and of those before.

@@ -185,6 +185,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.packed.ctas = d.ctas;
   p.grouped.group = static_cast<std::int32_t>(group_of(problem));
   p.grouped.by_group = Divisor::of(p.grouped.group);
+  p.grouped.alternate = problem.seq_q * p.grouped.group <= kRows / d.config.warpgroups;
   const Side o = sides_of(problem)[kO];
   p.grouped.o_aligned =
       o.dtype != DType::f32 &&
@@ -224,7 +225,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   void* of_join[] = {&params};
   const auto* const join = d.tile == 0 ? reinterpret_cast<const void*>(&join_kernel<64>)
                                        : reinterpret_cast<const void*>(&join_kernel<128>);
-  return launch_early(launch_config({most_slots(d.ctas), 1, 1}, kJoinThreads, 0, context), join,
+  return launch_early(launch_config({most_slots(d.ctas), 4, 1}, kJoinThreads, 0, context), join,
                       of_join, kId);
 }
 

@@ -13,8 +13,8 @@ namespace greenfast::cuda::prefill {
 
 inline constexpr int kJoinThreads = 256;
 
-/// Adds the parts of rows. Grid: slots; the block of a part takes every so-many-th row of its tile, a warp
-/// each.
+/// Adds the parts of rows. Grid: slots, and how many blocks share a slot's rows; the blocks of a part take
+/// every so-many-th row of its tile, a warp each.
 template <int kRows, int kValues>
 __device__ __forceinline__ void join_parts(const Params& p) {
   const GroupedFacts& facts = p.grouped;
@@ -28,33 +28,43 @@ __device__ __forceinline__ void join_parts(const Params& p) {
   const std::int64_t of_kv =
       p.bytes.per_head ? std::int64_t{of.entry} * p.bytes.heads_kv + of.head : 0;
   const float value_factor = p.bytes.v == nullptr ? 1.0f : p.bytes.v[of_kv];
-  constexpr int kWarps = kJoinThreads / 32;
+  const int warps = kJoinThreads / 32 * static_cast<int>(gridDim.y);
 #pragma unroll 1
-  for (int row = of.part + warp * of.parts; row < of.rows; row += kWarps * of.parts) {
-    // The largest base, as two floats.
-    WideBase base{-INFINITY, 0.0f};
-    for (int part = lane; part < of.parts; part += 32) {
-      const float4 s = reinterpret_cast<const float4*>(facts.stats)[at_part(part) + row];
-      base = larger(base, {s.x, s.y});
-    }
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-      base = larger(base, {__shfl_xor_sync(kFullWarp, base.high, lanes),
-                           __shfl_xor_sync(kFullWarp, base.low, lanes)});
-    const WideBase from = base.high == -INFINITY ? WideBase{0.0f, 0.0f} : base;
-
-    float sum = 0.0f, o[kEach] = {};
+  for (int row = of.part + (warp + static_cast<int>(blockIdx.y) * (kJoinThreads / 32)) * of.parts;
+       row < of.rows; row += warps * of.parts) {
+    // Everything is asked for before anything is looked at: the kernel lasts as long as it waits.
     constexpr int kAtOnce = 8;
-#pragma unroll 1
-    for (int part = 0; part < of.parts; part += kAtOnce) {
-      float4 s[kAtOnce];  // PartStats
-      Columns x[kAtOnce];
+    float4 s[kAtOnce];  // PartStats
+    Columns x[kAtOnce];
+    const auto load = [&](int part) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const std::int64_t at = at_part(min(part + i, of.parts - 1)) + row;
         s[i] = reinterpret_cast<const float4*>(facts.stats)[at];
         x[i] = reinterpret_cast<const Columns*>(facts.partial)[at * 32 + lane];
       }
+    };
+    load(0);
+    // The largest base, as two floats.
+    WideBase base{-INFINITY, 0.0f};
+    if (of.parts <= kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) base = larger(base, {s[i].x, s[i].y});
+    } else {
+      for (int part = lane; part < of.parts; part += 32) {
+        const float4 mine = reinterpret_cast<const float4*>(facts.stats)[at_part(part) + row];
+        base = larger(base, {mine.x, mine.y});
+      }
+#pragma unroll
+      for (int lanes = 16; lanes > 0; lanes /= 2)
+        base = larger(base, {__shfl_xor_sync(kFullWarp, base.high, lanes),
+                             __shfl_xor_sync(kFullWarp, base.low, lanes)});
+    }
+    const WideBase from = base.high == -INFINITY ? WideBase{0.0f, 0.0f} : base;
+
+    float sum = 0.0f, o[kEach] = {};
+#pragma unroll 1
+    for (int part = 0;;) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (part + i >= of.parts) break;
@@ -67,6 +77,9 @@ __device__ __forceinline__ void join_parts(const Params& p) {
           o[3] = fmaf(weight, x[i].w, o[3]);
         }
       }
+      part += kAtOnce;
+      if (part >= of.parts) break;
+      load(part);
     }
     const std::int32_t r = of.first_row + row, query = r / facts.by_group;
     const std::int32_t head = of.head * facts.group + (r - query * facts.group);

@@ -78,7 +78,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     ptx::tensormap_prefetch(&q_map);
     ptx::tensormap_prefetch(&k_map);
     ptx::tensormap_prefetch(&v_map);
-    shared.init_barriers();
+    if constexpr (kIsGrouped<ConfigOf>)
+      shared.init_barriers(p.grouped.alternate ? 4 : SharedMemory<ConfigOf>::kReaders);
+    else
+      shared.init_barriers();
     if constexpr (kConfig.packed) ring.init();
     if (p.release_at_entry) ptx::grid_launch_dependents();
   }
@@ -193,7 +196,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   find_next(0, tile);
   for (int tile_step = 0; tile.index >= 0; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(),
-              first_row = tile_row + (kConfig.split ? 0 : 64 * group);
+              first_row = tile_row + first_of_warpgroup<ConfigOf>(p, group);
     const BlockRange tile_blocks = visible_blocks<ConfigOf>(
         extent, tile_row, min(tile_row + kConfig.rows(), extent.seq_q) - 1);
     const int last_row = min(first_row + 63, extent.seq_q - 1);
@@ -205,6 +208,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int exact_from = part.from, exact_to = part.to;
 
     const auto find_next_tile = [&] { find_next(tile_step + 1, next); };
+    if constexpr (kIsGrouped<ConfigOf>) {
+      if (is_of_other<ConfigOf>(p, tile_step, group)) {
+#pragma unroll 1
+        for (int block = tile_blocks.end; block > tile_blocks.begin; --block) {
+          k_stage.advance(shared.k_full);
+          if constexpr (!kConfig.one_ring()) v_stage.advance(shared.v_full);
+        }
+        ring.release(tile_step);
+        find_next_tile();
+        __syncwarp();
+        continue;
+      }
+    }
 
     // Blocks before the warpgroup's first: of split tiles the other's, else what it sees none of.
     if constexpr (kConfig.split) {
@@ -244,6 +260,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
     second = newest - kStride;
+    if constexpr (kIsGrouped<ConfigOf>) {
+      if (p.grouped.alternate && tile_step > 0) ptx::named_barrier_sync<256>(kTurn + group);
+    }
     if (works) {
       // ---- First block ----
       int block = newest;
@@ -280,6 +299,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     } else {
       if constexpr (!kConfig.packed) find_next_tile();
       if constexpr (!kConfig.o_over_q()) consumer.release_q();
+      consumer.pass_on();
     }
     if constexpr (!kConfig.split) {
 #pragma unroll 1

@@ -237,8 +237,8 @@ __device__ __forceinline__ void send_tiles(const Params& p, const TileRing<Confi
         tile.index = -1;
       else if constexpr (ConfigOf::value.bytes)
         find_factors(p, tile);
-      if constexpr (kIsGrouped<ConfigOf>) note_place<ConfigOf>(p, tile);
       ring.send(step, tile);
+      if constexpr (kIsGrouped<ConfigOf>) note_place<ConfigOf>(p, tile);
       if (tile.index < 0) break;
     }
   });

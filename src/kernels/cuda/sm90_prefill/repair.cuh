@@ -340,8 +340,10 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
     const auto repair = [&](auto& walk) {
       TileOf<ConfigOf> tile;
 #pragma unroll 1
-      while (walk.next(tile)) {
-        const int first_row = tile.index * kConfig.rows() + 64 * group + 16 * warp;
+      for (int step = 0; walk.next(tile); ++step) {
+        if (is_of_other<ConfigOf>(p, step, group)) continue;
+        const int first_row =
+            tile.index * kConfig.rows() + first_of_warpgroup<ConfigOf>(p, group) + 16 * warp;
         if (first_row >= tile.extent.seq_q) continue;
         float own_scale = scale;
         if constexpr (ConfigOf::value.bytes) {
@@ -365,7 +367,7 @@ __device__ __forceinline__ void repair_rows(const Params& p) {
 #pragma unroll 1
     for (int step = 0; next_tile(p, step, tile); ++step) {
       const int first_row =
-          tile.index * kConfig.rows() + (kConfig.split ? 0 : 64 * group) + 16 * warp;
+          tile.index * kConfig.rows() + first_of_warpgroup<ConfigOf>(p, group) + 16 * warp;
       if (first_row >= p.seq_q) continue;
       Repair<T, ConfigOf>{p, p, scale, tile, first_row, lane >> 2, lane & 3}.run();
     }

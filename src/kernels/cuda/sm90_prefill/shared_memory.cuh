@@ -84,20 +84,20 @@ struct SharedMemory {
     return kConfig.bytes ? mask_empty + 8 * kMaskStages : v_full;
   }
 
+  static constexpr int kReaders = kConfig.split ? 4 : 4 * kConfig.warpgroups;  // warps
   /// By one thread; __syncthreads must follow.
-  __device__ __forceinline__ void init_barriers() const {
-    constexpr int kReaders = kConfig.split ? 4 : 4 * kConfig.warpgroups;  // warps
+  __device__ __forceinline__ void init_barriers(int readers = kReaders) const {
     for (int i = 0; i < kQTiles; ++i) {
       ptx::mbarrier_init(q_full + 8 * i, 1);
       ptx::mbarrier_init(q_empty + 8 * i, 4);
     }
     for (int i = 0; i < kKStages; ++i) {
       ptx::mbarrier_init(k_full + 8 * i, 1);
-      ptx::mbarrier_init(k_empty + 8 * i, kReaders);
+      ptx::mbarrier_init(k_empty + 8 * i, readers);
     }
     for (int i = 0; i < kVStages; ++i) {
       ptx::mbarrier_init(v_full + 8 * i, kConfig.bytes ? kDecoders : 1);
-      ptx::mbarrier_init(v_empty + 8 * i, kReaders);
+      ptx::mbarrier_init(v_empty + 8 * i, readers);
     }
     for (int i = 0; i < kMaskStages; ++i) {
       ptx::mbarrier_init(mask_full + 8 * i, 32);  // the lanes of the warp that copies it

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/ptx_wgmma.cuh"
 #include "kernels/cuda/device/softmax.cuh"
 #include "kernels/cuda/sm90_prefill/consumer.cuh"
+#include "kernels/cuda/sm90_prefill/grouped.cuh"
 #include "kernels/cuda/sm90_prefill/guard.cuh"
 #include "kernels/cuda/sm90_prefill/masks.cuh"
 #include "kernels/cuda/sm90_prefill/repair.cuh"
@@ -23,6 +24,13 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::take_turn() const {
 template <class T, class ConfigOf>
 __device__ __forceinline__ void Consumer<T, ConfigOf>::give_turn() const {
   if constexpr (kConfig.takes_turns()) ptx::named_barrier_arrive<256>(kTurn + (seat.group + 1) % 2);
+}
+
+/// Where warpgroups alternate: all blocks of this tile have been waited for, and the other may wait for its
+/// own. Not before: it does not look at the rings meanwhile, and a phase two ahead looks like this one.
+template <class T, class ConfigOf>
+__device__ __forceinline__ void Consumer<T, ConfigOf>::pass_on() const {
+  if (alternates<ConfigOf>(rows.p)) ptx::named_barrier_arrive<256>(kTurn + (seat.group + 1) % 2);
 }
 
 /// Passes over a block that only other warpgroups of the CTA want.
@@ -192,6 +200,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::last_product(int block, i
   // after O is stored.
   if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q()) release_q();
   ptx::mbarrier_wait(v_stage.full, v_stage.parity);
+  pass_on();
   ptx::pin_registers(o);
   ptx::wgmma_fence();
   issue_output(block <= begun);
