@@ -118,7 +118,7 @@ constexpr std::array kDistributions{
                     "to 15 nats above the keys that make up the output"},
     DistributionRow{Distribution::huge_heads, "huge_heads",
                     "large scores that are seen, or done again, in another tile than theirs: more "
-                    "tiles than a GPU has multiprocessors, some with huge scores"},
+                    "tiles than a GPU has multiprocessors, some with huge scores at one end"},
 };
 
 constexpr std::array kLayouts{
@@ -436,9 +436,15 @@ class Generator {
   bool is_huge() const {
     return distribution_ == Distribution::huge_scores || distribution_ == Distribution::huge_heads;
   }
-  // Of huge_heads: counted over the batch, so that wherever tiles are dealt some are beside others.
+  // Of huge_heads, KV heads counted over the batch: wherever tiles are dealt, some are beside others. In every
+  // other one the first keys are huge, else the last, so that whoever walks one way learns late of it.
   bool has_huge_scores(std::int64_t b, std::int64_t head_kv) const {
     return (b * p_.heads_kv + head_kv) % 3 == 1;
+  }
+  static constexpr std::int64_t kHugeKeys = 16;
+  std::int64_t first_huge_key(std::int64_t b, std::int64_t head_kv) const {
+    const bool first = (b * p_.heads_kv + head_kv) % 2 == 0;
+    return first ? 0 : std::max<std::int64_t>(p_.seq_kv - kHugeKeys, 0);
   }
 
   // The key that stands out in channel c > 0: in the first tile, on both sides of a tile's edge in
@@ -546,10 +552,13 @@ class Generator {
         return true;
       }
       case Distribution::huge_heads:
-        if (!has_huge_scores(b, h / (p_.heads_q / p_.heads_kv))) return false;
-        [[fallthrough]];
       case Distribution::huge_scores: {
-        const std::int64_t target = visible_target(h, i);
+        std::int64_t target = visible_target(h, i);
+        if (distribution_ == Distribution::huge_heads) {
+          const std::int64_t head_kv = h / (p_.heads_q / p_.heads_kv);
+          if (!has_huge_scores(b, head_kv)) return false;
+          target = std::min(first_huge_key(b, head_kv) + i % kHugeKeys, p_.seq_kv - 1);
+        }
         const double size = std::ldexp(kHuge, huge_magnitude(i).query);
         for (std::int64_t d = 0; d < dim; ++d)
           out[d] = positive(b, h / (p_.heads_q / p_.heads_kv), target, d) ? size : -size;
@@ -610,6 +619,8 @@ class Generator {
         return true;
       case Distribution::huge_heads:
         if (!has_huge_scores(b, h)) return false;
+        if (const std::int64_t first = first_huge_key(b, h); j < first || j >= first + kHugeKeys)
+          return true;  // zeros: scores of 0
         [[fallthrough]];
       case Distribution::huge_scores: {
         const double size = std::ldexp(1.0, huge_magnitude(0).key);
@@ -1141,10 +1152,9 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
     }
     case Distribution::huge_heads: {
       if (capped && asked.dtype == DType::e4m3) return {};
-      // Two tiles for each of 132 multiprocessors, keys of two blocks.
-      Problem p = small(8, 3, 130);
+      // Two tiles for each of 132 multiprocessors, and keys enough that one ends long before another.
+      Problem p = small(8, 1, 780);
       p.batch = 33;
-      p.heads_q = 16;
       set_layout(p, LayoutKind::bhsd);
       return {p};
     }

@@ -128,7 +128,7 @@ enum class Distribution {
   nan_value,      // one NaN in V: rows of the tiles that see it, and no other
   serving,        // each feature of serving on a batch of a few short sequences
   shared_top,     // 128 keys together 12 to 15 nats above those before and behind them
-  huge_heads,     // huge_scores in every third KV head of many, N(0, 1) in the others
+  huge_heads,     // huge_scores at one end of every third KV head of many, N(0, 1) in the others
   file,           // read from files, not generated: in no policy and not in the table
 };
 struct DistributionRow {
