@@ -59,7 +59,14 @@ enum gf_order_value { GF_BHSD = 0, GF_BSHD = 1 };
 /** How far one descale value of an e4m3 tensor reaches. */
 typedef int32_t gf_scale_kind;
 /** Values of gf_scale_kind. */
-enum gf_scale_kind_value { GF_SCALE_NONE = 0, GF_SCALE_TENSOR = 1, GF_SCALE_PER_HEAD = 2 };
+enum gf_scale_kind_value {
+  GF_SCALE_NONE = 0,
+  GF_SCALE_TENSOR = 1,
+  GF_SCALE_PER_HEAD = 2, /**< [B, H] */
+  GF_SCALE_PER_BLOCK = 3 /**< [B, H, ceil(S / GF_SCALE_BLOCK)] */
+};
+/** Queries, or keys, of a sequence that share a factor of GF_SCALE_PER_BLOCK. */
+#define GF_SCALE_BLOCK 128
 
 /** How near to the exact answer O and the LSE must be. */
 typedef int32_t gf_accuracy;
@@ -120,7 +127,8 @@ enum gf_feature_value {
   GF_FEATURE_FAST_ACCURACY = 28, /**< linear weights are near enough */
   /** They are not, as for every problem that does not ask for fast accuracy. */
   GF_FEATURE_EXACT_ACCURACY = 29,
-  GF_FEATURE_TRANSPOSED_V = 30 /**< e4m3 V with its keys one behind the other */
+  GF_FEATURE_TRANSPOSED_V = 30, /**< e4m3 V with its keys one behind the other */
+  GF_FEATURE_SCALES_PER_BLOCK = 31 /**< a descale factor for each GF_SCALE_BLOCK rows */
 };
 
 /** Strides in elements for [B, H, S, D]; the last is 1, or of V in e4m3 that of S. alignment: bytes that divide the base

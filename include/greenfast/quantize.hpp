@@ -12,7 +12,7 @@ struct QuantizeProblem {
   std::int64_t batch = 1, heads = 1, seq = 0, head_dim = 64;  ///< head_dim: 8 to 256 in steps of 8
   DType dtype = DType::f16;                                   ///< of the values
   /// none: every scale is 1 and nothing is read or written. tensor: one. per_head: one for each
-  /// (batch, head), contiguous.
+  /// (batch, head), contiguous. per_block: one for each (batch, head, kScaleBlock rows), contiguous.
   ScaleKind scales = ScaleKind::per_head;
   /// false: scales are the caller's. true: they are written, as the largest finite magnitude / 448,
   /// not below 2^-126, and 1 where every value is 0.
@@ -33,10 +33,19 @@ struct QuantizeTensors {
   float* scale = nullptr;  ///< not needed for ScaleKind::none
 };
 
+/// How many scales its tensor has; 1, of which nothing is read or written, for ScaleKind::none.
+constexpr std::int64_t quantize_scales(const QuantizeProblem& problem) noexcept {
+  const std::int64_t heads = problem.batch * problem.heads;
+  if (problem.scales == ScaleKind::per_head) return heads;
+  if (problem.scales == ScaleKind::per_block)
+    return heads * (problem.seq / kScaleBlock + (problem.seq % kScaleBlock != 0 ? 1 : 0));
+  return 1;
+}
+
 /// Scratch with which computing scales is fastest on CUDA: eight bytes a scale.
 constexpr std::int64_t quantize_workspace_bytes(const QuantizeProblem& problem) noexcept {
   if (problem.scales == ScaleKind::none || !problem.compute_scales) return 0;
-  return 8 * (problem.scales == ScaleKind::per_head ? problem.batch * problem.heads : 1);
+  return 8 * quantize_scales(problem);
 }
 
 /// Quantises on Options::device; of Options only device, device_index, stream, workspace and allocate

@@ -134,7 +134,12 @@ enum class ScaleKind : std::int32_t {
   none = 0,      ///< no scales: every factor is 1
   tensor = 1,    ///< one fp32 for the whole tensor
   per_head = 2,  ///< fp32 [B, H] of that tensor (Hq for Q, Hkv for K and V), contiguous
+  /// fp32 [B, H, ceil(S / kScaleBlock)], contiguous; S is seq_q or seq_kv. Blocks of a sequence are
+  /// counted from its first query or key, wherever that lies.
+  per_block = 3,
 };
+/// Queries, or keys, of a sequence that share a factor of ScaleKind::per_block.
+inline constexpr std::int64_t kScaleBlock = 128;
 
 /// How near to the exact answer O and the LSE must be. Values are stable. docs/numerics.md.
 enum class Accuracy : std::int32_t {

@@ -286,6 +286,8 @@ constexpr bool has_its_c_name(greenfast::Feature feature) {
       return names(GF_FEATURE_EXACT_ACCURACY, feature);
     case Feature::transposed_v:
       return names(GF_FEATURE_TRANSPOSED_V, feature);
+    case Feature::scales_per_block:
+      return names(GF_FEATURE_SCALES_PER_BLOCK, feature);
     case Feature::example:
     case Feature::unknown:
       return true;

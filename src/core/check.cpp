@@ -20,6 +20,17 @@ namespace greenfast {
 namespace core {
 namespace {
 
+bool is_known(ScaleKind kind) noexcept {
+  switch (kind) {
+    case ScaleKind::none:
+    case ScaleKind::tensor:
+    case ScaleKind::per_head:
+    case ScaleKind::per_block:
+      return true;
+  }
+  return false;
+}
+
 template <class... Pieces>
 Status invalid(const Pieces&... pieces) {
   return Status(StatusCode::invalid_argument, concat(pieces...));
@@ -147,10 +158,9 @@ Status check_types(const Problem& p) {
     return unsupported(
         "out_dtype e4m3 is not offered: an output may be fp32, fp16 or bf16; ask for fp16 and "
         "quantise it afterwards");
-  if (p.scales != ScaleKind::none && p.scales != ScaleKind::tensor &&
-      p.scales != ScaleKind::per_head)
+  if (!is_known(p.scales))
     return invalid("scales ", static_cast<std::int32_t>(p.scales),
-                   " does not exist: use none, tensor or per_head");
+                   " does not exist: use none, tensor, per_head or per_block");
   if (p.scales != ScaleKind::none && p.dtype != DType::e4m3)
     return invalid("scales were given for ", name_of(p.dtype),
                    " tensors: only e4m3 has them; set scales to none");
@@ -383,7 +393,8 @@ bool is_empty(const Problem& p) noexcept {
   // Serving may leave rows of O to nobody, or give a row without a key an LSE of its own.
   constexpr Features kOneAnswer =
       kFeaturesOfAbi1 |
-      Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
+      Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
+               Feature::scales_per_block};
   return writes_nothing(p) || (p.seq_kv == 0 && kOneAnswer.hold(features_of(p)));
 }
 
@@ -458,7 +469,7 @@ std::array<QuantizeMemory, 3> memories_of(const QuantizeProblem& p, const Quanti
   // Of an empty batch only the scale of a whole tensor is written, and none is read.
   const bool scaled =
       p.batch > 0 ? p.scales != ScaleKind::none : p.scales == ScaleKind::tensor && p.compute_scales;
-  const std::int64_t scales = p.scales == ScaleKind::per_head ? p.batch * p.heads * 4 : 4;
+  const std::int64_t scales = 4 * quantize_scales(p);
   return {{{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
            {"to", t.to, span(p.to, DType::e4m3), 1, values},
            {"scale", t.scale, scales, 4, scaled}}};
@@ -469,10 +480,9 @@ std::array<QuantizeMemory, 3> memories_of(const QuantizeProblem& p, const Quanti
 Status check_quantize(const QuantizeProblem& p, const QuantizeTensors& t) {
   if (p.dtype != DType::f32 && p.dtype != DType::f16 && p.dtype != DType::bf16)
     return unsupported("quantising takes fp32, fp16 or bf16 values, not ", name_of(p.dtype));
-  if (p.scales != ScaleKind::none && p.scales != ScaleKind::tensor &&
-      p.scales != ScaleKind::per_head)
+  if (!is_known(p.scales))
     return invalid("scales ", static_cast<std::int32_t>(p.scales),
-                   " does not exist: use none, tensor or per_head");
+                   " does not exist: use none, tensor, per_head or per_block");
   if (p.head_dim < kMinHeadDim || p.head_dim > kMaxHeadDim || p.head_dim % kHeadDimStep != 0)
     return unsupported("head_dim is ", p.head_dim, ": 8 to 256 in steps of 8 is possible; pad it");
   if (p.batch < 0 || p.heads < 1 || p.seq < 0 || p.seq > kMaxLength ||

@@ -56,6 +56,7 @@ constexpr Row kRows[] = {
      "ask for fast accuracy or for another variant"},
     {Feature::transposed_v, Kind::alone, "V with contiguous keys",
      "copy V so that its head dimension is contiguous"},
+    {Feature::scales_per_block, Kind::scales, "a scale for each block", kOtherScales},
     {Feature::example, Kind::other, "the example feature", "ask for nothing that nobody offers"},
 };
 
@@ -127,6 +128,9 @@ Features features_of(const Problem& problem) noexcept {
       break;
     case ScaleKind::per_head:
       scaling = Feature::scales_per_head;
+      break;
+    case ScaleKind::per_block:
+      scaling = Feature::scales_per_block;
       break;
   }
   Features band = Feature::unknown;

@@ -56,20 +56,23 @@ std::array<Operand, kTensorOperands> tensor_operands(const Problem& p) noexcept 
                    .layout = layout,
                    .bytes = bytes};
   };
-  const auto scale = [&p, reads](Id id, std::string_view name, std::int64_t heads) {
+  const auto scale = [&p, reads](Id id, std::string_view name, std::int64_t heads,
+                                 std::int64_t seq) {
     const bool present = p.scales != ScaleKind::none;
-    const bool each = p.scales == ScaleKind::per_head;
+    const bool blocks = p.scales == ScaleKind::per_block;
+    const bool each = blocks || p.scales == ScaleKind::per_head;
     const std::int64_t batch = each ? p.batch : 1, count = each ? heads : 1;
+    const std::int64_t of_head = blocks ? ceil_div(seq, kScaleBlock) : 1;
     return Operand{.id = id,
                    .name = name,
                    .role = Role::input,
                    .present = present,
                    .needed = present && reads,
                    .dtype = DType::f32,
-                   .shape = {batch, count, 1, 1},
+                   .shape = {batch, count, of_head, 1},
                    .by_entry = each,
-                   .layout = contiguous(count, 1),
-                   .bytes = present ? batch * count * 4 : 0};
+                   .layout = contiguous(count, of_head),
+                   .bytes = present ? batch * count * of_head * 4 : 0};
   };
   const Shape q = shape_of_q(p, p.head_dim), o = shape_of_q(p, value_dim(p));
   const Shape lse{o[0], o[1], o[2], 1};
@@ -90,9 +93,9 @@ std::array<Operand, kTensorOperands> tensor_operands(const Problem& p) noexcept 
              entries_of_kv),
       tensor(Id::v, "v", Role::input, reads, p.dtype, shape_of_kv(p, value_dim(p)), p.v,
              entries_of_kv),
-      scale(Id::q_scale, "q_scale", p.heads_q),
-      scale(Id::k_scale, "k_scale", p.heads_kv),
-      scale(Id::v_scale, "v_scale", p.heads_kv),
+      scale(Id::q_scale, "q_scale", p.heads_q, p.seq_q),
+      scale(Id::k_scale, "k_scale", p.heads_kv, p.seq_kv),
+      scale(Id::v_scale, "v_scale", p.heads_kv, p.seq_kv),
   }};
 }
 

@@ -257,6 +257,7 @@ std::string to_string(const Problem& p) {
   if (p.out_dtype != default_out_dtype(p.dtype)) out += core::concat("->", name_of(p.out_dtype));
   if (p.scales == ScaleKind::tensor) out += " scales(tensor)";
   if (p.scales == ScaleKind::per_head) out += " scales(per-head)";
+  if (p.scales == ScaleKind::per_block) out += " scales(per-block)";
   if (p.accuracy == Accuracy::fast) out += " accuracy=fast";
   append_mask(out, p.mask);
   if (p.scale != default_scale(p.head_dim)) out += core::concat(" scale=", p.scale);

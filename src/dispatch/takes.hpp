@@ -11,7 +11,8 @@ namespace greenfast::dispatch {
 /// Kernels of the CPU. They are exact, which is near enough where fast is.
 inline constexpr Features kTakesServing =
     kFeaturesOfAbi1 | kFeaturesOfServing |
-    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
+    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
+             Feature::scales_per_block};
 
 /// The 16-bit production kernels of CUDA.
 inline constexpr Features kTakesHalves =
@@ -85,6 +86,7 @@ inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
 /// changes a row without keys (a sink does) belongs there too.
 inline constexpr Features kTakesEmpty =
     kFeaturesOfAbi1 | kFeaturesOfServing |
-    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
+    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
+             Feature::scales_per_block};
 
 }  // namespace greenfast::dispatch

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace greenfast::workbench {
 namespace {
@@ -133,6 +134,21 @@ constexpr std::array kAttributes{
                  "A mask element by element: bool, float (fp32) or narrow (of Q's type); DIMS of "
                  "bhqk names the dimensions that it has, the others are broadcast (bool:qk)",
                  set_mask},
+    AttributeRow{"scales", "none, tensor, per-head or per-block", "",
+                 "How far a descale factor of e4m3 reaches: per-head is the default",
+                 [](ProblemDefaults& p, std::string_view value) {
+                   constexpr std::pair<std::string_view, ScaleKind> kKinds[] = {
+                       {"none", ScaleKind::none},
+                       {"tensor", ScaleKind::tensor},
+                       {"per-head", ScaleKind::per_head},
+                       {"per-block", ScaleKind::per_block}};
+                   for (const auto& [name, kind] : kKinds) {
+                     if (value != name) continue;
+                     p.scales = kind;
+                     return true;
+                   }
+                   return false;
+                 }},
     AttributeRow{"accuracy", "exact or fast", "",
                  "How near to the exact answer: fast lets e4m3 kernels take linear weights",
                  [](ProblemDefaults& p, std::string_view value) {

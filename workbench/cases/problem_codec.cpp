@@ -20,7 +20,10 @@ namespace {
 using nlohmann::json;
 
 constexpr std::pair<ScaleKind, std::string_view> kScaleNames[] = {
-    {ScaleKind::none, "none"}, {ScaleKind::tensor, "tensor"}, {ScaleKind::per_head, "per_head"}};
+    {ScaleKind::none, "none"},
+    {ScaleKind::tensor, "tensor"},
+    {ScaleKind::per_head, "per_head"},
+    {ScaleKind::per_block, "per_block"}};
 constexpr std::pair<Accuracy, std::string_view> kAccuracyNames[] = {{Accuracy::exact, "exact"},
                                                                     {Accuracy::fast, "fast"}};
 constexpr std::pair<Alignment, std::string_view> kAlignmentNames[] = {
@@ -192,7 +195,9 @@ bool apply_word(Problem& p, const Word& word) {
   if (name == "packed-kv") return (packed_kv = read_number(first, total_kv));
   if (name == "kv-index") return (kv_index = read_number(first, kv_rows));
   if (name == "scales") {
-    scales = first == "tensor" ? ScaleKind::tensor : ScaleKind::per_head;
+    scales = first == "tensor"      ? ScaleKind::tensor
+             : first == "per-block" ? ScaleKind::per_block
+                                    : ScaleKind::per_head;
     return true;
   }
   if (name == "alibi") {

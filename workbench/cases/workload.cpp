@@ -12,6 +12,8 @@
 #include <limits>
 #include <numeric>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/base/sha256.hpp"
@@ -744,6 +746,16 @@ Extents extents_of(const Problem& p, OperandId id) {
   return {shape[0], shape[1], shape[2], shape[3]};
 }
 
+// Which factor a row has.
+std::int64_t scale_group(ScaleKind kind, std::int64_t seq, std::int64_t head, std::int64_t row) {
+  if (kind == ScaleKind::per_block) return head * ceil_div(seq, kScaleBlock) + row / kScaleBlock;
+  return kind == ScaleKind::per_head ? head : 0;
+}
+std::int64_t scale_groups(ScaleKind kind, std::int64_t seq, std::int64_t heads) {
+  if (kind == ScaleKind::per_block) return heads * ceil_div(seq, kScaleBlock);
+  return kind == ScaleKind::per_head ? heads : 1;
+}
+
 // Writes dense values into a strided buffer. Slots that several (b, h) share keep the last one's.
 std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType dtype,
                              const Layout& layout, ScaleKind scales,
@@ -753,11 +765,12 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
   const bool shared = layout.stride[0] == 0 || layout.stride[1] == 0 || layout.stride[2] == 0;
   const std::int64_t heads = n.batch * n.heads;
   const auto one_head = [&](std::int64_t head) {
-    const double divisor = scales == ScaleKind::none ? 1.0
-                           : scales == ScaleKind::tensor
-                               ? static_cast<double>(scale[0])
-                               : static_cast<double>(scale[static_cast<std::size_t>(head)]);
     for (std::int64_t s = 0; s < n.seq; ++s) {
+      const double divisor =
+          scales == ScaleKind::none
+              ? 1.0
+              : static_cast<double>(
+                    scale[static_cast<std::size_t>(scale_group(scales, n.seq, head, s))]);
       const std::int64_t to = (head / n.heads) * layout.stride[0] +
                               (head % n.heads) * layout.stride[1] + s * layout.stride[2];
       const float* from = values.data() + (head * n.seq + s) * n.dim;
@@ -766,6 +779,7 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
       bool copied = false;
       for (const std::int64_t back : {std::int64_t{1}, std::int64_t{8}}) {
         if (s < back || layout.stride[3] != 1 ||
+            (scales == ScaleKind::per_block && s % kScaleBlock < back) ||
             std::memcmp(from, from - back * n.dim, row_bytes * sizeof(float)) != 0)
           continue;
         std::memmove(
@@ -788,23 +802,33 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
   return bytes;
 }
 
-// Descale factors that put the largest magnitude on e4m3's largest number.
-std::vector<float> choose_scales(const std::vector<float>& values, Extents n, ScaleKind kind) {
-  if (kind == ScaleKind::none) return {};
-  const std::int64_t groups = kind == ScaleKind::tensor ? 1 : n.batch * n.heads;
-  std::vector<float> scales(static_cast<std::size_t>(groups), 1.0f);
-  if (groups == 0) return scales;
-  const auto size = static_cast<std::int64_t>(values.size()) / groups;
-  for (std::int64_t g = 0; g < groups; ++g) {
-    float largest = 0.0f;
-    for (std::int64_t i = g * size; i < (g + 1) * size; ++i) {
-      const float magnitude = std::fabs(values[static_cast<std::size_t>(i)]);
-      if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
-    }
-    const auto scale = static_cast<float>(static_cast<double>(largest) / 448.0);
-    if (scale >= std::numeric_limits<float>::min()) scales[static_cast<std::size_t>(g)] = scale;
+// Descale factors that put the largest magnitude on e4m3's largest number; of blocks on that, its half or
+// its quarter, so that neighbours never share one.
+std::vector<float> scales_for(const std::vector<double>& largest, ScaleKind kind) {
+  std::vector<float> scales;
+  scales.reserve(largest.size());
+  for (const double most : largest) {
+    const int octaves =
+        kind == ScaleKind::per_block ? static_cast<int>(scales.size() % 3) : 0;
+    const auto scale = static_cast<float>(std::ldexp(most / 448.0, octaves));
+    scales.push_back(scale >= std::numeric_limits<float>::min() ? scale : 1.0f);
   }
   return scales;
+}
+std::vector<float> choose_scales(const std::vector<float>& values, Extents n, ScaleKind kind) {
+  if (kind == ScaleKind::none) return {};
+  const std::int64_t heads = n.batch * n.heads;
+  std::vector<double> largest(static_cast<std::size_t>(scale_groups(kind, n.seq, heads)));
+  for (std::int64_t head = 0; head < heads; ++head)
+    for (std::int64_t s = 0; s < n.seq; ++s) {
+      double& most = largest[static_cast<std::size_t>(scale_group(kind, n.seq, head, s))];
+      const float* const row = values.data() + (head * n.seq + s) * n.dim;
+      for (std::int64_t d = 0; d < n.dim; ++d) {
+        const auto magnitude = std::fabs(static_cast<double>(row[d]));
+        if (std::isfinite(magnitude)) most = std::max(most, magnitude);
+      }
+    }
+  return scales_for(largest, kind);
 }
 
 // Keys of a sequence that some query of it sees, by index.
@@ -862,6 +886,7 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
   std::vector<std::byte> bytes(static_cast<std::size_t>(operand.bytes));
   fill_gap(bytes.data(), bytes.size());
   const std::int64_t heads = p.batch * rows.heads;
+  const std::int64_t seq = operand.id == OperandId::q ? p.seq_q : p.seq_kv;  // the longest
   const auto each = [&](std::int64_t head, const auto& visit) {
     const std::int64_t b = head / rows.heads, h = head % rows.heads;
     std::vector<double> row(static_cast<std::size_t>(rows.dim) + 1);
@@ -869,35 +894,33 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
     for (std::int64_t s = 0; s < count; ++s) {
       if (!rows.exists(b, s)) continue;
       rows.make(b, h, s, row.data());
-      visit(rows.at(b, h, s), row.data());
+      visit(rows.at(b, h, s), row.data(),
+            static_cast<std::size_t>(scale_group(p.scales, seq, head, s)));
     }
   };
-  std::vector<double> divisor(static_cast<std::size_t>(heads), 1.0);
   if (p.scales != ScaleKind::none) {
-    // The largest magnitude lies on e4m3's largest number.
-    std::vector<double> largest(static_cast<std::size_t>(heads));
+    // Every head's rows are looked at by one task; factors of a tensor are brought together behind.
+    const ScaleKind kind =
+        p.scales == ScaleKind::tensor ? ScaleKind::per_head : p.scales;
+    std::vector<double> largest(static_cast<std::size_t>(scale_groups(kind, seq, heads)));
     parallel_for(heads, [&](std::int64_t head) {
-      double& most = largest[static_cast<std::size_t>(head)];
-      each(head, [&](std::int64_t, const double* row) {
+      each(head, [&](std::int64_t, const double* row, std::size_t group) {
+        double& most = largest[p.scales == ScaleKind::tensor ? static_cast<std::size_t>(head)
+                                                             : group];
         for (std::int64_t d = 0; d < rows.dim; ++d)
           if (std::isfinite(row[d])) most = std::max(most, std::fabs(row[d]));
       });
     });
     if (p.scales == ScaleKind::tensor && heads > 0)
       largest.assign(1, *std::max_element(largest.begin(), largest.end()));
-    for (const double most : largest) {
-      const auto scale = static_cast<float>(most / 448.0);
-      scales.push_back(scale >= std::numeric_limits<float>::min() ? scale : 1.0f);
-    }
-    for (std::size_t n = 0; n < divisor.size(); ++n)
-      divisor[n] = static_cast<double>(scales[scales.size() == 1 ? 0 : n]);
+    scales = scales_for(largest, p.scales);
   }
   const auto one_head = [&](std::int64_t head) {
-    each(head, [&](std::int64_t at, const double* row) {
+    each(head, [&](std::int64_t at, const double* row, std::size_t group) {
+      const double divisor = scales.empty() ? 1.0 : static_cast<double>(scales[group]);
       for (std::int64_t d = 0; d < rows.dim; ++d)
         numeric::store(p.dtype, bytes.data(), at + d * rows.layout.stride[3],
-                       static_cast<double>(static_cast<float>(row[d])) /
-                           divisor[static_cast<std::size_t>(head)]);
+                       static_cast<double>(static_cast<float>(row[d])) / divisor);
     });
   };
   const auto& stride = rows.layout.stride;
@@ -1068,6 +1091,12 @@ std::vector<Problem> serving_problems(const Problem& asked) {
       "3x4/2x50 packed-kv used-q alibi=per-batch-head",
       "3x2x5/97 chunk=5 kv-start pages=32 used-kv window=40:0 sinks",
   };
+  // Of e4m3: blocks of 128 rows with factors of their own, where masks begin and end within one.
+  static constexpr std::string_view kAskedOfBytes[] = {
+      "2x4/2x150/300 scales=per-block",
+      "1x4/2x270/390 scales=per-block window=140:0",
+      "3x4/2x9/290 scales=per-block used-kv causal",
+  };
   ProblemDefaults defaults;
   defaults.dtype = asked.dtype;
   defaults.out_dtype = asked.out_dtype;
@@ -1080,12 +1109,15 @@ std::vector<Problem> serving_problems(const Problem& asked) {
   dim += std::to_string(asked.head_dim);
   if (value_dim(asked) != asked.head_dim) dim.append("/").append(std::to_string(asked.head_dim_v));
   std::vector<Problem> problems;
-  for (const std::string_view text : kAsked) {
+  const auto add = [&](std::string_view text) {
     const auto blank = text.find(' ');
     std::string shape(text.substr(0, blank));
     shape.append(dim).append(text.substr(blank));
     if (auto parsed = parse_shapes(shape, defaults)) problems.push_back(parsed->front().problem);
-  }
+  };
+  for (const std::string_view text : kAsked) add(text);
+  if (asked.dtype == DType::e4m3)
+    for (const std::string_view text : kAskedOfBytes) add(text);
   // V narrower than Q, which kernels are compiled for.
   if (value_dim(asked) == asked.head_dim && asked.head_dim > 8) {
     std::string shape("1x4/2x23/70");

@@ -367,12 +367,14 @@ std::vector<float> decode(const Captured::Item& item, LayoutKind order,
   if (order == LayoutKind::bshd) std::swap(n[1], n[2]);
   const auto [batch, heads, seq, dim] = n;
   std::vector<float> values(static_cast<std::size_t>(batch * heads * seq * dim));
+  const std::int64_t of_head =
+      static_cast<std::int64_t>(scales.size()) / std::max<std::int64_t>(batch * heads, 1);
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t h = 0; h < heads; ++h) {
-      const float scale =
-          scales.empty() ? 1.0f
-                         : scales[scales.size() == 1 ? 0 : static_cast<std::size_t>(b * heads + h)];
       for (std::int64_t i = 0; i < seq; ++i) {
+        const std::int64_t at = (b * heads + h) * of_head + (of_head > 1 ? i / kScaleBlock : 0);
+        const float scale =
+            scales.empty() ? 1.0f : scales[scales.size() == 1 ? 0 : static_cast<std::size_t>(at)];
         const std::int64_t from = order == LayoutKind::bshd ? ((b * seq + i) * heads + h) * dim
                                                             : ((b * heads + h) * seq + i) * dim;
         float* to = values.data() + ((b * heads + h) * seq + i) * dim;
@@ -441,11 +443,18 @@ Result<RunProblem> make_captured_problem(const Captured& captured, const std::st
     const bool per_head = captured.q_scale.size() == heads(q) &&
                           captured.k_scale.size() == heads(k) &&
                           captured.v_scale.size() == heads(v);
-    if (!per_tensor && !per_head)
-      return invalid(
-          "q_scale, k_scale and v_scale must hold one value each, or one per (batch, "
-          "head) of their tensor");
-    scales = per_tensor ? ScaleKind::tensor : ScaleKind::per_head;
+    const auto blocks = [&](const Shape& s) {
+      return heads(s) * static_cast<std::size_t>(ceil_div(s.s, kScaleBlock));
+    };
+    const bool per_block = captured.q_scale.size() == blocks(q) &&
+                           captured.k_scale.size() == blocks(k) &&
+                           captured.v_scale.size() == blocks(k);
+    if (!per_tensor && !per_head && !per_block)
+      return invalid(fmt::format(
+          "q_scale, k_scale and v_scale must hold one value each, or one per (batch, head) of "
+          "their tensor, or one per (batch, head, block of {} rows)",
+          kScaleBlock));
+    scales = per_tensor ? ScaleKind::tensor : per_head ? ScaleKind::per_head : ScaleKind::per_block;
   }
 
   const DType type = dtype.value_or(stored);

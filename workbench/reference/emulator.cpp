@@ -121,15 +121,20 @@ struct Bits {
   Place place;
   const std::vector<std::byte>& bytes;
   const std::vector<float>& scales;
-  std::int64_t heads, dim;
+  std::int64_t heads, seq, dim;
   std::int64_t step = 1;  // from element to element
 
   void row(std::int64_t b, std::int64_t h, std::int64_t s, float* out) const {
     numeric::load_row(p.dtype, bytes.data(), (placement.*place)(b, h, s), dim, out, step);
   }
   float scale(std::int64_t b, std::int64_t h) const {
-    if (p.scales == ScaleKind::none) return 1.0f;
+    if (p.scales == ScaleKind::none || p.scales == ScaleKind::per_block) return 1.0f;
     return scales[p.scales == ScaleKind::tensor ? 0 : static_cast<std::size_t>(b * heads + h)];
+  }
+  float block_scale(std::int64_t b, std::int64_t h, std::int64_t s) const {
+    if (p.scales != ScaleKind::per_block) return 1.0f;
+    const std::int64_t blocks = (seq + kScaleBlock - 1) / kScaleBlock;
+    return scales[static_cast<std::size_t>((b * heads + h) * blocks + s / kScaleBlock)];
   }
 };
 
@@ -161,6 +166,7 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
   const std::int64_t b = head / p.heads_q, h = head % p.heads_q;
   const std::int64_t hkv = h * p.heads_kv / p.heads_q;
   const float score_scale = p.scale * q.scale(b, h) * k.scale(b, hkv);
+  const bool blocks = p.scales == ScaleKind::per_block;
 
   std::vector<float> query(static_cast<std::size_t>(count * dim));
   Partial whole(count * dim_v), part(count * dim_v);
@@ -196,6 +202,10 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
       if (seen(j0 + j)) {
         k.row(b, hkv, j0 + j, row.data());
         v.row(b, hkv, j0 + j, value);
+        if (blocks) {
+          const float factor = v.block_scale(b, hkv, j0 + j);
+          for (std::int64_t d = 0; d < dim_v; ++d) value[d] *= factor;
+        }
       } else {
         std::fill(row.begin(), row.end(), 0.0f);
         std::fill(value, value + dim_v, 0.0f);
@@ -214,6 +224,8 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
       float largest = running_max;
       for (std::int64_t j = 0; j < kTileKeys; ++j) {
         float x = s[j] * score_scale;
+        if (blocks && j0 + j < p.seq_kv)
+          x *= q.block_scale(b, h, rows[r] % p.seq_q) * k.block_scale(b, hkv, j0 + j);
         if (p.softcap > 0) x = p.softcap * std::tanh(x / p.softcap);
         const bool visible = j0 + j >= own.first && j0 + j < own.last;
         if (bias && visible) x = biased(placement, arrays, b, h, rows[r] % p.seq_q, j0 + j, x);
@@ -280,10 +292,12 @@ Rows emulate(const Case& c, const Inputs& inputs, const std::vector<std::int64_t
   Rows out;
   out.o.assign(rows.size() * static_cast<std::size_t>(dim_v), 0.0);
   out.lse.assign(rows.size(), -std::numeric_limits<double>::infinity());
-  const Bits q{p, placement, &Placement::q, inputs.q, inputs.q_scale, p.heads_q, p.head_dim};
-  const Bits k{p, placement, &Placement::k, inputs.k, inputs.k_scale, p.heads_kv, p.head_dim};
-  const Bits v{p,          placement, &Placement::v,     inputs.v, inputs.v_scale,
-               p.heads_kv, dim_v,     placement.v_step()};
+  const Bits q{p,         placement, &Placement::q, inputs.q, inputs.q_scale,
+               p.heads_q, p.seq_q,   p.head_dim};
+  const Bits k{p,          placement, &Placement::k, inputs.k, inputs.k_scale,
+               p.heads_kv, p.seq_kv,  p.head_dim};
+  const Bits v{p,          placement, &Placement::v, inputs.v,          inputs.v_scale,
+               p.heads_kv, p.seq_kv,  dim_v,         placement.v_step()};
 
   std::vector<std::size_t> starts;
   for (std::size_t r = 0; r < rows.size(); ++r)

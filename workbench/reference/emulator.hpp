@@ -21,7 +21,8 @@ struct Rows {
 /// What the emulator knows of; a problem that needs more gets no limits.
 inline constexpr Features kEmulatorTakes =
     kFeaturesOfAbi1 | kFeaturesOfServing |
-    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
+    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
+             Feature::scales_per_block};
 /// fp32 scores and accumulation in blocks (64 keys, merged every 8,192), online softmax over tiles,
 /// P rounded to the input type (e4m3: times 448 first, against each tile's running maximum), output
 /// rounded to out_dtype. Where fast accuracy is near enough, P is linear between powers of two, rounded

@@ -48,8 +48,10 @@ class Source {
     }
     numeric::load_row(dtype_, bits_, (placement_.*place_)(b, h, s), dim_, out, step_);
     if (scales_ == ScaleKind::none) return;
-    const double factor = static_cast<double>(
-        scale_[scales_ == ScaleKind::tensor ? 0 : static_cast<std::size_t>(b * heads_ + h)]);
+    std::int64_t at = scales_ == ScaleKind::tensor ? 0 : b * heads_ + h;
+    if (scales_ == ScaleKind::per_block)
+      at = at * ((seq_ + kScaleBlock - 1) / kScaleBlock) + s / kScaleBlock;
+    const double factor = static_cast<double>(scale_[static_cast<std::size_t>(at)]);
     for (std::int64_t d = 0; d < dim_; ++d) out[d] *= factor;
   }
 

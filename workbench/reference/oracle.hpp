@@ -42,7 +42,8 @@ inline constexpr double kSlack = 1e-2;
 /// Fast accuracy has the same truth as exact.
 inline constexpr Features kOracleTakes =
     kFeaturesOfAbi1 | kFeaturesOfServing |
-    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v};
+    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
+             Feature::scales_per_block};
 Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
                             Truth truth = Truth::decoded);
 

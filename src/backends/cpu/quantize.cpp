@@ -19,7 +19,8 @@ struct Job {
   const QuantizeProblem& p;
   const QuantizeTensors& t;
   const float* offset;         // of each head's columns, or null
-  std::vector<float> largest;  // of each (batch, head)
+  std::int64_t of_head = 1;    // units: a head, or each kScaleBlock rows of it
+  std::vector<float> largest;  // of each unit
 
   using Row = std::array<float, core::kMaxHeadDim>;
   void load_row(std::int64_t head, std::int64_t from, Row& row) const {
@@ -32,39 +33,43 @@ struct Job {
         row[static_cast<std::size_t>(d)] -= offset[head * p.head_dim + d];
   }
   template <class Visit>
-  void each_row(std::int64_t head, Visit visit) const {
+  void each_row(std::int64_t unit, Visit visit) const {
+    const std::int64_t head = unit / of_head, block = unit % of_head;
     const std::int64_t b = head / p.heads, h = head % p.heads;
-    for (std::int64_t s = 0; s < p.seq; ++s)
+    const bool all = p.scales != ScaleKind::per_block;
+    const std::int64_t first = all ? 0 : block * kScaleBlock;
+    const std::int64_t end = all ? p.seq : std::min(p.seq, first + kScaleBlock);
+    for (std::int64_t s = first; s < end; ++s)
       visit(b * p.from.stride[0] + h * p.from.stride[1] + s * p.from.stride[2],
             b * p.to.stride[0] + h * p.to.stride[1] + s * p.to.stride[2]);
   }
 };
 
-void find_largest(void* context, std::int64_t head, int /*worker*/) {
+void find_largest(void* context, std::int64_t unit, int /*worker*/) {
   const DefaultFloatMode mode;
   Job& job = *static_cast<Job*>(context);
   float largest = 0;
   Job::Row row;
-  job.each_row(head, [&](std::int64_t from, std::int64_t) {
-    job.load_row(head, from, row);
+  job.each_row(unit, [&](std::int64_t from, std::int64_t) {
+    job.load_row(unit / job.of_head, from, row);
     for (std::int64_t d = 0; d < job.p.head_dim; ++d) {
       const float magnitude = std::fabs(row[static_cast<std::size_t>(d)]);
       if (magnitude <= std::numeric_limits<float>::max()) largest = std::max(largest, magnitude);
     }
   });
-  job.largest[static_cast<std::size_t>(head)] = largest;
+  job.largest[static_cast<std::size_t>(unit)] = largest;
 }
 
-void encode(void* context, std::int64_t head, int /*worker*/) {
+void encode(void* context, std::int64_t unit, int /*worker*/) {
   const DefaultFloatMode mode;
   const Job& job = *static_cast<Job*>(context);
   const float scale = job.p.scales == ScaleKind::none     ? 1.0f
                       : job.p.scales == ScaleKind::tensor ? job.t.scale[0]
-                                                          : job.t.scale[head];
+                                                          : job.t.scale[unit];
   auto* const to = static_cast<std::uint8_t*>(job.t.to);
   Job::Row row;
-  job.each_row(head, [&](std::int64_t from, std::int64_t at) {
-    job.load_row(head, from, row);
+  job.each_row(unit, [&](std::int64_t from, std::int64_t at) {
+    job.load_row(unit / job.of_head, from, row);
     for (std::int64_t d = 0; d < job.p.head_dim; ++d)
       to[at + d * job.p.to.stride[3]] = core::to_e4m3(row[static_cast<std::size_t>(d)] / scale);
   });
@@ -72,15 +77,17 @@ void encode(void* context, std::int64_t head, int /*worker*/) {
 
 void quantize_one(const core::QuantizeCall& call, const core::Context& context) {
   const auto& [p, t, offset] = call;
-  const std::int64_t heads = p.batch * p.heads;
-  Job job{p, t, offset, {}};
-  if (heads == 0) {
+  const std::int64_t of_head =
+      p.scales == ScaleKind::per_block ? core::ceil_div(p.seq, kScaleBlock) : 1;
+  const std::int64_t units = p.batch * p.heads * of_head;
+  Job job{p, t, offset, of_head, {}};
+  if (units == 0) {
     if (p.scales == ScaleKind::tensor && p.compute_scales) t.scale[0] = core::e4m3_scale(0.0f);
     return;
   }
   if (p.scales != ScaleKind::none && p.compute_scales) {
-    job.largest.resize(static_cast<std::size_t>(heads));
-    context.executor->run(heads, find_largest, &job);
+    job.largest.resize(static_cast<std::size_t>(units));
+    context.executor->run(units, find_largest, &job);
     const DefaultFloatMode mode;
     if (p.scales == ScaleKind::tensor) {
       t.scale[0] = core::e4m3_scale(*std::max_element(job.largest.begin(), job.largest.end()));
@@ -88,7 +95,7 @@ void quantize_one(const core::QuantizeCall& call, const core::Context& context) 
       std::transform(job.largest.begin(), job.largest.end(), t.scale, core::e4m3_scale);
     }
   }
-  context.executor->run(heads, encode, &job);
+  context.executor->run(units, encode, &job);
 }
 
 }  // namespace

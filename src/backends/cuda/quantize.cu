@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -44,7 +45,14 @@ struct View {
   std::int64_t to_d = 1;  // else the codes are transposed, and to_s is 1
   std::int64_t rows = 0;  // of a slice, which is a block's share of a head
   bool one_scale;
-  const float* offset = nullptr;  // of each head's columns
+  std::int64_t scales_of_head = 1;  // 1, or one for each kScaleBlock rows
+  const float* offset = nullptr;    // of each head's columns
+
+  /// The scale of a head's rows from `row` on.
+  __device__ __forceinline__ std::int64_t scale_of(std::int64_t head, std::int64_t row) const {
+    if (one_scale) return 0;
+    return scales_of_head == 1 ? head : head * scales_of_head + row / kScaleBlock;
+  }
 };
 
 /// Of a head, which counts over the batch.
@@ -163,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     slice.load(held);
     const std::uint32_t most =
         view.offset != nullptr ? over_warp<true>(slice, held) : over_warp<false>(slice, held);
-    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + (view.one_scale ? 0 : head), most);
+    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + view.scale_of(head, blockIdx.x * view.rows), most);
   }
 }
 
@@ -182,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     Values<T> held[Slice<T, kAligned>::kCount];
     slice.load(held);
     const SharedDivisor divisor =
-        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head]);
+        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.scale_of(head, (gridDim.x - 1 - blockIdx.x) * view.rows)]);
     const auto offset = Offset<true>::of(slice.columns);
     if (divisor.quick)
       slice.each(held, [&](const Values<T>& values, int row) {
@@ -207,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
       most = Largest<float, true>::finite(values, offset, most);
     });
     most = __reduce_max_sync(0xffffffffu, most);
-    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + (view.one_scale ? 0 : head), most);
+    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + view.scale_of(head, blockIdx.x * view.rows), most);
   }
 }
 
@@ -219,7 +227,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t head = view.all_heads - 1 - back;
     const Slice<T, false> slice(from, to, view, head, gridDim.x - 1 - blockIdx.x);
     const SharedDivisor divisor =
-        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head]);
+        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.scale_of(head, (gridDim.x - 1 - blockIdx.x) * view.rows)]);
     const auto offset = Offset<true>::of(slice.columns);
     slice.each_rotated(view.parts, [&](const Values<float>& values, int row) {
       if (divisor.quick)
@@ -264,7 +272,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t h = head - b * view.heads;
     const T* const rows = from + b * view.from_b + h * view.from_h + first * view.from_s;
     const SharedDivisor divisor =
-        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.one_scale ? 0 : head]);
+        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.scale_of(head, first)]);
     for (int unit = static_cast<int>(threadIdx.x); unit < view.parts * TurnedTile::kQuads;
          unit += kThreads) {
       const int quad = unit / view.parts, part = unit - quad * view.parts;
@@ -317,8 +325,12 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, cudaS
   auto* const to = static_cast<std::uint8_t*>(t.to);
   const bool scaled = p.scales != ScaleKind::none;
   view.rows = std::int64_t{Slice<T, kAligned>::kCount} * (kThreads / view.parts);
+  // A slice has one scale: its rows begin and end with a block's, or share one.
+  if (p.scales == ScaleKind::per_block)
+    view.rows = std::min<std::int64_t>(
+        kScaleBlock, std::bit_floor(static_cast<std::uint64_t>(view.rows)));
   const dim3 grid = grid_of(std::max<std::int64_t>(ceil_div(view.seq, view.rows), 1), view);
-  const std::int64_t scales = view.one_scale ? 1 : view.all_heads;
+  const std::int64_t scales = quantize_scales(p);
   if (scaled && p.compute_scales) {
     cudaMemsetAsync(t.scale, 0, static_cast<std::size_t>(scales) * sizeof(float), stream);
     auto* const largest = reinterpret_cast<unsigned*>(t.scale);
@@ -328,8 +340,9 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, cudaS
       else
         largest_magnitude<T, kAligned><<<grid, kThreads, 0, stream>>>(from, largest, view);
     }
-    finish_scales<<<static_cast<unsigned>(ceil_div(scales, kThreads)), kThreads, 0, stream>>>(
-        t.scale, scales);
+    if (scales > 0)
+      finish_scales<<<static_cast<unsigned>(ceil_div(scales, kThreads)), kThreads, 0, stream>>>(
+          t.scale, scales);
   }
   if (view.all_heads == 0) return;
   const float* const scale = scaled ? t.scale : nullptr;
@@ -374,7 +387,11 @@ void launch(const core::QuantizeCall& call, cudaStream_t stream) {
                   .to_h = p.to.stride[1],
                   .to_s = p.to.stride[2],
                   .to_d = p.to.stride[3],
-                  .one_scale = p.scales != ScaleKind::per_head,
+                  .one_scale =
+                      p.scales != ScaleKind::per_head && p.scales != ScaleKind::per_block,
+                  .scales_of_head = p.scales == ScaleKind::per_block
+                                        ? ceil_div(p.seq, kScaleBlock)
+                                        : std::int64_t{1},
                   .offset = offset};
   if (in_parts(p, t) && !p.rotate)
     launch<T, true>(p, t, view, stream);
@@ -419,12 +436,17 @@ bool launch_once(std::span<const core::QuantizeCall> calls, const core::Context&
         !in_parts(p, t))
       return false;
     const std::int64_t parts = p.head_dim / kPart, column_blocks = ceil_div(parts, Item::kParts);
-    const std::int64_t of_head = ceil_div(p.seq, Item::kKeys) * column_blocks;
+    const bool per_block = p.scales == ScaleKind::per_block;
+    static_assert(kScaleBlock % Item::kKeys == 0);
+    const std::int64_t of_block = kScaleBlock / Item::kKeys * column_blocks;
+    // Blocks are whole: items of a last one's missing rows have nothing to do.
+    const std::int64_t of_head = per_block ? ceil_div(p.seq, kScaleBlock) * of_block
+                                           : ceil_div(p.seq, Item::kKeys) * column_blocks;
     const std::int64_t heads = p.batch * p.heads;
     constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
     if (of_head > kMostItems / heads) return false;
     const bool per_head = p.scales == ScaleKind::per_head;
-    const std::int64_t of_scale = per_head ? of_head : of_head * heads;
+    const std::int64_t of_scale = per_block ? of_block : per_head ? of_head : of_head * heads;
     all.tensor[n] = {.from = t.from,
                      .to = static_cast<std::uint8_t*>(t.to),
                      .scale = t.scale,
@@ -445,7 +467,7 @@ bool launch_once(std::span<const core::QuantizeCall> calls, const core::Context&
                      .parts = static_cast<std::int32_t>(parts),
                      .column_blocks = static_cast<std::int32_t>(column_blocks),
                      .rotate = p.rotate};
-    state += per_head ? heads : 1;
+    state += quantize_scales(p);
     items += of_head * heads;
     if (items > kMostItems) return false;
     most_of_scale = std::max(most_of_scale, of_scale);

@@ -55,11 +55,24 @@ float dot(const float* a, const float* b, int head_dim) {
   return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
-float descale(const float* scales, ScaleKind kind, std::int64_t b, std::int64_t h,
-              std::int64_t heads) {
-  if (kind == ScaleKind::none) return 1.0f;
-  return scales[kind == ScaleKind::tensor ? 0 : b * heads + h];
-}
+// A tensor's factors of one head.
+struct Factors {
+  const float* of_head = nullptr;
+  bool by_block = false;
+
+  Factors(const float* scales, ScaleKind kind, std::int64_t b, std::int64_t h, std::int64_t heads,
+          std::int64_t seq)
+      : by_block(kind == ScaleKind::per_block) {
+    if (kind == ScaleKind::none) return;
+    const std::int64_t head = b * heads + h;
+    of_head = scales + (by_block                      ? head * core::ceil_div(seq, kScaleBlock)
+                        : kind == ScaleKind::per_head ? head
+                                                      : 0);
+  }
+  // Of all rows, where they are not by block.
+  float of_all() const { return of_head == nullptr || by_block ? 1.0f : *of_head; }
+  float of_block(std::int64_t row) const { return by_block ? of_head[row / kScaleBlock] : 1.0f; }
+};
 
 // A row of K or V, wherever the sequence has its keys.
 std::int64_t key_at(const Problem& problem, const Layout& layout, const core::Sequence& sequence,
@@ -105,10 +118,14 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
   load(static_cast<const In*>(tensors.q) +
            row_at(problem.q, sequence.q_batch, h, sequence.q_row + i),
        head_dim, q);
-  const float scale = problem.scale *
-                      descale(tensors.q_scale, problem.scales, b, h, problem.heads_q) *
-                      descale(tensors.k_scale, problem.scales, b, h_kv, problem.heads_kv);
-  const float v_scale = descale(tensors.v_scale, problem.scales, b, h_kv, problem.heads_kv);
+  const Factors q_factors(tensors.q_scale, problem.scales, b, h, problem.heads_q, problem.seq_q);
+  const Factors k_factors(tensors.k_scale, problem.scales, b, h_kv, problem.heads_kv,
+                          problem.seq_kv);
+  const Factors v_factors(tensors.v_scale, problem.scales, b, h_kv, problem.heads_kv,
+                          problem.seq_kv);
+  const float scale =
+      problem.scale * (q_factors.of_all() * q_factors.of_block(i)) * k_factors.of_all();
+  const float v_scale = v_factors.of_all();
 
   const auto* const k = static_cast<const In*>(tensors.k);
   const auto* const v = static_cast<const In*>(tensors.v);
@@ -121,6 +138,7 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
     for (int j = 0; j < count; ++j) {
       load(k + key_at(problem, problem.k, sequence, h_kv, begin + j), head_dim, kv);
       score[j] = scale * dot(q, kv, head_dim);
+      if (k_factors.by_block) score[j] *= k_factors.of_block(begin + j);
       if (problem.softcap > 0.0f)
         score[j] = problem.softcap * std::tanh(score[j] / problem.softcap);
       if (problem.alibi != Alibi::none) {
@@ -145,7 +163,8 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
       sum += weight;
       load(v + key_at(problem, problem.v, sequence, h_kv, begin + j), v_dim, kv,
            problem.v.stride[3]);
-      for (int d = 0; d < v_dim; ++d) o[d] += weight * double{kv[d]};
+      const double factor = weight * double{v_factors.of_block(begin + j)};
+      for (int d = 0; d < v_dim; ++d) o[d] += factor * double{kv[d]};
     }
   }
 

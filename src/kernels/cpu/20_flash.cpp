@@ -45,6 +45,7 @@ constexpr std::int64_t kLongRow = 16384;
 constexpr std::int64_t kSplitRows = 64;
 constexpr std::int64_t kSplitKeys = 1536;  // a multiple of every key tile
 constexpr std::int64_t kMostParts = 32;
+static_assert(flash::kScaleBlock == greenfast::kScaleBlock);
 static_assert(kSplitKeys % kKeyTile == 0 && kSplitKeys % kAmxKeyTile == 0);
 
 // Work below this many floating-point operations is done by the caller alone: waking threads would
@@ -403,6 +404,10 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
     call.k_scale = tensors.k_scale;
     call.v_scale = tensors.v_scale;
     call.scale_per_head = problem.scales == ScaleKind::per_head;
+    if (problem.scales == ScaleKind::per_block) {
+      call.q_blocks = ceil_div(problem.seq_q, kScaleBlock);
+      call.kv_blocks = ceil_div(problem.seq_kv, kScaleBlock);
+    }
   }
   if (problem.sinks) call.sinks = tensors.sinks;
   if (problem.alibi != Alibi::none) {

@@ -16,6 +16,7 @@ struct Strides {
   std::int64_t d = 1;  // of V alone, in e4m3: its keys may be contiguous instead
 };
 
+inline constexpr std::int64_t kScaleBlock = 128;  // as greenfast::kScaleBlock
 enum class Type : int { f32 = 0, f16 = 1, bf16 = 2, e4m3 = 3 };  // as greenfast::DType
 
 /// One entry of the batch: where its rows lie, in elements from the bases of the call, and what
@@ -45,6 +46,7 @@ struct Call {
   float* lse = nullptr;
   const float *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr;  // null: all 1
   bool scale_per_head = false;
+  std::int64_t q_blocks = 0, kv_blocks = 0;  // factors of a head; 0: not by block
   Strides q_stride, k_stride, v_stride, o_stride;
   std::int64_t lse_stride = 0;  // from one query head to the next
   std::int64_t heads_q = 1, heads_kv = 1;

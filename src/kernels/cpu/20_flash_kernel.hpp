@@ -915,8 +915,12 @@ Scale scale_of(const Call& call, const Plot& plot, const Row& row) {
   float scale = call.scale;
   if (call.q_scale != nullptr) {
     const std::int64_t h = plot.h_kv * call.group + row.member;
-    scale *= call.q_scale[call.scale_per_head ? plot.entry.b * call.heads_q + h : 0] *
-             call.k_scale[call.scale_per_head ? plot.kv_head : 0];
+    const std::int64_t head = plot.entry.b * call.heads_q + h;
+    if (call.q_blocks > 0)
+      scale *= call.q_scale[head * call.q_blocks + row.query / kScaleBlock];
+    else
+      scale *= call.q_scale[call.scale_per_head ? head : 0] *
+               call.k_scale[call.scale_per_head ? plot.kv_head : 0];
   }
   if (scale == 0.0f) return {0.0f, 1.0f};
   return scale < 0.0f ? Scale{-1.0f, -scale} : Scale{1.0f, scale};
@@ -1032,8 +1036,9 @@ double join_sink(double sink, double* lse) {
 void finish(const Call& call, const Plot& plot, const Tile& tile, float* stage) {
   const int lanes = tile.lanes(), dim = call.value_dim;
   const auto rows = static_cast<int>(tile.last_row - tile.first_row + 1);
-  const float v_scale =
-      call.v_scale == nullptr ? 1.0f : call.v_scale[call.scale_per_head ? plot.kv_head : 0];
+  const float v_scale = call.v_scale == nullptr || call.kv_blocks > 0
+                            ? 1.0f
+                            : call.v_scale[call.scale_per_head ? plot.kv_head : 0];
   alignas(64) float inverse[kTileRows];
   for (int m = 0; m < lanes; m += kLanes) {
     store(inverse + m, div(set(v_scale), load(tile.sum + m)));
@@ -1154,6 +1159,25 @@ void convert_keys(const Rows& k, int keys, int head_dim, char* to) {
 #endif
     }
   }
+}
+
+/// Factors of the blocks of keys that a KV head has; null where there are none.
+const float* block_factors(const Call& call, const Plot& plot, const float* scale) {
+  return call.kv_blocks > 0 ? scale + plot.kv_head * call.kv_blocks : nullptr;
+}
+/// Multiplies converted keys, `first` and those behind it, by the factors of their blocks.
+void multiply_keys(const float* factors, std::int64_t first, int keys, int head_dim, char* to) {
+  for (int n = 0; n < keys; ++n) {
+    float* const row = reinterpret_cast<float*>(to) + n * head_dim;
+    const Vec factor = set(factors[(first + n) / kScaleBlock]);
+    for (int d = 0; d < head_dim; d += kLanes) {
+      store_n(row + d, mul(load_n(row + d, head_dim - d), factor), head_dim - d);
+    }
+  }
+}
+/// The same of numbers of one row of scores or weights.
+void multiply_by_key(const float* factors, std::int64_t first, int keys, float* s) {
+  for (int n = 0; n < keys; ++n) s[n] *= factors[(first + n) / kScaleBlock];
 }
 
 #if defined(__AVX512BF16__)
@@ -1518,6 +1542,8 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
   const In* const k_head = first_key<In>(call.k, call.k_stride, entry.k, plot.h_kv);
   const In* const v_head = first_key<In>(call.v, call.v_stride, entry.v, plot.h_kv);
   const int s_stride = round_up(call.key_tile, kLanes);
+  const float* const k_factors = block_factors(call, plot, call.k_scale);
+  const float* const v_factors = block_factors(call, plot, call.v_scale);
 
   for (std::int64_t key_tile = begin_tile; key_tile < end_tile; ++key_tile) {
     const std::int64_t tile_begin = key_tile * call.key_tile;
@@ -1554,7 +1580,10 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
     });
 
     for (int r = 0; r < kRows; ++r) {
-      few_weights(call, plot, tile.first_row + r, begin, keys, row[r], s + r * s_stride);
+      float* const of_row = s + r * s_stride;
+      if (k_factors != nullptr) multiply_by_key(k_factors, begin, keys, of_row);
+      few_weights(call, plot, tile.first_row + r, begin, keys, row[r], of_row);
+      if (v_factors != nullptr) multiply_by_key(v_factors, begin, keys, of_row);
       rescale[r] = row[r].rescale;
     }
 
@@ -1835,6 +1864,14 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
       convert(Listed<In>{k_rows, keys}, Listed<In>{v_rows, keys}, Int<1>{});
     }
     if (!ready) return false;
+    if constexpr (A::kPerUnit == 1 && kSame<In, E4m3>) {  // which are in scratch then
+      if (call.kv_blocks > 0) {
+        multiply_keys(block_factors(call, plot, call.k_scale), begin, keys, call.head_dim,
+                      scratch.k);
+        multiply_keys(block_factors(call, plot, call.v_scale), begin, keys, call.value_dim,
+                      scratch.v);
+      }
+    }
 
     for (int t = 0; t < tiles.count; ++t) {
       const Tile& tile = tiles.tile[t];
@@ -1867,6 +1904,13 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
 void attend(const Call& call, std::int64_t task, void* arena) {
   const Plot plot = locate(call, task, true);
   const auto run = [&](auto* code) { return code(call, plot, arena); };
+#if defined(__AVX512BF16__)
+  // No bf16 holds the product of a code and its block's factor.
+  if (call.kv_blocks > 0) {
+    run(attend<Fp32, E4m3>);
+    return;
+  }
+#endif
 #if defined(GREENFAST_AMX)
   {
     const WholeTiles tiles;

@@ -80,6 +80,8 @@ struct Recipe {
   bool base_from_sum = false;  // a risen maximum is a quarter tile's sum of weights
   bool round_product = false;
   bool exact_in_first_head = false;  // the product is not rounded there
+  bool neighbour_block_scale = false;  // the factor of the block before
+  bool first_block_scale = false;      // of the head's first block, for all
   bool cancelling_softcap = false;
   bool maximum_from_zero = false;
   bool masked_maximum = false;
@@ -230,8 +232,8 @@ struct Head {
 // One head of one tensor as dense floats, scales applied.
 std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void* data,
                              const float* scale, std::int64_t heads, std::int64_t seq,
-                             std::int64_t dim, std::int64_t b, std::int64_t h, const auto& place,
-                             std::int64_t step = 1) {
+                             std::int64_t longest, std::int64_t dim, std::int64_t b,
+                             std::int64_t h, const auto& place, std::int64_t step = 1) {
   if (recipe.first_batch_only) b = 0;
   std::vector<float> out(static_cast<std::size_t>(seq * dim));
   for (std::int64_t s = 0; s < seq; ++s)
@@ -242,8 +244,17 @@ std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void*
     for (float& x : out) x = flush(p.dtype, x);
   if (p.scales != ScaleKind::none) {
     const bool one = p.scales == ScaleKind::tensor || recipe.first_scale_only;
-    const float factor = scale[one ? 0 : b * heads + h];
-    for (float& x : out) x *= factor;
+    const std::int64_t head = one ? 0 : b * heads + h;
+    // seq is the sequence's own, and factors are of the longest.
+    const std::int64_t blocks =
+        p.scales == ScaleKind::per_block ? (longest + kScaleBlock - 1) / kScaleBlock : 1;
+    for (std::int64_t s = 0; s < seq; ++s) {
+      std::int64_t block = blocks > 1 ? s / kScaleBlock : 0;
+      if (recipe.neighbour_block_scale && block > 0) --block;
+      if (recipe.first_block_scale) block = 0;
+      for (std::int64_t d = 0; d < dim; ++d)
+        out[static_cast<std::size_t>(s * dim + d)] *= scale[head * blocks + block];
+    }
   }
   if (recipe.dequantise_to_fp16 && p.dtype == DType::e4m3)
     for (float& x : out)
@@ -731,17 +742,17 @@ void attend(const Problem& whole, const Tensors& tensors, const Recipe& of_all) 
     p.seq_q = head.own.rows;
     p.seq_kv = head.own.keys;
     const std::int64_t dim_v = value_dim(p);
-    auto q = read_head(p, of_query, tensors.q, tensors.q_scale, whole.heads_q, p.seq_q, p.head_dim,
-                       b, h, [&](auto... at) { return real.q(at...); });
+    auto q = read_head(p, of_query, tensors.q, tensors.q_scale, whole.heads_q, p.seq_q,
+                       whole.seq_q, p.head_dim, b, h, [&](auto... at) { return real.q(at...); });
     if (recipe.round_query)
       for (float& x : q)
         x = static_cast<float>(numeric::round_to(p.dtype, static_cast<double>(x * p.scale)));
     const auto k = read_head(p, recipe, tensors.k, tensors.k_scale, whole.heads_kv, p.seq_kv,
-                             p.head_dim, b, hkv, [&](auto... at) { return read.k(at...); });
+                             whole.seq_kv, p.head_dim, b, hkv, [&](auto... at) { return read.k(at...); });
     const std::int64_t values =
         operand_of(whole, OperandId::v).bytes / static_cast<std::int64_t>(size_of(whole.dtype));
     const auto v = read_head(
-        p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, dim_v, b, hkv,
+        p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, whole.seq_kv, dim_v, b, hkv,
         [&](auto... at) {
           if (!recipe.value_stride_of_key) return read.v(at...);
           // Not behind the end of V.
@@ -1110,6 +1121,12 @@ const std::vector<Kernel>& kernels() {
       {{"softcap_ignored", "takes no notice of the softcap", false, needs_softcap},
        {.ignore_softcap = true}},
       {{"v_scale_x0.75", "V's descale factor times 0.75"}, {.value_factor = 0.75f}},
+      {{"neighbour_block_scale", "a block of keys or queries uses the factor of the one before",
+        false, needs_block_scales},
+       {.neighbour_block_scale = true}},
+      {{"first_block_scale", "every block of a head uses the factor of its first", false,
+        needs_block_scales},
+       {.first_block_scale = true}},
       {{"first_head_scale", "every head uses the descale factor of the first", false,
         needs_head_scales},
        {.first_scale_only = true}},

@@ -29,6 +29,11 @@ inline const char* needs_batch(const Problem& p) { return p.batch > 1 ? nullptr 
 inline const char* needs_head_scales(const Problem& p) {
   return p.scales == ScaleKind::per_head ? nullptr : "needs scales per head";
 }
+inline const char* needs_block_scales(const Problem& p) {
+  return p.scales == ScaleKind::per_block && p.seq_kv > kScaleBlock
+             ? nullptr
+             : "needs scales per block, and two blocks of keys";
+}
 inline const char* needs_strides(const Problem& p) {
   const Layout dense = dense_layout(Order::bhsd, p.batch, p.heads_kv, p.seq_kv, p.head_dim);
   // Not where storage is shared: there the dense reading would leave the allocation.

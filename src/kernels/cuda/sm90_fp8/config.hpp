@@ -22,6 +22,7 @@ struct Config {
   int head_dim = 128;  // columns of the tiles; smaller heads are padded with zeros by TMA
   bool masked = false;
   Weights weights = Weights::exponentials;
+  bool block_factors = false;  // Q, K and V have one for each tile of rows or block of keys
 
   constexpr bool halves() const { return weights != Weights::exponentials; }  // as scores
   // Products of P V, of so many columns each and the ones behind the last. Beside O of head dim 256
@@ -87,10 +88,12 @@ constexpr int largest_head_dim(Weights weights) {
   return weights == Weights::exponentials ? 128 : 256;
 }
 
-/// Factors of e4m3 tensors: null for 1, else one or one a head.
+/// Factors of e4m3 tensors: null for 1, else one or one a head, or, of builds for that, one a block.
 struct Scales {
   const float *q = nullptr, *k = nullptr, *v = nullptr;
   bool per_head = false;
+  // Of a head, and the block of the first key that some row sees.
+  std::int32_t q_blocks = 0, kv_blocks = 0, first_block = 0;
 };
 
 /// Kernel arguments beside the tensor maps.
@@ -131,6 +134,7 @@ struct TransposeParams {
 /// Kernels of a head dim, for cudaLaunchKernelExC.
 struct Entries {
   const void *plain = nullptr, *masked = nullptr, *transpose = nullptr, *reorder = nullptr;
+  const void *plain_blocks = nullptr, *masked_blocks = nullptr;  // with factors of blocks
 };
 template <int kHeadDim>
 Entries entries();

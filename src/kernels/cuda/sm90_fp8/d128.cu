@@ -8,6 +8,8 @@ Entries entries<128>() {
   return {reinterpret_cast<const void*>(&fp8_kernel<Compiled<128, false>>),
           reinterpret_cast<const void*>(&fp8_kernel<Compiled<128, true>>),
           reinterpret_cast<const void*>(&transpose_kernel<128>),
-          reinterpret_cast<const void*>(&reorder_kernel<128>)};
+          reinterpret_cast<const void*>(&reorder_kernel<128>),
+          reinterpret_cast<const void*>(&fp8_kernel<CompiledBlocks<128, false>>),
+          reinterpret_cast<const void*>(&fp8_kernel<CompiledBlocks<128, true>>)};
 }
 }  // namespace greenfast::cuda::fp8

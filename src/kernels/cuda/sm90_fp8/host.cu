@@ -88,6 +88,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   d.keys = visible_keys(problem);
   const Band& band = d.keys.band;
   d.config.head_dim = kHeadDims[index_of_head_dim(problem.head_dim)];
+  d.config.block_factors = problem.scales == ScaleKind::per_block;
   d.config.masked =
       band.above < band.keys - 1 || band.below + (static_cast<std::int32_t>(problem.seq_q) - 1) > 0;
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
@@ -147,6 +148,10 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   if (problem.seq_q > Band::kFar || problem.seq_kv > Band::kFar) {
     return refuse(why, "a sequence longer than 2^30");
   }
+  // Blocks of the kernel begin with the first key that some row sees.
+  if (problem.scales == ScaleKind::per_block && visible_keys(problem).first % kScaleBlock != 0)
+    return refuse(why, "a scale for each block of ", kScaleBlock, " keys, and no query sees one before ",
+                  visible_keys(problem).first, "; takes multiples of ", kScaleBlock);
   if (!inputs_addressable(problem, choice.batch_invariant, why, is_transposed(problem)))
     return false;
   if (tiles_of_an_entry(problem) > kMostTilesOf128) {
@@ -193,6 +198,7 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   const char* name = kWeights == Weights::exponentials ? "fp8_kernel<Compiled<"
                      : kWeights == Weights::curved     ? "fp8_fast_kernel<CompiledCurved<"
                                                        : "fp8_fast_kernel<CompiledFast<";
+  if (d.config.block_factors) name = "fp8_kernel<CompiledBlocks<";
   result.kernel = core::concat("fp8::", name, d.config.head_dim, ", ",
                                d.config.masked ? "true" : "false", ">>");
   result.note =
@@ -219,16 +225,18 @@ const Entries& entries_of(const Config& config) {
 }
 const void* kernel_of(const Config& config) {
   const Entries& kernels = entries_of(config);
+  if (config.block_factors) return config.masked ? kernels.masked_blocks : kernels.plain_blocks;
   return config.masked ? kernels.masked : kernels.plain;
 }
 
-// By kernel: head dim, mask, weights.
-constinit std::array<SharedMemoryOptIn, 3 * 2 * kHeadDims.size()> opt_in;
+// By kernel: head dim, mask, weights, of which those with factors of blocks are the last.
+constinit std::array<SharedMemoryOptIn, 4 * 2 * kHeadDims.size()> opt_in;
 
 Status ensure_ready(const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(id_of(d.config.weights)); !status.ok()) return status;
   const std::size_t index =
-      (2 * index_of(d.config) + (d.config.masked ? 1u : 0u)) * kHeadDims.size() +
+      (2 * (d.config.block_factors ? 3 : index_of(d.config)) + (d.config.masked ? 1u : 0u)) *
+          kHeadDims.size() +
       index_of_head_dim(d.config.head_dim);
   return opt_in[index].ensure(kernel_of(d.config), d.config.shared_bytes(), device,
                               id_of(d.config.weights));
@@ -265,6 +273,11 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   if (problem.scales != ScaleKind::none)
     p.scales = {tensors.q_scale, tensors.k_scale, tensors.v_scale,
                 problem.scales == ScaleKind::per_head};
+  if (problem.scales == ScaleKind::per_block) {
+    p.scales.q_blocks = static_cast<std::int32_t>(ceil_div(problem.seq_q, kScaleBlock));
+    p.scales.kv_blocks = static_cast<std::int32_t>(ceil_div(problem.seq_kv, kScaleBlock));
+    p.scales.first_block = static_cast<std::int32_t>(d.keys.first / kScaleBlock);
+  }
   p.lse = problem.lse ? tensors.lse : nullptr;
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];

@@ -13,7 +13,7 @@
 //         - A base that leaves e4m3's few octaves to what counts (softmax.cuh).
 //         - Two sums of a row. O is divided by that of the rounded weights, from eight rows of ones
 //           behind V^T; the log-sum-exp is of the weights before rounding.
-// Takes   e4m3 with factors for each tensor or head, D up to 128, full, causal and windows, GQA,
+// Takes   e4m3 with factors for each tensor, head or (in builds of their own) block, D up to 128, full, causal and windows, GQA,
 //         LSE, any sign of the scale, output fp16, bf16 or fp32 with any strides.
 // Limits  sm_90a; 16-byte strides of Q, K and V; no softcap. Workspace: V^T.
 // Budget  one CTA an SM: 40 registers for a producer thread, 232 for a consumer's: at D 128 64
@@ -47,6 +47,9 @@
 #include "kernels/cuda/sm90_fp8/softmax.cuh"
 
 namespace greenfast::cuda::fp8 {
+
+/// Of products to log2; all products are 0 in effect at less.
+inline constexpr float kLeastScale = 1e-36f;
 
 /// bar.sync of a warpgroup's 128 threads: Q's signs are turned.
 inline constexpr int kQIsTurned = 1;
@@ -189,12 +192,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   static constexpr Config kConfig = ConfigOf::value;
   constexpr int kHeadDim = kConfig.head_dim, kKeys = kConfig.kKeys, kStages = kConfig.stages();
   constexpr int kWarpgroups = kConfig.warpgroups(), kQStages = kConfig.q_stages();
-  constexpr bool kMasked = kConfig.masked;
+  constexpr bool kMasked = kConfig.masked, kBlockFactors = kConfig.block_factors;
+  static_assert(!kBlockFactors || (kConfig.rows() == kScaleBlock && kKeys == kScaleBlock));
   static_assert(kConfig.shared_bytes() + 8192 <= 232448);
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
-  __shared__ alignas(8) std::uint64_t barriers[SharedMemory<ConfigOf>::kBarriers];
+  // Behind the barriers, for each warp: the scale of its tile but for K's factors.
+  constexpr int kBarriers = SharedMemory<ConfigOf>::kBarriers;
+  __shared__ alignas(
+      8) std::uint64_t barriers[kBarriers + (kBlockFactors ? 4 * kWarpgroups : 0)];
   __shared__ WideBase wide_bases[128 * kWarpgroups][2];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
@@ -252,10 +259,15 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                                             k > 0 || accumulate);
     ptx::wgmma_commit();
   };
-  // The second level: `part` is finished.
-  const auto add_part = [&] {
+  // The second level: `part` is finished; `factor` is that of its block of V.
+  const auto add_part = [&](float factor) {
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) o[i] += part[i];
+    for (int i = 0; i < kHeadDim / 2; ++i) {
+      if constexpr (kBlockFactors)
+        o[i] = fmaf(part[i], factor, o[i]);
+      else
+        o[i] += part[i];
+    }
     rounded[0] += part[kHeadDim / 2];
     rounded[1] += part[kHeadDim / 2 + 2];
   };
@@ -289,7 +301,39 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     __syncwarp();
     return strip() + 16 * ptx::lane_id();
   };
+  // Nothing is in `part`. In assembly, because an assignment serialises wgmma (C7511).
+  const auto clear_part = [&] {
+#pragma unroll
+    for (float& x : part) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x));
+  };
   float shrink[2];  // of a step's new bases
+  // Of a block of keys.
+  Tile tile;
+  const auto block_factor = [&](const float* factors, int block) {
+    const int kv = tile.batch * p.heads_kv + tile.head / p.group;
+    return __ldg(factors + std::int64_t{kv} * p.scales.kv_blocks + p.scales.first_block + block);
+  };
+  // Scores of a block whose factor is negative are to be turned.
+  bool turns = false;
+  const auto tile_scale = [&]() -> double& {
+    return reinterpret_cast<double*>(barriers + kBarriers)[4 * group + warp];
+  };
+  const auto take_factor = [&](int block) {
+    if constexpr (kBlockFactors) {
+      const double scale = tile_scale() * block_factor(p.scales.k, block);
+      turns = scale < 0.0;
+      rows.scale = fabsf(static_cast<float>(scale));
+      if (rows.scale < kLeastScale) rows.scale = kLeastScale;
+    }
+  };
+  const auto turn_scores = [&] {
+    if constexpr (kBlockFactors) {
+      if (turns) {
+#pragma unroll
+        for (float& x : s) x = -x;
+      }
+    }
+  };
   // A block again from its scores. At D 128 there are no registers for this while P V is under way,
   // so half of O steps aside into the warp's strip.
   const auto redo = [&] {
@@ -303,6 +347,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
     multiply_qk_alone<kHeadDim>(s, q_tile() + 16 * warp * kHeadDim,
                                 shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes());
+    turn_scores();
     rows.exact(s, shrink);
 #pragma unroll
     for (int i = 0; i < kAside; i += 4) {
@@ -315,7 +360,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
 
   // ---- Consumers: tile after tile ----
-  Tile tile, next = {};
+  Tile next = {};
   // An index below 0 says that there is no tile.
   const auto find_next = [&](int step, Tile& found) {
     if (!next_tile(p, step, found)) found.index = -1;
@@ -348,10 +393,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if constexpr (kQStages > 1) q_index = group + tile_step % kQStages * kWarpgroups;
     ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kQStages & 1);
     const int kv = tile.batch * p.heads_kv + tile.head / p.group;
-    rows.scale = static_cast<float>(
-        p.scale_log2 *
-        factor_of(p.scales.q, p.scales.per_head, tile.batch * p.schedule.heads + tile.head) *
-        factor_of(p.scales.k, p.scales.per_head, kv));
+    const int q_head = tile.batch * p.schedule.heads + tile.head;
+    if constexpr (kBlockFactors) {
+      const double scale =
+          p.scale_log2 * p.scales.q[std::int64_t{q_head} * p.scales.q_blocks + tile.index];
+      rows.scale = scale < 0.0 ? -1.0f : 1.0f;  // of no block yet
+      __syncwarp();
+      if (leader) tile_scale() = fabs(scale);
+      __syncwarp();
+    } else {
+      rows.scale = static_cast<float>(p.scale_log2 *
+                                      factor_of(p.scales.q, p.scales.per_head, q_head) *
+                                      factor_of(p.scales.k, p.scales.per_head, kv));
+    }
     if (rows.scale < 0.0f) {
       // The largest product must be the largest score: turn Q's signs, which is exact.
       rows.scale = -rows.scale;
@@ -367,7 +421,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::named_barrier_sync<128>(kQIsTurned + group);
     }
     // -inf times 0 would be NaN; at this scale all products are 0 in effect.
-    if (rows.scale < 1e-36f) rows.scale = 1e-36f;
+    if (rows.scale < kLeastScale) rows.scale = kLeastScale;
 
     // The constant halves in a way that ptxas cannot know: it would set a constant again for every
     // wgmma. For each tile, because it would copy what lives longer.
@@ -381,6 +435,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (works) {
       // ---- First block: the true maximum ----
       int block = blocks.end - 1;
+      take_factor(block);
       ptx::mbarrier_wait(k_stage.full, k_stage.parity);
       ptx::pin_registers(s);
       ptx::wgmma_fence();
@@ -389,28 +444,33 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::wgmma_wait<0>();
       ptx::pin_registers(s);
       release(k_stage.empty());
+      turn_scores();
       if (kMasked || (block + 1) * kKeys > p.band.keys)
         rows.mask(p, s, block, first_row + 16 * warp);
       rows.begin(s);
       convert();
       k_stage.advance(shared.k_full);
-      // Nothing to add yet. In assembly, because an assignment serialises wgmma (C7511).
-#pragma unroll
-      for (float& x : part) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x));
+      clear_part();
 
       // ---- Main loop: S(block), and P V of the block before ----
       const auto step = [&]<bool kExact>() {
+        take_factor(block);
+        float of_part = 1.0f;
+        if constexpr (kBlockFactors) {
+          if (block + 2 < blocks.end) of_part = block_factor(p.scales.v, block + 2);
+        }
         ptx::mbarrier_wait(k_stage.full, k_stage.parity);
         ptx::pin_registers(s);
         ptx::wgmma_fence();
         issue_scores();
-        add_part();
+        add_part(of_part);
         ptx::mbarrier_wait(v_stage.full, v_stage.parity);
         ptx::pin_registers(part);
         ptx::wgmma_fence();
         issue_output(false);
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
+        turn_scores();
         bool moved = true;  // a base
         if constexpr (kExact) {
           // Masks and maxima have no registers for these at D 128: they step aside, as in `redo`.
@@ -456,6 +516,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       // On top of the one before: where it began anew, ptxas would serialise all of wgmma (C7511).
       // Two blocks in one accumulator lose 0.25% of V >= 0, one 0.16%.
       release(shared.q_empty + 8 * q_index);
+      if constexpr (kBlockFactors) {
+        // Blocks of different factors have no accumulator together.
+        if (blocks.end - blocks.begin > 1) add_part(block_factor(p.scales.v, blocks.begin + 1));
+        clear_part();
+      }
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       ptx::pin_registers(part);
       ptx::wgmma_fence();
@@ -464,7 +529,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       ptx::pin_registers(part);
       release(v_stage.empty());
       v_stage.advance(shared.v_full);
-      add_part();
+      add_part(kBlockFactors ? block_factor(p.scales.v, blocks.begin) : 1.0f);
     } else {
       find_next(tile_step + 1, next);
       release(shared.q_empty + 8 * q_index);
@@ -476,7 +541,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // ---- Epilogue: normalise, store ----
     const int here = ptx::lane_id();  // anew: `lane` would live through the main loop
     const int row = first_row + 16 * warp + (here >> 2), t = here & 3;
-    const float v_factor = factor_of(p.scales.v, p.scales.per_head, kv);
+    const float v_factor =
+        kBlockFactors ? 1.0f : factor_of(p.scales.v, p.scales.per_head, kv);
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -503,5 +569,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 /// Gives a compiled kernel a name that a plan can say.
 template <int kHeadDim, bool kMasked>
 struct Compiled : With<Config{.head_dim = kHeadDim, .masked = kMasked}> {};
+/// With factors of blocks.
+template <int kHeadDim, bool kMasked>
+struct CompiledBlocks
+    : With<Config{.head_dim = kHeadDim, .masked = kMasked, .block_factors = true}> {};
 
 }  // namespace greenfast::cuda::fp8
