@@ -46,8 +46,8 @@ enum class Feature : std::int32_t {
   exact_accuracy = 29,  ///< they are not, as for every problem that does not ask for fast accuracy
   transposed_v = 30,    ///< e4m3 V with its keys one behind the other, not its head dimension
   scales_per_block = 31,  ///< a descale factor for each kScaleBlock rows
-  example = 62,         ///< no problem needs it and nobody takes it: tests ask for it
-  unknown = 63,         ///< a value that this version has no name for
+  example = 62,           ///< no problem needs it and nobody takes it: tests ask for it
+  unknown = 63,           ///< a value that this version has no name for
 };
 
 /// A set of features.

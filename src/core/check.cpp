@@ -392,9 +392,8 @@ std::int64_t extent_elements(const Layout& layout,
 bool is_empty(const Problem& p) noexcept {
   // Serving may leave rows of O to nobody, or give a row without a key an LSE of its own.
   constexpr Features kOneAnswer =
-      kFeaturesOfAbi1 |
-      Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
-               Feature::scales_per_block};
+      kFeaturesOfAbi1 | Features{Feature::exact_accuracy, Feature::fast_accuracy,
+                                 Feature::transposed_v, Feature::scales_per_block};
   return writes_nothing(p) || (p.seq_kv == 0 && kOneAnswer.hold(features_of(p)));
 }
 

@@ -84,9 +84,8 @@ inline constexpr Features kTakesE4m3WithoutLse = kTakesE4m3 - Feature::lse;
 /// What the answer without a kernel holds for: O = 0 and LSE = -inf where no query sees a key,
 /// nothing where there is no query. core::is_empty says which problems get it: a feature that
 /// changes a row without keys (a sink does) belongs there too.
-inline constexpr Features kTakesEmpty =
-    kFeaturesOfAbi1 | kFeaturesOfServing |
-    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
-             Feature::scales_per_block};
+inline constexpr Features kTakesEmpty = kFeaturesOfAbi1 | kFeaturesOfServing |
+                                        Features{Feature::exact_accuracy, Feature::fast_accuracy,
+                                                 Feature::transposed_v, Feature::scales_per_block};
 
 }  // namespace greenfast::dispatch

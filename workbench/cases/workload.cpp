@@ -808,8 +808,7 @@ std::vector<float> scales_for(const std::vector<double>& largest, ScaleKind kind
   std::vector<float> scales;
   scales.reserve(largest.size());
   for (const double most : largest) {
-    const int octaves =
-        kind == ScaleKind::per_block ? static_cast<int>(scales.size() % 3) : 0;
+    const int octaves = kind == ScaleKind::per_block ? static_cast<int>(scales.size() % 3) : 0;
     const auto scale = static_cast<float>(std::ldexp(most / 448.0, octaves));
     scales.push_back(scale >= std::numeric_limits<float>::min() ? scale : 1.0f);
   }
@@ -900,13 +899,12 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
   };
   if (p.scales != ScaleKind::none) {
     // Every head's rows are looked at by one task; factors of a tensor are brought together behind.
-    const ScaleKind kind =
-        p.scales == ScaleKind::tensor ? ScaleKind::per_head : p.scales;
+    const ScaleKind kind = p.scales == ScaleKind::tensor ? ScaleKind::per_head : p.scales;
     std::vector<double> largest(static_cast<std::size_t>(scale_groups(kind, seq, heads)));
     parallel_for(heads, [&](std::int64_t head) {
       each(head, [&](std::int64_t, const double* row, std::size_t group) {
-        double& most = largest[p.scales == ScaleKind::tensor ? static_cast<std::size_t>(head)
-                                                             : group];
+        double& most =
+            largest[p.scales == ScaleKind::tensor ? static_cast<std::size_t>(head) : group];
         for (std::int64_t d = 0; d < rows.dim; ++d)
           if (std::isfinite(row[d])) most = std::max(most, std::fabs(row[d]));
       });

@@ -40,10 +40,9 @@ inline constexpr double kSlack = 1e-2;
 
 /// What the definition below knows of. A problem that needs more is not judged.
 /// Fast accuracy has the same truth as exact.
-inline constexpr Features kOracleTakes =
-    kFeaturesOfAbi1 | kFeaturesOfServing |
-    Features{Feature::exact_accuracy, Feature::fast_accuracy, Feature::transposed_v,
-             Feature::scales_per_block};
+inline constexpr Features kOracleTakes = kFeaturesOfAbi1 | kFeaturesOfServing |
+                                         Features{Feature::exact_accuracy, Feature::fast_accuracy,
+                                                  Feature::transposed_v, Feature::scales_per_block};
 Reference compute_reference(const Case& c, const Inputs& inputs, std::vector<std::int64_t> rows,
                             Truth truth = Truth::decoded);
 

@@ -171,7 +171,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     slice.load(held);
     const std::uint32_t most =
         view.offset != nullptr ? over_warp<true>(slice, held) : over_warp<false>(slice, held);
-    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + view.scale_of(head, blockIdx.x * view.rows), most);
+    if (threadIdx.x % 32 == 0 && most != 0)
+      atomicMax(scale + view.scale_of(head, blockIdx.x * view.rows), most);
   }
 }
 
@@ -189,8 +190,9 @@ __global__ void __launch_bounds__(kThreads, 3)
     const Slice<T, kAligned> slice(from, to, view, head, gridDim.x - 1 - blockIdx.x);
     Values<T> held[Slice<T, kAligned>::kCount];
     slice.load(held);
-    const SharedDivisor divisor =
-        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.scale_of(head, (gridDim.x - 1 - blockIdx.x) * view.rows)]);
+    const SharedDivisor divisor = SharedDivisor::of(
+        scale == nullptr ? 1.0f
+                         : scale[view.scale_of(head, (gridDim.x - 1 - blockIdx.x) * view.rows)]);
     const auto offset = Offset<true>::of(slice.columns);
     if (divisor.quick)
       slice.each(held, [&](const Values<T>& values, int row) {
@@ -215,7 +217,8 @@ __global__ void __launch_bounds__(kThreads)
       most = Largest<float, true>::finite(values, offset, most);
     });
     most = __reduce_max_sync(0xffffffffu, most);
-    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(scale + view.scale_of(head, blockIdx.x * view.rows), most);
+    if (threadIdx.x % 32 == 0 && most != 0)
+      atomicMax(scale + view.scale_of(head, blockIdx.x * view.rows), most);
   }
 }
 
@@ -226,8 +229,9 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t back = blockIdx.y; back < view.all_heads; back += gridDim.y) {
     const std::int64_t head = view.all_heads - 1 - back;
     const Slice<T, false> slice(from, to, view, head, gridDim.x - 1 - blockIdx.x);
-    const SharedDivisor divisor =
-        SharedDivisor::of(scale == nullptr ? 1.0f : scale[view.scale_of(head, (gridDim.x - 1 - blockIdx.x) * view.rows)]);
+    const SharedDivisor divisor = SharedDivisor::of(
+        scale == nullptr ? 1.0f
+                         : scale[view.scale_of(head, (gridDim.x - 1 - blockIdx.x) * view.rows)]);
     const auto offset = Offset<true>::of(slice.columns);
     slice.each_rotated(view.parts, [&](const Values<float>& values, int row) {
       if (divisor.quick)
@@ -327,8 +331,8 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, cudaS
   view.rows = std::int64_t{Slice<T, kAligned>::kCount} * (kThreads / view.parts);
   // A slice has one scale: its rows begin and end with a block's, or share one.
   if (p.scales == ScaleKind::per_block)
-    view.rows = std::min<std::int64_t>(
-        kScaleBlock, std::bit_floor(static_cast<std::uint64_t>(view.rows)));
+    view.rows =
+        std::min<std::int64_t>(kScaleBlock, std::bit_floor(static_cast<std::uint64_t>(view.rows)));
   const dim3 grid = grid_of(std::max<std::int64_t>(ceil_div(view.seq, view.rows), 1), view);
   const std::int64_t scales = quantize_scales(p);
   if (scaled && p.compute_scales) {
@@ -387,11 +391,9 @@ void launch(const core::QuantizeCall& call, cudaStream_t stream) {
                   .to_h = p.to.stride[1],
                   .to_s = p.to.stride[2],
                   .to_d = p.to.stride[3],
-                  .one_scale =
-                      p.scales != ScaleKind::per_head && p.scales != ScaleKind::per_block,
-                  .scales_of_head = p.scales == ScaleKind::per_block
-                                        ? ceil_div(p.seq, kScaleBlock)
-                                        : std::int64_t{1},
+                  .one_scale = p.scales != ScaleKind::per_head && p.scales != ScaleKind::per_block,
+                  .scales_of_head = p.scales == ScaleKind::per_block ? ceil_div(p.seq, kScaleBlock)
+                                                                     : std::int64_t{1},
                   .offset = offset};
   if (in_parts(p, t) && !p.rotate)
     launch<T, true>(p, t, view, stream);

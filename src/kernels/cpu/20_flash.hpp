@@ -16,7 +16,7 @@ struct Strides {
   std::int64_t d = 1;  // of V alone, in e4m3: its keys may be contiguous instead
 };
 
-inline constexpr std::int64_t kScaleBlock = 128;  // as greenfast::kScaleBlock
+inline constexpr std::int64_t kScaleBlock = 128;                 // as greenfast::kScaleBlock
 enum class Type : int { f32 = 0, f16 = 1, bf16 = 2, e4m3 = 3 };  // as greenfast::DType
 
 /// One entry of the batch: where its rows lie, in elements from the bases of the call, and what

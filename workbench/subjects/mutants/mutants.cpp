@@ -79,7 +79,7 @@ struct Recipe {
   float start = 1;             // the largest weight
   bool base_from_sum = false;  // a risen maximum is a quarter tile's sum of weights
   bool round_product = false;
-  bool exact_in_first_head = false;  // the product is not rounded there
+  bool exact_in_first_head = false;    // the product is not rounded there
   bool neighbour_block_scale = false;  // the factor of the block before
   bool first_block_scale = false;      // of the head's first block, for all
   bool cancelling_softcap = false;
@@ -232,8 +232,8 @@ struct Head {
 // One head of one tensor as dense floats, scales applied.
 std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void* data,
                              const float* scale, std::int64_t heads, std::int64_t seq,
-                             std::int64_t longest, std::int64_t dim, std::int64_t b,
-                             std::int64_t h, const auto& place, std::int64_t step = 1) {
+                             std::int64_t longest, std::int64_t dim, std::int64_t b, std::int64_t h,
+                             const auto& place, std::int64_t step = 1) {
   if (recipe.first_batch_only) b = 0;
   std::vector<float> out(static_cast<std::size_t>(seq * dim));
   for (std::int64_t s = 0; s < seq; ++s)
@@ -742,17 +742,19 @@ void attend(const Problem& whole, const Tensors& tensors, const Recipe& of_all) 
     p.seq_q = head.own.rows;
     p.seq_kv = head.own.keys;
     const std::int64_t dim_v = value_dim(p);
-    auto q = read_head(p, of_query, tensors.q, tensors.q_scale, whole.heads_q, p.seq_q,
-                       whole.seq_q, p.head_dim, b, h, [&](auto... at) { return real.q(at...); });
+    auto q = read_head(p, of_query, tensors.q, tensors.q_scale, whole.heads_q, p.seq_q, whole.seq_q,
+                       p.head_dim, b, h, [&](auto... at) { return real.q(at...); });
     if (recipe.round_query)
       for (float& x : q)
         x = static_cast<float>(numeric::round_to(p.dtype, static_cast<double>(x * p.scale)));
-    const auto k = read_head(p, recipe, tensors.k, tensors.k_scale, whole.heads_kv, p.seq_kv,
-                             whole.seq_kv, p.head_dim, b, hkv, [&](auto... at) { return read.k(at...); });
+    const auto k =
+        read_head(p, recipe, tensors.k, tensors.k_scale, whole.heads_kv, p.seq_kv, whole.seq_kv,
+                  p.head_dim, b, hkv, [&](auto... at) { return read.k(at...); });
     const std::int64_t values =
         operand_of(whole, OperandId::v).bytes / static_cast<std::int64_t>(size_of(whole.dtype));
     const auto v = read_head(
-        p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, whole.seq_kv, dim_v, b, hkv,
+        p, recipe, tensors.v, tensors.v_scale, whole.heads_kv, p.seq_kv, whole.seq_kv, dim_v, b,
+        hkv,
         [&](auto... at) {
           if (!recipe.value_stride_of_key) return read.v(at...);
           // Not behind the end of V.

@@ -150,8 +150,9 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   }
   // Blocks of the kernel begin with the first key that some row sees.
   if (problem.scales == ScaleKind::per_block && visible_keys(problem).first % kScaleBlock != 0)
-    return refuse(why, "a scale for each block of ", kScaleBlock, " keys, and no query sees one before ",
-                  visible_keys(problem).first, "; takes multiples of ", kScaleBlock);
+    return refuse(why, "a scale for each block of ", kScaleBlock,
+                  " keys, and no query sees one before ", visible_keys(problem).first,
+                  "; takes multiples of ", kScaleBlock);
   if (!inputs_addressable(problem, choice.batch_invariant, why, is_transposed(problem)))
     return false;
   if (tiles_of_an_entry(problem) > kMostTilesOf128) {

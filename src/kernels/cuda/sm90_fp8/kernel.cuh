@@ -200,8 +200,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   extern __shared__ std::uint8_t raw_shared[];
   // Behind the barriers, for each warp: the scale of its tile but for K's factors.
   constexpr int kBarriers = SharedMemory<ConfigOf>::kBarriers;
-  __shared__ alignas(
-      8) std::uint64_t barriers[kBarriers + (kBlockFactors ? 4 * kWarpgroups : 0)];
+  __shared__ alignas(8) std::uint64_t barriers[kBarriers + (kBlockFactors ? 4 * kWarpgroups : 0)];
   __shared__ WideBase wide_bases[128 * kWarpgroups][2];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
@@ -402,9 +401,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if (leader) tile_scale() = fabs(scale);
       __syncwarp();
     } else {
-      rows.scale = static_cast<float>(p.scale_log2 *
-                                      factor_of(p.scales.q, p.scales.per_head, q_head) *
-                                      factor_of(p.scales.k, p.scales.per_head, kv));
+      rows.scale =
+          static_cast<float>(p.scale_log2 * factor_of(p.scales.q, p.scales.per_head, q_head) *
+                             factor_of(p.scales.k, p.scales.per_head, kv));
     }
     if (rows.scale < 0.0f) {
       // The largest product must be the largest score: turn Q's signs, which is exact.
@@ -541,8 +540,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // ---- Epilogue: normalise, store ----
     const int here = ptx::lane_id();  // anew: `lane` would live through the main loop
     const int row = first_row + 16 * warp + (here >> 2), t = here & 3;
-    const float v_factor =
-        kBlockFactors ? 1.0f : factor_of(p.scales.v, p.scales.per_head, kv);
+    const float v_factor = kBlockFactors ? 1.0f : factor_of(p.scales.v, p.scales.per_head, kv);
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
