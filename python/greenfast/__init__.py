@@ -143,7 +143,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = 
     softcap      c > 0: scores become c * tanh(score / c).
     return_lse   returns (out, lse), the natural logarithm of the sum of exponentials, float32 [B, Hq, Sq], -inf where a
                  query sees no key (out is 0 there); lse: where to write it.
-    q_scale, ... what e4m3 values are multiplied by: float32, one value each, or one for each (batch, head).
+    q_scale, ... what e4m3 values are multiplied by: float32, one value each, one for each (batch, head), or one for each block of 128 rows of them, [B, H, ceil(S / 128)].
     out_dtype    None: q's type, float16 for e4m3.
     variant      forces a kernel (greenfast.variants()); None: the fastest that takes the problem.
     batch_invariant  a row's bits do not depend on the other rows of its batch. An entry that is computed alone needs the strides that it has
@@ -381,7 +381,7 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
 
     values  [B, H, S, D] (or [B, S, H, D] with layout="bshd") of float32, float16 or bfloat16.
     scale   given: used as it is; None: computed, the largest finite magnitude / 448, one for each (batch, head) with
-            per="head", one for all with per="tensor". float32.
+            per="head", one for all with per="tensor", one for each block of 128 rows of them, [B, H, ceil(S / 128)], with per="block". float32.
     transposed  codes of the same shape whose S is contiguous in place of D, rows padded to 16 bytes: what attention() on Hopper
             multiplies V by, and else makes of it in every call. For V alone, of dense calls there (with a log-sum-exp up to D 128), or on the CPU: other
             kernels refuse it (NotImplementedError names it). An `out` says by its strides how it lies.
@@ -389,14 +389,14 @@ def quantize_e4m3(values: Any, *, out: Any = None, scale: Any = None, per: str =
             large; infinities and magnitudes above 1e37 may make NaN of up to 32 columns. Not with codes that lie transposed.
     Rounds to nearest even, saturates at 448; NaN stays NaN. CPU and CUDA give the same bits. torch.compile traces through.
     Errors, before any work: TypeError for types and objects that cannot be read; ValueError for shapes that do not belong together or a `scale`
-    that is neither one value nor contiguous [B, H]; NotImplementedError for values that require gradients, which there are none of, and
+    that is neither one value nor contiguous [B, H] or [B, H, ceil(S / 128)]; NotImplementedError for values that require gradients, which there are none of, and
     for `transposed` with JAX, whose arrays have no strides.
     """
-    if per not in ("head", "tensor"):
-        raise ValueError(f"per is {per!r}: 'head' or 'tensor' is possible")
+    if per not in ("head", "tensor", "block"):
+        raise ValueError(f"per is {per!r}: 'head', 'tensor' or 'block' is possible")
     if transposed and out is not None:
         raise ValueError("transposed and out: an out says by its strides how it lies; leave transposed away")
-    return _library_of(values).quantize(values, out, scale, per == "head", _bshd(layout), bool(transposed), bool(rotate), stream)
+    return _library_of(values).quantize(values, out, scale, per, _bshd(layout), bool(transposed), bool(rotate), stream)
 
 
 _find_torch()

@@ -385,7 +385,15 @@ def append(*arguments):
     return None if q is None else _returned(q_out, q) if made else q_out
 
 
-def quantize(values, out, scale, per_head, bshd, transposed, rotate, stream):
+def scale_shape(shape, per, bshd):
+    """Of the scales of values [B, H, S, D], or [B, S, H, D], that quantize_e4m3 computes."""
+    if per == "tensor" or len(shape) != 4:
+        return (1,)
+    batch, heads, seq = shape[0], shape[2 if bshd else 1], shape[1 if bshd else 2]
+    return (batch, heads) if per == "head" else (batch, heads, (seq + 127) // 128)
+
+
+def quantize(values, out, scale, per, bshd, transposed, rotate, stream):
     """greenfast.quantize_e4m3 for everything but PyTorch."""
     compute = scale is None
     _not_none(("values",), (values,))
@@ -396,8 +404,7 @@ def quantize(values, out, scale, per_head, bshd, transposed, rotate, stream):
     else:
         made = None
     if compute:
-        shape = (source[1][0], source[1][2 if bshd else 1]) if per_head and len(source[1]) == 4 else (1,)
-        scale = _like(values, source, 0, shape)
+        scale = _like(values, source, 0, scale_shape(source[1], per, bshd))
     _core.quantize_e4m3(source, _writable("out", out), (_writable if compute else describe)("scale", scale), int(compute), bshd,
                         int(rotate), _allocate_of(values, stream=stream), _stream(values, stream))
     return (out if made is None else _returned(out, values)), (_returned(scale, values) if compute else scale)

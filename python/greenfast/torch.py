@@ -711,13 +711,13 @@ for _name, _of, _fake in (("merge", _op_merge, _op_merge_fake), ("append", _op_a
 
 # Scales that are not given are computed, of shape [B, H] or [1], and returned; given ones come back as an empty tensor, for an
 # operator may not return what it was given.
-_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, bool per_head=True, bool bshd=False, bool transposed=False, "
+_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, str per='head', bool bshd=False, bool transposed=False, "
                 "bool rotate=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
 _QUANTIZED = ("values", "out", "scale")
 
 
-def _new_scale(values, per_head, bshd):
-    shape = (values.shape[0], values.shape[2 if bshd else 1]) if per_head and values.dim() == 4 else (1,)
+def _new_scale(values, per, bshd):
+    shape = _arrays.scale_shape(values.shape, per, bshd)
     # Of no values it is 1, as of zeros; nothing is enqueued for them.
     return (torch.empty if values.numel() else torch.ones)(shape, dtype=torch.float32, device=values.device)
 
@@ -730,17 +730,17 @@ def _new_codes(values, bshd, transposed):
     return codes.permute(0, 3, 1, 2) if bshd else codes.transpose(2, 3)
 
 
-def _op_quantize(values, scale=None, *, per_head=True, bshd=False, transposed=False, rotate=False):
+def _op_quantize(values, scale=None, *, per="head", bshd=False, transposed=False, rotate=False):
     _no_tangent("quantize_e4m3", values, scale)
-    codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd, transposed=transposed)
+    codes, made = _op_quantize_fake(values, scale, per=per, bshd=bshd, transposed=transposed)
     _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), int(rotate),
           _scratch_of(values), stream=None)
     return codes, made
 
 
-def _op_quantize_fake(values, scale=None, *, per_head=True, bshd=False, transposed=False, rotate=False):
+def _op_quantize_fake(values, scale=None, *, per="head", bshd=False, transposed=False, rotate=False):
     return (_new_codes(values, bshd, transposed),
-            _new_scale(values, per_head, bshd) if scale is None else torch.empty(0, dtype=torch.float32, device=values.device))
+            _new_scale(values, per, bshd) if scale is None else torch.empty(0, dtype=torch.float32, device=values.device))
 
 
 _library.impl("quantize_e4m3", _op_quantize, "CPU")
@@ -748,18 +748,18 @@ _library.impl("quantize_e4m3", _op_quantize, "CUDA")
 torch.library.register_fake("greenfast::quantize_e4m3", _op_quantize_fake, lib=_library)
 
 
-def quantize(values, out, scale, per_head, bshd, transposed, rotate, stream):
+def quantize(values, out, scale, per, bshd, transposed, rotate, stream):
     """greenfast.quantize_e4m3 for PyTorch's tensors."""
     if _plain("quantize_e4m3", (values, out, scale)):
         codes = _new_codes(values, bshd, transposed) if out is None else out
-        used = _new_scale(values, per_head, bshd) if scale is None else scale
+        used = _new_scale(values, per, bshd) if scale is None else scale
         _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, used), int(scale is None), bshd, int(rotate), _scratch_of(values, stream),
               stream=stream)
         _written(out)
         return codes, used
     _no_stream(stream)
     _of_torch(_QUANTIZED, (values, out, scale))
-    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per_head, bshd=bool(bshd), transposed=transposed,
+    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per=per, bshd=bool(bshd), transposed=transposed,
                                                               rotate=rotate)
     return codes if out is None else out.copy_(codes), made if scale is None else scale
 

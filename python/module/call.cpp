@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include <greenfast/arithmetic.hpp>
+
 namespace greenfast::python {
 namespace {
 
@@ -18,13 +20,14 @@ Status attend(const Request& request, Attention* function) {
   Py_END_ALLOW_THREADS return status;
 }
 
-// One value, or one for each (batch, head): the same for all three.
+// One value, one for each (batch, head), or one for each block of each: the same for all three.
 bool read_scales(PyObject* const* args, Call& call) {
   constexpr std::array<const char*, 3> names{"q_scale", "k_scale", "v_scale"};
   const Problem& p = call.problem;
   if (!given(args[kQScale]) && !given(args[kKScale]) && !given(args[kVScale])) return true;
-  bool one = true, per_head = true;
+  bool one = true, per_head = true, per_block = true;
   std::string shapes;
+  const auto blocks = [&](int i) { return ceil_div(i == 0 ? p.seq_q : p.seq_kv, kScaleBlock); };
   for (int i = 0; i < 3; ++i) {
     View& view = call.scale[i];
     if (!given(args[kQScale + i]))
@@ -40,14 +43,21 @@ bool read_scales(PyObject* const* args, Call& call) {
     one = one && elements == 1;
     per_head = per_head && view.rank == 2 && view.shape[0] == p.batch && view.shape[1] == heads &&
                contiguous(view);
+    per_block = per_block && view.rank == 3 && view.shape[0] == p.batch && view.shape[1] == heads &&
+                view.shape[2] == blocks(i) && contiguous(view);
     shapes += (i > 0 ? ", " : "") + shape_text(view);
   }
-  if (!one && !per_head)
-    return fail(PyExc_ValueError, text("the scales of Q, K and V have shapes ", shapes,
-                                       ": all three hold one value, or are contiguous [", p.batch,
-                                       ", ", p.heads_q, "], [", p.batch, ", ", p.heads_kv, "], [",
-                                       p.batch, ", ", p.heads_kv, "], one for each (batch, head)"));
-  call.problem.scales = one ? ScaleKind::tensor : ScaleKind::per_head;
+  if (!one && !per_head && !per_block)
+    return fail(PyExc_ValueError,
+                text("the scales of Q, K and V have shapes ", shapes,
+                     ": all three hold one value, or are contiguous [", p.batch, ", ", p.heads_q,
+                     "], [", p.batch, ", ", p.heads_kv, "], [", p.batch, ", ", p.heads_kv,
+                     "], one for each (batch, head), or have one for each block of ", kScaleBlock,
+                     " rows of those as a third dimension, ", blocks(0), " for Q, ", blocks(1),
+                     " for K and V"));
+  call.problem.scales = one        ? ScaleKind::tensor
+                        : per_head ? ScaleKind::per_head
+                                   : ScaleKind::per_block;
   call.tensors.q_scale = static_cast<const float*>(call.scale[0].data);
   call.tensors.k_scale = static_cast<const float*>(call.scale[1].data);
   call.tensors.v_scale = static_cast<const float*>(call.scale[2].data);

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/attention.hpp>
 #include <greenfast/quantize.hpp>
 
@@ -219,14 +220,23 @@ PyObject* py_quantize(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const bool per_head = scale.rank == 2 && scale.shape[0] == shape[0] &&
                           scale.shape[1] == shape[1] && (shape[1] <= 1 || scale.stride[1] == 1) &&
                           (shape[0] <= 1 || scale.stride[0] == shape[1]);
+    const std::int64_t blocks = ceil_div(shape[2], kScaleBlock);
+    const bool per_block = scale.rank == 3 && scale.shape[0] == shape[0] &&
+                           scale.shape[1] == shape[1] && scale.shape[2] == blocks &&
+                           (blocks <= 1 || scale.stride[2] == 1) &&
+                           (shape[1] <= 1 || scale.stride[1] == blocks) &&
+                           (shape[0] <= 1 || scale.stride[0] == shape[1] * blocks);
     if (scale.dtype != DType::f32 || (compute != 0 && scale.readonly) ||
-        (!per_head && elements != 1)) {
-      fail(PyExc_ValueError, text("scale is ", name_of(scale.dtype), " ", shape_text(scale),
-                                  ": one float32, or contiguous [", shape[0], ", ", shape[1],
-                                  "] of them, that may be written, is expected"));
+        (!per_head && !per_block && elements != 1)) {
+      fail(PyExc_ValueError,
+           text("scale is ", name_of(scale.dtype), " ", shape_text(scale),
+                ": one float32, or contiguous [", shape[0], ", ", shape[1], "] or [", shape[0],
+                ", ", shape[1], ", ", blocks, "] of them, that may be written, is expected"));
       return nullptr;
     }
-    problem.scales = per_head ? ScaleKind::per_head : ScaleKind::tensor;
+    problem.scales = per_block  ? ScaleKind::per_block
+                     : per_head ? ScaleKind::per_head
+                                : ScaleKind::tensor;
     tensors.scale = static_cast<float*>(scale.data);
   }
   Options options;

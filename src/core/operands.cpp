@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "core/check.hpp"
 
 namespace greenfast {

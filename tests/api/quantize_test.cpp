@@ -413,6 +413,33 @@ TEST(QuantizeE4m3, OfAnEmptyBatchHasTheScaleOfZeros) {
   EXPECT_NE(status.message().find("scale is null"), std::string::npos) << status.message();
 }
 
+TEST(QuantizeE4m3, OfBlocksHasTheBitsOfEachBlockAlone) {
+  constexpr std::int64_t kHeads = 3, kSeq = 300, kDim = 64;
+  std::vector<float> values(kHeads * kSeq * kDim);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = std::sin(static_cast<float>(i)) * static_cast<float>(1 + i / (128 * kDim));
+  QuantizeProblem p;
+  p.heads = kHeads, p.seq = kSeq, p.head_dim = kDim, p.dtype = DType::f32;
+  p.scales = ScaleKind::per_block;
+  p.from = p.to = dense_layout(Order::bhsd, 1, kHeads, kSeq, kDim);
+  ASSERT_EQ(quantize_scales(p), kHeads * 3);
+  EXPECT_EQ(quantize_workspace_bytes(p), kHeads * 3 * 8);
+  std::vector<std::uint8_t> codes(values.size()), alone(128 * kDim);
+  std::vector<float> scales(kHeads * 3);
+  ASSERT_TRUE(quantize_e4m3(p, {values.data(), codes.data(), scales.data()}).ok());
+  for (std::int64_t h = 0; h < kHeads; ++h)
+    for (std::int64_t block = 0; block < 3; ++block) {
+      QuantizeProblem one = p;
+      one.heads = 1, one.scales = ScaleKind::tensor;
+      one.seq = std::min<std::int64_t>(128, kSeq - block * 128);
+      const std::int64_t at = (h * kSeq + block * 128) * kDim;
+      float scale = 0;
+      ASSERT_TRUE(quantize_e4m3(one, {values.data() + at, alone.data(), &scale}).ok());
+      EXPECT_EQ(scales[static_cast<std::size_t>(h * 3 + block)], scale);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + one.seq * kDim, codes.begin() + at));
+    }
+}
+
 TEST(QuantizeScratch, IsEightBytesForAScaleThatIsComputed) {
   QuantizeProblem p;
   p.batch = 3, p.heads = 5, p.seq = 7;

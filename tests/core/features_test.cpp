@@ -64,7 +64,7 @@ TEST(Features, AValueWithoutANameIsUnknown) {
   };
   EXPECT_TRUE(unknown(&Problem::dtype, 9));
   EXPECT_TRUE(unknown(&Problem::out_dtype, 9));
-  EXPECT_TRUE(unknown(&Problem::scales, 3));
+  EXPECT_TRUE(unknown(&Problem::scales, 4));
   EXPECT_TRUE(unknown(&Problem::accuracy, 2));
   Problem p = plain();
   p.mask.alignment = static_cast<Alignment>(2);

@@ -94,6 +94,19 @@ TEST(Operands, WhatACallTouchesFollowsFromTheProblem) {
   EXPECT_EQ(named(p, &Operand::needed), "");
 }
 
+TEST(Operands, FactorsOfBlocksAreCountedForTheLongestSequence) {
+  Problem p = make_problem(3, 8, 2, 129, 1000, 64, DType::e4m3);
+  p.scales = ScaleKind::per_block;
+  const auto all = operands_of(p);
+  const Operand& q = all[static_cast<std::size_t>(OperandId::q_scale)];
+  const Operand& v = all[static_cast<std::size_t>(OperandId::v_scale)];
+  EXPECT_EQ(q.shape, (std::array<std::int64_t, 4>{3, 8, 2, 1}));
+  EXPECT_EQ(v.shape, (std::array<std::int64_t, 4>{3, 2, 8, 1}));
+  EXPECT_EQ(v.bytes, 3 * 2 * 8 * 4);
+  EXPECT_TRUE(v.by_entry);
+  EXPECT_EQ(v.layout.stride[0], 16);  // from one entry of the batch to the next
+}
+
 TEST(Operands, DataIsReadAndSetByName) {
   float memory[kOperands] = {};
   Tensors tensors;

@@ -73,8 +73,17 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
   p.scales = job.scales;
   p.rotate = job.rotated;
   p.from = p.to = dense_layout(Order::bhsd, 1, p.heads, p.seq, kDim);
-  const std::size_t groups =
-      job.scales == ScaleKind::per_head ? static_cast<std::size_t>(p.heads) : std::size_t{1};
+  const auto groups = static_cast<std::size_t>(quantize_scales(p));
+  // Values of the g-th scale, whose heads lie one behind the other.
+  const auto range_of = [&](std::size_t g) {
+    const auto n = static_cast<std::int64_t>(g), of_head = count / p.heads;
+    if (job.scales == ScaleKind::per_head) return std::pair{n * of_head, (n + 1) * of_head};
+    if (job.scales != ScaleKind::per_block) return std::pair{std::int64_t{0}, count};
+    const std::int64_t blocks = static_cast<std::int64_t>(groups) / p.heads,
+                       size = kScaleBlock * kDim;
+    const std::int64_t head = n / blocks * of_head, from = n % blocks * size;
+    return std::pair{head + from, head + std::min(from + size, of_head)};
+  };
 
   const auto room = static_cast<std::size_t>(quantize_workspace_bytes(p));
   const Buffer from(device, job.values.size()), to(device, static_cast<std::size_t>(count)),
@@ -96,17 +105,17 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
   // Sums in fp32 in an order of their own are as near the exact ones as this share of the largest.
   constexpr double kRounding = 2e-6;
   const auto compare_rotated = [&] {
-    const std::int64_t per_group = count / static_cast<std::int64_t>(groups);
     for (std::size_t g = 0; g < groups; ++g) {
-      const auto group = std::span(turned).subspan(g * static_cast<std::size_t>(per_group),
-                                                   static_cast<std::size_t>(per_group));
+      const auto [begin, end] = range_of(g);
+      const auto first = static_cast<std::size_t>(begin);
+      const auto group = std::span(turned).subspan(first, static_cast<std::size_t>(end) - first);
       double largest = 0;
       for (const double value : group) largest = std::max(largest, std::fabs(value));
       const double wanted = largest / 448, slack = kRounding * largest;
       if (std::fabs(static_cast<double>(scales[g]) - wanted) > kRounding * wanted)
         wrong(fmt::format("scale of rotated head {} is {}, not {}", g, scales[g], wanted));
       for (std::size_t i = 0; i < group.size(); ++i) {
-        const std::uint8_t code = codes[g * static_cast<std::size_t>(per_group) + i];
+        const std::uint8_t code = codes[first + i];
         const double unit = static_cast<double>(scales[g]), got = numeric::from_e4m3(code);
         const double low = numeric::from_e4m3(expected_code((group[i] - slack) / unit)),
                      high = numeric::from_e4m3(expected_code((group[i] + slack) / unit));
@@ -117,11 +126,10 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
     }
   };
   const auto compare = [&] {
-    const std::int64_t per_group = count / static_cast<std::int64_t>(groups);
     for (std::size_t g = 0; g < groups; ++g) {
-      const auto begin = static_cast<std::int64_t>(g) * per_group;
+      const auto [begin, end] = range_of(g);
       float largest = 0;
-      for (std::int64_t i = begin; i < begin + per_group; ++i) {
+      for (std::int64_t i = begin; i < end; ++i) {
         const double magnitude = std::fabs(numeric::load(job.dtype, job.values.data(), i));
         if (std::isfinite(magnitude)) largest = std::max(largest, static_cast<float>(magnitude));
       }
@@ -131,7 +139,7 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
         if (scales[g] != wanted)
           wrong(fmt::format("scale of head {} is {}, not {}", g, scales[g], wanted));
       }
-      for (std::int64_t i = begin; i < begin + per_group; ++i) {
+      for (std::int64_t i = begin; i < end; ++i) {
         const double value = numeric::load(job.dtype, job.values.data(), i);
         const float quotient = static_cast<float>(value) / scales[g];
         const std::uint8_t wanted = expected_code(static_cast<double>(quotient));
@@ -219,6 +227,21 @@ std::vector<float> boundaries() {
   return values;
 }
 
+/// Two heads of 300 rows, each block of 128 of another magnitude; finite and ordinary as fp16 and as bf16.
+std::vector<std::uint16_t> long_heads() {
+  std::vector<std::uint16_t> bits;
+  std::uint32_t state = 5;
+  for (int head = 0; head < 2; ++head)
+    for (std::int64_t i = 0; i < 300 * kDim; ++i) {
+      state = state * 1664525u + 1013904223u;
+      const auto random = static_cast<std::uint16_t>(state >> 16);
+      const auto octave =
+          static_cast<std::uint16_t>(0x3c00 + (i / (128 * kDim) * 3 + head) * 0x0100);
+      bits.push_back(static_cast<std::uint16_t>(octave + (random & 0x80ff)));
+    }
+  return bits;
+}
+
 /// Four heads of fp16: ordinary values, all zeros, magnitudes near the largest, subnormals.
 std::vector<std::uint16_t> four_heads() {
   std::vector<std::uint16_t> bits;
@@ -243,6 +266,10 @@ Result<std::vector<QuantizerRow>> check_quantizer(Device& device) {
        bytes_of(boundaries())},
       {"fp16 with a scale for each head", DType::f16, 4, ScaleKind::per_head,
        bytes_of(four_heads())},
+      {"fp16 with a scale for each block", DType::f16, 2, ScaleKind::per_block,
+       bytes_of(long_heads())},
+      {"bf16, rotated, with a scale for each block", DType::bf16, 2, ScaleKind::per_block,
+       bytes_of(long_heads()), true},
       {"fp16 with one scale", DType::f16, 4, ScaleKind::tensor, bytes_of(four_heads())},
       {"fp32, rotated, with a scale for each head", DType::f32, 2, ScaleKind::per_head,
        bytes_of(outliers()), true},

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/base/exit_code.hpp"
 #include "workbench/base/numeric.hpp"
 #include "workbench/fast/timed_judge.hpp"

@@ -179,6 +179,10 @@ std::vector<Problem> grid_of_problems() {
           problem.mask = mask;
           problem.softcap = 0;
           out.push_back(problem);
+          if (dtype != DType::e4m3) continue;
+          Problem blocks = problem;
+          blocks.scales = ScaleKind::per_block;
+          out.push_back(blocks);
         }
         problem.softcap = 30;
         out.push_back(problem);

@@ -6,6 +6,8 @@
 #include <limits>
 #include <vector>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "backends/cpu/values.hpp"
 #include "core/check.hpp"
 #include "core/e4m3.hpp"
@@ -77,8 +79,7 @@ void encode(void* context, std::int64_t unit, int /*worker*/) {
 
 void quantize_one(const core::QuantizeCall& call, const core::Context& context) {
   const auto& [p, t, offset] = call;
-  const std::int64_t of_head =
-      p.scales == ScaleKind::per_block ? core::ceil_div(p.seq, kScaleBlock) : 1;
+  const std::int64_t of_head = p.scales == ScaleKind::per_block ? ceil_div(p.seq, kScaleBlock) : 1;
   const std::int64_t units = p.batch * p.heads * of_head;
   Job job{p, t, offset, of_head, {}};
   if (units == 0) {

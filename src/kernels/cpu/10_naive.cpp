@@ -65,7 +65,7 @@ struct Factors {
       : by_block(kind == ScaleKind::per_block) {
     if (kind == ScaleKind::none) return;
     const std::int64_t head = b * heads + h;
-    of_head = scales + (by_block                      ? head * core::ceil_div(seq, kScaleBlock)
+    of_head = scales + (by_block                      ? head * ceil_div(seq, kScaleBlock)
                         : kind == ScaleKind::per_head ? head
                                                       : 0);
   }
@@ -137,8 +137,7 @@ void attend(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i) {
     float chunk_max = max;
     for (int j = 0; j < count; ++j) {
       load(k + key_at(problem, problem.k, sequence, h_kv, begin + j), head_dim, kv);
-      score[j] = scale * dot(q, kv, head_dim);
-      if (k_factors.by_block) score[j] *= k_factors.of_block(begin + j);
+      score[j] = scale * k_factors.of_block(begin + j) * dot(q, kv, head_dim);
       if (problem.softcap > 0.0f)
         score[j] = problem.softcap * std::tanh(score[j] / problem.softcap);
       if (problem.alibi != Alibi::none) {

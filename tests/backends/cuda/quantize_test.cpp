@@ -220,8 +220,8 @@ TEST_P(QuantizeOn, GivesTheCpusBits) {
     p.seq = dice.one_of({0, 1, 7, 64, 130, 513, 2048, 5000});
     if (p.seq > 1000) p.batch = 1, p.heads = 1 + dice.upto(2);
     p.head_dim = 8 * (1 + dice.upto(31));
-    p.scales =
-        dice.one_of({ScaleKind::per_head, ScaleKind::per_head, ScaleKind::tensor, ScaleKind::none});
+    p.scales = dice.one_of(
+        {ScaleKind::per_head, ScaleKind::per_block, ScaleKind::tensor, ScaleKind::none});
     p.compute_scales = dice.upto(3) != 0;
     const std::array<std::int64_t, 4> shape{p.batch, p.heads, p.seq, p.head_dim};
     // Rows that begin at multiples of 16 bytes, and any.
@@ -252,6 +252,7 @@ TEST_P(QuantizeOn, GivesTheCpusBitsOfManyHeadsAndLongOnes) {
     p.from.stride = p.to.stride = {heads * seq * dim, seq * dim, dim, 1};
     for (const bool rotate : {false, true}) {
       p.rotate = rotate;
+      p.scales = rotate && seq > 128 ? ScaleKind::per_block : ScaleKind::per_head;
       expect_same(dice, p, 0, true);
       if (HasFatalFailure()) return;
     }

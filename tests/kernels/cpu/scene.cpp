@@ -100,7 +100,7 @@ Script random_script(std::uint64_t seed) {
   s.value_dim = chance(60) ? s.head_dim : 8 * pick(1, 24);
   s.dtype = static_cast<DType>(pick(0, 3));
   s.out_dtype = chance(70) ? default_out_dtype(s.dtype) : static_cast<DType>(pick(0, 2));
-  if (s.dtype == DType::e4m3) s.scales = static_cast<ScaleKind>(pick(0, 2));
+  if (s.dtype == DType::e4m3) s.scales = static_cast<ScaleKind>(pick(0, 3));
   s.scale = default_scale(s.head_dim) * (chance(10) ? -1.0f : 1.0f) * (chance(5) ? 0.0f : 1.0f);
   if (chance(20)) s.softcap = static_cast<float>(of({1, 5, 50}));
   const auto corner = chance(70) ? Alignment::bottom_right : Alignment::top_left;
@@ -382,10 +382,13 @@ Scene::Scene(const Script& given) : script(given) {
     for (float& x : to) x = from(stream);
   };
   if (s.scales != ScaleKind::none) {
-    const bool each = s.scales == ScaleKind::per_head;
-    draw(q_scale, each ? p.batch * s.heads_q : 1, factor);
-    draw(k_scale, each ? p.batch * s.heads_kv : 1, factor);
-    draw(v_scale, each ? p.batch * s.heads_kv : 1, factor);
+    const auto factors = [&](std::int64_t heads, std::int64_t seq) {
+      if (s.scales == ScaleKind::tensor) return std::int64_t{1};
+      return p.batch * heads * (s.scales == ScaleKind::per_block ? (seq + 127) / 128 : 1);
+    };
+    draw(q_scale, factors(s.heads_q, p.seq_q), factor);
+    draw(k_scale, factors(s.heads_kv, p.seq_kv), factor);
+    draw(v_scale, factors(s.heads_kv, p.seq_kv), factor);
   }
   if (s.sinks) {
     draw(sinks, s.heads_q, bias_of);
@@ -466,18 +469,19 @@ void Scene::expect() const {
   const auto dim = static_cast<std::size_t>(s.value_dim);
   for (std::size_t b = 0; b < s.sequences.size(); ++b) {
     const Script::One& one = s.sequences[b];
-    const auto scale_at = [&](const std::vector<float>& scales, std::int64_t heads,
-                              std::int64_t h) {
+    const auto scale_at = [&](const std::vector<float>& scales, std::int64_t heads, std::int64_t h,
+                              std::int64_t seq, std::int64_t row) {
       if (scales.empty()) return 1.0;
-      return double{scales[s.scales == ScaleKind::tensor ? 0
-                                                         : b * static_cast<std::size_t>(heads) +
-                                                               static_cast<std::size_t>(h)]};
+      std::size_t at = 0;
+      if (s.scales != ScaleKind::tensor)
+        at = b * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h);
+      if (s.scales == ScaleKind::per_block)
+        at = at * static_cast<std::size_t>((seq + 127) / 128) + static_cast<std::size_t>(row / 128);
+      return double{scales[at]};
     };
+    const std::int64_t longest_q = problem.seq_q, longest_kv = problem.seq_kv;
     for (std::int64_t h = 0; h < s.heads_q; ++h) {
       const std::int64_t h_kv = h / (s.heads_q / s.heads_kv);
-      const double scale =
-          double{s.scale} * scale_at(q_scale, s.heads_q, h) * scale_at(k_scale, s.heads_kv, h_kv);
-      const double value_scale = scale_at(v_scale, s.heads_kv, h_kv);
       for (std::int64_t i = 0; i < one.seq_q; ++i) {
         std::vector<double> score, want(dim, 0.0), weight(dim, 0.0);
         std::vector<std::int64_t> keys;
@@ -493,6 +497,8 @@ void Scene::expect() const {
             x += query[d] * key[d];
             m += std::fabs(query[d] * key[d]);
           }
+          const double scale = double{s.scale} * scale_at(q_scale, s.heads_q, h, longest_q, i) *
+                               scale_at(k_scale, s.heads_kv, h_kv, longest_kv, j);
           x *= scale;
           m *= std::fabs(scale);
           if (s.softcap > 0.0f) x = double{s.softcap} * std::tanh(x / double{s.softcap});
@@ -506,6 +512,7 @@ void Scene::expect() const {
           const double w = std::exp(score[n] - max);
           sum += w;
           const double* const row = values(2, b, h_kv, keys[n]);
+          const double value_scale = scale_at(v_scale, s.heads_kv, h_kv, longest_kv, keys[n]);
           for (std::size_t d = 0; d < dim; ++d) {
             const double x = w * value_scale * row[d];
             want[d] += x;

@@ -230,6 +230,31 @@ def test_quantised_inputs_come_close_to_exact_ones():
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_blocks_of_rows_have_scales_of_their_own(layout):
+    pytest.importorskip("ml_dtypes")
+    shape = (2, 300, 4, 32) if layout == "bshd" else (2, 4, 300, 32)
+    q, k, v = (np.random.default_rng(i).standard_normal(shape, np.float32) for i in range(3))
+    rows = (lambda x: x[:, 200:, :]) if layout == "bshd" else (lambda x: x[:, :, 200:])
+    for x in (q, k, v):
+        rows(x)[...] *= 9  # of blocks 1 and 2
+    (qc, qs), (kc, ks), (vc, vs) = (greenfast.quantize_e4m3(x, per="block", layout=layout) for x in (q, k, v))
+    assert qs.shape == (2, 4, 3) and qs.flags.c_contiguous
+    heads = [np.moveaxis(x, 1, 2) if layout == "bshd" else x for x in (q, k, v)]
+    blocks = np.abs(np.pad(heads[1], ((0, 0), (0, 0), (0, 84), (0, 0)))).reshape(2, 4, 3, -1).max(3)
+    np.testing.assert_allclose(ks, blocks / 448, rtol=1e-6)
+    out = greenfast.attention(qc, kc, vc, q_scale=qs, k_scale=ks, v_scale=vs, layout=layout, out_dtype=np.float32)
+    decoded = [np.moveaxis(c.astype(np.float32), 1, 2) if layout == "bshd" else c.astype(np.float32) for c in (qc, kc, vc)]
+    want, _ = reference.attention(*(c * np.repeat(s, 128, axis=2)[:, :, :300, None] for c, s in zip(decoded, (qs, ks, vs))))
+    np.testing.assert_allclose(np.moveaxis(out, 1, 2) if layout == "bshd" else out, want, atol=2e-2)
+    again, _ = greenfast.quantize_e4m3(k, scale=ks, layout=layout)
+    assert (again.view(np.uint8) == kc.view(np.uint8)).all()
+    with pytest.raises(ValueError, match="one for each block of 128 rows.*3 for Q, 3 for K and V"):
+        greenfast.attention(qc, kc, vc, q_scale=qs, k_scale=ks[:, :, :2], v_scale=vs, layout=layout)
+    with pytest.raises(ValueError, match="'head', 'tensor' or 'block'"):
+        greenfast.quantize_e4m3(q, per="row")
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_transposed_codes_are_the_same_where_v_is_read(layout):
     pytest.importorskip("ml_dtypes")
     q, k, v = (x if layout == "bhsd" else np.ascontiguousarray(x.swapaxes(1, 2)) for x in reference.inputs())

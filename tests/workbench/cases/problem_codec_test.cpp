@@ -228,8 +228,8 @@ TEST(ProblemCodec, WhatIsMissingOrOfAnotherKindIsNamed) {
     EXPECT_EQ(says(wrong), "problem: '" + key + "' is [1], which no problem has");
   }
   nlohmann::json object = good;
-  object["scales"] = "per_block";
-  EXPECT_EQ(says(object), "problem: 'scales' is \"per_block\", which no problem has");
+  object["scales"] = "per_row";
+  EXPECT_EQ(says(object), "problem: 'scales' is \"per_row\", which no problem has");
   object = good;
   object["mask"]["alignment"] = "middle";
   EXPECT_EQ(says(object), "mask: 'alignment' is \"middle\", which no mask has");
@@ -240,7 +240,7 @@ TEST(ProblemCodec, WhatIsMissingOrOfAnotherKindIsNamed) {
 
   // A value without a name is not written as one that has a name.
   Problem p = make_problem(1, 2, 2, 3, 4, 64, DType::e4m3);
-  p.scales = static_cast<ScaleKind>(3);
+  p.scales = static_cast<ScaleKind>(4);
   EXPECT_EQ(says(problem_json(p)), "problem: 'scales' is null, which no problem has");
   p = make_problem(1, 2, 2, 3, 4, 64, DType::f16);
   p.scale = std::numeric_limits<float>::infinity();

@@ -642,7 +642,7 @@ TEST(Subjects, LibraryVariantsAreGreenOnTheEdges) {
 // A value that only a later version knows: neither judged nor computed by anything planted.
 TEST(Features, WhatNoReferenceKnowsIsNotJudged) {
   Case c = small_case(DType::e4m3);
-  c.problem.scales = static_cast<ScaleKind>(3);
+  c.problem.scales = static_cast<ScaleKind>(4);
   const auto data = prepare_case(c, Inputs{}, strict());
   ASSERT_FALSE(data);
   EXPECT_EQ(data.status().code(), StatusCode::unsupported);

@@ -92,8 +92,10 @@ constexpr int largest_head_dim(Weights weights) {
 struct Scales {
   const float *q = nullptr, *k = nullptr, *v = nullptr;
   bool per_head = false;
-  // Of a head, and the block of the first key that some row sees.
-  std::int32_t q_blocks = 0, kv_blocks = 0, first_block = 0;
+};
+/// Of builds with factors of blocks: how many a head has, and which is that of the first key that some row sees.
+struct BlockFactors {
+  std::int32_t of_q = 0, of_kv = 0, first = 0;
 };
 
 /// Kernel arguments beside the tensor maps.
@@ -118,6 +120,7 @@ struct Params {
   std::int32_t head_dim = 0;
   DType out_dtype = DType::f16;
   bool o_by_tma = false;
+  BlockFactors blocks;  // last, so that other builds find the rest where it was
 };
 
 /// Arguments of the pass that turns V into V^T: [batch * heads][head dim of the tile][pitch].

@@ -275,9 +275,9 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     p.scales = {tensors.q_scale, tensors.k_scale, tensors.v_scale,
                 problem.scales == ScaleKind::per_head};
   if (problem.scales == ScaleKind::per_block) {
-    p.scales.q_blocks = static_cast<std::int32_t>(ceil_div(problem.seq_q, kScaleBlock));
-    p.scales.kv_blocks = static_cast<std::int32_t>(ceil_div(problem.seq_kv, kScaleBlock));
-    p.scales.first_block = static_cast<std::int32_t>(d.keys.first / kScaleBlock);
+    p.blocks.of_q = static_cast<std::int32_t>(ceil_div(problem.seq_q, kScaleBlock));
+    p.blocks.of_kv = static_cast<std::int32_t>(ceil_div(problem.seq_kv, kScaleBlock));
+    p.blocks.first = static_cast<std::int32_t>(d.keys.first / kScaleBlock);
   }
   p.lse = problem.lse ? tensors.lse : nullptr;
   p.o = tensors.o;

@@ -306,25 +306,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     for (float& x : part) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x));
   };
   float shrink[2];  // of a step's new bases
-  // Of a block of keys.
-  Tile tile;
-  const auto block_factor = [&](const float* factors, int block) {
-    const int kv = tile.batch * p.heads_kv + tile.head / p.group;
-    return __ldg(factors + std::int64_t{kv} * p.scales.kv_blocks + p.scales.first_block + block);
-  };
   // Scores of a block whose factor is negative are to be turned.
   bool turns = false;
-  const auto tile_scale = [&]() -> double& {
-    return reinterpret_cast<double*>(barriers + kBarriers)[4 * group + warp];
-  };
-  const auto take_factor = [&](int block) {
-    if constexpr (kBlockFactors) {
-      const double scale = tile_scale() * block_factor(p.scales.k, block);
-      turns = scale < 0.0;
-      rows.scale = fabsf(static_cast<float>(scale));
-      if (rows.scale < kLeastScale) rows.scale = kLeastScale;
-    }
-  };
   const auto turn_scores = [&] {
     if constexpr (kBlockFactors) {
       if (turns) {
@@ -359,7 +342,23 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   };
 
   // ---- Consumers: tile after tile ----
-  Tile next = {};
+  Tile tile, next = {};
+  // Of a block of keys.
+  const auto block_factor = [&](const float* factors, int block) {
+    const int kv = tile.batch * p.heads_kv + tile.head / p.group;
+    return __ldg(factors + std::int64_t{kv} * p.blocks.of_kv + p.blocks.first + block);
+  };
+  const auto tile_scale = [&]() -> double& {
+    return reinterpret_cast<double*>(barriers + kBarriers)[4 * group + warp];
+  };
+  const auto take_factor = [&](int block) {
+    if constexpr (kBlockFactors) {
+      const double scale = tile_scale() * block_factor(p.scales.k, block);
+      turns = scale < 0.0;
+      rows.scale = fabsf(static_cast<float>(scale));
+      if (rows.scale < kLeastScale) rows.scale = kLeastScale;
+    }
+  };
   // An index below 0 says that there is no tile.
   const auto find_next = [&](int step, Tile& found) {
     if (!next_tile(p, step, found)) found.index = -1;
@@ -395,7 +394,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     const int q_head = tile.batch * p.schedule.heads + tile.head;
     if constexpr (kBlockFactors) {
       const double scale =
-          p.scale_log2 * p.scales.q[std::int64_t{q_head} * p.scales.q_blocks + tile.index];
+          p.scale_log2 * p.scales.q[std::int64_t{q_head} * p.blocks.of_q + tile.index];
       rows.scale = scale < 0.0 ? -1.0f : 1.0f;  // of no block yet
       __syncwarp();
       if (leader) tile_scale() = fabs(scale);

@@ -50,6 +50,23 @@ TEST_F(Fp8Plan, KeysThatNoRowSeesAreLeftOut) {
   EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_kernel<Compiled<64, false>>");
 }
 
+TEST_F(Fp8Plan, FactorsOfBlocksHaveBuildsOfTheirOwn) {
+  Problem p = problem(2, 8, 2, 2048, 2048, 128);
+  p.scales = ScaleKind::per_block;
+  EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_kernel<CompiledBlocks<128, false>>");
+  p.mask = Mask::causal(Alignment::bottom_right);
+  EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_kernel<CompiledBlocks<128, true>>");
+  // Keys that no row sees are left out: what is left must begin with a block.
+  p = problem(1, 2, 2, 512, 4096, 64);
+  p.scales = ScaleKind::per_block;
+  p.mask = Mask::window(128, 0, Alignment::bottom_right);  // the first query sees keys from 3456 on
+  EXPECT_EQ(plan_of(p).kernel, "fp8::fp8_kernel<CompiledBlocks<64, true>>");
+  p.mask = Mask::window(100, 0, Alignment::bottom_right);
+  EXPECT_NE(answer(p, facts_).find("sees one before 3484; takes multiples of 128"),
+            std::string::npos)
+      << answer(p, facts_);
+}
+
 TEST_F(Fp8Plan, OutputTypesMasksAndFactorsAreTaken) {
   Problem p = problem(1, 8, 4, 512, 700, 128);
   p.lse = true;
