@@ -127,7 +127,7 @@ enum gf_feature_value {
   GF_FEATURE_FAST_ACCURACY = 28, /**< linear weights are near enough */
   /** They are not, as for every problem that does not ask for fast accuracy. */
   GF_FEATURE_EXACT_ACCURACY = 29,
-  GF_FEATURE_TRANSPOSED_V = 30, /**< e4m3 V with its keys one behind the other */
+  GF_FEATURE_TRANSPOSED_V = 30,    /**< e4m3 V with its keys one behind the other */
   GF_FEATURE_SCALES_PER_BLOCK = 31 /**< a descale factor for each GF_SCALE_BLOCK rows */
 };
 

@@ -710,9 +710,9 @@ for _name, _of, _fake in (("merge", _op_merge, _op_merge_fake), ("append", _op_a
 
 
 # Scales that are not given are computed, of shape [B, H] or [1], and returned; given ones come back as an empty tensor, for an
-# operator may not return what it was given.
-_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, str per='head', bool bshd=False, bool transposed=False, "
-                "bool rotate=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
+# operator may not return what it was given. Arguments are only added: programs that inductor keeps call the operator by their names.
+_library.define("quantize_e4m3(Tensor values, Tensor? scale=None, *, bool per_head=True, bool bshd=False, bool transposed=False, "
+                "bool rotate=False, bool per_block=False) -> (Tensor codes, Tensor scale)", tags=_TAGS)
 _QUANTIZED = ("values", "out", "scale")
 
 
@@ -730,15 +730,16 @@ def _new_codes(values, bshd, transposed):
     return codes.permute(0, 3, 1, 2) if bshd else codes.transpose(2, 3)
 
 
-def _op_quantize(values, scale=None, *, per="head", bshd=False, transposed=False, rotate=False):
+def _op_quantize(values, scale=None, *, per_head=True, bshd=False, transposed=False, rotate=False, per_block=False):
     _no_tangent("quantize_e4m3", values, scale)
-    codes, made = _op_quantize_fake(values, scale, per=per, bshd=bshd, transposed=transposed)
+    codes, made = _op_quantize_fake(values, scale, per_head=per_head, bshd=bshd, transposed=transposed, per_block=per_block)
     _call(_core.quantize_e4m3, _QUANTIZED, (values, codes, made if scale is None else scale), int(scale is None), int(bshd), int(rotate),
           _scratch_of(values), stream=None)
     return codes, made
 
 
-def _op_quantize_fake(values, scale=None, *, per="head", bshd=False, transposed=False, rotate=False):
+def _op_quantize_fake(values, scale=None, *, per_head=True, bshd=False, transposed=False, rotate=False, per_block=False):
+    per = "block" if per_block else "head" if per_head else "tensor"
     return (_new_codes(values, bshd, transposed),
             _new_scale(values, per, bshd) if scale is None else torch.empty(0, dtype=torch.float32, device=values.device))
 
@@ -759,8 +760,8 @@ def quantize(values, out, scale, per, bshd, transposed, rotate, stream):
         return codes, used
     _no_stream(stream)
     _of_torch(_QUANTIZED, (values, out, scale))
-    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per=per, bshd=bool(bshd), transposed=transposed,
-                                                              rotate=rotate)
+    codes, made = torch.ops.greenfast.quantize_e4m3.default(values, scale, per_head=per == "head", bshd=bool(bshd), transposed=transposed,
+                                                              rotate=rotate, per_block=per == "block")
     return codes if out is None else out.copy_(codes), made if scale is None else scale
 
 

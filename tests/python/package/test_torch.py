@@ -1303,7 +1303,7 @@ def test_quantising_compiles(backend):
     torch._dynamo.reset()
     q, _, _ = tensors()
     given = torch.full((1,), 0.01)
-    for options in ((), ("tensor",), ("head", "bshd"), ("head", "bhsd", True), ("head", "bshd", True), (given,)):
+    for options in ((), ("tensor",), ("block",), ("block", "bshd"), ("head", "bshd"), ("head", "bhsd", True), ("head", "bshd", True), (given,)):
         def model(x, options=options):
             if options and options[0] is given:
                 return greenfast.quantize_e4m3(x * 2, scale=given)
