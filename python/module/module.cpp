@@ -218,14 +218,11 @@ PyObject* py_quantize(PyObject*, PyObject* const* args, Py_ssize_t count) {
     std::int64_t elements = 1;
     for (int dim = 0; dim < scale.rank; ++dim) elements *= scale.shape[dim];
     const bool per_head = scale.rank == 2 && scale.shape[0] == shape[0] &&
-                          scale.shape[1] == shape[1] && (shape[1] <= 1 || scale.stride[1] == 1) &&
-                          (shape[0] <= 1 || scale.stride[0] == shape[1]);
+                          scale.shape[1] == shape[1] && contiguous(scale);
     const std::int64_t blocks = ceil_div(shape[2], kScaleBlock);
     const bool per_block = scale.rank == 3 && scale.shape[0] == shape[0] &&
                            scale.shape[1] == shape[1] && scale.shape[2] == blocks &&
-                           (blocks <= 1 || scale.stride[2] == 1) &&
-                           (shape[1] <= 1 || scale.stride[1] == blocks) &&
-                           (shape[0] <= 1 || scale.stride[0] == shape[1] * blocks);
+                           contiguous(scale);
     if (scale.dtype != DType::f32 || (compute != 0 && scale.readonly) ||
         (!per_head && !per_block && elements != 1)) {
       fail(PyExc_ValueError,

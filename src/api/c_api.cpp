@@ -74,6 +74,11 @@ template <>
 inline constexpr std::uint32_t kFirst<gf_tensors> = offsetof(gf_tensors, cu_q);
 template <>
 inline constexpr std::uint32_t kFirst<gf_options> = offsetof(gf_options, max_splits);
+static_assert(static_cast<int>(greenfast::ScaleKind::none) == GF_SCALE_NONE &&
+              static_cast<int>(greenfast::ScaleKind::tensor) == GF_SCALE_TENSOR &&
+              static_cast<int>(greenfast::ScaleKind::per_head) == GF_SCALE_PER_HEAD &&
+              static_cast<int>(greenfast::ScaleKind::per_block) == GF_SCALE_PER_BLOCK &&
+              greenfast::kScaleBlock == GF_SCALE_BLOCK);
 static_assert(kFirst<gf_problem> == 264 && kFirst<gf_tensors> == 72 && kFirst<gf_options> == 56,
               "a struct of version 0.1.0 has changed");
 

@@ -466,8 +466,8 @@ std::array<QuantizeMemory, 3> memories_of(const QuantizeProblem& p, const Quanti
   };
   const bool values = p.batch > 0 && p.seq > 0;
   // Of an empty batch only the scale of a whole tensor is written, and none is read.
-  const bool scaled =
-      p.batch > 0 ? p.scales != ScaleKind::none : p.scales == ScaleKind::tensor && p.compute_scales;
+  const bool scaled = p.batch > 0 ? p.scales != ScaleKind::none && quantize_scales(p) > 0
+                                  : p.scales == ScaleKind::tensor && p.compute_scales;
   const std::int64_t scales = 4 * quantize_scales(p);
   return {{{"from", t.from, span(p.from, p.dtype), size_of(p.dtype), values},
            {"to", t.to, span(p.to, DType::e4m3), 1, values},

@@ -440,6 +440,14 @@ TEST(QuantizeE4m3, OfBlocksHasTheBitsOfEachBlockAlone) {
     }
 }
 
+TEST(QuantizeE4m3, OfBlocksOfNoRowsHasNoScale) {
+  QuantizeProblem p;
+  p.heads = 3, p.seq = 0, p.scales = ScaleKind::per_block;
+  p.from = p.to = dense_layout(Order::bhsd, 1, 3, 0, 64);
+  EXPECT_EQ(quantize_scales(p), 0);
+  EXPECT_TRUE(quantize_e4m3(p, {}).ok());
+}
+
 TEST(QuantizeScratch, IsEightBytesForAScaleThatIsComputed) {
   QuantizeProblem p;
   p.batch = 3, p.heads = 5, p.seq = 7;

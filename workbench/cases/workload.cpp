@@ -439,13 +439,14 @@ class Generator {
     return distribution_ == Distribution::huge_scores || distribution_ == Distribution::huge_heads;
   }
   // Of huge_heads, KV heads counted over the batch: wherever tiles are dealt, some are beside others. In every
-  // other one the first keys are huge, else the last, so that whoever walks one way learns late of it.
+  // other two the first keys are huge, else the last, so that whoever walks one way learns late of it, whether
+  // the tile is the first or the second of two.
   bool has_huge_scores(std::int64_t b, std::int64_t head_kv) const {
     return (b * p_.heads_kv + head_kv) % 3 == 1;
   }
   static constexpr std::int64_t kHugeKeys = 16;
   std::int64_t first_huge_key(std::int64_t b, std::int64_t head_kv) const {
-    const bool first = (b * p_.heads_kv + head_kv) % 2 == 0;
+    const bool first = (b * p_.heads_kv + head_kv) / 6 % 2 == 0;
     return first ? 0 : std::max<std::int64_t>(p_.seq_kv - kHugeKeys, 0);
   }
 

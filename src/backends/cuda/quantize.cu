@@ -348,7 +348,7 @@ void launch(const QuantizeProblem& p, const QuantizeTensors& t, View view, cudaS
       finish_scales<<<static_cast<unsigned>(ceil_div(scales, kThreads)), kThreads, 0, stream>>>(
           t.scale, scales);
   }
-  if (view.all_heads == 0) return;
+  if (view.all_heads == 0 || scales == 0) return;
   const float* const scale = scaled ? t.scale : nullptr;
   if (p.rotate) {
     encode_rotated<T><<<grid, kThreads, 0, stream>>>(from, to, scale, view);

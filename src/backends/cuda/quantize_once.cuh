@@ -453,7 +453,7 @@ __device__ __forceinline__ void ask(const OnceTensors& all, const OnceShare& sha
       const float scale = core::e4m3_scale(__uint_as_float(largest));
       exchange.scale[turn % kTurns][lane] = scale;
       // Whoever has the first item of a head writes it; where a tensor has one, all write the same.
-      if (at.rest == 0) at.tensor.scale[at.scale] = scale;
+      if (at.rest % at.tensor.items_of_scale == 0) at.tensor.scale[at.scale] = scale;
     }
     // Every lane for what it wrote: racecheck does not see one of them arrive for all behind __syncwarp.
     if (lane < kWorkers) exchange.arrive(exchange.given[turn % kTurns]);

@@ -536,6 +536,7 @@ struct Plot {
   Entry entry;
   std::int64_t h_kv, kv_head, row_task;
   int split;
+  float k_factor = 1.0f;       // of all keys; blocks have shares of it
   std::int64_t part() const {  // of the entry's parts the first of this row task
     return (h_kv * entry.row_tasks + row_task) * entry.splits;
   }
@@ -549,6 +550,17 @@ const Entry& entry_at(const Call& call, std::int64_t task, std::int64_t Entry::*
     (call.entries[middle].*first <= task ? low : high) = middle;
   }
   return call.entries[low];
+}
+
+/// Of the blocks of keys that a KV head has, the largest magnitude of K's factors.
+float largest_factor(const Call& call, std::int64_t kv_head) {
+  const float* const factors = call.k_scale + kv_head * call.kv_blocks;
+  float largest = 0.0f;
+  for (std::int64_t n = 0; n < call.kv_blocks; ++n) {
+    const float size = __builtin_fabsf(factors[n]);
+    if (size > largest && size < kInfinity) largest = size;
+  }
+  return largest > 0.0f ? largest : 1.0f;
 }
 
 /// in_parts: tasks count the parts of the keys.
@@ -585,6 +597,7 @@ Plot locate(const Call& call, std::int64_t task, bool in_parts) {
     plot.entry.partials = b * call.heads_kv * entry.row_tasks * entry.splits * entry.partial_floats;
   }
   plot.kv_head = entry.b * call.heads_kv + plot.h_kv;
+  if (call.kv_blocks > 0) plot.k_factor = largest_factor(call, plot.kv_head);
   return plot;
 }
 
@@ -917,7 +930,7 @@ Scale scale_of(const Call& call, const Plot& plot, const Row& row) {
     const std::int64_t h = plot.h_kv * call.group + row.member;
     const std::int64_t head = plot.entry.b * call.heads_q + h;
     if (call.q_blocks > 0)
-      scale *= call.q_scale[head * call.q_blocks + row.query / kScaleBlock];
+      scale *= call.q_scale[head * call.q_blocks + row.query / kScaleBlock] * plot.k_factor;
     else
       scale *= call.q_scale[call.scale_per_head ? head : 0] *
                call.k_scale[call.scale_per_head ? plot.kv_head : 0];
@@ -1161,23 +1174,32 @@ void convert_keys(const Rows& k, int keys, int head_dim, char* to) {
   }
 }
 
-/// Factors of the blocks of keys that a KV head has; null where there are none.
-const float* block_factors(const Call& call, const Plot& plot, const float* scale) {
-  return call.kv_blocks > 0 ? scale + plot.kv_head * call.kv_blocks : nullptr;
+/// Of builds with factors of blocks: those that a KV head has, each over `of_all`. K's are brought to the
+/// largest of them, which meets Q's factor first: either alone may leave fp32.
+struct BlockFactors {
+  const float* factor = nullptr;  // null: there are none
+  float of_all = 1.0f;
+
+  float of(std::int64_t key) const { return factor[key / kScaleBlock] / of_all; }
+};
+BlockFactors block_factors(const Call& call, const Plot& plot, const float* scale, float of_all) {
+  if (call.kv_blocks == 0) return {};
+  return {scale + plot.kv_head * call.kv_blocks, of_all};
 }
 /// Multiplies converted keys, `first` and those behind it, by the factors of their blocks.
-void multiply_keys(const float* factors, std::int64_t first, int keys, int head_dim, char* to) {
+void multiply_keys(const BlockFactors& factors, std::int64_t first, int keys, int head_dim,
+                   char* to) {
   for (int n = 0; n < keys; ++n) {
     float* const row = reinterpret_cast<float*>(to) + n * head_dim;
-    const Vec factor = set(factors[(first + n) / kScaleBlock]);
+    const Vec factor = set(factors.of(first + n));
     for (int d = 0; d < head_dim; d += kLanes) {
       store_n(row + d, mul(load_n(row + d, head_dim - d), factor), head_dim - d);
     }
   }
 }
 /// The same of numbers of one row of scores or weights.
-void multiply_by_key(const float* factors, std::int64_t first, int keys, float* s) {
-  for (int n = 0; n < keys; ++n) s[n] *= factors[(first + n) / kScaleBlock];
+void multiply_by_key(const BlockFactors& factors, std::int64_t first, int keys, float* s) {
+  for (int n = 0; n < keys; ++n) s[n] *= factors.of(first + n);
 }
 
 #if defined(__AVX512BF16__)
@@ -1542,8 +1564,8 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
   const In* const k_head = first_key<In>(call.k, call.k_stride, entry.k, plot.h_kv);
   const In* const v_head = first_key<In>(call.v, call.v_stride, entry.v, plot.h_kv);
   const int s_stride = round_up(call.key_tile, kLanes);
-  const float* const k_factors = block_factors(call, plot, call.k_scale);
-  const float* const v_factors = block_factors(call, plot, call.v_scale);
+  const BlockFactors k_factors = block_factors(call, plot, call.k_scale, plot.k_factor);
+  const BlockFactors v_factors = block_factors(call, plot, call.v_scale, 1.0f);
 
   for (std::int64_t key_tile = begin_tile; key_tile < end_tile; ++key_tile) {
     const std::int64_t tile_begin = key_tile * call.key_tile;
@@ -1581,9 +1603,9 @@ void attend_few(const Call& call, const Plot& plot, const Tile& tile, Interval s
 
     for (int r = 0; r < kRows; ++r) {
       float* const of_row = s + r * s_stride;
-      if (k_factors != nullptr) multiply_by_key(k_factors, begin, keys, of_row);
+      if (k_factors.factor != nullptr) multiply_by_key(k_factors, begin, keys, of_row);
       few_weights(call, plot, tile.first_row + r, begin, keys, row[r], of_row);
-      if (v_factors != nullptr) multiply_by_key(v_factors, begin, keys, of_row);
+      if (v_factors.factor != nullptr) multiply_by_key(v_factors, begin, keys, of_row);
       rescale[r] = row[r].rescale;
     }
 
@@ -1866,9 +1888,9 @@ bool attend(const Call& call, const Plot& plot, void* memory) {
     if (!ready) return false;
     if constexpr (A::kPerUnit == 1 && kSame<In, E4m3>) {  // which are in scratch then
       if (call.kv_blocks > 0) {
-        multiply_keys(block_factors(call, plot, call.k_scale), begin, keys, call.head_dim,
-                      scratch.k);
-        multiply_keys(block_factors(call, plot, call.v_scale), begin, keys, call.value_dim,
+        multiply_keys(block_factors(call, plot, call.k_scale, plot.k_factor), begin, keys,
+                      call.head_dim, scratch.k);
+        multiply_keys(block_factors(call, plot, call.v_scale, 1.0f), begin, keys, call.value_dim,
                       scratch.v);
       }
     }

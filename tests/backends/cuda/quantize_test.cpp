@@ -174,7 +174,8 @@ class QuantizeOn : public test::OnDevices {
         }
       }
     }
-    std::vector<float> scales(static_cast<std::size_t>(p.batch * p.heads));
+    std::vector<float> scales(static_cast<std::size_t>(
+        std::max({quantize_scales(p), p.batch * p.heads, std::int64_t{1}})));
     for (float& x : scales) x = dice.one_of({1.0f, 0.25f, 0.0072f, 3e-20f, 5e18f});
     const auto scratch = static_cast<std::size_t>(quantize_workspace_bytes(p));
     // With scratch, where values are read once, and without.

@@ -252,6 +252,21 @@ def test_blocks_of_rows_have_scales_of_their_own(layout):
         greenfast.attention(qc, kc, vc, q_scale=qs, k_scale=ks[:, :, :2], v_scale=vs, layout=layout)
     with pytest.raises(ValueError, match="'head', 'tensor' or 'block'"):
         greenfast.quantize_e4m3(q, per="row")
+    empty, none = greenfast.quantize_e4m3(np.zeros((1, 2, 0, 64), np.float32), per="block")
+    assert empty.shape == (1, 2, 0, 64) and none.shape == (1, 2, 0)
+
+
+def test_factors_of_blocks_may_leave_float32_alone():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for rows in (4, 150):
+        q = np.full((1, 1, rows, 128), 448, np.float32).astype(ml_dtypes.float8_e4m3fn)
+        k = np.full((1, 1, 200, 128), 224, np.float32).astype(ml_dtypes.float8_e4m3fn)
+        v = np.random.default_rng(0).standard_normal((1, 1, 200, 128), np.float32).astype(ml_dtypes.float8_e4m3fn)
+        scales = [np.full((1, 1, (x.shape[2] + 127) // 128), s, np.float32) for x, s in ((q, 1e-39), (k, 1e34), (v, 1))]
+        scales[1][..., 1] = -1e33
+        out = greenfast.attention(q, k, v, **dict(zip(("q_scale", "k_scale", "v_scale"), scales)), out_dtype=np.float32)
+        want = greenfast.attention(q, k, v, **dict(zip(("q_scale", "k_scale", "v_scale"), scales)), out_dtype=np.float32, variant="cpu.naive")
+        np.testing.assert_allclose(out, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

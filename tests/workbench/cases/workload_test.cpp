@@ -158,7 +158,7 @@ TEST(Inputs, DependOnlyOnTheCase) {
       {"nan_value", "51af6662170f69ebf6beb8cf522250c090db1ec208a6c5e59a69edb93dc18cfd"},
       {"serving", "67830de78aaa25b32adbf381619a485e59b79f93cee74de6664c576ecebfa806"},
       {"shared_top", "b1809f29ed02d43db8df59a43d215147167be64d837d4e266f671e64b640de73"},
-      {"huge_heads", "3ced856107ead406de5e0c9903b8f61dd2c429b67d8f7b98d2287ad201b928e5"},
+      {"huge_heads", "f5c67f6f5409b8127b5fe05b75f23d8c1e752f087bb1a3a79b07a7588e134d94"},
   };
   std::size_t n = 0;
   for (const auto& row : distribution_table()) {
