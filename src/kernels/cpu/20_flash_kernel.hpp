@@ -552,12 +552,14 @@ const Entry& entry_at(const Call& call, std::int64_t task, std::int64_t Entry::*
   return call.entries[low];
 }
 
-/// Of the blocks of keys that a KV head has, the largest magnitude of K's factors.
-float largest_factor(const Call& call, std::int64_t kv_head) {
+/// Of the blocks of keys that some row of the entry sees, the largest magnitude of K's factors. Others may hold anything.
+float largest_factor(const Call& call, const Entry& entry, std::int64_t kv_head) {
   const float* const factors = call.k_scale + kv_head * call.kv_blocks;
+  const Interval seen = seen_by_some(entry.band, 0, entry.rows / call.group - 1);
   float largest = 0.0f;
-  for (std::int64_t n = 0; n < call.kv_blocks; ++n) {
-    const float size = __builtin_fabsf(factors[n]);
+  for (std::int64_t key = seen.begin / kScaleBlock * kScaleBlock; key < seen.end;
+       key += kScaleBlock) {
+    const float size = __builtin_fabsf(factors[key / kScaleBlock]);
     if (size > largest && size < kInfinity) largest = size;
   }
   return largest > 0.0f ? largest : 1.0f;
@@ -597,7 +599,7 @@ Plot locate(const Call& call, std::int64_t task, bool in_parts) {
     plot.entry.partials = b * call.heads_kv * entry.row_tasks * entry.splits * entry.partial_floats;
   }
   plot.kv_head = entry.b * call.heads_kv + plot.h_kv;
-  if (call.kv_blocks > 0) plot.k_factor = largest_factor(call, plot.kv_head);
+  if (call.kv_blocks > 0) plot.k_factor = largest_factor(call, entry, plot.kv_head);
   return plot;
 }
 
@@ -1174,7 +1176,7 @@ void convert_keys(const Rows& k, int keys, int head_dim, char* to) {
   }
 }
 
-/// Of builds with factors of blocks: those that a KV head has, each over `of_all`. K's are brought to the
+/// Factors of the blocks of keys that a KV head has, each over `of_all`. K's are brought to the
 /// largest of them, which meets Q's factor first: either alone may leave fp32.
 struct BlockFactors {
   const float* factor = nullptr;  // null: there are none
