@@ -198,9 +198,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // ---- Prologue: shared memory and barriers ----
   extern __shared__ std::uint8_t raw_shared[];
-  // Behind the barriers, for each warp: the scale of its tile but for K's factors.
+  // Behind the barriers, the factors of the blocks in flight.
   constexpr int kBarriers = SharedMemory<ConfigOf>::kBarriers;
-  __shared__ alignas(8) std::uint64_t barriers[kBarriers + (kBlockFactors ? 4 * kWarpgroups : 0)];
+  __shared__ alignas(8) std::uint64_t barriers[kBarriers + (kBlockFactors ? kStages : 0)];
   __shared__ WideBase wide_bases[128 * kWarpgroups][2];
   const SharedMemory<ConfigOf> shared(raw_shared, barriers);
   const int warpgroup = uniform(threadIdx.x >> 7), lane = threadIdx.x & 31;
@@ -306,8 +306,16 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     for (float& x : part) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x));
   };
   float shrink[2];  // of a step's new bases
-  // Scores of a block whose factor is negative are to be turned.
+  // Of a block in K's stage: the scale of its scores, which are to be turned where that is negative.
   bool turns = false;
+  const auto take_scale = [&] {
+    if constexpr (kBlockFactors) {
+      const float scale = shared.k_factor(k_stage.full);
+      turns = scale < 0.0f;
+      rows.scale = fabsf(scale);
+      if (rows.scale < kLeastScale) rows.scale = kLeastScale;
+    }
+  };
   const auto turn_scores = [&] {
     if constexpr (kBlockFactors) {
       if (turns) {
@@ -343,22 +351,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
   // ---- Consumers: tile after tile ----
   Tile tile, next = {};
-  // Of a block of keys.
-  const auto block_factor = [&](const float* factors, int block) {
-    const int kv = tile.batch * p.heads_kv + tile.head / p.group;
-    return __ldg(factors + std::int64_t{kv} * p.blocks.of_kv + p.blocks.first + block);
-  };
-  const auto tile_scale = [&]() -> double& {
-    return reinterpret_cast<double*>(barriers + kBarriers)[4 * group + warp];
-  };
-  const auto take_factor = [&](int block) {
-    if constexpr (kBlockFactors) {
-      const double scale = tile_scale() * block_factor(p.scales.k, block);
-      turns = scale < 0.0;
-      rows.scale = fabsf(static_cast<float>(scale));
-      if (rows.scale < kLeastScale) rows.scale = kLeastScale;
-    }
-  };
   // An index below 0 says that there is no tile.
   const auto find_next = [&](int step, Tile& found) {
     if (!next_tile(p, step, found)) found.index = -1;
@@ -391,35 +383,28 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if constexpr (kQStages > 1) q_index = group + tile_step % kQStages * kWarpgroups;
     ptx::mbarrier_wait(shared.q_full + 8 * q_index, tile_step / kQStages & 1);
     const int kv = tile.batch * p.heads_kv + tile.head / p.group;
-    const int q_head = tile.batch * p.schedule.heads + tile.head;
-    if constexpr (kBlockFactors) {
-      const double scale =
-          p.scale_log2 * p.scales.q[std::int64_t{q_head} * p.blocks.of_q + tile.index];
-      rows.scale = scale < 0.0 ? -1.0f : 1.0f;  // of no block yet
-      __syncwarp();
-      if (leader) tile_scale() = fabs(scale);
-      __syncwarp();
-    } else {
-      rows.scale =
-          static_cast<float>(p.scale_log2 * factor_of(p.scales.q, p.scales.per_head, q_head) *
-                             factor_of(p.scales.k, p.scales.per_head, kv));
-    }
-    if (rows.scale < 0.0f) {
-      // The largest product must be the largest score: turn Q's signs, which is exact.
-      rows.scale = -rows.scale;
+    if constexpr (!kBlockFactors) {
+      rows.scale = static_cast<float>(
+          p.scale_log2 *
+          factor_of(p.scales.q, p.scales.per_head, tile.batch * p.schedule.heads + tile.head) *
+          factor_of(p.scales.k, p.scales.per_head, kv));
+      if (rows.scale < 0.0f) {
+        // The largest product must be the largest score: turn Q's signs, which is exact.
+        rows.scale = -rows.scale;
 #pragma unroll 1
-      for (int at = 16 * (ptx::thread_index() & 127); at < kConfig.q_bytes(); at += 16 * 128) {
-        const float4 x = ptx::shared_load4(q_tile() + at);
-        const auto turned = [](float four) {  // e4m3 numbers
-          return __uint_as_float(__float_as_uint(four) ^ 0x80808080u);
-        };
-        ptx::shared_store4(q_tile() + at, {turned(x.x), turned(x.y), turned(x.z), turned(x.w)});
+        for (int at = 16 * (ptx::thread_index() & 127); at < kConfig.q_bytes(); at += 16 * 128) {
+          const float4 x = ptx::shared_load4(q_tile() + at);
+          const auto turned = [](float four) {  // e4m3 numbers
+            return __uint_as_float(__float_as_uint(four) ^ 0x80808080u);
+          };
+          ptx::shared_store4(q_tile() + at, {turned(x.x), turned(x.y), turned(x.z), turned(x.w)});
+        }
+        ptx::fence_proxy_async_shared();
+        ptx::named_barrier_sync<128>(kQIsTurned + group);
       }
-      ptx::fence_proxy_async_shared();
-      ptx::named_barrier_sync<128>(kQIsTurned + group);
+      // -inf times 0 would be NaN; at this scale all products are 0 in effect.
+      if (rows.scale < kLeastScale) rows.scale = kLeastScale;
     }
-    // -inf times 0 would be NaN; at this scale all products are 0 in effect.
-    if (rows.scale < kLeastScale) rows.scale = kLeastScale;
 
     // The constant halves in a way that ptxas cannot know: it would set a constant again for every
     // wgmma. For each tile, because it would copy what lives longer.
@@ -433,8 +418,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     if (works) {
       // ---- First block: the true maximum ----
       int block = blocks.end - 1;
-      take_factor(block);
       ptx::mbarrier_wait(k_stage.full, k_stage.parity);
+      take_scale();
       ptx::pin_registers(s);
       ptx::wgmma_fence();
       issue_scores();
@@ -449,14 +434,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       convert();
       k_stage.advance(shared.k_full);
       clear_part();
+      [[maybe_unused]] float of_part = 0.0f;  // the factor of V's block whose product is in `part`
 
       // ---- Main loop: S(block), and P V of the block before ----
       const auto step = [&]<bool kExact>() {
-        take_factor(block);
-        float of_part = 1.0f;
-        if constexpr (kBlockFactors) {
-          if (block + 2 < blocks.end) of_part = block_factor(p.scales.v, block + 2);
-        }
         ptx::mbarrier_wait(k_stage.full, k_stage.parity);
         ptx::pin_registers(s);
         ptx::wgmma_fence();
@@ -466,6 +447,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::pin_registers(part);
         ptx::wgmma_fence();
         issue_output(false);
+        take_scale();
+        if constexpr (kBlockFactors) of_part = shared.v_factor(v_stage.full);
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
         turn_scores();
@@ -516,18 +499,19 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       release(shared.q_empty + 8 * q_index);
       if constexpr (kBlockFactors) {
         // Blocks of different factors have no accumulator together.
-        if (blocks.end - blocks.begin > 1) add_part(block_factor(p.scales.v, blocks.begin + 1));
+        add_part(of_part);
         clear_part();
       }
       ptx::mbarrier_wait(v_stage.full, v_stage.parity);
       ptx::pin_registers(part);
       ptx::wgmma_fence();
       issue_output(true);
+      if constexpr (kBlockFactors) of_part = shared.v_factor(v_stage.full);
       ptx::wgmma_wait<0>();
       ptx::pin_registers(part);
       release(v_stage.empty());
       v_stage.advance(shared.v_full);
-      add_part(kBlockFactors ? block_factor(p.scales.v, blocks.begin) : 1.0f);
+      add_part(of_part);
     } else {
       find_next(tile_step + 1, next);
       release(shared.q_empty + 8 * q_index);

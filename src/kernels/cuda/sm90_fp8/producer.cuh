@@ -13,6 +13,22 @@ __device__ __forceinline__ float factor_of(const float* factors, bool per_head, 
   return factors == nullptr ? 1.0f : factors[per_head ? head : 0];
 }
 
+/// Factors of a head's blocks for a warp that asks for one after the other, downwards: 32 at a time.
+struct HeldFactors {
+  const float* of_head;
+  float held = 0.0f;
+  int high = -1;  // the block whose factor lane 0 holds; none yet
+
+  __device__ __forceinline__ float of(int block) {
+    if (high < 0 || high - block >= 32) {
+      high = block;
+      const int mine = block - ptx::lane_id();
+      if (mine >= 0) held = __ldg(of_head + mine);
+    }
+    return __shfl_sync(kFullWarp, held, high - block);
+  }
+};
+
 template <class ConfigOf>
 __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_map,
                                         const CUtensorMap& k_map, const CUtensorMap& v_map,
@@ -32,8 +48,24 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
     const BlockRange blocks =
         visible_blocks<ConfigOf>(p, first_row, min(first_row + kConfig.rows(), p.seq_q) - 1);
     const int kv_head = uniform(tile.head / p.group);
+    // Of builds with factors of blocks.
+    constexpr bool kBlockFactors = kConfig.block_factors;
+    [[maybe_unused]] double tile_scale = 0.0;
+    [[maybe_unused]] HeldFactors k_factors{}, v_factors{};
+    if constexpr (kBlockFactors) {
+      const std::int64_t of_q = std::int64_t{tile.batch} * p.schedule.heads + tile.head;
+      const std::int64_t of_kv = std::int64_t{tile.batch} * p.heads_kv + kv_head;
+      tile_scale = p.scale_log2 * __ldg(p.scales.q + of_q * p.blocks.of_q + tile.index);
+      k_factors.of_head = p.scales.k + of_kv * p.blocks.of_kv + p.blocks.first;
+      v_factors.of_head = p.scales.v + of_kv * p.blocks.of_kv + p.blocks.first;
+    }
     const auto load_k = [&](int block) {
       ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
+      if constexpr (kBlockFactors) {
+        // Rounded once, because either factor may bring the other back.
+        const auto scale = static_cast<float>(tile_scale * k_factors.of(block));
+        if (leader) shared.store_factor(shared.factor_slot(k_stage.full), scale);
+      }
       if (leader) {
         ptx::mbarrier_arrive_expect_tx(k_stage.full, kConfig.k_bytes());
         const std::uint32_t to = shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes();
@@ -50,6 +82,10 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& q_ma
     };
     const auto load_v = [&](int block) {
       ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
+      if constexpr (kBlockFactors) {
+        const float factor = v_factors.of(block);
+        if (leader) shared.store_factor(shared.v_factor_slot(v_stage.full), factor);
+      }
       if (leader) {
         // Without the ones, which stay.
         ptx::mbarrier_arrive_expect_tx(v_stage.full, kConfig.head_dim * kKeys);

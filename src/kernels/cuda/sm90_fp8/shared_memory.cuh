@@ -65,6 +65,24 @@ struct SharedMemory {
         k_full(q_empty + 8 * kQTiles),
         v_full(k_full + 16 * kStages) {}
 
+  /// Of builds with factors of blocks, behind the barriers: of the block in a stage of K, whose "full" barrier
+  /// is given, the scale of its scores; of one of V its factor. Written before the barrier is armed.
+  __device__ __forceinline__ std::uint32_t factor_slot(std::uint32_t full) const {
+    return q_full + 8 * kBarriers + (full - k_full) / 2;
+  }
+  __device__ __forceinline__ float k_factor(std::uint32_t full) const {
+    return __int_as_float(ptx::shared_load(factor_slot(full)));
+  }
+  __device__ __forceinline__ float v_factor(std::uint32_t full) const {
+    return __int_as_float(ptx::shared_load(v_factor_slot(full)));
+  }
+  __device__ __forceinline__ std::uint32_t v_factor_slot(std::uint32_t full) const {
+    return factor_slot(full - v_full + k_full) + 4 * kStages;
+  }
+  __device__ __forceinline__ static void store_factor(std::uint32_t slot, float factor) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(slot), "f"(factor) : "memory");
+  }
+
   /// By one thread; __syncthreads must follow.
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kReaders = 4 * kConfig.warpgroups();  // warps
