@@ -447,8 +447,9 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
         ptx::pin_registers(part);
         ptx::wgmma_fence();
         issue_output(false);
-        take_scale();
+        // Before the scale, which is looked at before V's stage is given back: shared loads end in order.
         if constexpr (kBlockFactors) of_part = shared.v_factor(v_stage.full);
+        take_scale();
         ptx::wgmma_wait<1>();
         ptx::pin_registers(s);
         turn_scores();
