@@ -23,7 +23,7 @@ TEST_P(QuantizerOn, IsExact) {
   ASSERT_TRUE(device) << device.status().message();
   const auto rows = check_quantizer(**device);
   ASSERT_TRUE(rows) << rows.status().message();
-  EXPECT_EQ(rows->size(), 7u);
+  EXPECT_EQ(rows->size(), 9u);
   for (const QuantizerRow& row : *rows) {
     EXPECT_EQ(row.wrong, 0) << row.what << ": " << row.first;
     EXPECT_GE(row.values, 8448) << row.what;
