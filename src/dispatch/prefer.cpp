@@ -329,7 +329,7 @@ bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice
   if (p.dtype != DType::e4m3 && rows <= 32) {
     // A few heads of few keys: what it takes to begin and to join is 1 to 2 us more than decode's. Dense it was not
     // timed beside decode.
-    if (dense || (p.batch * p.heads_kv <= 8 && keys < 4096)) return false;
+    if (dense || (p.batch * p.heads_kv <= 8 && keys < 2048)) return false;
   }
   // Dense, cuda.sm90.small has two CTAs for 64 rows: 1,32/8,16/8192,128 25 us and 36, 1,8/8,64/8192,64 19 and 27, but
   // 1,32/8,64/4096,128 31 and 20, 1,16/16,128/8192,64 32 and 27; 1,32/8,128/32768,128 126, 141, and prefill
