@@ -524,7 +524,7 @@ class Generator {
   }
 
   bool place_query(std::int64_t b, std::int64_t h, std::int64_t i, double* out) const {
-    const std::int64_t dim = p_.head_dim;
+    const std::int64_t dim = p_.head_dim, head_kv = h / (p_.heads_q / p_.heads_kv);
     if (p_.seq_kv == 0) return false;
     std::fill(out, out + dim, 0.0);
     switch (distribution_) {
@@ -555,16 +555,16 @@ class Generator {
         return true;
       }
       case Distribution::huge_heads:
+        if (!has_huge_scores(b, head_kv)) return false;
+        [[fallthrough]];
       case Distribution::huge_scores: {
-        std::int64_t target = visible_target(h, i);
-        if (distribution_ == Distribution::huge_heads) {
-          const std::int64_t head_kv = h / (p_.heads_q / p_.heads_kv);
-          if (!has_huge_scores(b, head_kv)) return false;
-          target = std::min(first_huge_key(b, head_kv) + i % kHugeKeys, p_.seq_kv - 1);
-        }
+        const std::int64_t target =
+            distribution_ == Distribution::huge_heads
+                ? std::min(first_huge_key(b, head_kv) + i % kHugeKeys, p_.seq_kv - 1)
+                : visible_target(h, i);
         const double size = std::ldexp(kHuge, huge_magnitude(i).query);
         for (std::int64_t d = 0; d < dim; ++d)
-          out[d] = positive(b, h / (p_.heads_q / p_.heads_kv), target, d) ? size : -size;
+          out[d] = positive(b, head_kv, target, d) ? size : -size;
         return true;
       }
       case Distribution::long_rows:
@@ -894,8 +894,7 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
     for (std::int64_t s = 0; s < count; ++s) {
       if (!rows.exists(b, s)) continue;
       rows.make(b, h, s, row.data());
-      visit(rows.at(b, h, s), row.data(),
-            static_cast<std::size_t>(scale_group(p.scales, seq, head, s)));
+      visit(rows.at(b, h, s), row.data(), s);
     }
   };
   if (p.scales != ScaleKind::none) {
@@ -903,9 +902,8 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
     const ScaleKind kind = p.scales == ScaleKind::tensor ? ScaleKind::per_head : p.scales;
     std::vector<double> largest(static_cast<std::size_t>(scale_groups(kind, seq, heads)));
     parallel_for(heads, [&](std::int64_t head) {
-      each(head, [&](std::int64_t, const double* row, std::size_t group) {
-        double& most =
-            largest[p.scales == ScaleKind::tensor ? static_cast<std::size_t>(head) : group];
+      each(head, [&](std::int64_t, const double* row, std::int64_t s) {
+        double& most = largest[static_cast<std::size_t>(scale_group(kind, seq, head, s))];
         for (std::int64_t d = 0; d < rows.dim; ++d)
           if (std::isfinite(row[d])) most = std::max(most, std::fabs(row[d]));
       });
@@ -915,7 +913,8 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
     scales = scales_for(largest, p.scales);
   }
   const auto one_head = [&](std::int64_t head) {
-    each(head, [&](std::int64_t at, const double* row, std::size_t group) {
+    each(head, [&](std::int64_t at, const double* row, std::int64_t s) {
+      const auto group = static_cast<std::size_t>(scale_group(p.scales, seq, head, s));
       const double divisor = scales.empty() ? 1.0 : static_cast<double>(scales[group]);
       for (std::int64_t d = 0; d < rows.dim; ++d)
         numeric::store(p.dtype, bytes.data(), at + d * rows.layout.stride[3],

@@ -113,7 +113,7 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
       for (const double value : group) largest = std::max(largest, std::fabs(value));
       const double wanted = largest / 448, slack = kRounding * largest;
       if (std::fabs(static_cast<double>(scales[g]) - wanted) > kRounding * wanted)
-        wrong(fmt::format("scale of rotated head {} is {}, not {}", g, scales[g], wanted));
+        wrong(fmt::format("rotated, scale {} is {}, not {}", g, scales[g], wanted));
       for (std::size_t i = 0; i < group.size(); ++i) {
         const std::uint8_t code = codes[first + i];
         const double unit = static_cast<double>(scales[g]), got = numeric::from_e4m3(code);
@@ -136,8 +136,7 @@ Result<QuantizerRow> run(Device& device, const Job& job) {
       if (job.scales != ScaleKind::none) {
         const float wanted =
             largest > 0 ? std::max(largest / 448.0f, std::numeric_limits<float>::min()) : 1.0f;
-        if (scales[g] != wanted)
-          wrong(fmt::format("scale of head {} is {}, not {}", g, scales[g], wanted));
+        if (scales[g] != wanted) wrong(fmt::format("scale {} is {}, not {}", g, scales[g], wanted));
       }
       for (std::int64_t i = begin; i < end; ++i) {
         const double value = numeric::load(job.dtype, job.values.data(), i);
@@ -227,33 +226,31 @@ std::vector<float> boundaries() {
   return values;
 }
 
-/// Two heads of 300 rows, each block of 128 of another magnitude; finite and ordinary as fp16 and as bf16.
-std::vector<std::uint16_t> long_heads() {
+/// Heads of so many rows of 16 bits: made(head, row, random bits) of each value.
+template <class Made>
+std::vector<std::uint16_t> heads_of(int heads, std::int64_t rows, std::uint32_t seed,
+                                    const Made& made) {
   std::vector<std::uint16_t> bits;
-  std::uint32_t state = 5;
-  for (int head = 0; head < 2; ++head)
-    for (std::int64_t i = 0; i < 300 * kDim; ++i) {
-      state = state * 1664525u + 1013904223u;
-      const auto random = static_cast<std::uint16_t>(state >> 16);
-      const auto octave =
-          static_cast<std::uint16_t>(0x3c00 + (i / (128 * kDim) * 3 + head) * 0x0100);
-      bits.push_back(static_cast<std::uint16_t>(octave + (random & 0x80ff)));
+  for (int head = 0; head < heads; ++head)
+    for (std::int64_t i = 0; i < rows * kDim; ++i) {
+      seed = seed * 1664525u + 1013904223u;
+      bits.push_back(static_cast<std::uint16_t>(made(head, i / kDim, seed >> 16)));
     }
   return bits;
 }
-
-/// Four heads of fp16: ordinary values, all zeros, magnitudes near the largest, subnormals.
+/// Each block of 128 rows of another magnitude; finite and ordinary as fp16 and as bf16.
+std::vector<std::uint16_t> long_heads() {
+  return heads_of(2, 300, 5, [](int head, std::int64_t row, std::uint32_t random) {
+    return 0x3c00 + (row / kScaleBlock * 3 + head) * 0x0100 + (random & 0x80ff);
+  });
+}
+/// Of fp16: ordinary values, all zeros, magnitudes near the largest, subnormals.
 std::vector<std::uint16_t> four_heads() {
-  std::vector<std::uint16_t> bits;
-  std::uint32_t state = 7;
-  for (int head = 0; head < 4; ++head)
-    for (std::int64_t i = 0; i < 33 * kDim; ++i) {
-      state = state * 1664525u + 1013904223u;
-      const auto random = static_cast<std::uint16_t>(state >> 16);
-      const std::uint16_t masks[] = {0xbfff, 0x8000, 0xfbff, 0x83ff};  // sign, then what may be set
-      bits.push_back(static_cast<std::uint16_t>(random & masks[head]));
-    }
-  return bits;
+  return heads_of(4, 33, 7, [](int head, std::int64_t, std::uint32_t random) {
+    constexpr std::uint32_t kMasks[] = {0xbfff, 0x8000, 0xfbff,
+                                        0x83ff};  // sign, then what may be set
+    return random & kMasks[head];
+  });
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <limits>
 #include <numbers>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/base/numeric.hpp"
 #include "workbench/base/parallel.hpp"
 #include "workbench/reference/tile_gemm.hpp"
@@ -133,8 +135,8 @@ struct Bits {
   }
   float block_scale(std::int64_t b, std::int64_t h, std::int64_t s) const {
     if (p.scales != ScaleKind::per_block) return 1.0f;
-    const std::int64_t blocks = (seq + kScaleBlock - 1) / kScaleBlock;
-    return scales[static_cast<std::size_t>((b * heads + h) * blocks + s / kScaleBlock)];
+    const std::int64_t head = b * heads + h;
+    return scales[static_cast<std::size_t>(head * ceil_div(seq, kScaleBlock) + s / kScaleBlock)];
   }
 };
 
@@ -223,9 +225,10 @@ void emulate_block(const Placement& placement, const Arrays& arrays, const Bits&
       float& running_max = part.maximum[static_cast<std::size_t>(r)];
       float largest = running_max;
       for (std::int64_t j = 0; j < kTileKeys; ++j) {
-        float x = s[j] * score_scale;
+        float factor = score_scale;
         if (blocks && j0 + j < p.seq_kv)
-          x *= q.block_scale(b, h, rows[r] % p.seq_q) * k.block_scale(b, hkv, j0 + j);
+          factor *= q.block_scale(b, h, rows[r] % p.seq_q) * k.block_scale(b, hkv, j0 + j);
+        float x = s[j] * factor;
         if (p.softcap > 0) x = p.softcap * std::tanh(x / p.softcap);
         const bool visible = j0 + j >= own.first && j0 + j < own.last;
         if (bias && visible) x = biased(placement, arrays, b, h, rows[r] % p.seq_q, j0 + j, x);

@@ -49,8 +49,7 @@ class Source {
     numeric::load_row(dtype_, bits_, (placement_.*place_)(b, h, s), dim_, out, step_);
     if (scales_ == ScaleKind::none) return;
     std::int64_t at = scales_ == ScaleKind::tensor ? 0 : b * heads_ + h;
-    if (scales_ == ScaleKind::per_block)
-      at = at * ((seq_ + kScaleBlock - 1) / kScaleBlock) + s / kScaleBlock;
+    if (scales_ == ScaleKind::per_block) at = at * ceil_div(seq_, kScaleBlock) + s / kScaleBlock;
     const double factor = static_cast<double>(scale_[static_cast<std::size_t>(at)]);
     for (std::int64_t d = 0; d < dim_; ++d) out[d] *= factor;
   }

@@ -21,7 +21,7 @@ struct Job {
   const QuantizeProblem& p;
   const QuantizeTensors& t;
   const float* offset;         // of each head's columns, or null
-  std::int64_t of_head = 1;    // units: a head, or each kScaleBlock rows of it
+  std::int64_t of_head, rows;  // units, and how many rows each has: all of a head, or kScaleBlock
   std::vector<float> largest;  // of each unit
 
   using Row = std::array<float, core::kMaxHeadDim>;
@@ -38,9 +38,7 @@ struct Job {
   void each_row(std::int64_t unit, Visit visit) const {
     const std::int64_t head = unit / of_head, block = unit % of_head;
     const std::int64_t b = head / p.heads, h = head % p.heads;
-    const bool all = p.scales != ScaleKind::per_block;
-    const std::int64_t first = all ? 0 : block * kScaleBlock;
-    const std::int64_t end = all ? p.seq : std::min(p.seq, first + kScaleBlock);
+    const std::int64_t first = block * rows, end = std::min(p.seq, first + rows);
     for (std::int64_t s = first; s < end; ++s)
       visit(b * p.from.stride[0] + h * p.from.stride[1] + s * p.from.stride[2],
             b * p.to.stride[0] + h * p.to.stride[1] + s * p.to.stride[2]);
@@ -79,9 +77,10 @@ void encode(void* context, std::int64_t unit, int /*worker*/) {
 
 void quantize_one(const core::QuantizeCall& call, const core::Context& context) {
   const auto& [p, t, offset] = call;
-  const std::int64_t of_head = p.scales == ScaleKind::per_block ? ceil_div(p.seq, kScaleBlock) : 1;
+  const bool blocks = p.scales == ScaleKind::per_block;
+  const std::int64_t of_head = blocks ? ceil_div(p.seq, kScaleBlock) : 1;
   const std::int64_t units = p.batch * p.heads * of_head;
-  Job job{p, t, offset, of_head, {}};
+  Job job{p, t, offset, of_head, blocks ? kScaleBlock : p.seq, {}};
   if (units == 0) {
     if (p.scales == ScaleKind::tensor && p.compute_scales) t.scale[0] = core::e4m3_scale(0.0f);
     return;

@@ -247,7 +247,7 @@ std::vector<float> read_head(const Problem& p, const Recipe& recipe, const void*
     const std::int64_t head = one ? 0 : b * heads + h;
     // seq is the sequence's own, and factors are of the longest.
     const std::int64_t blocks =
-        p.scales == ScaleKind::per_block ? (longest + kScaleBlock - 1) / kScaleBlock : 1;
+        p.scales == ScaleKind::per_block ? ceil_div(longest, kScaleBlock) : 1;
     for (std::int64_t s = 0; s < seq; ++s) {
       std::int64_t block = blocks > 1 ? s / kScaleBlock : 0;
       if (recipe.neighbour_block_scale && block > 0) --block;
