@@ -510,9 +510,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       if constexpr (kBlockFactors) of_part = shared.v_factor(v_stage.full);
       ptx::wgmma_wait<0>();
       ptx::pin_registers(part);
+      // The factor is used before its stage is given back, or the producer could write the next one over a load under way.
+      if constexpr (kBlockFactors) add_part(of_part);
       release(v_stage.empty());
       v_stage.advance(shared.v_full);
-      add_part(of_part);
+      if constexpr (!kBlockFactors) add_part(of_part);
     } else {
       find_next(tile_step + 1, next);
       release(shared.q_empty + 8 * q_index);
