@@ -289,6 +289,19 @@ Result<Problem> parse_shape(std::string_view item, const ProblemDefaults& defaul
 
 enum Tensor : std::uint64_t { kQ, kK, kV, kShared };
 
+// A scale's multiple of the default one.
+double relative_scale(const Problem& p) {
+  return std::fabs(static_cast<double>(p.scale)) * std::sqrt(static_cast<double>(p.head_dim));
+}
+bool scale_places(const Problem& p) {
+  const double relative = relative_scale(p);
+  return relative >= 0.01 && relative <= 100.0;
+}
+
+bool asks_for_huge_scores(Distribution distribution) {
+  return distribution == Distribution::huge_scores || distribution == Distribution::huge_heads;
+}
+
 // Makes the rows of one case. Values depend on shape and seed, not on dtype or layout.
 class Generator {
  public:
@@ -297,16 +310,10 @@ class Generator {
     for (std::uint64_t tensor = 0; tensor < keys_.size(); ++tensor)
       keys_[tensor] = random_bits(random_bits(0x67726565u, c.seed),
                                   (static_cast<std::uint64_t>(c.distribution) << 8) + tensor);
-    // Some distributions place scores; a scale of 0 or out of all proportion would make their
-    // values absurd, so they fall back to the default one.
-    const double root = std::sqrt(static_cast<double>(p_.head_dim));
-    const double relative = std::fabs(static_cast<double>(p_.scale)) * root;
-    scale_ = relative >= 0.01 && relative <= 100.0 ? static_cast<double>(p_.scale) : 1.0 / root;
-    // Negative scales turn the placed scores around, and one of 0 leaves none.
-    // Descale factors are no powers of 2: of huge terms that cancel something stays, which a
-    // softcap would make one of its ends.
-    const bool cancels = is_huge() && p_.dtype == DType::e4m3 && p_.softcap > 0;
-    placed_ = p_.scale > 0 && !cancels && relative >= 0.01 && (relative <= 100.0 || is_huge());
+    // A scale of 0 or out of all proportion would make placed values absurd: the default one's are taken.
+    scale_ = scale_places(p_) ? static_cast<double>(p_.scale)
+                              : 1.0 / std::sqrt(static_cast<double>(p_.head_dim));
+    placed_ = places_scores(p_, distribution_);
     if (p_.seq_kv > 0) {
       step_ = static_cast<std::int64_t>(0.618 * static_cast<double>(p_.seq_kv)) + 1;
       while (std::gcd(step_, p_.seq_kv) != 1) ++step_;
@@ -435,9 +442,6 @@ class Generator {
   // ---- The ends of the range --------------------------------------------------------------------
   // True where the row was placed; the others are normal.
 
-  bool is_huge() const {
-    return distribution_ == Distribution::huge_scores || distribution_ == Distribution::huge_heads;
-  }
   // Of huge_heads, KV heads counted over the batch: wherever tiles are dealt, some are beside others. In every
   // other two the first keys are huge, else the last, so that whoever walks one way learns late of it, whether
   // the tile is the first or the second of two.
@@ -562,7 +566,7 @@ class Generator {
             distribution_ == Distribution::huge_heads
                 ? std::min(first_huge_key(b, head_kv) + i % kHugeKeys, p_.seq_kv - 1)
                 : visible_target(h, i);
-        const double size = std::ldexp(kHuge, huge_magnitude(i).query);
+        const double size = std::copysign(std::ldexp(kHuge, huge_magnitude(i).query), p_.scale);
         for (std::int64_t d = 0; d < dim; ++d)
           out[d] = positive(b, head_kv, target, d) ? size : -size;
         return true;
@@ -574,7 +578,7 @@ class Generator {
         return true;
       case Distribution::dead_rows:
         normal_row(keys_[kQ], (b * p_.heads_q + h) * p_.seq_q + i, dim, out);
-        out[0] = 1.0;
+        out[0] = std::copysign(1.0, p_.scale);
         return p_.dtype != DType::e4m3;
       case Distribution::extreme_v:
         if (i % 2) return false;
@@ -1129,6 +1133,15 @@ bool has_own_problem(Distribution distribution) {
   return distribution >= Distribution::faint_tail && distribution != Distribution::file;
 }
 
+bool places_scores(const Problem& p, Distribution distribution) {
+  if (!has_own_problem(distribution)) return true;
+  const bool huge = asks_for_huge_scores(distribution);
+  // Descale factors are no powers of 2: of huge terms that cancel something stays, which a
+  // softcap would make one of its ends.
+  if (huge && p.dtype == DType::e4m3 && p.softcap > 0) return false;
+  return scale_places(p) || (huge && relative_scale(p) > 100.0);
+}
+
 std::vector<Problem> problems_of(Distribution distribution, const Problem& asked) {
   if (!has_own_problem(distribution)) return {asked};
   const bool causal = asked.mask.right == 0;
@@ -1176,8 +1189,9 @@ std::vector<Problem> problems_of(Distribution distribution, const Problem& asked
       if (capped && asked.dtype == DType::e4m3) return {};
       const Problem by_inputs = small(1, 16, 257);
       Problem by_scale = by_inputs;
-      by_scale.scale =
-          std::ldexp(1.0f, 127 - std::bit_width(static_cast<std::uint64_t>(asked.head_dim) - 1));
+      by_scale.scale = std::copysign(
+          std::ldexp(1.0f, 127 - std::bit_width(static_cast<std::uint64_t>(asked.head_dim) - 1)),
+          asked.scale);
       return {by_inputs, by_scale};
     }
     case Distribution::huge_heads: {

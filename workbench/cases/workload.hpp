@@ -162,6 +162,10 @@ bool has_own_problem(Distribution distribution);
 /// short to be summed for long).
 std::vector<Problem> problems_of(Distribution distribution, const Problem& asked);
 
+/// Whether a distribution that places scores can at this problem's scale, of either sign; else its values are N(0, 1), and
+/// limits of its own say nothing.
+bool places_scores(const Problem& problem, Distribution distribution);
+
 /// Which values of an e4m3 case the definition is applied to.
 enum class Truth {
   decoded,      ///< the bits that a kernel reads

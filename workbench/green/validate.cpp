@@ -579,7 +579,9 @@ Result<CaseData> prepare_case(const Case& c, Inputs inputs, const Policy& policy
   double largest = 0;
   for (const double r : data.reference.o)
     if (std::isfinite(r)) largest = std::max(largest, std::fabs(r));
-  data.limits = limits_for(policy, p, data.emulator, largest, c.distribution);
+  data.limits =
+      limits_for(policy, p, data.emulator, largest,
+                 places_scores(p, c.distribution) ? c.distribution : Distribution::normal);
   const auto max_err = data.limits.find("max_err");
   data.element_threshold = policy.element_threshold > 0   ? policy.element_threshold
                            : max_err != data.limits.end() ? max_err->second

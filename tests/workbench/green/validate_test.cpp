@@ -580,6 +580,47 @@ TEST(Validate, MemoryThatIsNotThereIsSaidBeforeItIsTaken) {
   EXPECT_NE(data.status().message().find("MiB"), std::string::npos);
 }
 
+// Of a negative scale the ends of the range are the same problems with Q turned: they were N(0, 1) once, and one_key's
+// limit, which is for a row of one key, called right kernels wrong.
+TEST(Limits, ANegativeScaleTurnsQAndNothingElse) {
+  for (const DType dtype : {DType::f16, DType::e4m3})
+    for (const Distribution distribution :
+         {Distribution::faint_tail, Distribution::recent_keys, Distribution::one_key,
+          Distribution::huge_scores, Distribution::tiny_values}) {
+      Problem asked = make_problem(1, 2, 2, 64, 64, 64, dtype);
+      std::vector<Metrics> seen;
+      for (const float scale : {0.1f, -0.1f}) {
+        asked.scale = scale;
+        for (const Problem& problem : problems_of(distribution, asked)) {
+          Case c;
+          c.problem = problem;
+          c.distribution = distribution;
+          seen.push_back(prepare_case(c, strict())->emulator);
+        }
+      }
+      ASSERT_EQ(seen.size() % 2, 0u);
+      for (std::size_t i = 0; i < seen.size() / 2; ++i)
+        EXPECT_DOUBLE_EQ(seen[i].max_row, seen[i + seen.size() / 2].max_row)
+            << name_of(distribution) << ' ' << name_of(dtype);
+    }
+}
+
+TEST(Limits, AreOfADistributionWhoseScoresArePlacedAlone) {
+  Case c;
+  c.distribution = Distribution::one_key;
+  std::vector<double> limits;
+  for (const float scale : {-0.1f, 0.1f, 0.0f, 1e4f}) {
+    Problem asked = make_problem(1, 2, 2, 64, 64, 64, DType::e4m3);
+    asked.scale = scale;
+    c.problem = problems_of(c.distribution, asked).front();
+    limits.push_back(prepare_case(c, strict())->limits.at("max_row"));
+  }
+  EXPECT_LT(limits[0], 0.01);
+  EXPECT_DOUBLE_EQ(limits[0], limits[1]);
+  EXPECT_GT(limits[2], 0.05) << "at a scale of 0 nothing stands out";
+  EXPECT_GT(limits[3], 0.05) << "values for this scale would be absurd";
+}
+
 TEST(Subjects, SelectorsFindWhatIsThere) {
   const auto everything = find_subjects("all");
   ASSERT_TRUE(everything) << everything.status().message();
