@@ -47,14 +47,10 @@ class CpuWorker final : public Worker {
     const auto unseen = [&](std::int64_t key) { return !some_row_sees(view, key); };
     write(Which::k, to.k, view.heads_kv, view.seq_kv, view.k_stride, unseen);
     write(Which::v, to.v, view.heads_kv, view.seq_kv, view.v_stride, unseen);
-    const std::int64_t q_scales =
-        view.scales == ScaleKind::per_head ? view.batch * view.heads_q : 1;
-    const std::int64_t kv_scales =
-        view.scales == ScaleKind::per_head ? view.batch * view.heads_kv : 1;
-    if (view.scales == ScaleKind::none) return;
-    for (std::int64_t i = 0; i < q_scales; ++i) to.q_scale[i] = scale_at(view, 0, i);
-    for (std::int64_t i = 0; i < kv_scales; ++i) to.k_scale[i] = scale_at(view, 1, i);
-    for (std::int64_t i = 0; i < kv_scales; ++i) to.v_scale[i] = scale_at(view, 2, i);
+    float* const scales[] = {to.q_scale, to.k_scale, to.v_scale};
+    for (int tensor = 0; tensor < 3; ++tensor)
+      for (std::int64_t i = 0; i < scale_count(view, tensor); ++i)
+        scales[tensor][i] = scale_at(view, tensor, i);
   }
 
   void refer(const View& view, const Reference& to) override {
@@ -161,9 +157,7 @@ class CpuWorker final : public Worker {
     const std::int64_t kv = h / (view.heads_q / view.heads_kv);
     const auto dim = static_cast<std::size_t>(view.head_dim);
     const std::int64_t begin = first_key(view, i), end = end_key(view, i);
-    const double factor = view.scale * descale(view, view.q_scale, b, h, view.heads_q) *
-                          descale(view, view.k_scale, b, kv, view.heads_kv);
-    const double v_factor = descale(view, view.v_scale, b, kv, view.heads_kv);
+    const double q_factor = view.scale * descale(view, 0, b, h, i);
     const double infinity = static_cast<double>(float_of(0x7f800000u));
     const auto whole_row = [&](double value, double bound, double lse_value) {
       for (std::size_t d = 0; d < dim; ++d) {
@@ -192,7 +186,7 @@ class CpuWorker final : public Worker {
         dot += static_cast<double>(q_[d]) * static_cast<double>(line_[d]);
         magnitude += std::fabs(q_[d] * line_[d]);
       }
-      const Score s = score_of(view, dot, magnitude, factor);
+      const Score s = score_of(view, dot, magnitude, q_factor * descale(view, 1, b, kv, j));
       nan = nan || std::isnan(s.value);
       anything = anything || s.slack < 0.0 || s.value == infinity;
       if (s.value > top) top = s.value;
@@ -225,6 +219,7 @@ class CpuWorker final : public Worker {
       const double p = std::exp(scores_[static_cast<std::size_t>(j - begin)].value - top) / sum;
       squares += p * p;
       values_of(j);
+      const double v_factor = descale(view, 2, b, kv, j);
       for (std::size_t d = 0; d < dim; ++d) {
         const double value = static_cast<double>(line_[d]) * v_factor;
         sums_[d].o += p * value;
@@ -238,6 +233,7 @@ class CpuWorker final : public Worker {
       const double moved = moved_by(s.value - top - log_sum, weight, s.slack + shift);
       if (moved == 0.0) continue;
       values_of(j);
+      const double v_factor = descale(view, 2, b, kv, j);
       for (std::size_t d = 0; d < dim; ++d)
         sums_[d].moved += moved * std::fabs(static_cast<double>(line_[d]) * v_factor - sums_[d].o);
     }

@@ -93,9 +93,7 @@ __global__ void __launch_bounds__(kThreads)
                        b = row / view.seq_q / view.heads_q;
     const std::int64_t kv = h / (view.heads_q / view.heads_kv);
     const std::int64_t begin = first_key(view, i), end = end_key(view, i);
-    const double factor = view.scale * descale(view, view.q_scale, b, h, view.heads_q) *
-                          descale(view, view.k_scale, b, kv, view.heads_kv);
-    const double v_factor = descale(view, view.v_scale, b, kv, view.heads_kv);
+    const double q_factor = view.scale * descale(view, 0, b, h, i);
     __syncthreads();
     if (thread < dim && begin < end)
       q[thread] = load(view.in, view.q,
@@ -112,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
         dot += static_cast<double>(q[d]) * static_cast<double>(k);
         magnitude += counted(view.in, q[d]) * counted(view.in, k);
       }
-      const Score s = score_of(view, dot, magnitude, factor);
+      const Score s = score_of(view, dot, magnitude, q_factor * descale(view, 1, b, kv, j));
       if (is_nan(s.value)) nan = 1.0;
       if (s.slack < 0.0 || s.value == infinity) anything = 1.0;
       if (s.value > top) top = s.value;
@@ -166,7 +164,8 @@ __global__ void __launch_bounds__(kThreads)
       for (std::int64_t j = begin + group; j < end; j += groups) {
         const double p = mine[j - begin].x;
         const double value =
-            static_cast<double>(load(view.in, view.v, v_at + j * view.v_stride[2])) * v_factor;
+            static_cast<double>(load(view.in, view.v, v_at + j * view.v_stride[2])) *
+            descale(view, 2, b, kv, j);
         o += p * value;
         magnitude += p * fabs(value);
         smallest += lost(view.in, p, least, value);
@@ -190,7 +189,8 @@ __global__ void __launch_bounds__(kThreads)
         const double by = mine[j - begin].y;
         if (by == 0.0) continue;
         const double value =
-            static_cast<double>(load(view.in, view.v, v_at + j * view.v_stride[2])) * v_factor;
+            static_cast<double>(load(view.in, view.v, v_at + j * view.v_stride[2])) *
+            descale(view, 2, b, kv, j);
         moved += by * fabs(value - outputs[column]);
       }
     }
@@ -343,15 +343,11 @@ class CudaWorker final : public Worker {
     write(Which::q, to.q, view.heads_q, view.seq_q, view.q_stride);
     write(Which::k, to.k, view.heads_kv, view.seq_kv, view.k_stride);
     write(Which::v, to.v, view.heads_kv, view.seq_kv, view.v_stride);
-    if (view.scales == ScaleKind::none) return;
     float* const scales[] = {to.q_scale, to.k_scale, to.v_scale};
-    for (int tensor = 0; tensor < 3; ++tensor) {
-      const std::int64_t count = view.scales == ScaleKind::tensor
-                                     ? 1
-                                     : view.batch * (tensor == 0 ? view.heads_q : view.heads_kv);
-      write_scales_kernel<<<blocks_for(count), kThreads, 0, stream_>>>(view, scales[tensor], tensor,
-                                                                       count);
-    }
+    for (int tensor = 0; tensor < 3; ++tensor)
+      if (const std::int64_t count = scale_count(view, tensor); count > 0)
+        write_scales_kernel<<<blocks_for(count), kThreads, 0, stream_>>>(view, scales[tensor],
+                                                                         tensor, count);
   }
 
   void refer(const View& view, const Reference& to) override {

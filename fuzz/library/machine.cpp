@@ -63,17 +63,16 @@ Status Machine::load(const Spec& spec, bool with_reference) {
                                     spec.offset[static_cast<std::size_t>(tensor)]) *
            element;
   };
-  const bool per_head = p.scales == ScaleKind::per_head;
-  const auto scales = [&](std::int64_t heads) {
-    return static_cast<std::size_t>(per_head ? p.batch * heads : 1) * 4;
+  const auto scales = [&](int tensor) {
+    return static_cast<std::size_t>(std::max<std::int64_t>(scale_count(view_, tensor), 1)) * 4;
   };
   Pieces in_pieces, out_pieces;
   const std::size_t q = in_pieces.take(bytes_of(0, p.q, p.heads_q, p.seq_q, in));
   const std::size_t k = in_pieces.take(bytes_of(1, p.k, p.heads_kv, p.seq_kv, in));
   const std::size_t v = in_pieces.take(bytes_of(2, p.v, p.heads_kv, p.seq_kv, in));
-  const std::size_t q_scale = in_pieces.take(scales(p.heads_q));
-  const std::size_t k_scale = in_pieces.take(scales(p.heads_kv));
-  const std::size_t v_scale = in_pieces.take(scales(p.heads_kv));
+  const std::size_t q_scale = in_pieces.take(scales(0));
+  const std::size_t k_scale = in_pieces.take(scales(1));
+  const std::size_t v_scale = in_pieces.take(scales(2));
   const std::size_t o = out_pieces.take(bytes_of(3, p.o, p.heads_q, p.seq_q, out));
   const auto rows = static_cast<std::size_t>(p.batch * p.heads_q * p.seq_q);
   const std::size_t lse = out_pieces.take(p.lse ? rows * 4 : 0);
@@ -175,9 +174,10 @@ Status Machine::call(Part part, const Outputs& outputs, const Options& options) 
            static_cast<std::size_t>(part.first * layout.stride[0]) * element;
   };
   const std::size_t in = size_of(problem.dtype);
-  const auto scales = [&](const float* data, std::int64_t heads) -> const float* {
+  const auto scales = [&](const float* data, int tensor) -> const float* {
     if (problem.scales == ScaleKind::none) return nullptr;
-    return problem.scales == ScaleKind::per_head ? data + part.first * heads : data;
+    if (problem.scales == ScaleKind::tensor) return data;
+    return data + part.first * scales_an_entry(view_, tensor);
   };
   Tensors tensors;
   tensors.q = moved(inputs_.q, problem.q, in);
@@ -185,9 +185,9 @@ Status Machine::call(Part part, const Outputs& outputs, const Options& options) 
   tensors.v = moved(inputs_.v, problem.v, in);
   tensors.o = moved(outputs.o, problem.o, size_of(problem.out_dtype));
   if (problem.lse) tensors.lse = outputs.lse + part.first * problem.heads_q * problem.seq_q;
-  tensors.q_scale = scales(inputs_.q_scale, problem.heads_q);
-  tensors.k_scale = scales(inputs_.k_scale, problem.heads_kv);
-  tensors.v_scale = scales(inputs_.v_scale, problem.heads_kv);
+  tensors.q_scale = scales(inputs_.q_scale, 0);
+  tensors.k_scale = scales(inputs_.k_scale, 1);
+  tensors.v_scale = scales(inputs_.v_scale, 2);
   return attend(problem, tensors, options);
 }
 

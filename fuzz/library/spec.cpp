@@ -70,10 +70,11 @@ Layout random_layout(Random& random, std::int64_t heads, std::int64_t seq, std::
 Layout random_transposed(Random& random, std::int64_t heads, std::int64_t seq, std::int64_t dim) {
   const std::int64_t step = random.one_in(4) ? 1 : 16;
   const auto gap = [&] { return step * random.of<std::int64_t>({0, 0, 1, 3}); };
-  const std::int64_t column = (seq + step - 1) / step * step + gap();
-  const std::int64_t head = std::max<std::int64_t>(dim * column, 2) + gap();
+  // Columns of one key apart by two, or their elements would be contiguous along the rows.
+  const std::int64_t column = std::max<std::int64_t>((seq + step - 1) / step * step + gap(), 2);
+  const std::int64_t head = dim * column + gap();
   Layout layout;
-  layout.stride = {heads * head + gap(), head, 1, std::max<std::int64_t>(column, 2)};
+  layout.stride = {heads * head + gap(), head, 1, column};
   if (random.one_in(8)) layout.stride[0] = 0;
   if (random.one_in(8)) layout.stride[1] = 0;
   return layout;
@@ -311,7 +312,8 @@ Spec random_spec(const Profile& profile, std::uint64_t seed, std::uint64_t numbe
     random_mask(random, p);
     p.lse = random.one_in(2);
     if (p.dtype == DType::e4m3)
-      p.scales = random.of({ScaleKind::none, ScaleKind::tensor, ScaleKind::per_head});
+      p.scales = random.of(
+          {ScaleKind::none, ScaleKind::tensor, ScaleKind::per_head, ScaleKind::per_block});
     if (random.one_in(3)) {
       p.q = random_layout(random, p.heads_q, p.seq_q, p.head_dim, false);
       p.k = random_layout(random, p.heads_kv, p.seq_kv, p.head_dim, true);
@@ -594,6 +596,8 @@ std::vector<Spec> simpler(const Spec& spec) {
   if (p.mask.left >= 0) with([](Spec& s) { s.problem.mask.left = -1; });
   if (p.softcap > 0) with([](Spec& s) { s.problem.softcap = 0; });
   if (p.lse) with([](Spec& s) { s.problem.lse = false; });
+  if (p.scales == ScaleKind::per_block)
+    with([](Spec& s) { s.problem.scales = ScaleKind::per_head; });
   if (p.scales != ScaleKind::none) with([](Spec& s) { s.problem.scales = ScaleKind::none; });
   if (p.out_dtype != default_out_dtype(p.dtype))
     with([](Spec& s) { s.problem.out_dtype = default_out_dtype(s.problem.dtype); });

@@ -231,17 +231,35 @@ FUZZ_HD std::int64_t end_key(const View& view, std::int64_t row) {
 FUZZ_HD bool some_row_sees(const View& view, std::int64_t key) {
   return key >= first_key(view, 0) && key < end_key(view, view.seq_q - 1);
 }
-FUZZ_HD double descale(const View& view, const float* scales, std::int64_t b, std::int64_t h,
-                       std::int64_t heads) {
+/// Descale factors of Q (0), K (1) and V (2), and which of them a row has.
+FUZZ_HD std::int64_t scales_a_head(const View& view, int tensor) {
+  const std::int64_t rows = tensor == 0 ? view.seq_q : view.seq_kv;
+  return view.scales == ScaleKind::per_block ? (rows + 127) / 128 : 1;
+}
+FUZZ_HD std::int64_t scales_an_entry(const View& view, int tensor) {
+  return (tensor == 0 ? view.heads_q : view.heads_kv) * scales_a_head(view, tensor);
+}
+FUZZ_HD std::int64_t scale_count(const View& view, int tensor) {
+  if (view.scales == ScaleKind::none) return 0;
+  return view.scales == ScaleKind::tensor ? 1 : view.batch * scales_an_entry(view, tensor);
+}
+FUZZ_HD double descale(const View& view, int tensor, std::int64_t b, std::int64_t h,
+                       std::int64_t row) {
   if (view.scales == ScaleKind::none) return 1.0;
-  return static_cast<double>(scales[view.scales == ScaleKind::tensor ? 0 : b * heads + h]);
+  const float* const scales = tensor == 0   ? view.q_scale
+                              : tensor == 1 ? view.k_scale
+                                            : view.v_scale;
+  if (view.scales == ScaleKind::tensor) return static_cast<double>(scales[0]);
+  const std::int64_t block = view.scales == ScaleKind::per_block ? row / 128 : 0;
+  return static_cast<double>(
+      scales[b * scales_an_entry(view, tensor) + h * scales_a_head(view, tensor) + block]);
 }
 /// Descale factors from 1/8 to 4.
 FUZZ_HD float scale_at(const View& view, int tensor, std::int64_t place) {
-  const std::int64_t heads = tensor == 0 ? view.heads_q : view.heads_kv;
-  const std::int64_t at = view.scales == ScaleKind::per_head
-                              ? entry_at(view, place / heads) * heads + place % heads
-                              : place;
+  const std::int64_t entry = scales_an_entry(view, tensor);
+  const std::int64_t at = view.scales == ScaleKind::tensor
+                              ? place
+                              : entry_at(view, place / entry) * entry + place % entry;
   const std::uint64_t x = mixed(view.values.seed ^ (static_cast<std::uint64_t>(at) * 3 +
                                                     static_cast<std::uint64_t>(tensor) + 77));
   const float base = float_of((127u - 3u + static_cast<std::uint32_t>(x % 5)) << 23);
