@@ -3,7 +3,7 @@
 // The main loop subtracts fma(score, scale, -base), whose base is a rounded product: beyond 2^22
 // the rounding moves a row's weights by whole powers of two, out of fp16's range. It only takes
 // note that such a base was seen. Then every warp goes through its tiles once more, finds the rows
-// by their scores, and computes them with bases of two floats from Q, K and V in memory: two passes
+// by their scores (of e4m3 by those that were its bases), and computes them with bases of two floats from Q, K and V in memory: two passes
 // for each 64 columns, 16 keys at a time, in some twenty times the time. What the main loop stored
 // for them is overwritten; other rows keep their bits.
 #pragma once
@@ -246,28 +246,63 @@ struct Repair {
           store_element(p, at + 8 * n + e, o[n][2 * h + e] * factor);
   }
 
+  // Whose bases go so far were taken note of by the row itself, whatever its tiles' neighbours: the first block that it sees is
+  // taken with its true maximum, and up to twice the bound no base goes by the guard's steps. Below that it is right as it is
+  // (weights off by a quarter of an octave, its sum alike). A row with no more than a few scores far down would be done again
+  // where another row of the same block of threads asks for it, and not elsewhere: other bits in another batch (e4m3 with a
+  // scale of 18270, found by fuzz_library on an H200, 2026-11-28).
+  __device__ __forceinline__ bool beyond_one_float(float score) const {
+    const float size = fabsf(score * scale);
+    return size > 2 * kLargestBase && size <= 3.4028235e38f;
+  }
+  static constexpr bool kByBases = kBytes && !kGrouped;
+  static_assert(!kByBases || !ConfigOf::value.split);  // two first blocks there
+
   __device__ __forceinline__ void run() const {
     const int begin = extent.band.first(first_row) / kKeys * kKeys;
     const int end = extent.band.end(min(first_row + 15, extent.seq_q - 1));
     float most[2] = {-INFINITY, -INFINITY};
     bool large[2] = {};
     float s[2][4];
+    if constexpr (kByBases) {
+      // As the main loop walks: the first block of which a row sees something gives its first base.
+      bool sees[2] = {};
 #pragma unroll 1
-    for (int key = begin; key < end; key += kKeys) {
-      scores_of(s, key);
+      for (int key = (end - 1) / kKeys * kKeys; key >= begin; key -= kKeys) {
+        scores_of(s, key);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int h = i / 2 % 2;
-        const float x = s[i / 4][i % 4], size = fabsf(x * scale);
-        most[h] = fmaxf(most[h], x);
-        large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
+        for (int i = 0; i < 8; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i / 4][i % 4]);
+        if (key % ConfigOf::value.keys != 0 && key > begin) continue;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float top = quad_max(most[h]);
+          large[h] = large[h] || (!sees[h] && beyond_one_float(top));
+          sees[h] = top > -INFINITY;
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int key = begin; key < end; key += kKeys) {
+        scores_of(s, key);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int h = i / 2 % 2;
+          const float x = s[i / 4][i % 4], size = fabsf(x * scale);
+          most[h] = fmaxf(most[h], x);
+          large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
+        }
       }
     }
     WideBase base[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      large[h] = (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < extent.seq_q;
-      base[h] = wide_base(quad_max(most[h]), scale);
+      const float top = quad_max(most[h]);
+      if constexpr (kByBases)
+        large[h] = (large[h] || beyond_one_float(top)) && row(h) < extent.seq_q;
+      else
+        large[h] =
+            (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < extent.seq_q;
+      base[h] = wide_base(top, scale);
     }
     if (!__any_sync(kFullWarp, large[0] || large[1])) return;
 
