@@ -296,13 +296,15 @@ struct Repair {
     WideBase base[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = quad_max(most[h]);
-      if constexpr (kByBases)
+      if constexpr (kByBases) {
+        const float top = quad_max(most[h]);
         large[h] = (large[h] || beyond_one_float(top)) && row(h) < extent.seq_q;
-      else
+        base[h] = wide_base(top, scale);
+      } else {
         large[h] =
             (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < extent.seq_q;
-      base[h] = wide_base(top, scale);
+        base[h] = wide_base(quad_max(most[h]), scale);
+      }
     }
     if (!__any_sync(kFullWarp, large[0] || large[1])) return;
 
