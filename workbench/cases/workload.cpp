@@ -1260,10 +1260,7 @@ Inputs make_inputs(const Problem& p, std::vector<float> q, std::vector<float> k,
 
 namespace {
 
-// Heads of huge_heads repeat every 12 (first_huge_key), which are whole batch entries of 8: drawn once, their bytes stand
-// for all. What mixes up such entries is seen by the other distributions.
-constexpr std::int64_t kHugeHeadsPeriod = 3;
-
+// The first `period` entries of huge_heads, over and over. What mixes up such entries is seen by the other distributions.
 Inputs repeat_batch(const Case& c, std::int64_t period) {
   Case part = c;
   part.problem.batch = period;
@@ -1285,9 +1282,11 @@ Inputs repeat_batch(const Case& c, std::int64_t period) {
 
 Inputs generate(const Case& c) {
   const Problem& p = c.problem;
-  if (c.distribution == Distribution::huge_heads && p.batch > kHugeHeadsPeriod &&
-      p.batch % kHugeHeadsPeriod == 0 && p.heads_kv == 8 && p.heads_q == 8)
-    return repeat_batch(c, kHugeHeadsPeriod);
+  if (c.distribution == Distribution::huge_heads) {
+    // Entries after which huge heads (every 3) and their ends (every 12) stand as at the beginning.
+    const std::int64_t period = std::lcm<std::int64_t>(12, p.heads_kv) / p.heads_kv;
+    if (p.batch > period && p.batch % period == 0) return repeat_batch(c, period);
+  }
   Inputs inputs;
   inputs.arrays = draw_arrays(c);
   const Placement placement(p, index_arrays(inputs));

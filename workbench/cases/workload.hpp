@@ -148,6 +148,7 @@ struct Case {
   /// K and V of keys that no query can see hold NaN: such a slot must never reach the output.
   bool poison_unseen = true;
   Lengths lengths = {};
+  friend bool operator==(const Case&, const Case&) = default;
 };
 /// "mission 1x8x512x64 fp16, permutation, seed 2".
 std::string to_string(const Case& c);
