@@ -528,6 +528,9 @@ __device__ __forceinline__ void work(const OnceTensors& all, const OnceShare& sh
 template <class T>
 __global__ void __launch_bounds__(kOnceThreads, 1)
     quantize_once(const __grid_constant__ OnceTensors all) {
+#ifdef GREENFAST_PTX_ONCE
+#error "this kernel has a body from compute capability 9.0 on: its source is BY_ARCH"
+#endif
 #if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 memory[];
   __shared__ Exchange exchange;

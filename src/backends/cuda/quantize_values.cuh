@@ -115,6 +115,10 @@ struct Largest {
   }
 };
 
+#if defined(GREENFAST_PTX_ONCE) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+__device__ std::uint32_t encode4(float a, float b, float c,
+                                 float d);  // a source that uses it is BY_ARCH
+#else
 __device__ __forceinline__ std::uint32_t encode4(float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 890
   std::uint32_t r;
@@ -130,6 +134,7 @@ __device__ __forceinline__ std::uint32_t encode4(float a, float b, float c, floa
          std::uint32_t{core::to_e4m3(c)} << 16 | std::uint32_t{core::to_e4m3(d)} << 24;
 #endif
 }
+#endif
 
 /// Part `part` of a row of `parts`, rotated as core::rotate_block does it: of the block's other parts a
 /// thread that is alone loads what it needs. The row may begin anywhere.

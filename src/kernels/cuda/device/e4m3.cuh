@@ -8,6 +8,9 @@
 namespace greenfast::cuda {
 
 /// Two e4m3 bytes, in the low half of x, to two halves; the first byte goes to the low half.
+#if defined(GREENFAST_PTX_ONCE) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+__device__ std::uint32_t decode_e4m3x2(std::uint32_t x);  // a source that uses it is BY_ARCH
+#else
 __device__ __forceinline__ std::uint32_t decode_e4m3x2(std::uint32_t x) {
 #if __CUDA_ARCH__ >= 890
   std::uint32_t r;
@@ -23,6 +26,7 @@ __device__ __forceinline__ std::uint32_t decode_e4m3x2(std::uint32_t x) {
   return reinterpret_cast<const std::uint32_t&>(value) | (nan & 0x7fff7fffu);
 #endif
 }
+#endif
 
 /// Sixteen e4m3 bytes to sixteen halves.
 __device__ __forceinline__ void decode_e4m3x16(uint4 raw, uint4 (&halves)[2]) {

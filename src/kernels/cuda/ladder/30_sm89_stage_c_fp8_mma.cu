@@ -50,26 +50,22 @@ struct SharedMemoryPlan {
 /// two halves.
 __device__ __forceinline__ void mma_m16n8k32(float (&c)[4], const std::uint32_t (&a)[4],
                                              std::uint32_t b0, std::uint32_t b1) {
-#if __CUDA_ARCH__ >= 890
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
 }
 
 /// Four floats to four e4m3 bytes, rounded to nearest even and saturating; x0 in the lowest byte.
 __device__ __forceinline__ std::uint32_t pack_e4m3x4(float x0, float x1, float x2, float x3) {
-  std::uint32_t r = 0;
-#if __CUDA_ARCH__ >= 890
+  std::uint32_t r;
   asm("{ .reg .b16 low, high;\n"
       "  cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
       "  cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
       "  mov.b32 %0, {low, high}; }"
       : "=r"(r)
       : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
-#endif
   return r;
 }
 

@@ -211,7 +211,7 @@ constexpr Config packed_config_of(std::size_t tile, DType dtype, Features featur
 }
 
 /// The tiles for serving, by head dims of Q and V: of those that hold both a launch takes the first.
-/// Where keys lie in memory as they come, the last two: blocks of 64 keys leave registers for a third
+/// Where keys lie in memory as they come, the last three: blocks of 64 keys leave registers for a third
 /// warpgroup, and less of a block is masked at the edges of windows. With a window of 128 keys that is
 /// 1.45 times as fast at D 64 and 128, without one 1.03 to 1.13 times. Out of pages it would be 1.15
 /// times as slow: twice as many copies for as many keys (H200, 2026-11-23).
@@ -227,12 +227,20 @@ inline constexpr std::array kServingTiles{
            .v_stages = 8,
            .q_in_registers = true},
     Config{.head_dim = 128, .warpgroups = 3, .keys = 64, .k_stages = 4, .v_stages = 4},
+    Config{.head_dim = 192,
+           .value_dim = 128,
+           .warpgroups = 3,
+           .keys = 64,
+           .k_stages = 3,
+           .v_stages = 3},
 };
-/// Of the last two.
-inline constexpr std::size_t kTallServing64 = 4, kTallServing128 = 5;
+/// Of the last three.
+inline constexpr std::size_t kTallServing64 = 4, kTallServing128 = 5, kTallServing192 = 6;
 inline constexpr int kTallServingRows = kServingTiles[kTallServing64].rows();
 static_assert(kServingTiles[kTallServing128].rows() == kTallServingRows &&
               kServingTiles[kTallServing128].keys == kServingTiles[kTallServing64].keys);
+static_assert(kServingTiles[kTallServing192].rows() == kTallServingRows &&
+              kServingTiles[kTallServing192].keys == kServingTiles[kTallServing64].keys);
 constexpr Config serving_config_of(std::size_t tile) {
   Config config = kServingTiles[tile];
   config.packed = config.serving = true;

@@ -9,6 +9,13 @@
 
 namespace greenfast::cuda::prefill {
 
+__device__ __forceinline__ void set_scale(ScaledTile& tile, float scale) {
+  // The largest product must be the largest score.
+  tile.q_turn = scale < 0.0f ? 0x80808080u : 0;
+  // Times 0 the -inf of a hidden key would be NaN; products are below 2^26, so this is as good.
+  tile.scale = scale == scale ? fmaxf(fabsf(scale), 0x1p-100f) : scale;
+}
+
 /// The factors of a tile's heads.
 __device__ __forceinline__ void find_factors(const Params& p, ScaledTile& tile) {
   const ByteFacts& facts = p.bytes;
@@ -20,10 +27,7 @@ __device__ __forceinline__ void find_factors(const Params& p, ScaledTile& tile) 
   const auto scale =
       static_cast<float>(facts.scale_log2 * factor(facts.q, tile.head, p.packed.heads) *
                          factor(facts.k, kv_head, facts.heads_kv));
-  // The largest product must be the largest score.
-  tile.q_turn = scale < 0.0f ? 0x80808080u : 0;
-  // Times 0 the -inf of a hidden key would be NaN; products are below 2^26, so this is as good.
-  tile.scale = scale == scale ? fmaxf(fabsf(scale), 0x1p-100f) : scale;
+  set_scale(tile, scale);
   tile.value_factor = factor(facts.v, kv_head, facts.heads_kv);
 }
 
@@ -43,8 +47,7 @@ __device__ __forceinline__ void find_factors(const Params& p, GroupedTile& tile)
   tile.q_largest = largest;
   const auto scale =
       static_cast<float>(facts.scale_log2 * largest * (facts.k == nullptr ? 1.0f : facts.k[of_kv]));
-  tile.q_turn = scale < 0.0f ? 0x80808080u : 0;
-  tile.scale = scale == scale ? fmaxf(fabsf(scale), 0x1p-100f) : scale;
+  set_scale(tile, scale);
   tile.value_factor = facts.v == nullptr ? 1.0f : facts.v[of_kv];
 }
 /// What a row's scores are multiplied by before the tile's scale: -1 to 1.

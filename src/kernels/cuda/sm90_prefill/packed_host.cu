@@ -86,21 +86,46 @@ std::size_t first_that_holds(const std::array<Config, kCount>& tiles, const Prob
   return tile;
 }
 
+/// Whether low tiles, of 128 rows, fill the device's rounds so much better than tall ones, of 192, that they
+/// are faster, though a row takes `percent` of the time in them.
+bool low_fills_better(const Problem& problem, const DeviceFacts& facts, std::int64_t percent) {
+  constexpr std::int64_t kLow = kByteTiles[0].rows(), kTall = kTallServingRows;
+  const std::int64_t rows = rows_of(problem) / problem.batch;  // of a sequence, in the mean
+  const auto rounds = [&](std::int64_t tile) {
+    return ceil_div(ceil_div(rows, tile) * problem.batch * problem.heads_q,
+                    std::int64_t{facts.multiprocessors});
+  };
+  return percent * kLow * rounds(kLow) < 100 * kTall * rounds(kTall);
+}
+
 /// Whether e4m3 takes tiles of 128 rows and blocks of 128 keys: out of pages, of which a copy takes 64 keys
 /// at most (8,32/8,256/8192,128 in pages of 64 139 us, by tall ones 155); under chunks that are no taller
 /// than a tall tile; and where fewer rounds of fewer rows make up for a row's taking 1.15 times as long
 /// (2,8,2048,128 48 and 63 us, 8,16,2048,128 378 and 347; H200, 2026-11-27). batch_invariant may not ask
 /// how many tiles there are.
 bool wants_low_bytes(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  constexpr std::int64_t kLow = kByteTiles[0].rows(), kTall = kByteTiles[kLowByteTiles].rows();
+  constexpr std::int64_t kTall = kByteTiles[kLowByteTiles].rows();
+  static_assert(kTall == kTallServingRows);
   if (problem.pages.used() || (problem.chunk > 0 && problem.chunk < kTall)) return true;
   if (choice.batch_invariant || core::window_within(problem.mask, 2048)) return false;
-  const std::int64_t rows = rows_of(problem) / problem.batch;  // of a sequence, in the mean
-  const auto rounds = [&](std::int64_t tile) {
-    return ceil_div(ceil_div(rows, tile) * problem.batch * problem.heads_q,
-                    std::int64_t{facts.multiprocessors});
-  };
-  return 115 * kLow * rounds(kLow) < 100 * kTall * rounds(kTall);
+  return low_fills_better(problem, facts, 115);
+}
+
+/// The host knows that all sequences are as long as the longest: their order may be the host's.
+bool equal_lengths(const Problem& problem) {
+  const Sequences& s = problem.sequences;
+  return !s.used_q && !s.used_kv && !s.kv_start &&
+         (!s.packed_q || s.total_q == problem.batch * problem.seq_q) &&
+         (!s.packed_kv || s.total_kv == problem.batch * problem.seq_kv);
+}
+
+/// Whether a problem that could have tall tiles of 192 beside 128 columns has low ones: where every tile has
+/// all keys and the host knows how many there are (1,32,4096,192/128 463 and 502 us, 8,16,4096,192/128 1960
+/// and 1921; causal 1,128,4096,192/128 1022 and 1017, 2,16,2048,192/128 84 and 83; H200, 2026-11-28).
+bool wants_low_wide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  const bool even = problem.mask.left < 0 && problem.mask.right < 0 && problem.chunk == 0;
+  return even && !choice.batch_invariant && equal_lengths(problem) &&
+         low_fills_better(problem, facts, 104);
 }
 
 /// The one of kServingTiles that a problem takes, of kMaskTiles where it has a mask by array, of
@@ -116,9 +141,11 @@ std::size_t serving_tile(const Problem& problem, const DeviceFacts& facts, core:
   if (mask_of(problem) != MaskArray::none) {
     return first_that_holds(kMaskTiles, problem);
   }
-  if (!problem.pages.used() && larger_dim(problem) <= 128 &&
-      (problem.chunk == 0 || problem.chunk >= kTallServingRows))
-    return larger_dim(problem) <= 64 ? kTallServing64 : kTallServing128;
+  if (!problem.pages.used() && (problem.chunk == 0 || problem.chunk >= kTallServingRows)) {
+    const std::size_t tall = first_that_holds(kServingTiles, problem, kTallServing64);
+    const bool low = tall == kTallServing192 && wants_low_wide(problem, facts, choice);
+    if (tall < kServingTiles.size() && !low) return tall;
+  }
   return first_that_holds(kServingTiles, problem);
 }
 
@@ -131,14 +158,6 @@ Config serving_config(const Problem& problem, std::size_t tile) {
 /// Of e4m3: whether O goes to memory in 16-byte pieces, by TMA where it has a strip.
 bool o_is_aligned(const Problem& problem, core::Choice choice) {
   return problem.out_dtype != DType::f32 && is_addressable(sides_of(problem)[kO], choice, nullptr);
-}
-
-/// The host knows that all sequences are as long as the longest: their order may be the host's.
-bool equal_lengths(const Problem& problem) {
-  const Sequences& s = problem.sequences;
-  return !s.used_q && !s.used_kv && !s.kv_start &&
-         (!s.packed_q || s.total_q == problem.batch * problem.seq_q) &&
-         (!s.packed_kv || s.total_kv == problem.batch * problem.seq_kv);
 }
 
 /// By the mask and the maxima; with batch_invariant by nothing that a neighbour could change, so
@@ -329,8 +348,8 @@ const void* entry_of(std::size_t tile, Features features) {
 template <class T>
 const void* entry_for_serving(std::size_t tile) {
   static const std::array<const void*, kServingTiles.size()> table{
-      serving_entry<T, 0>(), serving_entry<T, 1>(), serving_entry<T, 2>(),
-      serving_entry<T, 3>(), serving_entry<T, 4>(), serving_entry<T, 5>()};
+      serving_entry<T, 0>(), serving_entry<T, 1>(), serving_entry<T, 2>(), serving_entry<T, 3>(),
+      serving_entry<T, 4>(), serving_entry<T, 5>(), serving_entry<T, 6>()};
   return table[tile];
 }
 template <class T>

@@ -3,9 +3,10 @@
 // The main loop subtracts fma(score, scale, -base), whose base is a rounded product: beyond 2^22
 // the rounding moves a row's weights by whole powers of two, out of fp16's range. It only takes
 // note that such a base was seen. Then every warp goes through its tiles once more, finds the rows
-// by their scores (of e4m3 by those that were its bases), and computes them with bases of two floats from Q, K and V in memory: two passes
-// for each 64 columns, 16 keys at a time, in some twenty times the time. What the main loop stored
-// for them is overwritten; other rows keep their bits.
+// by their scores (of packed builds by those that were bases), and computes them with bases of two
+// floats from Q, K and V in memory: a pass to find them and one for each 64 columns, 16 keys at a
+// time, in some twenty times the time. What the main loop stored for them is overwritten; other
+// rows keep their bits.
 #pragma once
 
 #include <cstdint>
@@ -95,12 +96,14 @@ struct Repair {
       return p.head_dim;
   }
   /// Of builds for serving: keys that may be read, in pages not those before the first that some
-  /// row sees; and such a key's row of K or V, whose entry or page 0, head at hand, is `all`.
+  /// row sees; and such a key's row of K or V, whose entry or page 0, head at hand, is `all`: null
+  /// where it may not be read.
   __device__ __forceinline__ bool is_there(int key) const {
     return key < extent.band.keys && key >= tile.cut;
   }
   __device__ __forceinline__ const Element* row_at(const Element* all, std::int64_t batch_stride,
                                                    std::int64_t row_stride, int key) const {
+    if (!is_there(key)) return nullptr;
     const SequenceArrays& a = p.packed.arrays;
     if (a.page_table == nullptr)
       return all + tile.kv_batch * batch_stride + (tile.kv_row + key) * row_stride;
@@ -132,6 +135,12 @@ struct Repair {
     [[maybe_unused]] const Element* const k = static_cast<const Element*>(p.k) +
                                               kv_batch() * p.k_batch +
                                               tile.head / p.group * p.k_head + kv_rows() * p.k_row;
+    [[maybe_unused]] const Element* rows[2];
+    if constexpr (kServing)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        rows[n] = row_at(static_cast<const Element*>(p.k) + tile.head / p.group * p.k_head,
+                         p.k_batch, p.k_row, key + 8 * n + g);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -152,10 +161,8 @@ struct Repair {
       for (int n = 0; n < 2; ++n) {
         const int from = key + 8 * n + g;
         if constexpr (kServing) {
-          const bool there = is_there(from);
-          const Element* const head =
-              static_cast<const Element*>(p.k) + tile.head / p.group * p.k_head;
-          const Element* const at = there ? row_at(head, p.k_batch, p.k_row, from) + d : head;
+          const bool there = rows[n] != nullptr;
+          const Element* const at = rows[n] + d;
           ptx::mma_m16n8k16<T>(s[n], a, pair(at, there), pair(at + 8, there && d + 8 < p.head_dim));
         } else {
           const Element* const at = k + from * p.k_row + d;
@@ -187,24 +194,40 @@ struct Repair {
                                 : dot * p.scale_log2;
   }
 
-  /// V's rows key + 2 * t (+ 8) and the next, of one column, as a B operand.
+  /// The rows of V of which a thread multiplies elements, of 16 keys from `key` on: 2 * t, the
+  /// next, and those 8 behind them. Of builds for serving, where it takes a look at the page table.
+  struct ValueRows {
+    const Element* at[4];
+  };
+  __device__ __forceinline__ ValueRows value_rows(int key) const {
+    ValueRows rows;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      rows.at[i] = row_at(static_cast<const Element*>(p.v) + tile.head / p.group * p.v_head,
+                          p.v_batch, p.v_row, key + 8 * (i / 2) + 2 * t + i % 2);
+    return rows;
+  }
+  /// The first two of them, or the others, of one column, as a B operand.
+  __device__ __forceinline__ std::uint32_t values_of(const ValueRows& rows, int half,
+                                                     int column) const {
+    std::uint32_t two = 0;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const Element* const row = rows.at[2 * half + e];
+      if (row != nullptr && column < columns()) two |= value(row + column) << (16 * e);
+    }
+    return two;
+  }
+  /// The same where nothing is in pages: V's rows key + 2 * t and the next.
   __device__ __forceinline__ std::uint32_t values_of(int key, int column) const {
-    [[maybe_unused]] const Element* const v = static_cast<const Element*>(p.v) +
-                                              kv_batch() * p.v_batch +
-                                              tile.head / p.group * p.v_head + kv_rows() * p.v_row;
+    const Element* const v = static_cast<const Element*>(p.v) + kv_batch() * p.v_batch +
+                             tile.head / p.group * p.v_head + kv_rows() * p.v_row;
     std::uint32_t two = 0;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int from = key + 2 * t + e;
-      if constexpr (kServing) {
-        if (is_there(from) && column < columns()) {
-          const Element* const head =
-              static_cast<const Element*>(p.v) + tile.head / p.group * p.v_head;
-          two |= value(row_at(head, p.v_batch, p.v_row, from) + column) << (16 * e);
-        }
-      } else if (from < extent.band.keys && column < p.head_dim) {
+      if (from < extent.band.keys && column < p.head_dim)
         two |= value(v + from * p.v_row + column) << (16 * e);
-      }
     }
     return two;
   }
@@ -246,6 +269,75 @@ struct Repair {
           store_element(p, at + 8 * n + e, o[n][2 * h + e] * factor);
   }
 
+  /// Takes the weights of 16 keys from `key` on, whose scores are s, into the rows' sums and the
+  /// columns from `column` on.
+  __device__ __forceinline__ void add(float (&o)[kColumns / 8][4], float (&sum)[2],
+                                      const float (&s)[2][4], const WideBase (&base)[2], int key,
+                                      int column) const {
+    std::uint32_t weights[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int n = i / 2, h = i % 2;
+      const WideBase from = finite(base[h]);
+      const float x = exp2_fast(exponent(s[n][2 * h], scale, from));
+      const float y = exp2_fast(exponent(s[n][2 * h + 1], scale, from));
+      sum[h] += x + y;
+      weights[i] = pack2<T>(x, y);
+    }
+    [[maybe_unused]] ValueRows rows;
+    if constexpr (kServing) rows = value_rows(key);
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const int c = column + 8 * n + g;
+      // Added here, because the tensor cores cut off what an addition cannot hold.
+      float part[4] = {};
+      if constexpr (kServing)
+        ptx::mma_m16n8k16<T>(part, weights, values_of(rows, 0, c), values_of(rows, 1, c));
+      else
+        ptx::mma_m16n8k16<T>(part, weights, values_of(key, c), values_of(key + 8, c));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] += part[i];
+    }
+  }
+
+  /// Stores rows that are `large`.
+  __device__ __forceinline__ void finish(const float (&o)[kColumns / 8][4], float (&sum)[2],
+                                         const WideBase (&base)[2], const bool (&large)[2],
+                                         int column) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum[h] = quad_sum(sum[h]);
+      if (!large[h]) continue;
+      if constexpr (kGrouped) {
+        store_of_group(h, column, o, sum[h], base[h]);
+        continue;
+      }
+      float factor = 1.0f / sum[h];
+      [[maybe_unused]] float lse = 0.0f;
+      if constexpr (kServing) {
+        lse = kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
+        if (p.serving.sinks != nullptr) factor *= join_sink(p.serving.sinks[tile.head], lse);
+      }
+      if constexpr (kBytes) factor *= tile.value_factor;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) store(h, column + 8 * n + 2 * t + e, o[n][2 * h + e] * factor);
+      if (p.lse == nullptr || t != 0 || column != 0) continue;
+      const std::int64_t head =
+          static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
+      p.lse[head * lse_rows<ConfigOf>(p) + q_rows() + row(h)] =
+          kServing ? lse : kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
+    }
+  }
+
+  __device__ __forceinline__ int first_key() const {
+    return extent.band.first(first_row) / kKeys * kKeys;
+  }
+  __device__ __forceinline__ int end_of_keys() const {
+    return extent.band.end(min(first_row + 15, extent.seq_q - 1));
+  }
+
   // Whose bases go so far were taken note of by the row itself, whatever its tiles' neighbours: the first block that it sees is
   // taken with its true maximum, and up to twice the bound no base goes by the guard's steps. Below that it is right as it is
   // (weights off by a quarter of an octave, its sum alike). A row with no more than a few scores far down would be done again
@@ -255,21 +347,27 @@ struct Repair {
     const float size = fabsf(score * scale);
     return size > 2 * kLargestBase && size <= 3.4028235e38f;
   }
-  static constexpr bool kByBases = kBytes && !kGrouped;
-  static_assert(!kByBases || !ConfigOf::value.split);  // two first blocks there
+  static_assert(!kPacked || !ConfigOf::value.split);  // two first blocks there
 
-  __device__ __forceinline__ void run() const {
-    const int begin = extent.band.first(first_row) / kKeys * kKeys;
-    const int end = extent.band.end(min(first_row + 15, extent.seq_q - 1));
+  /// Of packed builds: rows whose bases one float cannot hold. Keys go as in the main loop, from the last
+  /// to the first: the first block of which a row sees something gives its first base.
+  __device__ __forceinline__ void run_by_bases() const {
+    const int begin = first_key(), last = (end_of_keys() - 1) / kKeys * kKeys;
     float most[2] = {-INFINITY, -INFINITY};
-    bool large[2] = {};
-    float s[2][4];
-    if constexpr (kByBases) {
-      // As the main loop walks: the first block of which a row sees something gives its first base.
-      bool sees[2] = {};
+    bool large[2] = {}, sees[2] = {};
+    WideBase base[2];
+    // One loop for what finds rows and what computes them, so that the code of a score is there once.
 #pragma unroll 1
-      for (int key = (end - 1) / kKeys * kKeys; key >= begin; key -= kKeys) {
+    for (int column = -kColumns; column < columns(); column += kColumns) {
+      float o[kColumns / 8][4] = {}, sum[2] = {};
+#pragma unroll 1
+      for (int key = last; key >= begin; key -= kKeys) {
+        float s[2][4];
         scores_of(s, key);
+        if (column >= 0) {
+          add(o, sum, s, base, key, column);
+          continue;
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i / 4][i % 4]);
         if (key % ConfigOf::value.keys != 0 && key > begin) continue;
@@ -280,87 +378,61 @@ struct Repair {
           sees[h] = top > -INFINITY;
         }
       }
-    } else {
-#pragma unroll 1
-      for (int key = begin; key < end; key += kKeys) {
-        scores_of(s, key);
+      if (column >= 0) {
+        finish(o, sum, base, large, column);
+        continue;
+      }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int h = i / 2 % 2;
-          const float x = s[i / 4][i % 4], size = fabsf(x * scale);
-          most[h] = fmaxf(most[h], x);
-          large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
-        }
+      for (int h = 0; h < 2; ++h) {
+        const float top = quad_max(most[h]);
+        large[h] = (large[h] || beyond_one_float(top)) && row(h) < extent.seq_q;
+        base[h] = wide_base(top, scale);
+      }
+      if (!__any_sync(kFullWarp, large[0] || large[1])) return;
+    }
+  }
+
+  /// Of the others: rows of any score that one float of base cannot hold.
+  __device__ __forceinline__ void run_by_scores() const {
+    const int begin = first_key(), end = end_of_keys();
+    float most[2] = {-INFINITY, -INFINITY};
+    bool large[2] = {};
+    float s[2][4];
+#pragma unroll 1
+    for (int key = begin; key < end; key += kKeys) {
+      scores_of(s, key);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int h = i / 2 % 2;
+        const float x = s[i / 4][i % 4], size = fabsf(x * scale);
+        most[h] = fmaxf(most[h], x);
+        large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
       }
     }
     WideBase base[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if constexpr (kByBases) {
-        const float top = quad_max(most[h]);
-        large[h] = (large[h] || beyond_one_float(top)) && row(h) < extent.seq_q;
-        base[h] = wide_base(top, scale);
-      } else {
-        large[h] =
-            (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < extent.seq_q;
-        base[h] = wide_base(quad_max(most[h]), scale);
-      }
+      large[h] = (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < extent.seq_q;
+      base[h] = wide_base(quad_max(most[h]), scale);
     }
     if (!__any_sync(kFullWarp, large[0] || large[1])) return;
-
 #pragma unroll 1
     for (int column = 0; column < columns(); column += kColumns) {
       float o[kColumns / 8][4] = {}, sum[2] = {};
 #pragma unroll 1
       for (int key = begin; key < end; key += kKeys) {
         scores_of(s, key);
-        std::uint32_t weights[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int n = i / 2, h = i % 2;
-          const WideBase from = finite(base[h]);
-          const float x = exp2_fast(exponent(s[n][2 * h], scale, from));
-          const float y = exp2_fast(exponent(s[n][2 * h + 1], scale, from));
-          sum[h] += x + y;
-          weights[i] = pack2<T>(x, y);
-        }
-#pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n) {
-          const int c = column + 8 * n + g;
-          // Added here, because the tensor cores cut off what an addition cannot hold.
-          float part[4] = {};
-          ptx::mma_m16n8k16<T>(part, weights, values_of(key, c), values_of(key + 8, c));
-#pragma unroll
-          for (int i = 0; i < 4; ++i) o[n][i] += part[i];
-        }
+        add(o, sum, s, base, key, column);
       }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        sum[h] = quad_sum(sum[h]);
-        if (!large[h]) continue;
-        if constexpr (kGrouped) {
-          store_of_group(h, column, o, sum[h], base[h]);
-          continue;
-        }
-        float factor = 1.0f / sum[h];
-        [[maybe_unused]] float lse = 0.0f;
-        if constexpr (kServing) {
-          lse = kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
-          if (p.serving.sinks != nullptr) factor *= join_sink(p.serving.sinks[tile.head], lse);
-        }
-        if constexpr (kBytes) factor *= tile.value_factor;
-#pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            store(h, column + 8 * n + 2 * t + e, o[n][2 * h + e] * factor);
-        if (p.lse == nullptr || t != 0 || column != 0) continue;
-        const std::int64_t head =
-            static_cast<std::int64_t>(tile.batch) * p.schedule.heads + tile.head;
-        p.lse[head * lse_rows<ConfigOf>(p) + q_rows() + row(h)] =
-            kServing ? lse : kLn2 * (base[h].high + (base[h].low + __log2f(sum[h])));
-      }
+      finish(o, sum, base, large, column);
     }
+  }
+
+  __device__ __forceinline__ void run() const {
+    if constexpr (kPacked)
+      run_by_bases();
+    else
+      run_by_scores();
   }
 };
 
