@@ -18,13 +18,14 @@ namespace {
 constexpr const char* kSmall = "cuda.sm90.small";
 constexpr const char* kMma = "cuda.sm80.mma";
 constexpr const char* kPrefill = "cuda.sm90.prefill";
+constexpr const char* kPacked = "cuda.sm90.packed";
 constexpr const char* kDecode = "cuda.sm90.decode";
 
 class CudaSelection : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* id : {kSmall, kMma, kPrefill, kDecode, "cuda.sm90.packed", "cuda.sm80.serving",
-                           "cuda.sm80.decode"}) {
+    for (const char* id :
+         {kSmall, kMma, kPrefill, kDecode, kPacked, "cuda.sm80.serving", "cuda.sm80.decode"}) {
       const auto all = variants();
       const auto row = std::find_if(all.begin(), all.end(),
                                     [&](const VariantInfo& info) { return info.id == id; });
@@ -486,7 +487,7 @@ TEST_F(CudaSelection, WithBatchInvariantNoPlanDependsOnTheBatch) {
   for (int n = 0; n < 4000; ++n) {
     const DeviceFacts facts = random_facts(random);
     Problem problem = random_problem(random);
-    options_.variant = random.one_in(4) ? random.of({kSmall, kMma, kPrefill}) : "";
+    options_.variant = random.one_in(4) ? random.of({kSmall, kMma, kPrefill, kPacked}) : "";
     std::string alone, alone_otherwise;
     bool differs = false;
     for (const std::int64_t batch :
@@ -529,17 +530,36 @@ TEST_F(CudaSelection, ABatchStrideIsLookedAtForOneEntryOnlyWhenTheBatchMayNotMat
   problem.k.stride[0] = 0;
   EXPECT_EQ(chosen(true), kSmall);
   problem = make_problem(1, 8, 8, 2048, 2048, 64, DType::f16);
+  EXPECT_EQ(chosen(true), kPacked);
   problem.o.stride[0] += 4;
-  options_.variant = kPrefill;
-  options_.batch_invariant = false;
-  const Result<Plan> plain = plan(problem, facts_, options_);
-  options_.batch_invariant = true;
-  const Result<Plan> general = plan(problem, facts_, options_);
+  EXPECT_EQ(chosen(false), kPrefill);
+  EXPECT_EQ(chosen(true), kMma);
   problem.batch = 2;
-  const Result<Plan> two = plan(problem, facts_, options_);
-  ASSERT_TRUE(plain.ok() && general.ok() && two.ok());
-  EXPECT_NE(plain->kernel, general->kernel);
-  EXPECT_EQ(general->kernel, two->kernel);
+  EXPECT_EQ(chosen(true), kMma);
+}
+
+TEST_F(CudaSelection, KeysThatAreAllOneRowAreRefusedByTheKernelsThatCopyRows) {
+  Problem problem = make_problem(4, 8, 8, 512, 512, 128, DType::f16);
+  problem.k.stride[2] = 0;
+  options_.batch_invariant = true;
+  options_.variant = kPacked;
+  const Result<Plan> refused = plan(problem, facts_, options_);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("K"), std::string::npos);
+}
+
+TEST_F(CudaSelection, PrefillIsBatchInvariantOnlyWhereASoftcapBoundsItsScores) {
+  Problem problem = make_problem(8, 16, 16, 2048, 2048, 128, DType::bf16);
+  options_.batch_invariant = true;
+  EXPECT_EQ(explain(problem, facts_, options_).chosen, kPacked);
+  options_.variant = kPrefill;
+  const Result<Plan> refused = plan(problem, facts_, options_);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("batch_invariant"), std::string::npos);
+  problem.softcap = 50.0f;
+  EXPECT_TRUE(plan(problem, facts_, options_).ok());
+  problem.softcap = 3e6f;
+  EXPECT_FALSE(plan(problem, facts_, options_).ok());
 }
 
 TEST_F(CudaSelection, SmallKeepsItsPlaceInLargeBatches) {

@@ -19,6 +19,7 @@
 #include "core/text.hpp"
 #include "core/variant.hpp"
 #include "core/window.hpp"
+#include "kernels/cuda/device/batch_parts.hpp"
 #include "kernels/cuda/device/launch.hpp"
 #include "kernels/cuda/device/tile_order.hpp"
 #include "kernels/cuda/sm90_prefill/config.hpp"
@@ -171,6 +172,21 @@ Features features_of(const Problem& problem, core::Choice choice) {
 
 /// Tiles that one launch counts.
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
+std::int64_t tiles_of_an_entry(const Problem& problem) {
+  return problem.heads_q * std::max<std::int64_t>(ceil_div(problem.seq_q, 128), 1);
+}
+/// A dense batch of more tiles, or more rows than ragged maps reach, goes in parts of so many entries, so
+/// that batch_invariant finds the same kernel whatever the batch. One of sequences is refused.
+std::int64_t entries_of_a_launch(const Problem& problem) {
+  if (!core::is_dense(problem)) return problem.batch;
+  std::int64_t most = kMostTiles / tiles_of_an_entry(problem);
+  for (const Side& side : sides_of(problem)) {
+    if (side.layout.stride[2] == 0) continue;  // nothing that TMA takes
+    const std::int64_t rows = ragged_rows(side.layout, 2, side.rows).rows_of_entry;
+    if (rows > 0) most = std::min(most, (kRaggedMostRows - side.rows) / rows + 1);
+  }
+  return std::clamp<std::int64_t>(most, 1, std::max<std::int64_t>(problem.batch, 1));
+}
 
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
@@ -221,12 +237,13 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   // Outside this range a masked score times the scale could be NaN or the scale underflow.
   if (!is_bytes(problem) && !(problem.scale >= 1e-30f && problem.scale <= 1e30f))
     return refuse(why, "a scale of ", problem.scale, "; takes 1e-30 to 1e30");
-  const auto sides = sides_of(problem);
+  Problem part = problem;
+  part.batch = entries_of_a_launch(problem);
+  const auto sides = sides_of(part);
   for (std::size_t i = 0; i < sides.size(); ++i) {
     if ((i != kO || !is_bytes(problem)) && !is_addressable(sides[i], choice, why)) return false;
   }
-  if (problem.batch * problem.heads_q > kMostTiles ||
-      problem.batch * problem.heads_q * ceil_div(problem.seq_q, 128) > kMostTiles) {
+  if (part.batch * tiles_of_an_entry(problem) > kMostTiles) {
     return refuse(why, problem.batch, " sequences of up to ", problem.seq_q, " queries of ",
                   problem.heads_q, " heads are more than 2^30 tiles: split the batch");
   }
@@ -460,7 +477,7 @@ bool map_mask(const Problem& problem, const void* data, const Config& config, CU
       data);
 }
 
-Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+Status launch_part(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   const Decision d = decide(problem, *context.facts, context.choice);
   if (Status status = ensure_ready(problem, d, context.facts->index); !status.ok()) return status;
 
@@ -493,6 +510,12 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   return launch_early(
       launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
       kernel_of(problem.dtype, d), arguments, id_of(problem));
+}
+
+Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
+  return in_batch_parts(
+      problem, tensors, entries_of_a_launch(problem),
+      [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
 }
 
 }  // namespace
