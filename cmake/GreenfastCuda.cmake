@@ -41,7 +41,8 @@ endif()
 # exactly that one: such machine code does not run on later GPUs. Others add PTX of the lowest architecture.
 # SOURCES become PTX once, of the lowest architecture, and machine code of it for each: a third of nvcc's time for the same
 # instructions, bit for bit (CUDA 13.0, 2026-11-28). Those BY_ARCH become PTX for each, because they, or what they use of
-# cuda_bf16.h, ask for __CUDA_ARCH__. What asks for it here has no definition in other sources (GREENFAST_PTX_ONCE): ptxas stops.
+# cuda_bf16.h (__bfloat162float, with an instruction from 9.0 on), ask for __CUDA_ARCH__. What asks for it here has no definition in
+# other sources (GREENFAST_PTX_ONCE): ptxas stops; what a header of CUDA asks for nothing stops.
 # What ptxas says about registers and spills lies beside each object, for tools/ptxas_gate.
 # LADDER, EXPERIMENTAL: left out where GREENFAST_LADDER, GREENFAST_EXPERIMENTAL is off; rows of experimental kernels in
 # variants.def stand in #if GREENFAST_EXPERIMENTAL. Every build notes the sources, which is all that one without CUDA does.

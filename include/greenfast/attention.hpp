@@ -25,7 +25,7 @@ struct Options {
   /// addresses are multiples of 16 bytes are no such difference, for they decide which kernel can
   /// read it: give an entry that runs alone (B = 1, where a batch stride is otherwise not looked
   /// at) the batch stride that it has in a batch. Dense layouts have it; 0 stands for any that is a
-  /// multiple of 16 bytes.
+  /// multiple of 16 bytes and of the stride between rows.
   bool batch_invariant = false;
   /// Caller's scratch, at least Plan::workspace_bytes, 256-byte aligned, on the device. Where it is
   /// null and `allocate` too, automatic selection passes over variants that want some, and those that
