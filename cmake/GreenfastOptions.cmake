@@ -31,6 +31,19 @@ if(_greenfast_sanitizers)
   target_link_options(greenfast_options INTERFACE -fsanitize=${_greenfast_sanitizers})
 endif()
 
+# greenfast_never_runs(RESULT FLAG): whether nothing of this build runs code for processors with FLAG, of /proc/cpuinfo. Sanitized
+# builds run where they are made; others may go anywhere.
+set(_greenfast_flags "")
+if(GREENFAST_SANITIZE AND EXISTS /proc/cpuinfo)
+  file(STRINGS /proc/cpuinfo _greenfast_flags REGEX "^flags" LIMIT_COUNT 1)
+endif()
+function(greenfast_never_runs result flag)
+  set(${result} OFF PARENT_SCOPE)
+  if(_greenfast_flags AND NOT "${_greenfast_flags} " MATCHES " ${flag} ")
+    set(${result} ON PARENT_SCOPE)
+  endif()
+endfunction()
+
 option(GREENFAST_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
 find_program(GREENFAST_CCACHE_PROGRAM ccache)
 if(GREENFAST_CCACHE AND GREENFAST_CCACHE_PROGRAM)
