@@ -390,7 +390,8 @@ def test_another_policy_is_told(greenfast, tmp_path, run_on_gpu, evidence):
 def test_another_plan_makes_stale(greenfast, tmp_path, evidence):
     record = greenfast("check", "--device", "cpu", "--variants", "cpu.naive,cpu.flash", "--shapes", "1x1x16x16", "--json").json
     assert record["code"] == []
-    source = ["--source", sources_alone(tmp_path / "checkout")]
+    shutil.copytree(ROOT / "src", tmp_path / "checkout" / "src")
+    source = ["--source", tmp_path / "checkout"]
     assert greenfast("evidence", "import", write(tmp_path / "cpu.json", record), *source).code == 0
     assert [f[:2] for f in evidence(*source)] == [("CURRENT", "cpu.json")]
     record["plans"][0]["tile_kv"] += 1
