@@ -4,10 +4,16 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <greenfast/arithmetic.hpp>
 #include <greenfast/attention.hpp>
 #include <greenfast/operands.hpp>
 
 namespace greenfast::cuda {
+
+/// Tiles of 128 queries in a batch entry; without queries as with one.
+inline std::int64_t query_tiles_of_an_entry(const Problem& problem) {
+  return problem.heads_q * std::max<std::int64_t>(ceil_div(problem.seq_q, std::int64_t{128}), 1);
+}
 
 /// The layout whose alignment a problem states, or null.
 inline Layout* layout_of(Problem& problem, OperandId id) {

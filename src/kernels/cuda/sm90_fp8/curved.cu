@@ -1,14 +1,10 @@
 // cuda.sm90.fp8_curved: the builds of its head dims.
 #include "kernels/cuda/sm90_fp8/fast.cuh"
-#include "kernels/cuda/sm90_fp8/transpose.cuh"
 
 namespace greenfast::cuda::fp8 {
 template <int kDim>
 Entries curved_entries() {
-  return {reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledCurved<kDim, false>>),
-          reinterpret_cast<const void*>(&fp8_fast_kernel<CompiledCurved<kDim, true>>),
-          reinterpret_cast<const void*>(&transpose_kernel<kDim>),
-          reinterpret_cast<const void*>(&reorder_kernel<kDim>)};
+  return entries_of<CompiledCurved, kDim>();
 }
 template Entries curved_entries<64>();
 template Entries curved_entries<128>();

@@ -24,6 +24,7 @@
 
 #include "kernels/cuda/sm90_fp8/kernel.cuh"
 #include "kernels/cuda/sm90_fp8/linear.cuh"
+#include "kernels/cuda/sm90_fp8/transpose.cuh"
 
 namespace greenfast::cuda::fp8 {
 
@@ -426,5 +427,14 @@ struct CompiledFast
 template <int kHeadDim, bool kMasked>
 struct CompiledCurved
     : With<Config{.head_dim = kHeadDim, .masked = kMasked, .weights = Weights::curved}> {};
+
+/// The kernels of a head dim, of one kind of weights.
+template <template <int, bool> class Build, int kDim>
+Entries entries_of() {
+  return {reinterpret_cast<const void*>(&fp8_fast_kernel<Build<kDim, false>>),
+          reinterpret_cast<const void*>(&fp8_fast_kernel<Build<kDim, true>>),
+          reinterpret_cast<const void*>(&transpose_kernel<kDim>),
+          reinterpret_cast<const void*>(&reorder_kernel<kDim>)};
+}
 
 }  // namespace greenfast::cuda::fp8

@@ -129,7 +129,7 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
 
 /// Blocks of V^T, which the first pass counts, are of 128 keys.
 std::int64_t tiles_of_an_entry(const Problem& problem) {
-  return std::max(problem.heads_q * ceil_div(problem.seq_q, 128),
+  return std::max(query_tiles_of_an_entry(problem),
                   problem.heads_kv * ceil_div(problem.seq_kv, 128));
 }
 

@@ -76,10 +76,6 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   return d;
 }
 
-std::int64_t tiles_of_an_entry(const Problem& problem) {
-  return problem.heads_q * ceil_div(problem.seq_q, 128);
-}
-
 /// Whether no row can have a base that one float does not hold. Rows with such scores are done again by any score of
 /// theirs where any tile of the same block of threads took note of a base: other bits in another batch
 /// (fuzz_library --property batch-invariant, 2 of 9,416 problems, H200, 2026-11-28). packed's go by their own bases.
@@ -93,8 +89,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   using core::refuse;
   if (!runs_sm90a(facts, why)) return false;
   if (!inputs_addressable(problem, choice.batch_invariant, why)) return false;
-  if (tiles_of_an_entry(problem) > kMostTilesOf128) {
-    return refuse(why, tiles_of_an_entry(problem),
+  if (query_tiles_of_an_entry(problem) > kMostTilesOf128) {
+    return refuse(why, query_tiles_of_an_entry(problem),
                   " tiles of 128 queries in a batch entry: at most 2^30 - 1; split the heads");
   }
   if (facts.shared_per_block < kTiles.back().shared_bytes()) {
@@ -224,7 +220,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {
   return in_batch_parts(
-      problem, tensors, kMostTilesOf128 / tiles_of_an_entry(problem),
+      problem, tensors, kMostTilesOf128 / query_tiles_of_an_entry(problem),
       [&](const Problem& part, const Tensors& there) { return launch_part(part, there, context); });
 }
 

@@ -90,7 +90,7 @@ std::size_t first_that_holds(const std::array<Config, kCount>& tiles, const Prob
 /// Whether low tiles, of 128 rows, fill the device's rounds so much better than tall ones, of 192, that they
 /// are faster, though a row takes `percent` of the time in them.
 bool low_fills_better(const Problem& problem, const DeviceFacts& facts, std::int64_t percent) {
-  constexpr std::int64_t kLow = kByteTiles[0].rows(), kTall = kTallServingRows;
+  constexpr std::int64_t kLow = kServingTiles[0].rows(), kTall = kTallServingRows;
   const std::int64_t rows = rows_of(problem) / problem.batch;  // of a sequence, in the mean
   const auto rounds = [&](std::int64_t tile) {
     return ceil_div(ceil_div(rows, tile) * problem.batch * problem.heads_q,
@@ -106,7 +106,7 @@ bool low_fills_better(const Problem& problem, const DeviceFacts& facts, std::int
 /// how many tiles there are.
 bool wants_low_bytes(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   constexpr std::int64_t kTall = kByteTiles[kLowByteTiles].rows();
-  static_assert(kTall == kTallServingRows);
+  static_assert(kByteTiles[0].rows() == kServingTiles[0].rows() && kTall == kTallServingRows);
   if (problem.pages.used() || (problem.chunk > 0 && problem.chunk < kTall)) return true;
   if (choice.batch_invariant || core::window_within(problem.mask, 2048)) return false;
   return low_fills_better(problem, facts, 115);
@@ -172,14 +172,11 @@ Features features_of(const Problem& problem, core::Choice choice) {
 
 /// Tiles that one launch counts.
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
-std::int64_t tiles_of_an_entry(const Problem& problem) {
-  return problem.heads_q * std::max<std::int64_t>(ceil_div(problem.seq_q, 128), 1);
-}
 /// A dense batch of more tiles, or more rows than ragged maps reach, goes in parts of so many entries, so
 /// that batch_invariant finds the same kernel whatever the batch. One of sequences is refused.
 std::int64_t entries_of_a_launch(const Problem& problem) {
   if (!core::is_dense(problem)) return problem.batch;
-  std::int64_t most = kMostTiles / tiles_of_an_entry(problem);
+  std::int64_t most = kMostTiles / query_tiles_of_an_entry(problem);
   for (const Side& side : sides_of(problem)) {
     if (side.layout.stride[2] == 0) continue;  // nothing that TMA takes
     const std::int64_t rows = ragged_rows(side.layout, 2, side.rows).rows_of_entry;
@@ -243,7 +240,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   for (std::size_t i = 0; i < sides.size(); ++i) {
     if ((i != kO || !is_bytes(problem)) && !is_addressable(sides[i], choice, why)) return false;
   }
-  if (part.batch * tiles_of_an_entry(problem) > kMostTiles) {
+  if (part.batch * query_tiles_of_an_entry(problem) > kMostTiles) {
     return refuse(why, problem.batch, " sequences of up to ", problem.seq_q, " queries of ",
                   problem.heads_q, " heads are more than 2^30 tiles: split the batch");
   }
