@@ -383,9 +383,7 @@ core::Preference cuda_sm90_packed(const Problem& p, const DeviceFacts& facts, co
         "behind cuda.sm80.serving, whose tiles hold all heads of a group: faster for so few rows"};
   }
   if (packed_beats_prefill(p, facts, choice)) return {kPackedWindow};
-  // cuda.sm90.prefill is not batch-invariant but under a softcap.
-  if (core::is_dense(p) && !choice.batch_invariant)
-    return {kPackedDense, "behind the kernels for dense problems"};
+  if (core::is_dense(p)) return {kPackedDense, "behind the kernels for dense problems"};
   return {kPacked};
 }
 core::Preference cuda_sm90_fp8_serving(const Problem& p, const DeviceFacts&, core::Choice) {

@@ -530,12 +530,17 @@ TEST_F(CudaSelection, ABatchStrideIsLookedAtForOneEntryOnlyWhenTheBatchMayNotMat
   problem.k.stride[0] = 0;
   EXPECT_EQ(chosen(true), kSmall);
   problem = make_problem(1, 8, 8, 2048, 2048, 64, DType::f16);
-  EXPECT_EQ(chosen(true), kPacked);
   problem.o.stride[0] += 4;
-  EXPECT_EQ(chosen(false), kPrefill);
-  EXPECT_EQ(chosen(true), kMma);
+  options_.variant = kPrefill;
+  options_.batch_invariant = false;
+  const Result<Plan> plain = plan(problem, facts_, options_);
+  options_.batch_invariant = true;
+  const Result<Plan> general = plan(problem, facts_, options_);
   problem.batch = 2;
-  EXPECT_EQ(chosen(true), kMma);
+  const Result<Plan> two = plan(problem, facts_, options_);
+  ASSERT_TRUE(plain.ok() && general.ok() && two.ok());
+  EXPECT_NE(plain->kernel, general->kernel);
+  EXPECT_EQ(general->kernel, two->kernel);
 }
 
 TEST_F(CudaSelection, KeysThatAreAllOneRowAreRefusedByTheKernelsThatCopyRows) {
@@ -546,20 +551,6 @@ TEST_F(CudaSelection, KeysThatAreAllOneRowAreRefusedByTheKernelsThatCopyRows) {
   const Result<Plan> refused = plan(problem, facts_, options_);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("K"), std::string::npos);
-}
-
-TEST_F(CudaSelection, PrefillIsBatchInvariantOnlyWhereASoftcapBoundsItsScores) {
-  Problem problem = make_problem(8, 16, 16, 2048, 2048, 128, DType::bf16);
-  options_.batch_invariant = true;
-  EXPECT_EQ(explain(problem, facts_, options_).chosen, kPacked);
-  options_.variant = kPrefill;
-  const Result<Plan> refused = plan(problem, facts_, options_);
-  ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.status().message().find("batch_invariant"), std::string::npos);
-  problem.softcap = 50.0f;
-  EXPECT_TRUE(plan(problem, facts_, options_).ok());
-  problem.softcap = 3e6f;
-  EXPECT_FALSE(plan(problem, facts_, options_).ok());
 }
 
 TEST_F(CudaSelection, SmallKeepsItsPlaceInLargeBatches) {

@@ -254,9 +254,10 @@ __device__ __forceinline__ void fill_strip(const Strip<ConfigOf>& strip,
   }
   // Weights rounded above the fraction and not below it may carry O past fp16's last number, by a
   // factor of 1 + 2^-11. Such rows are stored a second time. With a factor of V they may go anywhere,
-  // and each element stops at the last number for itself.
+  // and each element stops at the last number for itself, in the second pass too: a look at the
+  // largest costs one instruction for two elements, stopping them seven.
   constexpr bool kHalf = std::is_same_v<T, __half>, kStops = kHalf && ConfigOf::value.bytes;
-  constexpr bool kMayOverflow = kHalf && !kStops && !ConfigOf::value.ones;
+  constexpr bool kMayOverflow = kHalf && (kStops || !ConfigOf::value.ones);
 #pragma unroll 1
   for (int pass = 0; pass < (kMayOverflow ? 2 : 1); ++pass) {
     [[maybe_unused]] __half2 most[2] = {};
@@ -266,10 +267,7 @@ __device__ __forceinline__ void fill_strip(const Strip<ConfigOf>& strip,
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* x = o + 8 * j + 2 * i;
-        if constexpr (kStops)
-          words[i] = pack2<T>(finite_mean(x[0] * factor[i & 1]), finite_mean(x[1] * factor[i & 1]));
-        else
-          words[i] = pack2<T>(x[0] * factor[i & 1], x[1] * factor[i & 1]);
+        words[i] = pack2<T>(x[0] * factor[i & 1], x[1] * factor[i & 1]);
         if constexpr (kMayOverflow)
           most[i & 1] = __hmax2(most[i & 1], __habs2(reinterpret_cast<__half2&>(words[i])));
       }
@@ -278,6 +276,20 @@ __device__ __forceinline__ void fill_strip(const Strip<ConfigOf>& strip,
     if constexpr (kMayOverflow) {
       const __half2 last = __float2half2_rn(65504.0f);
       if (!__any_sync(kFullWarp, !__hble2(__hmax2(most[0], most[1]), last))) break;
+      if constexpr (kStops) {
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) {
+          std::uint32_t words[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float* x = o + 8 * j + 2 * i;
+            words[i] =
+                pack2<T>(finite_mean(x[0] * factor[i & 1]), finite_mean(x[1] * factor[i & 1]));
+          }
+          strip.put(j, lane, words);
+        }
+        break;
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 two = __half22float2(most[h]);

@@ -76,14 +76,6 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
   return d;
 }
 
-/// Whether no row can have a base that one float does not hold. Rows with such scores are done again by any score of
-/// theirs where any tile of the same block of threads took note of a base: other bits in another batch
-/// (fuzz_library --property batch-invariant, 2 of 9,416 problems, H200, 2026-11-28). packed's go by their own bases.
-bool bounds_scores(const Problem& problem) {
-  constexpr float kNats = 0x1p21f;  // kLargestBase, in octaves, is more
-  return problem.softcap > 0.0f && problem.softcap < kNats;
-}
-
 bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice choice,
               std::string* why) {
   using core::refuse;
@@ -96,11 +88,6 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
   if (facts.shared_per_block < kTiles.back().shared_bytes()) {
     return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
                   kTiles.back().shared_bytes());
-  }
-  if (choice.batch_invariant && !bounds_scores(problem)) {
-    return refuse(why,
-                  "batch_invariant: which rows with a score beyond four millions are done again "
-                  "depends on the tiles that a block takes; cuda.sm90.packed's do not");
   }
   if (why != nullptr) *why = "fp16 or bf16 with strides that TMA takes: TMA, wgmma, one CTA per SM";
   return true;

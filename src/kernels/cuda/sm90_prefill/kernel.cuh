@@ -318,6 +318,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // ---- Epilogue: normalise, store ----
     // Read again, so that it does not live in registers through the main loop.
     if constexpr (kConfig.packed) ring.read(tile_step, tile);
+    if constexpr (kConfig.packed && !kIsGrouped<ConfigOf>) ring.release(tile_step, tile);
     const int lane = ptx::lane_id();
     const int row = first_row + 16 * warp + (lane >> 2), t = lane & 3;
     // Whether there is an output: asked again, where the answer would be spilled.
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     }
     if constexpr (kConfig.o_over_q()) consumer.release_q();
     // Behind what the stores needed of the tile: an arrival may overtake a load whose result nobody has used.
-    if constexpr (kConfig.packed) ring.release(tile_step);
+    if constexpr (kIsGrouped<ConfigOf>) ring.release(tile_step);
     if constexpr (kConfig.packed) find_next_tile();
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();

@@ -3,7 +3,7 @@
 // The main loop subtracts fma(score, scale, -base), whose base is a rounded product: beyond 2^22
 // the rounding moves a row's weights by whole powers of two, out of fp16's range. It only takes
 // note that such a base was seen. Then every warp goes through its tiles once more, finds the rows
-// by their scores (of packed builds by those that were bases), and computes them with bases of two
+// by the scores that were bases, and computes them with bases of two
 // floats from Q, K and V in memory: a pass to find them and one for each 64 columns, 16 keys at a
 // time, in some twenty times the time. What the main loop stored for them is overwritten; other
 // rows keep their bits.
@@ -347,14 +347,17 @@ struct Repair {
     const float size = fabsf(score * scale);
     return size > 2 * kLargestBase && size <= 3.4028235e38f;
   }
-  static_assert(!kPacked || !ConfigOf::value.split);  // two first blocks there
-
-  /// Of packed builds: rows whose bases one float cannot hold. Keys go as in the main loop, from the last
-  /// to the first: the first block of which a row sees something gives its first base.
-  __device__ __forceinline__ void run_by_bases() const {
+  /// Rows whose bases one float cannot hold, again. Keys go as in the main loop, from the last to the
+  /// first: the first block of which a row sees something gives its first base. The two warpgroups of a
+  /// split tile have a first block each, of the even blocks and of the odd ones.
+  __device__ __forceinline__ void run() const {
+    constexpr bool kSplit = ConfigOf::value.split;
     const int begin = first_key(), last = (end_of_keys() - 1) / kKeys * kKeys;
+    // Of split tiles `most` is of the block at hand alone, and `sees` of the even blocks.
     float most[2] = {-INFINITY, -INFINITY};
+    [[maybe_unused]] float of_all[2] = {-INFINITY, -INFINITY};
     bool large[2] = {}, sees[2] = {};
+    [[maybe_unused]] bool sees_odd[2] = {};
     WideBase base[2];
     // One loop for what finds rows and what computes them, so that the code of a score is there once.
 #pragma unroll 1
@@ -371,11 +374,20 @@ struct Repair {
 #pragma unroll
         for (int i = 0; i < 8; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i / 4][i % 4]);
         if (key % ConfigOf::value.keys != 0 && key > begin) continue;
+        [[maybe_unused]] const bool odd = key / ConfigOf::value.keys % 2 != 0;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float top = quad_max(most[h]);
-          large[h] = large[h] || (!sees[h] && beyond_one_float(top));
-          sees[h] = top > -INFINITY;
+          if constexpr (kSplit) {
+            large[h] = large[h] || (!(odd ? sees_odd[h] : sees[h]) && beyond_one_float(top));
+            sees[h] = sees[h] || (!odd && top > -INFINITY);
+            sees_odd[h] = sees_odd[h] || (odd && top > -INFINITY);
+            of_all[h] = fmaxf(of_all[h], top);
+            most[h] = -INFINITY;
+          } else {
+            large[h] = large[h] || (!sees[h] && beyond_one_float(top));
+            sees[h] = top > -INFINITY;
+          }
         }
       }
       if (column >= 0) {
@@ -384,55 +396,12 @@ struct Repair {
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float top = quad_max(most[h]);
+        const float top = quad_max(kSplit ? of_all[h] : most[h]);
         large[h] = (large[h] || beyond_one_float(top)) && row(h) < extent.seq_q;
         base[h] = wide_base(top, scale);
       }
       if (!__any_sync(kFullWarp, large[0] || large[1])) return;
     }
-  }
-
-  /// Of the others: rows of any score that one float of base cannot hold.
-  __device__ __forceinline__ void run_by_scores() const {
-    const int begin = first_key(), end = end_of_keys();
-    float most[2] = {-INFINITY, -INFINITY};
-    bool large[2] = {};
-    float s[2][4];
-#pragma unroll 1
-    for (int key = begin; key < end; key += kKeys) {
-      scores_of(s, key);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int h = i / 2 % 2;
-        const float x = s[i / 4][i % 4], size = fabsf(x * scale);
-        most[h] = fmaxf(most[h], x);
-        large[h] = large[h] || (size > kLargestBase && size <= 3.4028235e38f);
-      }
-    }
-    WideBase base[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      large[h] = (__ballot_sync(kFullWarp, large[h]) >> (4 * g) & 15) != 0 && row(h) < extent.seq_q;
-      base[h] = wide_base(quad_max(most[h]), scale);
-    }
-    if (!__any_sync(kFullWarp, large[0] || large[1])) return;
-#pragma unroll 1
-    for (int column = 0; column < columns(); column += kColumns) {
-      float o[kColumns / 8][4] = {}, sum[2] = {};
-#pragma unroll 1
-      for (int key = begin; key < end; key += kKeys) {
-        scores_of(s, key);
-        add(o, sum, s, base, key, column);
-      }
-      finish(o, sum, base, large, column);
-    }
-  }
-
-  __device__ __forceinline__ void run() const {
-    if constexpr (kPacked)
-      run_by_bases();
-    else
-      run_by_scores();
   }
 };
 

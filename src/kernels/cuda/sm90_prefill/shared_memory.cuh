@@ -296,6 +296,11 @@ struct TileRing {
     if constexpr (kIsGrouped<ConfigOf>) __syncwarp();
     ptx::mbarrier_arrive_if(empty(step), ptx::lane_id() == 0);
   }
+  /// The same right behind read(), by a consumer, which reads no last tile: whether lane 0 arrives is a
+  /// matter of what was read, which no arrival can overtake.
+  __device__ __forceinline__ void release(int step, const TileOf<ConfigOf>& read) const {
+    ptx::mbarrier_arrive_if(empty(step), ptx::lane_id() == 0 && read.index >= 0);
+  }
 
  private:
   __device__ __forceinline__ static float4 as_floats(int a, int b, int c, int d) {
