@@ -20,6 +20,7 @@ A table stands between two comments at the beginning of a line, the first of whi
     <!-- greenfast:serving docs/results/decode.json -->  the same of a suite of serving, where peers take some rows alone
     <!-- greenfast:serving-summary docs/results/decode.json... -->   a line a suite and kernel
     <!-- greenfast:headline docs/results/peers.json... -->   a line a record, type and way: ahead of the best peer, slower, by how much
+    <!-- greenfast:quantized evidence/quantized.json -->   16 bits in and out through e4m3, end to end, beside this library in fp16
     <!-- greenfast:cpu-peers docs/results/cpu-peers.json -->   a run of tools/cpu_peers, by type, with the peers that take a row
     <!-- greenfast:end -->
 
@@ -677,7 +678,25 @@ def numerics(path):
     return table(["", "case", "type, D", "of", *engines], "llll" + "r" * len(engines), rows) + f"\n`{command}` on {record['device']}, PyTorch {record['torch']}.\n"
 
 
-KINDS = {"acceptance": acceptance, "rung-peers": rung_peers, "numerics": numerics, "predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
+def quantized(path):
+    """attention_quantized in both accuracies over this library's fp16, as `greenfast compare` judges two sides of the record."""
+    base, accuracies = "greenfast:fp16", {"exact": "greenfast:from-fp16", "fast": "cuda.sm90.fp8_fast:from-fp16"}
+    rows, record = {}, load(path, "greenfast.samples/1")
+    for accuracy, side in accuracies.items():
+        command = [program(), "compare", ROOT / path, "--sides", f"{base},{side}", "--json"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            shapes = json.loads(run.stdout)["shapes"]
+        except (ValueError, LookupError) as error:
+            raise Unusable(f"{' '.join(map(str, command))} ended with {run.returncode}: {run.stderr.strip()}") from error
+        for shape in shapes:
+            row = rows.setdefault(shape_and_mask(shape["problem"]), {"fp16": f"{shape['a']['p50_seconds'] * 1e6:.0f}"})
+            row[accuracy] = f"{shape['b']['p50_seconds'] * 1e6:.0f}, {ratio(shape['ratio_p50'], 2)}" if shape["b"]["green"] == "GREEN" else "RED"
+    return (table(["B,H,S,D", "mask", "fp16", *accuracies], "llrrr", [[*where, *row.values()] for where, row in rows.items()]) +
+            f"\nµs end to end, and times as fast as fp16 with the 95% interval, from `greenfast compare {path} --sides {base},{accuracies['exact']}` (`{accuracies['fast']}`). {record['device']}, {record['utc'][:10]}.\n")
+
+
+KINDS = {"acceptance": acceptance, "quantized": quantized, "rung-peers": rung_peers, "numerics": numerics, "predictions": predictions, "history": history, "peers": peers, "peers-ways": peers_ways, "cpu-peers": cpu_peers, "serving": serving, "serving-summary": serving_summary, "headline": headline, "ladder": ladder, "ladder-checks": ladder_checks, "phases": phases, "whole-models": whole_models, "whole-models-summary": whole_models_summary, "sanitizer": sanitizer, "run": run, "selftest": selftest, "selftest-summary": selftest_summary}
 
 
 def rewrite(text):

@@ -6,7 +6,7 @@ import pytest
 from cli_paths import ROOT
 from schemas import validate
 
-PEERS = ROOT / "evidence" / "peers-h100.json"
+PEERS = ROOT / "evidence" / "peers-h200.json"
 
 
 def test_the_best_of_several_and_the_mean_over_the_shapes(greenfast):
@@ -34,7 +34,8 @@ def test_the_best_of_several_and_the_mean_over_the_shapes(greenfast):
 
 def test_it_is_told_to_people_as_well(greenfast):
     result = greenfast("compare", PEERS, "--best")
-    assert result.code == 0 and "against the best of peer:torch-cudnn, peer:fa3, peer:fa4 on NVIDIA H100" in result.out
+    device = json.loads(PEERS.read_text())["device"]
+    assert result.code == 0 and f"against the best of peer:torch-cudnn, peer:fa3, peer:fa4 on {device}" in result.out
     assert "geometric mean p50" in result.out and "also timed elementwise:hot" in result.out
     result = greenfast("compare", PEERS, "--best", "--md")
     assert "| 1x8x512x64 | peer:torch-cudnn | " in result.out

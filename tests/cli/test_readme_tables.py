@@ -147,7 +147,7 @@ def test_steps_that_no_graph_was_made_of_are_not_called_one(tmp_path):
 
 # ---- Beside peers: the harness writes samples, greenfast compare judges them, tables and chart show that. ----
 
-PEERS = ROOT / "docs" / "results" / "peers-h100.json"
+PEERS = ROOT / "docs" / "results" / "peers-h200.json"
 
 
 def run_tool(name, *arguments):
@@ -155,7 +155,7 @@ def run_tool(name, *arguments):
 
 
 def test_what_the_readme_says_of_peers_is_what_compare_says_of_the_samples(greenfast):
-    result = run_tool("peer_table", "--check", "--greenfast", greenfast.program, ROOT / "evidence" / "peers-h100.json", PEERS)
+    result = run_tool("peer_table", "--check", "--greenfast", greenfast.program, ROOT / "evidence" / "peers-h200.json", PEERS)
     assert result.returncode == 0, result.stderr
     result = run_tool("peer_chart", "--check", PEERS, ROOT / "docs" / "results" / "peers.svg")
     assert result.returncode == 0, result.stderr
@@ -164,7 +164,7 @@ def test_what_the_readme_says_of_peers_is_what_compare_says_of_the_samples(green
 @pytest.fixture
 def samples(tmp_path):
     """Two shapes of the recorded run as it was timed back to back, beside two of its peers, in a file of their own."""
-    record = json.loads((ROOT / "evidence" / "peers-h100.json").read_text())
+    record = json.loads((ROOT / "evidence" / "peers-h200.json").read_text())
     record["shapes"] = [shape for shape in record["shapes"] if shape.pop("way") == "back-to-back:hot"][-2:]
     for shape in record["shapes"]:
         del shape["ab"]["way"]
@@ -446,3 +446,20 @@ def test_a_cpus_peers_stand_by_type_and_who_refused_is_seen(greenfast, tmp_path)
     assert "| A CPU, 2 threads, 2026-11-22 | fp32 | zentorch, ONNX Runtime | 1 of 1 | 0 | 2.00 to 2.00 | 2.00 [1.80, 2.20] |" in text
     assert "| A CPU, 2 threads, 2026-11-22 | bf16 | zentorch, ONNX Runtime | 0 of 1 | 1 | 0.50 to 0.50 | 0.50 [0.45, 0.55] |" in text
     assert "9.00" not in text
+
+
+def test_quantising_end_to_end_is_shown_as_compare_judges_it(greenfast, tmp_path):
+    record = json.loads((ROOT / "evidence" / "quantized-h200.json").read_text())
+    record["shapes"] = record["shapes"][:2]
+    sides = [side["id"] for side in record["shapes"][0]["sides"]]
+    for block in record["shapes"][0]["blocks"]:
+        block["seconds"] = [2e-4 if sides[side] == "greenfast:fp16" else 1e-4 for side in block["order"]]
+    record["shapes"][1]["sides"][sides.index("cuda.sm90.fp8_fast:from-fp16")]["errors"]["rel_fro"] = 5.0
+    path, page = tmp_path / "samples.json", tmp_path / "page.md"
+    path.write_text(json.dumps(record))
+    page.write_text(f"<!-- greenfast:quantized {path} -->\n<!-- greenfast:end -->\n")
+    result = tool(page)
+    assert result.returncode == 0, result.stderr
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| 8,16,2048,128 ")]
+    assert rows[0] == "| 8,16,2048,128 | full | 200 | 100, 2.00 [2.00, 2.00] | 100, 2.00 [2.00, 2.00] |"
+    assert rows[1].endswith("| RED |") and "| causal |" in rows[1]
