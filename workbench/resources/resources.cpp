@@ -241,11 +241,13 @@ struct Use {
   std::vector<SharedBuffer> buffers{};
 };
 
-void add_use(std::map<std::string, Use>& uses, const Plan& plan, const std::string& problem) {
+/// `problem`: of which the plan is, where there is one.
+void add_use(std::map<std::string, Use>& uses, const Plan& plan, const Problem* problem) {
   if (plan.kernel.empty()) return;
   Use& use = uses[plan.kernel];
   if (plan.shared_bytes <= use.dynamic_shared) return;
-  use = {plan.shared_bytes, plan.block[0] * plan.block[1] * plan.block[2], problem, plan.shared};
+  use = {plan.shared_bytes, plan.block[0] * plan.block[1] * plan.block[2],
+         problem != nullptr ? to_string(*problem) : "", plan.shared};
 }
 
 ResourceRow row_of(std::string_view variant, const KernelCode& code, const Use& use) {
@@ -448,7 +450,12 @@ ResourceReport resource_report(const DeviceCode& code, const ResourceLimits& lim
   const auto wanted = [](std::span<const std::string> list, std::string_view value) {
     return list.empty() || std::find(list.begin(), list.end(), value) != list.end();
   };
-  static const std::vector<Problem> problems = grid_of_problems();
+  static const std::vector<std::pair<Problem, Features>> problems = [] {
+    std::vector<std::pair<Problem, Features>> out;
+    for (const Problem& problem : grid_of_problems())
+      out.emplace_back(problem, features_of(problem));
+    return out;
+  }();
   std::set<const KernelCode*> used;
   std::set<const KernelLimit*> waived;
   for (const VariantInfo& variant : greenfast::variants()) {
@@ -460,9 +467,11 @@ ResourceReport resource_report(const DeviceCode& code, const ResourceLimits& lim
       Options options;
       options.device = DeviceKind::cuda;
       options.variant = variant.id;
-      for (const Problem& problem : problems) {
+      for (const auto& [problem, needs] : problems) {
+        // Asked here, because a refusal in words takes as long as a plan: 3.8 s for the grid.
+        if (!variant.takes.hold(needs) || variant.min_arch > arch) continue;
         const auto planned = plan(problem, *facts, options);
-        if (planned.ok()) add_use(uses, *planned, to_string(problem));
+        if (planned.ok()) add_use(uses, *planned, &problem);
       }
       for (const auto& [kernel, use] : uses) {
         const KernelCode* found = find_kernel(code, kernel, arch);
@@ -513,7 +522,7 @@ Result<ResourceReport> resources_of(std::string_view variant, int arch, std::spa
   if (!code.ok()) return code.status();
   ResourceReport report;
   std::map<std::string, Use> uses;
-  for (const Plan& plan : plans) add_use(uses, plan, "");
+  for (const Plan& plan : plans) add_use(uses, plan, nullptr);
   for (const auto& [kernel, use] : uses) {
     if (const KernelCode* found = find_kernel(*code, kernel, arch)) {
       report.rows.push_back(row_of(variant, *found, use));
