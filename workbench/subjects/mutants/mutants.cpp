@@ -611,18 +611,27 @@ void online_rows(const Head& head, const Recipe& recipe, const std::vector<float
           key < p.seq_kv && (recipe.multiply_unseen || (key >= all.first && key < all.last));
       const std::int64_t place = recipe.wrap_keys ? key % 65536 : key;
       const std::int64_t ring = recipe.stale_ring && number == 8 ? 8 * keys : 0;
-      for (std::int64_t d = 0; d < dim; ++d) {
-        std::int64_t at = place * dim + d;
-        if (recipe.swapped_leading_dimension)  // key and channel strides of the other operand
-          at = std::min(p.seq_kv, j0 + keys) * dim - 1 - (j + d * keys) % (keys * dim);
-        const bool inside = at >= 0 && at < p.seq_kv * dim;
-        transposed[static_cast<std::size_t>(d * keys + j)] =
-            real && inside ? k[static_cast<std::size_t>(at)] : 0.0f;
+      if (!real) {
+        for (std::int64_t d = 0; d < dim; ++d)
+          transposed[static_cast<std::size_t>(d * keys + j)] = 0.0f;
+        std::fill_n(values.begin() + j * dim_v, dim_v, 0.0f);
+        continue;
       }
-      for (std::int64_t d = 0; d < dim_v; ++d)
-        values[static_cast<std::size_t>(j * dim_v + d)] =
-            real ? v[static_cast<std::size_t>((place - ring) * dim_v + d)] * recipe.value_factor
-                 : 0.0f;
+      if (recipe.swapped_leading_dimension) {  // key and channel strides of the other operand
+        for (std::int64_t d = 0; d < dim; ++d) {
+          const std::int64_t at =
+              std::min(p.seq_kv, j0 + keys) * dim - 1 - (j + d * keys) % (keys * dim);
+          transposed[static_cast<std::size_t>(d * keys + j)] =
+              at >= 0 && at < p.seq_kv * dim ? k[static_cast<std::size_t>(at)] : 0.0f;
+        }
+      } else {
+        const float* const from = k.data() + place * dim;
+        for (std::int64_t d = 0; d < dim; ++d)
+          transposed[static_cast<std::size_t>(d * keys + j)] = from[d];
+      }
+      const float* const from = v.data() + (place - ring) * dim_v;
+      float* const to = values.data() + j * dim_v;
+      for (std::int64_t d = 0; d < dim_v; ++d) to[d] = from[d] * recipe.value_factor;
     }
     const int visits = number == recipe.repeat_tile ? 2 : 1;
     for (int visit = 0; visit < visits; ++visit) {
