@@ -530,7 +530,10 @@ TEST_F(CudaSelection, ABatchStrideIsLookedAtForOneEntryOnlyWhenTheBatchMayNotMat
   problem.k.stride[0] = 0;
   EXPECT_EQ(chosen(true), kSmall);
   problem = make_problem(1, 8, 8, 2048, 2048, 64, DType::f16);
+  EXPECT_EQ(chosen(true), kPrefill);
   problem.o.stride[0] += 4;
+  EXPECT_EQ(chosen(false), kPrefill);
+  EXPECT_EQ(chosen(true), kPrefill);
   options_.variant = kPrefill;
   options_.batch_invariant = false;
   const Result<Plan> plain = plan(problem, facts_, options_);

@@ -254,8 +254,8 @@ __device__ __forceinline__ void fill_strip(const Strip<ConfigOf>& strip,
   }
   // Weights rounded above the fraction and not below it may carry O past fp16's last number, by a
   // factor of 1 + 2^-11. Such rows are stored a second time. With a factor of V they may go anywhere,
-  // and each element stops at the last number for itself, in the second pass too: a look at the
-  // largest costs one instruction for two elements, stopping them seven.
+  // and each element stops at the last number for itself, where the first pass found one beyond: a
+  // look at the largest costs one instruction for two elements, stopping them seven.
   constexpr bool kHalf = std::is_same_v<T, __half>, kStops = kHalf && ConfigOf::value.bytes;
   constexpr bool kMayOverflow = kHalf && (kStops || !ConfigOf::value.ones);
 #pragma unroll 1

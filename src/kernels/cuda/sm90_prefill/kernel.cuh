@@ -59,6 +59,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
                    const __grid_constant__ CUtensorMap v_map,
                    const __grid_constant__ CUtensorMap o_map, const __grid_constant__ Params p) {
   static constexpr Config kConfig = ConfigOf::value;
+  // The second warpgroup of a split tile goes on without giving the tile's slot back.
+  static_assert(!kConfig.packed || !kConfig.split);
   constexpr bool kFlush = Flushed<ConfigOf>::kUsed;
   constexpr int kStride = kConfig.stride();
 
@@ -332,7 +334,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       store_rows<T, ConfigOf>(p, o_map, tile, consumer, sum, has_output, first_row, row, lane);
     }
     if constexpr (kConfig.o_over_q()) consumer.release_q();
-    // Behind what the stores needed of the tile: an arrival may overtake a load whose result nobody has used.
+    // Of groups behind what the stores needed of the tile: this arrival may overtake a load whose result
+    // nobody has used.
     if constexpr (kIsGrouped<ConfigOf>) ring.release(tile_step);
     if constexpr (kConfig.packed) find_next_tile();
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.

@@ -3,10 +3,9 @@
 // The main loop subtracts fma(score, scale, -base), whose base is a rounded product: beyond 2^22
 // the rounding moves a row's weights by whole powers of two, out of fp16's range. It only takes
 // note that such a base was seen. Then every warp goes through its tiles once more, finds the rows
-// by the scores that were bases, and computes them with bases of two
-// floats from Q, K and V in memory: a pass to find them and one for each 64 columns, 16 keys at a
-// time, in some twenty times the time. What the main loop stored for them is overwritten; other
-// rows keep their bits.
+// whose first base or maximum lies beyond 2^23, and computes them with bases of two floats from Q, K
+// and V in memory: a pass to find them and one for each 64 columns, 16 keys at a time, in some twenty
+// times the time. What the main loop stored for them is overwritten; other rows keep their bits.
 #pragma once
 
 #include <cstdint>
@@ -338,15 +337,18 @@ struct Repair {
     return extent.band.end(min(first_row + 15, extent.seq_q - 1));
   }
 
-  // Whose bases go so far were taken note of by the row itself, whatever its tiles' neighbours: the first block that it sees is
-  // taken with its true maximum, and up to twice the bound no base goes by the guard's steps. Below that it is right as it is
-  // (weights off by a quarter of an octave, its sum alike). A row with no more than a few scores far down would be done again
-  // where another row of the same block of threads asks for it, and not elsewhere: other bits in another batch (e4m3 with a
-  // scale of 18270, found by fuzz_library on an H200, 2026-11-28).
+  // A base or maximum that goes so far was taken note of by the row itself, whatever its tiles' neighbours:
+  // the first block that it sees is taken with its maximum or one no more than 15 octaves below, bases only
+  // rise, and from the bound to twice the bound a base comes by the guard's steps, which take no note, in
+  // 40,000 blocks at the least. Below that the row is right as it is (weights off by a quarter of an octave,
+  // its sum alike). A row with no more than a few scores far down would be done again where another row of
+  // the same block of threads asks for it, and not elsewhere: other bits in another batch (e4m3 with a scale
+  // of 18270, found by fuzz_library on an H200, 2026-11-28).
   __device__ __forceinline__ bool beyond_one_float(float score) const {
     const float size = fabsf(score * scale);
     return size > 2 * kLargestBase && size <= 3.4028235e38f;
   }
+
   /// Rows whose bases one float cannot hold, again. Keys go as in the main loop, from the last to the
   /// first: the first block of which a row sees something gives its first base. The two warpgroups of a
   /// split tile have a first block each, of the even blocks and of the odd ones.

@@ -60,6 +60,7 @@ TEST_F(PrefillPlan, HalfTilesWhereTheLongestTileDecides) {
   // It does not depend on the batch where that is promised.
   options_.batch_invariant = true;
   const std::string one = kernel(make_problem(1, 8, 8, 1000, 1000, 64, DType::f16));
+  EXPECT_EQ(one, "f16_d64_m64_n128_plain");
   EXPECT_EQ(kernel(make_problem(64, 8, 8, 1000, 1000, 64, DType::f16)), one);
 }
 
