@@ -1,26 +1,49 @@
-"""The opcode gate, with a disassembler that says what a test wants."""
+"""The opcode gate, with machine code and a disassembler that are what a test wants."""
 import os
 import pathlib
+import struct
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-CUBIN = ROOT / "fuzz" / "seeds" / "device_code" / "sm_90a.cubin"
-HOST = ROOT / "fuzz" / "seeds" / "device_code" / "host.o"
-SASS = """\
-	.target	sm_90a
-	.section	.text._ZN1k5scaleEv,"ax",@progbits
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-        /*0010*/              @!P0 HMMA.16816.F32 R4, R4, R8, RZ ;
-        /*0020*/               @P1 UTMALDG.4D [UR8], [UR4] ;
+# Places in here are opcodes, the 12 lowest bits of an instruction; -b is asked of a file of instructions, -c of a cubin.
+NAMES = ["LDC", "HMMA", "UTMALDG", "QMMA", "EXIT"]
+DISASSEMBLER = f"""#!{sys.executable}
+import sys
+names, data = {NAMES!r}, open(sys.argv[-1], "rb").read()
+if "-b" in sys.argv:
+    assert sys.argv[sys.argv.index("-b") + 1] == "SM90a", sys.argv
+    for at in range(0, len(data), 16):
+        bits = int.from_bytes(data[at:at + 16], "little")
+        name = "QMMA" if bits >> 76 & 1 else names[bits & 0xfff]
+        print(f"        /*{{at:04x}}*/      " + "@!P0 " * (at % 32 == 0) + name + ".16816.F32 R4, R4, R8, RZ ;")
+else:
+    print("\t.target\tsm_90a")
 """
 
 
-def gate(tmp_path, row, *options, file=CUBIN, sass=SASS, environment=None):
-    program = tmp_path / "nvdisasm"
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{sass}END\n")
+def cubin(instructions, kernel="_ZN1k5scaleEv"):
+    """An ELF file of CUDA code with one kernel of these: names, or (name, modifiers)."""
+    words = [name if isinstance(name, tuple) else (name, 0) for name in instructions]
+    text = b"".join((NAMES.index(name) | 7 << 12 | modifiers << 72).to_bytes(16, "little") for name, modifiers in words)
+    names = b"\0.text." + kernel.encode() + b"\0.shstrtab\0"
+    where, size = 64 + len(text) + len(names), 64
+    header = b"\x7fELF\x02\x01\x01\x41\x08" + bytes(7) + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, where, 0x6005a04, 64, 56, 0, size, 3, 2)
+    section = lambda name, kind, at, length: struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, at, length, 0, 0, 1, 0)
+    return (header + text + names + section(0, 0, 0, 0) + section(1, 1, 64, len(text)) +
+            section(names.index(b".shstrtab"), 3, 64 + len(text), len(names)))
+
+
+CODE = cubin(["LDC", "HMMA", "UTMALDG", "EXIT"])
+
+
+def gate(tmp_path, row, *options, code=CODE, target="sm_90a", environment=None):
+    program, file = tmp_path / "nvdisasm", tmp_path / "code.cubin"
+    program.write_text(DISASSEMBLER.replace("sm_90a", target).replace("SM90a", target.upper().replace("_", "").replace("A", "a")))
     program.chmod(0o755)
+    file.write_bytes(code)
     table = tmp_path / "opcodes.toml"
     table.write_text(row)
     return subprocess.run([ROOT / "tools" / "opcode_gate", file, "--table", table, *options], capture_output=True, text=True, check=False,
@@ -94,14 +117,19 @@ def test_without_a_disassembler_it_is_left_out_and_no_pass(tmp_path):
 
 
 def test_code_inside_a_host_file_is_found_and_a_file_without_is_no_pass(tmp_path):
-    assert gate(tmp_path, row(must=["HMMA"]), file=HOST).returncode == 0
-    plain = tmp_path / "plain"
-    plain.write_bytes(b"nothing")
-    assert gate(tmp_path, row(must=["HMMA"]), file=plain).returncode == 1
+    host = b"\x7fELF, but not of CUDA" + CODE + bytes(64) + cubin(["QMMA"], "_ZN1k5otherEv")
+    result = gate(tmp_path, row(must=["HMMA"]) + row(must=["QMMA"], must_not=["LDC"], kernel="k::other"), code=host)
+    assert result.returncode == 0 and "2 kernels, 2 rows, 0 complaints" in result.stdout
+    assert gate(tmp_path, row(must=["HMMA"]), code=b"nothing").returncode == 1
+
+
+def test_instructions_that_their_lowest_bits_do_not_tell_apart_are_no_pass(tmp_path):
+    result = gate(tmp_path, row(must=["HMMA"]), code=cubin([("HMMA", 0), ("HMMA", 1), ("HMMA", 16)]))
+    assert result.returncode != 0 and "HMMA and QMMA" in result.stderr
 
 
 def test_the_table_of_this_repository_is_one(tmp_path):
     text = (ROOT / "policies" / "opcodes.toml").read_text()
-    result = gate(tmp_path, text, sass=SASS.replace("sm_90a", "sm_70"))
+    result = gate(tmp_path, text, target="sm_70")  # which no row names
     rows = text.count("\n[[kernel]]\n")
     assert rows > 5 and result.returncode == 0 and f"{rows} rows, 0 complaints" in result.stdout
