@@ -349,13 +349,21 @@ def program(asked=None):
     raise Unusable(f"no greenfast in {' or '.join(map(str, folders))}: build one (tools/build cpu)")
 
 
+def told(member, *command):
+    """The JSON object with this member that the program prints; a comparison that finds somebody slower prints it as well."""
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        record = json.loads(ended.stdout)
+    except ValueError:
+        record = {}
+    if member not in record:
+        raise Unusable(f"{' '.join(map(str, command))} ended with {ended.returncode}: {ended.stderr.strip()}")
+    return record
+
+
 def listed_variants():
     """What the program tells of every variant, in ladder order."""
-    command = [program(), "list", "--json"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if listed.returncode != 0:
-        raise Unusable(f"{' '.join(map(str, command))} ended with {listed.returncode}: {listed.stderr.strip()}")
-    return json.loads(listed.stdout)["variants"]
+    return told("variants", program(), "list", "--json")["variants"]
 
 
 def compared_with():
@@ -683,13 +691,7 @@ def quantized(path):
     base, accuracies = "greenfast:fp16", {"exact": "greenfast:from-fp16", "fast": "cuda.sm90.fp8_fast:from-fp16"}
     rows, record = {}, load(path, "greenfast.samples/1")
     for accuracy, side in accuracies.items():
-        command = [program(), "compare", ROOT / path, "--sides", f"{base},{side}", "--json"]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        try:
-            shapes = json.loads(run.stdout)["shapes"]
-        except (ValueError, LookupError) as error:
-            raise Unusable(f"{' '.join(map(str, command))} ended with {run.returncode}: {run.stderr.strip()}") from error
-        for shape in shapes:
+        for shape in told("shapes", program(), "compare", ROOT / path, "--sides", f"{base},{side}", "--json")["shapes"]:
             row = rows.setdefault(shape_and_mask(shape["problem"]), {"fp16": f"{shape['a']['p50_seconds'] * 1e6:.0f}"})
             row[accuracy] = f"{shape['b']['p50_seconds'] * 1e6:.0f}, {ratio(shape['ratio_p50'], 2)}" if shape["b"]["green"] == "GREEN" else "RED"
     return (table(["B,H,S,D", "mask", "fp16", *accuracies], "llrrr", [[*where, *row.values()] for where, row in rows.items()]) +

@@ -528,8 +528,8 @@ def checkout(tmp_path):
     shutil.copy(ROOT / "src/dispatch/variants.def", root / "src/dispatch")
     shutil.copytree(ROOT / "policies", root / "policies")
     record = json.loads((ROOT / "evidence/peers-h200.json").read_text())
-    kept = {shape["problem"]: None for shape in record["shapes"]}
-    record["shapes"] = [shape for shape in record["shapes"] if shape["problem"] in list(kept)[:2]]
+    kept = list(dict.fromkeys(shape["problem"] for shape in record["shapes"]))[:2]
+    record["shapes"] = [shape for shape in record["shapes"] if shape["problem"] in kept]
     write(samples, record)
     subprocess.run([sys.executable, ROOT / "tools" / "peer_table", "--greenfast", GREENFAST, samples, table], check=True)
     write(table, json.loads(table.read_text()) | {"source": "evidence/peers-h200.json"})

@@ -128,6 +128,17 @@ def test_instructions_that_their_lowest_bits_do_not_tell_apart_are_no_pass(tmp_p
     assert result.returncode != 0 and "HMMA and QMMA" in result.stderr
 
 
+@pytest.mark.parametrize("left", [100, len(CODE) - 100])
+def test_damaged_code_is_named(tmp_path, left):
+    result = gate(tmp_path, row(must=["HMMA"]), code=CODE[:left])
+    assert result.returncode == 2 and "code.cubin: damaged device code" in result.stderr
+
+
+def test_a_kernel_without_an_instruction_holds_none(tmp_path):
+    result = gate(tmp_path, row(must=["HMMA"]), code=cubin([]))
+    assert result.returncode == 1 and "sm_90a k::scale(): holds no HMMA" in result.stdout
+
+
 def test_the_table_of_this_repository_is_one(tmp_path):
     text = (ROOT / "policies" / "opcodes.toml").read_text()
     result = gate(tmp_path, text, target="sm_70")  # which no row names

@@ -18,10 +18,12 @@ struct Format {
   std::uint32_t overflow;  // what magnitudes that round past the largest finite number become
   std::uint32_t largest;   // code of the largest finite number
   std::uint32_t nan;
+  double last, beyond;  // the numbers that `largest` and `overflow` stand for
 };
-constexpr Format kF16{10, -14, 0x7c00, 0x7bff, 0x7e00};
-constexpr Format kBf16{7, -126, 0x7f80, 0x7f7f, 0x7fc0};
-constexpr Format kE4m3{3, -6, 0x7e, 0x7e, 0x7f};
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr Format kF16{10, -14, 0x7c00, 0x7bff, 0x7e00, 65504.0, kInfinity};
+constexpr Format kBf16{7, -126, 0x7f80, 0x7f7f, 0x7fc0, 0x1.fep127, kInfinity};
+constexpr Format kE4m3{3, -6, 0x7e, 0x7e, 0x7f, 448.0, 448.0};
 
 // Code of |value|: exponent and mantissa of a small format lie in one integer, so a carry out of
 // the mantissa lands where it belongs, also from the subnormal numbers into the normal ones.
@@ -49,12 +51,12 @@ std::uint32_t encode_magnitude(double magnitude, const Format& format) {
   return code > format.largest ? format.overflow : static_cast<std::uint32_t>(code);
 }
 
-/// The format's number nearest to `value`, ties to even, as decode(encode_magnitude()) would give it in five times the time.
-double nearest(double value, const Format& format, double largest, double beyond) {
+/// The format's number nearest to `value`, ties to even: what encode_magnitude() gives the code of, in a fifth of the time.
+double nearest(double value, const Format& format) {
   const double magnitude = std::fabs(value);
-  if (!(magnitude < 2 * largest))
-    return std::copysign(std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : beyond,
-                         value);
+  if (!(magnitude < 2 * format.last))
+    return std::copysign(
+        std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : format.beyond, value);
   const auto exponent =
       static_cast<int>(std::bit_cast<std::uint64_t>(magnitude) >> kDoubleMantissaBits) - 1023;
   // Where one step of the format is the last bit of a double.
@@ -63,26 +65,23 @@ double nearest(double value, const Format& format, double largest, double beyond
                                  kDoubleMantissaBits + 1023)
       << kDoubleMantissaBits);
   const double rounded = magnitude + shift - shift;
-  return std::copysign(rounded > largest ? beyond : rounded, value);
+  return std::copysign(rounded > format.last ? format.beyond : rounded, value);
 }
 
-double decode(std::uint32_t magnitude, const Format& format) {
-  const auto exponent = static_cast<int>(magnitude >> format.mantissa_bits);
-  const std::uint32_t one = 1u << format.mantissa_bits;
-  const std::uint32_t mantissa = magnitude & (one - 1);
-  if (exponent == 0)
-    return std::ldexp(static_cast<double>(mantissa), format.min_exponent - format.mantissa_bits);
-  return std::ldexp(static_cast<double>(mantissa | one),
-                    format.min_exponent - format.mantissa_bits + exponent - 1);
+double decode_e4m3(std::uint32_t magnitude) {
+  if (magnitude == kE4m3.nan) return std::numeric_limits<double>::quiet_NaN();
+  const auto exponent = static_cast<int>(magnitude >> kE4m3.mantissa_bits);
+  const auto mantissa = static_cast<int>(magnitude & ((1u << kE4m3.mantissa_bits) - 1));
+  return exponent == 0 ? std::ldexp(mantissa, kE4m3.min_exponent - kE4m3.mantissa_bits)
+                       : std::ldexp(mantissa + (1 << kE4m3.mantissa_bits),
+                                    kE4m3.min_exponent - kE4m3.mantissa_bits + exponent - 1);
 }
 
 const std::array<float, 256>& e4m3_values() {
   static const std::array<float, 256> values = [] {
     std::array<float, 256> table{};
     for (std::uint32_t code = 0; code < 256; ++code) {
-      const std::uint32_t magnitude = code & 0x7fu;
-      const double value = magnitude == kE4m3.nan ? std::numeric_limits<double>::quiet_NaN()
-                                                  : decode(magnitude, kE4m3);
+      const double value = decode_e4m3(code & 0x7fu);
       table[code] = static_cast<float>(code & 0x80u ? -value : value);
     }
     return table;
@@ -192,20 +191,20 @@ double round_to(DType dtype, double value) noexcept {
     case DType::f32:
       return static_cast<double>(static_cast<float>(value));
     case DType::f16:
-      return nearest(value, kF16, 65504.0, std::numeric_limits<double>::infinity());
+      return nearest(value, kF16);
     case DType::bf16:
-      return nearest(value, kBf16, 0x1.fep127, std::numeric_limits<double>::infinity());
+      return nearest(value, kBf16);
     case DType::e4m3:
-      return nearest(value, kE4m3, 448.0, 448.0);
+      return nearest(value, kE4m3);
   }
   return value;
 }
 
 double within_range(DType dtype, double value) noexcept {
-  const double last = dtype == DType::f16    ? 65504.0
-                      : dtype == DType::bf16 ? 0x1.fep127
+  const double last = dtype == DType::f16    ? kF16.last
+                      : dtype == DType::bf16 ? kBf16.last
                       : dtype == DType::f32  ? 0x1.fffffep127
-                                             : 448.0;
+                                             : kE4m3.last;
   const double magnitude = std::fabs(value);
   return magnitude > last && magnitude <= last * (1 + 0x1p-8) ? std::copysign(last, value) : value;
 }

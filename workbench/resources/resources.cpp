@@ -462,14 +462,14 @@ ResourceReport resource_report(const DeviceCode& code, const ResourceLimits& lim
     if (variant.device != DeviceKind::cuda || !variant.built) continue;
     for (const auto& [arch, model] : kModels) {
       const auto facts = model_facts(model);
-      if (!facts.ok()) continue;
+      if (!facts.ok() || variant.min_arch > arch) continue;
       std::map<std::string, Use> uses;
       Options options;
       options.device = DeviceKind::cuda;
       options.variant = variant.id;
       for (const auto& [problem, needs] : problems) {
         // Asked here, because a refusal in words takes as long as a plan: 3.8 s for the grid.
-        if (!variant.takes.hold(needs) || variant.min_arch > arch) continue;
+        if (!variant.takes.hold(needs)) continue;
         const auto planned = plan(problem, *facts, options);
         if (planned.ok()) add_use(uses, *planned, &problem);
       }

@@ -319,8 +319,10 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
 
     // ---- Epilogue: normalise, store ----
     // Read again, so that it does not live in registers through the main loop.
-    if constexpr (kConfig.packed) ring.read(tile_step, tile);
-    if constexpr (kConfig.packed && !kIsGrouped<ConfigOf>) ring.release(tile_step, tile);
+    if constexpr (kConfig.packed) {
+      ring.read(tile_step, tile);
+      if constexpr (!kIsGrouped<ConfigOf>) ring.release(tile_step, tile);
+    }
     const int lane = ptx::lane_id();
     const int row = first_row + 16 * warp + (lane >> 2), t = lane & 3;
     // Whether there is an output: asked again, where the answer would be spilled.
