@@ -225,7 +225,8 @@ struct FewQueries {
 // and 93.9 us, with 1,024 271 and 245; 2,16,8192,64 56.9 and 51.1, 173 and 158; few tiles, 16,12,512,64,
 // 22.5 and 24.5.
 bool packed_beats_prefill(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
-  return !choice.batch_invariant && p.head_dim <= 64 && core::window_within(p.mask, 1024) &&
+  return !choice.batch_invariant && p.head_dim <= 64 && p.softcap == 0.0f &&
+         core::window_within(p.mask, 1024) &&
          tiles(p, choice, 192) >= 8 * std::int64_t{facts.multiprocessors};
 }
 

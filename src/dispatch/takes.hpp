@@ -39,7 +39,7 @@ inline constexpr Features kTakesDecodeSm90 =
 
 /// The 16-bit kernel for prefill of sequences of different lengths.
 inline constexpr Features kTakesPacked =
-    (kTakesHalves - Features{Feature::out_f32, Feature::softcap, Feature::nonpositive_scale}) |
+    (kTakesHalves - Features{Feature::out_f32, Feature::nonpositive_scale}) |
     Features{Feature::packed_q, Feature::packed_kv, Feature::used_q,    Feature::used_kv,
              Feature::kv_index, Feature::kv_start,  Feature::pages,     Feature::chunk,
              Feature::sinks,    Feature::value_dim, Feature::bool_mask, Feature::float_mask};

@@ -49,6 +49,8 @@ def forward(a: dict, varlen_only: bool):
     out = a["out"] if a["out"] is not None else torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.bfloat16 if narrow else q.dtype)
     require(out.shape == (*q.shape[:-1], v.shape[-1]), "out has a wrong shape")
     require(out.dtype == (torch.bfloat16 if narrow else q.dtype), "For FP8 input, output must have dtype BF16")
+    plan = a["scheduler_metadata"]
+    require(plan is None or bool(plan[0]) == (a["softcap"] > 0), "the plan is of another call: a softcap has other tiles")
     sinks = a.get("s_aux")
     require(sinks is None or sinks.dtype == torch.bfloat16, "We only support bf16 dtype for S aux.")
     for name in ("q_descale", "k_descale", "v_descale"):
@@ -71,6 +73,8 @@ def one_sequence(q, k, v, a, sinks):
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = torch.einsum("ihd,jhd->hij", q, k) * a["softmax_scale"]
+    if a.get("softcap"):
+        s = a["softcap"] * torch.tanh(s / a["softcap"])
     i = torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0]
     j = torch.arange(k.shape[0])[None]
     left, right = a["window_size_left"], 0 if a["is_causal"] else a["window_size_right"]
@@ -104,7 +108,7 @@ def vllm(*arguments):
 def vllm_plan(*arguments):
     a = named(torch.ops._vllm_fa3_C.get_scheduler_metadata, arguments)
     require(a["seqused_k"].numel() == a["batch_size"], "seqused_k must have shape (batch_size)")
-    return torch.zeros(4 * a["batch_size"], dtype=torch.int32)
+    return torch.full((4 * a["batch_size"],), int(a["has_softcap"]), dtype=torch.int32)
 
 
 def install() -> list:

@@ -26,6 +26,7 @@ ROWS = [
     "3x4/2x40/300x64 pages=64 used-kv lengths=log-uniform:64 causal", "2x4/1x3/130x128 causal",
     "3x4/2x200x64 packed causal lengths=log-uniform:16", "3x4/2x100x64 packed causal lengths=full",
     "3x4x200x96/64 packed window=31:0 sinks lengths=log-uniform:16", "2x4/2x300x64 packed causal chunk=128 lengths=log-uniform:64",
+    "2x4/2x150x64 packed causal softcap=0.5 lengths=full", "2x4/2x1/200x64 softcap=0.5",
     "2x8/2x40/200x64 mask=bool:bqk", "2x4x33/65x64 mask=narrow:hqk", "2x4x20/70x64 mask=bool:bk", "1x4x1/70x64 mask=narrow:bhqk",
 ]
 
@@ -51,6 +52,13 @@ def test_a_mask_by_array_has_the_dimensions_that_are_named():
         Row.parse("8x16x1024x64 packed mask=bool:qk")
 
 
+def test_a_softcap_is_a_positive_number():
+    assert Row.parse("1x8x512x64 packed softcap=30").softcap == 30.0
+    for text in ("softcap=0", "softcap=-1", "softcap=inf", "softcap=nan", "softcap"):
+        with pytest.raises(Usage, match="is not known here.*softcap=X"):
+            Row.parse("8x16x1024x64 packed " + text)
+
+
 def test_an_attribute_that_is_repeated_is_refused_and_both_are_named():
     for text, first, second in (("1x8x512x64 used-kv pages=16 pages=32", "pages=16", "pages=32"), ("1x8x512x64 causal causal", "causal", "causal")):
         with pytest.raises(Usage, match=f"'{second}' stands behind '{first}'.*keep one of them"):
@@ -65,14 +73,17 @@ def test_shapes_without_attributes_are_rows_of_serving_where_that_is_asked():
 
 @pytest.mark.parametrize("suite", serving.SUITES)
 def test_every_row_of_the_suites_is_a_problem_of_the_command_too(suite):
+    by_softcap: dict[float, list[str]] = {}  # which the command takes as an option
     for text in serving.SUITES[suite]:
-        Row.parse(text)
+        row = Row.parse(text)
+        by_softcap.setdefault(row.softcap, []).append(" ".join(word for word in text.split() if not word.startswith("softcap=")))
     if not pathlib.Path(GREENFAST).exists():
         pytest.skip("the command is not built")
-    done = subprocess.run([GREENFAST, "list", "--why", ",".join(serving.SUITES[suite]), "--dtype", "bf16"],
-                          capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 3), done.stderr
-    assert "not known" not in done.stderr and "expected" not in done.stderr
+    for softcap, rows in by_softcap.items():
+        done = subprocess.run([GREENFAST, "list", "--why", ",".join(rows), "--dtype", "bf16", "--softcap", str(softcap)],
+                              capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 3), done.stderr
+        assert "not known" not in done.stderr and "expected" not in done.stderr
 
 
 def test_the_suites_hold_what_the_issue_names():
@@ -291,7 +302,7 @@ def cudnn(torch, monkeypatch):
     return fake_cudnn
 
 
-@pytest.mark.parametrize("text", [text for text in ROWS if "packed" not in text and "mask" not in text])
+@pytest.mark.parametrize("text", [text for text in ROWS if not any(word in text for word in ("packed", "mask", "softcap"))])
 def test_cudnn_graph_gets_lengths_pages_windows_and_sinks(torch, cudnn, text):
     row, data = data_of(torch, text)
     engine, clock = serving.CudnnGraph(), ab.CpuClock()
@@ -346,7 +357,7 @@ def test_who_cannot_take_a_row_says_why(torch):
     gpu = types.SimpleNamespace(kind="cuda")
     cudnn = serving.TorchCudnn()
     for text, word in [(ROWS[1], "sinks"), (ROWS[4], "used lengths"), ("2x4x64x64 packed window=31:0", "windows"),
-                       ("2x4x8/64x64 causal", "first key"), ("2x4x64x64 mask=bool:qk causal", "mask by array alone")]:
+                       ("2x4x8/64x64 causal", "first key"), ("2x4x64x64 softcap=2", "softcap"), ("2x4x64x64 mask=bool:qk causal", "mask by array alone")]:
         row, data = data_of(torch, text)
         with pytest.raises(serving.Refused, match=word):
             cudnn.bind(row, data, data.room(), gpu)

@@ -127,3 +127,27 @@ def test_runner_refuses_an_unknown_part():
     result = run(TOOLS / "test", "nosuch")
     assert result.returncode == 2
     assert "no part 'nosuch'" in result.stderr and "sanitize" in result.stderr
+
+
+def test_runner_begins_a_later_part_beside_an_earlier_one_and_waits_for_it(runner, monkeypatch, capsys, tmp_path):
+    there, never = tmp_path / "there", tmp_path / "never"
+    seen = []
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "AHEAD", [runner.Ahead("first", ("second",), ["sh", "-c", f"sleep 0.3; nice > {there}"], niceness=7),
+                                          runner.Ahead("first", ("third",), ["sh", "-c", f"sleep 60; touch {never}"])])
+    monkeypatch.setattr(runner, "PARTS", {"first": lambda: seen.append(there.exists()) or runner.Outcome(passed=1),
+                                          "second": lambda: seen.append(there.exists()) or runner.Outcome(passed=1),
+                                          "third": lambda: runner.Outcome(passed=1)})
+    monkeypatch.setattr(runner.sys, "argv", ["test", "first", "second"])
+    assert runner.main() == 0 and seen == [False, True] and int(there.read_text()) >= 7
+    assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 0 failed"
+    assert runner.AHEAD[1].process is None  # who wants it was not asked for
+
+    def broken():
+        raise RuntimeError("a part that breaks")
+
+    monkeypatch.setitem(runner.PARTS, "second", broken)
+    monkeypatch.setattr(runner.sys, "argv", ["test", "first", "second", "third"])
+    with pytest.raises(RuntimeError):
+        runner.main()
+    assert runner.AHEAD[1].process.poll() is not None and not never.exists()  # nothing is left running

@@ -508,8 +508,8 @@ def parse_arguments(argv: list[str] | None, as_serving: bool = False) -> argpars
         epilog=f"""Suites: mission, peers and hard are dense, as --shapes without attributes is; models, whose rows have their own masks, is what
 published models ask for (docs/models.md). decode, varlen, paged, verify and masks are what serving asks
 for: one query over long caches, packed prompts, caches in pages, masks by array; their rows take the attributes packed, used-kv,
-pages=N, lengths=full, lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, causal and mask=bool:DIMS or narrow:DIMS
-(docs/measuring.md), and so does --shapes, one row of them between commas. Lengths are drawn by --seed. There the peers
+pages=N, lengths=full, lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, softcap=X, causal and mask=bool:DIMS or
+narrow:DIMS (docs/measuring.md), and so does --shapes, one row of them between commas. Lengths are drawn by --seed. There the peers
 are {', '.join(serving.PEERS)};
 greenfast:dense is the same call over the dense twin of pages or equal packed sequences.
 --dtype e4m3 takes dense rows and those of serving; its peers are {', '.join(fp8.PEERS)}, and greenfast:fp16 and

@@ -37,7 +37,7 @@ class Greenfast16(Greenfast):
 
 
 def refuse_serving(row):
-    if row.packed or row.used or row.page or row.sinks or row.mask:
+    if row.packed or row.used or row.page or row.sinks or row.softcap or row.mask:
         raise Refused("it is for dense rows")
 
 

@@ -41,6 +41,8 @@ SUITES = {
         "8x40/8x16384x128 packed causal chunk=8192 lengths=log-uniform:512",  # Llama 4
         "8x96/8x4096x128 packed causal lengths=log-uniform:64",  # GLM
         "16x8/4x4096x256 packed causal lengths=log-uniform:64",  # Gemma
+        "8x16/8x8192x256 packed causal softcap=50 lengths=log-uniform:256",  # Gemma 2
+        "8x48/8x8192x128 packed causal softcap=30 lengths=log-uniform:256",  # Grok-1
         "4x128x4096x192/128 packed causal lengths=log-uniform:256",  # DeepSeek
         "64x32/8x1/32768x128 used-kv lengths=log-uniform:128",  # ragged decode
     ],
@@ -53,6 +55,7 @@ SUITES = {
         "16x96/8x1/8192x128 pages=16 used-kv lengths=log-uniform:512",  # GLM
         "32x8/4x1/8192x256 pages=16 used-kv lengths=log-uniform:512",  # Gemma
         "8x32/8x256/8192x128 pages=64 used-kv lengths=log-uniform:512 causal",  # a piece of a prompt over its cache
+        "8x32/8x256/8192x128 pages=1 used-kv lengths=log-uniform:512 causal",  # SGLang's pages, unless it is told otherwise
     ],
     # Tokens to be verified (speculative decoding, 4 to 16 a sequence), and few pieces of prompts.
     "verify": [
@@ -99,6 +102,7 @@ class Row:
     causal: bool = False
     chunk: int = 0
     sinks: bool = False
+    softcap: float = 0.0  # 0: none
     least: int = 0  # of log-uniform lengths; 0: all are full
     mask: str = ""  # by array: bool or narrow, which is of Q's type and added
     mask_dims: str = ""  # of bhqk, those that it has; the others are broadcast
@@ -133,6 +137,8 @@ class Row:
                     fields["used"] = True
                 elif name in ("pages", "chunk") and int(value) > 0:
                     fields["page" if name == "pages" else name] = int(value)
+                elif name == "softcap" and 0 < float(value) < math.inf:
+                    fields[name] = float(value)
                 elif name == "window":
                     left, _, right = value.partition(":")
                     fields["window"] = (int(left), int(right))
@@ -147,7 +153,7 @@ class Row:
                     raise ValueError
             except ValueError:
                 raise Usage(f"shape '{text}': '{attribute}' is not known here; possible: packed, used-kv, pages=N, lengths=full, "
-                            "lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, causal, mask=bool or narrow and of :bhqk the "
+                            "lengths=log-uniform:LEAST, chunk=N, window=L:R, sinks, softcap=X, causal, mask=bool or narrow and of :bhqk the "
                             "dimensions that it has, k among them") from None
         row = dataclasses.replace(row, **fields)
         if row.packed and (row.used or row.page or row.seq_q != row.seq_kv):
@@ -361,6 +367,8 @@ def reference(data: Data, b: int, rows: list[int]):
     for h in range(row.heads_kv):
         heads = slice(h * group, (h + 1) * group)
         s = q[heads, index].double() @ k[h].double().T * row.dim ** -0.5
+        if row.softcap:
+            s = row.softcap * torch.tanh(s / row.softcap)
         if row.mask:
             of_heads = data.mask.expand(row.batch, row.heads_q, row.seq_q, row.seq_kv)[b, heads][:, index]
             s = s.masked_fill(~of_heads, -math.inf) if row.mask == "bool" else s + of_heads.double()
@@ -458,7 +466,7 @@ class Greenfast(Engine):
         device = capi.CUDA if clock.kind == "cuda" else capi.CPU
         most = data.longest if row.packed else row.seq_kv
         problem = self._library.serving_problem(q, k, v, out, batch=row.batch, seq_q=most if row.packed else row.seq_q, seq_kv=most,
-                                                arrays=arrays, window=row.band, chunk=row.chunk)
+                                                arrays=arrays, window=row.band, chunk=row.chunk, softcap=row.softcap)
         problem.accuracy = self.accuracy
         room = self.room_for(row, problem, device, o)
         bound = self._library.bind_problem(problem, q, k, v, out, arrays, device=device, variant=self._variant, workspace=room,
@@ -510,8 +518,10 @@ class FlashAttention3(Engine):
         taken = {argument.name for argument in self._schema}
         left, right = row.band
         # 0: its own heuristic; one part where there are rows enough to fill the machine.
-        values = {"softmax_scale": row.dim ** -0.5, "num_splits": 0 if row.seq_q <= 64 else 1, "softcap": 0.0, "is_rotary_interleaved": True,
+        values = {"softmax_scale": row.dim ** -0.5, "num_splits": 0 if row.seq_q <= 64 else 1, "softcap": row.softcap, "is_rotary_interleaved": True,
                   "is_causal": right == 0, "causal": right == 0}
+        if row.softcap and "softcap" not in taken:
+            raise Refused("this build's schema has no softcap")
         if row.sinks:
             name = next((n for n in ("s_aux", "learnable_sink") if n in taken), None)
             if not name:
@@ -563,7 +573,7 @@ class FlashAttention3(Engine):
             facts = {**values, "batch_size": row.batch, "max_seqlen_q": data.longest if row.packed else row.seq_q,
                      "max_seqlen_k": data.longest if row.packed else row.seq_kv,
                      "num_heads": row.heads_q, "num_heads_k": row.heads_kv, "headdim": row.dim, "headdim_v": row.dim_v,
-                     "qkv_dtype": data.q.dtype, "seqused_k": lengths, "page_size": row.page or None}
+                     "qkv_dtype": data.q.dtype, "seqused_k": lengths, "page_size": row.page or None, "has_softcap": row.softcap > 0}
             values["scheduler_metadata"] = self._planner(**by_schema(self._planner.default._schema.arguments, facts))
         arguments, forward = by_schema(self._schema, values), self._forward
 
@@ -601,8 +611,8 @@ class TorchCudnn(Engine):
 
         if clock.kind != "cuda":
             raise Refused("cuDNN runs on a GPU")
-        if row.sinks:
-            raise Refused("torch's call has no sinks")
+        if row.sinks or row.softcap:
+            raise Refused("torch's call has no sinks and no softcap")
         if row.used:
             raise Refused("torch's call takes no used lengths and no pages")
         if row.packed:
@@ -674,6 +684,8 @@ class CudnnGraph(Engine):
             raise Refused("packed sequences are left to torch's call of cuDNN")
         if row.mask:
             raise Refused("masks by array are left to torch's call of cuDNN")
+        if row.softcap:
+            raise Refused("no softcap")
         cudnn, k, v, band = self._cudnn, data.k, data.v, row.band
         if row.chunk:
             if row.used:
@@ -755,8 +767,8 @@ class TorchVarlen(Engine):
     def bind(self, row, data, o, clock):
         if not row.packed:
             raise Refused("packed sequences only")
-        if row.sinks or row.chunk:
-            raise Refused("no sinks and no chunks")
+        if row.sinks or row.chunk or row.softcap:
+            raise Refused("no sinks, no chunks and no softcap")
         options: dict = {"scale": row.dim ** -0.5} if "scale" in self._taken else {}
         if "window_size" in self._taken:
             options["window_size"] = row.band

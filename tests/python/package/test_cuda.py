@@ -140,6 +140,90 @@ def test_compiled_calls_take_the_operator_without_gradients():
     assert compiled_operators(*tensors(rows=64, keys=64)) == ["greenfast.sdpa.default"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Hopper's kernels")
+@pytest.mark.parametrize("variant", ["cuda.sm90.prefill", "cuda.sm90.packed"])
+@pytest.mark.parametrize("rows", [1, 64, 300])
+def test_first_scores_beyond_fp32_as_octaves_leave_the_others(variant, rows):
+    """The block that comes first has finite scores that no float holds as octaves, the second large ones: a row's base is that of
+    the second, of millions, so the row is done again; and what it sees is the third."""
+    q, k = torch.zeros(1, 1, rows, 128), torch.zeros(1, 1, 384, 128)
+    v = torch.randn(1, 1, 384, 128, generator=torch.Generator().manual_seed(1))
+    q[..., 0] = 2.0**64
+    k[..., 256:, 0], k[..., 128:256, 0] = -1.5 * 2.0**63, -5 * 2.0**-26
+    q, k, v = (x.to("cuda", torch.bfloat16) for x in (q, k, v))
+    out, lse = greenfast.attention(q, k, v, scale=1.0, variant=variant, return_lse=True)
+    torch.testing.assert_close(out.float(), v[..., :128, :].float().mean(2, keepdim=True).expand_as(out), atol=4e-3, rtol=0)
+    torch.testing.assert_close(lse, torch.full_like(lse, np.log(128)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Hopper's kernels")
+@pytest.mark.parametrize("softcap", [0.5, 6.5, 1e8])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("dtype, error", TYPES)
+def test_prompts_of_sequences_with_a_softcap_have_hoppers_kernel(dtype, error, width, softcap):
+    lengths = [130, 1, 333]
+    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda")
+    q, k, v = (torch.randn(4, sum(lengths), width, device="cuda", generator=torch.Generator("cuda").manual_seed(i)).to(dtype) for i in range(3))
+    words = dict(causal=True, align="bottom_right", softcap=softcap, cu_q=cu, cu_kv=cu, max_q=333, max_kv=333)
+    assert greenfast.explain(q, k, v, **words).variant == "cuda.sm90.packed"
+    out = greenfast.attention(q, k, v, **words)
+    for begin, length in zip(cu.tolist(), lengths):
+        part = slice(begin, begin + length)
+        want, _ = reference.attention(*(x[None, :, part].float().cpu().numpy() for x in (q, k, v)), right=0, bottom_right=True, softcap=softcap)
+        np.testing.assert_allclose(out[None, :, part].float().cpu(), want, atol=error)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Hopper's kernels")
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_hidden_keys_and_other_rows_do_not_move_a_softcaps_bits(width):
+    """Whether a warp takes the short way to a softcap follows from all scores that it has, hidden ones too: the bits may not."""
+    generator = torch.Generator("cuda").manual_seed(width)
+    q, k, v = (torch.randn(2, 2, 300, width, device="cuda", generator=generator).bfloat16() for _ in range(3))
+    used = torch.tensor([40, 260], dtype=torch.int32, device="cuda")
+
+    def run():
+        return greenfast.attention(q, k, v, causal=True, align="top_left", softcap=6.5, used_kv=used, variant="cuda.sm90.packed", return_lse=True)
+
+    want = run()
+    for b, first in enumerate(used.tolist()):
+        k[b, :, first:] = torch.tensor([1e-3, 1e4, torch.nan], device="cuda")[torch.arange(300 - first, device="cuda") % 3, None].bfloat16()
+    far = k[:, :, 30].clone()
+    k[:, :, 30] = 1e4  # far away for the rows that see it
+    got = run()
+    for x, y in zip(want, got):
+        assert torch.equal(x[:, :, :30], y[:, :, :30]) and not torch.equal(x[:, :, 30:], y[:, :, 30:])
+    k[:, :, 30] = far
+    assert all(torch.equal(x, y) for x, y in zip(want, run()))
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Hopper's kernels")
+@pytest.mark.parametrize("page", [1, 5, 12, 100])
+@pytest.mark.parametrize("width, width_v", [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)])
+@pytest.mark.parametrize("dtype, error", TYPES)
+def test_prompts_over_pages_of_any_size_have_hoppers_kernel(dtype, error, width, width_v, page):
+    """Keys of three sequences in pages in a random order, NaN in every row that is nobody's."""
+    rows, lengths = 150, [331, 150, 202]
+    entries = -(-max(lengths) // page)
+    generator = torch.Generator().manual_seed(page)
+    table = torch.randperm(3 * entries + 5, generator=generator)[:3 * entries].view(3, entries).int()
+    pools = [torch.full((3 * entries + 5, 2, page, wide), torch.nan) for wide in (width, width_v)]
+    keys = [[torch.randn(2, length, wide, generator=generator).to(dtype).float() for length in lengths] for wide in (width, width_v)]
+    for pool, sequences in zip(pools, keys):
+        for b, x in enumerate(sequences):
+            for j in range(x.shape[1]):
+                pool[table[b, j // page], :, j % page] = x[:, j]
+    q = torch.randn(3, 4, rows, width, generator=generator).to("cuda", dtype)
+    k, v = (x.to("cuda", dtype) for x in pools)
+    table = torch.where(torch.arange(entries)[None] * page < torch.tensor(lengths)[:, None], table, 1 << 30).int()
+    words = dict(causal=True, align="bottom_right", used_kv=torch.tensor(lengths, dtype=torch.int32, device="cuda"), page_table=table.cuda(), max_kv=max(lengths))
+    assert greenfast.explain(q, k, v, variant="cuda.sm90.packed", **words).variant == "cuda.sm90.packed"
+    out, lse = greenfast.attention(q, k, v, variant="cuda.sm90.packed", return_lse=True, **words)
+    for b in range(3):
+        want, want_lse = reference.attention(q[b:b + 1].float().cpu().numpy(), keys[0][b][None].numpy(), keys[1][b][None].numpy(), right=0, bottom_right=True)
+        np.testing.assert_allclose(out[b:b + 1].float().cpu(), want, atol=error)
+        np.testing.assert_allclose(lse[b:b + 1].cpu(), want_lse, atol=error)
+
+
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")
 def test_torchs_registry_where_it_selects_flash():
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -52,6 +52,11 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// An arrival of this thread at a barrier that expects one of it, when its copies so far have arrived.
+__device__ __forceinline__ void cp_async_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_16(std::uint32_t shared, uint4 value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)

@@ -72,6 +72,8 @@ struct Config {
   constexpr bool masked() const { return features != Features::plain; }
   constexpr bool windowed() const { return features >= Features::window; }
   constexpr bool general() const { return features == Features::general; }
+  // O of any type and strides; of packed builds a softcap is all that is asked of Features::general.
+  constexpr bool stores_anywhere() const { return general() && !packed; }
   // A block's K and V are in stages of one index.
   constexpr bool one_ring() const { return k_stages == v_stages; }
   // From a warpgroup's block to its next.
@@ -155,6 +157,11 @@ struct With {
 template <class ConfigOf>
 inline constexpr bool kIsGrouped = requires {
   ConfigOf::kGrouped;
+};
+/// Builds that copy the keys of pages row by row (paged.cuh).
+template <class ConfigOf>
+inline constexpr bool kCopiesRows = requires {
+  ConfigOf::kCopiesRows;
 };
 
 /// The tiles, by head dim; of those with the same head dim the launch chooses by the problem.
@@ -248,6 +255,30 @@ constexpr Config serving_config_of(std::size_t tile) {
   return config;
 }
 
+/// The tiles for pages that are no multiple of 8 keys, by head dims. A row costs the same in any block, so tall tiles
+/// read fewest.
+inline constexpr std::array kRowTiles{kServingTiles[kTallServing64], kServingTiles[kTallServing128],
+                                      kServingTiles[3]};
+constexpr Config row_config_of(std::size_t tile) {
+  Config config = kRowTiles[tile];
+  config.packed = config.serving = true;
+  config.features = Features::window;
+  return config;
+}
+
+/// The tiles for serving with a softcap, by head dims. Its dozen instructions a score take longer than the
+/// products at D 128: a third warpgroup would win nothing, and D 64 may have the columns of 128.
+inline constexpr std::array kCappedTiles{
+    Config{.head_dim = 128, .k_stages = 3},
+    Config{.head_dim = 256, .keys = 64, .k_stages = 3},
+};
+constexpr Config capped_config_of(std::size_t tile) {
+  Config config = kCappedTiles[tile];
+  config.packed = config.serving = true;
+  config.features = Features::general;
+  return config;
+}
+
 /// The tiles for masks by array, by head dims.
 inline constexpr std::array kMaskTiles{
     Config{.head_dim = 64, .warpgroups = 3, .keys = 64, .q_in_registers = true},
@@ -293,7 +324,6 @@ inline constexpr std::array kByteTiles{
     Config{.head_dim = 256, .keys = 64, .k_stages = 3, .v_stages = 3, .raw_stages = 3},
 };
 inline constexpr std::size_t kLowByteTiles = 2;
-/// Of what Features::general does a softcap is all that is asked of it here.
 constexpr Config byte_config_of(std::size_t tile, bool capped) {
   Config config = kByteTiles[tile];
   config.packed = config.serving = config.bytes = true;
@@ -407,6 +437,12 @@ Entries packed_entries();
 /// The one of a tile of kServingTiles.
 template <class T, int kTile>
 const void* serving_entry();
+/// The one of a tile of kRowTiles.
+template <class T, int kTile>
+const void* row_entry();
+/// The one of a tile of kCappedTiles.
+template <class T, int kTile>
+const void* capped_entry();
 /// Of a tile of kMaskTiles and what the mask is.
 template <class T, int kTile, MaskArray kMask>
 const void* mask_entry();

@@ -258,36 +258,33 @@ __device__ __forceinline__ void fill_strip(const Strip<ConfigOf>& strip,
   // look at the largest costs one instruction for two elements, stopping them seven.
   constexpr bool kHalf = std::is_same_v<T, __half>, kStops = kHalf && ConfigOf::value.bytes;
   constexpr bool kMayOverflow = kHalf && (kStops || !ConfigOf::value.ones);
-#pragma unroll 1
-  for (int pass = 0; pass < (kMayOverflow ? 2 : 1); ++pass) {
-    [[maybe_unused]] __half2 most[2] = {};
+  [[maybe_unused]] __half2 most[2] = {};
+  const auto put_all = [&](const auto& word_of) {
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
       std::uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* x = o + 8 * j + 2 * i;
-        words[i] = pack2<T>(x[0] * factor[i & 1], x[1] * factor[i & 1]);
-        if constexpr (kMayOverflow)
-          most[i & 1] = __hmax2(most[i & 1], __habs2(reinterpret_cast<__half2&>(words[i])));
+        words[i] = word_of(i & 1, x[0] * factor[i & 1], x[1] * factor[i & 1]);
       }
       strip.put(j, lane, words);
     }
+  };
+#pragma unroll 1
+  for (int pass = 0; pass < (kMayOverflow ? 2 : 1); ++pass) {
+    most[0] = most[1] = {};
+    put_all([&](int h, float x, float y) {
+      const std::uint32_t word = pack2<T>(x, y);
+      if constexpr (kMayOverflow)
+        most[h] = __hmax2(most[h], __habs2(reinterpret_cast<const __half2&>(word)));
+      return word;
+    });
     if constexpr (kMayOverflow) {
       const __half2 last = __float2half2_rn(65504.0f);
       if (!__any_sync(kFullWarp, !__hble2(__hmax2(most[0], most[1]), last))) break;
       if constexpr (kStops) {
-#pragma unroll
-        for (int j = 0; j < kPieces; ++j) {
-          std::uint32_t words[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float* x = o + 8 * j + 2 * i;
-            words[i] =
-                pack2<T>(finite_mean(x[0] * factor[i & 1]), finite_mean(x[1] * factor[i & 1]));
-          }
-          strip.put(j, lane, words);
-        }
+        put_all([](int, float x, float y) { return pack2<T>(finite_mean(x), finite_mean(y)); });
         break;
       }
 #pragma unroll
@@ -307,7 +304,7 @@ __device__ __forceinline__ void store_rows(const Params& p, const CUtensorMap& o
                                            float (&factor)[2], bool has_output, int first_row,
                                            int row, int lane) {
   constexpr Config kConfig = ConfigOf::value;
-  constexpr bool kInPieces = kConfig.bytes || !kConfig.general();
+  constexpr bool kInPieces = !kConfig.stores_anywhere();
   if (!kInPieces || (kConfig.bytes && !p.bytes.o_aligned)) {
     store_anywhere<ConfigOf>(p, tile, consumer.o, factor, has_output, row, lane & 3);
     return;

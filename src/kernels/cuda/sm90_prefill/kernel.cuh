@@ -343,8 +343,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     // A point of convergence: without it ptxas keeps the loop's state in vector registers.
     __syncwarp();
   }
-  if (!kIsGrouped<ConfigOf> && (kConfig.bytes || !kConfig.general()) && leader)
-    ptx::tma_store_wait();
+  if (!kIsGrouped<ConfigOf> && !kConfig.stores_anywhere() && leader) ptx::tma_store_wait();
   __syncwarp();
   if constexpr (!Softmax::kNatural) {
     if (*static_cast<volatile std::uint64_t*>(barriers + kWords - 1) != 0)
@@ -399,6 +398,24 @@ struct Serving : With<serving_config_of(kTile)> {};
 template <class T, int kTile>
 const void* serving_entry() {
   return reinterpret_cast<const void*>(&prefill_kernel<T, Serving<T, kTile>>);
+}
+
+template <class T, int kTile>
+struct RowByRow : With<row_config_of(kTile)> {
+  static constexpr bool kCopiesRows = true;
+};
+
+template <class T, int kTile>
+const void* row_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<T, RowByRow<T, kTile>>);
+}
+
+template <class T, int kTile>
+struct Capped : With<capped_config_of(kTile)> {};
+
+template <class T, int kTile>
+const void* capped_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<T, Capped<T, kTile>>);
 }
 
 template <class T, int kTile, MaskArray kMask>

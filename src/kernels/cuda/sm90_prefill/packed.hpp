@@ -115,8 +115,18 @@ GREENFAST_HOST_DEVICE inline bool is_seen(const ServingTile& tile, std::int32_t 
                                           std::int32_t box) {
   return row >= 0 && row < tile.extent.band.keys && row + box > tile.cut;
 }
-/// Below this the lanes of a warp are too few for a block, and the swizzle's pattern is cut.
+/// Below this the lanes of a warp are too few for a block, and the swizzle's pattern is cut: rows are copied one by one.
 inline constexpr std::int32_t kLeastBox = 8;
+
+/// Where rows of pages lie from the first page on, in pieces of 16 bytes, which the host has seen to be fewer than 2^32.
+struct PieceSteps {
+  std::uint32_t page, row;
+};
+GREENFAST_HOST_DEVICE inline std::uint32_t piece_of_row(PieceSteps steps, std::int32_t page,
+                                                        std::int32_t in_page) {
+  return static_cast<std::uint32_t>(page) * steps.page +
+         static_cast<std::uint32_t>(in_page) * steps.row;
+}
 
 /// What the host says of the sequences.
 struct PackedFacts {

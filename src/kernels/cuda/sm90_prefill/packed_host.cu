@@ -57,8 +57,8 @@ MaskArray mask_of(const Problem& problem) {
 
 /// What only the builds for serving take.
 bool needs_serving(const Problem& problem) {
-  return mask_of(problem) != MaskArray::none || problem.pages.used() || problem.sinks ||
-         problem.chunk > 0 || problem.sequences.kv_start ||
+  return mask_of(problem) != MaskArray::none || problem.softcap > 0.0f || problem.pages.used() ||
+         problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
          value_dim(problem) != problem.head_dim || problem.head_dim > 128;
 }
 std::int64_t rows_of(const Problem& problem) {
@@ -129,8 +129,24 @@ bool wants_low_wide(const Problem& problem, const DeviceFacts& facts, core::Choi
          low_fills_better(problem, facts, 104);
 }
 
+/// Pages whose keys are copied row by row: those that no box of kLeastBox rows divides.
+bool copies_rows(const Problem& problem) {
+  return !is_bytes(problem) && problem.softcap == 0.0f && mask_of(problem) == MaskArray::none &&
+         problem.pages.used() && problem.pages.size % kLeastBox != 0;
+}
+/// Whether 32 bits count the pieces of 16 bytes from the first page to the last row.
+bool counts_pieces(const Problem& problem, const Layout& layout) {
+  const auto steps = [](std::int64_t count, std::int64_t stride) {
+    return static_cast<double>(std::max<std::int64_t>(count, 1) - 1) *
+           static_cast<double>(stride / 8);
+  };
+  return steps(problem.pages.count, layout.stride[0]) +
+             steps(problem.pages.size, layout.stride[2]) <
+         0x1p32;
+}
+
 /// The one of kServingTiles that a problem takes, of kMaskTiles where it has a mask by array, of
-/// kByteTiles where its inputs are e4m3.
+/// kCappedTiles where it has a softcap, of kRowTiles where it copies rows, of kByteTiles where its inputs are e4m3.
 std::size_t serving_tile(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   if (is_bytes(problem)) {
     const std::size_t tile = first_that_holds(
@@ -141,6 +157,12 @@ std::size_t serving_tile(const Problem& problem, const DeviceFacts& facts, core:
   }
   if (mask_of(problem) != MaskArray::none) {
     return first_that_holds(kMaskTiles, problem);
+  }
+  if (problem.softcap > 0.0f) return first_that_holds(kCappedTiles, problem);
+  if (copies_rows(problem)) {
+    const std::size_t tile = first_that_holds(kRowTiles, problem);
+    const bool too_tall = problem.chunk > 0 && problem.chunk < kRowTiles[tile].rows();
+    return too_tall ? kRowTiles.size() - 1 : tile;
   }
   if (!problem.pages.used() && (problem.chunk == 0 || problem.chunk >= kTallServingRows)) {
     const std::size_t tall = first_that_holds(kServingTiles, problem, kTallServing64);
@@ -153,7 +175,10 @@ std::size_t serving_tile(const Problem& problem, const DeviceFacts& facts, core:
 Config serving_config(const Problem& problem, std::size_t tile) {
   if (is_bytes(problem)) return byte_config_of(tile, problem.softcap > 0.0f);
   const MaskArray mask = mask_of(problem);
-  return mask != MaskArray::none ? mask_config_of(tile, mask) : serving_config_of(tile);
+  return mask != MaskArray::none  ? mask_config_of(tile, mask)
+         : problem.softcap > 0.0f ? capped_config_of(tile)
+         : copies_rows(problem)   ? row_config_of(tile)
+                                  : serving_config_of(tile);
 }
 
 /// Of e4m3: whether O goes to memory in 16-byte pieces, by TMA where it has a strip.
@@ -203,6 +228,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     const std::size_t number = serving_tile(problem, facts, choice);
     const MaskArray mask = mask_of(problem);
     if (mask != MaskArray::none) {
+      if (problem.softcap > 0.0f) return refuse(why, "an array mask with a softcap");
       if (number == kMaskTiles.size())
         return refuse(why, "an array mask with head dim ", dims, "; takes up to ",
                       kMaskTiles.back().head_dim);
@@ -219,8 +245,18 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     if (problem.chunk > 0 && problem.chunk < tile.rows()) {
       return refuse(why, "chunks of ", problem.chunk, " keys; takes ", tile.rows(), " and more");
     }
-    if (problem.pages.used() && page_box(problem.pages.size, tile.keys) < kLeastBox) {
-      return refuse(why, "pages of ", problem.pages.size, " keys; takes multiples of ", kLeastBox);
+    if (copies_rows(problem)) {
+      if (!counts_pieces(problem, problem.k) || !counts_pieces(problem, problem.v))
+        return refuse(
+            why, "pages of ", problem.pages.size,
+            " keys, of which the last begins 64 GiB behind the first; takes multiples of ",
+            kLeastBox, " there");
+    } else if (problem.pages.used() && page_box(problem.pages.size, tile.keys) < kLeastBox) {
+      return refuse(why, "pages of ", problem.pages.size, " keys",
+                    problem.softcap > 0.0f                ? " with a softcap"
+                    : mask_of(problem) != MaskArray::none ? " with an array mask"
+                                                          : "",
+                    "; takes multiples of ", kLeastBox);
     }
     if (facts.shared_per_block < tile.shared_bytes()) {
       return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
@@ -259,7 +295,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 /// What a launch will do: everything that does not depend on addresses.
 struct Decision {
   bool serving;
-  // Of kTiles, of kServingTiles, with a mask of kMaskTiles, or, of e4m3, of kByteTiles.
+  // Of kTiles, of kServingTiles, with a mask of kMaskTiles, with a softcap of kCappedTiles, of kRowTiles
+  // where rows are copied, or, of e4m3, of kByteTiles.
   std::size_t tile;
   Features features;
   Config config;
@@ -332,6 +369,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
           ? core::concat("Bytes<", d.tile, ", ", d.config.general() ? "true" : "false", ">")
       : d.config.has_mask()
           ? core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.config.mask), ">")
+      : d.config.general()   ? core::concat("Capped<", type, ", ", d.tile, ">")
+      : copies_rows(problem) ? core::concat("RowByRow<", type, ", ", d.tile, ">")
       : d.serving
           ? core::concat("Serving<", type, ", ", d.tile, ">")
           : core::concat("Packed<", type, ", ", d.tile, ", ", static_cast<int>(d.features), ">");
@@ -367,6 +406,18 @@ const void* entry_for_serving(std::size_t tile) {
   return table[tile];
 }
 template <class T>
+const void* entry_for_rows(std::size_t tile) {
+  static const std::array<const void*, kRowTiles.size()> table{row_entry<T, 0>(), row_entry<T, 1>(),
+                                                               row_entry<T, 2>()};
+  return table[tile];
+}
+template <class T>
+const void* entry_for_capped(std::size_t tile) {
+  static const std::array<const void*, kCappedTiles.size()> table{capped_entry<T, 0>(),
+                                                                  capped_entry<T, 1>()};
+  return table[tile];
+}
+template <class T>
 const void* entry_for_mask(std::size_t tile, MaskArray mask) {
   static const std::array<std::array<const void*, 2>, kMaskTiles.size()> table{
       {{mask_entry<T, 0, MaskArray::boolean>(), mask_entry<T, 0, MaskArray::bias>()},
@@ -379,11 +430,18 @@ const void* entry_for_bytes(std::size_t tile, bool capped) {
       byte_entries<3>(), byte_entries<4>(), byte_entries<5>()};
   return table[tile][capped];
 }
-const void* kernel_of(DType dtype, const Decision& d) {
+const void* kernel_of(const Problem& problem, const Decision& d) {
+  const DType dtype = problem.dtype;
   if (d.config.bytes) return entry_for_bytes(d.tile, d.config.general());
   if (d.config.has_mask())
     return dtype == DType::f16 ? entry_for_mask<__half>(d.tile, d.config.mask)
                                : entry_for_mask<__nv_bfloat16>(d.tile, d.config.mask);
+  if (d.config.general())
+    return dtype == DType::f16 ? entry_for_capped<__half>(d.tile)
+                               : entry_for_capped<__nv_bfloat16>(d.tile);
+  if (copies_rows(problem))
+    return dtype == DType::f16 ? entry_for_rows<__half>(d.tile)
+                               : entry_for_rows<__nv_bfloat16>(d.tile);
   if (d.serving)
     return dtype == DType::f16 ? entry_for_serving<__half>(d.tile)
                                : entry_for_serving<__nv_bfloat16>(d.tile);
@@ -394,6 +452,8 @@ const void* kernel_of(DType dtype, const Decision& d) {
 using OptIns = std::array<SharedMemoryOptIn, kFeatures>;
 constinit std::array<std::array<OptIns, kTiles.size()>, 2> opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, kServingTiles.size()>, 2> serving_opt_in;
+constinit std::array<std::array<SharedMemoryOptIn, kCappedTiles.size()>, 2> capped_opt_in;
+constinit std::array<std::array<SharedMemoryOptIn, kRowTiles.size()>, 2> row_opt_in;
 constinit std::array<std::array<std::array<SharedMemoryOptIn, 2>, kMaskTiles.size()>, 2>
     mask_opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, 2>, kByteTiles.size()> byte_opt_in;
@@ -402,11 +462,13 @@ Status ensure_ready(const Problem& problem, const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(id_of(problem)); !status.ok()) return status;
   const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
   SharedMemoryOptIn& state =
-      d.config.bytes        ? byte_opt_in[d.tile][d.config.general()]
-      : d.config.has_mask() ? mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias]
-      : d.serving           ? serving_opt_in[type][d.tile]
-                            : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
-  return state.ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, id_of(problem));
+      d.config.bytes         ? byte_opt_in[d.tile][d.config.general()]
+      : d.config.has_mask()  ? mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias]
+      : d.config.general()   ? capped_opt_in[type][d.tile]
+      : copies_rows(problem) ? row_opt_in[type][d.tile]
+      : d.serving            ? serving_opt_in[type][d.tile]
+                             : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
+  return state.ensure(kernel_of(problem, d), d.config.shared_bytes(), device, id_of(problem));
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -440,6 +502,10 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
       p.softcap_in = 2.0f / problem.softcap;
       p.softcap_out = problem.softcap * core::kLog2E;
     }
+  } else if (d.config.general()) {
+    const core::ScoreTransform transform = core::score_transform(problem);
+    p.softcap_in = transform.scale;
+    p.softcap_out = transform.cap;
   }
   if (d.config.has_mask()) {
     const auto& stride = problem.array_mask.stride;
@@ -506,7 +572,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
   return launch_early(
       launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
-      kernel_of(problem.dtype, d), arguments, id_of(problem));
+      kernel_of(problem, d), arguments, id_of(problem));
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

@@ -7,6 +7,8 @@
 // map, so that its page is not asked for. Only V's rows before the first visible key of a box that
 // begins with hidden ones cannot be cut off by a map: that box, one of a sequence, is copied by all
 // lanes.
+//
+// Pages that are no multiple of 8 keys have builds that copy rows instead (RowReader).
 #pragma once
 
 #include <cstdint>
@@ -114,6 +116,83 @@ struct PageReader {
     ptx::cp_async_wait<0>();
     ptx::fence_proxy_async_shared();
     __syncwarp();
+  }
+};
+
+/// Blocks of K and V out of pages of any size: every row by cp.async, 16 bytes a lane, as many rows at once as a
+/// warp has lanes for. A lane asks for the pages of its rows one block ahead and hands them out by shuffles. Rows that
+/// nobody sees are zeros, and their pages are not asked for. A stage is full when the copies of all lanes have arrived;
+/// the fence between them and wgmma is the consumers', since it would wait for all that the producer has under way.
+template <class ConfigOf>
+struct RowReader {
+  static constexpr Config kConfig = ConfigOf::value;
+  static constexpr int kKeys = kConfig.keys, kEach = kKeys / 32;
+  static_assert(kKeys % 32 == 0);
+
+  /// Of a lane: entries of the page table, as they stand there.
+  struct Pages {
+    int of[kEach] = {};
+  };
+
+  const Params& p;
+  const ServingTile& tile;
+  Pages of_k, of_v, of_next;
+
+  __device__ __forceinline__ RowReader(const Params& params, const ServingTile& at)
+      : p(params), tile(at) {}
+
+  __device__ __forceinline__ Pages pages_of(int block) const {
+    const SequenceArrays& a = p.packed.arrays;
+    Pages pages;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = block * kKeys + 32 * i + ptx::lane_id();
+      if (is_seen(tile, row, 1))
+        pages.of[i] = a.page_table[tile.entry * a.page_row +
+                                   box_at(tile, row, a.page_size, p.serving.by_page).entry];
+    }
+    return pages;
+  }
+  __device__ __forceinline__ void begin(int block) { of_next = pages_of(block); }
+  /// K is at this block from here on.
+  __device__ __forceinline__ void step(int block) {
+    of_v = of_k;
+    of_k = of_next;
+    of_next = pages_of(block - 1);
+  }
+  /// V is where K is.
+  __device__ __forceinline__ void catch_up() { of_v = of_k; }
+
+  /// A block into a stage of chunks of 64 columns; `from` is the head's.
+  template <int kChunks>
+  __device__ __forceinline__ void copy(const void* from, PieceSteps steps, int columns, int block,
+                                       const Pages& pages, std::uint32_t to,
+                                       std::uint32_t full) const {
+    constexpr int kPieces = 8 * kChunks, kAtOnce = 32 / kPieces;
+    static_assert(32 % kPieces == 0, "a lane copies the same piece of every row");
+    const SequenceArrays& a = p.packed.arrays;
+    const int lane = ptx::lane_id(), piece = lane % kPieces, first = lane / kPieces;
+    const bool in_row = 8 * piece < columns;
+    const auto* const bytes = static_cast<const std::uint8_t*>(from) + (in_row ? 16 * piece : 0);
+    to += piece / 8 * (kKeys * 128) + first * 128;
+    // Rows that are there, of those that this lane copies.
+    const int begin = in_row ? tile.cut - block * kKeys - first : kKeys;
+    const int end = tile.extent.band.keys - block * kKeys - first;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int mine = block * kKeys + 32 * i + lane;
+      const int page = min(max(pages.of[i], 0), a.pages - 1);
+      const std::uint32_t at =
+          piece_of_row(steps, page, box_at(tile, mine, a.page_size, p.serving.by_page).row);
+#pragma unroll 4
+      for (int r = 0; r < 32; r += kAtOnce) {
+        const int row = 32 * i + r;
+        const std::uint32_t pieces = __shfl_sync(kFullWarp, at, r + first);
+        ptx::cp_async_16(to + row * 128 + ((piece % 8 ^ ((r + first) & 7)) << 4),
+                         bytes + std::uint64_t{pieces} * 16, row >= begin && row < end);
+      }
+    }
+    ptx::cp_async_arrive(full);
   }
 };
 

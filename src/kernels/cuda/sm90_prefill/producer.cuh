@@ -84,7 +84,30 @@ struct Producer {
     load_block<kVBytes, kVRowBytes>(v_map, shared.incoming_v(), shared.incoming_v_full(), v_stage,
                                     block, p.v_last_head, p.v_last_batch, v_rows());
   }
-  /// The same out of pages.
+  /// The same out of pages, row by row.
+  __device__ __forceinline__ void load_k(int block, RowReader<ConfigOf>& rows) {
+    rows.step(block);
+    ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
+    const auto* const from =
+        static_cast<const std::uint16_t*>(p.k) + min(kv_head, p.k_last_head) * p.k_head;
+    rows.template copy<kChunks>(from, steps_of(p.k_batch, p.k_row), p.head_dim, block, rows.of_k,
+                                shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes(),
+                                k_stage.full);
+    k_stage.advance(shared.k_full);
+  }
+  __device__ __forceinline__ void load_v(int block, RowReader<ConfigOf>& rows) {
+    ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
+    const auto* const from =
+        static_cast<const std::uint16_t*>(p.v) + min(kv_head, p.v_last_head) * p.v_head;
+    rows.template copy<kConfig.value_chunks()>(
+        from, steps_of(p.v_batch, p.v_row), p.serving.value_dim, block, rows.of_v,
+        shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes(), v_stage.full);
+    v_stage.advance(shared.v_full);
+  }
+  __device__ __forceinline__ static PieceSteps steps_of(std::int64_t page, std::int64_t row) {
+    return {static_cast<std::uint32_t>(page / 8), static_cast<std::uint32_t>(row / 8)};
+  }
+  /// The same out of pages, in boxes.
   __device__ __forceinline__ void load_k(int block, PageReader<ConfigOf>& pages) {
     pages.step(block);
     ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
@@ -189,7 +212,39 @@ struct Producer {
     return more;
   }
 
+  /// All tiles, keys row by row.
+  __device__ __forceinline__ void run_rows() {
+    RowReader<ConfigOf> rows(p, tile);
+    bool more = find(0, tile);
+    ptx::grid_dependency_wait();
+    for (int step = 0; more; ++step) {
+      const int first_row = tile.index * kConfig.rows();
+      const BlockRange blocks = visible_blocks<ConfigOf>(
+          extent, first_row, min(first_row + kConfig.rows(), extent.seq_q) - 1);
+      kv_head = uniform(tile.head / p.group);
+      if (blocks.end > blocks.begin) rows.begin(blocks.end - 1);
+      load_q(step, first_row);
+      if (blocks.end > blocks.begin) {
+        load_k(blocks.end - 1, rows);
+#pragma unroll 1
+        for (int block = blocks.end - 1; block > blocks.begin; --block) {
+          load_k(block - 1, rows);
+          load_v(block, rows);
+        }
+        rows.catch_up();
+        load_v(blocks.begin, rows);
+      }
+      more = find(step + 1, tile);
+      __syncwarp();
+    }
+  }
+
   __device__ __forceinline__ void run() {
+    if constexpr (kCopiesRows<ConfigOf>) {
+      run_rows();
+      if constexpr (kConfig.head_dim <= 128) ptx::grid_launch_dependents();
+      return;
+    }
     bool more = find(0, tile);
     // Inputs, and room for outputs, from here on: consumers store nothing before a Q has come.
     ptx::grid_dependency_wait();

@@ -339,8 +339,7 @@ struct Repair {
 
   // A base or maximum that goes so far was taken note of by the row itself, whatever its tiles' neighbours:
   // the first block that it sees is taken with its maximum or one no more than 15 octaves below, bases only
-  // rise, and from the bound to twice the bound a base comes by the guard's steps, which take no note, in
-  // 40,000 blocks at the least. Below that the row is right as it is (weights off by a quarter of an octave,
+  // rise, and the last is noted too. Below that the row is right as it is (weights off by a quarter of an octave,
   // its sum alike). A row with no more than a few scores far down would be done again where another row of
   // the same block of threads asks for it, and not elsewhere: other bits in another batch (e4m3 with a scale
   // of 18270, found by fuzz_library on an H200, 2026-11-28).
@@ -380,15 +379,17 @@ struct Repair {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float top = quad_max(most[h]);
+          // As the main loop: scores whose octaves pass fp32's end give no base yet.
+          const bool has_base = top * scale > -INFINITY;
           if constexpr (kSplit) {
             large[h] = large[h] || (!(odd ? sees_odd[h] : sees[h]) && beyond_one_float(top));
-            sees[h] = sees[h] || (!odd && top > -INFINITY);
-            sees_odd[h] = sees_odd[h] || (odd && top > -INFINITY);
+            sees[h] = sees[h] || (!odd && has_base);
+            sees_odd[h] = sees_odd[h] || (odd && has_base);
             of_all[h] = fmaxf(of_all[h], top);
             most[h] = -INFINITY;
           } else {
             large[h] = large[h] || (!sees[h] && beyond_one_float(top));
-            sees[h] = top > -INFINITY;
+            sees[h] = has_base;
           }
         }
       }

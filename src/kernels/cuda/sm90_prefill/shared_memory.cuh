@@ -92,11 +92,13 @@ struct SharedMemory {
       ptx::mbarrier_init(q_empty + 8 * i, 4);
     }
     for (int i = 0; i < kKStages; ++i) {
-      ptx::mbarrier_init(k_full + 8 * i, 1);
+      ptx::mbarrier_init(k_full + 8 * i, kCopiesRows<ConfigOf> ? 32 : 1);
       ptx::mbarrier_init(k_empty + 8 * i, readers);
     }
     for (int i = 0; i < kVStages; ++i) {
-      ptx::mbarrier_init(v_full + 8 * i, kConfig.bytes ? kDecoders : 1);
+      ptx::mbarrier_init(v_full + 8 * i, kConfig.bytes           ? kDecoders
+                                         : kCopiesRows<ConfigOf> ? 32
+                                                                 : 1);
       ptx::mbarrier_init(v_empty + 8 * i, readers);
     }
     for (int i = 0; i < kMaskStages; ++i) {

@@ -69,6 +69,28 @@ struct OnlineSoftmax {
     return kConfig.has_mask() && top == -INFINITY ? 0.0f : top;
   }
 
+  /// The softcap of scores times `by`. Where a cap is there to be far away, which is where models put it, a warp sees no
+  /// score beyond half of it, and needs neither the exponential nor the division. Bits are the same either way.
+  template <int kCount>
+  __device__ __forceinline__ void cap(float (&scores)[kCount], float by) const {
+    float most[4] = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scores[i] *= by;
+      most[i & 3] = fmaxf(most[i & 3], fabsf(scores[i]));
+    }
+    const float largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+    if (__any_sync(kFullWarp, largest >= kNearOfSoftcap)) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] = tanh_from_log2(scores[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] = tanh_near(scores[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] *= p.softcap_out;
+  }
+
   /// Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
   template <int kCount>
   __device__ __forceinline__ void transform(float (&scores)[kCount]) const {
@@ -76,18 +98,25 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) scores[i] *= before.tile.row_factor[i >> 1 & 1];
     } else if constexpr (kGeneral && kConfig.bytes) {
-      const float by = before.tile.scale * p.softcap_in;
-#pragma unroll
-      for (float& x : scores) x = softcap_from_log2(x * by, p.softcap_out);
+      cap(scores, before.tile.scale * p.softcap_in);
     } else if constexpr (kGeneral) {
-      if (p.softcap_out > 0.0f) {
-#pragma unroll
-        for (float& x : scores) x = softcap_from_log2(x * p.softcap_in, p.softcap_out);
+      if (kConfig.packed || p.softcap_out > 0.0f) {
+        cap(scores, p.softcap_in);
       } else {
 #pragma unroll
         for (float& x : scores) x *= p.scale_log2;
       }
     }
+  }
+
+  /// Of e4m3: what the tensor cores may cut off a score, in units of log2. They leave 13 bits below the largest term of a
+  /// sum; terms are 448 x 448 at most, sums of so many columns, a quarter of whose steps may each lose one. Where this may
+  /// hide a base of millions from those who look for them, the row's own products say (repair.cuh).
+  __device__ __forceinline__ float cut_of_scores() const {
+    constexpr float kCut = 448.0f * 448.0f * kHeadDim * 0x1p-8f;
+    float of_sum = scale;  // of a group's rows no less than theirs
+    if constexpr (kGeneral) of_sum = before.tile.scale;
+    return fminf(kCut * of_sum, 0x1p100f);  // no infinity, which is no base
   }
 
   /// Hides what the rows do not see.

@@ -60,6 +60,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::first_block(
     int block, int first_row, int last_row, float (&shrink)[2], float (&large)[2],
     const FindNext& find_next_tile) const {
   ptx::mbarrier_wait(k_stage.full, k_stage.parity);
+  if constexpr (kCopiesRows<ConfigOf>) ptx::fence_proxy_async_shared();
   take_turn();
   ptx::pin_registers(s);
   ptx::wgmma_fence();
@@ -149,6 +150,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::step(
   ptx::mbarrier_wait(k_stage.full, k_stage.parity);
   ptx::mbarrier_wait(v_stage.full, v_stage.parity);
   if constexpr (kConfig.has_mask()) ptx::mbarrier_wait(mask.full, mask.parity);
+  if constexpr (kCopiesRows<ConfigOf>) ptx::fence_proxy_async_shared();
   take_turn();
   ptx::pin_registers(s);
   ptx::pin_registers(o);
@@ -200,10 +202,14 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::last_product(int block, i
   // after O is stored.
   if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q()) release_q();
   ptx::mbarrier_wait(v_stage.full, v_stage.parity);
+  if constexpr (kCopiesRows<ConfigOf>) ptx::fence_proxy_async_shared();
   pass_on();
   ptx::pin_registers(o);
   ptx::wgmma_fence();
   issue_output(block <= begun);
+  // Bases only rise: the first was noted, so with the last all were, whoever raised them.
+  if constexpr (!Softmax::kNatural) note_large_bases(rows.noted, rows.top[0], rows.top[1]);
+  if constexpr (kConfig.bytes) note_large_bases(rows.noted, rows.cut_of_scores(), 0.0f);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release(v_stage.empty());

@@ -80,7 +80,8 @@ void draw_serving(Numbers& numbers, std::int32_t rows, Call& call) {
   if (numbers.coin()) {
     s.packed_kv = false;
     s.used_kv = true;
-    p.pages.size = std::int64_t{kLeastBox} * (1 + numbers.upto(5));
+    p.pages.size = numbers.coin() ? std::int64_t{kLeastBox} * (1 + numbers.upto(5))
+                                  : 1 + numbers.upto(40);  // whose rows are copied one by one
     const std::int64_t of_row = (p.seq_kv + p.pages.size - 1) / p.pages.size;
     p.pages.row_stride = of_row + numbers.upto(2);
     p.pages.count = p.pages.row_stride * p.batch;
@@ -188,11 +189,15 @@ Copied copied_rows(const Call&, const TileType& tile, const core::Sequence& s, s
     copied.emplace_back(block * kKeys + static_cast<int>(j), box[j] - s.kv_row);
   return copied;
 }
+/// Rows that a lane copies at once.
+std::int32_t box_of(const Problem& p, std::int32_t keys) {
+  return p.pages.size % kLeastBox != 0 ? 1 : page_box(p.pages.size, keys);
+}
 template <int kKeys>
 Copied copied_pages(const Call& call, const ServingTile& tile, const core::Sequence& s,
                     std::int32_t block) {
   const Problem& p = call.problem;
-  const std::int32_t box = page_box(p.pages.size, kKeys);
+  const std::int32_t box = box_of(p, kKeys);
   const auto size = static_cast<std::int32_t>(p.pages.size);
   const auto of_page = static_cast<std::int32_t>(kRowsOfPage * p.pages.size);
   Copied copied;
@@ -293,7 +298,7 @@ void expect_all_once(const Call& call) {
       }
       // Nor is a page asked for.
       if constexpr (std::is_base_of_v<ServingTile, TileType>) {
-        const std::int32_t box = p.pages.used() ? page_box(p.pages.size, kKeys) : 1;
+        const std::int32_t box = p.pages.used() ? box_of(p, kKeys) : 1;
         for (std::int32_t row = 0; p.pages.used() && row < band.keys; row += box) {
           const std::int64_t from = tile.kv_row + row;
           ASSERT_TRUE(!is_seen(tile, row, box) || (from + box > first && from < end));
