@@ -126,8 +126,8 @@ struct PageReader {
 template <class ConfigOf>
 struct RowReader {
   static constexpr Config kConfig = ConfigOf::value;
-  static constexpr int kKeys = kConfig.keys, kEach = kKeys / 32;
-  static_assert(kKeys % 32 == 0);
+  static constexpr int kKeys = kConfig.keys, kEach = kKeys / (32 * kRowWarps);
+  static_assert(kKeys % (32 * kRowWarps) == 0);
 
   /// Of a lane: entries of the page table, as they stand there.
   struct Pages {
@@ -136,17 +136,21 @@ struct RowReader {
 
   const Params& p;
   const ServingTile& tile;
+  const int part;  // of the warps that copy
   Pages of_k, of_v, of_next;
 
-  __device__ __forceinline__ RowReader(const Params& params, const ServingTile& at)
-      : p(params), tile(at) {}
+  __device__ __forceinline__ RowReader(const Params& params, const ServingTile& at, int warp)
+      : p(params), tile(at), part(warp) {}
+
+  /// The first of 32 rows of a block.
+  __device__ __forceinline__ int first_of(int i) const { return 32 * (kRowWarps * i + part); }
 
   __device__ __forceinline__ Pages pages_of(int block) const {
     const SequenceArrays& a = p.packed.arrays;
     Pages pages;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = block * kKeys + 32 * i + ptx::lane_id();
+      const int row = block * kKeys + first_of(i) + ptx::lane_id();
       if (is_seen(tile, row, 1))
         pages.of[i] = a.page_table[tile.entry * a.page_row +
                                    box_at(tile, row, a.page_size, p.serving.by_page).entry];
@@ -185,8 +189,8 @@ struct RowReader {
     std::uint32_t place[kPlaces];
 #pragma unroll
     for (int r = 0; r < kPlaces; ++r) {
-      place[r] =
-          to + piece / 8 * (kKeys * 128) + first * 128 + ((piece % 8 ^ (r * kAtOnce + first)) << 4);
+      place[r] = to + piece / 8 * (kKeys * 128) + (first_of(0) + first) * 128 +
+                 ((piece % 8 ^ (r * kAtOnce + first)) << 4);
       asm volatile("" : "+r"(place[r]));
     }
     // Rows that are there: all of most blocks.
@@ -194,7 +198,7 @@ struct RowReader {
     const bool whole = begin <= 0 && end >= kKeys;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int mine = block * kKeys + 32 * i + lane;
+      const int mine = block * kKeys + first_of(i) + lane;
       const int page = min(max(pages.of[i], 0), a.pages - 1);
       const std::uint32_t at =
           piece_of_row(steps, page, box_at(tile, mine, a.page_size, p.serving.by_page).row);
@@ -212,10 +216,14 @@ struct RowReader {
 #pragma unroll
           for (std::uint32_t& x : place) x = (x + kRows * 128) ^ (kRows % 8 != 0 ? 4 << 4 : 0);
         }
+        if constexpr (kEach > 1) {
+#pragma unroll
+          for (std::uint32_t& x : place) x += 32 * (kRowWarps - 1) * 128;
+        }
       } else {
 #pragma unroll 1
         for (int r = 0; r < 32; r += kAtOnce) {
-          const int row = 32 * i + r + first;
+          const int row = first_of(i) + r + first;
           const std::uint32_t pieces = __shfl_sync(kFullWarp, at, r + first);
           const std::uint32_t place_of_row =
               to + piece / 8 * (kKeys * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);

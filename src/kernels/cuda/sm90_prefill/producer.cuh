@@ -212,9 +212,9 @@ struct Producer {
     return more;
   }
 
-  /// All tiles, keys row by row.
-  __device__ __forceinline__ void run_rows() {
-    RowReader<ConfigOf> rows(p, tile);
+  /// All tiles, keys row by row, by one of kRowWarps; the first copies Q as well.
+  __device__ __forceinline__ void run_rows(int part) {
+    RowReader<ConfigOf> rows(p, tile, part);
     bool more = find(0, tile);
     ptx::grid_dependency_wait();
     for (int step = 0; more; ++step) {
@@ -223,7 +223,7 @@ struct Producer {
           extent, first_row, min(first_row + kConfig.rows(), extent.seq_q) - 1);
       kv_head = uniform(tile.head / p.group);
       if (blocks.end > blocks.begin) rows.begin(blocks.end - 1);
-      load_q(step, first_row);
+      if (part == 0) load_q(step, first_row);
       if (blocks.end > blocks.begin) {
         load_k(blocks.end - 1, rows);
 #pragma unroll 1
@@ -241,7 +241,7 @@ struct Producer {
 
   __device__ __forceinline__ void run() {
     if constexpr (kCopiesRows<ConfigOf>) {
-      run_rows();
+      run_rows(0);
       if constexpr (kConfig.head_dim <= 128) ptx::grid_launch_dependents();
       return;
     }

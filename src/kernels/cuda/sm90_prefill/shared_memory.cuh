@@ -46,6 +46,9 @@ struct Stage {
 
 /// Warps that make fp16 of V's bytes.
 inline constexpr int kDecoders = 2;
+/// Warps that copy rows, of each 64 the first 32 and the others: one alone takes 3,500 clocks for a block, however few
+/// instructions it has for it (H200, 2026-11-28).
+inline constexpr int kRowWarps = 2;
 
 /// Addresses of the first stages and barriers. "Full" barriers count TMA bytes; "empty" ones an
 /// arrival of each consumer warp.
@@ -92,12 +95,12 @@ struct SharedMemory {
       ptx::mbarrier_init(q_empty + 8 * i, 4);
     }
     for (int i = 0; i < kKStages; ++i) {
-      ptx::mbarrier_init(k_full + 8 * i, kCopiesRows<ConfigOf> ? 32 : 1);
+      ptx::mbarrier_init(k_full + 8 * i, kCopiesRows<ConfigOf> ? 32 * kRowWarps : 1);
       ptx::mbarrier_init(k_empty + 8 * i, readers);
     }
     for (int i = 0; i < kVStages; ++i) {
       ptx::mbarrier_init(v_full + 8 * i, kConfig.bytes           ? kDecoders
-                                         : kCopiesRows<ConfigOf> ? 32
+                                         : kCopiesRows<ConfigOf> ? 32 * kRowWarps
                                                                  : 1);
       ptx::mbarrier_init(v_empty + 8 * i, readers);
     }
@@ -178,8 +181,9 @@ struct TileRing {
   static constexpr int kSlotBytes = kGrouped ? 112 : kServing ? 80 : 48;
   static constexpr int kWords = kSlots * (16 + kSlotBytes) / 8;  // of 8 bytes
   // Warps.
-  static constexpr int kReaders =
-      1 + 4 * ConfigOf::value.warpgroups + (kMask ? 2 : 0) + (kBytes ? kDecoders : 0);
+  static constexpr int kReaders = 1 + 4 * ConfigOf::value.warpgroups + (kMask ? 2 : 0) +
+                                  (kBytes ? kDecoders : 0) +
+                                  (kCopiesRows<ConfigOf> ? kRowWarps - 1 : 0);
 
   std::uint32_t first;  // address
 
