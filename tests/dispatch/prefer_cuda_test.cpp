@@ -122,6 +122,14 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   EXPECT_EQ(explain(paged, facts_, options_).chosen, kDecode);
   paged.pages = {};
   EXPECT_EQ(explain(paged, facts_, options_).chosen, kDecode);
+  // Some queries over pages of one key as well, which the others copy row by row or refuse; more do not.
+  Problem apart = make_problem(16, 32, 8, 16, 8192, 128, DType::bf16);
+  apart.sequences.used_kv = true;
+  apart.pages = {.size = 1, .count = 16 * 8192, .row_stride = 8192};
+  EXPECT_EQ(explain(apart, facts_, options_).chosen, kDecode);
+  apart.seq_q = 17;
+  apart.q = apart.o = dense_layout(Order::bhsd, 16, 32, 17, 128);
+  EXPECT_EQ(explain(apart, facts_, options_).chosen, "cuda.sm90.packed");
   // Where dense ones go to the small kernel, which takes no lengths.
   for (const std::int64_t batch : {1, 8}) {
     Problem few = make_problem(batch, 32, 8, 1, 512, 128, DType::bf16);
