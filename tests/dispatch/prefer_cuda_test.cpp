@@ -126,6 +126,7 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   Problem apart = make_problem(16, 32, 8, 16, 8192, 128, DType::bf16);
   apart.sequences.used_kv = true;
   apart.pages = {.size = 1, .count = 16 * 8192, .row_stride = 8192};
+  apart.k = apart.v = dense_layout(Order::bhsd, apart.pages.count, 8, 1, 128);
   EXPECT_EQ(explain(apart, facts_, options_).chosen, kDecode);
   apart.seq_q = 17;
   apart.q = apart.o = dense_layout(Order::bhsd, 16, 32, 17, 128);

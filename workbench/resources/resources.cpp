@@ -155,7 +155,7 @@ void judge(ResourceRow& row, const ResourceLimits& limits, std::set<const Kernel
 
 /// Problems that between them reach every kernel a variant has: all types, head dims, short and
 /// long, wide and narrow, with and without masks, few queries, and what asks for builds of their
-/// own: another type of the output, sinks, masks by array, pages, V with fewer columns.
+/// own: another type of the output, sinks, masks by array, pages of many keys and of one, V with fewer columns.
 std::vector<Problem> grid_of_problems() {
   std::vector<Problem> out;
   struct Size {
@@ -191,16 +191,18 @@ std::vector<Problem> grid_of_problems() {
         Problem serving = problem;
         serving.sinks = true;
         out.push_back(serving);
-        Problem paged = problem;
-        paged.sequences.used_kv = true;
-        paged.pages.size = 64;
-        paged.pages.row_stride = ceil_div(size.seq_kv, paged.pages.size);
-        paged.pages.count = size.batch * paged.pages.row_stride;
-        paged.k = paged.v =
-            dense_layout(Order::bhsd, paged.pages.count, size.heads_kv, paged.pages.size, head_dim);
-        out.push_back(paged);
-        paged.softcap = 30;
-        out.push_back(paged);
+        for (const std::int64_t page : {64, 1}) {
+          Problem paged = problem;
+          paged.sequences.used_kv = true;
+          paged.pages.size = page;
+          paged.pages.row_stride = ceil_div(size.seq_kv, page);
+          paged.pages.count = size.batch * paged.pages.row_stride;
+          paged.k = paged.v =
+              dense_layout(Order::bhsd, paged.pages.count, size.heads_kv, page, head_dim);
+          out.push_back(paged);
+          paged.softcap = 30;
+          out.push_back(paged);
+        }
         if (head_dim > 128) {
           serving.head_dim_v = 128;
           serving.v = dense_layout(Order::bhsd, size.batch, size.heads_kv, size.seq_kv, 128);
