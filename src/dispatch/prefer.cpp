@@ -437,7 +437,7 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
             "behind others where they take the problem: from 17 rows on they are faster"};
   // cuda.sm90.packed copies pages that are no multiple of 8 keys row by row, 1,760 clocks for 64 of them (H200,
   // 2026-11-28), and cuda.sm90.grouped refuses them; this looks every row's page up as it is.
-  if (!apart && p.pages.used() && p.pages.size % 8 != 0) return {kDecode};
+  if (p.pages.used() && p.pages.size % 8 != 0) return {kDecode};
   if (few.decode() < few.others()) return {kDecode};
   // Each block of rows reads the keys again.
   if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)

@@ -248,11 +248,14 @@ static_assert(kServingTiles[kTallServing128].rows() == kTallServingRows &&
               kServingTiles[kTallServing128].keys == kServingTiles[kTallServing64].keys);
 static_assert(kServingTiles[kTallServing192].rows() == kTallServingRows &&
               kServingTiles[kTallServing192].keys == kServingTiles[kTallServing64].keys);
+/// A build for serving of a tile.
+constexpr Config for_serving(Config tile, Features features) {
+  tile.packed = tile.serving = true;
+  tile.features = features;
+  return tile;
+}
 constexpr Config serving_config_of(std::size_t tile) {
-  Config config = kServingTiles[tile];
-  config.packed = config.serving = true;
-  config.features = Features::window;
-  return config;
+  return for_serving(kServingTiles[tile], Features::window);
 }
 
 /// The tiles for pages that are no multiple of 8 keys, by head dims. A row costs the same in any block, so tall tiles
@@ -260,10 +263,7 @@ constexpr Config serving_config_of(std::size_t tile) {
 inline constexpr std::array kRowTiles{kServingTiles[kTallServing64], kServingTiles[kTallServing128],
                                       kServingTiles[3]};
 constexpr Config row_config_of(std::size_t tile) {
-  Config config = kRowTiles[tile];
-  config.packed = config.serving = true;
-  config.features = Features::window;
-  return config;
+  return for_serving(kRowTiles[tile], Features::window);
 }
 
 /// The tiles for serving with a softcap, by head dims. Its dozen instructions a score take longer than the
@@ -273,10 +273,7 @@ inline constexpr std::array kCappedTiles{
     Config{.head_dim = 256, .keys = 64, .k_stages = 3},
 };
 constexpr Config capped_config_of(std::size_t tile) {
-  Config config = kCappedTiles[tile];
-  config.packed = config.serving = true;
-  config.features = Features::general;
-  return config;
+  return for_serving(kCappedTiles[tile], Features::general);
 }
 
 /// The tiles for masks by array, by head dims.
@@ -285,9 +282,7 @@ inline constexpr std::array kMaskTiles{
     Config{.head_dim = 128, .warpgroups = 3, .keys = 64},
 };
 constexpr Config mask_config_of(std::size_t tile, MaskArray mask) {
-  Config config = kMaskTiles[tile];
-  config.packed = config.serving = true;
-  config.features = Features::window;
+  Config config = for_serving(kMaskTiles[tile], Features::window);
   config.mask = mask;
   // What shared memory has room for. Consumers drift apart by a block or two, which short rings stop.
   const bool wide = config.head_dim > 64, bias = mask == MaskArray::bias;
@@ -325,9 +320,8 @@ inline constexpr std::array kByteTiles{
 };
 inline constexpr std::size_t kLowByteTiles = 2;
 constexpr Config byte_config_of(std::size_t tile, bool capped) {
-  Config config = kByteTiles[tile];
-  config.packed = config.serving = config.bytes = true;
-  config.features = capped ? Features::general : Features::window;
+  Config config = for_serving(kByteTiles[tile], capped ? Features::general : Features::window);
+  config.bytes = true;
   return config;
 }
 

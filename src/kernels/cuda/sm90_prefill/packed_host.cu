@@ -57,8 +57,7 @@ MaskArray mask_of(const Problem& problem) {
 
 /// What only the builds for serving take.
 bool needs_serving(const Problem& problem) {
-  return mask_of(problem) != MaskArray::none || problem.softcap > 0.0f || problem.pages.used() ||
-         problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
+  return problem.pages.used() || problem.sinks || problem.chunk > 0 || problem.sequences.kv_start ||
          value_dim(problem) != problem.head_dim || problem.head_dim > 128;
 }
 std::int64_t rows_of(const Problem& problem) {
@@ -72,9 +71,6 @@ bool wants_tall_window(const Problem& problem, const DeviceFacts& facts, core::C
   if (!core::window_within(problem.mask, 2048) || larger_dim(problem) > 64) return false;
   return choice.batch_invariant || rows_of(problem) * problem.heads_q >=
                                        4 * kTallServingRows * std::int64_t{facts.multiprocessors};
-}
-bool wants_serving(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  return is_bytes(problem) || needs_serving(problem) || wants_tall_window(problem, facts, choice);
 }
 
 /// The first of some tiles that holds a problem's head dims; their number where none does.
@@ -129,11 +125,19 @@ bool wants_low_wide(const Problem& problem, const DeviceFacts& facts, core::Choi
          low_fills_better(problem, facts, 104);
 }
 
-/// Pages whose keys are copied row by row: those that no box of kLeastBox rows divides.
-bool copies_rows(const Problem& problem) {
-  return !is_bytes(problem) && problem.softcap == 0.0f && mask_of(problem) == MaskArray::none &&
-         problem.pages.used() && problem.pages.size % kLeastBox != 0;
+/// Which builds a problem has, each with tiles of its own. Of what two of them are for, the first has it, and refuses
+/// what only the other takes.
+enum class Build { bytes, masked, capped, rows, serving, packed };
+Build build_of(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
+  if (is_bytes(problem)) return Build::bytes;
+  if (mask_of(problem) != MaskArray::none) return Build::masked;
+  if (problem.softcap > 0.0f) return Build::capped;
+  // Pages that no box of kLeastBox rows divides are copied row by row.
+  if (problem.pages.used() && problem.pages.size % kLeastBox != 0) return Build::rows;
+  return needs_serving(problem) || wants_tall_window(problem, facts, choice) ? Build::serving
+                                                                             : Build::packed;
 }
+
 /// Whether 32 bits count the pieces of 16 bytes from the first page to the last row.
 bool counts_pieces(const Problem& problem, const Layout& layout) {
   const auto steps = [](std::int64_t count, std::int64_t stride) {
@@ -145,24 +149,32 @@ bool counts_pieces(const Problem& problem, const Layout& layout) {
          0x1p32;
 }
 
-/// The one of kServingTiles that a problem takes, of kMaskTiles where it has a mask by array, of
-/// kCappedTiles where it has a softcap, of kRowTiles where it copies rows, of kByteTiles where its inputs are e4m3.
-std::size_t serving_tile(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  if (is_bytes(problem)) {
-    const std::size_t tile = first_that_holds(
-        kByteTiles, problem, wants_low_bytes(problem, facts, choice) ? 0 : kLowByteTiles);
-    // Of head dims that only tall tiles are made for, the widest holds shorter chunks as well.
-    const bool too_tall = problem.chunk > 0 && problem.chunk < kByteTiles[tile].rows();
-    return too_tall ? kByteTiles.size() - 1 : tile;
-  }
-  if (mask_of(problem) != MaskArray::none) {
-    return first_that_holds(kMaskTiles, problem);
-  }
-  if (problem.softcap > 0.0f) return first_that_holds(kCappedTiles, problem);
-  if (copies_rows(problem)) {
-    const std::size_t tile = first_that_holds(kRowTiles, problem);
-    const bool too_tall = problem.chunk > 0 && problem.chunk < kRowTiles[tile].rows();
-    return too_tall ? kRowTiles.size() - 1 : tile;
+/// The first of some tiles that holds a problem's head dims, or, where that is taller than its chunks, the last, which is
+/// the widest and the lowest.
+template <std::size_t kCount>
+std::size_t first_within_chunks(const std::array<Config, kCount>& tiles, const Problem& problem,
+                                std::size_t first = 0) {
+  const std::size_t tile = first_that_holds(tiles, problem, first);
+  const bool too_tall = problem.chunk > 0 && problem.chunk < tiles[tile].rows();
+  return too_tall ? kCount - 1 : tile;
+}
+
+/// The tile of a build that a problem takes; of Build::packed not here.
+std::size_t serving_tile(Build build, const Problem& problem, const DeviceFacts& facts,
+                         core::Choice choice) {
+  switch (build) {
+    case Build::bytes:
+      return first_within_chunks(kByteTiles, problem,
+                                 wants_low_bytes(problem, facts, choice) ? 0 : kLowByteTiles);
+    case Build::masked:
+      return first_that_holds(kMaskTiles, problem);
+    case Build::capped:
+      return first_that_holds(kCappedTiles, problem);
+    case Build::rows:
+      return first_within_chunks(kRowTiles, problem);
+    case Build::serving:
+    case Build::packed:
+      break;
   }
   if (!problem.pages.used() && (problem.chunk == 0 || problem.chunk >= kTallServingRows)) {
     const std::size_t tall = first_that_holds(kServingTiles, problem, kTallServing64);
@@ -172,13 +184,22 @@ std::size_t serving_tile(const Problem& problem, const DeviceFacts& facts, core:
   return first_that_holds(kServingTiles, problem);
 }
 
-Config serving_config(const Problem& problem, std::size_t tile) {
-  if (is_bytes(problem)) return byte_config_of(tile, problem.softcap > 0.0f);
-  const MaskArray mask = mask_of(problem);
-  return mask != MaskArray::none  ? mask_config_of(tile, mask)
-         : problem.softcap > 0.0f ? capped_config_of(tile)
-         : copies_rows(problem)   ? row_config_of(tile)
-                                  : serving_config_of(tile);
+Config config_of_build(Build build, const Problem& problem, std::size_t tile, Features features) {
+  switch (build) {
+    case Build::bytes:
+      return byte_config_of(tile, problem.softcap > 0.0f);
+    case Build::masked:
+      return mask_config_of(tile, mask_of(problem));
+    case Build::capped:
+      return capped_config_of(tile);
+    case Build::rows:
+      return row_config_of(tile);
+    case Build::serving:
+      return serving_config_of(tile);
+    case Build::packed:
+      break;
+  }
+  return packed_config_of(tile, problem.dtype, features);
 }
 
 /// Of e4m3: whether O goes to memory in 16-byte pieces, by TMA where it has a strip.
@@ -224,15 +245,14 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
                         "; gives one up to 160, above which scores of e4m3 are too coarse for it");
   constexpr std::int64_t kLargest = 256;
   if (dims > kLargest) return refuse(why, "head dim ", dims, "; takes up to ", kLargest);
-  if (wants_serving(problem, facts, choice)) {
-    const std::size_t number = serving_tile(problem, facts, choice);
-    const MaskArray mask = mask_of(problem);
-    if (mask != MaskArray::none) {
+  if (const Build build = build_of(problem, facts, choice); build != Build::packed) {
+    const std::size_t number = serving_tile(build, problem, facts, choice);
+    if (build == Build::masked) {
       if (problem.softcap > 0.0f) return refuse(why, "an array mask with a softcap");
       if (number == kMaskTiles.size())
         return refuse(why, "an array mask with head dim ", dims, "; takes up to ",
                       kMaskTiles.back().head_dim);
-      if (mask == MaskArray::bias && problem.array_mask.dtype != problem.dtype)
+      if (mask_of(problem) == MaskArray::bias && problem.array_mask.dtype != problem.dtype)
         return refuse(why, "an array mask of ", name_of(problem.array_mask.dtype),
                       " with inputs of ", name_of(problem.dtype),
                       "; takes booleans and the type of the inputs");
@@ -241,11 +261,11 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
       if (problem.array_mask.stride[3] != 1)
         return refuse(why, "an array mask with one element for all keys; takes one for each");
     }
-    const Config tile = serving_config(problem, number);
+    const Config tile = config_of_build(build, problem, number, Features::window);
     if (problem.chunk > 0 && problem.chunk < tile.rows()) {
       return refuse(why, "chunks of ", problem.chunk, " keys; takes ", tile.rows(), " and more");
     }
-    if (copies_rows(problem)) {
+    if (build == Build::rows) {
       if (!counts_pieces(problem, problem.k) || !counts_pieces(problem, problem.v))
         return refuse(
             why, "pages of ", problem.pages.size,
@@ -253,9 +273,9 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
             kLeastBox, " there");
     } else if (problem.pages.used() && page_box(problem.pages.size, tile.keys) < kLeastBox) {
       return refuse(why, "pages of ", problem.pages.size, " keys",
-                    problem.softcap > 0.0f                ? " with a softcap"
-                    : mask_of(problem) != MaskArray::none ? " with an array mask"
-                                                          : "",
+                    build == Build::capped   ? " with a softcap"
+                    : build == Build::masked ? " with an array mask"
+                                             : "",
                     "; takes multiples of ", kLeastBox);
     }
     if (facts.shared_per_block < tile.shared_bytes()) {
@@ -294,10 +314,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
 
 /// What a launch will do: everything that does not depend on addresses.
 struct Decision {
-  bool serving;
-  // Of kTiles, of kServingTiles, with a mask of kMaskTiles, with a softcap of kCappedTiles, of kRowTiles
-  // where rows are copied, or, of e4m3, of kByteTiles.
-  std::size_t tile;
+  Build build;
+  std::size_t tile;  // of the build's: kTiles, kServingTiles, kMaskTiles, ...
   Features features;
   Config config;
   bool by_length;
@@ -307,13 +325,14 @@ struct Decision {
   int ctas;
 };
 
-Tiling tiling_for_serving(const Problem& problem, const Band& band, const DeviceFacts& facts,
-                          core::Choice choice) {
+Tiling tiling_for_serving(Build build, const Problem& problem, const Band& band,
+                          const DeviceFacts& facts, core::Choice choice) {
   constexpr Config kTallTile = kServingTiles[kTallServing64];
-  const std::size_t tile = serving_tile(problem, facts, choice);
+  const std::size_t tile = serving_tile(build, problem, facts, choice);
   const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
   // Others are as tall as this one, or as the wide one.
-  const bool tall = serving_config(problem, tile).rows() == kTallTile.rows();
+  const bool tall =
+      config_of_build(build, problem, tile, Features::window).rows() == kTallTile.rows();
   Tiling work = tall ? tiling_by<kTallTile.rows(), kTallTile.keys>(band, seq_q)
                      : tiling_of<kWide>(band, seq_q);
   work.tile = tile;
@@ -322,14 +341,15 @@ Tiling tiling_for_serving(const Problem& problem, const Band& band, const Device
 
 Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   Decision d;
-  d.serving = wants_serving(problem, facts, choice);
-  d.features = d.serving ? Features::window : features_of(problem, choice);
+  d.build = build_of(problem, facts, choice);
+  const bool serving = d.build != Build::packed;
+  d.features = serving ? Features::window : features_of(problem, choice);
   d.by_length = !equal_lengths(problem);
   const Band band = visible_keys(problem).band;
-  Tiling work = d.serving ? tiling_for_serving(problem, band, facts, choice)
-                          : choose_tile(Tiles(), problem, band, d.features, facts, choice);
+  Tiling work = serving ? tiling_for_serving(d.build, problem, band, facts, choice)
+                        : choose_tile(Tiles(), problem, band, d.features, facts, choice);
   const std::int64_t heads = problem.batch * problem.heads_q;
-  if (!d.serving && d.by_length && kTiles[work.tile].head_dim == 64 &&
+  if (!serving && d.by_length && kTiles[work.tile].head_dim == 64 &&
       d.features < Features::window) {
     // The maxima say little of the sequences; their mean says whether tall tiles fill the machine.
     const std::int64_t rows = rows_of(problem);
@@ -337,13 +357,12 @@ Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice c
                       rows * problem.heads_q >= 4 * 192 * std::int64_t{facts.multiprocessors};
     const auto seq_q = static_cast<std::int32_t>(problem.seq_q);
     work = tall ? tiling_of<kTall>(band, seq_q) : tiling_of<kLow>(band, seq_q);
-  } else if (!d.serving && work.tile == kTall && problem.dtype == DType::f16) {
+  } else if (!serving && work.tile == kTall && problem.dtype == DType::f16) {
     work = tiling_of<kLow>(band, static_cast<std::int32_t>(problem.seq_q));
   }
   d.tile = work.tile;
   d.tiles = work.tiles;
-  d.config = d.serving ? serving_config(problem, d.tile)
-                       : packed_config_of(d.tile, problem.dtype, d.features);
+  d.config = config_of_build(d.build, problem, d.tile, d.features);
   d.ctas = static_cast<int>(std::min<std::int64_t>(heads * d.tiles, facts.multiprocessors));
   d.longest_is_last = work.last >= work.first;
   d.dealing = deal_tiles({.tiles = d.tiles,
@@ -364,17 +383,24 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
   Plan result = plan_of_build(d.config, d.ctas);
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   const char* type = is_bytes(problem) ? "__half" : type_name(problem.dtype);
-  const std::string build =
-      d.config.bytes
-          ? core::concat("Bytes<", d.tile, ", ", d.config.general() ? "true" : "false", ">")
-      : d.config.has_mask()
-          ? core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.config.mask), ">")
-      : d.config.general()   ? core::concat("Capped<", type, ", ", d.tile, ">")
-      : copies_rows(problem) ? core::concat("RowByRow<", type, ", ", d.tile, ">")
-      : d.serving
-          ? core::concat("Serving<", type, ", ", d.tile, ">")
-          : core::concat("Packed<", type, ", ", d.tile, ", ", static_cast<int>(d.features), ">");
-  result.kernel = core::concat("prefill::prefill_kernel<", type, ", ", build, ">");
+  const auto build = [&]() -> std::string {
+    switch (d.build) {
+      case Build::bytes:
+        return core::concat("Bytes<", d.tile, ", ", d.config.general() ? "true" : "false");
+      case Build::masked:
+        return core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.config.mask));
+      case Build::capped:
+        return core::concat("Capped<", type, ", ", d.tile);
+      case Build::rows:
+        return core::concat("RowByRow<", type, ", ", d.tile);
+      case Build::serving:
+        return core::concat("Serving<", type, ", ", d.tile);
+      case Build::packed:
+        break;
+    }
+    return core::concat("Packed<", type, ", ", d.tile, ", ", static_cast<int>(d.features));
+  }();
+  result.kernel = core::concat("prefill::prefill_kernel<", type, ", ", build, ">>");
   result.note = d.by_length ? problem.batch <= kMostSorted
                                   ? "tiles by the lengths on the device, the longest sequence first"
                                   : "tiles by the lengths on the device, as the sequences come"
@@ -430,23 +456,26 @@ const void* entry_for_bytes(std::size_t tile, bool capped) {
       byte_entries<3>(), byte_entries<4>(), byte_entries<5>()};
   return table[tile][capped];
 }
-const void* kernel_of(const Problem& problem, const Decision& d) {
-  const DType dtype = problem.dtype;
-  if (d.config.bytes) return entry_for_bytes(d.tile, d.config.general());
-  if (d.config.has_mask())
-    return dtype == DType::f16 ? entry_for_mask<__half>(d.tile, d.config.mask)
-                               : entry_for_mask<__nv_bfloat16>(d.tile, d.config.mask);
-  if (d.config.general())
-    return dtype == DType::f16 ? entry_for_capped<__half>(d.tile)
-                               : entry_for_capped<__nv_bfloat16>(d.tile);
-  if (copies_rows(problem))
-    return dtype == DType::f16 ? entry_for_rows<__half>(d.tile)
-                               : entry_for_rows<__nv_bfloat16>(d.tile);
-  if (d.serving)
-    return dtype == DType::f16 ? entry_for_serving<__half>(d.tile)
-                               : entry_for_serving<__nv_bfloat16>(d.tile);
-  return dtype == DType::f16 ? entry_of<__half>(d.tile, d.features)
-                             : entry_of<__nv_bfloat16>(d.tile, d.features);
+template <class T>
+const void* kernel_of(const Decision& d) {
+  switch (d.build) {
+    case Build::bytes:
+      return entry_for_bytes(d.tile, d.config.general());
+    case Build::masked:
+      return entry_for_mask<T>(d.tile, d.config.mask);
+    case Build::capped:
+      return entry_for_capped<T>(d.tile);
+    case Build::rows:
+      return entry_for_rows<T>(d.tile);
+    case Build::serving:
+      return entry_for_serving<T>(d.tile);
+    case Build::packed:
+      break;
+  }
+  return entry_of<T>(d.tile, d.features);
+}
+const void* kernel_of(DType dtype, const Decision& d) {
+  return dtype == DType::f16 ? kernel_of<__half>(d) : kernel_of<__nv_bfloat16>(d);
 }
 
 using OptIns = std::array<SharedMemoryOptIn, kFeatures>;
@@ -458,17 +487,29 @@ constinit std::array<std::array<std::array<SharedMemoryOptIn, 2>, kMaskTiles.siz
     mask_opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, 2>, kByteTiles.size()> byte_opt_in;
 
+SharedMemoryOptIn& opt_in_of(DType dtype, const Decision& d) {
+  const std::size_t type = dtype == DType::f16 ? 0 : 1;
+  switch (d.build) {
+    case Build::bytes:
+      return byte_opt_in[d.tile][d.config.general()];
+    case Build::masked:
+      return mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias];
+    case Build::capped:
+      return capped_opt_in[type][d.tile];
+    case Build::rows:
+      return row_opt_in[type][d.tile];
+    case Build::serving:
+      return serving_opt_in[type][d.tile];
+    case Build::packed:
+      break;
+  }
+  return opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
+}
+
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(id_of(problem)); !status.ok()) return status;
-  const std::size_t type = problem.dtype == DType::f16 ? 0 : 1;
-  SharedMemoryOptIn& state =
-      d.config.bytes         ? byte_opt_in[d.tile][d.config.general()]
-      : d.config.has_mask()  ? mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias]
-      : d.config.general()   ? capped_opt_in[type][d.tile]
-      : copies_rows(problem) ? row_opt_in[type][d.tile]
-      : d.serving            ? serving_opt_in[type][d.tile]
-                             : opt_in[type][d.tile][static_cast<std::size_t>(d.features)];
-  return state.ensure(kernel_of(problem, d), d.config.shared_bytes(), device, id_of(problem));
+  return opt_in_of(problem.dtype, d)
+      .ensure(kernel_of(problem.dtype, d), d.config.shared_bytes(), device, id_of(problem));
 }
 
 Status prepare(const Problem& problem, const core::Context& context) {
@@ -572,7 +613,7 @@ Status launch_part(const Problem& problem, const Tensors& tensors, const core::C
   void* arguments[] = {&q_map, &k_map, &v_map, &o_map, &params};
   return launch_early(
       launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
-      kernel_of(problem, d), arguments, id_of(problem));
+      kernel_of(problem.dtype, d), arguments, id_of(problem));
 }
 
 Status launch(const Problem& problem, const Tensors& tensors, const core::Context& context) {

@@ -109,9 +109,9 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Of e4m3: what the tensor cores may cut off a score, in units of log2. They leave 13 bits below the largest term of a
-  /// sum; terms are 448 x 448 at most, sums of so many columns, a quarter of whose steps may each lose one. Where this may
-  /// hide a base of millions from those who look for them, the row's own products say (repair.cuh).
+  /// Of e4m3: no less than what the tensor cores cut off a score, in units of log2. Of each of 32 terms of a step they leave
+  /// 13 bits below the largest, which is no more than the whole row's products, 448 x 448 each. Where this may hide a base of
+  /// millions from who looks for them, the row's own products say (repair.cuh).
   __device__ __forceinline__ float cut_of_scores() const {
     constexpr float kCut = 448.0f * 448.0f * kHeadDim * 0x1p-8f;
     float of_sum = scale;  // of a group's rows no less than theirs
