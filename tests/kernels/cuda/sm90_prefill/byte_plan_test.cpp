@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "tests/kernels/cuda/plan_fixture.hpp"
+#include "tests/kernels/cuda/sm90_prefill/tile_fits.hpp"
 
 namespace greenfast {
 namespace {
@@ -74,12 +75,7 @@ TEST_F(BytePlan, PagesShortChunksAndSoftcapsHaveTilesAndBuildsOfTheirOwn) {
 
 TEST_F(BytePlan, EveryTileFitsItsMachineAndItsRegisters) {
   for (std::size_t tile = 0; tile < cuda::prefill::kByteTiles.size(); ++tile) {
-    const auto config = cuda::prefill::byte_config_of(tile, false);
-    EXPECT_LE(config.shared_bytes() + 1024, 232448)
-        << tile;  // barriers and tiles on their way beside
-    EXPECT_LE(config.consumer_registers() * config.warpgroups + config.producer_registers(),
-              config.launch_registers() * (config.warpgroups + 1))
-        << tile;
+    expect_tile_fits(cuda::prefill::byte_config_of(tile, false), tile);
   }
 }
 

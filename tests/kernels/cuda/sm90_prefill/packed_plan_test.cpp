@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/sm90_prefill/config.hpp"
 #include "tests/kernels/cuda/plan_fixture.hpp"
+#include "tests/kernels/cuda/sm90_prefill/tile_fits.hpp"
 
 namespace greenfast {
 namespace {
@@ -73,12 +74,7 @@ TEST_F(CappedPlan, RefusesAnArrayMaskBesideASoftcap) {
 
 TEST_F(CappedPlan, EveryTileFitsItsMachineAndItsRegisters) {
   for (std::size_t tile = 0; tile < cuda::prefill::kCappedTiles.size(); ++tile) {
-    const auto config = cuda::prefill::capped_config_of(tile);
-    EXPECT_LE(config.shared_bytes() + 1024, 232448)
-        << tile;  // barriers and tiles on their way beside
-    EXPECT_LE(config.consumer_registers() * config.warpgroups + config.producer_registers(),
-              config.launch_registers() * (config.warpgroups + 1))
-        << tile;
+    expect_tile_fits(cuda::prefill::capped_config_of(tile), tile);
   }
 }
 
@@ -118,11 +114,7 @@ TEST_F(PackedPlan, SuchPagesWithASoftcapOrAnArrayMaskOrOfE4m3AreRefused) {
 
 TEST_F(PackedPlan, RowTilesFitTheirMachineAndTheirRegisters) {
   for (std::size_t tile = 0; tile < cuda::prefill::kRowTiles.size(); ++tile) {
-    const auto config = cuda::prefill::row_config_of(tile);
-    EXPECT_LE(config.shared_bytes() + 1024, 232448) << tile;
-    EXPECT_LE(config.consumer_registers() * config.warpgroups + config.producer_registers(),
-              config.launch_registers() * (config.warpgroups + 1))
-        << tile;
+    expect_tile_fits(cuda::prefill::row_config_of(tile), tile);
   }
 }
 
