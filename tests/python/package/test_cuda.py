@@ -199,9 +199,12 @@ def test_hidden_keys_and_other_rows_do_not_move_a_softcaps_bits(width):
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Hopper's kernels")
 @pytest.mark.parametrize("page", [1, 5, 12, 100])
 @pytest.mark.parametrize("width, width_v", [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)])
-@pytest.mark.parametrize("dtype, error", TYPES)
+@pytest.mark.parametrize("dtype, error", [*TYPES, (torch.float8_e4m3fn, 2e-3)])
 def test_prompts_over_pages_of_any_size_have_hoppers_kernel(dtype, error, width, width_v, page):
     """Keys of three sequences in pages in a random order, NaN in every row that is nobody's."""
+    bytes_of = dtype == torch.float8_e4m3fn
+    if bytes_of and width_v == 40:
+        width_v = 48  # rows of 16 bytes
     rows, lengths = 150, [331, 150, 202]
     entries = -(-max(lengths) // page)
     generator = torch.Generator().manual_seed(page)
@@ -216,12 +219,17 @@ def test_prompts_over_pages_of_any_size_have_hoppers_kernel(dtype, error, width,
     k, v = (x.to("cuda", dtype) for x in pools)
     table = torch.where(torch.arange(entries)[None] * page < torch.tensor(lengths)[:, None], table, 1 << 30).int()
     words = dict(causal=True, align="bottom_right", used_kv=torch.tensor(lengths, dtype=torch.int32, device="cuda"), page_table=table.cuda(), max_kv=max(lengths))
-    assert greenfast.explain(q, k, v, variant="cuda.sm90.packed", **words).variant == "cuda.sm90.packed"
-    out, lse = greenfast.attention(q, k, v, variant="cuda.sm90.packed", return_lse=True, **words)
+    variant = "cuda.sm90.fp8_serving" if bytes_of else "cuda.sm90.packed"
+    asked = {**words, "variant": variant}
+    assert greenfast.explain(q, k, v, **words).variant == variant
+    out = greenfast.attention(q, k, v, **asked)
+    # Above head dim 160 an LSE of sums of e4m3 products is too coarse to be given.
+    lse = None if bytes_of and width > 160 else greenfast.attention(q, k, v, return_lse=True, **asked)[1]
     for b in range(3):
         want, want_lse = reference.attention(q[b:b + 1].float().cpu().numpy(), keys[0][b][None].numpy(), keys[1][b][None].numpy(), right=0, bottom_right=True)
         np.testing.assert_allclose(out[b:b + 1].float().cpu(), want, atol=error)
-        np.testing.assert_allclose(lse[b:b + 1].cpu(), want_lse, atol=error)
+        if lse is not None:
+            np.testing.assert_allclose(lse[b:b + 1].cpu(), want_lse, atol=10 * error if bytes_of else error)
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")

@@ -325,6 +325,15 @@ constexpr Config byte_config_of(std::size_t tile, bool capped) {
   return config;
 }
 
+/// Those for e4m3 in pages that are no multiple of 8 keys, by head dims.
+inline constexpr std::array kByteRowTiles{kByteTiles[kLowByteTiles], kByteTiles[kLowByteTiles + 1],
+                                          kByteTiles.back()};
+constexpr Config byte_row_config_of(std::size_t tile) {
+  Config config = for_serving(kByteRowTiles[tile], Features::window);
+  config.bytes = true;
+  return config;
+}
+
 /// The tiles for groups, by head dims, of 16 bits or e4m3.
 inline constexpr std::size_t kGroupedTiles = 2;
 constexpr Config grouped_config_of(std::size_t tile, bool bytes) {
@@ -443,6 +452,9 @@ const void* mask_entry();
 /// Of a tile of kByteTiles, without a softcap and with one.
 template <int kTile>
 std::array<const void*, 2> byte_entries();
+/// The one of a tile of kByteRowTiles.
+template <int kTile>
+const void* byte_row_entry();
 /// Of a tile for groups; T: __half where the inputs are e4m3.
 template <class T, int kTile, bool kBytes>
 const void* grouped_entry();

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       producer.run();
     } else if (kConfig.packed && threadIdx.x < 64) {
       if constexpr (kConfig.packed) send_tiles<ConfigOf>(p, ring);
-    } else if constexpr (kCopiesRows<ConfigOf>) {
+    } else if constexpr (kCopiesRows<ConfigOf> && !kConfig.bytes) {
       static_assert(kRowWarps == 2);
       if (threadIdx.x < 96) {
         Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile, extent,
@@ -120,6 +120,8 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     } else if constexpr (kConfig.has_mask()) {
       send_masks<T, ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
+    } else if constexpr (kConfig.bytes && kCopiesRows<ConfigOf>) {
+      copy_and_decode_values<ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
     } else if constexpr (kConfig.bytes) {
       decode_values<ConfigOf>(shared, ring, uniform(threadIdx.x >> 5) - 2);
     }
@@ -435,6 +437,16 @@ const void* mask_entry() {
 
 template <int kTile, bool kCapped>
 struct Bytes : With<byte_config_of(kTile, kCapped)> {};
+
+template <int kTile>
+struct BytesRowByRow : With<byte_row_config_of(kTile)> {
+  static constexpr bool kCopiesRows = true;
+};
+
+template <int kTile>
+const void* byte_row_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<__half, BytesRowByRow<kTile>>);
+}
 
 template <class T, int kTile, bool kBytes>
 struct Grouped : With<grouped_config_of(kTile, kBytes)> {

@@ -127,22 +127,25 @@ bool wants_low_wide(const Problem& problem, const DeviceFacts& facts, core::Choi
 
 /// Which builds a problem has, each with tiles of its own. Of what two of them are for, the first has it, and refuses
 /// what only the other takes.
-enum class Build { bytes, masked, capped, rows, serving, packed };
+enum class Build { bytes, byte_rows, masked, capped, rows, serving, packed };
 Build build_of(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
-  if (is_bytes(problem)) return Build::bytes;
+  // Pages that no box of kLeastBox rows divides are copied row by row.
+  const bool by_rows = problem.pages.used() && problem.pages.size % kLeastBox != 0;
+  if (is_bytes(problem))
+    return by_rows && !(problem.softcap > 0.0f) ? Build::byte_rows : Build::bytes;
   if (mask_of(problem) != MaskArray::none) return Build::masked;
   if (problem.softcap > 0.0f) return Build::capped;
-  // Pages that no box of kLeastBox rows divides are copied row by row.
-  if (problem.pages.used() && problem.pages.size % kLeastBox != 0) return Build::rows;
+  if (by_rows) return Build::rows;
   return needs_serving(problem) || wants_tall_window(problem, facts, choice) ? Build::serving
                                                                              : Build::packed;
 }
 
 /// Whether 32 bits count the pieces of 16 bytes from the first page to the last row.
 bool counts_pieces(const Problem& problem, const Layout& layout) {
-  const auto steps = [](std::int64_t count, std::int64_t stride) {
+  const std::int64_t of_piece = is_bytes(problem) ? 16 : 8;
+  const auto steps = [of_piece](std::int64_t count, std::int64_t stride) {
     return static_cast<double>(std::max<std::int64_t>(count, 1) - 1) *
-           static_cast<double>(stride / 8);
+           static_cast<double>(stride / of_piece);
   };
   return steps(problem.pages.count, layout.stride[0]) +
              steps(problem.pages.size, layout.stride[2]) <
@@ -166,6 +169,8 @@ std::size_t serving_tile(Build build, const Problem& problem, const DeviceFacts&
     case Build::bytes:
       return first_within_chunks(kByteTiles, problem,
                                  wants_low_bytes(problem, facts, choice) ? 0 : kLowByteTiles);
+    case Build::byte_rows:
+      return first_within_chunks(kByteRowTiles, problem);
     case Build::masked:
       return first_that_holds(kMaskTiles, problem);
     case Build::capped:
@@ -188,6 +193,8 @@ Config config_of_build(Build build, const Problem& problem, std::size_t tile, Fe
   switch (build) {
     case Build::bytes:
       return byte_config_of(tile, problem.softcap > 0.0f);
+    case Build::byte_rows:
+      return byte_row_config_of(tile);
     case Build::masked:
       return mask_config_of(tile, mask_of(problem));
     case Build::capped:
@@ -265,7 +272,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     if (problem.chunk > 0 && problem.chunk < tile.rows()) {
       return refuse(why, "chunks of ", problem.chunk, " keys; takes ", tile.rows(), " and more");
     }
-    if (build == Build::rows) {
+    if (build == Build::rows || build == Build::byte_rows) {
       if (!counts_pieces(problem, problem.k) || !counts_pieces(problem, problem.v))
         return refuse(
             why, "pages of ", problem.pages.size,
@@ -273,8 +280,8 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
             kLeastBox, " there");
     } else if (problem.pages.used() && page_box(problem.pages.size, tile.keys) < kLeastBox) {
       return refuse(why, "pages of ", problem.pages.size, " keys",
-                    build == Build::capped   ? " with a softcap"
-                    : build == Build::masked ? " with an array mask"
+                    build == Build::masked   ? " with an array mask"
+                    : problem.softcap > 0.0f ? " with a softcap"
                                              : "",
                     "; takes multiples of ", kLeastBox);
     }
@@ -387,6 +394,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
     switch (d.build) {
       case Build::bytes:
         return core::concat("Bytes<", d.tile, ", ", d.config.general() ? "true" : "false");
+      case Build::byte_rows:
+        return core::concat("BytesRowByRow<", d.tile);
       case Build::masked:
         return core::concat("Masked<", type, ", ", d.tile, ", ", static_cast<int>(d.config.mask));
       case Build::capped:
@@ -456,11 +465,18 @@ const void* entry_for_bytes(std::size_t tile, bool capped) {
       byte_entries<3>(), byte_entries<4>(), byte_entries<5>()};
   return table[tile][capped];
 }
+const void* entry_for_byte_rows(std::size_t tile) {
+  static const std::array<const void*, kByteRowTiles.size()> table{
+      byte_row_entry<0>(), byte_row_entry<1>(), byte_row_entry<2>()};
+  return table[tile];
+}
 template <class T>
 const void* kernel_of(const Decision& d) {
   switch (d.build) {
     case Build::bytes:
       return entry_for_bytes(d.tile, d.config.general());
+    case Build::byte_rows:
+      return entry_for_byte_rows(d.tile);
     case Build::masked:
       return entry_for_mask<T>(d.tile, d.config.mask);
     case Build::capped:
@@ -486,12 +502,15 @@ constinit std::array<std::array<SharedMemoryOptIn, kRowTiles.size()>, 2> row_opt
 constinit std::array<std::array<std::array<SharedMemoryOptIn, 2>, kMaskTiles.size()>, 2>
     mask_opt_in;
 constinit std::array<std::array<SharedMemoryOptIn, 2>, kByteTiles.size()> byte_opt_in;
+constinit std::array<SharedMemoryOptIn, kByteRowTiles.size()> byte_row_opt_in;
 
 SharedMemoryOptIn& opt_in_of(DType dtype, const Decision& d) {
   const std::size_t type = dtype == DType::f16 ? 0 : 1;
   switch (d.build) {
     case Build::bytes:
       return byte_opt_in[d.tile][d.config.general()];
+    case Build::byte_rows:
+      return byte_row_opt_in[d.tile];
     case Build::masked:
       return mask_opt_in[type][d.tile][d.config.mask == MaskArray::bias];
     case Build::capped:

@@ -119,15 +119,30 @@ struct PageReader {
   }
 };
 
+/// Strides in elements, of pages and of rows, in pieces of 16 bytes.
+template <class ConfigOf>
+__device__ __forceinline__ PieceSteps piece_steps(std::int64_t page, std::int64_t row) {
+  constexpr int kOfPiece = ConfigOf::value.bytes ? 16 : 8;
+  return {static_cast<std::uint32_t>(page / kOfPiece), static_cast<std::uint32_t>(row / kOfPiece)};
+}
+
+/// How rows of a block lie in shared memory: [chunk][row][kRowBytes], of each the first kRowPieces pieces of 16 bytes.
+template <int kRowPieces, int kRowSize = 128, bool kIsSwizzled = true>
+struct RowsInShared {
+  static constexpr int kPieces = kRowPieces, kRowBytes = kRowSize, kOfChunk = kRowSize / 16;
+  static constexpr bool kSwizzled = kIsSwizzled;
+};
+
 /// Blocks of K and V out of pages of any size: every row by cp.async, 16 bytes a lane, as many rows at once as a
 /// warp has lanes for. A lane asks for the pages of its rows one block ahead and hands them out by shuffles. Rows that
 /// nobody sees are zeros, and their pages are not asked for. A stage is full when the copies of all lanes have arrived;
 /// the fence between them and wgmma is the consumers', since it would wait for all that the producer has under way.
-template <class ConfigOf>
+/// kWarps of them share a block.
+template <class ConfigOf, int kWarps = kRowWarps>
 struct RowReader {
   static constexpr Config kConfig = ConfigOf::value;
-  static constexpr int kKeys = kConfig.keys, kEach = kKeys / (32 * kRowWarps);
-  static_assert(kKeys % (32 * kRowWarps) == 0);
+  static constexpr int kKeys = kConfig.keys, kEach = kKeys / (32 * kWarps);
+  static_assert(kKeys % (32 * kWarps) == 0);
 
   /// Of a lane: entries of the page table, as they stand there.
   struct Pages {
@@ -143,7 +158,7 @@ struct RowReader {
       : p(params), tile(at), part(warp) {}
 
   /// The first of 32 rows of a block.
-  __device__ __forceinline__ int first_of(int i) const { return 32 * (kRowWarps * i + part); }
+  __device__ __forceinline__ int first_of(int i) const { return 32 * (kWarps * i + part); }
 
   __device__ __forceinline__ Pages pages_of(int block) const {
     const SequenceArrays& a = p.packed.arrays;
@@ -167,30 +182,41 @@ struct RowReader {
   /// V is where K is.
   __device__ __forceinline__ void catch_up() { of_v = of_k; }
 
-  /// A block into a stage of chunks of 64 columns; `from` is the head's.
-  template <int kChunks>
+  /// A block into a stage; `from` is the head's. Its arrival is the caller's.
+  template <class Rows>
   __device__ __forceinline__ void copy(const void* from, PieceSteps steps, int columns, int block,
-                                       const Pages& pages, std::uint32_t to,
-                                       std::uint32_t full) const {
-    constexpr int kPieces = 8 * kChunks, kAtOnce = 32 / kPieces;
+                                       const Pages& pages, std::uint32_t to) const {
+    constexpr int kPieces = Rows::kPieces, kAtOnce = 32 / kPieces, kRowBytes = Rows::kRowBytes;
     static_assert(32 % kPieces == 0, "a lane copies the same piece of every row");
     // A copy keeps its registers for some 90 clocks: copies that reuse them one after the other took 5,900 for a block
     // (H200, 2026-11-28). So addresses of several are at hand before the first is issued, and nothing in between is
     // computed. Two warpgroups leave 40 registers.
-    constexpr int kBatch = kConfig.warpgroups < 3 ? 4 : 8, kRows = kBatch * kAtOnce;
-    constexpr int kPlaces = kRows < 8 ? kBatch : 8 / kAtOnce;
-    static_assert(kRows % 8 == 0 || kRows == 4);
+    constexpr int kMost = kConfig.warpgroups < 3 ? 4 : 8;
+    constexpr int kBatch = kMost < kPieces ? kMost : kPieces, kRows = kBatch * kAtOnce;
+    constexpr int kPlaces = !Rows::kSwizzled ? 1 : kRows < 8 ? kBatch : 8 / kAtOnce;
+    static_assert(kRows <= 32 && (kRows % 8 == 0 || kRows == 4));
     const SequenceArrays& a = p.packed.arrays;
     const int lane = ptx::lane_id(), piece = lane % kPieces, first = lane / kPieces;
-    const bool in_row = 8 * piece < columns;
+    // 16 bits come in rows of whole pieces.
+    const bool in_row = (kConfig.bytes ? 16 : 8) * piece < columns;
+    const int there = kConfig.bytes ? min(max(columns - 16 * piece, 0), 16) : 16;
+    const auto copy_piece = [&](std::uint32_t place, const std::uint8_t* at, bool keep) {
+      if constexpr (kConfig.bytes)
+        ptx::cp_async_16_part(place, at, keep ? there : 0);
+      else
+        ptx::cp_async_16(place, at, keep);
+    };
     const auto* bytes = static_cast<const std::uint8_t*>(from) + (in_row ? 16 * piece : 0);
     asm volatile("" : "+l"(bytes));  // one sum, not a sum for each row
+    const auto turned = [&](int row) {
+      return (piece % Rows::kOfChunk ^ (Rows::kSwizzled ? row : 0)) << 4;
+    };
     // By row modulo 8, as the swizzle has it.
     std::uint32_t place[kPlaces];
 #pragma unroll
     for (int r = 0; r < kPlaces; ++r) {
-      place[r] = to + piece / 8 * (kKeys * 128) + (first_of(0) + first) * 128 +
-                 ((piece % 8 ^ (r * kAtOnce + first)) << 4);
+      place[r] = to + piece / Rows::kOfChunk * (kKeys * kRowBytes) +
+                 (first_of(0) + first) * kRowBytes + turned(r * kAtOnce + first);
       asm volatile("" : "+r"(place[r]));
     }
     // Rows that are there: all of most blocks.
@@ -212,13 +238,14 @@ struct RowReader {
           __syncwarp();  // in front of which ptxas leaves them
 #pragma unroll
           for (int r = 0; r < kBatch; ++r)
-            ptx::cp_async_16(place[r % kPlaces] + r * kAtOnce * 128, row_at[r], in_row);
+            copy_piece(place[r % kPlaces] + r * kAtOnce * kRowBytes, row_at[r], in_row);
 #pragma unroll
-          for (std::uint32_t& x : place) x = (x + kRows * 128) ^ (kRows % 8 != 0 ? 4 << 4 : 0);
+          for (std::uint32_t& x : place)
+            x = (x + kRows * kRowBytes) ^ (Rows::kSwizzled && kRows % 8 != 0 ? 4 << 4 : 0);
         }
         if constexpr (kEach > 1) {
 #pragma unroll
-          for (std::uint32_t& x : place) x += 32 * (kRowWarps - 1) * 128;
+          for (std::uint32_t& x : place) x += 32 * (kWarps - 1) * kRowBytes;
         }
       } else {
 #pragma unroll 1
@@ -226,13 +253,12 @@ struct RowReader {
           const int row = first_of(i) + r + first;
           const std::uint32_t pieces = __shfl_sync(kFullWarp, at, r + first);
           const std::uint32_t place_of_row =
-              to + piece / 8 * (kKeys * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
-          ptx::cp_async_16(place_of_row, bytes + std::uint64_t{pieces} * 16,
-                           in_row && row >= begin && row < end);
+              to + piece / Rows::kOfChunk * (kKeys * kRowBytes) + row * kRowBytes + turned(row & 7);
+          copy_piece(place_of_row, bytes + std::uint64_t{pieces} * 16,
+                     in_row && row >= begin && row < end);
         }
       }
     }
-    ptx::cp_async_arrive(full);
   }
 };
 

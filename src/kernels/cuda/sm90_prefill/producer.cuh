@@ -85,27 +85,28 @@ struct Producer {
                                     block, p.v_last_head, p.v_last_batch, v_rows());
   }
   /// The same out of pages, row by row.
-  __device__ __forceinline__ void load_k(int block, RowReader<ConfigOf>& rows) {
+  using Rows = RowReader<ConfigOf, kKeyWarps<ConfigOf>>;
+  __device__ __forceinline__ void load_k(int block, Rows& rows) {
     rows.step(block);
     ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
+    using Element = std::conditional_t<kConfig.bytes, std::uint8_t, std::uint16_t>;
     const auto* const from =
-        static_cast<const std::uint16_t*>(p.k) + min(kv_head, p.k_last_head) * p.k_head;
-    rows.template copy<kChunks>(from, steps_of(p.k_batch, p.k_row), p.head_dim, block, rows.of_k,
-                                shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes(),
-                                k_stage.full);
+        static_cast<const Element*>(p.k) + min(kv_head, p.k_last_head) * p.k_head;
+    rows.template copy<RowsInShared<kConfig.head_dim * sizeof(Element) / 16>>(
+        from, piece_steps<ConfigOf>(p.k_batch, p.k_row), p.head_dim, block, rows.of_k,
+        shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes());
+    ptx::cp_async_arrive(k_stage.full);
     k_stage.advance(shared.k_full);
   }
-  __device__ __forceinline__ void load_v(int block, RowReader<ConfigOf>& rows) {
+  __device__ __forceinline__ void load_v(int block, Rows& rows) {
     ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
     const auto* const from =
         static_cast<const std::uint16_t*>(p.v) + min(kv_head, p.v_last_head) * p.v_head;
-    rows.template copy<kConfig.value_chunks()>(
-        from, steps_of(p.v_batch, p.v_row), p.serving.value_dim, block, rows.of_v,
-        shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes(), v_stage.full);
+    rows.template copy<RowsInShared<8 * kConfig.value_chunks()>>(
+        from, piece_steps<ConfigOf>(p.v_batch, p.v_row), p.serving.value_dim, block, rows.of_v,
+        shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes());
+    ptx::cp_async_arrive(v_stage.full);
     v_stage.advance(shared.v_full);
-  }
-  __device__ __forceinline__ static PieceSteps steps_of(std::int64_t page, std::int64_t row) {
-    return {static_cast<std::uint32_t>(page / 8), static_cast<std::uint32_t>(row / 8)};
   }
   /// The same out of pages, in boxes.
   __device__ __forceinline__ void load_k(int block, PageReader<ConfigOf>& pages) {
@@ -212,9 +213,9 @@ struct Producer {
     return more;
   }
 
-  /// All tiles, keys row by row, by one of kRowWarps; the first copies Q as well.
+  /// All tiles, keys row by row, by one of kKeyWarps; the first copies Q as well. V of bytes is its decoders'.
   __device__ __forceinline__ void run_rows(int part) {
-    RowReader<ConfigOf> rows(p, tile, part);
+    Rows rows(p, tile, part);
     bool more = find(0, tile);
     ptx::grid_dependency_wait();
     for (int step = 0; more; ++step) {
@@ -229,10 +230,12 @@ struct Producer {
 #pragma unroll 1
         for (int block = blocks.end - 1; block > blocks.begin; --block) {
           load_k(block - 1, rows);
-          load_v(block, rows);
+          if constexpr (!kConfig.bytes) load_v(block, rows);
         }
-        rows.catch_up();
-        load_v(blocks.begin, rows);
+        if constexpr (!kConfig.bytes) {
+          rows.catch_up();
+          load_v(blocks.begin, rows);
+        }
       }
       more = find(step + 1, tile);
       __syncwarp();

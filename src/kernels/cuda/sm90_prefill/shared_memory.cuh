@@ -49,6 +49,9 @@ inline constexpr int kDecoders = 2;
 /// Warps that copy rows, of each 64 the first 32 and the others: one alone takes 3,500 clocks for a block, however few
 /// instructions it has for it (H200, 2026-11-28).
 inline constexpr int kRowWarps = 2;
+/// Of those, such as copy K: all of them, or the producer alone where decoders copy the bytes of V that they decode.
+template <class ConfigOf>
+inline constexpr int kKeyWarps = ConfigOf::value.bytes ? 1 : kRowWarps;
 
 /// Addresses of the first stages and barriers. "Full" barriers count TMA bytes; "empty" ones an
 /// arrival of each consumer warp.
@@ -95,7 +98,7 @@ struct SharedMemory {
       ptx::mbarrier_init(q_empty + 8 * i, 4);
     }
     for (int i = 0; i < kKStages; ++i) {
-      ptx::mbarrier_init(k_full + 8 * i, kCopiesRows<ConfigOf> ? 32 * kRowWarps : 1);
+      ptx::mbarrier_init(k_full + 8 * i, kCopiesRows<ConfigOf> ? 32 * kKeyWarps<ConfigOf> : 1);
       ptx::mbarrier_init(k_empty + 8 * i, readers);
     }
     for (int i = 0; i < kVStages; ++i) {
@@ -183,7 +186,7 @@ struct TileRing {
   // Warps.
   static constexpr int kReaders = 1 + 4 * ConfigOf::value.warpgroups + (kMask ? 2 : 0) +
                                   (kBytes ? kDecoders : 0) +
-                                  (kCopiesRows<ConfigOf> ? kRowWarps - 1 : 0);
+                                  (kCopiesRows<ConfigOf> ? kKeyWarps<ConfigOf> - 1 : 0);
 
   std::uint32_t first;  // address
 

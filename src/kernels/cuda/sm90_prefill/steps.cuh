@@ -202,7 +202,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::last_product(int block, i
   // after O is stored.
   if constexpr (!kConfig.q_in_registers && !kConfig.o_over_q()) release_q();
   ptx::mbarrier_wait(v_stage.full, v_stage.parity);
-  if constexpr (kCopiesRows<ConfigOf>) ptx::fence_proxy_async_shared();
+  if constexpr (kCopiesRows<ConfigOf> && !kConfig.bytes) ptx::fence_proxy_async_shared();
   pass_on();
   ptx::pin_registers(o);
   ptx::wgmma_fence();

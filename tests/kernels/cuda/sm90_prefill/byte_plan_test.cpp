@@ -104,9 +104,32 @@ TEST_F(BytePlan, RefusesByName) {
   EXPECT_NE(refusal(p).find("ALiBi"), std::string::npos) << refusal(p);
   EXPECT_NE(refusal(problem(1, 8, 512, 72)).find("multiples of 16"), std::string::npos)
       << refusal(problem(1, 8, 512, 72));  // rows of 72 bytes
-  EXPECT_NE(refusal(paged(2, 300, 8184, 12)).find("pages of 12"), std::string::npos)
-      << refusal(paged(2, 300, 8184, 12));
   EXPECT_EQ(refusal(paged(2, 300, 8184, 24)), "accepted");
+}
+
+TEST_F(BytePlan, PagesThatNoBoxDividesAreCopiedRowByRow) {
+  const auto name = [this](const Problem& p) { return plan_of(p).kernel; };
+  for (const std::int64_t page : {1, 7, 12, 100}) {
+    const Problem p = paged(8, 512, 4200, page);
+    EXPECT_EQ(name(p), "prefill::prefill_kernel<__half, BytesRowByRow<1>>") << page;
+    EXPECT_EQ(chosen(p), kServing) << page;
+  }
+  Problem p = paged(8, 512, 4200, 1);
+  p.chunk = 191;  // lower tiles
+  EXPECT_EQ(name(p), "prefill::prefill_kernel<__half, BytesRowByRow<2>>");
+  p.chunk = 127;
+  EXPECT_NE(refusal(p).find("chunks of 127"), std::string::npos) << refusal(p);
+  p.chunk = 0;
+  p.softcap = 30.0f;
+  EXPECT_NE(refusal(p).find("pages of 1 keys with a softcap"), std::string::npos) << refusal(p);
+  EXPECT_EQ(chosen(p), "cuda.sm80.serving");
+  p.softcap = 0.0f;
+  // What the kernel counts in 32 bits: pieces of 16 bytes.
+  p.pages.count = 4000;
+  p.v.stride[0] = std::int64_t{1} << 24;
+  EXPECT_EQ(refusal(p), "accepted");
+  p.pages.count = 4300;
+  EXPECT_NE(refusal(p).find("64 GiB"), std::string::npos) << refusal(p);
 }
 
 TEST_F(BytePlan, WritesAnyTypeAndAnyStridesOfO) {
