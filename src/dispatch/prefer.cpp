@@ -293,9 +293,14 @@ bool dense_fp8_takes(const Problem& p) {
 //   1,32/8,16/8192,128                       37     66
 //   64,32/8,16/1024,128                      190    170
 //   16,8/8,64/4096,64                        121    37
+//
+// Pages that are no multiple of 8 keys cost it 1.2 to 1.4 times as much (docs/kernels/sm90-fp8-serving.md), decode
+// nothing: with that the last rows of a group in this table are decode's too [estimated].
 bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t rows = mean_queries(p, choice) * (p.heads_q / p.heads_kv);
-  return !fills_half(p, facts, choice) || rows <= (p.heads_q > p.heads_kv ? 32 : 16);
+  const bool row_by_row = p.pages.used() && p.pages.size % 8 != 0;
+  const std::int64_t most_of_a_group = row_by_row ? 64 : 32;
+  return !fills_half(p, facts, choice) || rows <= (p.heads_q > p.heads_kv ? most_of_a_group : 16);
 }
 
 // cuda.sm90.grouped has the heads of a group in one tile and parts the keys. Pages of 16, microseconds: of

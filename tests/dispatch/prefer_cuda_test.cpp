@@ -131,6 +131,15 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   apart.seq_q = 17;
   apart.q = apart.o = dense_layout(Order::bhsd, 16, 32, 17, 128);
   EXPECT_EQ(explain(apart, facts_, options_).chosen, "cuda.sm90.packed");
+  // In e4m3 too, but for heads without a group, whose rows a tile reads once.
+  for (const std::int64_t heads_kv : {4, 8, 32}) {
+    Problem bytes = make_problem(16, 32, heads_kv, 64 * heads_kv / 32, 8192, 128, DType::e4m3);
+    bytes.sequences.used_kv = true;
+    bytes.pages = {.size = 1, .count = 16 * 8192, .row_stride = 8192};
+    bytes.k = bytes.v = dense_layout(Order::bhsd, bytes.pages.count, heads_kv, 1, 128);
+    EXPECT_EQ(explain(bytes, facts_, options_).chosen,
+              heads_kv == 32 ? "cuda.sm90.fp8_serving" : kDecode);
+  }
   // Where dense ones go to the small kernel, which takes no lengths.
   for (const std::int64_t batch : {1, 8}) {
     Problem few = make_problem(batch, 32, 8, 1, 512, 128, DType::bf16);

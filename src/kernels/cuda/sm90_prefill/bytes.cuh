@@ -118,6 +118,7 @@ __device__ __forceinline__ void copy_and_decode_values(const Params& p,
   constexpr Config kConfig = ConfigOf::value;
   constexpr int kStages = kConfig.raw_stages, kStageBytes = kConfig.raw_bytes();
   const DecodedPart<ConfigOf> own(part);
+  static_assert(DecodedPart<ConfigOf>::kOwn == 32, "a warp's rows are those of its RowReader");
   const bool leader = ptx::lane_id() == 0;
   Stage<kConfig.v_stages> decoded(shared.v_full, 1);
   TileOf<ConfigOf> tile;
