@@ -1,5 +1,7 @@
 // The greenfast command: a table of subcommands, and what they have in common: errors in one line,
 // exit codes, signals.
+#include <malloc.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
@@ -245,6 +247,12 @@ std::string did_you_mean(std::string_view text, std::span<const std::string> can
 }  // namespace greenfast::cli
 
 int main(int argc, char** argv) {
+#ifdef __GLIBC__
+  // Every case takes and gives back tensors as large as the last one's. By default each of 128 KB and more is mapped anew, page
+  // by page: 17% of the time of `check` (40.7 s without these for 1,070 cases, 33.6 with them; two cores, 2026-11-29).
+  mallopt(M_MMAP_THRESHOLD, 256 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
   // Not in the table: the command starts itself so, as the process of a plugin.
   if (argc == 3 && std::string_view(argv[1]) == greenfast::workbench::kPluginHostCommand)
     return greenfast::workbench::serve_plugin(argv[2]);

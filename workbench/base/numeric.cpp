@@ -25,30 +25,69 @@ constexpr Format kF16{10, -14, 0x7c00, 0x7bff, 0x7e00, 65504.0, kInfinity};
 constexpr Format kBf16{7, -126, 0x7f80, 0x7f7f, 0x7fc0, 0x1.fep127, kInfinity};
 constexpr Format kE4m3{3, -6, 0x7e, 0x7e, 0x7f, 448.0, 448.0};
 
+/// Where one step of the format is the last bit of a double, for magnitudes of this exponent.
+constexpr double shift_of(int exponent, const Format& format) {
+  return std::bit_cast<double>(
+      static_cast<std::uint64_t>(exponent - format.mantissa_bits + kDoubleMantissaBits + 1023)
+      << kDoubleMantissaBits);
+}
+constexpr int exponent_of(double magnitude) {
+  return static_cast<int>(std::bit_cast<std::uint64_t>(magnitude) >> kDoubleMantissaBits) - 1023;
+}
+
 // Code of |value|: exponent and mantissa of a small format lie in one integer, so a carry out of
-// the mantissa lands where it belongs, also from the subnormal numbers into the normal ones.
-std::uint32_t encode_magnitude(double magnitude, const Format& format) {
-  if (std::isnan(magnitude)) return format.nan;
-  if (std::isinf(magnitude)) return format.overflow;
-  const auto bits = std::bit_cast<std::uint64_t>(magnitude);
-  const int exponent = static_cast<int>(bits >> kDoubleMantissaBits) - 1023;
-  // Subnormal doubles are far below half of every format's smallest number.
-  if (exponent < -1022) return 0;
-  const std::uint64_t significand =
-      (bits & ((std::uint64_t{1} << kDoubleMantissaBits) - 1)) | (std::uint64_t{1} << 52);
-  int drop = kDoubleMantissaBits - format.mantissa_bits;
-  const bool normal = exponent >= format.min_exponent;
-  if (!normal) drop += format.min_exponent - exponent;
-  if (drop > 53) return 0;
-  const std::uint64_t kept = significand >> drop;
-  const std::uint64_t rest = significand & ((std::uint64_t{1} << drop) - 1);
-  const std::uint64_t half = std::uint64_t{1} << (drop - 1);
-  const std::uint64_t rounded = kept + ((rest > half || (rest == half && (kept & 1))) ? 1 : 0);
-  const std::uint64_t base = normal ? static_cast<std::uint64_t>(exponent - format.min_exponent)
-                                          << format.mantissa_bits
-                                    : 0;
-  const std::uint64_t code = base + rounded;
-  return code > format.largest ? format.overflow : static_cast<std::uint32_t>(code);
+// the mantissa lands where it belongs, also from the subnormal numbers into the normal ones. An addition
+// rounds: what it leaves in the last bits counts the format's steps. Branch-free, so that rows are encoded in
+// vector registers.
+[[gnu::always_inline]] inline std::uint32_t encode_magnitude(double magnitude,
+                                                             const Format& format) {
+  // No further than the format's end, behind which the sum is not looked at.
+  constexpr int kBeyond = 128;
+  const int exponent = std::min(std::max(exponent_of(magnitude), format.min_exponent), kBeyond);
+  const double shift = shift_of(exponent, format);
+  const std::uint64_t steps =
+      std::bit_cast<std::uint64_t>(magnitude + shift) - std::bit_cast<std::uint64_t>(shift);
+  const auto code = static_cast<std::uint32_t>(
+      (static_cast<std::uint64_t>(exponent - format.min_exponent) << format.mantissa_bits) + steps);
+  const bool fits = magnitude < 2 * format.last && code <= format.largest;
+  const std::uint32_t finite = fits ? code : format.overflow;
+  return magnitude != magnitude ? format.nan : finite;
+}
+
+template <class T>
+[[gnu::always_inline]] inline T encode(double value, const Format& format) {
+  constexpr int kSign = 8 * sizeof(T) - 1;
+  return static_cast<T>(encode_magnitude(std::fabs(value), format) |
+                        static_cast<std::uint32_t>(std::bit_cast<std::uint64_t>(value) >> 63)
+                            << kSign);
+}
+template <class T>
+[[gnu::always_inline]] inline void encode_all(const double* values, std::int64_t count,
+                                              const Format& format, T* out) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = encode<T>(values[i], format);
+}
+template <class T>
+using EncodeRow = void (*)(const double*, std::int64_t, T*);
+template <class T, const Format& kFormat>
+void encode_row(const double* values, std::int64_t count, T* out) {
+  encode_all(values, count, kFormat, out);
+}
+#ifdef __x86_64__
+template <class T, const Format& kFormat>
+[[gnu::target("avx512f,avx512dq,avx512bw,avx512vl")]] void encode_row_avx512(const double* values,
+                                                                             std::int64_t count,
+                                                                             T* out) {
+  encode_all(values, count, kFormat, out);
+}
+#endif
+template <class T, const Format& kFormat>
+EncodeRow<T> encode_row_here() {
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    return &encode_row_avx512<T, kFormat>;
+#endif
+  return &encode_row<T, kFormat>;
 }
 
 /// The format's number nearest to `value`, ties to even: what encode_magnitude() gives the code of, in a fifth of the time.
@@ -57,13 +96,7 @@ double nearest(double value, const Format& format) {
   if (!(magnitude < 2 * format.last))
     return std::copysign(
         std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : format.beyond, value);
-  const auto exponent =
-      static_cast<int>(std::bit_cast<std::uint64_t>(magnitude) >> kDoubleMantissaBits) - 1023;
-  // Where one step of the format is the last bit of a double.
-  const auto shift = std::bit_cast<double>(
-      static_cast<std::uint64_t>(std::max(exponent, format.min_exponent) - format.mantissa_bits +
-                                 kDoubleMantissaBits + 1023)
-      << kDoubleMantissaBits);
+  const double shift = shift_of(std::max(exponent_of(magnitude), format.min_exponent), format);
   const double rounded = magnitude + shift - shift;
   return std::copysign(rounded > format.last ? format.beyond : rounded, value);
 }
@@ -140,20 +173,11 @@ double from_bf16(std::uint16_t bits) noexcept { return static_cast<double>(bf16_
 
 double from_e4m3(std::uint8_t bits) noexcept { return static_cast<double>(e4m3_values()[bits]); }
 
-std::uint16_t to_f16(double value) noexcept {
-  return static_cast<std::uint16_t>(encode_magnitude(std::fabs(value), kF16) |
-                                    (std::signbit(value) ? 0x8000u : 0u));
-}
+std::uint16_t to_f16(double value) noexcept { return encode<std::uint16_t>(value, kF16); }
 
-std::uint16_t to_bf16(double value) noexcept {
-  return static_cast<std::uint16_t>(encode_magnitude(std::fabs(value), kBf16) |
-                                    (std::signbit(value) ? 0x8000u : 0u));
-}
+std::uint16_t to_bf16(double value) noexcept { return encode<std::uint16_t>(value, kBf16); }
 
-std::uint8_t to_e4m3(double value) noexcept {
-  return static_cast<std::uint8_t>(encode_magnitude(std::fabs(value), kE4m3) |
-                                   (std::signbit(value) ? 0x80u : 0u));
-}
+std::uint8_t to_e4m3(double value) noexcept { return encode<std::uint8_t>(value, kE4m3); }
 
 double load(DType dtype, const void* base, std::int64_t index) noexcept {
   switch (dtype) {
@@ -183,6 +207,29 @@ void store(DType dtype, void* base, std::int64_t index, double value) noexcept {
     case DType::e4m3:
       static_cast<std::uint8_t*>(base)[index] = to_e4m3(value);
       return;
+  }
+}
+
+void store_row(DType dtype, void* base, std::int64_t index, std::int64_t step, const double* values,
+               std::int64_t count) noexcept {
+  if (step != 1) {
+    for (std::int64_t i = 0; i < count; ++i) store(dtype, base, index + i * step, values[i]);
+    return;
+  }
+  static const auto row_of_f16 = encode_row_here<std::uint16_t, kF16>();
+  static const auto row_of_bf16 = encode_row_here<std::uint16_t, kBf16>();
+  static const auto row_of_e4m3 = encode_row_here<std::uint8_t, kE4m3>();
+  switch (dtype) {
+    case DType::f32:
+      for (std::int64_t i = 0; i < count; ++i)
+        static_cast<float*>(base)[index + i] = static_cast<float>(values[i]);
+      return;
+    case DType::f16:
+      return row_of_f16(values, count, static_cast<std::uint16_t*>(base) + index);
+    case DType::bf16:
+      return row_of_bf16(values, count, static_cast<std::uint16_t*>(base) + index);
+    case DType::e4m3:
+      return row_of_e4m3(values, count, static_cast<std::uint8_t*>(base) + index);
   }
 }
 

@@ -23,6 +23,9 @@ std::uint8_t to_e4m3(double value) noexcept;
 /// Element `index` of a buffer of that type.
 double load(DType dtype, const void* base, std::int64_t index) noexcept;
 void store(DType dtype, void* base, std::int64_t index, double value) noexcept;
+/// The same of `count` elements, `step` apart.
+void store_row(DType dtype, void* base, std::int64_t index, std::int64_t step, const double* values,
+               std::int64_t count) noexcept;
 /// The nearest value of the type.
 double round_to(DType dtype, double value) noexcept;
 /// What an honest kernel stores of a sum that rounding of its weights carried past the type's last

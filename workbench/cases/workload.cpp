@@ -761,6 +761,16 @@ std::int64_t scale_groups(ScaleKind kind, std::int64_t seq, std::int64_t heads) 
   return kind == ScaleKind::per_head ? heads : 1;
 }
 
+/// Rows of all heads in parts of kScaleBlock rows, which share a scale factor whatever its kind: body(head, first, last).
+template <class Body>
+void for_parts(std::int64_t heads, std::int64_t seq, const Body& body) {
+  const std::int64_t parts = ceil_div(seq, std::int64_t{kScaleBlock});
+  parallel_for(heads * parts, [&](std::int64_t n) {
+    const std::int64_t first = n % parts * kScaleBlock;
+    body(n / parts, first, std::min<std::int64_t>(first + kScaleBlock, seq));
+  });
+}
+
 // Writes dense values into a strided buffer. Slots that several (b, h) share keep the last one's.
 std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType dtype,
                              const Layout& layout, ScaleKind scales,
@@ -769,8 +779,9 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
   fill_gap(bytes.data(), bytes.size());
   const bool shared = layout.stride[0] == 0 || layout.stride[1] == 0 || layout.stride[2] == 0;
   const std::int64_t heads = n.batch * n.heads;
-  const auto one_head = [&](std::int64_t head) {
-    for (std::int64_t s = 0; s < n.seq; ++s) {
+  const auto one_part = [&](std::int64_t head, std::int64_t first, std::int64_t last) {
+    std::vector<double> row(static_cast<std::size_t>(n.dim));
+    for (std::int64_t s = first; s < last; ++s) {
       const double divisor =
           scales == ScaleKind::none
               ? 1.0
@@ -783,8 +794,7 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
       const auto row_bytes = static_cast<std::size_t>(n.dim);
       bool copied = false;
       for (const std::int64_t back : {std::int64_t{1}, std::int64_t{8}}) {
-        if (s < back || layout.stride[3] != 1 ||
-            (scales == ScaleKind::per_block && s % kScaleBlock < back) ||
+        if (s - first < back || layout.stride[3] != 1 ||
             std::memcmp(from, from - back * n.dim, row_bytes * sizeof(float)) != 0)
           continue;
         std::memmove(
@@ -796,14 +806,14 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
       }
       if (copied) continue;
       for (std::int64_t d = 0; d < n.dim; ++d)
-        numeric::store(dtype, bytes.data(), to + d * layout.stride[3],
-                       static_cast<double>(from[d]) / divisor);
+        row[static_cast<std::size_t>(d)] = static_cast<double>(from[d]) / divisor;
+      numeric::store_row(dtype, bytes.data(), to, layout.stride[3], row.data(), n.dim);
     }
   };
   if (shared)
-    for (std::int64_t head = 0; head < heads; ++head) one_head(head);
+    for (std::int64_t head = 0; head < heads; ++head) one_part(head, 0, n.seq);
   else
-    parallel_for(heads, one_head);
+    for_parts(heads, n.seq, one_part);
   return bytes;
 }
 
@@ -819,20 +829,33 @@ std::vector<float> scales_for(const std::vector<double>& largest, ScaleKind kind
   }
   return scales;
 }
+/// The factors of all rows: largest(head, first, last) is the largest finite magnitude of a part's.
+template <class Largest>
+std::vector<float> scales_of_parts(ScaleKind kind, std::int64_t heads, std::int64_t seq,
+                                   const Largest& largest) {
+  const std::int64_t parts = ceil_div(seq, std::int64_t{kScaleBlock});
+  std::vector<double> of_part(static_cast<std::size_t>(heads * parts));
+  for_parts(heads, seq, [&](std::int64_t head, std::int64_t first, std::int64_t last) {
+    of_part[static_cast<std::size_t>(head * parts + first / kScaleBlock)] =
+        largest(head, first, last);
+  });
+  std::vector<double> all(static_cast<std::size_t>(scale_groups(kind, seq, heads)));
+  for (std::int64_t n = 0; n < heads * parts; ++n) {
+    double& most =
+        all[static_cast<std::size_t>(scale_group(kind, seq, n / parts, n % parts * kScaleBlock))];
+    most = std::max(most, of_part[static_cast<std::size_t>(n)]);
+  }
+  return scales_for(all, kind);
+}
 std::vector<float> choose_scales(const std::vector<float>& values, Extents n, ScaleKind kind) {
   if (kind == ScaleKind::none) return {};
-  const std::int64_t heads = n.batch * n.heads;
-  std::vector<double> largest(static_cast<std::size_t>(scale_groups(kind, n.seq, heads)));
-  for (std::int64_t head = 0; head < heads; ++head)
-    for (std::int64_t s = 0; s < n.seq; ++s) {
-      double& most = largest[static_cast<std::size_t>(scale_group(kind, n.seq, head, s))];
-      const float* const row = values.data() + (head * n.seq + s) * n.dim;
-      for (std::int64_t d = 0; d < n.dim; ++d) {
-        const auto magnitude = std::fabs(static_cast<double>(row[d]));
-        if (std::isfinite(magnitude)) most = std::max(most, magnitude);
-      }
-    }
-  return scales_for(largest, kind);
+  return scales_of_parts(kind, n.batch * n.heads, n.seq, [&](auto head, auto first, auto last) {
+    double most = 0;
+    const float* const from = values.data() + head * n.seq * n.dim;
+    for (std::int64_t at = first * n.dim; at < last * n.dim; ++at)
+      if (std::isfinite(from[at])) most = std::max(most, std::fabs(static_cast<double>(from[at])));
+    return most;
+  });
 }
 
 // Keys of a sequence that some query of it sees, by index.
@@ -891,45 +914,43 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
   fill_gap(bytes.data(), bytes.size());
   const std::int64_t heads = p.batch * rows.heads;
   const std::int64_t seq = operand.id == OperandId::q ? p.seq_q : p.seq_kv;  // the longest
-  const auto each = [&](std::int64_t head, const auto& visit) {
+  const auto each = [&](std::int64_t head, std::int64_t first, std::int64_t last,
+                        const auto& visit) {
     const std::int64_t b = head / rows.heads, h = head % rows.heads;
     std::vector<double> row(static_cast<std::size_t>(rows.dim) + 1);
-    const std::int64_t count = rows.count(b);
-    for (std::int64_t s = 0; s < count; ++s) {
+    const std::int64_t end = std::min(last, rows.count(b));
+    for (std::int64_t s = first; s < end; ++s) {
       if (!rows.exists(b, s)) continue;
       rows.make(b, h, s, row.data());
       visit(rows.at(b, h, s), row.data(), s);
     }
   };
   if (p.scales != ScaleKind::none) {
-    // Every head's rows are looked at by one task; factors of a tensor are brought together behind.
-    const ScaleKind kind = p.scales == ScaleKind::tensor ? ScaleKind::per_head : p.scales;
-    std::vector<double> largest(static_cast<std::size_t>(scale_groups(kind, seq, heads)));
-    parallel_for(heads, [&](std::int64_t head) {
-      each(head, [&](std::int64_t, const double* row, std::int64_t s) {
-        double& most = largest[static_cast<std::size_t>(scale_group(kind, seq, head, s))];
+    scales = scales_of_parts(p.scales, heads, seq, [&](auto head, auto first, auto last) {
+      double most = 0;
+      each(head, first, last, [&](std::int64_t, const double* row, std::int64_t) {
         for (std::int64_t d = 0; d < rows.dim; ++d)
           if (std::isfinite(row[d])) most = std::max(most, std::fabs(row[d]));
       });
+      return most;
     });
-    if (p.scales == ScaleKind::tensor && heads > 0)
-      largest.assign(1, *std::max_element(largest.begin(), largest.end()));
-    scales = scales_for(largest, p.scales);
   }
-  const auto one_head = [&](std::int64_t head) {
-    each(head, [&](std::int64_t at, const double* row, std::int64_t s) {
+  const auto one_part = [&](std::int64_t head, std::int64_t first, std::int64_t last) {
+    std::vector<double> stored(static_cast<std::size_t>(rows.dim));
+    each(head, first, last, [&](std::int64_t at, const double* row, std::int64_t s) {
       const auto group = static_cast<std::size_t>(scale_group(p.scales, seq, head, s));
       const double divisor = scales.empty() ? 1.0 : static_cast<double>(scales[group]);
       for (std::int64_t d = 0; d < rows.dim; ++d)
-        numeric::store(p.dtype, bytes.data(), at + d * rows.layout.stride[3],
-                       static_cast<double>(static_cast<float>(row[d])) / divisor);
+        stored[static_cast<std::size_t>(d)] =
+            static_cast<double>(static_cast<float>(row[d])) / divisor;
+      numeric::store_row(p.dtype, bytes.data(), at, rows.layout.stride[3], stored.data(), rows.dim);
     });
   };
   const auto& stride = rows.layout.stride;
   if (stride[0] == 0 || stride[1] == 0 || stride[2] == 0)  // slots that several heads share
-    for (std::int64_t head = 0; head < heads; ++head) one_head(head);
+    for (std::int64_t head = 0; head < heads; ++head) one_part(head, 0, seq);
   else
-    parallel_for(heads, one_head);
+    for_parts(heads, seq, one_part);
   return bytes;
 }
 
@@ -1319,9 +1340,9 @@ Inputs generate(const Case& c) {
   const auto fill = [&](OperandId id, auto&& row_of) {
     const Extents n = extents_of(p, id);
     std::vector<float> values(static_cast<std::size_t>(n.batch * n.heads * n.seq * n.dim));
-    parallel_for(n.batch * n.heads, [&](std::int64_t head) {
+    for_parts(n.batch * n.heads, n.seq, [&](auto head, auto first, auto last) {
       std::vector<double> row(static_cast<std::size_t>(n.dim));
-      for (std::int64_t s = 0; s < n.seq; ++s) {
+      for (std::int64_t s = first; s < last; ++s) {
         row_of(head / n.heads, head % n.heads, s, row.data());
         float* to = values.data() + (head * n.seq + s) * n.dim;
         for (std::int64_t d = 0; d < n.dim; ++d)

@@ -9,7 +9,10 @@
 #include <memory>
 #include <sstream>
 
+#include <greenfast/arithmetic.hpp>
+
 #include "workbench/base/numeric.hpp"
+#include "workbench/base/parallel.hpp"
 #include "workbench/base/sha256.hpp"
 #include "workbench/cases/operand_bytes.hpp"
 #include "workbench/cases/placement.hpp"
@@ -60,11 +63,15 @@ class Region {
   /// Fills everything: redzones with poison, the payload with poison or, where outputs are not
   /// poisoned, zeros.
   void fill(int which, bool poison_payload) {
-    image_ = pattern(bytes_ + 2 * kRedzone, which);
-    if (!poison_payload)
-      std::fill(image_.begin() + kRedzone, image_.end() - static_cast<std::ptrdiff_t>(kRedzone),
-                std::byte{0});
-    device_.upload(memory_, image_.data(), image_.size());
+    which_ = static_cast<std::size_t>(which & 1);
+    std::vector<std::byte>& image = images_[which_];
+    if (image.empty()) {
+      image = pattern(bytes_ + 2 * kRedzone, which);
+      if (!poison_payload)
+        std::fill(image.begin() + kRedzone, image.end() - static_cast<std::ptrdiff_t>(kRedzone),
+                  std::byte{0});
+    }
+    device_.upload(memory_, image.data(), image.size());
   }
   /// As fill, with the payload given; it must stay where it is.
   void fill(int which, const void* payload) {
@@ -90,16 +97,15 @@ class Region {
     if (const auto at = differs(payload_, kRedzone, bytes_)) return at;
     return differs(redzone_after(payload_which_).data(), kRedzone + bytes_, kRedzone);
   }
-  std::vector<std::byte> read(bool on_stream = false) {
-    std::vector<std::byte> out(image_.size());
+  void read(std::vector<std::byte>& out, bool on_stream = false) {
+    out.resize(image().size());
     if (on_stream)
       device_.download_on_stream(out.data(), memory_, out.size());
     else
       device_.download(out.data(), memory_, out.size());
-    return out;
   }
   /// What fill without a payload left.
-  const std::vector<std::byte>& image() const { return image_; }
+  const std::vector<std::byte>& image() const { return images_[which_]; }
 
  private:
   // The pattern goes on where the payload ends, which may be at an odd byte.
@@ -112,10 +118,17 @@ class Region {
   Device& device_;
   std::size_t bytes_;
   std::byte* memory_ = nullptr;
-  std::vector<std::byte> image_;
+  // With either pattern: launches alternate.
+  std::array<std::vector<std::byte>, 2> images_;
+  std::size_t which_ = 0;
   const std::byte* payload_ = nullptr;
   int payload_which_ = 0;
 };
+
+// std::byte is no integer to std::equal, which compares it byte by byte.
+bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
 
 // Offset of the first differing byte relative to the payload, or nothing.
 std::optional<std::int64_t> first_difference(const std::vector<std::byte>& a,
@@ -136,15 +149,14 @@ std::string describe_offset(std::int64_t offset, std::size_t bytes) {
   return "a gap at byte " + std::to_string(offset);
 }
 
-// Visits the rows of O that exist, dense index first.
+// Visits the rows of O that exist, dense index first, those of different heads at the same time.
 template <class Visit>
 void for_each_row(const Placement& placement, Visit&& visit) {
   const Problem& p = placement.problem();
-  for (std::int64_t b = 0; b < p.batch; ++b)
-    for (std::int64_t h = 0; h < p.heads_q; ++h) {
-      const std::int64_t first = (b * p.heads_q + h) * p.seq_q, rows = placement.sequence(b).rows;
-      for (std::int64_t i = 0; i < rows; ++i) visit(first + i, b, h, i);
-    }
+  parallel_for(p.batch * p.heads_q, [&](std::int64_t head) {
+    const std::int64_t b = head / p.heads_q, rows = placement.sequence(b).rows;
+    for (std::int64_t i = 0; i < rows; ++i) visit(head * p.seq_q + i, b, head % p.heads_q, i);
+  });
 }
 
 std::string place_of(const Problem& p, std::int64_t row) {
@@ -155,15 +167,16 @@ std::string place_of(const Problem& p, std::int64_t row) {
 // The elements of one launch: O dense, then LSE, as bytes.
 struct Output {
   std::vector<std::byte> o, lse;
-  friend bool operator==(const Output&, const Output&) = default;
+  friend bool operator==(const Output& a, const Output& b) {
+    return same(a.o, b.o) && same(a.lse, b.lse);
+  }
 };
 
-// Rows that do not exist are zero.
-Output gather(const Placement& placement, const std::byte* o, const void* lse) {
+// Rows that do not exist are zero. `out` is empty or what this left of an earlier launch.
+void gather(const Placement& placement, const std::byte* o, const void* lse, Output& out) {
   const Problem& p = placement.problem();
   const std::size_t row_bytes = static_cast<std::size_t>(value_dim(p)) * size_of(p.out_dtype);
   const auto rows = static_cast<std::size_t>(placement.total_rows());
-  Output out;
   out.o.resize(rows * row_bytes);
   const bool with_lse = p.lse && lse != nullptr;
   if (with_lse) out.lse.resize(rows * sizeof(float));
@@ -176,7 +189,6 @@ Output gather(const Placement& placement, const std::byte* o, const void* lse) {
       std::memcpy(out.lse.data() + to * sizeof(float),
                   static_cast<const float*>(lse) + placement.lse(b, h, i), sizeof(float));
   });
-  return out;
 }
 
 /// What the kernel should have written somewhere and what it wrote, for whoever debugs it.
@@ -192,8 +204,13 @@ void judge(const CaseData& data, const Output& output, CaseResult& result) {
   const auto dim = static_cast<std::size_t>(dim_v);
   const auto& rows = data.reference.rows;
   std::vector<double> o(rows.size() * dim), lse;
-  for (std::size_t r = 0; r < rows.size(); ++r)
-    numeric::load_row(p.out_dtype, output.o.data(), rows[r] * dim_v, dim_v, o.data() + r * dim);
+  constexpr std::int64_t kAtOnce = 1024;
+  const auto count = static_cast<std::int64_t>(rows.size());
+  parallel_for(ceil_div(count, kAtOnce), [&](std::int64_t part) {
+    for (std::int64_t r = part * kAtOnce; r < std::min((part + 1) * kAtOnce, count); ++r)
+      numeric::load_row(p.out_dtype, output.o.data(), rows[static_cast<std::size_t>(r)] * dim_v,
+                        dim_v, o.data() + r * dim_v);
+  });
   if (p.lse)
     for (const std::int64_t row : rows)
       lse.push_back(numeric::load(DType::f32, output.lse.data(), row));
@@ -349,31 +366,34 @@ class Validation {
     // Launches alternate between the poison patterns; what differs between them was not written.
     const int reruns = reruns_of(policy_, data_.test, device_.kind());
     const int launches = 1 + std::max(reruns, policy_.poison ? 1 : 0);
-    Output first;
+    Output first, again;
+    std::vector<std::byte> o_image, lse_image;
     for (int n = 0; n < launches; ++n) {
       poison(n);
       if (!launch(result)) return result;
       if (n == 0 && policy_.stream) {
-        const auto early = o_.read(true), early_lse = lse_.read(true);
+        std::vector<std::byte> early, early_lse;
+        o_.read(early, true);
+        lse_.read(early_lse, true);
         subject_.settle();
         if (!synchronize(result)) return result;
-        if (early != o_.read() || early_lse != lse_.read())
+        o_.read(o_image);
+        lse_.read(lse_image);
+        if (!same(early, o_image) || !same(early_lse, lse_image))
           fail(result, "stream",
                "output changed after the stream's work was done: part of the work was not on the "
                "given stream");
       } else if (!synchronize(result)) {
         return result;
       }
-      const auto o_image = o_.read(), lse_image = lse_.read();
-      const Output output =
-          gather(placement_, o_image.data() + kRedzone, lse_image.data() + kRedzone);
+      o_.read(o_image);
+      lse_.read(lse_image);
+      Output& output = n == 0 ? first : again;
+      gather(placement_, o_image.data() + kRedzone, lse_image.data() + kRedzone, output);
       if (policy_.redzones) check_redzones(result, o_image, lse_image);
       // After the first launch, lest a modified input be taken for nondeterminism; and after all.
       if (policy_.inputs_unchanged && (n == 0 || n + 1 == launches)) check_inputs(result);
-      if (n == 0)
-        first = output;
-      else
-        compare(result, first, output, n);
+      if (n > 0) compare(result, first, output, n);
     }
 
     CaseResult numbers;
@@ -432,8 +452,9 @@ class Validation {
     return true;
   }
 
-  void check_redzones(CaseResult& result, std::vector<std::byte> o_image,
-                      std::vector<std::byte> lse_image) {
+  /// Takes the images apart.
+  void check_redzones(CaseResult& result, std::vector<std::byte>& o_image,
+                      std::vector<std::byte>& lse_image) {
     // With the elements that a kernel may write set back, everything must be as it was filled; that
     // covers the gaps, and rows of no sequence.
     const std::size_t row_bytes = static_cast<std::size_t>(value_dim(p_)) * size_of(p_.out_dtype);
@@ -454,7 +475,8 @@ class Validation {
     };
     report("O", first_difference(o_image, o_.image(), 0, o_image.size()), o_.size());
     report("LSE", first_difference(lse_image, lse_.image(), 0, lse_image.size()), lse_.size());
-    const std::vector<std::byte> scratch = workspace_.read();
+    std::vector<std::byte> scratch;
+    workspace_.read(scratch);
     const std::size_t end = kRedzone + workspace_.size();
     report("the workspace", first_difference(scratch, workspace_.image(), 0, kRedzone),
            workspace_.size());
@@ -635,7 +657,8 @@ CaseResult judge_output(const CaseData& data, const void* o, const float* lse) {
   CaseResult result;
   result.test = data.test;
   const Placement placement(data.test.problem, index_arrays(data.inputs));
-  const Output output = gather(placement, static_cast<const std::byte*>(o), lse);
+  Output output;
+  gather(placement, static_cast<const std::byte*>(o), lse, output);
   judge(data, output, result);
   return result;
 }
