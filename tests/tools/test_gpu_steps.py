@@ -115,7 +115,7 @@ def test_a_wrong_result_ends_the_run_and_the_table_says_where(build, tmp_path):
                      ON_CHECK='case "$*" in *varlen*) echo RED; exit 20 ;; esac')
     assert code == 20
     table = text.rpartition("seconds by step\n")[2].splitlines()
-    names = [f"check-{name}-{dtype}" for dtype in ("fp16", "bf16") for name in ("serving", "repair", "bshd", "packed", "alone", "features")]
+    names = [f"check-{name}-{dtype}" for dtype in ("fp16", "bf16") for name in ("serving", "repair", "capped", "bshd", "packed", "alone", "features")]
     names.append("check-suite-fp16")
     assert [line.split()[:3] for line in table] == [[name, "exit", "20" if "suite" in name else "0"] for name in names]
 
