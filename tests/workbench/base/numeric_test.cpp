@@ -128,5 +128,31 @@ TEST(Formats, RowsDecodeLikeSingleElements) {
   }
 }
 
+TEST(Formats, ARowIsStoredAsItsElementsAre) {
+  std::vector<double> values{0.0,        -0.0,       HUGE_VAL,   -HUGE_VAL, std::nan(""), 0x1p-1074,
+                             -0x1p-1030, 448.0,      464.0,      480.0,     65504.0,      65519.9,
+                             65520.0,    0x1.fep127, 0x1.ffp127, 0x1p128,   1e308,        0x1p-9,
+                             0x1p-10,    0x1.8p-10,  0x1p-25,    0x1.8p-25};
+  // Of every octave that a double has, mantissas of all kinds.
+  for (std::uint64_t n = 0; values.size() < 20000; ++n) {
+    const double value = std::bit_cast<double>((n + 1) * 0x9e3779b97f4a7c15u);
+    if (std::isfinite(value)) values.push_back(value);
+    // And near what the formats have.
+    values.push_back(
+        std::ldexp(1.0 + static_cast<double>(n % 4096) / 4096, static_cast<int>(n % 60) - 40));
+  }
+  const auto count = static_cast<std::int64_t>(values.size());
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
+    for (const std::int64_t step : {1, 3}) {
+      const std::size_t bytes = static_cast<std::size_t>(count * step) * size_of(dtype);
+      std::vector<std::byte> row(bytes), one_by_one(bytes);
+      numeric::store_row(dtype, row.data(), 0, step, values.data(), count);
+      for (std::int64_t i = 0; i < count; ++i)
+        numeric::store(dtype, one_by_one.data(), i * step, values[static_cast<std::size_t>(i)]);
+      EXPECT_EQ(row, one_by_one) << name_of(dtype) << " " << step;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace greenfast::workbench::test
