@@ -761,14 +761,22 @@ std::int64_t scale_groups(ScaleKind kind, std::int64_t seq, std::int64_t heads) 
   return kind == ScaleKind::per_head ? heads : 1;
 }
 
-/// Rows of all heads in parts of kScaleBlock rows, which share a scale factor whatever its kind: body(head, first, last).
+/// Rows of all heads in parts of kScaleBlock rows, which share a scale factor whatever its kind: body(head, first, last), one
+/// after the other where they write to the same slots.
 template <class Body>
-void for_parts(std::int64_t heads, std::int64_t seq, const Body& body) {
+void for_parts(std::int64_t heads, std::int64_t seq, const Body& body, bool share_slots = false) {
   const std::int64_t parts = ceil_div(seq, std::int64_t{kScaleBlock});
-  parallel_for(heads * parts, [&](std::int64_t n) {
+  const auto part = [&](std::int64_t n) {
     const std::int64_t first = n % parts * kScaleBlock;
     body(n / parts, first, std::min<std::int64_t>(first + kScaleBlock, seq));
-  });
+  };
+  if (share_slots)
+    for (std::int64_t n = 0; n < heads * parts; ++n) part(n);
+  else
+    parallel_for(heads * parts, part);
+}
+bool shares_slots(const Layout& layout) {
+  return layout.stride[0] == 0 || layout.stride[1] == 0 || layout.stride[2] == 0;
 }
 
 // Writes dense values into a strided buffer. Slots that several (b, h) share keep the last one's.
@@ -777,7 +785,6 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
                              const std::vector<float>& scale) {
   std::vector<std::byte> bytes(extent_bytes(layout, n.batch, n.heads, n.seq, n.dim, dtype));
   fill_gap(bytes.data(), bytes.size());
-  const bool shared = layout.stride[0] == 0 || layout.stride[1] == 0 || layout.stride[2] == 0;
   const std::int64_t heads = n.batch * n.heads;
   const auto one_part = [&](std::int64_t head, std::int64_t first, std::int64_t last) {
     std::vector<double> row(static_cast<std::size_t>(n.dim));
@@ -810,10 +817,7 @@ std::vector<std::byte> place(const std::vector<float>& values, Extents n, DType 
       numeric::store_row(dtype, bytes.data(), to, layout.stride[3], row.data(), n.dim);
     }
   };
-  if (shared)
-    for (std::int64_t head = 0; head < heads; ++head) one_part(head, 0, n.seq);
-  else
-    for_parts(heads, n.seq, one_part);
+  for_parts(heads, n.seq, one_part, shares_slots(layout));
   return bytes;
 }
 
@@ -946,11 +950,7 @@ std::vector<std::byte> place_rows(const Problem& p, const Operand& operand, cons
       numeric::store_row(p.dtype, bytes.data(), at, rows.layout.stride[3], stored.data(), rows.dim);
     });
   };
-  const auto& stride = rows.layout.stride;
-  if (stride[0] == 0 || stride[1] == 0 || stride[2] == 0)  // slots that several heads share
-    for (std::int64_t head = 0; head < heads; ++head) one_part(head, 0, seq);
-  else
-    for_parts(heads, seq, one_part);
+  for_parts(heads, seq, one_part, shares_slots(rows.layout));
   return bytes;
 }
 

@@ -392,6 +392,22 @@ TEST(Inputs, E4m3ScalesPutTheLargestValueOnTheLargestNumber) {
   }
 }
 
+// Rows that repeat are copied, but not from a block with another factor.
+TEST(Inputs, SlotsThatHeadsShareHaveTheirOwnBlocksFactors) {
+  Problem p = make_problem(1, 2, 2, 1, 300, 64, DType::e4m3);
+  p.scales = ScaleKind::per_block;
+  p.k.stride[1] = 0;
+  const auto ones = [](std::int64_t rows) {
+    return std::vector<float>(static_cast<std::size_t>(rows * 64), 1.0f);
+  };
+  const Inputs in = make_inputs(p, ones(2), ones(2 * 300), ones(2 * 300));
+  ASSERT_EQ(in.k_scale.size(), 6u);
+  for (std::int64_t row = 0; row < 300; ++row) {
+    const auto factor = static_cast<double>(in.k_scale[static_cast<std::size_t>(3 + row / 128)]);
+    EXPECT_NEAR(numeric::load(DType::e4m3, in.k.data(), row * 64) * factor, 1.0, 1.0 / 16) << row;
+  }
+}
+
 TEST(Memory, EstimateGrowsWithTheProblemAndSaturates) {
   Problem p = make_problem(1, 8, 8, 2048, 2048, 64, DType::f16);
   const auto bytes = host_bytes(p);
