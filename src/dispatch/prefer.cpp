@@ -282,6 +282,9 @@ bool dense_fp8_takes(const Problem& p) {
          p.softcap == 0.0f;
 }
 
+/// Pages that no box of 8 keys divides: prefill's loop copies their rows one by one.
+bool has_rows_apart(const Problem& p) { return p.pages.used() && p.pages.size % 8 != 0; }
+
 // e4m3 with lengths or pages. cuda.sm90.fp8_serving has tiles of 128 rows of a head and walks over all of its
 // keys; decode has up to 32 rows of a group, splits the keys, and leaves out rows that are not there: of a
 // batch of single tokens and a few longer sequences their mean says more than the longest. Pages of 16, one
@@ -298,8 +301,7 @@ bool dense_fp8_takes(const Problem& p) {
 // nothing: with that the last rows of a group in this table are decode's too [estimated].
 bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t rows = mean_queries(p, choice) * (p.heads_q / p.heads_kv);
-  const bool row_by_row = p.pages.used() && p.pages.size % 8 != 0;
-  const std::int64_t most_of_a_group = row_by_row ? 64 : 32;
+  const std::int64_t most_of_a_group = has_rows_apart(p) ? 64 : 32;
   return !fills_half(p, facts, choice) || rows <= (p.heads_q > p.heads_kv ? most_of_a_group : 16);
 }
 
@@ -442,7 +444,7 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
             "behind others where they take the problem: from 17 rows on they are faster"};
   // cuda.sm90.packed copies pages that are no multiple of 8 keys row by row, 1,760 clocks for 64 of them (H200,
   // 2026-11-28), and cuda.sm90.grouped refuses them; this looks every row's page up as it is.
-  if (p.pages.used() && p.pages.size % 8 != 0) return {kDecode};
+  if (has_rows_apart(p)) return {kDecode};
   if (few.decode() < few.others()) return {kDecode};
   // Each block of rows reads the keys again.
   if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)

@@ -61,6 +61,15 @@ class VariantPlan : public testing::Test {
     return p;
   }
 
+  /// What kernels count in 32 bits of pages whose rows they copy: pieces of 16 bytes. A page is `stride` elements, 16 MB.
+  void expect_pieces_counted(Problem p, Layout Problem::*layout, std::int64_t stride) const {
+    (p.*layout).stride[0] = stride;
+    p.pages.count = 4000;
+    EXPECT_EQ(refusal(p), "accepted");
+    p.pages.count = 4300;
+    EXPECT_NE(refusal(p).find("64 GiB"), std::string::npos) << refusal(p);
+  }
+
   const std::string_view id_;
   DeviceFacts facts_;
   Options options_;

@@ -86,10 +86,7 @@ __device__ __forceinline__ void decode_values(const SharedMemory<ConfigOf>& shar
     ring.read(step, tile);
     ring.release(step);
     if (tile.index < 0) break;
-    const int first_row = tile.index * kConfig.rows();
-    const BlockRange blocks =
-        visible_blocks<ConfigOf>(extent_in<ConfigOf>(tile), first_row,
-                                 min(first_row + kConfig.rows(), tile.extent.seq_q) - 1);
+    const BlockRange blocks = blocks_of_tile<ConfigOf>(extent_in<ConfigOf>(tile), tile.index);
 #pragma unroll 1
     for (int block = blocks.end - 1; block >= blocks.begin; --block) {
       ptx::mbarrier_wait(raw.full, raw.parity);
@@ -129,16 +126,13 @@ __device__ __forceinline__ void copy_and_decode_values(const Params& p,
     ring.read(step, tile);
     ring.release(step);
     if (tile.index < 0) break;
-    const int first_row = tile.index * kConfig.rows();
-    const BlockRange blocks =
-        visible_blocks<ConfigOf>(extent_in<ConfigOf>(tile), first_row,
-                                 min(first_row + kConfig.rows(), tile.extent.seq_q) - 1);
+    const BlockRange blocks = blocks_of_tile<ConfigOf>(extent_in<ConfigOf>(tile), tile.index);
     const int kv_head = uniform(tile.head / p.group);
     const auto* const values =
         static_cast<const std::uint8_t*>(p.v) + min(kv_head, p.v_last_head) * p.v_head;
     const auto copy = [&](int block, std::uint32_t stage) {
       if (block >= blocks.begin) {
-        rows.step(block);
+        rows.step(block);  // of_k is the block at hand, of V here
         rows.template copy<RowsInShared<kConfig.values() / 16, kConfig.raw_row_bytes(), false>>(
             values, piece_steps<ConfigOf>(p.v_batch, p.v_row), p.serving.value_dim, block,
             rows.of_k, stage);

@@ -319,19 +319,19 @@ inline constexpr std::array kByteTiles{
     Config{.head_dim = 256, .keys = 64, .k_stages = 3, .v_stages = 3, .raw_stages = 3},
 };
 inline constexpr std::size_t kLowByteTiles = 2;
+constexpr Config for_bytes(Config tile, Features features) {
+  tile.bytes = true;
+  return for_serving(tile, features);
+}
 constexpr Config byte_config_of(std::size_t tile, bool capped) {
-  Config config = for_serving(kByteTiles[tile], capped ? Features::general : Features::window);
-  config.bytes = true;
-  return config;
+  return for_bytes(kByteTiles[tile], capped ? Features::general : Features::window);
 }
 
 /// Those for e4m3 in pages that are no multiple of 8 keys, by head dims.
 inline constexpr std::array kByteRowTiles{kByteTiles[kLowByteTiles], kByteTiles[kLowByteTiles + 1],
                                           kByteTiles.back()};
 constexpr Config byte_row_config_of(std::size_t tile) {
-  Config config = for_serving(kByteRowTiles[tile], Features::window);
-  config.bytes = true;
-  return config;
+  return for_bytes(kByteRowTiles[tile], Features::window);
 }
 
 /// The tiles for groups, by head dims, of 16 bits or e4m3.

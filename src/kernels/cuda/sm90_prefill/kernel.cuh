@@ -111,7 +111,11 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       producer.run();
     } else if (kConfig.packed && threadIdx.x < 64) {
       if constexpr (kConfig.packed) send_tiles<ConfigOf>(p, ring);
-    } else if constexpr (kCopiesRows<ConfigOf> && !kConfig.bytes) {
+    } else if constexpr (kConfig.bytes && kCopiesRows<ConfigOf>) {
+      copy_and_decode_values<ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
+    } else if constexpr (kConfig.bytes) {
+      decode_values<ConfigOf>(shared, ring, uniform(threadIdx.x >> 5) - 2);
+    } else if constexpr (kCopiesRows<ConfigOf>) {
       static_assert(kRowWarps == 2);
       if (threadIdx.x < 96) {
         Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile, extent,
@@ -120,10 +124,6 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
       }
     } else if constexpr (kConfig.has_mask()) {
       send_masks<T, ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
-    } else if constexpr (kConfig.bytes && kCopiesRows<ConfigOf>) {
-      copy_and_decode_values<ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
-    } else if constexpr (kConfig.bytes) {
-      decode_values<ConfigOf>(shared, ring, uniform(threadIdx.x >> 5) - 2);
     }
     return;
   }

@@ -336,6 +336,14 @@ __device__ __forceinline__ BlockRange visible_blocks(const ExtentOf<ConfigOf>& p
   return range;
 }
 
+/// And that a tile's rows see.
+template <class ConfigOf>
+__device__ __forceinline__ BlockRange blocks_of_tile(const ExtentOf<ConfigOf>& extent, int index) {
+  constexpr int kRows = ConfigOf::value.rows();
+  return visible_blocks<ConfigOf>(extent, index * kRows,
+                                  min(index * kRows + kRows, extent.seq_q) - 1);
+}
+
 /// Of the rows [first, last]: blocks from the first number on, and up to the second, are not seen
 /// whole by all of them.
 struct SeenInPart {

@@ -124,12 +124,7 @@ TEST_F(BytePlan, PagesThatNoBoxDividesAreCopiedRowByRow) {
   EXPECT_NE(refusal(p).find("pages of 1 keys with a softcap"), std::string::npos) << refusal(p);
   EXPECT_EQ(chosen(p), "cuda.sm80.serving");
   p.softcap = 0.0f;
-  // What the kernel counts in 32 bits: pieces of 16 bytes.
-  p.pages.count = 4000;
-  p.v.stride[0] = std::int64_t{1} << 24;
-  EXPECT_EQ(refusal(p), "accepted");
-  p.pages.count = 4300;
-  EXPECT_NE(refusal(p).find("64 GiB"), std::string::npos) << refusal(p);
+  expect_pieces_counted(p, &Problem::v, std::int64_t{1} << 24);
 }
 
 TEST_F(BytePlan, WritesAnyTypeAndAnyStridesOfO) {

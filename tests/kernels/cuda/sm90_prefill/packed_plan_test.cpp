@@ -91,12 +91,7 @@ TEST_F(PackedPlan, PagesThatNoBoxDividesAreCopiedRowByRow) {
   p.chunk = 127;
   EXPECT_NE(refusal(p).find("chunks of 127"), std::string::npos) << refusal(p);
   p.chunk = 0;
-  // What the kernel counts in 32 bits: pieces of 16 bytes.
-  p.pages.count = 4000;
-  p.k.stride[0] = std::int64_t{1} << 23;
-  EXPECT_EQ(refusal(p), "accepted");
-  p.pages.count = 4300;
-  EXPECT_NE(refusal(p).find("64 GiB"), std::string::npos) << refusal(p);
+  expect_pieces_counted(p, &Problem::k, std::int64_t{1} << 23);
 }
 
 TEST_F(PackedPlan, SuchPagesWithASoftcapOrAnArrayMaskAreRefused) {
