@@ -208,8 +208,7 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
   for (int tile_step = 0; tile.index >= 0; tile = next, ++tile_step) {
     const int tile_row = tile.index * kConfig.rows(),
               first_row = tile_row + first_of_warpgroup<ConfigOf>(p, group);
-    const BlockRange tile_blocks = visible_blocks<ConfigOf>(
-        extent, tile_row, min(tile_row + kConfig.rows(), extent.seq_q) - 1);
+    const BlockRange tile_blocks = blocks_of_tile<ConfigOf>(extent, tile.index);
     const int last_row = min(first_row + 63, extent.seq_q - 1);
     const BlockRange blocks = visible_blocks<ConfigOf>(extent, first_row, last_row);
     newest = blocks.end - 1 - (kConfig.split ? group : 0);

@@ -327,9 +327,7 @@ __device__ __forceinline__ void send_masks(const Params& p, const SharedMemory<C
     ring.read(step, tile);
     ring.release(step);
     if (tile.index < 0) break;
-    const int first_row = tile.index * ConfigOf::value.rows();
-    const BlockRange blocks = visible_blocks<ConfigOf>(
-        tile.extent, first_row, min(first_row + ConfigOf::value.rows(), tile.extent.seq_q) - 1);
+    const BlockRange blocks = blocks_of_tile<ConfigOf>(tile.extent, tile.index);
     const MaskCopy<T, ConfigOf> mask(p.mask, tile);
 #pragma unroll 1
     for (int block = blocks.end - 1; block >= blocks.begin; --block) {

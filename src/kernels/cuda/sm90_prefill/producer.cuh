@@ -220,8 +220,7 @@ struct Producer {
     ptx::grid_dependency_wait();
     for (int step = 0; more; ++step) {
       const int first_row = tile.index * kConfig.rows();
-      const BlockRange blocks = visible_blocks<ConfigOf>(
-          extent, first_row, min(first_row + kConfig.rows(), extent.seq_q) - 1);
+      const BlockRange blocks = blocks_of_tile<ConfigOf>(extent, tile.index);
       kv_head = uniform(tile.head / p.group);
       if (blocks.end > blocks.begin) rows.begin(blocks.end - 1);
       if (part == 0) load_q(step, first_row);
@@ -253,8 +252,7 @@ struct Producer {
     ptx::grid_dependency_wait();
     for (int step = 0; more; ++step) {
       const int first_row = tile.index * kConfig.rows();
-      const BlockRange blocks = visible_blocks<ConfigOf>(
-          extent, first_row, min(first_row + kConfig.rows(), extent.seq_q) - 1);
+      const BlockRange blocks = blocks_of_tile<ConfigOf>(extent, tile.index);
       kv_head = uniform(tile.head / p.group);
       if constexpr (!kIsGrouped<ConfigOf>) load_q(step, first_row);
       if constexpr (kServing) {
