@@ -115,11 +115,13 @@ __device__ __forceinline__ void copy_and_decode_values(const Params& p,
   constexpr Config kConfig = ConfigOf::value;
   constexpr int kStages = kConfig.raw_stages, kStageBytes = kConfig.raw_bytes();
   const DecodedPart<ConfigOf> own(part);
-  static_assert(DecodedPart<ConfigOf>::kOwn == 32, "a warp's rows are those of its RowReader");
+  using Share = RowShare<32, DecodedPart<ConfigOf>::kOwn / 32, 32>;
   const bool leader = ptx::lane_id() == 0;
   Stage<kConfig.v_stages> decoded(shared.v_full, 1);
   TileOf<ConfigOf> tile;
-  RowReader<ConfigOf, kDecoders> rows(p, tile, part);
+  RowPages<ConfigOf, Share> pages(p, tile, part * Share::kRows);
+  using Rows = RowsInShared<kConfig.values() / 16, kConfig.raw_row_bytes(), false>;
+  RowCopier<ConfigOf, Share, Rows> values(part * Share::kRows, p.serving.value_dim);
   ptx::grid_dependency_wait();
 #pragma unroll 1
   for (int step = 0;; ++step) {
@@ -128,20 +130,18 @@ __device__ __forceinline__ void copy_and_decode_values(const Params& p,
     if (tile.index < 0) break;
     const BlockRange blocks = blocks_of_tile<ConfigOf>(extent_in<ConfigOf>(tile), tile.index);
     const int kv_head = uniform(tile.head / p.group);
-    const auto* const values =
-        static_cast<const std::uint8_t*>(p.v) + min(kv_head, p.v_last_head) * p.v_head;
+    values.set_head(static_cast<const std::uint8_t*>(p.v) + min(kv_head, p.v_last_head) * p.v_head);
     const auto copy = [&](int block, std::uint32_t stage) {
       if (block >= blocks.begin) {
-        rows.step(block);  // of_k is the block at hand, of V here
-        rows.template copy<RowsInShared<kConfig.values() / 16, kConfig.raw_row_bytes(), false>>(
-            values, piece_steps<ConfigOf>(p.v_batch, p.v_row), p.serving.value_dim, block,
-            rows.of_k, stage);
+        const auto of_v = pages.pieces(p.rows.v);
+        pages.ask(block - 1);
+        values.copy(tile, block, of_v, stage);
       }
       ptx::cp_async_commit();
     };
     const std::uint32_t stages = shared.incoming_v(), end = stages + kStages * kStageBytes;
     if (blocks.end > blocks.begin) {
-      rows.begin(blocks.end - 1);
+      pages.begin(blocks.end - 1);
 #pragma unroll 1
       for (int i = 0; i < kStages; ++i) copy(blocks.end - 1 - i, stages + i * kStageBytes);
     }

@@ -79,8 +79,11 @@ struct Config {
   // From a warpgroup's block to its next.
   constexpr int stride() const { return split ? warpgroups : 1; }
   // Two warpgroups that start together stay together and wait for the same pipe; taking turns to
-  // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without.
-  constexpr bool takes_turns() const { return ones && !masked() && warpgroups == 2 && !split; }
+  // issue keeps one multiplying while the other exponentiates. Causal rows differ enough without, but not where a softcap's
+  // instructions take as long as the products: 5% at D 128 (H200, 2026-11-29).
+  constexpr bool takes_turns() const {
+    return warpgroups == 2 && !split && ((ones && !masked()) || (general() && keys == 128));
+  }
   // The guard looks at the weights after P V of the block before: its rare path then has that
   // product's registers. Two warpgroups want its vote earlier, because ptxas moves the wait for
   // P V up to the next branch.
@@ -342,8 +345,27 @@ constexpr Config grouped_config_of(std::size_t tile, bool bytes) {
 static_assert(grouped_config_of(0, true).rows() == grouped_config_of(1, false).rows() &&
               grouped_config_of(0, true).keys == grouped_config_of(1, false).keys);
 
+/// Up to this share of a cap, tanh is a polynomial.
+inline constexpr float kNearOfCap = 0.45f;
+/// softcap * tanh of kNearOfCap / 2 * x for |x| < 2: x times a polynomial in x^2 with these coefficients, of least relative
+/// error (2.4e-7), the cap among them.
+struct CapFacts {
+  float near[4];
+
+  static constexpr CapFacts of(float cap) {
+    constexpr std::array<double, 4> kTanh{0.999999757, -0.333294672, 0.132363691, -0.046028194};
+    CapFacts facts{};
+    double factor = kNearOfCap / 2.0;
+    for (std::size_t i = 0; i < kTanh.size(); ++i) {
+      facts.near[i] = static_cast<float>(kTanh[i] * factor * cap);
+      factor *= kNearOfCap / 2.0 * (kNearOfCap / 2.0);
+    }
+    return facts;
+  }
+};
+
 // In front of Params::mask, so that its tensor map lies at a multiple of 64 bytes.
-inline constexpr int kPaddingOfMask = 24;
+inline constexpr int kPaddingOfMask = 8;
 
 /// Kernel arguments beside the tensor maps.
 struct Params {
@@ -373,10 +395,12 @@ struct Params {
 
   PackedFacts packed;  // of builds for packed sequences; last, so that nothing else moves
   ServingFacts serving;
+  CapFacts cap = {};
   char padding[kPaddingOfMask] = {};
   MaskFacts mask;
   ByteFacts bytes;
   GroupedFacts grouped;
+  RowFacts rows;
 };
 static_assert((offsetof(Params, mask) + offsetof(MaskFacts, map)) % 64 == 0);
 
@@ -458,5 +482,8 @@ const void* byte_row_entry();
 /// Of a tile for groups; T: __half where the inputs are e4m3.
 template <class T, int kTile, bool kBytes>
 const void* grouped_entry();
+/// And where they lie in pages that are no multiple of 8 keys.
+template <class T, int kTile, bool kBytes>
+const void* grouped_row_entry();
 
 }  // namespace greenfast::cuda::prefill

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_kernel(const __grid_constan
 namespace {
 
 using core::ceil_div;
+using packed::has_rows_apart;
 using packed::kK, packed::kO, packed::kV;
 using packed::larger_dim;
 using packed::Side;
@@ -67,9 +68,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
     return refuse(why, "head dim ", larger_dim(problem), "; takes up to 128");
   if (problem.chunk > 0 && problem.chunk < kRows)
     return refuse(why, "chunks of ", problem.chunk, " keys; takes ", kRows, " and more");
-  if (problem.pages.used() &&
-      page_box(problem.pages.size, static_cast<std::int32_t>(kKeys)) < kLeastBox)
-    return refuse(why, "pages of ", problem.pages.size, " keys; takes multiples of ", kLeastBox);
+  if (has_rows_apart(problem) && !packed::counts_pieces(problem, why)) return false;
   if (!is_bytes(problem) && !(problem.scale >= 1e-30f && problem.scale <= 1e30f))
     return refuse(why, "a scale of ", problem.scale, "; takes 1e-30 to 1e30");
   if (problem.seq_q > kMostRows || problem.seq_q * group_of(problem) > kMostRows)
@@ -105,11 +104,13 @@ struct Decision {
   Config config;
   int ctas;
   bool parts;
+  bool by_rows;
 };
 Decision decide(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   Decision d;
   d.tile = larger_dim(problem) <= 64 ? 0 : 1;
   d.config = grouped_config_of(d.tile, is_bytes(problem));
+  d.by_rows = has_rows_apart(problem);
   d.parts = choice.max_splits != 1 && problem.seq_kv > kLeastPart * kKeys;
   d.ctas = facts.multiprocessors;
   if (!d.parts)
@@ -145,8 +146,8 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
         std::min({most, ceil_div(blocks, std::int64_t{kLeastPart}), std::int64_t{d.ctas}}));
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   const char* type = is_bytes(problem) ? "__half" : type_name(problem.dtype);
-  result.kernel = core::concat("prefill::prefill_kernel<", type, ", Grouped<", type, ", ", d.tile,
-                               ", ", is_bytes(problem) ? "true" : "false", ">>");
+  result.kernel = core::concat("prefill::prefill_kernel<", type, ", Grouped",
+                               d.by_rows ? "RowByRow" : "", "<", type, ", ", d.tile, ", ", is_bytes(problem) ? "true" : "false", ">>");
   result.note = d.parts ? "parts of keys by the lengths on the device, merged by a second kernel"
                         : "keys in one part";
   return result;
@@ -154,22 +155,30 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
 
 // ---- Launch ----
 
-const void* kernel_of(DType dtype, std::size_t tile) {
-  static const std::array<std::array<const void*, 3>, kGroupedTiles> table{
-      {{grouped_entry<__half, 0, false>(), grouped_entry<__nv_bfloat16, 0, false>(),
-        grouped_entry<__half, 0, true>()},
-       {grouped_entry<__half, 1, false>(), grouped_entry<__nv_bfloat16, 1, false>(),
-        grouped_entry<__half, 1, true>()}}};
-  return table[tile][dtype == DType::f16 ? 0 : dtype == DType::bf16 ? 1 : 2];
+// Of a tile: types, and whether pages are copied row by row.
+constexpr std::size_t kTypes = 3;
+template <class Of>
+using ByBuild = std::array<std::array<std::array<Of, kTypes>, 2>, kGroupedTiles>;
+
+template <int kTile>
+std::array<std::array<const void*, kTypes>, 2> entries_of() {
+  return {{{grouped_entry<__half, kTile, false>(), grouped_entry<__nv_bfloat16, kTile, false>(),
+            grouped_entry<__half, kTile, true>()},
+           {grouped_row_entry<__half, kTile, false>(),
+            grouped_row_entry<__nv_bfloat16, kTile, false>(),
+            grouped_row_entry<__half, kTile, true>()}}};
 }
-constinit std::array<std::array<SharedMemoryOptIn, 3>, kGroupedTiles> opt_in;
+std::size_t type_of(DType dtype) { return dtype == DType::f16 ? 0 : dtype == DType::bf16 ? 1 : 2; }
+const void* kernel_of(DType dtype, const Decision& d) {
+  static const ByBuild<const void*> table{entries_of<0>(), entries_of<1>()};
+  return table[d.tile][d.by_rows][type_of(dtype)];
+}
+constinit ByBuild<SharedMemoryOptIn> opt_in;
 
 Status ensure_ready(const Problem& problem, const Decision& d, int device) {
   if (Status status = check_tensor_map_driver(kId); !status.ok()) return status;
-  return opt_in[d.tile][is_bytes(problem)              ? 2
-                        : problem.dtype == DType::bf16 ? 1
-                                                       : 0]
-      .ensure(kernel_of(problem.dtype, d.tile), d.config.shared_bytes(), device, kId);
+  return opt_in[d.tile][d.by_rows][type_of(problem.dtype)].ensure(
+      kernel_of(problem.dtype, d), d.config.shared_bytes(), device, kId);
 }
 Status prepare(const Problem& problem, const core::Context& context) {
   return ensure_ready(problem, decide(problem, *context.facts, context.choice),
@@ -186,6 +195,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.grouped.group = static_cast<std::int32_t>(group_of(problem));
   p.grouped.by_group = Divisor::of(p.grouped.group);
   p.grouped.alternate = problem.seq_q * p.grouped.group <= kRows / d.config.warpgroups;
+  if (d.by_rows) p.rows = packed::row_facts(problem);
   const Side o = sides_of(problem)[kO];
   p.grouped.o_aligned =
       o.dtype != DType::f32 &&
@@ -220,7 +230,7 @@ Status launch(const Problem& problem, const Tensors& tensors, const core::Contex
   void* arguments[] = {&none, &k_map, &v_map, &none, &params};
   Status status = launch_early(
       launch_config({d.ctas, 1, 1}, d.config.threads(), d.config.shared_bytes(), context),
-      kernel_of(problem.dtype, d.tile), arguments, kId);
+      kernel_of(problem.dtype, d), arguments, kId);
   if (!status.ok() || !d.parts) return status;
   void* of_join[] = {&params};
   const auto* const join = d.tile == 0 ? reinterpret_cast<const void*>(&join_kernel<64>)

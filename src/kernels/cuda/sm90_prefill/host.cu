@@ -158,6 +158,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     const core::ScoreTransform transform = core::score_transform(problem);
     p.softcap_in = transform.scale;
     p.softcap_out = transform.cap;
+    p.cap = CapFacts::of(transform.cap);
   }
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];

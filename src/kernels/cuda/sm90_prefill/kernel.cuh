@@ -116,12 +116,12 @@ __global__ void __launch_bounds__(ConfigOf::value.threads(), 1)
     } else if constexpr (kConfig.bytes) {
       decode_values<ConfigOf>(shared, ring, uniform(threadIdx.x >> 5) - 2);
     } else if constexpr (kCopiesRows<ConfigOf>) {
-      static_assert(kRowWarps == 2);
-      if (threadIdx.x < 96) {
-        Producer<ConfigOf> producer(p, q_map, k_map, v_map, shared, lane == 0, tile, extent,
-                                    ring.first);
-        producer.run_rows(1);
-      }
+      using Rows = Producer<ConfigOf>;
+      Rows producer(p, q_map, k_map, v_map, shared, lane == 0, tile, extent, ring.first);
+      if (threadIdx.x < 96)
+        producer.template run_rows<false, true, typename Rows::MostRows>(0);
+      else
+        producer.template run_rows<true, true, typename Rows::LastRows>(Rows::MostRows::kRows);
     } else if constexpr (kConfig.has_mask()) {
       send_masks<T, ConfigOf>(p, shared, ring, uniform(threadIdx.x >> 5) - 2);
     }
@@ -455,6 +455,16 @@ struct Grouped : With<grouped_config_of(kTile, kBytes)> {
 template <class T, int kTile, bool kBytes>
 const void* grouped_entry() {
   return reinterpret_cast<const void*>(&prefill_kernel<T, Grouped<T, kTile, kBytes>>);
+}
+
+template <class T, int kTile, bool kBytes>
+struct GroupedRowByRow : Grouped<T, kTile, kBytes> {
+  static constexpr bool kCopiesRows = true;
+};
+
+template <class T, int kTile, bool kBytes>
+const void* grouped_row_entry() {
+  return reinterpret_cast<const void*>(&prefill_kernel<T, GroupedRowByRow<T, kTile, kBytes>>);
 }
 
 template <int kTile>

@@ -142,6 +142,11 @@ struct PackedFacts {
   bool sorted = false;  // the longest sequence first, else as they come
 };
 
+/// Of builds that copy rows of pages.
+struct RowFacts {
+  PieceSteps k{}, v{};
+};
+
 /// And what only the builds for serving ask.
 struct ServingFacts {
   const float* sinks = nullptr;  // [heads], natural logarithms

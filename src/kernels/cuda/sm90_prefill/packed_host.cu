@@ -130,7 +130,7 @@ bool wants_low_wide(const Problem& problem, const DeviceFacts& facts, core::Choi
 enum class Build { bytes, byte_rows, masked, capped, rows, serving, packed };
 Build build_of(const Problem& problem, const DeviceFacts& facts, core::Choice choice) {
   // Pages that no box of kLeastBox rows divides are copied row by row.
-  const bool by_rows = problem.pages.used() && problem.pages.size % kLeastBox != 0;
+  const bool by_rows = has_rows_apart(problem);
   if (is_bytes(problem))
     return by_rows && !(problem.softcap > 0.0f) ? Build::byte_rows : Build::bytes;
   if (mask_of(problem) != MaskArray::none) return Build::masked;
@@ -138,18 +138,6 @@ Build build_of(const Problem& problem, const DeviceFacts& facts, core::Choice ch
   if (by_rows) return Build::rows;
   return needs_serving(problem) || wants_tall_window(problem, facts, choice) ? Build::serving
                                                                              : Build::packed;
-}
-
-/// Whether 32 bits count the pieces of 16 bytes from the first page to the last row.
-bool counts_pieces(const Problem& problem, const Layout& layout) {
-  const std::int64_t of_piece = is_bytes(problem) ? 16 : 8;
-  const auto steps = [of_piece](std::int64_t count, std::int64_t stride) {
-    return static_cast<double>(std::max<std::int64_t>(count, 1) - 1) *
-           static_cast<double>(stride / of_piece);
-  };
-  return steps(problem.pages.count, layout.stride[0]) +
-             steps(problem.pages.size, layout.stride[2]) <
-         0x1p32;
 }
 
 /// The first of some tiles that holds a problem's head dims, or, where that is taller than its chunks, the last, which is
@@ -273,11 +261,7 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
       return refuse(why, "chunks of ", problem.chunk, " keys; takes ", tile.rows(), " and more");
     }
     if (build == Build::rows || build == Build::byte_rows) {
-      if (!counts_pieces(problem, problem.k) || !counts_pieces(problem, problem.v))
-        return refuse(
-            why, "pages of ", problem.pages.size,
-            " keys, of which the last begins 64 GiB behind the first; takes multiples of ",
-            kLeastBox, " there");
+      if (!counts_pieces(problem, why)) return false;
     } else if (problem.pages.used() && page_box(problem.pages.size, tile.keys) < kLeastBox) {
       return refuse(why, "pages of ", problem.pages.size, " keys",
                     build == Build::masked   ? " with an array mask"
@@ -561,11 +545,13 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     if (problem.softcap > 0.0f) {
       p.softcap_in = 2.0f / problem.softcap;
       p.softcap_out = problem.softcap * core::kLog2E;
+      p.cap = CapFacts::of(p.softcap_out);
     }
   } else if (d.config.general()) {
     const core::ScoreTransform transform = core::score_transform(problem);
     p.softcap_in = transform.scale;
     p.softcap_out = transform.cap;
+    p.cap = CapFacts::of(transform.cap);
   }
   if (d.config.has_mask()) {
     const auto& stride = problem.array_mask.stride;
@@ -580,6 +566,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
     p.mask.last_head = last_coordinate(problem.heads_q, stride[1]);
     p.mask.last_batch = last_coordinate(problem.batch, stride[0]);
   }
+  if (d.build == Build::rows || d.build == Build::byte_rows) p.rows = row_facts(problem);
   return p;
 }
 

@@ -11,6 +11,7 @@
 // Pages that are no multiple of 8 keys have builds that copy rows instead (RowReader).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/device/ptx_cp_async.cuh"
@@ -119,12 +120,18 @@ struct PageReader {
   }
 };
 
-/// Strides in elements, of pages and of rows, in pieces of 16 bytes.
-template <class ConfigOf>
-__device__ __forceinline__ PieceSteps piece_steps(std::int64_t page, std::int64_t row) {
-  constexpr int kOfPiece = ConfigOf::value.bytes ? 16 : 8;
-  return {static_cast<std::uint32_t>(page / kOfPiece), static_cast<std::uint32_t>(row / kOfPiece)};
-}
+/// Rows of a block that a warp copies: kRuns times kRun of them, from one run to the next kApart rows.
+template <int kRunRows, int kRunCount, int kRunsApart>
+struct RowShare {
+  static constexpr int kRun = kRunRows, kRuns = kRunCount, kApart = kRunsApart;
+  static constexpr int kRows = kRun * kRuns, kSets = (kRows + 31) / 32;
+  static_assert(32 % kRun == 0);
+
+  /// Of the set-th 32 rows the lane-th, counted from the first run's first.
+  __device__ static constexpr int row_of(int set, int lane) {
+    return (32 * set / kRun + lane / kRun) * kApart + lane % kRun;
+  }
+};
 
 /// How rows of a block lie in shared memory: [chunk][row][kRowBytes], of each the first kRowPieces pieces of 16 bytes.
 template <int kRowPieces, int kRowSize = 128, bool kIsSwizzled = true>
@@ -133,132 +140,148 @@ struct RowsInShared {
   static constexpr bool kSwizzled = kIsSwizzled;
 };
 
-/// Blocks of K and V out of pages of any size: every row by cp.async, 16 bytes a lane, as many rows at once as a
-/// warp has lanes for. A lane asks for the pages of its rows one block ahead and hands them out by shuffles. Rows that
-/// nobody sees are zeros, and their pages are not asked for. A stage is full when the copies of all lanes have arrived;
-/// the fence between them and wgmma is the consumers', since it would wait for all that the producer has under way.
-/// kWarps of them share a block.
-template <class ConfigOf, int kWarps = kRowWarps>
-struct RowReader {
-  static constexpr Config kConfig = ConfigOf::value;
-  static constexpr int kKeys = kConfig.keys, kEach = kKeys / (32 * kWarps);
-  static_assert(kKeys % (32 * kWarps) == 0);
+// Blocks of K and V out of pages of any size: every row by cp.async, 16 bytes a lane, as many rows at once as a warp has
+// lanes for. A lane asks for the pages of its rows one block ahead and hands out where they lie by shuffles. Rows that nobody
+// sees are zeros, and their pages are not asked for. A stage is full when the copies of all lanes have arrived; the fence
+// between them and wgmma is the consumers', since it would wait for all that the producer has under way.
+//
+// A warp alone issues an instruction every four or five clocks, so a block takes as long as it has instructions (ncu, H200,
+// 2026-11-29: 450 of them, 1,976 clocks, of which 923 were not copies'). What a block does not change is computed before it.
 
-  /// Of a lane: entries of the page table, as they stand there.
-  struct Pages {
-    int of[kEach] = {};
-  };
+/// Pages of a warp's rows.
+template <class ConfigOf, class Share>
+struct RowPages {
+  static constexpr int kKeys = ConfigOf::value.keys, kSets = Share::kSets;
 
   const Params& p;
   const ServingTile& tile;
-  const int part;  // of the warps that copy
-  Pages of_k, of_v, of_next;
+  const int own_row;  // of a block, this lane's of the first 32
+  const std::int32_t* table;
+  // Of the block that was asked for: the page as it stands there, and the row in it.
+  int page[kSets], row[kSets];
 
-  __device__ __forceinline__ RowReader(const Params& params, const ServingTile& at, int warp)
-      : p(params), tile(at), part(warp) {}
+  __device__ __forceinline__ RowPages(const Params& params, const ServingTile& at, int first_row)
+      : p(params), tile(at), own_row(first_row + Share::row_of(0, ptx::lane_id())) {}
 
-  /// The first of 32 rows of a block.
-  __device__ __forceinline__ int first_of(int i) const { return 32 * (kWarps * i + part); }
-
-  __device__ __forceinline__ Pages pages_of(int block) const {
-    const SequenceArrays& a = p.packed.arrays;
-    Pages pages;
+  __device__ __forceinline__ void begin(int block) {
+    table = p.packed.arrays.page_table + tile.entry * p.packed.arrays.page_row;
+    ask(block);
+  }
+  /// Instead of a row that nobody sees, for the nearest that somebody does.
+  __device__ __forceinline__ void ask(int block) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int row = block * kKeys + first_of(i) + ptx::lane_id();
-      if (is_seen(tile, row, 1))
-        pages.of[i] = a.page_table[tile.entry * a.page_row +
-                                   box_at(tile, row, a.page_size, p.serving.by_page).entry];
+    for (int i = 0; i < kSets; ++i) {
+      const int wanted = block * kKeys + own_row + Share::row_of(i, 0);
+      const PageBox at = box_at(tile, min(max(wanted, tile.cut), tile.extent.band.keys - 1),
+                                p.packed.arrays.page_size, p.serving.by_page);
+      page[i] = table[at.entry];
+      row[i] = at.row;
     }
-    return pages;
   }
-  __device__ __forceinline__ void begin(int block) { of_next = pages_of(block); }
-  /// K is at this block from here on.
-  __device__ __forceinline__ void step(int block) {
-    of_v = of_k;
-    of_k = of_next;
-    of_next = pages_of(block - 1);
+  /// Where the rows that were asked for lie.
+  struct Pieces {
+    std::uint32_t of[kSets];
+  };
+  __device__ __forceinline__ Pieces pieces(PieceSteps steps) const {
+    Pieces pieces;
+#pragma unroll
+    for (int i = 0; i < kSets; ++i)
+      pieces.of[i] =
+          piece_of_row(steps, min(max(page[i], 0), p.packed.arrays.pages - 1), row[i]);
+    return pieces;
   }
-  /// V is where K is.
-  __device__ __forceinline__ void catch_up() { of_v = of_k; }
+};
 
-  /// A block into a stage; `from` is the head's. Its arrival is the caller's.
-  template <class Rows>
-  __device__ __forceinline__ void copy(const void* from, PieceSteps steps, int columns, int block,
-                                       const Pages& pages, std::uint32_t to) const {
-    constexpr int kPieces = Rows::kPieces, kAtOnce = 32 / kPieces, kRowBytes = Rows::kRowBytes;
-    static_assert(32 % kPieces == 0, "a lane copies the same piece of every row");
-    // A copy keeps its registers for some 90 clocks: copies that reuse them one after the other took 5,900 for a block
-    // (H200, 2026-11-28). So addresses of several are at hand before the first is issued, and nothing in between is
-    // computed. Two warpgroups leave 40 registers.
-    constexpr int kMost = kConfig.warpgroups < 3 ? 4 : 8;
-    constexpr int kBatch = kMost < kPieces ? kMost : kPieces, kRows = kBatch * kAtOnce;
-    constexpr int kPlaces = !Rows::kSwizzled ? 1 : kRows < 8 ? kBatch : 8 / kAtOnce;
-    static_assert(kRows <= 32 && (kRows % 8 == 0 || kRows == 4));
-    const SequenceArrays& a = p.packed.arrays;
-    const int lane = ptx::lane_id(), piece = lane % kPieces, first = lane / kPieces;
+/// A lane's part in copies of rows that lie so in shared memory.
+template <class ConfigOf, class Share, class Rows>
+struct RowCopier {
+  static constexpr Config kConfig = ConfigOf::value;
+  static constexpr int kKeys = kConfig.keys, kRowBytes = Rows::kRowBytes;
+  static constexpr int kPieces = Rows::kPieces, kAtOnce = 32 / kPieces;
+  static_assert(32 % kPieces == 0, "a lane copies the same piece of every row");
+  using Pieces = typename RowPages<ConfigOf, Share>::Pieces;
+
+  const int first_row;        // of the first run
+  const int size;             // bytes of this lane's pieces: 16, fewer at a row's end, 0 beyond
+  const int in_source;        // from the row's first byte
+  const std::uint32_t in_stage;
+  const std::uint8_t* from;   // this lane's piece of the head's first row
+
+  __device__ __forceinline__ RowCopier(int first, int columns)
+      : first_row(first), size(size_of(columns)), in_source(size > 0 ? 16 * piece() : 0),
+        in_stage(piece() / Rows::kOfChunk * (kKeys * kRowBytes) + (first + row_of_lane()) * kRowBytes +
+                 turned(row_of_lane())) {}
+
+  __device__ __forceinline__ static int piece() { return ptx::lane_id() % kPieces; }
+  __device__ __forceinline__ static int row_of_lane() { return ptx::lane_id() / kPieces; }
+  __device__ __forceinline__ static int size_of(int columns) {
     // 16 bits come in rows of whole pieces.
-    const bool in_row = (kConfig.bytes ? 16 : 8) * piece < columns;
-    const int there = kConfig.bytes ? min(max(columns - 16 * piece, 0), 16) : 16;
-    const auto copy_piece = [&](std::uint32_t place, const std::uint8_t* at, bool keep) {
-      if constexpr (kConfig.bytes)
-        ptx::cp_async_16_part(place, at, keep ? there : 0);
-      else
-        ptx::cp_async_16(place, at, keep);
-    };
-    const auto* bytes = static_cast<const std::uint8_t*>(from) + (in_row ? 16 * piece : 0);
-    asm volatile("" : "+l"(bytes));  // one sum, not a sum for each row
-    const auto turned = [&](int row) {
-      return (piece % Rows::kOfChunk ^ (Rows::kSwizzled ? row : 0)) << 4;
-    };
-    // By row modulo 8, as the swizzle has it.
-    std::uint32_t place[kPlaces];
-#pragma unroll
-    for (int r = 0; r < kPlaces; ++r) {
-      place[r] = to + piece / Rows::kOfChunk * (kKeys * kRowBytes) +
-                 (first_of(0) + first) * kRowBytes + turned(r * kAtOnce + first);
-      asm volatile("" : "+r"(place[r]));
-    }
+    if constexpr (!kConfig.bytes) return 8 * piece() < columns ? 16 : 0;
+    return min(max(columns - 16 * piece(), 0), 16);
+  }
+  __device__ __forceinline__ static std::uint32_t turned(int row) {
+    return (piece() % Rows::kOfChunk ^ (Rows::kSwizzled ? row & 7 : 0)) << 4;
+  }
+
+  __device__ __forceinline__ void set_head(const void* head) {
+    from = static_cast<const std::uint8_t*>(head) + in_source;
+    asm volatile("" : "+l"(from));  // one sum, not a sum for each row
+  }
+
+  /// The first kRuns runs of a block, and of each the first kRun rows, into a stage. Its arrival is the caller's.
+  template <int kRun = Share::kRun, int kRuns = Share::kRuns>
+  __device__ __forceinline__ void copy(const ServingTile& tile, int block, const Pieces& pieces,
+                                       std::uint32_t stage) const {
+    static_assert(kRun <= Share::kRun && kRuns <= Share::kRuns);
+    // A copy keeps its registers for some 90 clocks: copies that reuse them one after the other took 5,900 for a block
+    // (H200, 2026-11-28). So addresses of several are at hand before the first is issued. Two warpgroups leave 40 registers.
+    constexpr int kMost = kConfig.warpgroups < 3 ? 4 : 8;
+    constexpr int kBatch = std::min({kMost, kPieces, kRun / kAtOnce});
+    static_assert(kRun % (kBatch * kAtOnce) == 0);
+    const std::uint32_t to = stage + in_stage;
+    // Of rows that are a multiple of kAtOnce behind a lane's first.
+    const auto turn = [](int further) { return Rows::kSwizzled ? further % 8 * 16 : 0; };
     // Rows that are there: all of most blocks.
     const int begin = tile.cut - block * kKeys, end = tile.extent.band.keys - block * kKeys;
     const bool whole = begin <= 0 && end >= kKeys;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int mine = block * kKeys + first_of(i) + lane;
-      const int page = min(max(pages.of[i], 0), a.pages - 1);
-      const std::uint32_t at =
-          piece_of_row(steps, page, box_at(tile, mine, a.page_size, p.serving.by_page).row);
+    for (int run = 0; run < kRuns; ++run) {
+      const std::uint32_t own = pieces.of[run * Share::kRun / 32];
+      const int of_run = run * Share::kRun % 32 + row_of_lane();  // the lane that knows
+      const auto source = [&](int further) {
+        return from + std::uint64_t{__shfl_sync(kFullWarp, own, of_run + further)} * 16;
+      };
       if (whole) {
+        // Rolled, or ptxas takes the same registers again.
 #pragma unroll 1
-        for (int batch = first; batch < 32; batch += kRows) {
+        for (int batch = 0; batch < kRun; batch += kBatch * kAtOnce) {
           const std::uint8_t* row_at[kBatch];
 #pragma unroll
-          for (int r = 0; r < kBatch; ++r)
-            row_at[r] = bytes + std::uint64_t{__shfl_sync(kFullWarp, at, batch + r * kAtOnce)} * 16;
+          for (int r = 0; r < kBatch; ++r) row_at[r] = source(batch + r * kAtOnce);
           __syncwarp();  // in front of which ptxas leaves them
+          const std::uint32_t row_to = to + (run * Share::kApart + batch) * kRowBytes;
 #pragma unroll
           for (int r = 0; r < kBatch; ++r)
-            copy_piece(place[r % kPlaces] + r * kAtOnce * kRowBytes, row_at[r], in_row);
-#pragma unroll
-          for (std::uint32_t& x : place)
-            x = (x + kRows * kRowBytes) ^ (Rows::kSwizzled && kRows % 8 != 0 ? 4 << 4 : 0);
-        }
-        if constexpr (kEach > 1) {
-#pragma unroll
-          for (std::uint32_t& x : place) x += 32 * (kWarps - 1) * kRowBytes;
+            copy_piece((row_to ^ turn(batch + r * kAtOnce)) + r * kAtOnce * kRowBytes, row_at[r],
+                       true);
         }
       } else {
 #pragma unroll 1
-        for (int r = 0; r < 32; r += kAtOnce) {
-          const int row = first_of(i) + r + first;
-          const std::uint32_t pieces = __shfl_sync(kFullWarp, at, r + first);
-          const std::uint32_t place_of_row =
-              to + piece / Rows::kOfChunk * (kKeys * kRowBytes) + row * kRowBytes + turned(row & 7);
-          copy_piece(place_of_row, bytes + std::uint64_t{pieces} * 16,
-                     in_row && row >= begin && row < end);
+        for (int r = 0; r < kRun; r += kAtOnce) {
+          const std::uint8_t* const at = source(r);
+          const int row = first_row + run * Share::kApart + r + row_of_lane();
+          copy_piece((to ^ turn(r)) + (run * Share::kApart + r) * kRowBytes, at,
+                     row >= begin && row < end);
         }
       }
     }
+  }
+  __device__ __forceinline__ void copy_piece(std::uint32_t to, const std::uint8_t* at,
+                                             bool keep) const {
+    if constexpr (kConfig.bytes)
+      ptx::cp_async_16_part(to, at, keep ? size : 0);
+    else
+      ptx::cp_async_16(to, at, keep && size > 0);
   }
 };
 

@@ -84,30 +84,6 @@ struct Producer {
     load_block<kVBytes, kVRowBytes>(v_map, shared.incoming_v(), shared.incoming_v_full(), v_stage,
                                     block, p.v_last_head, p.v_last_batch, v_rows());
   }
-  /// The same out of pages, row by row.
-  using Rows = RowReader<ConfigOf, kKeyWarps<ConfigOf>>;
-  __device__ __forceinline__ void load_k(int block, Rows& rows) {
-    rows.step(block);
-    ptx::mbarrier_wait(k_stage.empty(), k_stage.parity);
-    using Element = std::conditional_t<kConfig.bytes, std::uint8_t, std::uint16_t>;
-    const auto* const from =
-        static_cast<const Element*>(p.k) + min(kv_head, p.k_last_head) * p.k_head;
-    rows.template copy<RowsInShared<kConfig.head_dim * sizeof(Element) / 16>>(
-        from, piece_steps<ConfigOf>(p.k_batch, p.k_row), p.head_dim, block, rows.of_k,
-        shared.k + (k_stage.full - shared.k_full) / 8 * kConfig.k_bytes());
-    ptx::cp_async_arrive(k_stage.full);
-    k_stage.advance(shared.k_full);
-  }
-  __device__ __forceinline__ void load_v(int block, Rows& rows) {
-    ptx::mbarrier_wait(v_stage.empty(), v_stage.parity);
-    const auto* const from =
-        static_cast<const std::uint16_t*>(p.v) + min(kv_head, p.v_last_head) * p.v_head;
-    rows.template copy<RowsInShared<8 * kConfig.value_chunks()>>(
-        from, piece_steps<ConfigOf>(p.v_batch, p.v_row), p.serving.value_dim, block, rows.of_v,
-        shared.v + (v_stage.full - shared.v_full) / 8 * kConfig.v_bytes());
-    ptx::cp_async_arrive(v_stage.full);
-    v_stage.advance(shared.v_full);
-  }
   /// The same out of pages, in boxes.
   __device__ __forceinline__ void load_k(int block, PageReader<ConfigOf>& pages) {
     pages.step(block);
@@ -213,27 +189,65 @@ struct Producer {
     return more;
   }
 
-  /// All tiles, keys row by row, by one of kKeyWarps; the first copies Q as well. V of bytes is its decoders'.
-  __device__ __forceinline__ void run_rows(int part) {
-    Rows rows(p, tile, part);
+  // Row by row: a warp copies K, one V, and one the last quarter of both; of bytes one all of K, and V is its decoders'.
+  using AllRows = RowShare<16, kConfig.keys / 16, 16>;
+  using MostRows = RowShare<16, kConfig.keys / 16 * 3 / 4, 16>;
+  using LastRows = RowShare<16, kConfig.keys / 16 / 4, 16>;
+  using Element = std::conditional_t<kConfig.bytes, std::uint8_t, std::uint16_t>;
+  using KeyRows = RowsInShared<kConfig.head_dim * sizeof(Element) / 16>;
+  using ValueRows = RowsInShared<8 * kConfig.value_chunks()>;
+
+  /// Copies that arrive at a stage once that has room for them; the next one is at hand then.
+  template <class RingStage, class Copy>
+  __device__ __forceinline__ void fill(RingStage& stage, std::uint32_t first,
+                                       std::uint32_t ring_of_stages, int bytes, const Copy& copy) {
+    ptx::mbarrier_wait(stage.empty(), stage.parity);
+    const std::uint32_t full = uniform(stage.full);
+    copy(ring_of_stages + (full - first) / 8 * bytes);
+    ptx::cp_async_arrive(full);
+    stage.advance(first);
+  }
+  /// All tiles, of K, V or both the rows from `first` on; who has row 0 of K copies Q as well.
+  template <bool kKeys, bool kValues, class Share>
+  __device__ __forceinline__ void run_rows(int first) {
+    RowPages<ConfigOf, Share> pages(p, tile, first);
+    [[maybe_unused]] RowCopier<ConfigOf, Share, KeyRows> keys(first, p.head_dim);
+    [[maybe_unused]] RowCopier<ConfigOf, Share, ValueRows> values(first, p.serving.value_dim);
     bool more = find(0, tile);
     ptx::grid_dependency_wait();
     for (int step = 0; more; ++step) {
-      const int first_row = tile.index * kConfig.rows();
+      [[maybe_unused]] const int first_row = tile.index * kConfig.rows();
       const BlockRange blocks = blocks_of_tile<ConfigOf>(extent, tile.index);
       kv_head = uniform(tile.head / p.group);
-      if (blocks.end > blocks.begin) rows.begin(blocks.end - 1);
-      if (part == 0) load_q(step, first_row);
-      if (blocks.end > blocks.begin) {
-        load_k(blocks.end - 1, rows);
-#pragma unroll 1
-        for (int block = blocks.end - 1; block > blocks.begin; --block) {
-          load_k(block - 1, rows);
-          if constexpr (!kConfig.bytes) load_v(block, rows);
+      if (blocks.end > blocks.begin) pages.begin(blocks.end - 1);
+      if constexpr (kKeys) {
+        if constexpr (!kIsGrouped<ConfigOf>) {
+          if (first == 0) load_q(step, first_row);
         }
-        if constexpr (!kConfig.bytes) {
-          rows.catch_up();
-          load_v(blocks.begin, rows);
+        keys.set_head(static_cast<const Element*>(p.k) + min(kv_head, p.k_last_head) * p.k_head);
+      }
+      if constexpr (kValues)
+        values.set_head(static_cast<const Element*>(p.v) + min(kv_head, p.v_last_head) * p.v_head);
+      // Behind K by a block, as the consumers are.
+      constexpr int kBehind = kKeys && kValues;
+      [[maybe_unused]] typename decltype(pages)::Pieces of_v, of_next_v;
+#pragma unroll 1
+      for (int block = blocks.end - 1; block >= blocks.begin - kBehind; --block) {
+        if (!kBehind || block >= blocks.begin) {
+          [[maybe_unused]] const auto of_k = pages.pieces(p.rows.k);
+          of_next_v = pages.pieces(p.rows.v);
+          pages.ask(block - 1);
+          if constexpr (kKeys)
+            fill(k_stage, shared.k_full, shared.k, kConfig.k_bytes(),
+                 [&](std::uint32_t stage) { keys.copy(tile, block, of_k, stage); });
+        }
+        if constexpr (kValues) {
+          if constexpr (!kBehind) of_v = of_next_v;
+          if (block + kBehind < blocks.end)
+            fill(v_stage, shared.v_full, shared.v, kConfig.v_bytes(), [&](std::uint32_t stage) {
+              values.copy(tile, block + kBehind, of_v, stage);
+            });
+          of_v = of_next_v;
         }
       }
       more = find(step + 1, tile);
@@ -243,7 +257,7 @@ struct Producer {
 
   __device__ __forceinline__ void run() {
     if constexpr (kCopiesRows<ConfigOf>) {
-      run_rows(0);
+      run_rows<true, false, std::conditional_t<kConfig.bytes, AllRows, MostRows>>(0);
       if constexpr (kConfig.head_dim <= 128) ptx::grid_launch_dependents();
       return;
     }

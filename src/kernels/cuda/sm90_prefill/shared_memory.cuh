@@ -46,12 +46,12 @@ struct Stage {
 
 /// Warps that make fp16 of V's bytes.
 inline constexpr int kDecoders = 2;
-/// Warps that copy rows, of each 64 the first 32 and the others: one alone takes 3,500 clocks for a block, however few
-/// instructions it has for it (H200, 2026-11-28).
-inline constexpr int kRowWarps = 2;
-/// Of those, such as copy K: all of them, or the producer alone where decoders copy the bytes of V that they decode.
+/// Warps that copy rows, and those of them that copy K, or V, whose bytes are copied by their decoders. One alone takes
+/// 3,500 clocks for a block (H200, 2026-11-28).
 template <class ConfigOf>
-inline constexpr int kKeyWarps = ConfigOf::value.bytes ? 1 : kRowWarps;
+inline constexpr int kRowWarps = ConfigOf::value.bytes ? 1 : 3;
+template <class ConfigOf>
+inline constexpr int kRowWarpsOfOne = ConfigOf::value.bytes ? 1 : 2;
 
 /// Addresses of the first stages and barriers. "Full" barriers count TMA bytes; "empty" ones an
 /// arrival of each consumer warp.
@@ -98,12 +98,12 @@ struct SharedMemory {
       ptx::mbarrier_init(q_empty + 8 * i, 4);
     }
     for (int i = 0; i < kKStages; ++i) {
-      ptx::mbarrier_init(k_full + 8 * i, kCopiesRows<ConfigOf> ? 32 * kKeyWarps<ConfigOf> : 1);
+      ptx::mbarrier_init(k_full + 8 * i, kCopiesRows<ConfigOf> ? 32 * kRowWarpsOfOne<ConfigOf> : 1);
       ptx::mbarrier_init(k_empty + 8 * i, readers);
     }
     for (int i = 0; i < kVStages; ++i) {
       ptx::mbarrier_init(v_full + 8 * i, kConfig.bytes           ? kDecoders
-                                         : kCopiesRows<ConfigOf> ? 32 * kRowWarps
+                                         : kCopiesRows<ConfigOf> ? 32 * kRowWarpsOfOne<ConfigOf>
                                                                  : 1);
       ptx::mbarrier_init(v_empty + 8 * i, readers);
     }
@@ -186,7 +186,7 @@ struct TileRing {
   // Warps.
   static constexpr int kReaders = 1 + 4 * ConfigOf::value.warpgroups + (kMask ? 2 : 0) +
                                   (kBytes ? kDecoders : 0) +
-                                  (kCopiesRows<ConfigOf> ? kKeyWarps<ConfigOf> - 1 : 0);
+                                  (kCopiesRows<ConfigOf> ? kRowWarps<ConfigOf> - 1 : 0);
 
   std::uint32_t first;  // address
 

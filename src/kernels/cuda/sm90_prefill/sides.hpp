@@ -71,6 +71,36 @@ inline bool is_addressable(const Side& side, core::Choice choice, std::string* w
   return true;
 }
 
+/// Pages whose rows no box divides: they are copied one by one.
+inline bool has_rows_apart(const Problem& problem) {
+  return problem.pages.used() && problem.pages.size % prefill::kLeastBox != 0;
+}
+/// How they lie in pieces of 16 bytes; and whether 32 bits count those from the first page to the last row, else why not.
+inline prefill::RowFacts row_facts(const Problem& problem) {
+  const auto steps = [of_piece = static_cast<std::int64_t>(16 / size_of(problem.dtype))](
+                         const Layout& layout) {
+    return prefill::PieceSteps{static_cast<std::uint32_t>(layout.stride[0] / of_piece),
+                               static_cast<std::uint32_t>(layout.stride[2] / of_piece)};
+  };
+  return {steps(problem.k), steps(problem.v)};
+}
+inline bool counts_pieces(const Problem& problem, std::string* why) {
+  const auto of_piece = static_cast<std::int64_t>(16 / size_of(problem.dtype));
+  const auto steps = [of_piece](std::int64_t count, std::int64_t stride) {
+    return static_cast<double>(std::max<std::int64_t>(count, 1) - 1) *
+           static_cast<double>(stride / of_piece);
+  };
+  for (const Layout* layout : {&problem.k, &problem.v})
+    if (!(steps(problem.pages.count, layout->stride[0]) +
+              steps(problem.pages.size, layout->stride[2]) <
+          0x1p32))
+      return core::refuse(
+          why, "pages of ", problem.pages.size,
+          " keys, of which the last begins 64 GiB behind the first; takes multiples of ",
+          prefill::kLeastBox, " there");
+  return true;
+}
+
 /// The ragged map of one of a call's tensors, at `data`, in boxes of so many rows and columns. V of e4m3
 /// lies in shared memory as it lies in a row.
 inline bool make_map(KeptMap& kept, CUtensorMap* map, const std::array<Side, 4>& sides,

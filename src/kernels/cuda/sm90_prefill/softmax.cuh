@@ -69,26 +69,62 @@ struct OnlineSoftmax {
     return kConfig.has_mask() && top == -INFINITY ? 0.0f : top;
   }
 
-  /// The softcap of scores times `by`. Where a cap is there to be far away, which is where models put it, a warp sees no
-  /// score beyond half of it, and needs neither the exponential nor the division. Bits are the same either way.
+  /// The softcap of scores times `by`, and `more` of their rows. Where a cap is there to be far away, which is where models
+  /// put it, a warp sees no score beyond 0.45 of it, and needs neither the exponential nor the division. Bits are the same
+  /// either way.
   template <int kCount>
-  __device__ __forceinline__ void cap(float (&scores)[kCount], float by) const {
-    float most[4] = {};
+  __device__ __forceinline__ void cap(float (&scores)[kCount], float by,
+                                      const float (&more)[2]) const {
+    // So that a float is near where the highest bit of its exponent is clear: of many at once, where it is of their union.
+    const float in_units = by * (kLn2 / kNearOfCap);
+    std::uint32_t any = 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      scores[i] *= by;
-      most[i & 3] = fmaxf(most[i & 3], fabsf(scores[i]));
+      scores[i] *= in_units;
+      any |= __float_as_uint(scores[i]);
     }
-    const float largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-    if (__any_sync(kFullWarp, largest >= kNearOfSoftcap)) {
+    const auto near = [&](int i, float x) {
+      const float square = x * x;
+      float factor = p.cap.near[3];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) scores[i] = tanh_from_log2(scores[i]);
+      for (int k = 2; k >= 0; --k) factor = fmaf(factor, square, p.cap.near[k]);
+      return fmaf(factor, x, more[i >> 1 & 1]);
+    };
+    if (__any_sync(kFullWarp, (any & 0x40000000) != 0)) {
+      // cap - 2 cap / (e^2x + 1)
+      const float minus_two = -2.0f * p.softcap_out;
+      const float ends[2] = {p.softcap_out + more[0], p.softcap_out + more[1]};
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float x = scores[i];
+        const float part = reciprocal_fast(1.0f + exp2_fast(x * (kNearOfCap / kLn2)));
+        const float far = fmaf(part, minus_two, ends[i >> 1 & 1]), close = near(i, x);
+        scores[i] = fabsf(x) < 2.0f ? close : far;
+      }
     } else {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) scores[i] = tanh_near(scores[i]);
+      for (int i = 0; i < kCount; ++i) scores[i] = near(i, scores[i]);
     }
+  }
+  /// What a score is multiplied by before it is capped.
+  __device__ __forceinline__ float into_cap() const {
+    if constexpr (kConfig.bytes)
+      return before.tile.scale * p.softcap_in;
+    else
+      return p.softcap_in;
+  }
+
+  /// The same where there may be no softcap.
+  template <int kCount>
+  __device__ __forceinline__ void cap_or_scale(float (&scores)[kCount],
+                                               const float (&more)[2]) const {
+    if (kConfig.packed || p.softcap_out > 0.0f) {
+      cap(scores, into_cap(), more);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) scores[i] *= p.softcap_out;
+      for (int i = 0; i < kCount; ++i)
+        scores[i] = fmaf(scores[i], p.scale_log2, more[i >> 1 & 1]);
+    }
   }
 
   /// Scores as the softmax wants them, in units of log2 after one multiplication by `scale`.
@@ -97,15 +133,8 @@ struct OnlineSoftmax {
     if constexpr (kConfig.bytes && kIsGrouped<ConfigOf>) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) scores[i] *= before.tile.row_factor[i >> 1 & 1];
-    } else if constexpr (kGeneral && kConfig.bytes) {
-      cap(scores, before.tile.scale * p.softcap_in);
     } else if constexpr (kGeneral) {
-      if (kConfig.packed || p.softcap_out > 0.0f) {
-        cap(scores, p.softcap_in);
-      } else {
-#pragma unroll
-        for (float& x : scores) x *= p.scale_log2;
-      }
+      cap_or_scale(scores, {0.0f, 0.0f});
     }
   }
 
@@ -168,17 +197,22 @@ struct OnlineSoftmax {
       block_sum[1] = part[2] + part[3];
     }
   }
-  /// The same of scale * scores - base, with the bases that are there.
+  /// The same of scale * scores - base, with the bases that are there; of scores as products left them, where
+  /// Features::general has its say.
   template <int kCount>
   __device__ __forceinline__ void exponentiate(float (&scores)[kCount],
                                                float (&block_sum)[2]) const {
     const float base0 = base_of(top[0]), base1 = base_of(top[1]);
+    if constexpr (kGeneral) {
+      cap_or_scale(scores, {-base0, -base1});
+    } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if constexpr (kNatural)
-        scores[i] = (scores[i] - (i & 2 ? base1 : base0)) * scale;
-      else
-        scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
+      for (int i = 0; i < kCount; ++i) {
+        if constexpr (kNatural)
+          scores[i] = (scores[i] - (i & 2 ? base1 : base0)) * scale;
+        else
+          scores[i] = fmaf(scores[i], scale, i & 2 ? -base1 : -base0);
+      }
     }
     weigh(scores, block_sum);
   }

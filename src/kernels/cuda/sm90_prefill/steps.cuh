@@ -160,7 +160,7 @@ __device__ __forceinline__ void Consumer<T, ConfigOf>::step(
   give_turn();
   ptx::wgmma_wait<1>();
   ptx::pin_registers(s);
-  rows.transform(s);
+  if constexpr (kExact || !kConfig.general()) rows.transform(s);
   bool rescale = true;
   if constexpr (kConfig.has_mask()) add_mask();
   if constexpr (kExact) {
