@@ -146,6 +146,10 @@ constexpr std::array kFitted{
     Fitted{3.0, 0.0074, 3.2, 0.0042, 4.9, {0.0172, 0.026, 0.036}},
     Fitted{4.4, 0.0114, 0.0, 0.0, 5.1, {0.024, 0.040, 0.040}},
 };
+/// Pages that no box of 8 keys divides: prefill's loop copies their rows one by one.
+bool has_rows_apart(const Problem& p) { return p.pages.used() && p.pages.size % 8 != 0; }
+// A key of a tile then takes so much longer: 1,32/8,8/4096,128 bf16 48 us, 1,32/8,8/1024,128 16 (H200, 2026-11-29).
+constexpr double kRowsApart = 1.45;
 constexpr double kBytesOfMicrosecond = 4.2e6;
 // Out of pages, with one tile of a few queries an SM: 32,8/4,1/8192,256 bf16 in pages of 16 took
 // prefill's loop 228 us, decode 121 (H200, 2026-11-23).
@@ -183,11 +187,15 @@ struct FewQueries {
   double others() const {
     if (tile() < 2 && small_beats_prefill(p, facts, choice))
       return fitted().small_start + keys() * fitted().small_key;
+    return prefill();
+  }
+  double prefill() const {
     const double waves = std::max(1.0, static_cast<double>(tiles(p, choice, 128)) /
                                            static_cast<double>(facts.multiprocessors));
     const double tile_start = 0.3 * static_cast<double>(tile() + 1);
     const double rate = p.pages.used() ? kBytesOfMicrosecondInPages : kBytesOfMicrosecond;
-    return std::max(fitted().start - tile_start + waves * (keys() * fitted().key + tile_start),
+    const double key = fitted().key * (has_rows_apart(p) ? kRowsApart : 1.0);
+    return std::max(fitted().start - tile_start + waves * (keys() * key + tile_start),
                     bytes() / rate + 1.0);
   }
   double decode() const {
@@ -282,9 +290,6 @@ bool dense_fp8_takes(const Problem& p) {
          p.softcap == 0.0f;
 }
 
-/// Pages that no box of 8 keys divides: prefill's loop copies their rows one by one.
-bool has_rows_apart(const Problem& p) { return p.pages.used() && p.pages.size % 8 != 0; }
-
 // e4m3 with lengths or pages. cuda.sm90.fp8_serving has tiles of 128 rows of a head and walks over all of its
 // keys; decode has up to 32 rows of a group, splits the keys, and leaves out rows that are not there: of a
 // batch of single tokens and a few longer sequences their mean says more than the longest. Pages of 16, one
@@ -297,11 +302,14 @@ bool has_rows_apart(const Problem& p) { return p.pages.used() && p.pages.size % 
 //   64,32/8,16/1024,128                      190    170
 //   16,8/8,64/4096,64                        121    37
 //
-// Pages that are no multiple of 8 keys cost it 1.2 to 1.4 times as much (docs/kernels/sm90-fp8-serving.md), decode
+// Pages that are no multiple of 8 keys cost it 1.1 to 1.4 times as much (docs/kernels/sm90-fp8-serving.md), decode
 // nothing: with that the last rows of a group in this table are decode's too [estimated].
 bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t rows = mean_queries(p, choice) * (p.heads_q / p.heads_kv);
   const std::int64_t most_of_a_group = has_rows_apart(p) ? 64 : 32;
+  // Few keys: 4,32/8,8/512,128 in pages of one key 23 us and 12 (H200, 2026-11-29).
+  const FewQueries few{p, facts, choice};
+  if (rows > 16 && few.prefill() < few.decode()) return false;
   return !fills_half(p, facts, choice) || rows <= (p.heads_q > p.heads_kv ? most_of_a_group : 16);
 }
 
@@ -329,6 +337,22 @@ bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::
 //   8,32/8,64/8192,128           –      58     81              –      57     70
 //   1,32/8,128/32768,128         –      385    126             –      344    116
 //   8,32/8,256/8192,128          –      165    194             –      140    169
+//
+// Pages of one key (H200, 2026-11-29; others are packed and fp8_serving):
+//
+//   16,32/8,16/8192,128          308    361    177            317    381   135
+//   16,32/8,8/8192,128           163    361    169            169    382   129
+//   16,32/8,6/8192,128           160    361    168            165    381   128
+//   1,32/8,8/32768,128           52     391    55             54     391   45
+//   1,32/8,8/4096,128            21     48     23             20     50    20
+//   1,32/8,8/1024,128            18     16     22             19     16    19
+//   4,32/8,8/512,128             24     12     22             23     12    20
+//   16,64/8,8/8192,64            210    569    103            224    533   87
+//   64,32/8,16/1024,128          170    210    107            193    204   90
+//   16,32/8,32/8192,128          –      390    210            –      378   164
+//   8,32/8,64/8192,128           –      201    198            –      193   163
+//   1,32/8,128/32768,128         –      515    171            –      472   146
+//   32,96/8,4/8192,128           581    2098   314            606    2228  240
 bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t group = p.heads_q / p.heads_kv, keys = tile_keys(p, p.seq_q);
   const std::int64_t rows = mean_queries(p, choice) * group;
@@ -337,8 +361,10 @@ bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice
   if (p.dtype != DType::e4m3 && rows <= 32) {
     // A few heads of few keys: what it takes to begin and to join is 1 to 2 us more than decode's. Dense it was not
     // timed beside decode.
-    if (dense || (p.batch * p.heads_kv <= 8 && keys < 2048)) return false;
+    if (dense || has_rows_apart(p) || (p.batch * p.heads_kv <= 8 && keys < 2048)) return false;
   }
+  // It takes 18 us and more to begin and to join.
+  if (!dense && FewQueries{p, facts, choice}.prefill() < 15.0) return false;
   // Dense, cuda.sm90.small has two CTAs for 64 rows: 1,32/8,16/8192,128 25 us and 36, 1,8/8,64/8192,64 19 and 27, but
   // 1,32/8,64/4096,128 31 and 20, 1,16/16,128/8192,64 32 and 27; 1,32/8,128/32768,128 126, 141, and prefill
   // 360 (H100, 2026-11-27).
@@ -347,7 +373,7 @@ bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice
         core::ceil_div(p.seq_q * group, std::int64_t{128}) * p.heads_kv * p.batch;
     return few_tiles && keys >= 8192 && keys >= 1024 * all && p.accuracy != Accuracy::fast;
   }
-  return (group > 1 && p.seq_q <= 32) || (few_tiles && keys >= 2048);
+  return (group > 1 && p.seq_q <= (has_rows_apart(p) ? 64 : 32)) || (few_tiles && keys >= 2048);
 }
 
 }  // namespace
@@ -442,10 +468,7 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   if (apart)
     return {kBehindServing,
             "behind others where they take the problem: from 17 rows on they are faster"};
-  // cuda.sm90.packed copies pages that are no multiple of 8 keys row by row, 1,760 clocks for 64 of them (H200,
-  // 2026-11-28), and cuda.sm90.grouped refuses them; this looks every row's page up as it is.
-  if (has_rows_apart(p)) return {kDecode};
-  if (few.decode() < few.others()) return {kDecode};
+  if (few.decode() < (has_rows_apart(p) ? few.prefill() : few.others())) return {kDecode};
   // Each block of rows reads the keys again.
   if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)
     return {kBehindServing, "behind others, which read the keys once for all rows"};

@@ -122,24 +122,33 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   EXPECT_EQ(explain(paged, facts_, options_).chosen, kDecode);
   paged.pages = {};
   EXPECT_EQ(explain(paged, facts_, options_).chosen, kDecode);
-  // Some queries over pages of one key as well, which the others copy row by row or refuse; more do not.
-  Problem apart = make_problem(16, 32, 8, 16, 8192, 128, DType::bf16);
-  apart.sequences.used_kv = true;
-  apart.pages = {.size = 1, .count = 16 * 8192, .row_stride = 8192};
-  apart.k = apart.v = dense_layout(Order::bhsd, apart.pages.count, 8, 1, 128);
-  EXPECT_EQ(explain(apart, facts_, options_).chosen, kDecode);
-  apart.seq_q = 17;
-  apart.q = apart.o = dense_layout(Order::bhsd, 16, 32, 17, 128);
-  EXPECT_EQ(explain(apart, facts_, options_).chosen, "cuda.sm90.packed");
-  // In e4m3 too, but for heads without a group, whose rows a tile reads once.
-  for (const std::int64_t heads_kv : {4, 8, 32}) {
-    Problem bytes = make_problem(16, 32, heads_kv, 64 * heads_kv / 32, 8192, 128, DType::e4m3);
-    bytes.sequences.used_kv = true;
-    bytes.pages = {.size = 1, .count = 16 * 8192, .row_stride = 8192};
-    bytes.k = bytes.v = dense_layout(Order::bhsd, bytes.pages.count, heads_kv, 1, 128);
-    EXPECT_EQ(explain(bytes, facts_, options_).chosen,
-              heads_kv == 32 ? "cuda.sm90.fp8_serving" : kDecode);
-  }
+  // Some queries over pages of one key: the fastest of the table, few keys in one tile of a head.
+  const auto apart = [&](DType dtype, std::int64_t batch, std::int64_t heads_q,
+                         std::int64_t heads_kv, std::int64_t queries, std::int64_t keys) {
+    Problem p = make_problem(batch, heads_q, heads_kv, queries, keys, 128, dtype);
+    p.sequences.used_kv = true;
+    p.pages = {.size = 1, .count = batch * keys, .row_stride = keys};
+    p.k = p.v = dense_layout(Order::bhsd, p.pages.count, heads_kv, 1, 128);
+    return explain(p, facts_, options_).chosen;
+  };
+  constexpr const char* kGrouped = "cuda.sm90.grouped";
+  constexpr const char* kBytes = "cuda.sm90.fp8_serving";
+  EXPECT_EQ(apart(DType::bf16, 16, 32, 8, 16, 8192), kGrouped);
+  EXPECT_EQ(apart(DType::bf16, 16, 32, 8, 8, 8192), kDecode);
+  EXPECT_EQ(apart(DType::bf16, 1, 32, 8, 8, 32768), kDecode);
+  EXPECT_EQ(apart(DType::bf16, 1, 32, 8, 8, 1024), kPacked);
+  EXPECT_EQ(apart(DType::bf16, 4, 32, 8, 8, 512), kPacked);
+  EXPECT_EQ(apart(DType::bf16, 64, 32, 8, 16, 1024), kGrouped);
+  EXPECT_EQ(apart(DType::bf16, 1, 32, 8, 128, 32768), kGrouped);
+  EXPECT_EQ(apart(DType::e4m3, 16, 32, 8, 16, 8192), kGrouped);
+  EXPECT_EQ(apart(DType::e4m3, 16, 32, 8, 6, 8192), kGrouped);
+  EXPECT_EQ(apart(DType::e4m3, 1, 32, 8, 8, 1024), kBytes);
+  EXPECT_EQ(apart(DType::e4m3, 4, 32, 8, 8, 512), kBytes);
+  EXPECT_EQ(apart(DType::e4m3, 8, 32, 8, 64, 8192), kGrouped);
+  EXPECT_EQ(apart(DType::e4m3, 16, 32, 8, 2, 8192), kDecode);
+  // Heads without a group, whose rows a tile reads once, and more queries.
+  EXPECT_EQ(apart(DType::e4m3, 16, 32, 32, 64, 8192), kBytes);
+  EXPECT_EQ(apart(DType::bf16, 8, 32, 8, 256, 8192), kPacked);
   // Where dense ones go to the small kernel, which takes no lengths.
   for (const std::int64_t batch : {1, 8}) {
     Problem few = make_problem(batch, 32, 8, 1, 512, 128, DType::bf16);

@@ -66,6 +66,7 @@ SUITES = {
         "16x64/8x8/8192x64 pages=16 used-kv lengths=log-uniform:512 sinks causal",  # gpt-oss
         "16x32/8x8/8192x128 pages=16 used-kv lengths=log-uniform:512 causal", "1x32/8x8/32768x128 pages=16 used-kv lengths=full causal",
         "8x32/8x64/8192x128 pages=64 used-kv lengths=log-uniform:512 causal", "1x32/8x128/32768x128 pages=64 used-kv lengths=full causal",
+        "16x32/8x16/8192x128 pages=1 used-kv lengths=log-uniform:512 causal",  # SGLang's pages
     ],
     "masks": [
         "8x16x1024x64 mask=bool:bqk", "8x16x1024x64 mask=narrow:hqk", "4x16x2048x64 mask=bool:bk", "4x16x2048x128 mask=bool:bqk",

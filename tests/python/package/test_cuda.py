@@ -196,16 +196,10 @@ def test_hidden_keys_and_other_rows_do_not_move_a_softcaps_bits(width):
     assert all(torch.equal(x, y) for x, y in zip(want, run()))
 
 
-@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Hopper's kernels")
-@pytest.mark.parametrize("page", [1, 5, 12, 100])
-@pytest.mark.parametrize("width, width_v", [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)])
-@pytest.mark.parametrize("dtype, error", [*TYPES, (torch.float8_e4m3fn, 2e-3)])
-def test_prompts_over_pages_of_any_size_have_hoppers_kernel(dtype, error, width, width_v, page):
-    """Keys of three sequences in pages in a random order, NaN in every row that is nobody's."""
-    bytes_of = dtype == torch.float8_e4m3fn
-    if bytes_of and width_v == 40:
-        width_v = 48  # rows of 16 bytes
-    rows, lengths = 150, [331, 150, 202]
+def over_pages(dtype, rows, width, width_v, page, heads=4):
+    """Keys of three sequences in pages in a random order, NaN in every row that is nobody's: q, k, v, the words of the call,
+    and what is expected of each sequence, O and LSE."""
+    lengths = [331, 150, 202]
     entries = -(-max(lengths) // page)
     generator = torch.Generator().manual_seed(page)
     table = torch.randperm(3 * entries + 5, generator=generator)[:3 * entries].view(3, entries).int()
@@ -215,21 +209,49 @@ def test_prompts_over_pages_of_any_size_have_hoppers_kernel(dtype, error, width,
         for b, x in enumerate(sequences):
             for j in range(x.shape[1]):
                 pool[table[b, j // page], :, j % page] = x[:, j]
-    q = torch.randn(3, 4, rows, width, generator=generator).to("cuda", dtype)
-    k, v = (x.to("cuda", dtype) for x in pools)
+    q = torch.randn(3, heads, rows, width, generator=generator).to("cuda", dtype)
     table = torch.where(torch.arange(entries)[None] * page < torch.tensor(lengths)[:, None], table, 1 << 30).int()
     words = dict(causal=True, align="bottom_right", used_kv=torch.tensor(lengths, dtype=torch.int32, device="cuda"), page_table=table.cuda(), max_kv=max(lengths))
+    wanted = [reference.attention(q[b:b + 1].float().cpu().numpy(), keys[0][b][None].numpy(), keys[1][b][None].numpy(), right=0, bottom_right=True)
+              for b in range(3)]
+    return q, *(x.to("cuda", dtype) for x in pools), words, wanted
+
+
+PAGED_TYPES = pytest.mark.parametrize("dtype, error", [*TYPES, (torch.float8_e4m3fn, 2e-3)])
+HOPPERS = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Hopper's kernels")
+
+
+@HOPPERS
+@pytest.mark.parametrize("page", [1, 5, 12, 100])
+@pytest.mark.parametrize("width, width_v", [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)])
+@PAGED_TYPES
+def test_prompts_over_pages_of_any_size_have_hoppers_kernel(dtype, error, width, width_v, page):
+    bytes_of = dtype == torch.float8_e4m3fn
+    if bytes_of and width_v == 40:
+        width_v = 48  # rows of 16 bytes
+    q, k, v, words, wanted = over_pages(dtype, 150, width, width_v, page)
     variant = "cuda.sm90.fp8_serving" if bytes_of else "cuda.sm90.packed"
     asked = {**words, "variant": variant}
     assert greenfast.explain(q, k, v, **words).variant == variant
     out = greenfast.attention(q, k, v, **asked)
     # Above head dim 160 an LSE of sums of e4m3 products is too coarse to be given.
     lse = None if bytes_of and width > 160 else greenfast.attention(q, k, v, return_lse=True, **asked)[1]
-    for b in range(3):
-        want, want_lse = reference.attention(q[b:b + 1].float().cpu().numpy(), keys[0][b][None].numpy(), keys[1][b][None].numpy(), right=0, bottom_right=True)
+    for b, (want, want_lse) in enumerate(wanted):
         np.testing.assert_allclose(out[b:b + 1].float().cpu(), want, atol=error)
         if lse is not None:
             np.testing.assert_allclose(lse[b:b + 1].cpu(), want_lse, atol=10 * error if bytes_of else error)
+
+
+@HOPPERS
+@pytest.mark.parametrize("page", [1, 7, 12])
+@pytest.mark.parametrize("width, width_v", [(64, 64), (128, 128), (80, 48)])
+@PAGED_TYPES
+def test_the_heads_of_a_group_over_pages_of_any_size(dtype, error, width, width_v, page):
+    q, k, v, words, wanted = over_pages(dtype, 11, width, width_v, page, heads=16)
+    out, lse = greenfast.attention(q, k, v, return_lse=True, variant="cuda.sm90.grouped", **words)
+    for b, (want, want_lse) in enumerate(wanted):
+        np.testing.assert_allclose(out[b:b + 1].float().cpu(), want, atol=error)
+        np.testing.assert_allclose(lse[b:b + 1].cpu(), want_lse, atol=10 * error if dtype == torch.float8_e4m3fn else error)
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "activate_flash_attention_impl"), reason="torch 2.10 has the registry first")

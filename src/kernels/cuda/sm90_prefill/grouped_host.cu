@@ -146,8 +146,9 @@ Plan plan(const Problem& problem, const DeviceFacts& facts, core::Choice choice)
         std::min({most, ceil_div(blocks, std::int64_t{kLeastPart}), std::int64_t{d.ctas}}));
   // Instantiated in sources of their own, so named by hand; tests compare it with the cubins.
   const char* type = is_bytes(problem) ? "__half" : type_name(problem.dtype);
-  result.kernel = core::concat("prefill::prefill_kernel<", type, ", Grouped",
-                               d.by_rows ? "RowByRow" : "", "<", type, ", ", d.tile, ", ", is_bytes(problem) ? "true" : "false", ">>");
+  result.kernel =
+      core::concat("prefill::prefill_kernel<", type, ", Grouped", d.by_rows ? "RowByRow" : "", "<",
+                   type, ", ", d.tile, ", ", is_bytes(problem) ? "true" : "false", ">>");
   result.note = d.parts ? "parts of keys by the lengths on the device, merged by a second kernel"
                         : "keys in one part";
   return result;
@@ -162,11 +163,11 @@ using ByBuild = std::array<std::array<std::array<Of, kTypes>, 2>, kGroupedTiles>
 
 template <int kTile>
 std::array<std::array<const void*, kTypes>, 2> entries_of() {
-  return {{{grouped_entry<__half, kTile, false>(), grouped_entry<__nv_bfloat16, kTile, false>(),
-            grouped_entry<__half, kTile, true>()},
-           {grouped_row_entry<__half, kTile, false>(),
-            grouped_row_entry<__nv_bfloat16, kTile, false>(),
-            grouped_row_entry<__half, kTile, true>()}}};
+  return {
+      {{grouped_entry<__half, kTile, false>(), grouped_entry<__nv_bfloat16, kTile, false>(),
+        grouped_entry<__half, kTile, true>()},
+       {grouped_row_entry<__half, kTile, false>(), grouped_row_entry<__nv_bfloat16, kTile, false>(),
+        grouped_row_entry<__half, kTile, true>()}}};
 }
 std::size_t type_of(DType dtype) { return dtype == DType::f16 ? 0 : dtype == DType::bf16 ? 1 : 2; }
 const void* kernel_of(DType dtype, const Decision& d) {

@@ -186,8 +186,7 @@ struct RowPages {
     Pieces pieces;
 #pragma unroll
     for (int i = 0; i < kSets; ++i)
-      pieces.of[i] =
-          piece_of_row(steps, min(max(page[i], 0), p.packed.arrays.pages - 1), row[i]);
+      pieces.of[i] = piece_of_row(steps, min(max(page[i], 0), p.packed.arrays.pages - 1), row[i]);
     return pieces;
   }
 };
@@ -201,16 +200,18 @@ struct RowCopier {
   static_assert(32 % kPieces == 0, "a lane copies the same piece of every row");
   using Pieces = typename RowPages<ConfigOf, Share>::Pieces;
 
-  const int first_row;        // of the first run
-  const int size;             // bytes of this lane's pieces: 16, fewer at a row's end, 0 beyond
-  const int in_source;        // from the row's first byte
+  const int first_row;  // of the first run
+  const int size;       // bytes of this lane's pieces: 16, fewer at a row's end, 0 beyond
+  const int in_source;  // from the row's first byte
   const std::uint32_t in_stage;
-  const std::uint8_t* from;   // this lane's piece of the head's first row
+  const std::uint8_t* from;  // this lane's piece of the head's first row
 
   __device__ __forceinline__ RowCopier(int first, int columns)
-      : first_row(first), size(size_of(columns)), in_source(size > 0 ? 16 * piece() : 0),
-        in_stage(piece() / Rows::kOfChunk * (kKeys * kRowBytes) + (first + row_of_lane()) * kRowBytes +
-                 turned(row_of_lane())) {}
+      : first_row(first),
+        size(size_of(columns)),
+        in_source(size > 0 ? 16 * piece() : 0),
+        in_stage(piece() / Rows::kOfChunk * (kKeys * kRowBytes) +
+                 (first + row_of_lane()) * kRowBytes + turned(row_of_lane())) {}
 
   __device__ __forceinline__ static int piece() { return ptx::lane_id() % kPieces; }
   __device__ __forceinline__ static int row_of_lane() { return ptx::lane_id() / kPieces; }

@@ -244,9 +244,8 @@ struct Producer {
         if constexpr (kValues) {
           if constexpr (!kBehind) of_v = of_next_v;
           if (block + kBehind < blocks.end)
-            fill(v_stage, shared.v_full, shared.v, kConfig.v_bytes(), [&](std::uint32_t stage) {
-              values.copy(tile, block + kBehind, of_v, stage);
-            });
+            fill(v_stage, shared.v_full, shared.v, kConfig.v_bytes(),
+                 [&](std::uint32_t stage) { values.copy(tile, block + kBehind, of_v, stage); });
           of_v = of_next_v;
         }
       }

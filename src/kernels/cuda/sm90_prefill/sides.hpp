@@ -77,11 +77,11 @@ inline bool has_rows_apart(const Problem& problem) {
 }
 /// How they lie in pieces of 16 bytes; and whether 32 bits count those from the first page to the last row, else why not.
 inline prefill::RowFacts row_facts(const Problem& problem) {
-  const auto steps = [of_piece = static_cast<std::int64_t>(16 / size_of(problem.dtype))](
-                         const Layout& layout) {
-    return prefill::PieceSteps{static_cast<std::uint32_t>(layout.stride[0] / of_piece),
-                               static_cast<std::uint32_t>(layout.stride[2] / of_piece)};
-  };
+  const auto steps =
+      [of_piece = static_cast<std::int64_t>(16 / size_of(problem.dtype))](const Layout& layout) {
+        return prefill::PieceSteps{static_cast<std::uint32_t>(layout.stride[0] / of_piece),
+                                   static_cast<std::uint32_t>(layout.stride[2] / of_piece)};
+      };
   return {steps(problem.k), steps(problem.v)};
 }
 inline bool counts_pieces(const Problem& problem, std::string* why) {

@@ -122,8 +122,7 @@ struct OnlineSoftmax {
       cap(scores, into_cap(), more);
     } else {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        scores[i] = fmaf(scores[i], p.scale_log2, more[i >> 1 & 1]);
+      for (int i = 0; i < kCount; ++i) scores[i] = fmaf(scores[i], p.scale_log2, more[i >> 1 & 1]);
     }
   }
 

@@ -47,6 +47,16 @@ TEST_F(GroupedPlan, OnePartNeedsNoScratch) {
   EXPECT_EQ(plan_of(paged(4, 16, 8192, DType::bf16)).splits, 5);
 }
 
+TEST_F(GroupedPlan, PagesThatNoBoxDividesAreCopiedRowByRow) {
+  for (const std::int64_t page : {1, 7, 12, 100})
+    EXPECT_EQ(plan_of(paged(4, 16, 8400, DType::bf16, 32, page)).kernel,
+              "prefill::prefill_kernel<__nv_bfloat16, GroupedRowByRow<__nv_bfloat16, 1, false>>");
+  EXPECT_EQ(plan_of(paged(4, 16, 8400, DType::e4m3, 32, 1)).kernel,
+            "prefill::prefill_kernel<__half, GroupedRowByRow<__half, 1, true>>");
+  EXPECT_EQ(plan_of(paged(4, 16, 8192, DType::f16, 32, 8)).kernel,
+            "prefill::prefill_kernel<__half, Grouped<__half, 1, false>>");
+}
+
 TEST_F(GroupedPlan, EveryTileFitsItsMachine) {
   for (const bool bytes : {false, true})
     for (std::size_t tile = 0; tile < cuda::prefill::kGroupedTiles; ++tile)
@@ -58,8 +68,10 @@ TEST_F(GroupedPlan, RefusesByName) {
   EXPECT_EQ(refusal(p), "accepted");
   p.softcap = 30.0f;
   EXPECT_NE(refusal(p).find("softcap"), std::string::npos) << refusal(p);
+  // Pieces of 16 bytes from the first page to the last are counted in 32 bits.
   p = paged(4, 16, 8184, DType::bf16, 32, 12);
-  EXPECT_NE(refusal(p).find("pages of 12"), std::string::npos) << refusal(p);
+  p.k.stride[0] = std::int64_t{1} << 33;
+  EXPECT_NE(refusal(p).find("64 GiB"), std::string::npos) << refusal(p);
   p = make_problem(2, 8, 2, 16, 300, 256, DType::bf16);
   EXPECT_NE(refusal(p).find("head dim 256"), std::string::npos) << refusal(p);
   p = make_problem(2, 8, 2, 200, 300, 128, DType::bf16);
@@ -79,7 +91,8 @@ TEST_F(GroupedPlan, SelectionGivesItWhatItIsFastestAt) {
   EXPECT_EQ(chosen(paged(1, 16, 8192, DType::bf16)), kGrouped);
   EXPECT_EQ(chosen(paged(32, 4, 8192, DType::bf16, 96)), kGrouped);
   EXPECT_EQ(chosen(paged(16, 8, 8192, DType::bf16)), kGrouped);
-  EXPECT_EQ(chosen(paged(4, 8, 512, DType::bf16)), kGrouped);
+  EXPECT_EQ(chosen(paged(4, 8, 512, DType::bf16)), "cuda.sm90.packed");  // few keys
+  EXPECT_EQ(chosen(paged(4, 8, 512, DType::e4m3)), "cuda.sm90.fp8_serving");
   EXPECT_EQ(chosen(paged(1, 8, 4096, DType::bf16)), kGrouped);
   EXPECT_EQ(chosen(paged(1, 8, 2048, DType::bf16)), kGrouped);
   EXPECT_EQ(chosen(paged(1, 8, 2048, DType::e4m3)), kGrouped);
