@@ -182,7 +182,10 @@ Status check_scores(const Problem& p) {
   if (!(p.softcap >= 0.0f && p.softcap <= kLargest))
     return invalid("softcap is ", p.softcap,
                    ": it must be 0 (off) or positive, finite and at most 2^126");
-  if (p.softcap > 0.0f && !(p.softcap >= 0x1p-126f && std::fabs(p.scale / p.softcap) <= kLargest))
+  // Hopper's kernels count scores in units of 0.225 of the cap.
+  constexpr float kLargestQuotient = 0x1p125f;
+  if (p.softcap > 0.0f &&
+      !(p.softcap >= 0x1p-126f && std::fabs(p.scale / p.softcap) <= kLargestQuotient))
     return invalid("softcap ", p.softcap, " is too small for scale ", p.scale,
                    ": their quotient overflows fp32; use 0 to turn it off, or a larger one");
   if (p.mask.alignment != Alignment::top_left && p.mask.alignment != Alignment::bottom_right)

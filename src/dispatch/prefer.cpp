@@ -148,8 +148,9 @@ constexpr std::array kFitted{
 };
 /// Pages that no box of 8 keys divides: prefill's loop copies their rows one by one.
 bool has_rows_apart(const Problem& p) { return p.pages.used() && p.pages.size % 8 != 0; }
-// A key of a tile then takes so much longer: 1,32/8,8/4096,128 bf16 48 us, 1,32/8,8/1024,128 16 (H200, 2026-11-29).
-constexpr double kRowsApart = 1.45;
+// A key of a tile then takes so much longer, by head dims: 16,64/8,8/8192,64 569 us, 1,32/8,8/4096,128 48,
+// 4,16/8,1024/4096,256 385 where dense keys take 244 (bf16, H200, 2026-11-29).
+constexpr std::array kRowsApart{2.0, 1.45, 1.6};
 constexpr double kBytesOfMicrosecond = 4.2e6;
 // Out of pages, with one tile of a few queries an SM: 32,8/4,1/8192,256 bf16 in pages of 16 took
 // prefill's loop 228 us, decode 121 (H200, 2026-11-23).
@@ -194,7 +195,7 @@ struct FewQueries {
                                            static_cast<double>(facts.multiprocessors));
     const double tile_start = 0.3 * static_cast<double>(tile() + 1);
     const double rate = p.pages.used() ? kBytesOfMicrosecondInPages : kBytesOfMicrosecond;
-    const double key = fitted().key * (has_rows_apart(p) ? kRowsApart : 1.0);
+    const double key = fitted().key * (has_rows_apart(p) ? kRowsApart[tile()] : 1.0);
     return std::max(fitted().start - tile_start + waves * (keys() * key + tile_start),
                     bytes() / rate + 1.0);
   }
@@ -303,7 +304,7 @@ bool dense_fp8_takes(const Problem& p) {
 //   16,8/8,64/4096,64                        121    37
 //
 // Pages that are no multiple of 8 keys cost it 1.1 to 1.4 times as much (docs/kernels/sm90-fp8-serving.md), decode
-// nothing: with that the last rows of a group in this table are decode's too [estimated].
+// nothing: where cuda.sm90.grouped does not take them, up to 64 rows are decode's [estimated].
 bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::Choice choice) {
   const std::int64_t rows = mean_queries(p, choice) * (p.heads_q / p.heads_kv);
   const std::int64_t most_of_a_group = has_rows_apart(p) ? 64 : 32;
@@ -338,7 +339,7 @@ bool decode_beats_fp8_serving(const Problem& p, const DeviceFacts& facts, core::
 //   1,32/8,128/32768,128         –      385    126             –      344    116
 //   8,32/8,256/8192,128          –      165    194             –      140    169
 //
-// Pages of one key (H200, 2026-11-29; others are packed and fp8_serving):
+// Pages of one key, all sequences as long as the longest (H200, 2026-11-29; others are packed and fp8_serving):
 //
 //   16,32/8,16/8192,128          308    361    177            317    381   135
 //   16,32/8,8/8192,128           163    361    169            169    382   129
@@ -363,8 +364,10 @@ bool grouped_is_fastest(const Problem& p, const DeviceFacts& facts, core::Choice
     // timed beside decode.
     if (dense || has_rows_apart(p) || (p.batch * p.heads_kv <= 8 && keys < 2048)) return false;
   }
-  // It takes 18 us and more to begin and to join.
-  if (!dense && FewQueries{p, facts, choice}.prefill() < 15.0) return false;
+  // To begin and to join takes it some 16 us, more than cuda.sm90.packed and its kin for e4m3 need for few keys. They
+  // take what has an output of its type.
+  const bool others_take = p.dtype == DType::e4m3 || p.out_dtype == p.dtype;
+  if (!dense && others_take && FewQueries{p, facts, choice}.prefill() < 15.0) return false;
   // Dense, cuda.sm90.small has two CTAs for 64 rows: 1,32/8,16/8192,128 25 us and 36, 1,8/8,64/8192,64 19 and 27, but
   // 1,32/8,64/4096,128 31 and 20, 1,16/16,128/8192,64 32 and 27; 1,32/8,128/32768,128 126, 141, and prefill
   // 360 (H100, 2026-11-27).
@@ -468,7 +471,11 @@ core::Preference cuda_sm90_decode(const Problem& p, const DeviceFacts& facts, co
   if (apart)
     return {kBehindServing,
             "behind others where they take the problem: from 17 rows on they are faster"};
-  if (few.decode() < (has_rows_apart(p) ? few.prefill() : few.others())) return {kDecode};
+  // With a softcap nobody else has such pages, and what batch_invariant may know of the batch, one entry, is too little
+  // to say that others are faster.
+  const bool rows_apart = has_rows_apart(p);
+  if (rows_apart && (p.softcap > 0.0f || choice.batch_invariant)) return {kDecode};
+  if (few.decode() < (rows_apart ? few.prefill() : few.others())) return {kDecode};
   // Each block of rows reads the keys again.
   if (few.row_blocks() > 1 && few.items() > 2 * facts.multiprocessors)
     return {kBehindServing, "behind others, which read the keys once for all rows"};

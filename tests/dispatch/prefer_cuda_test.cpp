@@ -24,8 +24,8 @@ constexpr const char* kDecode = "cuda.sm90.decode";
 class CudaSelection : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* id :
-         {kSmall, kMma, kPrefill, kDecode, kPacked, "cuda.sm80.serving", "cuda.sm80.decode"}) {
+    for (const char* id : {kSmall, kMma, kPrefill, kDecode, kPacked, "cuda.sm80.serving",
+                           "cuda.sm80.decode", "cuda.sm90.grouped", "cuda.sm90.fp8_serving"}) {
       const auto all = variants();
       const auto row = std::find_if(all.begin(), all.end(),
                                     [&](const VariantInfo& info) { return info.id == id; });
@@ -123,13 +123,17 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   paged.pages = {};
   EXPECT_EQ(explain(paged, facts_, options_).chosen, kDecode);
   // Some queries over pages of one key: the fastest of the table, few keys in one tile of a head.
-  const auto apart = [&](DType dtype, std::int64_t batch, std::int64_t heads_q,
-                         std::int64_t heads_kv, std::int64_t queries, std::int64_t keys) {
-    Problem p = make_problem(batch, heads_q, heads_kv, queries, keys, 128, dtype);
+  const auto over_rows = [](DType dtype, std::int64_t batch, std::int64_t heads_q,
+                            std::int64_t heads_kv, std::int64_t queries, std::int64_t keys,
+                            std::int64_t dim = 128) {
+    Problem p = make_problem(batch, heads_q, heads_kv, queries, keys, dim, dtype);
     p.sequences.used_kv = true;
     p.pages = {.size = 1, .count = batch * keys, .row_stride = keys};
-    p.k = p.v = dense_layout(Order::bhsd, p.pages.count, heads_kv, 1, 128);
-    return explain(p, facts_, options_).chosen;
+    p.k = p.v = dense_layout(Order::bhsd, p.pages.count, heads_kv, 1, dim);
+    return p;
+  };
+  const auto apart = [&](auto... sizes) {
+    return explain(over_rows(sizes...), facts_, options_).chosen;
   };
   constexpr const char* kGrouped = "cuda.sm90.grouped";
   constexpr const char* kBytes = "cuda.sm90.fp8_serving";
@@ -149,6 +153,24 @@ TEST_F(CudaSelection, WhatServingAsksForIsTakenByDecodePackedOrServing) {
   // Heads without a group, whose rows a tile reads once, and more queries.
   EXPECT_EQ(apart(DType::e4m3, 16, 32, 32, 64, 8192), kBytes);
   EXPECT_EQ(apart(DType::bf16, 8, 32, 8, 256, 8192), kPacked);
+  EXPECT_EQ(apart(DType::bf16, 16, 64, 8, 8, 8192, 64), kGrouped);
+  EXPECT_EQ(apart(DType::bf16, 1, 32, 8, 8, 1536, 64), kDecode);
+  EXPECT_EQ(apart(DType::bf16, 4, 16, 8, 1024, 4096, 256), kPacked);
+  // What the others refuse stays with decode: a softcap there; and few keys go to them only where they may be known to be faster.
+  Problem capped = over_rows(DType::bf16, 64, 32, 8, 16, 256);
+  capped.softcap = 30.0f;
+  EXPECT_EQ(explain(capped, facts_, options_).chosen, kDecode);
+  options_.batch_invariant = true;
+  EXPECT_EQ(apart(DType::bf16, 64, 32, 8, 8, 512), kDecode);
+  options_.batch_invariant = false;
+  // An output of another type is grouped's or decode's, whoever is fast.
+  Problem wide = make_problem(4, 32, 8, 8, 512, 128, DType::bf16);
+  wide.sequences.used_kv = true;
+  wide.pages = {.size = 16, .count = 128, .row_stride = 32};
+  wide.k = wide.v = dense_layout(Order::bhsd, 128, 8, 16, 128);
+  EXPECT_EQ(explain(wide, facts_, options_).chosen, kPacked);
+  wide.out_dtype = DType::f32;
+  EXPECT_EQ(explain(wide, facts_, options_).chosen, kGrouped);
   // Where dense ones go to the small kernel, which takes no lengths.
   for (const std::int64_t batch : {1, 8}) {
     Problem few = make_problem(batch, 32, 8, 1, 512, 128, DType::bf16);

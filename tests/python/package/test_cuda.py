@@ -194,6 +194,11 @@ def test_hidden_keys_and_other_rows_do_not_move_a_softcaps_bits(width):
         assert torch.equal(x[:, :, :30], y[:, :, :30]) and not torch.equal(x[:, :, 30:], y[:, :, 30:])
     k[:, :, 30] = far
     assert all(torch.equal(x, y) for x, y in zip(want, run()))
+    # One row of a warp's, in blocks that every row sees whole.
+    q[1, :, 250] *= 100.0
+    others = torch.arange(300, device="cuda") != 250
+    for x, y in zip(want, run()):
+        assert torch.equal(x[:, :, others], y[:, :, others]) and not torch.equal(x[1, :, 250], y[1, :, 250])
 
 
 def over_pages(dtype, rows, width, width_v, page, heads=4):
@@ -245,9 +250,10 @@ def test_prompts_over_pages_of_any_size_have_hoppers_kernel(dtype, error, width,
 @HOPPERS
 @pytest.mark.parametrize("page", [1, 7, 12])
 @pytest.mark.parametrize("width, width_v", [(64, 64), (128, 128), (80, 48)])
+@pytest.mark.parametrize("rows", [5, 11])  # of 8 heads: warpgroups alternate, or share a tile
 @PAGED_TYPES
-def test_the_heads_of_a_group_over_pages_of_any_size(dtype, error, width, width_v, page):
-    q, k, v, words, wanted = over_pages(dtype, 11, width, width_v, page, heads=16)
+def test_the_heads_of_a_group_over_pages_of_any_size(dtype, error, rows, width, width_v, page):
+    q, k, v, words, wanted = over_pages(dtype, rows, width, width_v, page, heads=16)
     out, lse = greenfast.attention(q, k, v, return_lse=True, variant="cuda.sm90.grouped", **words)
     for b, (want, want_lse) in enumerate(wanted):
         np.testing.assert_allclose(out[b:b + 1].float().cpu(), want, atol=error)

@@ -115,7 +115,8 @@ __device__ __forceinline__ void copy_and_decode_values(const Params& p,
   constexpr Config kConfig = ConfigOf::value;
   constexpr int kStages = kConfig.raw_stages, kStageBytes = kConfig.raw_bytes();
   const DecodedPart<ConfigOf> own(part);
-  using Share = RowShare<32, DecodedPart<ConfigOf>::kOwn / 32, 32>;
+  using Share = typename RowShares<kConfig.keys>::Half;
+  static_assert(Share::kRows == DecodedPart<ConfigOf>::kOwn);
   const bool leader = ptx::lane_id() == 0;
   Stage<kConfig.v_stages> decoded(shared.v_full, 1);
   TileOf<ConfigOf> tile;

@@ -94,7 +94,10 @@ bool supports(const Problem& problem, const DeviceFacts& facts, core::Choice cho
       return refuse(why, facts.shared_per_block, " bytes of shared memory for a block: needs ",
                     needed);
   }
-  if (why != nullptr) *why = "the heads of a group in one tile, keys in parts: TMA, wgmma";
+  if (why != nullptr)
+    *why = has_rows_apart(problem)
+               ? "the heads of a group in one tile, keys in parts: pages row by row, wgmma"
+               : "the heads of a group in one tile, keys in parts: TMA, wgmma";
   return true;
 }
 

@@ -8,7 +8,7 @@
 // begins with hidden ones cannot be cut off by a map: that box, one of a sequence, is copied by all
 // lanes.
 //
-// Pages that are no multiple of 8 keys have builds that copy rows instead (RowReader).
+// Pages that are no multiple of 8 keys have builds that copy rows instead (RowPages, RowCopier).
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "kernels/cuda/device/ptx_mbarrier.cuh"
 #include "kernels/cuda/device/ptx_tma.cuh"
 #include "kernels/cuda/sm90_prefill/config.hpp"
+#include "kernels/cuda/sm90_prefill/row_copies.hpp"
 #include "kernels/cuda/sm90_prefill/shared_memory.cuh"
 
 namespace greenfast::cuda::prefill {
@@ -120,26 +121,6 @@ struct PageReader {
   }
 };
 
-/// Rows of a block that a warp copies: kRuns times kRun of them, from one run to the next kApart rows.
-template <int kRunRows, int kRunCount, int kRunsApart>
-struct RowShare {
-  static constexpr int kRun = kRunRows, kRuns = kRunCount, kApart = kRunsApart;
-  static constexpr int kRows = kRun * kRuns, kSets = (kRows + 31) / 32;
-  static_assert(32 % kRun == 0);
-
-  /// Of the set-th 32 rows the lane-th, counted from the first run's first.
-  __device__ static constexpr int row_of(int set, int lane) {
-    return (32 * set / kRun + lane / kRun) * kApart + lane % kRun;
-  }
-};
-
-/// How rows of a block lie in shared memory: [chunk][row][kRowBytes], of each the first kRowPieces pieces of 16 bytes.
-template <int kRowPieces, int kRowSize = 128, bool kIsSwizzled = true>
-struct RowsInShared {
-  static constexpr int kPieces = kRowPieces, kRowBytes = kRowSize, kOfChunk = kRowSize / 16;
-  static constexpr bool kSwizzled = kIsSwizzled;
-};
-
 // Blocks of K and V out of pages of any size: every row by cp.async, 16 bytes a lane, as many rows at once as a warp has
 // lanes for. A lane asks for the pages of its rows one block ahead and hands out where they lie by shuffles. Rows that nobody
 // sees are zeros, and their pages are not asked for. A stage is full when the copies of all lanes have arrived; the fence
@@ -196,8 +177,7 @@ template <class ConfigOf, class Share, class Rows>
 struct RowCopier {
   static constexpr Config kConfig = ConfigOf::value;
   static constexpr int kKeys = kConfig.keys, kRowBytes = Rows::kRowBytes;
-  static constexpr int kPieces = Rows::kPieces, kAtOnce = 32 / kPieces;
-  static_assert(32 % kPieces == 0, "a lane copies the same piece of every row");
+  static constexpr int kPieces = Rows::kPieces, kAtOnce = Rows::kAtOnce;
   using Pieces = typename RowPages<ConfigOf, Share>::Pieces;
 
   const int first_row;  // of the first run
@@ -210,8 +190,8 @@ struct RowCopier {
       : first_row(first),
         size(size_of(columns)),
         in_source(size > 0 ? 16 * piece() : 0),
-        in_stage(piece() / Rows::kOfChunk * (kKeys * kRowBytes) +
-                 (first + row_of_lane()) * kRowBytes + turned(row_of_lane())) {}
+        in_stage(Rows::chunk_place(kKeys, piece()) + (first + row_of_lane()) * kRowBytes +
+                 Rows::in_row(row_of_lane(), piece())) {}
 
   __device__ __forceinline__ static int piece() { return ptx::lane_id() % kPieces; }
   __device__ __forceinline__ static int row_of_lane() { return ptx::lane_id() / kPieces; }
@@ -220,35 +200,28 @@ struct RowCopier {
     if constexpr (!kConfig.bytes) return 8 * piece() < columns ? 16 : 0;
     return min(max(columns - 16 * piece(), 0), 16);
   }
-  __device__ __forceinline__ static std::uint32_t turned(int row) {
-    return (piece() % Rows::kOfChunk ^ (Rows::kSwizzled ? row & 7 : 0)) << 4;
-  }
-
   __device__ __forceinline__ void set_head(const void* head) {
     from = static_cast<const std::uint8_t*>(head) + in_source;
     asm volatile("" : "+l"(from));  // one sum, not a sum for each row
   }
 
-  /// The first kRuns runs of a block, and of each the first kRun rows, into a stage. Its arrival is the caller's.
-  template <int kRun = Share::kRun, int kRuns = Share::kRuns>
+  /// A block's rows into a stage. Its arrival is the caller's.
   __device__ __forceinline__ void copy(const ServingTile& tile, int block, const Pieces& pieces,
                                        std::uint32_t stage) const {
-    static_assert(kRun <= Share::kRun && kRuns <= Share::kRuns);
+    constexpr int kRun = Share::kRun;
     // A copy keeps its registers for some 90 clocks: copies that reuse them one after the other took 5,900 for a block
     // (H200, 2026-11-28). So addresses of several are at hand before the first is issued. Two warpgroups leave 40 registers.
     constexpr int kMost = kConfig.warpgroups < 3 ? 4 : 8;
     constexpr int kBatch = std::min({kMost, kPieces, kRun / kAtOnce});
     static_assert(kRun % (kBatch * kAtOnce) == 0);
     const std::uint32_t to = stage + in_stage;
-    // Of rows that are a multiple of kAtOnce behind a lane's first.
-    const auto turn = [](int further) { return Rows::kSwizzled ? further % 8 * 16 : 0; };
     // Rows that are there: all of most blocks.
     const int begin = tile.cut - block * kKeys, end = tile.extent.band.keys - block * kKeys;
     const bool whole = begin <= 0 && end >= kKeys;
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      const std::uint32_t own = pieces.of[run * Share::kRun / 32];
-      const int of_run = run * Share::kRun % 32 + row_of_lane();  // the lane that knows
+    for (int run = 0; run < Share::kRuns; ++run) {
+      const std::uint32_t own = pieces.of[run * kRun / 32];
+      const int of_run = run * kRun % 32 + row_of_lane();  // the lane that knows
       const auto source = [&](int further) {
         return from + std::uint64_t{__shfl_sync(kFullWarp, own, of_run + further)} * 16;
       };
@@ -263,15 +236,15 @@ struct RowCopier {
           const std::uint32_t row_to = to + (run * Share::kApart + batch) * kRowBytes;
 #pragma unroll
           for (int r = 0; r < kBatch; ++r)
-            copy_piece((row_to ^ turn(batch + r * kAtOnce)) + r * kAtOnce * kRowBytes, row_at[r],
-                       true);
+            copy_piece((row_to ^ Rows::turn(batch + r * kAtOnce)) + r * kAtOnce * kRowBytes,
+                       row_at[r], true);
         }
       } else {
 #pragma unroll 1
         for (int r = 0; r < kRun; r += kAtOnce) {
           const std::uint8_t* const at = source(r);
           const int row = first_row + run * Share::kApart + r + row_of_lane();
-          copy_piece((to ^ turn(r)) + (run * Share::kApart + r) * kRowBytes, at,
+          copy_piece((to ^ Rows::turn(r)) + (run * Share::kApart + r) * kRowBytes, at,
                      row >= begin && row < end);
         }
       }

@@ -189,10 +189,10 @@ struct Producer {
     return more;
   }
 
-  // Row by row: a warp copies K, one V, and one the last quarter of both; of bytes one all of K, and V is its decoders'.
-  using AllRows = RowShare<16, kConfig.keys / 16, 16>;
-  using MostRows = RowShare<16, kConfig.keys / 16 * 3 / 4, 16>;
-  using LastRows = RowShare<16, kConfig.keys / 16 / 4, 16>;
+  // Row by row.
+  using AllRows = typename RowShares<kConfig.keys>::All;
+  using MostRows = typename RowShares<kConfig.keys>::Most;
+  using LastRows = typename RowShares<kConfig.keys>::Last;
   using Element = std::conditional_t<kConfig.bytes, std::uint8_t, std::uint16_t>;
   using KeyRows = RowsInShared<kConfig.head_dim * sizeof(Element) / 16>;
   using ValueRows = RowsInShared<8 * kConfig.value_chunks()>;
@@ -210,6 +210,7 @@ struct Producer {
   /// All tiles, of K, V or both the rows from `first` on; who has row 0 of K copies Q as well.
   template <bool kKeys, bool kValues, class Share>
   __device__ __forceinline__ void run_rows(int first) {
+    static_assert(kConfig.keys % 64 == 0);  // or quarters are no runs of 16
     RowPages<ConfigOf, Share> pages(p, tile, first);
     [[maybe_unused]] RowCopier<ConfigOf, Share, KeyRows> keys(first, p.head_dim);
     [[maybe_unused]] RowCopier<ConfigOf, Share, ValueRows> values(first, p.serving.value_dim);

@@ -53,8 +53,8 @@ inline constexpr int kRowWarps = ConfigOf::value.bytes ? 1 : 3;
 template <class ConfigOf>
 inline constexpr int kRowWarpsOfOne = ConfigOf::value.bytes ? 1 : 2;
 
-/// Addresses of the first stages and barriers. "Full" barriers count TMA bytes; "empty" ones an
-/// arrival of each consumer warp.
+/// Addresses of the first stages and barriers. "Full" barriers count TMA bytes, or lanes whose copies of
+/// rows have arrived; "empty" ones an arrival of each consumer warp.
 template <class ConfigOf>
 struct SharedMemory {
   static constexpr Config kConfig = ConfigOf::value;

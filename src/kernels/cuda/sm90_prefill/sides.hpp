@@ -75,7 +75,7 @@ inline bool is_addressable(const Side& side, core::Choice choice, std::string* w
 inline bool has_rows_apart(const Problem& problem) {
   return problem.pages.used() && problem.pages.size % prefill::kLeastBox != 0;
 }
-/// How they lie in pieces of 16 bytes; and whether 32 bits count those from the first page to the last row, else why not.
+/// How they lie, in pieces of 16 bytes.
 inline prefill::RowFacts row_facts(const Problem& problem) {
   const auto steps =
       [of_piece = static_cast<std::int64_t>(16 / size_of(problem.dtype))](const Layout& layout) {
@@ -84,6 +84,7 @@ inline prefill::RowFacts row_facts(const Problem& problem) {
       };
   return {steps(problem.k), steps(problem.v)};
 }
+/// Whether 32 bits count those from the first page to the last row; else why not.
 inline bool counts_pieces(const Problem& problem, std::string* why) {
   const auto of_piece = static_cast<std::int64_t>(16 / size_of(problem.dtype));
   const auto steps = [of_piece](std::int64_t count, std::int64_t stride) {

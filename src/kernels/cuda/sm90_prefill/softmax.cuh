@@ -69,7 +69,7 @@ struct OnlineSoftmax {
     return kConfig.has_mask() && top == -INFINITY ? 0.0f : top;
   }
 
-  /// The softcap of scores times `by`, and `more` of their rows. Where a cap is there to be far away, which is where models
+  /// The softcap of scores times `by`, plus `more` of their rows, as minus their bases, in the same FMA. Where a cap is there to be far away, which is where models
   /// put it, a warp sees no score beyond 0.45 of it, and needs neither the exponential nor the division. Bits are the same
   /// either way.
   template <int kCount>
