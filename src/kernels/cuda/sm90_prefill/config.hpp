@@ -401,6 +401,12 @@ struct Params {
   ByteFacts bytes;
   GroupedFacts grouped;
   RowFacts rows;
+
+  void set_softcap(float in, float out) {
+    softcap_in = in;
+    softcap_out = out;
+    cap = CapFacts::of(out);
+  }
 };
 static_assert((offsetof(Params, mask) + offsetof(MaskFacts, map)) % 64 == 0);
 

@@ -156,9 +156,7 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.lse = problem.lse ? tensors.lse : nullptr;
   if (problem.softcap > 0.0f) {
     const core::ScoreTransform transform = core::score_transform(problem);
-    p.softcap_in = transform.scale;
-    p.softcap_out = transform.cap;
-    p.cap = CapFacts::of(transform.cap);
+    p.set_softcap(transform.scale, transform.cap);
   }
   p.o = tensors.o;
   p.o_batch = problem.o.stride[0];

@@ -542,16 +542,11 @@ Params make_params(const Problem& problem, const Tensors& tensors, const Decisio
   p.packed.sorted = problem.batch <= kMostSorted;
   if (d.config.bytes) {
     p.bytes.o_aligned = o_is_aligned(problem, choice);
-    if (problem.softcap > 0.0f) {
-      p.softcap_in = 2.0f / problem.softcap;
-      p.softcap_out = problem.softcap * core::kLog2E;
-      p.cap = CapFacts::of(p.softcap_out);
-    }
+    if (problem.softcap > 0.0f)
+      p.set_softcap(2.0f / problem.softcap, problem.softcap * core::kLog2E);
   } else if (d.config.general()) {
     const core::ScoreTransform transform = core::score_transform(problem);
-    p.softcap_in = transform.scale;
-    p.softcap_out = transform.cap;
-    p.cap = CapFacts::of(transform.cap);
+    p.set_softcap(transform.scale, transform.cap);
   }
   if (d.config.has_mask()) {
     const auto& stride = problem.array_mask.stride;

@@ -193,8 +193,8 @@ struct RowCopier {
         in_stage(Rows::chunk_place(kKeys, piece()) + (first + row_of_lane()) * kRowBytes +
                  Rows::in_row(row_of_lane(), piece())) {}
 
-  __device__ __forceinline__ static int piece() { return ptx::lane_id() % kPieces; }
-  __device__ __forceinline__ static int row_of_lane() { return ptx::lane_id() / kPieces; }
+  __device__ __forceinline__ static int piece() { return Rows::piece_of(ptx::lane_id()); }
+  __device__ __forceinline__ static int row_of_lane() { return Rows::row_of(ptx::lane_id()); }
   __device__ __forceinline__ static int size_of(int columns) {
     // 16 bits come in rows of whole pieces.
     if constexpr (!kConfig.bytes) return 8 * piece() < columns ? 16 : 0;

@@ -46,8 +46,8 @@ struct RowsInShared {
   }
 };
 
-/// Who copies what of blocks of so many keys, a multiple of 64. Of 16 bits a warp copies K, one V, and one the last quarter of both; of bytes one
-/// all of K, and V is its decoders', half each.
+/// Who copies what of blocks of so many keys, a multiple of 64. Of 16 bits a warp copies K, one V, and one the last quarter
+/// of both; of bytes one all of K, and V is its decoders', half each.
 template <int kKeys>
 struct RowShares {
   using All = RowShare<16, kKeys / 16, 16>;

@@ -69,9 +69,9 @@ struct OnlineSoftmax {
     return kConfig.has_mask() && top == -INFINITY ? 0.0f : top;
   }
 
-  /// The softcap of scores times `by`, plus `more` of their rows, as minus their bases, in the same FMA. Where a cap is there to be far away, which is where models
-  /// put it, a warp sees no score beyond 0.45 of it, and needs neither the exponential nor the division. Bits are the same
-  /// either way.
+  /// The softcap of scores times `by`, plus `more` of their rows, as minus their bases, in the same FMA. Where a cap is there
+  /// to be far away, which is where models put it, a warp sees no score beyond 0.45 of it, and needs neither the exponential
+  /// nor the division. Bits are the same either way.
   template <int kCount>
   __device__ __forceinline__ void cap(float (&scores)[kCount], float by,
                                       const float (&more)[2]) const {
